@@ -44,7 +44,7 @@ class _Model(Struct, frozen=True, forbid_unknown_fields=True):
     config: dict[str, Any]
 
 
-class _File(_Version, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _PlanDocument(_Version, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: _Model
     cluster: dict[str, Any]
     workload: dict[str, Any]
@@ -130,7 +130,7 @@ def plan_file_from_dict(values: Mapping[str, Any], where: str) -> PlanFile:
         raise InputError(
             f"{where}: schema_version = {version}; this version of shardplan reads {SCHEMA_VERSION}"
         )
-    file = convert(values, _File, where)
+    file = convert(values, _PlanDocument, where)
     model = model_spec(file.model.config, name=file.model.name, where=f"{where}: model: config")
     workload = Workload.from_dict(file.workload, f"{where}: workload")
     if file.software not in (known := profile_names()):

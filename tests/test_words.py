@@ -91,6 +91,16 @@ def test_public_names_use_words_of_the_field(package: str) -> None:
     assert offending(package) == []
 
 
+def test_no_two_classes_share_a_name() -> None:
+    found: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for module in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(str(module.relative_to(ROOT)))
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
 def test_the_glossary_has_about_sixty_terms() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]

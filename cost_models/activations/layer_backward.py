@@ -87,7 +87,7 @@ def norm_working_bytes(
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _BackwardTerms:
     """Terms of the points of one layer's backward pass, under every plan of a table."""
 
     model: ModelSpec
@@ -177,7 +177,7 @@ def backward_points(
 
     ``everything``: bytes a token that the layer saved; ``trained``: without frozen weights.
     """
-    layer = _Layer(model, kind, trained, workload, software, table)
+    layer = _BackwardTerms(model, kind, trained, workload, software, table)
     hidden, norm, turned, by_mlp = layer.hidden, layer.norm, layer.turned, _by_mlp(layer)
     by_core, whole = _by_core(layer, by_mlp)
     behind = (norm if kind.norms_after else 0.0 * norm) + layer.mask
@@ -201,7 +201,7 @@ def backward_points(
     return [point._replace(freed=np.clip(point.freed, 0.0, everything)) for point in found]
 
 
-def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[BackwardPoint]:
+def _mlp(layer: _BackwardTerms, by_mlp: Real, behind: Real) -> list[BackwardPoint]:
     """Return the points inside the MLP; ``behind``: freed bytes that were saved behind it."""
     feed_forward, compute, tensor = layer.kind.feed_forward, layer.compute, layer.tensor
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
@@ -252,7 +252,7 @@ def _mlp(layer: _Layer, by_mlp: Real, behind: Real) -> list[BackwardPoint]:
     return found
 
 
-def _columns(layer: _Layer, outputs: Real, largest: Real, *, alone: bool) -> Real:
+def _columns(layer: _BackwardTerms, outputs: Real, largest: Real, *, alone: bool) -> Real:
     """Bytes a token of the backward pass of matrices that share an input.
 
     outputs + 2 c h + c h / t   with sp: the gathered input, its gradient, this rank's part of that
@@ -265,7 +265,7 @@ def _columns(layer: _Layer, outputs: Real, largest: Real, *, alone: bool) -> Rea
     return np.where(layer.tensor > 1.0, outputs + whole + gathered, one_rank)
 
 
-def _queries(layer: _Layer) -> Real:
+def _queries(layer: _BackwardTerms) -> Real:
     """Bytes a token of the backward pass of the attention's first matrices (``_columns``)."""
     attention, each = layer.kind.attention, layer.compute / layer.tensor
     queries = each * attention.num_heads * attention.head_dim
@@ -273,7 +273,7 @@ def _queries(layer: _Layer) -> Real:
     return _columns(layer, queries + keys, queries, alone=False)
 
 
-def _mixture(layer: _Layer, by_mlp: Real, behind: Real) -> list[BackwardPoint]:
+def _mixture(layer: _BackwardTerms, by_mlp: Real, behind: Real) -> list[BackwardPoint]:
     """Return the points around routed experts; none in a dense layer."""
     feed_forward, compute, table = layer.kind.feed_forward, layer.compute, layer.table
     if not feed_forward.num_experts:
@@ -318,12 +318,12 @@ def _matrices(trained: LayerKind) -> tuple[Weight, ...]:
     return tuple(w for w in trained.weights if w.part in MLP_PARTS and not w.is_routed_expert)
 
 
-def _by_mlp(layer: _Layer) -> Real:
+def _by_mlp(layer: _BackwardTerms) -> Real:
     """Elements of weight gradients after the MLP's backward pass."""
     return block_numel(_matrices(layer.trained), layer.table.tensor_parallel) + layer.routed
 
 
-def _by_core(layer: _Layer, by_mlp: Real) -> tuple[Real, Real]:
+def _by_core(layer: _BackwardTerms, by_mlp: Real) -> tuple[Real, Real]:
     """Elements of weight gradients at the (first) attention core, and of the whole layer."""
     weights, tensor = layer.trained.weights, layer.table.tensor_parallel
     attention = tuple(w for w in weights if w.part == "attention" and w.role == "linear")
@@ -334,7 +334,7 @@ def _by_core(layer: _Layer, by_mlp: Real) -> tuple[Real, Real]:
     return by_mlp + outputs, block_numel(rest, tensor) + layer.routed
 
 
-def _before_core(layer: _Layer) -> Real:
+def _before_core(layer: _BackwardTerms) -> Real:
     """Bytes saved behind the core of self-attention, freed before its backward pass."""
     kind, compute = layer.kind, layer.compute
     opens = not (kind.norms_after and kind.num_norms == 2)
@@ -354,7 +354,7 @@ def _before_core(layer: _Layer) -> Real:
     return saved + across / layer.tensor + layer.hidden + layer.mask
 
 
-def _core(layer: _Layer) -> Real:
+def _core(layer: _BackwardTerms) -> Real:
     """Bytes a token of gradients inside the attention core, and of two hidden states.
 
     flash     2 c (a + k) d / t    of its output, queries, keys and values

@@ -178,7 +178,7 @@ def live_activations(view: RankView) -> LiveActivations:
     )
 
 
-def _at_peak(view: RankView, layers: _Layers) -> tuple[Real, Real]:
+def _at_peak(view: RankView, layers: _RankBytes) -> tuple[Real, Real]:
     """Micro-batches in flight, and with pending weight gradients, when their bytes are largest."""
     rank = view.rank
     # the last layer on its way backward still keeps all of its own tensors
@@ -208,7 +208,7 @@ def _table_bytes(view: RankView, in_flight: Real) -> Real:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layers:
+class _RankBytes:
     """Bytes a token of a rank's layers for one micro-batch."""
 
     saved: Real  # for the backward pass, by all layers
@@ -220,7 +220,7 @@ class _Layers:
     by_kind: list[tuple[Real, Real]]  # freed with a layer of each kind, and with a recomputed one
 
 
-def _layers(view: RankView) -> _Layers:
+def _layers(view: RankView) -> _RankBytes:
     """Return sums and maxima over the kinds of layers of a rank."""
     model, software, table, rank = view.model, view.software, view.table, view.rank
     zeros: Real = np.zeros(len(table))
@@ -276,11 +276,11 @@ def _layers(view: RankView) -> _Layers:
     backward += recomputed_backward
     if not backward:  # no layer has a backward pass
         backward = [LayerBackward(zeros, zeros, zeros, zeros, zeros, zeros - 1.0, "reduced", False)]
-    return _Layers(saved, operands, working, alone + copies, largest, backward, by_kind)
+    return _RankBytes(saved, operands, working, alone + copies, largest, backward, by_kind)
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _LayerBytes:
     """Bytes a token of one layer."""
 
     saved: Real  # where nothing is recomputed
@@ -303,7 +303,7 @@ class _Layer:
         return np.where(recompute == SELECTIVE_OPS, self.beyond_results, restored)
 
 
-def _layer(view: RankView, kind: LayerKind) -> _Layer:
+def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
     """Return the bytes of one layer of a kind."""
     model, workload, software, table = view.model, view.workload, view.software, view.table
     compute, regions = workload.compute_bytes, _regions(view, kind)
@@ -315,7 +315,7 @@ def _layer(view: RankView, kind: LayerKind) -> _Layer:
     if kind.norms_after:  # the norm's backward pass comes before the MLP's
         norm = norm_bytes(kind, model.hidden_size, compute, software)
         at_mlp = at_mlp - norm / view.sequence_shards
-    return _Layer(
+    return _LayerBytes(
         saved=saved,
         left=left,
         selective=_saved(view, regions, SELECTIVE),
@@ -353,7 +353,7 @@ def _working(view: RankView, kind: LayerKind) -> Real:
 
 
 def _backward(
-    view: RankView, number: int, kind: LayerKind, trained: LayerKind, one: _Layer
+    view: RankView, number: int, kind: LayerKind, trained: LayerKind, one: _LayerBytes
 ) -> list[LayerBackward]:
     """Return the points of the backward pass of a layer that is not recomputed."""
     workload, software, table = view.workload, view.software, view.table
@@ -379,7 +379,7 @@ def _backward(
 
 
 def _recomputed(
-    view: RankView, kind: LayerKind, one: _Layer, points: list[LayerBackward]
+    view: RankView, kind: LayerKind, one: _LayerBytes, points: list[LayerBackward]
 ) -> list[LayerBackward]:
     """Return the same points of a recomputed layer: tensors that it restores are added."""
     table = view.table

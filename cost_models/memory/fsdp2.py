@@ -161,7 +161,7 @@ class Blocks:
         several = by_value(table.num_microbatches > 1)
         unreduced = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
         head, tied = params.head + zeros, params.embedding + zeros if alone else zeros
-        layers = _Layers.of(params, unreduced, zeros)
+        layers = _LayerElements.of(params, unreduced, zeros)
         behind = params.embedding + zeros if trains_first else layers.lowest(rank)
         # the block that was reduced before the last layer
         before = np.where(tied > 0.0, 0.0, head)
@@ -516,7 +516,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layers:
+class _LayerElements:
     """Elements of a rank's layers: of the largest, then of each kind."""
 
     sizes: tuple[Real, ...]

@@ -35,7 +35,7 @@ MIN_PAGED_ELEMENTS: Final = 1e5
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class OptimizerTraits:
     """What an optimizer keeps of a tensor."""
 
     states: float  # as large as the tensor, of matrices inside layers
@@ -52,29 +52,29 @@ class Rule:
         return self.states == self.other_states and not (self.factored or self.eight_bit)
 
 
-RULES: Final[dict[Optimizer, Rule]] = {
-    "sgd": Rule(0.0, 0.0),
-    "sgd_momentum": Rule(1.0, 1.0),
+OPTIMIZER_TRAITS: Final[dict[Optimizer, OptimizerTraits]] = {
+    "sgd": OptimizerTraits(0.0, 0.0),
+    "sgd_momentum": OptimizerTraits(1.0, 1.0),
     # Loshchilov, Hutter (arXiv:1711.05101), alg. 2; torch 2.13 optim/adam.py: the square root of
     # the second moments
-    "adamw": Rule(2.0, 2.0, foreach_copies=1.0),
+    "adamw": OptimizerTraits(2.0, 2.0, foreach_copies=1.0),
     # the same, and gradients with the decay added
-    "adam": Rule(2.0, 2.0, foreach_copies=2.0),
+    "adam": OptimizerTraits(2.0, 2.0, foreach_copies=2.0),
     # You et al. (arXiv:1904.00962), alg. 2
-    "lamb": Rule(2.0, 2.0, foreach_copies=1.0),
+    "lamb": OptimizerTraits(2.0, 2.0, foreach_copies=1.0),
     # Chen et al. (arXiv:2302.06675), alg. 2: the sign of an interpolation is a copy
-    "lion": Rule(1.0, 1.0, foreach_copies=1.0),
+    "lion": OptimizerTraits(1.0, 1.0, foreach_copies=1.0),
     # Shazeer, Stern (arXiv:1804.04235), alg. 4; torch 2.13 optim/_adafactor.py: the estimate of
     # the second moments is written out
-    "adafactor": Rule(0.0, 0.0, factored=True, foreach_copies=1.0),
-    "adafactor_momentum": Rule(1.0, 1.0, factored=True, foreach_copies=1.0),
+    "adafactor": OptimizerTraits(0.0, 0.0, factored=True, foreach_copies=1.0),
+    "adafactor_momentum": OptimizerTraits(1.0, 1.0, factored=True, foreach_copies=1.0),
     # Liu et al. (arXiv:2502.16982), sec. 2.2: momentum of matrices inside layers; embedding, head,
     # norms and biases are AdamW's
-    "muon": Rule(1.0, 2.0, whole_matrices=True),
+    "muon": OptimizerTraits(1.0, 2.0, whole_matrices=True),
     # Dettmers et al. (arXiv:2110.02861), sec. 2
-    "adamw_8bit": Rule(2.0, 2.0, eight_bit=True),
-    "paged_adamw": Rule(2.0, 2.0, paged=True),
-    "paged_adamw_8bit": Rule(2.0, 2.0, eight_bit=True, paged=True),
+    "adamw_8bit": OptimizerTraits(2.0, 2.0, eight_bit=True),
+    "paged_adamw": OptimizerTraits(2.0, 2.0, paged=True),
+    "paged_adamw_8bit": OptimizerTraits(2.0, 2.0, eight_bit=True, paged=True),
 }
 ITERATIONS: Final = 5.0  # of Newton and Schulz, torch's default
 # torch or apex has one kernel for a whole update of these, and bitsandbytes for its own
@@ -152,21 +152,21 @@ def is_layer_matrix(weight: Weight) -> bool:
 
 
 def tensor_states(
-    rule: Rule, weight: Weight, shape: tuple[Real, Real, Real], state_bytes: float
+    traits: OptimizerTraits, weight: Weight, shape: tuple[Real, Real, Real], state_bytes: float
 ) -> StateBytes:
     """States of one tensor: s k n; factored s (k n + l (r + c)); or in 8 bits."""
     lead, rows, columns = shape
     numel = lead * rows * columns
-    states = rule.states if is_layer_matrix(weight) else rule.other_states
-    if rule.eight_bit:
+    states = traits.states if is_layer_matrix(weight) else traits.other_states
+    if traits.eight_bit:
         elements, scales = eight_bit_bytes(numel, states)
     else:
         elements = state_bytes * states * numel
         scales = np.zeros_like(elements)
-        if rule.factored:
+        if traits.factored:
             whole = len(weight.shape) < 2
             scales = state_bytes * (numel if whole else factored_numel(shape))
-    leaves = np.greater_equal(numel, MIN_PAGED_ELEMENTS) if rule.paged else False
+    leaves = np.greater_equal(numel, MIN_PAGED_ELEMENTS) if traits.paged else False
     return StateBytes(scales + np.where(leaves, 0.0, elements), np.where(leaves, elements, 0.0))
 
 
@@ -174,12 +174,12 @@ def rank_states(view: RankView) -> StateBytes:
     """States of all that a pipeline rank trains, by tensor."""
     model, workload, table = view.model, view.workload, view.table
     rank = view.rank
-    rule = RULES[workload.optimizer]
+    traits = OPTIMIZER_TRAITS[workload.optimizer]
     resident, paged = np.zeros(len(table)), np.zeros(len(table))
     for block in communication_units(trainable_part(model), rank):
         for weight in block.weights:
             shape = local_shape(weight, table, table.zero_stage)
-            found = tensor_states(rule, weight, shape, workload.state_bytes)
+            found = tensor_states(traits, weight, shape, workload.state_bytes)
             resident = resident + block.repeats * found.resident
             paged = paged + block.repeats * found.paged
     return StateBytes(resident, paged)
@@ -197,11 +197,11 @@ def update_bytes(view: RankView, updated: Real) -> Real:
     ``updated``: elements that the rank updates.
     """
     workload, software = view.workload, view.software
-    rule = RULES[workload.optimizer]
-    if rule.whole_matrices:
+    traits = OPTIMIZER_TRAITS[workload.optimizer]
+    if traits.whole_matrices:
         return _whole_matrix_bytes(view)
     fused = software.optimizer.fused and workload.optimizer in FUSED
-    return workload.state_bytes * (0.0 if fused else rule.foreach_copies) * updated
+    return workload.state_bytes * (0.0 if fused else traits.foreach_copies) * updated
 
 
 def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
@@ -224,8 +224,8 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
     >>> update_accesses(Workload(1, 1, optimizer="sgd"), software_profile("shardplan"))
     20.0
     """  # noqa: D400
-    rule = RULES[workload.optimizer]
-    state_bytes = rule.states * (1.0 if rule.eight_bit else workload.state_bytes)
+    traits = OPTIMIZER_TRAITS[workload.optimizer]
+    state_bytes = traits.states * (1.0 if traits.eight_bit else workload.state_bytes)
     if workload.optimizer == "adamw" and not software.optimizer.fused:
         clipping = software.optimizer.gradient_accesses - 1.0  # what the fused update does not read
         gradients = (2.0 + clipping) * workload.reduction_bytes
@@ -246,7 +246,7 @@ def update_flops(view: RankView) -> Real:
     model, workload, table = view.model, view.workload, view.table
     rank = view.rank
     flops: Real = np.zeros(len(table))
-    if not RULES[workload.optimizer].whole_matrices:
+    if not OPTIMIZER_TRAITS[workload.optimizer].whole_matrices:
         return flops
     for block in communication_units(trainable_part(model), rank):
         for weight in filter(is_layer_matrix, block.weights):

@@ -43,7 +43,12 @@ from cost_models.memory.model_states import (
     optimizer_shards,
     weight_bytes,
 )
-from cost_models.memory.optimizer_states import RULES, StateBytes, rank_states, update_bytes
+from cost_models.memory.optimizer_states import (
+    OPTIMIZER_TRAITS,
+    StateBytes,
+    rank_states,
+    update_bytes,
+)
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.step_points import StepPoint, TransientParts, largest_point, total
 from cost_models.partition.rank_parameters import (
@@ -307,7 +312,7 @@ def rank_host_bytes(view: RankView) -> HostBytes:
     """Bytes of one rank in host memory and on drives; 0 where the accelerator is the host."""
     workload, table = view.workload, view.table
     zeros = np.zeros(len(table))
-    paged = RULES[workload.optimizer].paged
+    paged = OPTIMIZER_TRAITS[workload.optimizer].paged
     if not view.on_gpu or not (paged or np.any(table.offload > 0)):
         return HostBytes(zeros, zeros)
     params = view.parameters
@@ -335,7 +340,7 @@ def _updated(params: RankParameters, table: PlanTable) -> Real:
 def _states(view: RankView) -> StateBytes:
     """Bytes of optimizer states: k s a parameter, or tensor by tensor where these differ."""
     workload, table = view.workload, view.table
-    rule = RULES[workload.optimizer]
+    rule = OPTIMIZER_TRAITS[workload.optimizer]
     if rule.is_uniform and not rule.paged:
         each = workload.state_bytes * rule.states
         return StateBytes(each * _updated(view.parameters, table), np.zeros(len(table)))

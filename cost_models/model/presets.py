@@ -32,7 +32,7 @@ class Preset:
     stored: str = ""  # format of the published weights where it is not one of 16 or 32 bits
 
 
-class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
+class _PresetEntry(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     parameters: Annotated[int, Meta(ge=1, le=10**14)]
     config: dict[str, Any]
@@ -50,7 +50,7 @@ def _files() -> dict[Path, str]:
 @cache
 def _of_file(path: Path) -> tuple[Preset, ...]:
     """Read one preset file."""
-    entries = convert(read_toml(path, "presets"), dict[str, _Entry], str(path))
+    entries = convert(read_toml(path, "presets"), dict[str, _PresetEntry], str(path))
     return tuple(
         Preset(
             name=name,

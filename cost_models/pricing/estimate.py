@@ -19,7 +19,7 @@ from cost_models.communication.volumes import rank_traffic
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.compute.rates import rates
 from cost_models.memory.host import HostBytes
-from cost_models.memory.optimizer_states import RULES, rank_states
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, rank_states
 from cost_models.memory.parts import MemoryParts, stack_ranks
 from cost_models.memory.peak import rank_host_bytes, rank_memory
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank, stages_of
@@ -159,7 +159,7 @@ def block_seconds(
     rate = rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
     views = [RankView(scenario, table, rank) for rank in ranks]
     seconds = [rank_seconds(view, rate) for view in views]
-    if not (scenario.on_gpu and RULES[scenario.workload.optimizer].paged):
+    if not (scenario.on_gpu and OPTIMIZER_TRAITS[scenario.workload.optimizer].paged):
         return seconds
     return [
         replace(one, optimizer=one.optimizer + _paged_seconds(view))

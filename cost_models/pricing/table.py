@@ -49,7 +49,7 @@ COUNTS_BY_KIND: Final = ("kind_counts", "recomputed", "after_recomputed")
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PricedTable:
     """Step, peak and host bytes of plans, one row a plan."""
 
     step: Floats
@@ -57,17 +57,17 @@ class Figures:
     host: HostBytes
 
 
-def price_table(scenario: Scenario, table: PlanTable) -> Figures:
+def price_table(scenario: Scenario, table: PlanTable) -> PricedTable:
     """Price legal plans."""
     if _few(scenario, table):
         priced = price(scenario, table.plain())
-        return Figures(priced.step, priced.peak, priced.host)
+        return PricedTable(priced.step, priced.peak, priced.host)
     step, peak, memory, nvme = (np.empty(len(table)) for _ in range(4))
     for rows, group in _groups(scenario, table):
         step[rows], peak[rows] = _steps(scenario, group), _peaks(scenario, group)
         memory[rows], nvme[rows] = _hosts(scenario, group)
         group.frame.release()
-    return Figures(step, peak, HostBytes(memory, nvme))
+    return PricedTable(step, peak, HostBytes(memory, nvme))
 
 
 def table_memory(

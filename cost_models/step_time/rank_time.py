@@ -46,7 +46,7 @@ from cost_models.compute.kernel_launch import host_wait, operator_seconds
 from cost_models.compute.layer import LayerWork, core_ratio, layer_seconds, optimizer_seconds
 from cost_models.compute.rates import Rates
 from cost_models.memory.gradients import reduces_once
-from cost_models.memory.optimizer_states import RULES, update_accesses, update_flops
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, update_accesses, update_flops
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import FULL, NVME, SELECTIVE, SELECTIVE_OPS
@@ -311,6 +311,6 @@ def offloaded_update_seconds(view: RankView, link: float, shard: Real) -> Real:
     workload, gpus = view.workload, view.cluster.gpus_per_node
     accesses = update_accesses(workload, view.software)
     on_host = host_update_seconds(shard, workload.master_bytes, link, gpus, accesses)
-    state_bytes = RULES[workload.optimizer].states * workload.state_bytes
+    state_bytes = OPTIMIZER_TRAITS[workload.optimizer].states * workload.state_bytes
     stored = gpus * (workload.master_bytes + state_bytes) * shard
     return on_host + np.where(view.table.offload_device == NVME, nvme_seconds(stored), 0.0)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.arrays import Real, pick
-from cost_models.memory.optimizer_states import RULES
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import RECOMPUTE, PlanTable
 from cost_models.plan.workload import MASTER_BYTES, Workload
@@ -132,7 +132,7 @@ def _memory(
         pick([zeros + moment[part] for moment in moments], where) for part in range(4)
     )
     weights = sizes.total("weight_shards") + module.buffer_bytes + gathered
-    states = RULES[workload.optimizer].states * trained
+    states = OPTIMIZER_TRAITS[workload.optimizer].states * trained
     allocated = weights + states + gradients + activations + buffers
     runtime = (
         software.memory.context_bytes + software.memory.allocator_slack * allocated

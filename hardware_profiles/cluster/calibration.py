@@ -73,7 +73,7 @@ class _Run(Struct, frozen=True, forbid_unknown_fields=True):
     links: Factor | None = None
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
+class _CalibrationFile(Struct, frozen=True, forbid_unknown_fields=True):
     schema_version: Literal[1]
     host: str
     accelerator: str
@@ -184,7 +184,7 @@ def forget_calibration(accelerator: str, num_gpus: int) -> None:
 
 
 def _read(path: Path) -> Calibration:
-    found = convert(read_json(path, "a calibration"), _File, str(path))
+    found = convert(read_json(path, "a calibration"), _CalibrationFile, str(path))
     runs = tuple(RunFactors(run.run, run.rates, run.links) for run in found.runs)
     return Calibration(found.host, found.accelerator, found.num_gpus, runs)
 

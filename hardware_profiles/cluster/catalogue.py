@@ -171,7 +171,7 @@ def _choice(name: str, what: str, choices: list[str]) -> str:
 # --- reading the files ---
 
 
-class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
+class _CatalogueFigure(Struct, frozen=True, forbid_unknown_fields=True):
     """``{ value, kind, source, note }``."""
 
     value: Positive
@@ -180,7 +180,7 @@ class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
     note: str | None = None
 
 
-class _Share(_Entry, frozen=True, forbid_unknown_fields=True):
+class _CatalogueShare(_CatalogueFigure, frozen=True, forbid_unknown_fields=True):
     value: Annotated[float, Meta(ge=1e-12, le=1.0)]
 
 
@@ -207,13 +207,13 @@ _OPTIONAL: Final = (
     "kernel_launch",
 )
 _FIGURES: Final[dict[str, Any]] = {
-    "memory_capacity": _Entry,
-    "memory_bandwidth": _Entry,
+    "memory_capacity": _CatalogueFigure,
+    "memory_bandwidth": _CatalogueFigure,
     "peak_flops": tuple[_Rates, ...],  # type: ignore[valid-type]
     "achievable_flops": (tuple[_Rates, ...], ()),  # type: ignore[valid-type]
-    "link_bandwidth": _Entry,
-    "link_share": _Share | None,
-    **dict.fromkeys(_OPTIONAL, _Entry | None),
+    "link_bandwidth": _CatalogueFigure,
+    "link_share": _CatalogueShare | None,
+    **dict.fromkeys(_OPTIONAL, _CatalogueFigure | None),
 }
 _MEASURED: Final = ("score_seconds", "core_share")  # of a CPU process, never in a file
 _Accelerator: Final = struct_of(Accelerator, without=_MEASURED, **_FIGURES)
@@ -227,20 +227,20 @@ _Listed: Final = struct_of(  # an accelerator of the catalogue
 _Node: Final = struct_of(
     Node,
     gpus_per_node=_Count,
-    network_bandwidth=_Entry,
+    network_bandwidth=_CatalogueFigure,
     domain_size=(_Count | None, None),
     nodes=_Count,
     host_links=Annotated[int, Meta(ge=0, le=10**9)],
-    link_bandwidth=_Entry | None,
-    peer_bandwidth=_Entry | None,
-    host_memory=_Entry | None,
-    nvme=_Entry | None,
+    link_bandwidth=_CatalogueFigure | None,
+    peer_bandwidth=_CatalogueFigure | None,
+    host_memory=_CatalogueFigure | None,
+    nvme=_CatalogueFigure | None,
     assumed_aliases=(dict[str, str], {}),
 )
 
 
 class _Latencies(Struct, frozen=True, forbid_unknown_fields=True):
-    link: dict[str, _Entry]
+    link: dict[str, _CatalogueFigure]
 
 
 class _Sources(Struct, frozen=True, forbid_unknown_fields=True):
@@ -288,7 +288,7 @@ def _tables(folder: str, key: str, kind: Any) -> Iterator[tuple[Any, str]]:
             yield convert(values, kind, where), where
 
 
-def _figure(entry: _Entry, cited: Callable[[str], str]) -> Figure:
+def _figure(entry: _CatalogueFigure, cited: Callable[[str], str]) -> Figure:
     return Figure(entry.value, entry.kind, _with_note(entry, cited))
 
 
@@ -341,6 +341,6 @@ def _plain(table: Any, cls: type, cited: Callable[[str], str]) -> dict[str, Any]
     names = {field.name for field in fields(cls)} & set(table.__struct_fields__)
     values = {name: getattr(table, name) for name in names}
     return {
-        name: _figure(value, cited) if isinstance(value, _Entry) else value
+        name: _figure(value, cited) if isinstance(value, _CatalogueFigure) else value
         for name, value in values.items()
     }

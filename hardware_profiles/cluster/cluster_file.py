@@ -91,7 +91,7 @@ class _Calibrated(Struct, frozen=True, forbid_unknown_fields=True):
     cluster: dict[str, Any]
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
+class _ClusterFile(Struct, frozen=True, forbid_unknown_fields=True):
     nodes: _Count
     gpus_per_node: _Count
     accelerator: str | dict[str, Any]
@@ -109,7 +109,7 @@ def read_cluster_file(path: Path) -> Cluster:
     if "cluster" in values:
         calibrated = convert(values, _Calibrated, where)
         return replace(cluster_from_dict(calibrated.cluster, f"{where}: cluster"), name=where)
-    file = convert(values, _File, where)
+    file = convert(values, _ClusterFile, where)
     for key in ("link", "network") if file.level else ():
         if getattr(file, key) is not None:
             raise InputError(f"{where}: [{key}] and [[level]]: the levels are all links")

@@ -43,7 +43,7 @@ class FailureProfile:
     stall_seconds: Figure  # of a checkpoint, besides the copy to the host
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
+class _FailuresFile(Struct, frozen=True, forbid_unknown_fields=True):
     hours_between_failures: Published
     restart_seconds: Published
     storage_bytes_per_second_per_node: Published
@@ -53,8 +53,10 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def failure_profile() -> FailureProfile:
     """Load the published figures."""
-    found = convert(read_toml(PATH, "figures of failures"), _File, str(PATH))
-    figures = {name: Figure(*astuple(getattr(found, name))) for name in _File.__struct_fields__}
+    found = convert(read_toml(PATH, "figures of failures"), _FailuresFile, str(PATH))
+    figures = {
+        name: Figure(*astuple(getattr(found, name))) for name in _FailuresFile.__struct_fields__
+    }
     return FailureProfile(**figures)
 
 

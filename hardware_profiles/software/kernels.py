@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from hardware_profiles.fields import Amount
-from hardware_profiles.software.profile import Figures
+from hardware_profiles.software.profile import ProfileGroup
 
 
-class ForwardKernels(Figures, frozen=True, kw_only=True):
+class ForwardKernels(ProfileGroup, frozen=True, kw_only=True):
     """Memory-bound operators and attention of a forward pass.
 
     "Accesses" are reads and writes of elements in the compute precision.
@@ -27,7 +27,7 @@ class ForwardKernels(Figures, frozen=True, kw_only=True):
     flash_share_since_hopper: Amount  # of that, on Hopper and later
 
 
-class Host(Figures, frozen=True, kw_only=True):
+class Host(ProfileGroup, frozen=True, kw_only=True):
     """Operators that the host launches."""
 
     step_operators: Amount

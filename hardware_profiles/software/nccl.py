@@ -57,7 +57,7 @@ class _Hops(Struct, frozen=True, forbid_unknown_fields=True):
     network: _Rows
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
+class _NcclFile(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     base: _Rows
     hop: _Hops
@@ -72,7 +72,7 @@ def nccl_tuning() -> NcclTuning:
     >>> nccl_tuning().hop["nvlink"]["ring"]["simple"]
     3.4e-06
     """
-    found: Any = convert(read_toml(PATH, "NCCL's constants"), _File, str(PATH))
+    found: Any = convert(read_toml(PATH, "NCCL's constants"), _NcclFile, str(PATH))
     return NcclTuning(
         source=found.source,
         base=found.base,

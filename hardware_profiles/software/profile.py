@@ -18,7 +18,7 @@ class Entry(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
-class Figures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProfileGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A group of figures; their bounds are in their types."""
 
 

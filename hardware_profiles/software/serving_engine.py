@@ -7,12 +7,12 @@ from pathlib import Path
 
 from hardware_profiles.fields import Amount, read_toml
 from hardware_profiles.software.kernels import ForwardKernels, Host
-from hardware_profiles.software.profile import Figures, Profile, profile_of
+from hardware_profiles.software.profile import Profile, ProfileGroup, profile_of
 
 FOLDER = Path(__file__).parent / "engines"
 
 
-class Scheduler(Figures, frozen=True, kw_only=True):
+class Scheduler(ProfileGroup, frozen=True, kw_only=True):
     """How requests are batched."""
 
     block_tokens: Amount  # tokens of one block of the cache: a sequence has whole blocks
@@ -20,7 +20,7 @@ class Scheduler(Figures, frozen=True, kw_only=True):
     graph_sequences: Amount  # tokens of the largest captured step; larger ones are started eagerly
 
 
-class ServingMemory(Figures, frozen=True, kw_only=True):
+class ServingRuntimeMemory(ProfileGroup, frozen=True, kw_only=True):
     """Memory besides weights and cache."""
 
     vocab_multiple: Amount  # rows of the vocabulary are padded to a multiple
@@ -52,7 +52,7 @@ class ServingHost(Host, frozen=True, kw_only=True):
     layer_operators: Amount
 
 
-class ServingCommunication(Figures, frozen=True, kw_only=True):
+class ServingCommunication(ProfileGroup, frozen=True, kw_only=True):
     """Collectives between the GPUs of a replica."""
 
     bus_efficiency: Amount  # achieved / nominal bandwidth of large collectives inside a node
@@ -66,7 +66,7 @@ class ServingEngine(Profile, frozen=True, kw_only=True):
     """How one engine serves a model."""
 
     scheduler: Scheduler
-    memory: ServingMemory
+    memory: ServingRuntimeMemory
     kernels: ServingKernels
     host: ServingHost
     communication: ServingCommunication

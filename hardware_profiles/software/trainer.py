@@ -9,19 +9,19 @@ from pathlib import Path
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import Amount, read_toml
 from hardware_profiles.software.kernels import ForwardKernels, Host
-from hardware_profiles.software.profile import Figures, Profile, profile_of
+from hardware_profiles.software.profile import Profile, ProfileGroup, profile_of
 
 FOLDER = Path(__file__).parent / "trainers"
 
 
-class Precision(Figures, frozen=True, kw_only=True):
+class Precision(ProfileGroup, frozen=True, kw_only=True):
     """Precision of weights and hidden states."""
 
     autocasts_weights: bool  # fp32 weights; 16-bit copies live from use to backward pass
     fp32_hidden_states: bool  # between matrices in 16 bits, each of which casts them
 
 
-class TrainerGradients(Figures, frozen=True, kw_only=True):
+class TrainerGradients(ProfileGroup, frozen=True, kw_only=True):
     """Buffers in which gradients are accumulated, and when they are reduced."""
 
     in_master_precision: bool  # accumulated in fp32 (true) or in the compute precision
@@ -33,7 +33,7 @@ class TrainerGradients(Figures, frozen=True, kw_only=True):
     accumulation_bytes: Amount  # moved per parameter when a micro-batch's gradient is added
 
 
-class TrainerOptimizer(Figures, frozen=True, kw_only=True):
+class TrainerOptimizer(ProfileGroup, frozen=True, kw_only=True):
     """Kernels of the optimizer step."""
 
     fused: bool  # one kernel updates in place; otherwise updates make copies of shards
@@ -42,7 +42,7 @@ class TrainerOptimizer(Figures, frozen=True, kw_only=True):
     moved_bytes: Amount  # per parameter
 
 
-class Sharding(Figures, frozen=True, kw_only=True):
+class Sharding(ProfileGroup, frozen=True, kw_only=True):
     """Sharding over data-parallel ranks."""
 
     largest_zero_stage: Amount
@@ -53,7 +53,7 @@ class Sharding(Figures, frozen=True, kw_only=True):
     adapters_apart: bool  # ZeRO-3 gathers each adapter as its own group; the host waits for it
 
 
-class TrainerPipeline(Figures, frozen=True, kw_only=True):
+class TrainerPipeline(ProfileGroup, frozen=True, kw_only=True):
     """Pipeline schedules and messages."""
 
     splits_backward: bool  # runs schedules that compute weight gradients after input gradients
@@ -61,7 +61,7 @@ class TrainerPipeline(Figures, frozen=True, kw_only=True):
     scatters_messages: bool  # each tensor-parallel rank sends its part; the receiver gathers
 
 
-class Fp8(Figures, frozen=True, kw_only=True):
+class Fp8(ProfileGroup, frozen=True, kw_only=True):
     """Matrix multiplications in 8 bits."""
 
     cast_bytes: Amount  # moved to cast an element of 16 bits, along the rows and the columns
@@ -71,7 +71,7 @@ class Fp8(Figures, frozen=True, kw_only=True):
     weight_copies: Amount  # of every matrix, from the forward to the backward pass
 
 
-class Activations(Figures, frozen=True, kw_only=True):
+class Activations(ProfileGroup, frozen=True, kw_only=True):
     """Activations that autograd saves for the backward pass.
 
     "Saved" counts elements in the compute precision; names with ``bytes`` count bytes.
@@ -101,7 +101,7 @@ class Activations(Figures, frozen=True, kw_only=True):
     longest_sequences_first: bool  # before any gradients have been accumulated
 
 
-class Adapters(Figures, frozen=True, kw_only=True):
+class Adapters(ProfileGroup, frozen=True, kw_only=True):
     """LoRA adapters."""
 
     input_bytes: Amount  # saved per adapted matrix and input element; 0: the matrix's own input
@@ -113,7 +113,7 @@ class Adapters(Figures, frozen=True, kw_only=True):
     in_fp32: bool  # on a 16-bit base: their inputs are cast, their outputs cast back
 
 
-class Frozen(Figures, frozen=True, kw_only=True):
+class Frozen(ProfileGroup, frozen=True, kw_only=True):
     """Weights that are not trained."""
 
     quantises_every_matrix: bool  # QLoRA: of all layers (true), or the adapted ones
@@ -123,7 +123,7 @@ class Frozen(Figures, frozen=True, kw_only=True):
     layer_inputs: Amount  # copies of each layer's input that sharded frozen layers keep
 
 
-class Loss(Figures, frozen=True, kw_only=True):
+class Loss(ProfileGroup, frozen=True, kw_only=True):
     """Logits and cross-entropy: copies at the loss's peak, and bytes moved."""
 
     logits_copies: Amount  # in compute precision, forward; the logits count as one
@@ -159,7 +159,7 @@ class TrainerHost(Host, frozen=True, kw_only=True):
     unfused_softmax_operators: Amount  # that replace it, in addition
 
 
-class Communication(Figures, frozen=True, kw_only=True):
+class Communication(ProfileGroup, frozen=True, kw_only=True):
     """Collectives: achieved bandwidth and volumes."""
 
     bus_efficiency: Amount  # achieved / nominal bandwidth of large collectives inside a node
@@ -168,7 +168,7 @@ class Communication(Figures, frozen=True, kw_only=True):
     exchanges_once_a_node: bool  # a token is sent to a node once, for all experts in it
 
 
-class Overlap(Figures, frozen=True, kw_only=True):
+class Overlap(ProfileGroup, frozen=True, kw_only=True):
     """Communication hidden behind computation."""
 
     data_parallel: Amount  # share of the backward pass that can hide gradient reduction
@@ -182,7 +182,7 @@ class Overlap(Figures, frozen=True, kw_only=True):
     activation_prefetch: bool  # from the host, behind the backward pass of the previous layer
 
 
-class RuntimeMemory(Figures, frozen=True, kw_only=True):
+class RuntimeMemory(ProfileGroup, frozen=True, kw_only=True):
     """Memory of the runtime on a GPU, bytes."""
 
     buffer_bytes: Amount  # of collectives, whatever the model

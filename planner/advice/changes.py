@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from cost_models.memory.optimizer_states import RULES
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.model.lora import adapted, without_adapters
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Offload, Plan
 from cost_models.plan.workload import Optimizer
@@ -345,7 +345,7 @@ def least_bytes(scenario: Scenario, offload: Offload = "none") -> float:
     One copy of the trained weights in the precision of the updates, and the optimizer states,
     unless they are offloaded.
     """
-    workload, rule = scenario.workload, RULES[scenario.workload.optimizer]
+    workload, rule = scenario.workload, OPTIMIZER_TRAITS[scenario.workload.optimizer]
     if "weights" in offload:
         return 0.0
     kept = rule.is_uniform and not rule.paged and "optimizer" not in offload

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from cost_models.memory.optimizer_states import BLOCK, MIN_8BIT_ELEMENTS, RULES
+from cost_models.memory.optimizer_states import BLOCK, MIN_8BIT_ELEMENTS, OPTIMIZER_TRAITS
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.workload import (
@@ -211,7 +211,7 @@ def build_scenario(
 
 def _about_optimizer(workload: Workload) -> list[str]:
     """Say what an optimizer keeps where that is not the same of every tensor."""
-    rule, said = RULES[workload.optimizer], []
+    rule, said = OPTIMIZER_TRAITS[workload.optimizer], []
     if rule.whole_matrices:
         said.append(
             "muon updates the matrices of layers, AdamW embedding, head, norms and biases; a "

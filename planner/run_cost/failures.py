@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cost_models.memory.optimizer_states import RULES
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.step_time.goodput import (
@@ -97,7 +97,7 @@ def failure_estimate(
     ``step``: seconds of a step; checkpoints follow a whole number of steps.
     """
     workload, accelerator = scenario.workload, scenario.cluster.accelerator
-    states = RULES[workload.optimizer].states * workload.state_bytes
+    states = OPTIMIZER_TRAITS[workload.optimizer].states * workload.state_bytes
     size = float(
         checkpoint_bytes(scenario.model.num_trainable_parameters, workload.master_bytes, states)
     )

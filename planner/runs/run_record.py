@@ -37,7 +37,7 @@ class _Measured(Struct, frozen=True):
     ranks: tuple[dict[str, Any], ...] = ()
 
 
-class _File(Struct, frozen=True):
+class _RunFile(Struct, frozen=True):
     """The parts of a run.json that a comparison reads."""
 
     plan: _Plan
@@ -82,7 +82,7 @@ def read_run(path: Path) -> RunRecord:
     if "contents" not in convert(values, _Planned, str(file)).plan:
         raise InputError(f"{file}: does not hold its plan; it was written by an older version")
     try:
-        run = convert(values, _File, str(file))
+        run = convert(values, _RunFile, str(file))
         check_ranks(run.measured.ranks, f"{file}: measured: ranks")
     except InputError as error:
         raise InputError(f"{error}; it is not a run.json of this version") from None

@@ -35,7 +35,7 @@ from cost_models.communication.traffic import Traffic
 from cost_models.compute.kernel_launch import host_wait
 from cost_models.compute.layer import optimizer_seconds
 from cost_models.compute.rates import Rates, rates
-from cost_models.memory.optimizer_states import RULES, update_accesses
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, update_accesses
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import MASTER_BYTES
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
@@ -235,7 +235,7 @@ class TracedStageCosts:
         nodes, module = self.nodes, self.scenario.module
         every, trained = self.parameters[first]
         master = MASTER_BYTES[module.precision]
-        states = RULES[self.scenario.workload.optimizer].states / self.plan.data_parallel
+        states = OPTIMIZER_TRAITS[self.scenario.workload.optimizer].states / self.plan.data_parallel
         states_bytes = master * (every + trained + states * trained) + module.buffer_bytes
         kept = np.cumsum(nodes.kept[first:]) + nodes.crossing[first]
         height = np.maximum.accumulate(nodes.working[first:])

@@ -19,7 +19,7 @@ from planner.validation.measurement import (
     tests_memory,
     tests_time,
 )
-from planner.validation.pricing import Prediction, predict_cases
+from planner.validation.pricing import CasePrediction, predict_cases
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, Row, read_runs
 
@@ -170,7 +170,7 @@ def _tests_any(row: Row, quantities: Sequence[What]) -> bool:
 def _table(
     rows: Sequence[Row],
     cases: Mapping[str, Case],
-    predictions: Mapping[str, Prediction],
+    predictions: Mapping[str, CasePrediction],
     skipped: Mapping[str, str],
     quantities: Sequence[What],
 ) -> pd.DataFrame:
@@ -193,7 +193,7 @@ def _table(
 def _record(
     row: Row,
     case: Case | None,
-    predicted: Prediction | None,
+    predicted: CasePrediction | None,
     skipped: str | None,
     quantities: Sequence[What],
 ) -> dict[str, Any]:

@@ -31,7 +31,7 @@ PRICED_ANYWAY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class CasePrediction:
     """Prediction for one case in seconds and bytes, with 90 % intervals."""
 
     step: float
@@ -43,7 +43,7 @@ class Prediction:
     verdict: Verdict
 
 
-def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[str, str]]:
+def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, CasePrediction], dict[str, str]]:
     """Return predictions by name of the row, and the reasons of the rows that are not priced.
 
     A row is not priced where its plan is illegal, or where its price needs a figure that nobody
@@ -52,7 +52,7 @@ def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[st
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
     for case in cases:
         groups[case.key].append(case)
-    found: dict[str, Prediction] = {}
+    found: dict[str, CasePrediction] = {}
     refused: dict[str, str] = {}
     for group in groups.values():
         legal = []
@@ -68,7 +68,7 @@ def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[st
     return found, refused
 
 
-def _price_all(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[str, str]]:
+def _price_all(cases: Sequence[Case]) -> tuple[dict[str, CasePrediction], dict[str, str]]:
     """Price cases of one scenario together; one by one where the price of one is unknown."""
     if not cases:
         return {}, {}
@@ -77,7 +77,7 @@ def _price_all(cases: Sequence[Case]) -> tuple[dict[str, Prediction], dict[str, 
     except InputError as error:
         if len(cases) == 1:
             return {}, {cases[0].row.name: str(error)}
-    found: dict[str, Prediction] = {}
+    found: dict[str, CasePrediction] = {}
     refused: dict[str, str] = {}
     for case in cases:
         priced, reasons = _price_all([case])
@@ -94,7 +94,7 @@ def why_impossible(case: Case) -> str | None:
     return RULES[code - 1].words(case.scenario, case.plan)
 
 
-def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
+def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
     scenario = cases[0].scenario
     accelerator = scenario.cluster.accelerator
     table = PlanTable.from_plans([case.plan for case in cases])
@@ -109,7 +109,7 @@ def _price(cases: Sequence[Case]) -> dict[str, Prediction]:
         peak = _compared_peak(case, device, allocated, budget)
         measured = measured_memory(case.row)
         own = around if measured is None else memory_spread(scenario.software.name, measured.kind)
-        found[case.row.name] = Prediction(
+        found[case.row.name] = CasePrediction(
             step,
             *interval(step, spread),
             peak,

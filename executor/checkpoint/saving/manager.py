@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cost_models.memory.optimizer_states import RULES
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from executor.activity import ACTIVITY, BACKGROUND_THREAD
 from executor.checkpoint.format.checkpoint_errors import CheckpointError
 from executor.checkpoint.format.folder import CheckpointFolder
@@ -140,6 +140,6 @@ def _identity(trainer: Trainer) -> dict[str, Any]:
 def _expected_bytes(trainer: Trainer) -> float:
     """Return the approximate size of a checkpoint of the whole model in bytes."""
     workload = trainer.file.workload
-    tensors = 1.0 + RULES[workload.optimizer].states
+    tensors = 1.0 + OPTIMIZER_TRAITS[workload.optimizer].states
     each: int = master_dtype(workload).itemsize
     return float(trainer.file.model.num_parameters) * tensors * each

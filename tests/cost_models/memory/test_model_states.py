@@ -13,10 +13,10 @@ from cost_models.memory.model_states import (
     reduced_gradient_bytes,
     weight_bytes,
 )
-from cost_models.memory.optimizer_states import RULES
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.plan.workload import COMPUTE_BYTES, MASTER_BYTES, Optimizer
 
-UNIFORM = sorted(name for name, rule in RULES.items() if rule.is_uniform)
+UNIFORM = sorted(name for name, rule in OPTIMIZER_TRAITS.items() if rule.is_uniform)
 
 
 @pytest.mark.parametrize(("zero_stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
@@ -55,7 +55,7 @@ def our_states(
 ) -> float:
     """Weights, optimizer and reduced gradients with fp32 gradients, as the executor holds them."""
     compute, master = COMPUTE_BYTES[precision], MASTER_BYTES[precision]
-    states = master * RULES[name].states * parameters
+    states = master * OPTIMIZER_TRAITS[name].states * parameters
     return float(
         weight_bytes(parameters, ranks, zero_stage, compute, master)
         + master_copy_bytes(parameters, ranks, zero_stage, compute, master)

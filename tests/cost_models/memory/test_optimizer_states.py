@@ -11,7 +11,7 @@ import torch
 
 from cost_models.memory.optimizer_states import (
     BLOCK,
-    RULES,
+    OPTIMIZER_TRAITS,
     StateBytes,
     is_layer_matrix,
     local_shape,
@@ -48,7 +48,7 @@ def states(
 ) -> StateBytes:
     plans = table(**plan)
     shape = local_shape(weight, plans, plans.zero_stage)
-    return tensor_states(RULES[optimizer], weight, shape, state_bytes)
+    return tensor_states(OPTIMIZER_TRAITS[optimizer], weight, shape, state_bytes)
 
 
 def resident(optimizer: Optimizer, weight: Weight, state_bytes: float = 4.0, **plan: Any) -> float:
@@ -183,7 +183,7 @@ def test_what_a_7_billion_model_needs() -> None:
     """Bytes a parameter of optimizer and fp32 master weights, on one GPU."""
     scenario = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
     parameters = scenario.model.num_parameters
-    each = {name: memory(name, scenario, Plan()) / parameters for name in RULES}
+    each = {name: memory(name, scenario, Plan()) / parameters for name in OPTIMIZER_TRAITS}
     assert each["adamw"] == 12
     assert each["sgd"] == 4
     assert each["sgd_momentum"] == each["lion"] == 8
@@ -256,7 +256,7 @@ def test_torch_makes_the_copies_that_are_priced() -> None:
         with MemoryTracker(weights, [made]) as tracker:
             made.step()
         peak = tracker.result()
-        copies = RULES[name].foreach_copies * 4 * 256 * 512 * 4  # type: ignore[index]
+        copies = OPTIMIZER_TRAITS[name].foreach_copies * 4 * 256 * 512 * 4  # type: ignore[index]
         beside = peak.peak_bytes - peak.end_bytes
         assert copies <= beside < 1.02 * copies + 20_000, name
 

@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import pytest
 
-from cost_models.memory.optimizer_states import RULES
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.plan.workload import COMPUTE_BYTES, MASTER_BYTES, Optimizer, Workload
 from hardware_profiles.errors import InputError
 
@@ -78,8 +78,8 @@ def test_every_precision_and_optimizer_has_its_sizes() -> None:
     for precision in COMPUTE_BYTES:
         assert read(precision=precision).precision == precision
         assert MASTER_BYTES[precision] >= COMPUTE_BYTES[precision]
-    assert set(RULES) == set(get_args(Optimizer))
-    for optimizer in RULES:
+    assert set(OPTIMIZER_TRAITS) == set(get_args(Optimizer))
+    for optimizer in OPTIMIZER_TRAITS:
         assert read(optimizer=optimizer).optimizer == optimizer
 
 
