@@ -80,6 +80,7 @@ def predicted(layers: int, tokens: int, recompute: str, *, autocast: bool) -> fl
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize(
     ("width", "layers", "tokens", "recompute"),

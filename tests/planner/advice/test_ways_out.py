@@ -133,6 +133,7 @@ def test_adapters_on_four_bits_are_those_that_were_asked_for() -> None:
     assert "--lora-alpha 8" in way.command
 
 
+@pytest.mark.sampled(1)
 @EACH
 def test_ways_out_come_cheapest_first_in_every_group(number: int) -> None:
     ways = too_large(number).ways_out

@@ -288,7 +288,7 @@ def test_thresholds_are_those_of_whole_searches(choices: Choices) -> None:
     assert changed >= 2
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [MOST_NUMBERED, 0])
 def test_with_a_little_less_memory_one_more_layer_recomputes(
     most: int, monkeypatch: pytest.MonkeyPatch

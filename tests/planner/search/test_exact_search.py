@@ -134,14 +134,6 @@ def test_the_winner_is_that_of_brute_force_100_times(scenario: Scenario) -> None
     check(scenario)
 
 
-@pytest.mark.slow
-@given(problems())
-@settings(max_examples=examples(100), **RELAXED)  # type: ignore[arg-type]
-def test_the_winner_is_that_of_brute_force_100_times_more(scenario: Scenario) -> None:
-    """Other problems: where runs repeat, a test's name decides which it draws."""
-    check(scenario)
-
-
 def test_fronts_and_the_smallest_are_those_of_brute_force() -> None:
     """Time is the simulated step there, too: the front, and among equal peaks the order."""
     scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=32)
