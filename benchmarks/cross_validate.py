@@ -209,7 +209,7 @@ def _write(constant: Constant, value: float) -> None:
 
 def published() -> list[Work]:
     """All published rows whose time counts, of sources that are in the mean over sources."""
-    left_out = words_table()["left_out"]["time"]
+    left_out = words_table().left_out.time
     groups: dict[tuple[Any, ...], list[tuple[Case, float]]] = defaultdict(list)
     for row in read_runs(PUBLISHED):
         if row.group in left_out or not tests_time(row):

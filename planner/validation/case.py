@@ -14,7 +14,7 @@ from cost_models.model.freezing import without_adapters_before
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import OFFLOADS, RECOMPUTE, Plan
-from cost_models.plan.workload import MIXED, Adapter, Optimizer, Precision, Workload
+from cost_models.plan.workload import MIXED, Adapter, AttentionKernel, Precision, Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
@@ -24,7 +24,7 @@ from planner.validation.micro_batch import with_usual_micro_batch
 from planner.validation.model_of_row import model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
-from planner.validation.words import look_up, number_in
+from planner.validation.words import entry_of, look_up, number_in, words_table
 
 NEAR: Final = 0.8  # fraction of the virtual stages in the row; with fewer it is a different plan
 DEFAULT_RANK: Final = 8  # of adapters of unknown rank; the effect on memory and time is small
@@ -74,27 +74,27 @@ def case_of(row: Row) -> Case:
 
 def _case(reading: Reading) -> Case:
     row = reading.row
-    if why := look_up("unpriced", row).get("why"):
-        raise Unpriceable(why)
-    words = look_up("software", row)
-    profile = words["profile"]
+    if unpriced := look_up(words_table().unpriced, row):
+        raise Unpriceable(unpriced.why)
+    trainer = entry_of(words_table().software, row)
     cluster, cluster_key = cluster_of(reading)
     base, model_key = model_of(reading)
     plan, batch = _plan(reading, base)
     workload = _workload(reading, batch, default_precision(cluster.accelerator))
     changes = {
         f"{group}.{name}": value
-        for group, figures in words.get("with", {}).items()
+        for group, figures in trainer.figures.items()
         for name, value in figures.items()
     }
-    software = software_profile(profile).changed(changes)
-    first = look_up("adapter", row).get("first_layer", 0)
+    software = software_profile(trainer.profile).changed(changes)
+    adapter = look_up(words_table().adapter, row)
+    first = adapter.first_layer if adapter else 0
     model = _adapted(base, model_key, workload, software.frozen.quantises_every_matrix, first)
     stages = _stages(row, plan)
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
     changed = tuple(sorted(changes.items()))
     plan = with_usual_micro_batch(reading, scenario, plan)
-    key = (model_key, cluster_key, workload, profile, changed, stages, first)
+    key = (model_key, cluster_key, workload, trainer.profile, changed, stages, first)
     return Case(row, scenario, plan, tuple(reading.defaults), key)
 
 
@@ -120,9 +120,9 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
     pipeline = reading.value("pipeline_parallel", 1, "none")
     virtual = 1
     if pipeline > 1:
-        layers = look_up("interleaved", row).get("layers")
-        usual = 1 if layers is None else max(1, -(-model.num_layers // (pipeline * layers)))
-        virtual = reading.value("virtual_stages", usual, "none" if layers is None else "its recipe")
+        recipe = look_up(words_table().interleaved, row)
+        usual = max(1, -(-model.num_layers // (pipeline * recipe.layers))) if recipe else 1
+        virtual = reading.value("virtual_stages", usual, "its recipe" if recipe else "none")
     virtual = _virtual_stages(reading, model, pipeline, virtual)
     context = reading.value("context_parallel", 1, "none")
     ranks = tensor * pipeline * context
@@ -135,17 +135,13 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
     batch = _batch(reading, micro * data)
     if batch % (micro * data):
         raise Unpriceable(f"a batch of {batch} is not a multiple of {micro} x {data}")
-    profile = look_up("software", row)
-    usual = profile.get("zero_stage", 0) if data > 1 else 0
-    stage = look_up("zero_stage", row).get("is") or reading.value(
-        "zero_stage", usual, "of that trainer"
-    )
+    zero = look_up(words_table().zero_stage, row)
+    stage = zero.value if zero else reading.value("zero_stage", 0, "of that trainer")
     recompute, layers = _recompute(reading, model, pipeline * virtual)
-    sharding = look_up("sharding", row).get("within")
     shard = (
         row.get("dp_shard")
-        or number_in("shard_ranks", row)
-        or (row.get("gpus_per_node") if sharding == "node" else None)
+        or number_in(words_table().shard_ranks, row)
+        or (row.get("gpus_per_node") if look_up(words_table().sharding, row) else None)
     )
     experts = row.get("expert_parallel") or 1
     return Plan(
@@ -170,19 +166,20 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
 
 def _cuts_experts(row: Row, tensor: int, experts: int) -> bool:
     """Whether experts are sharded over tensor-parallel ranks, by words or the trainer's default."""
-    cut = number_in("expert_tensor", row)
+    cut = number_in(words_table().expert_tensor, row)
     if cut not in (None, 1, tensor):
         raise Unpriceable(f"experts cut over {cut} of {tensor} tensor-parallel ranks")
-    usual = cut is None and bool(look_up("expert_tensor_parallel", row).get("is"))
+    default = look_up(words_table().expert_tensor_parallel, row)
+    usual = cut is None and default is not None and default.value
     return tensor == 1 or experts == 1 or cut == tensor or usual
 
 
 def _stages(row: Row, plan: Plan) -> tuple[tuple[int, int], ...] | None:
     """Return the layers [first, last) of every stage if the row's source gives uneven stages."""
-    sizes = look_up("stages", row).get("layers", ())
-    if len(sizes) != plan.num_stages:
+    given = look_up(words_table().stages, row)
+    if given is None or len(given.layers) != plan.num_stages:
         return None
-    ends = list(accumulate(sizes, initial=0))
+    ends = list(accumulate(given.layers, initial=0))
     return tuple(pairwise(ends))
 
 
@@ -200,7 +197,7 @@ def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: 
 def _batch(reading: Reading, least: int) -> int:
     """Return sequences per step: given, found in words, the trainer's default, or the minimum."""
     row = reading.row
-    words = number_in("batch", row) or look_up("software", row).get("batch")
+    words = number_in(words_table().batch, row) or entry_of(words_table().software, row).batch
     if row.get("global_batch_size") is None and words:
         return max(least, int(words) // least * least)
     return int(reading.value("global_batch_size", least, "one micro-batch for each data rank"))
@@ -209,29 +206,29 @@ def _batch(reading: Reading, least: int) -> int:
 def _sequence_parallel(reading: Reading, tensor: int) -> bool:
     if tensor == 1:
         return False
-    if look_up("software", reading.row).get("without_sequence_parallel"):
+    if entry_of(words_table().software, reading.row).without_sequence_parallel:
         return bool(reading.value("sequence_parallel", False, "this trainer has none"))
     return bool(reading.value("sequence_parallel", True, "with tensor parallelism"))
 
 
 def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, int]:
     """Return the recompute setting and the recomputed layers of a stage (0: all)."""
-    entry = look_up("recompute", reading.row)
-    word = entry.get("is") or reading.value("recompute", "none", "not given")
+    entry = look_up(words_table().recompute, reading.row)
+    word = entry.value if entry else reading.value("recompute", "none", "not given")
     if word not in RECOMPUTE:
         raise Unpriceable(f"recompute {word!r} is not known")
-    layers = number_in("recompute_layers", reading.row)
+    layers = number_in(words_table().recompute_layers, reading.row)
     if layers is not None and word == "full":
         return ("full", layers) if layers else ("none", 0)
-    if "layers" in entry:
-        share = entry["layers"]
-        reading.defaults.append(f"recompute of {share:g} of the layers")
-        return word, max(1, round(share * model.num_layers / stages))
+    if entry and entry.layers is not None:
+        reading.defaults.append(f"recompute of {entry.layers:g} of the layers")
+        return word, max(1, round(entry.layers * model.num_layers / stages))
     return word, 0
 
 
 def _offload(row: Row) -> Any:
-    word = look_up("offload", row).get("is") or row.get("offload") or "none"
+    entry = look_up(words_table().offload, row)
+    word = entry.value if entry else row.get("offload") or "none"
     if word not in OFFLOADS:
         raise Unpriceable(f"offload {row.get('offload')!r} is not priced")
     return word
@@ -239,38 +236,41 @@ def _offload(row: Row) -> Any:
 
 def _workload(reading: Reading, batch: int, precision: str) -> Workload:
     row = reading.row
-    word = look_up("precision", row).get("is") or reading.value(
-        "precision", precision, "of that accelerator"
+    named = look_up(words_table().precision, row)
+    word: Any = (
+        named.value if named else reading.value("precision", precision, "of that accelerator")
     )
     if word not in get_args(Precision):
         raise Unpriceable(f"precision {row.get('precision')} is not priced")
     reading.value("optimizer", "adamw", "the usual one")
-    documents = look_up("documents", row).get("length", 0)
-    optimizer: Any = look_up("optimizer", row).get("is") if row.get("optimizer") else "adamw"
-    if optimizer not in get_args(Optimizer):
+    documents = look_up(words_table().documents, row)
+    optimizer = look_up(words_table().optimizer, row)
+    if optimizer is None and row.get("optimizer"):
         raise Unpriceable(f"optimizer {row.get('optimizer')!r} is not priced")
+    states = look_up(words_table().states, row)
+    gradients = look_up(words_table().gradients, row)
     return Workload(
         seq_len=reading.need("seq_len"),
         global_batch_size=batch,
         precision=word,
-        optimizer=optimizer,
+        optimizer=optimizer.value if optimizer and row.get("optimizer") else "adamw",
         attention_kernel=_attention(reading),
         master_weights=_keeps_master_weights(row, word),
-        optimizer_state_precision=look_up("states", row).get("is", "auto"),
-        gradient_precision=look_up("gradients", row).get("is", "auto"),
-        document_mask=documents > 0,
-        document_length=documents,
+        optimizer_state_precision=states.value if states else "auto",
+        gradient_precision=gradients.value if gradients else "auto",
+        document_mask=documents is not None,
+        document_length=documents.length if documents else 0,
         **_adapter(row),
     )
 
 
-def _attention(reading: Reading) -> Any:
-    flash, entry = reading.row.get("flash_attention"), look_up("attention", reading.row)
-    if flash not in (None, "unknown") and not entry.get("always"):
+def _attention(reading: Reading) -> AttentionKernel:
+    flash, entry = reading.row.flash_attention, look_up(words_table().attention, reading.row)
+    if entry and entry.always:
+        return entry.value
+    if flash not in (None, "unknown"):
         return "eager" if flash == "0" else "flash"
-    kernel = entry.get("is", "flash")
-    if entry.get("always"):
-        return kernel
+    kernel: AttentionKernel = entry.value if entry else "flash"
     reading.defaults.append(f"attention {kernel} (default: flash_attention is not given)")
     return kernel
 
@@ -279,21 +279,21 @@ def _keeps_master_weights(row: Row, precision: str) -> bool:
     """Whether weights are updated in fp32: the optimizer's words override the trainer's default."""
     if precision not in MIXED:
         return True
-    entry = look_up("master_weights", row)
-    return bool(entry.get("is", look_up("software", row).get("master_weights", True)))
+    entry = look_up(words_table().master_weights, row)
+    return entry.value if entry else entry_of(words_table().software, row).master_weights
 
 
 def _adapter(row: Row) -> dict[str, Any]:
     if row.words("peft") in ("", "none"):
         return {}
-    kind = look_up("adapter", row).get("is")
-    if kind not in get_args(Adapter):
+    kind = look_up(words_table().adapter, row)
+    if kind is None or kind.value not in get_args(Adapter):
         raise Unpriceable(f"peft {row.get('peft')!r} is not priced")
-    rank = number_in("adapter_rank", row) or DEFAULT_RANK
+    rank = number_in(words_table().adapter_rank, row) or DEFAULT_RANK
     return {
-        "adapter": kind,
+        "adapter": kind.value,
         "adapter_rank": rank,
         "adapter_alpha": 2.0 * rank,
-        "adapter_targets": look_up("targets", row)["is"],
-        "quantisation": look_up("quantisation", row)["is"],
+        "adapter_targets": entry_of(words_table().targets, row).value,
+        "quantisation": entry_of(words_table().quantisation, row).value,
     }

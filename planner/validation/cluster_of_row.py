@@ -11,7 +11,7 @@ from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure
 from hardware_profiles.errors import InputError
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
-from planner.validation.words import look_up
+from planner.validation.words import look_up, words_table
 
 Key = tuple[Any, ...]
 
@@ -29,8 +29,8 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     if total % each:
         raise Unpriceable(f"{total} accelerators are no whole nodes of {each}")
     speed = row.get("inter_link_gbps_per_gpu") if total > each else None
-    node = look_up("node", row).get("is")
-    key = (accelerator.name, total // each, each, speed, node)
+    node = look_up(words_table().node, row)
+    key = (accelerator.name, total // each, each, speed, node.value if node else None)
     return _build(*key), key
 
 
@@ -57,9 +57,9 @@ def accelerator_of(row: Row) -> Accelerator:
     if name is None:
         raise Unpriceable("gpu is empty")
     names = [f"{name}-{memory:g}GB"] if memory is not None else []
-    entry = look_up("gpu", row)
-    told = [entry["accelerator"]] if entry else []
-    known = told + names if entry.get("before_name") else names + told
+    entry = look_up(words_table().gpu, row)
+    usual = [entry.accelerator] if entry else []
+    known = usual + names if entry and entry.before_name else names + usual
     for candidate in [*known, name]:
         try:
             return find_accelerator(candidate)

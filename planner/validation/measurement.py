@@ -9,7 +9,7 @@ from cost_models.compute.flops import model_flops_per_step
 from cost_models.uncertainty import MemoryKind
 from planner.validation.case import Case
 from planner.validation.runs_file import Row
-from planner.validation.words import look_up
+from planner.validation.words import look_up, words_table
 
 GIB: Final = 2.0**30
 
@@ -41,17 +41,17 @@ def is_partial(row: Row) -> bool:
 
 def denied_by(row: Row) -> str | None:
     """Return why the described run cannot have produced the measurement; None if it can."""
-    why: str | None = look_up("partial", row).get("why")
-    return why
+    entry = look_up(words_table().partial, row)
+    return entry.why if entry else None
 
 
 def measured_memory(row: Row) -> MeasuredMemory | None:
     """Return the measured peak; None without one, or if its definition is unknown."""
     gib = row.get("peak_memory_gib")
-    entry = look_up("memory", row)
+    entry = look_up(words_table().memory, row)
     if gib is None or not entry or row.get("outcome") == "oom":
         return None
-    return MeasuredMemory(gib * GIB, entry["is"], entry.get("rank", "fullest"))
+    return MeasuredMemory(gib * GIB, entry.value, entry.rank)
 
 
 def measured_step(row: Row, case: Case | None) -> float | None:
@@ -66,8 +66,8 @@ def measured_step(row: Row, case: Case | None) -> float | None:
     rate = row.get("tokens_per_second_per_gpu")
     if rate:
         return float(workload.tokens_per_step / (rate * gpus))
-    definition = look_up("flops", row)
-    if definition.get("counts") != "model" or definition.get("attention") != 1.0:
+    definition = look_up(words_table().flops, row)
+    if definition is None or (definition.counts, definition.attention) != ("model", 1.0):
         return None
     flops = float(
         model_flops_per_step(case.scenario.model, workload.seq_len, workload.global_batch_size)

@@ -12,7 +12,7 @@ from cost_models.model.families import model_spec
 from cost_models.model.presets import is_preset, load_preset
 from cost_models.model.spec import ModelSpec
 from planner.validation.reading import Reading, Unpriceable
-from planner.validation.words import look_up, words_table
+from planner.validation.words import ArchitectureEntry, entry_of, words_table
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 
@@ -21,13 +21,13 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     """Return the model of a row and a key that is equal for equal models."""
     name = str(reading.row.get("model") or reading.row.name)
     config = _preset(name) or _config(reading)
-    words = look_up("architecture", reading.row)
-    if words.get("untied"):
+    words = entry_of(words_table().architecture, reading.row)
+    if words.untied:
         config = {**config, "tie_word_embeddings": False}
-    if "vocabulary" in words:
-        config = {**config, "vocab_size": words["vocabulary"]}
-    if words.get("drops_in_every_family"):
-        config = {**config, "_dropout": words["dropout"]}
+    if words.vocabulary is not None:
+        config = {**config, "vocab_size": words.vocabulary}
+    if words.drops_in_every_family:
+        config = {**config, "_dropout": words.dropout}
     key = json.dumps(config, sort_keys=True)
     return _spec(key, name), f"{name} {key}"
 
@@ -60,7 +60,7 @@ def _without_gates(spec: ModelSpec) -> ModelSpec:
 
 
 def _preset(name: str) -> Mapping[str, Any] | None:
-    known = words_table()["presets"].get(name.lower(), name)
+    known = words_table().presets.get(name.lower(), name)
     return load_preset(known).config if is_preset(known) else None
 
 
@@ -70,7 +70,7 @@ def _config(reading: Reading) -> Mapping[str, Any]:
     if any(row.get(name) is None for name in SIZES):
         missing = [name for name in SIZES if row.get(name) is None]
         raise Unpriceable(f"the architecture is not given ({', '.join(missing)})")
-    words = look_up("architecture", row)
+    words = entry_of(words_table().architecture, row)
     kind = row.words("model_kind") or "dense"
     gated = reading.value("gated_mlp", False, "a plain MLP")
     if kind.startswith("moe"):
@@ -105,10 +105,10 @@ def _sizes(reading: Reading) -> dict[str, Any]:
     return config
 
 
-def _gpt(reading: Reading, words: Mapping[str, Any]) -> Mapping[str, Any]:
+def _gpt(reading: Reading, words: ArchitectureEntry) -> Mapping[str, Any]:
     """GPT-2 with learned positions, as Megatron-LM trains it; BLOOM where there are none."""
     row = reading.row
-    dropout = words["dropout"]
+    dropout = words.dropout
     hidden = row.get("hidden_size")
     config = {
         "n_layer": row.get("num_layers"),
@@ -116,7 +116,7 @@ def _gpt(reading: Reading, words: Mapping[str, Any]) -> Mapping[str, Any]:
         "vocab_size": row.get("vocab_size"),
         "tie_word_embeddings": bool(reading.value("tie_embeddings", True, "as GPT-2")),
     }
-    if words.get("family") == "bloom":
+    if words.family == "bloom":
         return {"model_type": "bloom", "hidden_size": hidden, **config}
     return {
         "model_type": "gpt2",
@@ -129,7 +129,7 @@ def _gpt(reading: Reading, words: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _bert(reading: Reading, words: Mapping[str, Any]) -> Mapping[str, Any]:
+def _bert(reading: Reading, words: ArchitectureEntry) -> Mapping[str, Any]:
     row = reading.row
     return {
         "model_type": "bert",
@@ -141,8 +141,8 @@ def _bert(reading: Reading, words: Mapping[str, Any]) -> Mapping[str, Any]:
         ),
         "vocab_size": row.get("vocab_size"),
         "max_position_embeddings": max(512, row.get("seq_len")),
-        "hidden_dropout_prob": words["dropout"],
-        "attention_probs_dropout_prob": words["dropout"],
+        "hidden_dropout_prob": words.dropout,
+        "attention_probs_dropout_prob": words.dropout,
     }
 
 

@@ -41,7 +41,7 @@ def _compared(rows: pd.DataFrame, what: str, *, partial: bool = False) -> pd.Dat
 def _figures(rows: pd.DataFrame, what: str) -> dict[str, Any]:
     from planner.validation.statistics import error_figures, grouped_figures, over_groups
 
-    left_out = words_table()["left_out"].get(what, {})
+    left_out = getattr(words_table().left_out, what)
     compared, partial = _compared(rows, what), _compared(rows, what, partial=True)
     columns = (f"{what}_error", f"{what}_inside", f"{what}_half_width")
     found: dict[str, Any] = {"n": len(compared), "left_out": dict(left_out)}

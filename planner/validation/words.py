@@ -9,40 +9,266 @@ always applies.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from hardware_profiles.fields import read_toml
+from msgspec import Meta, Struct, field
+
+from cost_models.plan.plan import Offload
+from cost_models.plan.workload import AttentionKernel, Optimizer, Quantisation
+from cost_models.uncertainty import MemoryKind
+from hardware_profiles.fields import convert, read_toml
 from planner.validation.runs_file import COLUMNS, TEXTS, Row
 
 TABLE: Final = Path(__file__).parent / "words.toml"
 
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Count = Annotated[int, Meta(ge=1, le=10**6)]
+
+
+class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An entry of a section: its conditions; a subclass adds their meaning."""
+
+    when: dict[str, tuple[str, ...]] = {}  # words by column
+    without: tuple[str, ...] = ()
+
+
+class Name(Entry, frozen=True, kw_only=True):
+    """A name: of a node, a precision, a kind of adapter, or target matrices of adapters."""
+
+    value: str = field(name="is")
+
+
+class Flag(Entry, frozen=True, kw_only=True):
+    """Whether the trainer does what the section names."""
+
+    value: bool = field(name="is")
+
+
+class OffloadEntry(Entry, frozen=True, kw_only=True):
+    """Offloaded parts of the model state."""
+
+    value: Offload = field(name="is")
+
+
+class OptimizerEntry(Entry, frozen=True, kw_only=True):
+    """The optimizer."""
+
+    value: Optimizer = field(name="is")
+
+
+class QuantisationEntry(Entry, frozen=True, kw_only=True):
+    """The number format of quantised weights."""
+
+    value: Quantisation = field(name="is")
+
+
+class StoredPrecision(Entry, frozen=True, kw_only=True):
+    """Precision of gradients or of optimizer states."""
+
+    value: Literal["fp32", "bf16"] = field(name="is")
+
+
+class ZeroStageEntry(Entry, frozen=True, kw_only=True):
+    """ZeRO stage."""
+
+    value: Annotated[int, Meta(ge=0, le=3)] = field(name="is")
+
+
+class AdapterEntry(Name, frozen=True, kw_only=True):
+    """Kind of adapter, and the first layer that has one."""
+
+    first_layer: Annotated[int, Meta(ge=0)] = 0
+
+
+class ArchitectureEntry(Entry, frozen=True, kw_only=True):
+    """Properties of models of which only sizes are given."""
+
+    dropout: Fraction
+    family: Literal["bloom"] | None = None
+    untied: bool = False  # the output projection is a matrix of its own
+    vocabulary: Count | None = None
+    drops_in_every_family: bool = False  # dropout, even where the family has none
+
+
+class AttentionEntry(Entry, frozen=True, kw_only=True):
+    """Attention kernel; ``always``: whatever the column flash_attention says."""
+
+    value: AttentionKernel = field(name="is")
+    always: bool = False
+
+
+class DocumentsEntry(Entry, frozen=True, kw_only=True):
+    """Tokens of a packed document."""
+
+    length: Count
+
+
+class FlopsEntry(Entry, frozen=True, kw_only=True):
+    """FLOP that a source counts: with or without recomputation, and the share of attention."""
+
+    counts: Literal["model", "hardware"]
+    attention: Fraction | None = None
+
+
+class GpuEntry(Entry, frozen=True, kw_only=True):
+    """Accelerator of the catalogue; ``before_name``: tried before the name in the cell."""
+
+    accelerator: str
+    before_name: bool = False
+
+
+class InterleavedEntry(Entry, frozen=True, kw_only=True):
+    """Layers of a virtual stage."""
+
+    layers: Count
+
+
+class MemoryEntry(Entry, frozen=True, kw_only=True):
+    """Kind of measured memory, and the pipeline rank on which it was measured."""
+
+    value: MemoryKind = field(name="is")
+    rank: Literal["first", "last", "fullest"] = "fullest"
+
+
+class Reason(Entry, frozen=True, kw_only=True):
+    """Why a row is not priced, or not compared."""
+
+    why: str
+
+
+class RecomputeEntry(Entry, frozen=True, kw_only=True):
+    """Recompute setting, and the share of the layers that recompute."""
+
+    value: Literal["none", "full"] = field(name="is")
+    layers: Fraction | None = None
+
+
+class ShardingEntry(Entry, frozen=True, kw_only=True):
+    """The group inside which weights are sharded."""
+
+    within: Literal["node"]
+
+
+class SoftwareEntry(Entry, frozen=True, kw_only=True):
+    """Software profile and its changed figures, by group; further defaults of the trainer."""
+
+    profile: str
+    figures: dict[str, dict[str, bool | float | str]] = field(name="with", default_factory=dict)
+    without_sequence_parallel: bool = False
+    master_weights: bool = True
+    batch: Count | None = None  # sequences
+
+
+class StagesEntry(Entry, frozen=True, kw_only=True):
+    """Layers of every pipeline stage."""
+
+    layers: tuple[Count, ...]
+
+
+class Pattern(Struct, frozen=True, forbid_unknown_fields=True):
+    """A regular expression with one group, a number, and the column in which it is searched."""
+
+    column: str
+    pattern: str
+
+
+class LeftOut(Struct, frozen=True, forbid_unknown_fields=True):
+    """Source groups that are not part of the means over groups, with the reason."""
+
+    time: dict[str, str]
+    memory: dict[str, str]
+
+
+class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file; a field is a section."""
+
+    adapter: tuple[AdapterEntry, ...]
+    adapter_rank: tuple[Pattern, ...]
+    architecture: tuple[ArchitectureEntry, ...]
+    attention: tuple[AttentionEntry, ...]
+    batch: tuple[Pattern, ...]
+    documents: tuple[DocumentsEntry, ...]
+    expert_tensor: tuple[Pattern, ...]
+    expert_tensor_parallel: tuple[Flag, ...]
+    flops: tuple[FlopsEntry, ...]
+    gpu: tuple[GpuEntry, ...]
+    gradients: tuple[StoredPrecision, ...]
+    interleaved: tuple[InterleavedEntry, ...]
+    left_out: LeftOut
+    master_weights: tuple[Flag, ...]
+    memory: tuple[MemoryEntry, ...]
+    node: tuple[Name, ...]
+    offload: tuple[OffloadEntry, ...]
+    optimizer: tuple[OptimizerEntry, ...]
+    partial: tuple[Reason, ...]
+    precision: tuple[Name, ...]
+    presets: dict[str, str]
+    quantisation: tuple[QuantisationEntry, ...]
+    recompute: tuple[RecomputeEntry, ...]
+    recompute_layers: tuple[Pattern, ...]
+    shard_ranks: tuple[Pattern, ...]
+    sharding: tuple[ShardingEntry, ...]
+    software: tuple[SoftwareEntry, ...]
+    stages: tuple[StagesEntry, ...]
+    states: tuple[StoredPrecision, ...]
+    targets: tuple[Name, ...]
+    unpriced: tuple[Reason, ...]
+    zero_stage: tuple[ZeroStageEntry, ...]
+
+
+AnyEntry = TypeVar("AnyEntry", bound=Entry)
+
 
 @cache
-def words_table() -> Mapping[str, Any]:
+def words_table() -> WordsTable:
     """Return the whole table."""
-    return read_toml(TABLE, "the table of words")
+    return words_table_from(TABLE)
 
 
-def look_up(section: str, row: Row) -> Mapping[str, Any]:
-    """Return the first entry of a section that applies to a row; {} if none does."""
-    for entry in words_table()[section]:
-        if _applies(entry, row):
-            return {key: value for key, value in entry.items() if key not in COLUMNS}
-    return {}
+def words_table_from(path: Path) -> WordsTable:
+    """Read and check a table."""
+    values = read_toml(path, "the table of words")
+    patterns = {name for name, kind in WordsTable.__annotations__.items() if "Pattern" in kind}
+    sections = {
+        name: [_with_conditions(entry) for entry in section]
+        if isinstance(section, list) and name not in patterns
+        else section
+        for name, section in values.items()
+    }
+    return convert(sections, WordsTable, str(path))
 
 
-def _applies(entry: Mapping[str, Any], row: Row) -> bool:
-    conditions = {column: words for column, words in entry.items() if column in COLUMNS}
-    cells = [row.words(column) for column in conditions]
-    if any(word in cell for word in entry.get("without", ()) for cell in cells):
-        return False
-    return all(_matches(column, words, row) for column, words in conditions.items())
+def _with_conditions(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry with its columns under ``when``."""
+    conditions = {key: value for key, value in entry.items() if key in COLUMNS}
+    rest = {key: value for key, value in entry.items() if key not in COLUMNS}
+    return {"when": conditions, **rest}
 
 
-def _matches(column: str, words: list[str], row: Row) -> bool:
+def look_up(section: Sequence[AnyEntry], row: Row) -> AnyEntry | None:
+    """Return the first entry of a section that applies to a row; None if none does."""
+    return next((entry for entry in section if _applies(entry, row)), None)
+
+
+def entry_of(section: Sequence[AnyEntry], row: Row) -> AnyEntry:
+    """Return the first entry that applies, of a section whose last entry applies to every row."""
+    found = look_up(section, row)
+    assert found is not None
+    return found
+
+
+def _applies(entry: Entry, row: Row) -> bool:
+    if entry.without:
+        cells = [row.words(column) for column in entry.when]
+        if any(word in cell for word in entry.without for cell in cells):
+            return False
+    return all(_matches(column, words, row) for column, words in entry.when.items())
+
+
+def _matches(column: str, words: Sequence[str], row: Row) -> bool:
     """Whether a text contains all words ("": is empty), or a number equals one of them."""
     if column == "gpu":  # an A1000 is no A100
         text = row.words(column)
@@ -59,10 +285,10 @@ def _whole_number(word: str) -> str:
     return r"(?!\d)" if word[-1:].isdigit() else ""
 
 
-def number_in(section: str, row: Row) -> int | None:
+def number_in(section: Sequence[Pattern], row: Row) -> int | None:
     """Return the number that a pattern of a section finds in its column; None without one."""
-    for entry in words_table()[section]:
-        found = re.search(entry["pattern"], row.words(entry["column"]))
+    for entry in section:
+        found = re.search(entry.pattern, row.words(entry.column))
         if found:
             return int(found[1])
     return None

@@ -16,7 +16,7 @@ from planner.validation.case import Case, case_of
 from planner.validation.measurement import denied_by, measured_memory, measured_step
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, Row, read_runs
-from planner.validation.words import look_up, words_table
+from planner.validation.words import Name, look_up, words_table
 
 GPT = {
     "model": "a GPT",
@@ -183,7 +183,9 @@ def test_a_family_of_cards_is_named_by_its_first_letters() -> None:
     recipe = {"framework": "Megatron-Bridge/26.08", "precision": "mxfp8", "gpus_per_node": 4}
     for model, hides in (("deepseek-v3", True), ("gpt-oss-120b", False)):
         words = {"model": model, "gpu": "GB300", "expert_parallel": 64, **recipe}
-        overlap = look_up("software", Row(line=2, **words)).get("with", {}).get("overlap", {})
+        entry = look_up(words_table().software, Row(line=2, **words))
+        assert entry is not None
+        overlap = entry.figures.get("overlap", {})
         assert overlap.get("expert_exchange_between_nodes", False) is hides
 
 
@@ -455,6 +457,6 @@ def test_vtrains_sums_of_layers_neither_recompute_nor_pad_nor_hide() -> None:
     assert (software.overlap.tensor_reduction, usual.overlap.tensor_reduction) == (False, True)
 
 
-@pytest.mark.parametrize("entry", words_table()["node"], ids=lambda entry: entry["is"])
-def test_nodes_that_words_stand_for_are_in_the_catalogue(entry: dict[str, Any]) -> None:
-    assert match_node(entry["is"]) is not None  # else the usual node is taken, without a word
+@pytest.mark.parametrize("entry", words_table().node, ids=lambda entry: entry.value)
+def test_nodes_that_words_stand_for_are_in_the_catalogue(entry: Name) -> None:
+    assert match_node(entry.value) is not None  # else the usual node is taken, without a word
