@@ -59,7 +59,7 @@ def _before(x: Floats) -> Floats:
     return np.cumsum(x, axis=0) - x
 
 
-def _sum_over_ranks(x: Floats) -> Floats:
+def sum_over_ranks(x: Floats) -> Floats:
     """Return the sum over ranks, added in their order.
 
     ``np.sum`` adds the ranks of a single plan in another order than those of a table.
@@ -70,7 +70,7 @@ def _sum_over_ranks(x: Floats) -> Floats:
 
 def _after(x: Floats) -> Floats:
     """Sum over the ranks after each one."""
-    result: Floats = _sum_over_ranks(x) - np.cumsum(x, axis=0)
+    result: Floats = sum_over_ranks(x) - np.cumsum(x, axis=0)
     return result
 
 
@@ -80,7 +80,7 @@ def gpipe_seconds(x: Passes) -> Floats:
     sum f + (m - 1) max f + sum b + (m - 1) max b,  b = i + w
     """
     backward = x.i + x.w
-    once = _sum_over_ranks(x.f + backward)
+    once = sum_over_ranks(x.f + backward)
     again = np.max(x.f, axis=0) + np.max(backward, axis=0)
     result: Floats = once + (x.m - 1.0) * again
     return result
@@ -97,9 +97,9 @@ def in_turn_seconds(x: Passes, *, split: bool) -> Floats:
     hops = 1.0 if x.v == 1 or split else 2.0
     warm_up = np.minimum((x.v - 1) * per_round + hops * (x.p - 1.0 - x.rank), total)
     forwards = np.minimum(warm_up + 1.0, total)
-    forward_gap = _sum_over_ranks(x.f) - _before(x.f) / x.v + _after(x.i) / x.v
+    forward_gap = sum_over_ranks(x.f) - _before(x.f) / x.v + _after(x.i) / x.v
     first = np.maximum(0.0, forward_gap - forwards * x.f / x.v)
-    backward_gap = _after(x.f) / x.v + _sum_over_ranks(x.i) - (_before(x.i) + x.i) / x.v
+    backward_gap = _after(x.f) / x.v + sum_over_ranks(x.i) - (_before(x.i) + x.i) / x.v
     last = np.maximum(0.0, backward_gap - (forwards - 1.0) * (x.i + x.w) / x.v)
     # with few micro-batches both gaps are the same wait
     gaps = np.where(total > forwards, first + last, np.maximum(first, last))
@@ -131,13 +131,13 @@ def dualpipev_seconds(x: Passes) -> Floats:
 
 def _v_forward_gap(x: Passes) -> Floats:
     """Seconds from a rank's first forward pass to its first backward pass, in a V."""
-    result: Floats = _sum_over_ranks(x.f) - 0.5 * _before(x.f) + 0.5 * _before(x.i)
+    result: Floats = sum_over_ranks(x.f) - 0.5 * _before(x.f) + 0.5 * _before(x.i)
     return result
 
 
 def _v_backward_gap(x: Passes) -> Floats:
     """Seconds from the end of a rank's last forward pass to its last backward pass, in a V."""
-    result: Floats = 0.5 * _before(x.f) + _sum_over_ranks(x.i) - 0.5 * (_before(x.i) + x.i)
+    result: Floats = 0.5 * _before(x.f) + sum_over_ranks(x.i) - 0.5 * (_before(x.i) + x.i)
     return result
 
 
@@ -176,7 +176,7 @@ def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights:
             p=p,
             v=v,
         )
-        seconds[rows] = BOUNDS[SCHEDULES[code]](x) if p > 1 else x.m * _sum_over_ranks(x.f + x.i)
+        seconds[rows] = BOUNDS[SCHEDULES[code]](x) if p > 1 else x.m * sum_over_ranks(x.f + x.i)
     return seconds
 
 

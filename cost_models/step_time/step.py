@@ -22,7 +22,7 @@ from cost_models.arrays import Real, pick
 from cost_models.plan.plan import PlanTable
 from cost_models.step_time.overlap import Hiding, at_the_end
 from cost_models.step_time.parts import RankSeconds, TimeParts
-from cost_models.step_time.pipeline_bound import owners, pipeline_bound
+from cost_models.step_time.pipeline_bound import owners, pipeline_bound, sum_over_ranks
 
 
 def step_seconds(
@@ -58,7 +58,7 @@ def step_seconds(
         bound = pipeline_bound(table, forward, backward, weights)
     bubble = np.maximum(0.0, bound - microbatches * longest)  # rounding
     if core_share < 1.0:
-        summed = np.sum(each[owner], axis=0)
+        summed = sum_over_ranks(each[owner])
         stages = 1.0 * table.pipeline_parallel
         at_work = np.maximum(0.0, core_share * stages - 1.0) / np.maximum(1.0, stages - 1.0)
         mean = summed / stages
