@@ -28,15 +28,14 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 def mask_bytes(view: RankView) -> Real:
     """Bytes of one micro-batch's masks on a stage: c b s^2 for every window."""
-    model, workload, software = view.model, view.workload, view.software
-    table, rank = view.table, view.rank
+    workload, software = view.workload, view.software
     windows = {
-        _narrower(kind.attention, workload)
-        for count, kind in zip(rank.kind_counts, model.kinds, strict=True)
-        if count and _masked(kind.attention, workload, software)
+        _narrower(layers.kind.attention, workload)
+        for layers in view.layers
+        if _masked(layers.kind.attention, workload, software)
     }
     one = workload.compute_bytes * workload.seq_len**2
-    return one * len(windows) * np.multiply(1.0, table.micro_batch_size)
+    return one * len(windows) * np.multiply(1.0, view.table.micro_batch_size)
 
 
 def masked_key_bytes(attention: Attention, workload: Workload, software: SoftwareProfile) -> float:

@@ -28,10 +28,9 @@ import numpy as np
 from cost_models.activations.saved import Regions
 from cost_models.arrays import Count, Flag, Real
 from cost_models.model.parameters import shard_numel
-from cost_models.model.spec import LayerKind, ModelSpec
-from cost_models.partition.stages import PipelineRank
+from cost_models.model.spec import LayerKind
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.tensor_sharding import shard_dim
-from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -67,23 +66,24 @@ def fp8_regions(
     )
 
 
-def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank, copies: float) -> Real:
+def fp8_weight_bytes(view: RankView) -> Real:
     """Bytes of the fp8 copies of a rank's matrices, sharded where the weights are.
 
         ZeRO 0 to 2   n P          P: elements of the rank's matrices
         ZeRO 3        n P / d + n of GATHERED layers
 
-    ``copies``: n, those that the trainer keeps from the forward to the backward pass.
+    n: copies that the trainer keeps from the forward to the backward pass.
 
     Transformer Engine scatters and gathers its copies when FSDP does its flat parameters
     (``prepare_te_modules_for_fsdp`` in transformer_engine/pytorch/distributed.py).
     """
+    table = view.table
     whole: Real = np.zeros(len(table))
     shards: Real = np.zeros(len(table))
     layer: Real = np.zeros(len(table))
-    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
+    for layers in view.layers:
         of_layer: Real = np.zeros(len(table))
-        for weight in kind.weights:
+        for weight in layers.kind.weights:
             if weight.role in ("linear", "expert") and weight.part != "router":
                 numel = shard_numel(
                     weight,
@@ -94,13 +94,13 @@ def fp8_weight_bytes(model: ModelSpec, table: PlanTable, rank: PipelineRank, cop
                 ranks = table.shard_ranks
                 if weight.role == "expert":
                     ranks = np.where(table.experts_apart, table.expert_shard_ranks, ranks)
-                shards = shards + count * numel / np.maximum(1, ranks)
+                shards = shards + layers.count * numel / np.maximum(1, ranks)
                 of_layer = of_layer + numel
-        whole = whole + count * of_layer
-        layer = np.maximum(layer, of_layer) if count else layer
+        whole = whole + layers.count * of_layer
+        layer = np.maximum(layer, of_layer)
     gathered = np.minimum(whole, shards + GATHERED * layer)
     elements = np.where(table.zero_stage >= 3, gathered, whole)
-    return copies * FP8_BYTES * elements
+    return view.software.fp8.weight_copies * FP8_BYTES * elements
 
 
 def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float | None:

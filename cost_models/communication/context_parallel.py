@@ -16,19 +16,13 @@ import numpy as np
 
 from cost_models.arrays import FP32, Count, Flag, Real
 from cost_models.communication.traffic import Traffic
-from cost_models.model.spec import Attention, ModelSpec
-from cost_models.partition.stages import PipelineRank
+from cost_models.model.spec import Attention
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import CONTEXT_METHODS, FULL, SELECTIVE, PlanTable
-from cost_models.plan.workload import Workload
 
 RING, ULYSSES, ALLGATHER = (
     CONTEXT_METHODS.index(name) for name in ("ring", "ulysses", "allgather")
 )
-
-
-def rank_tokens(workload: Workload, table: PlanTable) -> Real:
-    """Tokens of a micro-batch on one rank: b S / n."""
-    return 1.0 * workload.seq_len * table.micro_batch_size / table.context_parallel
 
 
 def is_blockwise(table: PlanTable) -> Flag:
@@ -63,9 +57,7 @@ def ulysses_saved_bytes(attention: Attention, compute_bytes: float, table: PlanT
     return np.where(ulysses, compute_bytes * (more * both + output), 0.0)
 
 
-def context_traffic(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
-) -> dict[tuple[str, str], Traffic]:
+def context_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     """Traffic of keys and values of every layer and micro-batch; K = b s k (d + e) / t elements.
 
         ring       send            c K   n - 1 forward, n - 1 backward
@@ -78,16 +70,14 @@ def context_traffic(
     Recomputation repeats the forward part, without the last all_to_all if only the attention core
     is recomputed. Forward-only (frozen) layers have that part alone, once.
     """
-    compute = workload.compute_bytes
+    table, compute, tokens = view.table, view.compute_bytes, view.tokens
     n, t = 1.0 * table.context_parallel, table.tensor_parallel
-    tokens = rank_tokens(workload, table)
     core = np.where((table.recompute == FULL) | (table.recompute == SELECTIVE), 1.0, 0.0)
     full = np.where(table.recompute == FULL, 1.0, 0.0)
     zero: Real = np.zeros(len(table))
     sends = gathers = scatters = exchanges = Traffic(zero, zero)
-    layers = list(zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True))
-    parts = [(recomputed, 1.0, kind) for _, recomputed, kind in layers]
-    parts += [(count - recomputed, 0.0, kind) for count, recomputed, kind in layers]
+    parts = [(layers.recomputed, 1.0, layers.kind) for layers in view.layers]
+    parts += [(layers.count - layers.recomputed, 0.0, layers.kind) for layers in view.layers]
     for count, again, kind in parts:
         attention, repeats = kind.attention, count * (1.0 * table.num_microbatches)
         back = 0.0 if kind.forward_only else 1.0
@@ -125,11 +115,9 @@ def exposed_context_seconds(
     communication: Real,
     core_forward: Real,
     core_backward: Real,
-    table: PlanTable,
-    compute_bytes: float,
+    view: RankView,
     *,
     overlaps: bool,
-    recomputed_share: Real = 1.0,
 ) -> Real:
     """Seconds of a micro-batch's context traffic that attention does not hide.
 
@@ -138,10 +126,11 @@ def exposed_context_seconds(
     their messages (n - 1 blocks; n - 1 blocks and n gradients of x / c the size). Gathers and
     exchanges are not overlapped; nor is anything on a CPU, whose cores do both.
     """
+    table = view.table
     n = 1.0 * table.context_parallel
-    wide = max(FP32, compute_bytes) / compute_bytes
+    wide = max(FP32, view.compute_bytes) / view.compute_bytes
     core = (table.recompute == FULL) | (table.recompute == SELECTIVE)
-    again = np.where(core, recomputed_share, 0.0)
+    again = np.where(core, view.rank.recomputed_share, 0.0)
     forward = (n - 1.0) * (1.0 + again)
     backward = (n - 1.0) + n * wide
     share = forward / np.maximum(1.0, forward + backward)

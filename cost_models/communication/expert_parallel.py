@@ -11,22 +11,16 @@ import numpy as np
 
 from cost_models.arrays import Real
 from cost_models.columnar.columns import on_distinct_rows
-from cost_models.communication.context_parallel import rank_tokens
-from cost_models.communication.traffic import Traffic
+from cost_models.communication.traffic import Traffic, no_traffic
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.stages import PipelineRank
-from cost_models.plan.plan import RECOMPUTE, PlanTable
-from cost_models.plan.workload import Workload
+from cost_models.partition.rank_view import RankView
+from cost_models.plan.plan import FULL
 from hardware_profiles.cluster.nvlink_domains import domains_spanned
-from hardware_profiles.cluster.schema import Cluster
-from hardware_profiles.software.trainer import SoftwareProfile
 
 COUNT_BYTES = 8.0  # an int64
 
 
-def expert_traffic(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
-) -> dict[tuple[str, str], Traffic]:
+def expert_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     """Return the all_to_all traffic over expert-parallel ranks.
 
     For each layer and micro-batch:
@@ -40,34 +34,32 @@ def expert_traffic(
 
     Source: Lepikhin et al., GShard (arXiv:2006.16668), sec. 3.2; no token is dropped.
     """
-    compute = workload.compute_bytes
-    again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
-    tokens = routed_tokens(workload, table)
-    total = Traffic(np.zeros(len(table)), np.zeros(len(table)))
-    for layers, recomputed, kind in zip(
-        rank.kind_counts, rank.recomputed, model.kinds, strict=True
-    ):
-        experts = kind.feed_forward
-        if not layers or not experts.num_experts:
+    table, hidden_bytes = view.table, view.compute_bytes * view.model.hidden_size
+    again = np.where(table.recompute == FULL, 1.0, 0.0)
+    tokens = routed_tokens(view)
+    total = no_traffic(len(table))
+    for layers in view.layers:
+        experts = layers.kind.feed_forward
+        if not experts.num_experts:
             continue
-        repeated = 0.0 if kind.forward_only else recomputed * again
-        times = layers + repeated
+        repeated = layers.run_again * again
+        times = layers.count + repeated
         total += Traffic(times, times * COUNT_BYTES * experts.num_experts)
-        times = layers * (2.0 if kind.forward_only else 4.0) + 2.0 * repeated
-        rows = compute * model.hidden_size * experts.experts_per_token * tokens
+        times = 2.0 * (layers.count + layers.trained + repeated)
+        rows = hidden_bytes * experts.experts_per_token * tokens
         total += Traffic(times, times * rows)
     active = np.where(table.expert_parallel > 1, 1.0 * table.num_microbatches, 0.0)
     return {("expert", "all_to_all"): total.times(active)}
 
 
-def routed_tokens(workload: Workload, table: PlanTable) -> Real:
+def routed_tokens(view: RankView) -> Real:
     """Tokens of a micro-batch that a rank routes: b s, or b s / t if experts are not sharded by t.
 
     With context parallelism s is the rank's number of tokens. Tensor-parallel ranks that shard each
     expert all route the same tokens; with whole experts, each rank routes its share.
     """
-    tokens = rank_tokens(workload, table)
-    return tokens / np.where(table.expert_tensor_parallel, 1.0, 1.0 * table.tensor_parallel)
+    table = view.table
+    return view.tokens / np.where(table.expert_tensor_parallel, 1.0, 1.0 * table.tensor_parallel)
 
 
 def max_experts_per_token(model: ModelSpec) -> int:
@@ -75,22 +67,18 @@ def max_experts_per_token(model: ModelSpec) -> int:
     return max(kind.feed_forward.experts_per_token for kind in model.kinds)
 
 
-def exposed_all_to_all_seconds(
-    traffic: Real, passes: Real, cluster: Cluster, software: SoftwareProfile, table: PlanTable
-) -> Real:
+def exposed_all_to_all_seconds(traffic: Real, passes: Real, view: RankView) -> Real:
     """Seconds of a micro-batch's all-to-all that are not hidden.
 
     ``overlap.expert_exchange_between_nodes`` and ``..._inside_nodes``: where experts lie in several
     NVLink domains, and in one, another micro-batch's ``passes`` run meanwhile; a hidden second
     costs computation ``overlap.data_parallel_interference`` seconds.
     """
-    between, inside = (
-        software.overlap.expert_exchange_between_nodes,
-        software.overlap.expert_exchange_inside_nodes,
-    )
+    table, overlap = view.table, view.software.overlap
+    between, inside = overlap.expert_exchange_between_nodes, overlap.expert_exchange_inside_nodes
     if not (between or inside):
         return traffic
     stride = np.where(table.expert_tensor_parallel, table.tensor_parallel, 1)
-    spans = on_distinct_rows(domains_spanned)(cluster, table.expert_parallel, stride) > 1.0
+    spans = on_distinct_rows(domains_spanned)(view.cluster, table.expert_parallel, stride) > 1.0
     hidden = np.where(np.where(spans, between, inside), np.minimum(traffic, passes), 0.0)
-    return traffic - (1.0 - software.overlap.data_parallel_interference) * hidden
+    return traffic - (1.0 - overlap.data_parallel_interference) * hidden

@@ -1,15 +1,28 @@
-"""Collectives of one layer over the tensor-parallel ranks: gathered inputs and summed outputs."""
+"""Traffic over the tensor-parallel ranks: gathered inputs and summed outputs.
+
+Symbols: as in ``volumes``. Units: features a token inside, bytes in ``tensor_traffic``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from cost_models.communication.traffic import Traffic
-from cost_models.model.spec import LayerKind, ModelSpec
+from cost_models.arrays import FP32, Real
+from cost_models.communication.traffic import (
+    EXECUTOR_OPTIONS,
+    Traffic,
+    TrafficOptions,
+    no_traffic,
+)
+from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
+from cost_models.model.spec import LayerKind
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.recomputed_layers import needs_output
-from cost_models.plan.plan import PlanTable
+from cost_models.plan.plan import FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +41,162 @@ class LayerCollectives:
         return self.column_inputs + self.kept_inputs
 
 
-def layer_collectives(
-    model: ModelSpec, kind: LayerKind, table: PlanTable, *, by_matrix: bool = False
-) -> LayerCollectives:
+class _Layers(NamedTuple):
+    """The layers of one kind on a rank: their collectives, and passes of each micro-batch."""
+
+    kind: LayerKind
+    collectives: LayerCollectives
+    forward: int
+    backward: int
+    again: Real  # recomputed
+
+
+def tensor_traffic(
+    view: RankView, *, options: TrafficOptions = EXECUTOR_OPTIONS
+) -> dict[tuple[str, str], Traffic]:
+    """Hidden states over the tensor-parallel ranks, c b s h each; per micro-batch:
+
+                            without sequence parallelism     with it
+        column-cut matrices all_reduce backward              all_gather forward;
+                                                             backward all_gather, reduce_scatter
+        row-cut matrix      all_reduce forward               reduce_scatter forward, all_gather back
+        experts cut         both of the above, but for the second gathering of their input
+        experts whole       all_gather forward, backward     nothing
+        full recomputation  the forward collectives again, of the layers that are recomputed
+        embedding           all_reduce forward               reduce_scatter forward, all_gather back
+        head                all_reduce backward              all_gather forward;
+                                                             backward all_gather, reduce_scatter
+        encoder's output    all_reduce backward              all_gather forward, reduce_scatter
+                            of each stage whose layers read it   back
+        loss                all_reduce x b s and 2 x b s     the same
+                            (``gathers_logits``: all_gather c b s V instead, both)
+        norms over all      all_reduce 2 x b s forward,      the same
+        heads (OLMo 2)      backward, recomputed
+
+    A layer has a column-parallel and a row-parallel step for each attention, MLP and shared expert;
+    latent attention has two column-parallel steps, as wide as its latents, and one more gathered
+    input: the keys with positions. The backward pass gathers the input of a column-parallel matrix
+    again, or has saved it (``options``). Recomputation stops at the last tensor that is needed: it
+    skips the layer's last collective, unless a norm or a dropout follows it. Not included:
+    gradients summed once a step (``shared_gradient_traffic``). Forward-only (frozen) layers have
+    the forward part alone. If a layer casts before it gathers (fp8), elements of the embedding's
+    and the head's collectives still have c bytes.
+
+    Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
+    4.2.2; the loss: Shoeybi et al., sec. 3.
+    """  # noqa: D400
+    table, rank = view.table, view.rank
+    again = np.where(table.recompute == FULL, 1.0, 0.0)
+    layers = [
+        _Layers(
+            one.kind,
+            _layer_collectives(view, one.kind, by_matrix=options.gathers_per_matrix),
+            one.count,
+            one.trained,
+            one.run_again * again,
+        )
+        for one in view.layers
+    ]
+    m, along = 1.0 * table.num_microbatches, np.where(table.sequence_parallel, 1.0, 0.0)
+    active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
+
+    def moved(features: Traffic, repeats: Real) -> Traffic:
+        """Convert features a token to bytes a step."""
+        size = features.size * view.compute_bytes * view.tokens
+        return Traffic(features.count, size).times(m * repeats * active)
+
+    statistics = _loss_statistics(view, options) + _norm_statistics(view, layers)
+    sums = _summed_outputs(view, layers)
+    gathers = _gathered_inputs(view, layers, options)
+    splits = _total(
+        view, (x.collectives.token_splits.times(x.forward + x.backward) for x in layers)
+    )
+    logits = float(rank.last) * options.gathers_logits * np.ones(len(table))
+    return {
+        ("tensor", "all_reduce"): statistics.times(active) + moved(sums, 1.0 - along),
+        ("tensor", "all_gather"): moved(gathers, along)
+        + moved(splits, 1.0 - along)
+        + moved(Traffic(logits, logits * view.model.vocab_size), 1.0),
+        ("tensor", "reduce_scatter"): moved(sums, along),
+    }
+
+
+def _total(view: RankView, terms: Iterable[Traffic]) -> Traffic:
+    return sum(terms, start=no_traffic(len(view.table)))
+
+
+def _hidden_state(view: RankView) -> Traffic:
+    """One hidden state."""
+    ones = np.ones(len(view.table))
+    return Traffic(ones, view.model.hidden_size * ones)
+
+
+def _lookups(view: RankView) -> float:
+    """Embeddings that the rank looks up: the encoder's, and the decoder's."""
+    return float(view.rank.first) + float(bool(view.rank.bridge))
+
+
+def _summed_outputs(view: RankView, layers: Sequence[_Layers]) -> Traffic:
+    """Outputs and gradients of inputs that are summed over the ranks."""
+    forward = _total(view, (x.collectives.row_sums.times(x.forward) for x in layers))
+    backward = _total(view, (x.collectives.inputs.times(x.backward) for x in layers))
+    again = _total(view, (x.collectives.recomputed_row_sums.times(x.again) for x in layers))
+    outer = _lookups(view) + float(view.rank.last) + float(view.rank.decoder_stages)
+    return forward + backward + again + _hidden_state(view).times(outer)
+
+
+def _gathered_inputs(view: RankView, layers: Sequence[_Layers], options: TrafficOptions) -> Traffic:
+    """Gathered inputs and gradients of outputs, in the precision of c bytes."""
+    forward = _total(view, (x.collectives.inputs.times(x.forward + x.again) for x in layers))
+    backward = _total(view, (x.collectives.row_sums.times(x.backward) for x in layers))
+    found = forward + backward + _hidden_state(view).times(float(view.rank.decoder_stages))
+    if options.regathers_inputs:
+        found += _inputs_of_weight_gradients(view, layers)
+    share = (options.gather_bytes or view.compute_bytes) / view.compute_bytes
+    return Traffic(found.count, share * found.size) + _gathered_outside(view, options)
+
+
+def _inputs_of_weight_gradients(view: RankView, layers: Sequence[_Layers]) -> Traffic:
+    """Inputs of column-parallel matrices that the backward pass gathers again."""
+    every = _total(view, (x.collectives.column_inputs.times(x.backward) for x in layers))
+    unread = sum(x.backward * frozen_column_inputs(x.kind) for x in layers)
+    return every + _hidden_state(view).times(-float(unread))
+
+
+def _gathered_outside(view: RankView, options: TrafficOptions) -> Traffic:
+    """Gradients of looked-up embeddings, and inputs of the head.
+
+    A frozen embedding needs no gradient, a frozen projection does not need its input again.
+    """
+    lookups = 0.0 if embedding_is_frozen(view.model) else _lookups(view)
+    twice = options.regathers_inputs and not projection_is_frozen(view.model)
+    heads = float(view.rank.last) * (2.0 if twice else 1.0)
+    return _hidden_state(view).times(lookups + heads)
+
+
+def _loss_statistics(view: RankView, options: TrafficOptions) -> Traffic:
+    """Bytes a step of the maximum, the sum and the target's logit of each token."""
+    m = 1.0 * view.table.num_microbatches
+    numbers = float(view.rank.last) * (not options.gathers_logits)
+    wide = max(FP32, view.compute_bytes)
+    return Traffic(2.0 * m * numbers, 3.0 * wide * view.tokens * m * numbers)
+
+
+def _norm_statistics(view: RankView, layers: Sequence[_Layers]) -> Traffic:
+    """Bytes a step of the norms over all query and key heads: two sums of each token."""
+    norms = sum(
+        1.0 * x.forward + x.backward + x.again for x in layers if x.kind.attention.qk_norm == "all"
+    )
+    count = view.table.num_microbatches * norms
+    return Traffic(count, count * 2.0 * max(FP32, view.compute_bytes) * view.tokens)
+
+
+def _layer_collectives(view: RankView, kind: LayerKind, *, by_matrix: bool) -> LayerCollectives:
     """Return the collectives of one layer; columns of the table's length.
 
     ``by_matrix``: one gather for each column-parallel matrix, not for each shared input.
     """
+    model, table = view.model, view.table
     hidden, attention, mlp = float(model.hidden_size), kind.attention, kind.feed_forward
     zero = np.zeros(len(table))
     one = Traffic(1.0 + zero, hidden + zero)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from cost_models.arrays import Flag, Real
 
@@ -36,3 +39,11 @@ class TrafficOptions:
     gathers_per_matrix: bool = False  # one gather for each matrix, not for each shared input
     gathers_logits: bool = False  # over the vocabulary, before the loss
     reduces_once: Flag = False  # gradients stay unsharded until the last micro-batch (no_sync)
+
+
+EXECUTOR_OPTIONS: Final = TrafficOptions()
+
+
+def no_traffic(rows: int) -> Traffic:
+    """Return columns of no collectives."""
+    return Traffic(np.zeros(rows), np.zeros(rows))

@@ -24,18 +24,23 @@ from typing import Final
 import numpy as np
 
 from cost_models.arrays import Count, Flag, Real
-from cost_models.communication.context_parallel import context_traffic, rank_tokens
+from cost_models.communication.context_parallel import context_traffic
 from cost_models.communication.expert_parallel import expert_traffic
-from cost_models.communication.tensor_parallel import frozen_column_inputs, layer_collectives
-from cost_models.communication.traffic import Traffic, TrafficOptions
+from cost_models.communication.tensor_parallel import tensor_traffic
+from cost_models.communication.traffic import (
+    EXECUTOR_OPTIONS,
+    Traffic,
+    TrafficOptions,
+    no_traffic,
+)
 from cost_models.communication.zero_plus_plus import gathered_bytes, scattered_bytes
-from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
+from cost_models.model.lora import embedding_is_frozen
 from cost_models.model.spec import ModelSpec, Weight
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.shared_tensors import tied_weights
 from cost_models.partition.stages import PipelineRank
 from cost_models.partition.tensor_sharding import data_shard, tensor_parallel_shape
-from cost_models.plan.plan import RECOMPUTE, PlanTable
-from cost_models.plan.workload import Workload
+from cost_models.plan.plan import PlanTable
 
 # "data": ranks that share a model's shards; "replicate": the same shard of all replicas (HSDP)
 # "secondary": neighbours with a secondary copy of the weights (ZeRO++)
@@ -51,7 +56,6 @@ AXES: Final = (
     "pipeline",
     "world",
 )
-EXECUTOR_OPTIONS: Final = TrafficOptions()  # of the bundled executor
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
@@ -64,38 +68,29 @@ class CommunicationUnit:
     gathers: float  # gathers a micro-batch under ZeRO-3
 
 
-def rank_traffic(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
-) -> dict[tuple[str, str], Traffic]:
+def rank_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     """Return the traffic of a rank on this pipeline rank, by (axis, kind)."""
-    found = pass_traffic(model, workload, table, rank)
-    for key, traffic in shared_gradient_traffic(model, workload, table, rank).items():
+    found = pass_traffic(view)
+    for key, traffic in shared_gradient_traffic(view).items():
         found[key] = found[key] + traffic
     return found
 
 
 def pass_traffic(
-    model: ModelSpec,
-    workload: Workload,
-    table: PlanTable,
-    rank: PipelineRank,
-    *,
-    options: TrafficOptions = EXECUTOR_OPTIONS,
+    view: RankView, *, options: TrafficOptions = EXECUTOR_OPTIONS
 ) -> dict[tuple[str, str], Traffic]:
     """Return ``rank_traffic`` without ``shared_gradient_traffic``: that of the passes only."""
     return {
-        **data_traffic(model, workload, table, rank, options=options),
-        **tensor_traffic(model, workload, table, rank, options=options),
-        **expert_traffic(model, workload, table, rank),
-        **context_traffic(model, workload, table, rank),
-        **pipeline_traffic(model, workload, table, rank),
-        **world_traffic(table),
+        **data_traffic(view, options=options),
+        **tensor_traffic(view, options=options),
+        **expert_traffic(view),
+        **context_traffic(view),
+        **pipeline_traffic(view),
+        **world_traffic(view.table),
     }
 
 
-def shared_gradient_traffic(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
-) -> dict[tuple[str, str], Traffic]:
+def shared_gradient_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     """Traffic of gradients summed once a step over tensor-parallel ranks and over stages.
 
     tensor    g S of replicated tensors with partial gradients: with sequence parallelism all
@@ -103,11 +98,12 @@ def shared_gradient_traffic(
     pipeline  g S of a tensor on several stages (tied embeddings), from rank to rank, and the sum
               back
     """
+    table = view.table
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
-    summands = _partial_sum_traffic(model, table, rank, workload.reduction_bytes).times(active)
-    sent = Traffic(np.zeros(len(table)), np.zeros(len(table)))
-    for weight, times in () if embedding_is_frozen(model) else rank.shared_gradients:
-        size = workload.reduction_bytes * _reduced_numel(weight, table)
+    summands = _partial_sum_traffic(view).times(active)
+    sent = no_traffic(len(table))
+    for weight, times in () if embedding_is_frozen(view.model) else view.rank.shared_gradients:
+        size = view.workload.reduction_bytes * _reduced_numel(weight, table)
         sent += Traffic(np.ones(len(table)), size).times(float(times))
     piped = np.where(table.pipeline_parallel > 1, 1.0, 0.0)
     return {("tensor", "all_reduce"): summands, ("pipeline", "send"): sent.times(piped)}
@@ -144,12 +140,7 @@ def communication_units(model: ModelSpec, rank: PipelineRank) -> list[Communicat
 
 
 def data_traffic(
-    model: ModelSpec,
-    workload: Workload,
-    table: PlanTable,
-    rank: PipelineRank,
-    *,
-    options: TrafficOptions = EXECUTOR_OPTIONS,
+    view: RankView, *, options: TrafficOptions = EXECUTOR_OPTIONS
 ) -> dict[tuple[str, str], Traffic]:
     """Traffic of the gradients and weights of every unit over the data-parallel ranks.
 
@@ -164,28 +155,21 @@ def data_traffic(
     accumulates a shard if its all_reduce is deferred (torch 2.13, partial_reduce_output). Experts
     sharded over other ranks are a unit of their own, over the ranks with the same experts.
     """
-    parts = communication_units(model, rank)
-    apart = np.where(table.experts_apart, 1.0, 0.0)
-    once = options.reduces_once
-    found = _sharded_traffic(workload, table, parts, apart, "data", once)
+    parts = communication_units(view.model, view.rank)
+    found = _sharded_traffic(view, parts, "data", options.reduces_once)
     if any(w.is_routed_expert for part in parts for w in part.weights):
-        for key, traffic in _sharded_traffic(
-            workload, table, parts, apart, "expert_data", once
-        ).items():
+        experts = _sharded_traffic(view, parts, "expert_data", options.reduces_once)
+        for key, traffic in experts.items():
             found[key] = found[key] + traffic if key in found else traffic
     return found
 
 
 def _sharded_traffic(
-    workload: Workload,
-    table: PlanTable,
-    parts: Sequence[CommunicationUnit],
-    apart: Real,
-    axis: str,
-    reduces_once: Flag,
+    view: RankView, parts: Sequence[CommunicationUnit], axis: str, reduces_once: Flag
 ) -> dict[tuple[str, str], Traffic]:
     """Return the traffic of the weights that the ranks of one axis shard."""
-    compute, reduction = workload.compute_bytes, workload.reduction_bytes
+    table, compute, reduction = view.table, view.compute_bytes, view.workload.reduction_bytes
+    apart = np.where(table.experts_apart, 1.0, 0.0)
     of_experts = axis == "expert_data"
     d = table.expert_shard_ranks if of_experts else table.shard_ranks
     m = 1.0 * table.num_microbatches
@@ -226,109 +210,7 @@ def _sharded_traffic(
     }
 
 
-def tensor_traffic(
-    model: ModelSpec,
-    workload: Workload,
-    table: PlanTable,
-    rank: PipelineRank,
-    *,
-    options: TrafficOptions = EXECUTOR_OPTIONS,
-) -> dict[tuple[str, str], Traffic]:
-    """Hidden states over the tensor-parallel ranks, c b s h each; per micro-batch:
-
-                            without sequence parallelism     with it
-        column-cut matrices all_reduce backward              all_gather forward;
-                                                             backward all_gather, reduce_scatter
-        row-cut matrix      all_reduce forward               reduce_scatter forward, all_gather back
-        experts cut         both of the above, but for the second gathering of their input
-        experts whole       all_gather forward, backward     nothing
-        full recomputation  the forward collectives again, of the layers that are recomputed
-        embedding           all_reduce forward               reduce_scatter forward, all_gather back
-        head                all_reduce backward              all_gather forward;
-                                                             backward all_gather, reduce_scatter
-        encoder's output    all_reduce backward              all_gather forward, reduce_scatter
-                            of each stage whose layers read it   back
-        loss                all_reduce x b s and 2 x b s     the same
-                            (``gathers_logits``: all_gather c b s V instead, both)
-        norms over all      all_reduce 2 x b s forward,      the same
-        heads (OLMo 2)      backward, recomputed
-
-    A layer has a column-parallel and a row-parallel step for each attention, MLP and shared expert;
-    latent attention has two column-parallel steps, as wide as its latents, and one more gathered
-    input: the keys with positions. The backward pass gathers the input of a column-parallel matrix
-    again, or has saved it (``options``). Recomputation stops at the last tensor that is needed: it
-    skips the layer's last collective, unless a norm or a dropout follows it. Not included:
-    gradients summed once a step (``shared_gradient_traffic``). Forward-only (frozen) layers have
-    the forward part alone. If a layer casts before it gathers (fp8), elements of the embedding's
-    and the head's collectives still have c bytes.
-
-    Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
-    4.2.2; the loss: Shoeybi et al., sec. 3.
-    """  # noqa: D400
-    compute = workload.compute_bytes
-    m, first, last = 1.0 * table.num_microbatches, float(rank.first), float(rank.last)
-    tokens = rank_tokens(workload, table)
-    zero = Traffic(np.zeros(len(table)), np.zeros(len(table)))
-    again = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
-    runs = [
-        (kind, n, 0 if kind.forward_only else n, 0 if kind.forward_only else r * again)
-        for n, r, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
-        if n
-    ]  # passes of a layer: forward, backward, recomputed
-    steps = [
-        (layer_collectives(model, kind, table, by_matrix=options.gathers_per_matrix), n, back, r)
-        for kind, n, back, r in runs
-    ]
-    columns = sum((step.column_inputs.times(back) for step, _, back, _ in steps), start=zero)
-    rows = sum((step.row_sums.times(n) for step, n, _, _ in steps), start=zero)
-    rows_back = sum((step.row_sums.times(back) for step, _, back, _ in steps), start=zero)
-    rows_again = sum((step.recomputed_row_sums.times(r) for step, _, _, r in steps), start=zero)
-    splits = sum((step.token_splits.times(n + back) for step, n, back, _ in steps), start=zero)
-    outer = Traffic(1.0 + zero.count, float(model.hidden_size) + zero.size)  # one hidden state
-    read = outer.times(1.0 * rank.decoder_stages)
-    inputs = sum((step.inputs.times(n) for step, n, _, _ in steps), start=read)
-    turned = sum((step.inputs.times(back) for step, _, back, _ in steps), start=read)
-    inputs_again = sum((step.inputs.times(r) for step, _, _, r in steps), start=zero)
-    lookups = first + float(bool(rank.bridge))
-    plain = rows + turned + rows_again + outer.times(lookups + last)
-    untrained = sum(
-        (1.0 * back * frozen_column_inputs(kind) for kind, _, back, _ in runs), start=0.0
-    )
-    kept = columns + outer.times(-untrained)  # inputs that the backward pass reads again
-    gathers = kept.times(float(options.regathers_inputs)) + inputs + rows_back + inputs_again
-    # a frozen embedding needs no gradient, a frozen projection does not need its input again
-    around = outer.times(0.0 if embedding_is_frozen(model) else lookups)
-    twice = options.regathers_inputs and not projection_is_frozen(model)
-    around += outer.times(2.0 * last if twice else last)
-    share = (options.gather_bytes or compute) / compute
-    gathers = Traffic(gathers.count, share * gathers.size) + around
-    along = np.where(table.sequence_parallel, 1.0, 0.0)
-    active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
-    numbers = last * (not options.gathers_logits)
-    loss = Traffic(2.0 * m * numbers, 3.0 * max(4.0, compute) * tokens * m * numbers)
-    whole_norms = sum(
-        1.0 * n + back + r for kind, n, back, r in runs if kind.attention.qk_norm == "all"
-    )
-    statistics = m * whole_norms
-    loss = loss + Traffic(statistics, statistics * 2.0 * max(4.0, compute) * tokens)
-
-    def moved(features: Traffic, repeats: Real) -> Traffic:
-        """Convert features a token to bytes a step."""
-        return Traffic(features.count, features.size * compute * tokens).times(m * repeats * active)
-
-    whole = last * options.gathers_logits * outer.count
-    logits = moved(Traffic(whole, whole * model.vocab_size), 1.0)
-    reductions = loss.times(active) + moved(plain, 1.0 - along)
-    return {
-        ("tensor", "all_reduce"): reductions,
-        ("tensor", "all_gather"): moved(gathers, along) + moved(splits, 1.0 - along) + logits,
-        ("tensor", "reduce_scatter"): moved(plain, along),
-    }
-
-
-def pipeline_traffic(
-    model: ModelSpec, workload: Workload, table: PlanTable, rank: PipelineRank
-) -> dict[tuple[str, str], Traffic]:
+def pipeline_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     """Traffic between stages: messages of c b s h bytes (/ t with sequence parallelism).
 
     activations  m (v - 1 if the last stage is on this rank else v)    forward
@@ -336,9 +218,8 @@ def pipeline_traffic(
                  one less each at the turn of a V, whose two stages are on one rank
                  twice the size if an encoder's output is sent along with the decoder's state
     """
-    compute = workload.compute_bytes
-    along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
-    message = compute * rank_tokens(workload, table) * model.hidden_size / along
+    table, rank = view.table, view.rank
+    message = view.compute_bytes * view.tokens * view.model.hidden_size / view.sequence_shards
     stages = 2.0 * table.virtual_stages - float(rank.first) - float(rank.last)
     stages = stages - 2.0 * float(rank.has_adjacent_stages)
     m = 1.0 * table.num_microbatches
@@ -352,11 +233,11 @@ def world_traffic(table: PlanTable) -> dict[tuple[str, str], Traffic]:
     return {("world", "all_reduce"): Traffic(active, 24.0 * active)}
 
 
-def _partial_sum_traffic(
-    model: ModelSpec, table: PlanTable, rank: PipelineRank, reduction: float
-) -> Traffic:
+def _partial_sum_traffic(view: RankView) -> Traffic:
+    """Traffic of gradients that are partial sums on every tensor-parallel rank."""
+    table = view.table
     numel: Real = np.zeros(len(table))
-    for unit in communication_units(model, rank):
+    for unit in communication_units(view.model, view.rank):
         for weight in unit.weights:
             if weight.sharding == "replicate" and not weight.frozen:
                 always = weight.gradient_is_partial_sum or weight.part == "router"
@@ -364,7 +245,7 @@ def _partial_sum_traffic(
                 if weight.is_routed_expert:
                     summed = np.where(table.expert_tensor_parallel, 1.0, 0.0)
                 numel = numel + unit.repeats * summed * _reduced_numel(weight, table)
-    return Traffic(np.where(numel > 0, 1.0, 0.0), reduction * numel)
+    return Traffic(np.where(numel > 0, 1.0, 0.0), view.workload.reduction_bytes * numel)
 
 
 def _reduced_numel(weight: Weight, table: PlanTable) -> Real:

@@ -45,10 +45,8 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)
     around = groups * software.host.group_operators
     starts_forward = layers * forward + outside * forward + around
-    counts = zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True)
-    trained = [(n, repeats) for n, repeats, kind in counts if not kind.forward_only]
-    repeated = sum(repeats for _, repeats in trained) * again
-    starts_backward = sum(n for n, _ in trained) * backward + repeated
+    repeated = sum(layers.run_again for layers in view.layers) * again
+    starts_backward = sum(layers.trained for layers in view.layers) * backward + repeated
     starts_backward = starts_backward + outside * backward + around
     return operator * starts_forward, operator * starts_backward
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from cost_models.arrays import Flag, Real
 from cost_models.model.lora import frozen_part, has_frozen, quantised_bytes, trainable_part
-from cost_models.partition.rank_parameters import table_parameters
+from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -48,7 +48,7 @@ def units(view: RankView) -> Units:
     zeros = np.zeros(len(table))
     root, layer, root_gradient, layer_gradient, whole = zeros, zeros, zeros, zeros, zeros
     for part, each, has_gradient in parts:
-        params = table_parameters(part, rank, table)
+        params = rank_parameters(part, rank, table)
         outer = params.embedding + params.head
         root, own = root + each * outer, each * params.largest_layer
         # adapters lie in the layers of their base; else a layer is trained or frozen

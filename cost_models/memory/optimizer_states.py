@@ -18,7 +18,6 @@ import numpy as np
 from cost_models.arrays import Count, Real
 from cost_models.communication.volumes import communication_units
 from cost_models.memory.model_states import optimizer_shards
-from cost_models.model.lora import trainable_part
 from cost_models.model.spec import Weight
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.tensor_sharding import shard_dim, shards_within_experts
@@ -172,11 +171,10 @@ def tensor_states(
 
 def rank_states(view: RankView) -> StateBytes:
     """States of all that a pipeline rank trains, by tensor."""
-    model, workload, table = view.model, view.workload, view.table
-    rank = view.rank
+    workload, table = view.workload, view.table
     traits = OPTIMIZER_TRAITS[workload.optimizer]
     resident, paged = np.zeros(len(table)), np.zeros(len(table))
-    for block in communication_units(trainable_part(model), rank):
+    for block in communication_units(view.trained_model, view.rank):
         for weight in block.weights:
             shape = local_shape(weight, table, table.zero_stage)
             found = tensor_states(traits, weight, shape, workload.state_bytes)
@@ -243,12 +241,11 @@ def update_flops(view: RankView) -> Real:
     Source: torch 2.13, optim/_muon.py: five times X X^T, its square, and their product with X. Liu
     et al. (arXiv:2502.16982), sec. 2.3: a rank works on the whole matrices of which it has a shard.
     """
-    model, workload, table = view.model, view.workload, view.table
-    rank = view.rank
+    workload, table = view.workload, view.table
     flops: Real = np.zeros(len(table))
     if not OPTIMIZER_TRAITS[workload.optimizer].whole_matrices:
         return flops
-    for block in communication_units(trainable_part(model), rank):
+    for block in communication_units(view.trained_model, view.rank):
         for weight in filter(is_layer_matrix, block.weights):
             least, most = sorted(float(length) for length in weight.shape[-2:])
             count = float(weight.numel) / (least * most) * block.repeats
@@ -258,10 +255,9 @@ def update_flops(view: RankView) -> Real:
 
 
 def _whole_matrix_bytes(view: RankView) -> Real:
-    model, workload, table = view.model, view.workload, view.table
-    rank = view.rank
+    workload, table = view.workload, view.table
     largest = np.zeros(len(table))
-    for block in communication_units(trainable_part(model), rank):
+    for block in communication_units(view.trained_model, view.rank):
         for weight in filter(is_layer_matrix, block.weights):
             rows, columns = (float(length) for length in weight.shape[-2:])
             numel = rows * columns

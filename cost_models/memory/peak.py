@@ -51,11 +51,8 @@ from cost_models.memory.optimizer_states import (
 )
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.step_points import StepPoint, TransientParts, largest_point, total
-from cost_models.partition.rank_parameters import (
-    RankParameters,
-    dequantised_bytes,
-    frozen_bytes,
-)
+from cost_models.partition.frozen_weights import dequantisation_buffers, frozen_bytes
+from cost_models.partition.rank_parameters import RankParameters
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import PlanTable
@@ -170,8 +167,7 @@ def _weights(view: RankView) -> Real:
 
     Of offloaded weights only the shards of the running and of the next layer: 2 w P_layer / d.
     """
-    model, workload, software = view.model, view.workload, view.software
-    table, rank, params = view.table, view.rank, view.parameters
+    workload, table, params = view.workload, view.table, view.parameters
     weights: Real = np.zeros(len(table))
     for term in _state_terms(view):
         weights = weights + weight_bytes(*term)
@@ -180,8 +176,8 @@ def _weights(view: RankView) -> Real:
     shared = params.total - params.expert_total
     weights = weights + secondary_bytes(shared, workload.compute_bytes, table)
     if workload.precision == "fp8":
-        weights = weights + fp8_weight_bytes(model, table, rank, software.fp8.weight_copies)
-    return weights + frozen_bytes(model, rank, table, workload, software)
+        weights = weights + fp8_weight_bytes(view)
+    return weights + frozen_bytes(view)
 
 
 def _optimizer(view: RankView) -> Real:
@@ -210,8 +206,7 @@ def _block_points(view: RankView, live: LiveActivations, update: Real) -> list[l
     blocks = Blocks.of(view, live.in_flight + live.pending)
     unpacked = None
     if any(w.quantised for kind in view.model.kinds for w in kind.weights):
-        compute = view.workload.compute_bytes
-        unpacked = dequantised_bytes(view.model, view.rank, view.table, compute)
+        unpacked = dequantisation_buffers(view)
     return _by_blocks(blocks, _gradients(view, live), live, unpacked, update)
 
 
@@ -220,7 +215,7 @@ def _layer_points(view: RankView, live: LiveActivations, update: Real) -> list[l
     model, workload, software = view.model, view.workload, view.software
     table, rank, params = view.table, view.rank, view.parameters
     compute = workload.compute_bytes
-    matrix, workspace = dequantised_bytes(model, rank, table, compute)
+    matrix, workspace = dequantisation_buffers(view)
     gradients = _gradients(view, live)
     buffers = _buffers(view, live.in_flight + live.pending)
     if software.sharding.flat_parameters:

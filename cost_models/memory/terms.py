@@ -15,15 +15,15 @@ import numpy as np
 
 from cost_models.activations.live import LiveActivations, layer_bytes, live_activations
 from cost_models.arrays import Real
-from cost_models.communication.context_parallel import rank_tokens
 from cost_models.communication.host_link import without_offload
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import MOMENTS
-from cost_models.model.lora import has_frozen, trainable_part
-from cost_models.partition.rank_parameters import RankParameters, frozen_bytes, table_parameters
+from cost_models.partition.frozen_weights import frozen_bytes
+from cost_models.partition.rank_parameters import RankParameters
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_count
 
@@ -52,13 +52,13 @@ def memory_terms(
     table = PlanTable.from_plans([plan])
     if not scenario.on_gpu:
         table = without_offload(table)
-    params = table_parameters(trainable_part(scenario.model), rank, table)
-    live = live_activations(RankView(scenario, table, rank))
+    view = RankView(scenario, table, rank)
+    params, live = view.parameters, live_activations(view)
     found = [
-        *_states(scenario, plan, table, rank, params, parts),
+        *_states(view, plan, parts),
         *_gradients(plan, params, parts, moment),
-        *_activations(scenario, plan, table, rank, live, parts, moment),
-        *_logits(scenario, plan, table, parts),
+        *_activations(view, plan, live, parts, moment),
+        *_logits(view, plan, parts),
         *_buffers(plan, params, live, parts, moment),
         *_runtime(scenario, parts),
     ]
@@ -87,36 +87,25 @@ def _sharded(plan: Plan, params: RankParameters, least_stage: int) -> tuple[floa
     return elements, "(P − E)/d + E/d'", f"{rest}{experts}) parameters"
 
 
-def _states(
-    scenario: Scenario,
-    plan: Plan,
-    table: PlanTable,
-    rank: PipelineRank,
-    params: RankParameters,
-    parts: MemoryParts,
-) -> list[Term]:
+def _states(view: RankView, plan: Plan, parts: MemoryParts) -> list[Term]:
     """Return the terms of weights and optimizer: bytes a parameter times parameters."""
-    model = scenario.model
-    frozen = 0.0
-    if has_frozen(model):
-        frozen = first(frozen_bytes(model, rank, table, scenario.workload, scenario.software))
-    terms = []
+    frozen, terms = first(frozen_bytes(view)), []
     if frozen:
-        shared = scenario.software.sharding.frozen_weights and plan.zero_stage == 3
+        shared = view.software.sharding.frozen_weights and plan.zero_stage == 3
         numbers = format_bytes(frozen) + ("" if shared else ", not sharded")
         terms.append(Term("weights", "frozen base", "bytes of the frozen weights", numbers, frozen))
     for part, least, size in (
         ("weights", 3, first(parts.weights) - frozen),
         ("optimizer", 1, first(parts.optimizer)),
     ):
-        elements, symbols, numbers = _sharded(plan, params, least)
+        elements, symbols, numbers = _sharded(plan, view.parameters, least)
         if not elements or size <= 0.0:
             continue
         if part == "weights" and plan.offloads_weights:
             terms.append(_fetched(plan, size))
             continue
         each = size / elements
-        name = _state_names(scenario, plan)[part]
+        name = _state_names(view.workload, plan)[part]
         terms.append(Term(part, name, f"bytes · {symbols}", f"{each:.3g} bytes × {numbers}", size))
     return terms
 
@@ -128,9 +117,8 @@ def _fetched(plan: Plan, size: float) -> Term:
     return Term("weights", f"shards on their way from {where}", layers, "", size)
 
 
-def _state_names(scenario: Scenario, plan: Plan) -> dict[str, str]:
+def _state_names(workload: Workload, plan: Plan) -> dict[str, str]:
     """Describe the tensors of weights and optimizer under the plan's ZeRO stage."""
-    workload = scenario.workload
     precision, states = workload.precision, f"states of {workload.optimizer}"
     mixed = workload.master_bytes != workload.compute_bytes
     if plan.zero_stage >= 3:
@@ -173,30 +161,23 @@ def _gradients(plan: Plan, params: RankParameters, parts: MemoryParts, moment: i
 
 
 def _activations(
-    scenario: Scenario,
-    plan: Plan,
-    table: PlanTable,
-    rank: PipelineRank,
-    live: LiveActivations,
-    parts: MemoryParts,
-    moment: int,
+    view: RankView, plan: Plan, live: LiveActivations, parts: MemoryParts, moment: int
 ) -> list[Term]:
-    size = first(parts.activations)
+    size, tokens = first(parts.activations), first(view.tokens)
     if size <= 0.0:
         return []
     name = MOMENTS[moment]
     if name == "last_layer":
-        tokens = first(rank_tokens(scenario.workload, table))
         numbers = f"{size / tokens:,.0f} bytes × {tokens:,.0f} tokens"
         what = "one layer on its way backward, the last one left"
         return [Term("activations", what, "a layer saved + its backward pass", numbers, size)]
     in_flight = first(live.in_flight)
     if name == "later_backward":
         in_flight = max(0.0, in_flight - 1.0)
-    one = first(layer_bytes(RankView(scenario, table, rank)))
+    one = first(layer_bytes(view))
     terms, rest = [], size
     if 0.0 < in_flight * one <= size and not plan.offloads_activations:
-        tokens, layers = first(rank_tokens(scenario.workload, table)), sum(rank.kind_counts)
+        layers = sum(view.rank.kind_counts)
         each = one / tokens / layers
         numbers = (
             f"{in_flight:g} in flight × {layers} layers × {tokens:,.0f} tokens × {each:,.0f} bytes"
@@ -221,11 +202,11 @@ def _activations(
     return terms
 
 
-def _logits(scenario: Scenario, plan: Plan, table: PlanTable, parts: MemoryParts) -> list[Term]:
+def _logits(view: RankView, plan: Plan, parts: MemoryParts) -> list[Term]:
     size = first(parts.logits)
     if size <= 0.0:
         return []
-    tokens, vocab = first(rank_tokens(scenario.workload, table)), scenario.model.vocab_size
+    tokens, vocab = first(view.tokens), view.model.vocab_size
     share = vocab / plan.tensor_parallel
     over = f" ÷ {plan.tensor_parallel}" if plan.tensor_parallel > 1 else ""
     return [

@@ -12,14 +12,33 @@ import numpy as np
 
 from cost_models.arrays import Real
 from cost_models.model.lora import trainable_part
-from cost_models.model.spec import ModelSpec
-from cost_models.partition.rank_parameters import RankParameters, table_parameters
+from cost_models.model.spec import LayerKind, ModelSpec
+from cost_models.partition.rank_parameters import RankParameters, rank_parameters
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.trainer import SoftwareProfile
+
+
+@dataclass(frozen=True, slots=True)
+class LayersOfKind:
+    """The layers of one kind on a pipeline rank."""
+
+    kind: LayerKind
+    count: int
+    recomputed: int  # of ``count``: those that a plan with recomputation recomputes
+
+    @property
+    def trained(self) -> int:
+        """Layers with a backward pass."""
+        return 0 if self.kind.forward_only else self.count
+
+    @property
+    def run_again(self) -> int:
+        """Layers with a backward pass that are recomputed."""
+        return 0 if self.kind.forward_only else self.recomputed
 
 
 @dataclass(frozen=True)
@@ -77,7 +96,18 @@ class RankView:
     @cached_property
     def parameters(self) -> RankParameters:
         """Trained elements on the rank, by block."""
-        return table_parameters(trainable_part(self.model), self.rank, self.table)
+        return rank_parameters(self.trained_model, self.rank, self.table)
+
+    @property
+    def trained_model(self) -> ModelSpec:
+        """The model without its frozen tensors."""
+        return trainable_part(self.model)
+
+    @cached_property
+    def layers(self) -> list[LayersOfKind]:
+        """Layers of the rank by kind, without kinds that have none."""
+        counts = zip(self.model.kinds, self.rank.kind_counts, self.rank.recomputed, strict=True)
+        return [LayersOfKind(*each) for each in counts if each[1]]
 
     def with_table(self, table: PlanTable) -> RankView:
         """Return the same rank under other plans."""

@@ -235,12 +235,7 @@ def rank_communication(
     """Return the traffic of every pipeline rank of one plan in one step, by axis and kind."""
     table = PlanTable.from_plans([plan])
     return [
-        rank_traffic(
-            scenario.model,
-            scenario.workload,
-            table,
-            pipeline_rank(scenario, plan, layer_ranges, rank),
-        )
+        rank_traffic(RankView(scenario, table, pipeline_rank(scenario, plan, layer_ranges, rank)))
         for rank in range(plan.pipeline_parallel)
     ]
 

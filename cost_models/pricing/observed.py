@@ -6,20 +6,21 @@ A rank is the plain JSON values of run.json: its pipeline stage, its memory, its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import numpy as np
 from msgspec import Meta, Struct
 
 from cost_models.memory.gradients import shares
-from cost_models.model.lora import trainable_part
-from cost_models.partition.rank_parameters import frozen_bytes, table_parameters
+from cost_models.partition.frozen_weights import frozen_bytes
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import ranks_of_stages
 from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import PlanTable
 from cost_models.plan_file import PlanFile
+from cost_models.pricing.prediction import scenario_of
 from hardware_profiles.fields import convert
-from hardware_profiles.software.trainer import software_profile
 
 CONSTANT_PARTS: Final = ("weights", "optimizer")  # constant through a step
 # transient parts, which depend on the moment of the peak
@@ -82,13 +83,12 @@ def _unsharded_bytes(file: PlanFile, stage: int) -> float:
 
     These are frozen, or belong to experts of this rank only, and matmuls read them directly.
     """
-    workload = file.workload
+    workload, table = file.workload, PlanTable.from_plans([file.plan])
     rank = contents_of_rank(file.model, file.layer_ranges, ranks_of_stages(file.plan), stage)
-    table = PlanTable.from_plans([file.plan])
-    found = frozen_bytes(file.model, rank, table, workload, software_profile("shardplan"))
+    view = RankView(scenario_of(replace(file, software="shardplan")), table, rank)
+    found = frozen_bytes(view)
     if workload.compute_bytes == workload.master_bytes:
-        params = table_parameters(trainable_part(file.model), rank, table)
-        for numel, ranks in shares(params, table):
+        for numel, ranks in shares(view.parameters, table):
             found = found + workload.master_bytes * numel * np.equal(ranks, 1)
     return float(np.sum(found))
 

@@ -102,9 +102,7 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         expert_communication=exposed_all_to_all_seconds(
             by_axis["expert"] / microbatches,
             device.forward + device.backward + device.recompute,
-            view.cluster,
-            view.software,
-            table,
+            view,
         ),
         data_communication=by_axis["data"] + by_axis["expert_data"] + by_axis["secondary"],
         gathered_forward=phases.forward,
@@ -122,22 +120,18 @@ def device_seconds(view: RankView, rate: Rates) -> DeviceSeconds:
 
     Layers without a backward pass are computed forward only.
     """
-    model, table, rank = view.model, view.table, view.rank
+    table = view.table
     forward, backward, again, later, core = (np.zeros(len(table)) for _ in range(5))
-    for count, recomputed, kind in zip(rank.kind_counts, rank.recomputed, model.kinds, strict=True):
-        if not count:
-            continue
-        one = layer_seconds(layer_work(view, kind, rate))
-        core = core + count * one.core
-        forward = forward + count * one.forward
-        if kind.forward_only:
-            continue
-        backward = backward + count * one.backward
-        again = again + recomputed * one.recompute
-        later = later + count * one.weights
-    if rank.last:
+    for layers in view.layers:
+        one = layer_seconds(layer_work(view, layers.kind, rate))
+        core = core + layers.count * one.core
+        forward = forward + layers.count * one.forward
+        backward = backward + layers.trained * one.backward
+        again = again + layers.run_again * one.recompute
+        later = later + layers.trained * one.weights
+    if view.rank.last:
         head = head_seconds(
-            model, view.tokens, table.tensor_parallel, view.compute_bytes, rate, view.software
+            view.model, view.tokens, table.tensor_parallel, view.compute_bytes, rate, view.software
         )
         forward, backward = forward + head.forward, backward + head.backward
     return DeviceSeconds(forward, backward, again, later, core)
@@ -174,21 +168,20 @@ def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
 
 def adapter_waits(view: RankView, rate: Rates) -> Pair:
     """Seconds that passes wait for the host around adapters that ZeRO-3 shards one by one."""
-    software, table, rank = view.software, view.table, view.rank
+    software, table = view.software, view.table
     forward, backward = np.zeros(len(table)), np.zeros(len(table))
     wraps = software.sharding.adapters_apart & (table.zero_stage >= 3) & (table.shard_ranks > 1)
     if not np.any(wraps):
         return forward, backward
-    counts = zip(rank.kind_counts, rank.recomputed, view.model.kinds, strict=True)
-    for count, recomputed, kind in counts:
-        if not count or kind.forward_only:
+    for layers in view.layers:
+        if not layers.trained:
             continue
         wait = adapter_wait(
-            kind, view.tokens, table.tensor_parallel, view.compute_bytes, rate, software
+            layers.kind, view.tokens, table.tensor_parallel, view.compute_bytes, rate, software
         )
         wait = np.where(wraps, wait, 0.0)
-        forward = forward + count * wait
-        passes = count + np.where(table.recompute == FULL, recomputed, 0.0)
+        forward = forward + layers.count * wait
+        passes = layers.count + np.where(table.recompute == FULL, layers.recomputed, 0.0)
         backward = backward + passes * wait
     return forward, backward
 
@@ -203,7 +196,7 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
         gathers_logits=software.loss.gathers_logits,
         reduces_once=reduces_once(software, table),
     )
-    traffic = pass_traffic(view.model, view.workload, table, view.rank, options=options)
+    traffic = pass_traffic(view, options=options)
     if software.pipeline.scatters_messages:
         traffic = scattered_stage_messages(traffic, table)
     copies = max_experts_per_token(view.model) * software.communication.exchanges_once_a_node
@@ -273,10 +266,8 @@ def context_seconds(view: RankView, rate: Rates, traffic: Real, core: Real) -> R
         traffic / view.table.num_microbatches,
         core,
         core_ratio(view.workload.attention_kernel, rate) * core,
-        view.table,
-        view.compute_bytes,
+        view,
         overlaps=not rate.host_is_device,
-        recomputed_share=view.rank.recomputed_share,
     )
 
 
@@ -287,12 +278,7 @@ def optimizer_term(view: RankView, rate: Rates, world: Real, link: float, shard:
     the rank updates.
     """
     software, table = view.software, view.table
-    sums = axis_seconds(
-        shared_gradient_traffic(view.model, view.workload, table, view.rank),
-        view.cluster,
-        software,
-        table,
-    )
+    sums = axis_seconds(shared_gradient_traffic(view), view.cluster, software, table)
     on_host = offloaded_update_seconds(view, link, shard)
     products = update_flops(view) / rate.of_core.matmul
     accesses = update_accesses(view.workload, software)

@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_models.communication.volumes import AXES, KINDS, rank_traffic
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import ranks_of_stages
 from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
+from cost_models.pricing.prediction import scenario_of
 from executor.counters.collectives_and_flops import CommunicationCounter
 from executor.data.batch import Batch
 from executor.training.trainer import Trainer
@@ -88,9 +90,9 @@ def predicted_traffic(
     file: PlanFile, pipeline_rank: int, world_axis: str = "world"
 ) -> dict[Key, tuple[float, float]]:
     """Return count and bytes of a rank's collectives by axis and kind."""
-    plan, model = file.plan, file.model
+    plan = file.plan
     rank = contents_of_rank(
-        model,
+        file.model,
         file.layer_ranges,
         ranks_of_stages(plan),
         pipeline_rank,
@@ -98,7 +100,7 @@ def predicted_traffic(
     )
     found: dict[Key, tuple[float, float]] = {}
     table = PlanTable.from_plans([plan])
-    for (axis, kind), traffic in rank_traffic(model, file.workload, table, rank).items():
+    for (axis, kind), traffic in rank_traffic(RankView(scenario_of(file), table, rank)).items():
         key = (world_axis if axis == "world" else axis, kind)
         count, size = found.get(key, (0.0, 0.0))
         found[key] = (count + _scalar(traffic.count), size + _scalar(traffic.size))

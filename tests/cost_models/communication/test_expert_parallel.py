@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -13,14 +15,16 @@ from cost_models.communication.expert_parallel import (
 from cost_models.communication.seconds import axis_seconds
 from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import rank_traffic
-from cost_models.partition.rank_parameters import table_parameters
+from cost_models.partition.rank_parameters import rank_parameters
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
+from cost_models.scenario import Scenario
 from hardware_profiles.cluster.nvlink_domains import exchange_bandwidth
 from hardware_profiles.cluster.parse import parse_cluster
-from hardware_profiles.software.trainer import software_profile
-from tests.samples import sample_model
+from hardware_profiles.software.trainer import SoftwareProfile, software_profile
+from tests.samples import rank_view, sample_model
 
 # 2 nodes of 8 with a NIC of 50 GB/s for each accelerator
 CLUSTER = parse_cluster("2x8xH100-SXM-80GB")
@@ -45,7 +49,7 @@ PLANS = [
 
 def traffic_of(plan: Plan) -> dict[tuple[str, str], tuple[float, float]]:
     (rank,) = even_split_contents(MODEL, 1, 1)
-    found = rank_traffic(MODEL, WORKLOAD, PlanTable.from_plans([plan]), rank)
+    found = rank_traffic(rank_view(MODEL, WORKLOAD, None, PlanTable.from_plans([plan]), rank))
     return {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}
 
 
@@ -72,13 +76,13 @@ def test_experts_that_nobody_else_holds_are_not_reduced() -> None:
 def test_a_table_is_priced_as_its_rows() -> None:
     (rank,) = even_split_contents(MODEL, 1, 1)
     table = PlanTable.from_plans(PLANS)
-    whole = rank_traffic(MODEL, WORKLOAD, table, rank)
-    params = table_parameters(MODEL, rank, table)
+    whole = rank_traffic(rank_view(MODEL, WORKLOAD, None, table, rank))
+    params = rank_parameters(MODEL, rank, table)
     for row, plan in enumerate(PLANS):
         alone = traffic_of(plan)
         for key, traffic in whole.items():
             assert (traffic.count[row], traffic.size[row]) == alone[key]
-        one = table_parameters(MODEL, rank, PlanTable.from_plans([plan]))
+        one = rank_parameters(MODEL, rank, PlanTable.from_plans([plan]))
         assert params.total[row] == one.total[0]
         assert params.expert_total[row] == one.expert_total[0]
 
@@ -86,8 +90,8 @@ def test_a_table_is_priced_as_its_rows() -> None:
 def test_more_ranks_for_the_experts_never_hold_more_of_them() -> None:
     (rank,) = even_split_contents(MODEL, 1, 1)
     table = PlanTable.from_plans([Plan(4, 2, expert_parallel=n) for n in (1, 2, 4)])
-    assert (np.diff(table_parameters(MODEL, rank, table).total) < 0).all()
-    assert (routed_tokens(WORKLOAD, table) == 64).all()
+    assert (np.diff(rank_parameters(MODEL, rank, table).total) < 0).all()
+    assert (routed_tokens(rank_view(MODEL, WORKLOAD, None, table, rank)) == 64).all()
 
 
 def test_tokens_leave_a_node_by_their_ranks_own_share() -> None:
@@ -111,10 +115,16 @@ def test_another_micro_batch_hides_what_leaves_a_node() -> None:
     plans = [Plan(16, expert_parallel=16), Plan(16, expert_parallel=8)]
     table, waits = PlanTable.from_plans(plans), software_profile("nemo")
     hides = waits.changed({"overlap.expert_exchange_between_nodes": True})
+    (rank,) = even_split_contents(MODEL, 1, 1)
+
+    def exposed(traffic: float, software: SoftwareProfile) -> Any:
+        scenario = Scenario(MODEL, CLUSTER, WORKLOAD, software)
+        return exposed_all_to_all_seconds(traffic, 10.0, RankView(scenario, table, rank))
+
     for traffic, left in [(4.0, 1.0), (12.0, 4.5)]:  # behind passes of 10 seconds, at a quarter
-        found = exposed_all_to_all_seconds(traffic, 10.0, CLUSTER, hides, table)
+        found = exposed(traffic, hides)
         assert found.tolist() == [left, traffic], "inside a node it is waited for"
-        assert exposed_all_to_all_seconds(traffic, 10.0, CLUSTER, waits, table) == traffic
+        assert exposed(traffic, waits) == traffic
         everywhere = hides.changed({"overlap.expert_exchange_inside_nodes": True})
-        found = exposed_all_to_all_seconds(traffic, 10.0, CLUSTER, everywhere, table)
+        found = exposed(traffic, everywhere)
         assert found.tolist() == [left, left]

@@ -10,21 +10,27 @@ import itertools
 import numpy as np
 import pytest
 
-from cost_models.communication.traffic import TrafficOptions
+from cost_models.communication.traffic import Traffic, TrafficOptions
 from cost_models.communication.volumes import AXES, KINDS, pass_traffic, rank_traffic
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec, Weight
-from cost_models.partition.stages import even_split_contents
+from cost_models.partition.stages import PipelineRank, even_split_contents
 from cost_models.partition.tensor_sharding import data_shard, shard_dim, tensor_parallel_shape
 from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
 from cost_models.plan.workload import Workload
-from tests.samples import CONFIGS
+from tests.samples import CONFIGS, rank_view
 
 WORKLOAD = Workload(seq_len=64, global_batch_size=8)
 
 
 def _model(name: str) -> ModelSpec:
     return model_spec(CONFIGS[name], name=name, where="test")
+
+
+def _traffic(
+    model: ModelSpec, plans: list[Plan], rank: PipelineRank
+) -> dict[tuple[str, str], Traffic]:
+    return rank_traffic(rank_view(model, WORKLOAD, None, PlanTable.from_plans(plans), rank))
 
 
 def _plans(pipeline_parallel: int) -> list[Plan]:
@@ -41,7 +47,7 @@ def _plans(pipeline_parallel: int) -> list[Plan]:
 def test_a_table_is_priced_as_its_rows(name: str, pipeline_parallel: int):
     model, plans = _model(name), _plans(pipeline_parallel)
     for rank in even_split_contents(model, pipeline_parallel, 1):
-        table = rank_traffic(model, WORKLOAD, PlanTable.from_plans(plans), rank)
+        table = _traffic(model, plans, rank)
         assert {axis for axis, _ in table} <= set(AXES)
         assert {kind for _, kind in table} <= set(KINDS)
         for key, traffic in table.items():
@@ -49,7 +55,7 @@ def test_a_table_is_priced_as_its_rows(name: str, pipeline_parallel: int):
             assert (np.asarray(traffic.size) >= 0).all()
             assert ((np.asarray(traffic.count) > 0) == (np.asarray(traffic.size) > 0)).all(), key
         for row in range(0, len(plans), 7):
-            alone = rank_traffic(model, WORKLOAD, PlanTable.from_plans([plans[row]]), rank)
+            alone = _traffic(model, [plans[row]], rank)
             for key, traffic in table.items():
                 assert traffic.count[row] == alone[key].count[0]
                 assert traffic.size[row] == alone[key].size[0]
@@ -58,7 +64,7 @@ def test_a_table_is_priced_as_its_rows(name: str, pipeline_parallel: int):
 def test_a_single_rank_sends_nothing():
     model = _model("llama")
     (rank,) = even_split_contents(model, 1, 1)
-    traffic = rank_traffic(model, WORKLOAD, PlanTable.from_plans([Plan(num_microbatches=8)]), rank)
+    traffic = _traffic(model, [Plan(num_microbatches=8)], rank)
     assert all(float(t.count[0]) == float(t.size[0]) == 0 for t in traffic.values())
 
 
@@ -68,10 +74,10 @@ def test_zero_by_hand():
     (rank,) = even_split_contents(model, 1, 1)
     numel, layers, m = model.num_parameters, model.num_layers, 4
     for stage in range(4):
-        table = PlanTable.from_plans([Plan(2, zero_stage=stage, num_microbatches=m)])
+        plan = Plan(2, zero_stage=stage, num_microbatches=m)
         found = {
             kind: (float(t.count[0]), float(t.size[0]))
-            for (axis, kind), t in rank_traffic(model, WORKLOAD, table, rank).items()
+            for (axis, kind), t in _traffic(model, [plan], rank).items()
             if axis == "data"
         }
         reduces = m if stage >= 2 else 1
@@ -95,10 +101,10 @@ def test_habits_of_other_trainers_by_hand():
     (rank,) = even_split_contents(model, 1, 1)
     layers, m = model.num_layers, 4
     plan = Plan(2, tensor_parallel=2, sequence_parallel=True, zero_stage=3, num_microbatches=m)
-    table = PlanTable.from_plans([plan])
+    view = rank_view(model, WORKLOAD, None, PlanTable.from_plans([plan]), rank)
 
     def counts(**options: bool) -> dict[tuple[str, str], float]:
-        found = pass_traffic(model, WORKLOAD, table, rank, options=TrafficOptions(**options))
+        found = pass_traffic(view, options=TrafficOptions(**options))
         return {key: float(t.count[0]) for key, t in found.items()}
 
     ours, own = counts(), counts(gathers_per_matrix=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cost_models.communication.volumes import communication_units, data_traffic
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import PredictionTable, price
@@ -39,7 +40,7 @@ def volumes(**changes: Any) -> dict[str, float]:
     scenario = scenario_of()
     (rank,) = even_split_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([replace(PLAN, **changes)])
-    found = data_traffic(scenario.model, scenario.workload, table, rank)
+    found = data_traffic(RankView(scenario, table, rank))
     outer = sum(
         2.0 * w.numel
         for b in communication_units(scenario.model, rank)

@@ -14,7 +14,7 @@ from cost_models.memory.gradients import gradients_of
 from cost_models.memory.step_points import StepPoint, largest_point, total
 from cost_models.model.families import model_spec
 from cost_models.model.lora import trainable_part
-from cost_models.partition.rank_parameters import table_parameters
+from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.schedules import ranks_of_stages
 from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable, split_layers
@@ -37,7 +37,7 @@ class Case:
         table = PlanTable.from_plans([plan])
         ranges = split_layers(model.num_layers, plan.num_stages)
         rank = contents_of_rank(model, ranges, ranks_of_stages(plan), 0)
-        self.sizes = table_parameters(trainable_part(model), rank, table)
+        self.sizes = rank_parameters(trainable_part(model), rank, table)
         live = live_activations(rank_view(model, workload, SOFTWARE, table, rank))
         self.blocks = Blocks.of(
             rank_view(model, workload, SOFTWARE, table, rank), live.in_flight + live.pending

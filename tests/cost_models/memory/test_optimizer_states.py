@@ -23,7 +23,7 @@ from cost_models.memory.optimizer_states import (
 )
 from cost_models.memory.peak import MOMENTS
 from cost_models.model.spec import ModelSpec, Weight
-from cost_models.partition.rank_parameters import table_parameters
+from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Optimizer, Workload
@@ -131,7 +131,7 @@ def test_a_whole_model_by_tensor_is_the_model_by_parameter(family: str) -> None:
         columns = PlanTable.from_plans([plan])
         for rank in even_split_contents(model, plan.pipeline_parallel, 1):
             found = rank_states(rank_view(model, workload, None, columns, rank))
-            parameters = table_parameters(model, rank, columns)
+            parameters = rank_parameters(model, rank, columns)
             shards = plan.shard_ranks if plan.zero_stage else 1
             experts = plan.expert_shard_ranks if plan.zero_stage else 1
             elements = (

@@ -22,9 +22,10 @@ from tests.samples import CONFIGS, LLAMA, llama, make_scenario, sample_model
 
 
 def total_parameters(model: ModelSpec, pipeline: int, tensor: int = 1) -> float:
+    table = table_of(Plan(tensor_parallel=tensor, pipeline_parallel=pipeline))
     return float(
         sum(
-            rank.multiplicity * rank_parameters(model, rank, tensor, pipeline).total
+            rank.multiplicity * rank_parameters(model, rank, table).total[0]
             for rank in even_split_contents(model, pipeline, 1)
         )
     )
@@ -42,9 +43,10 @@ def test_a_tied_projection_is_a_second_copy_on_the_last_stage_of_a_pipeline() ->
     assert total_parameters(model, 1) == model.num_parameters
     assert total_parameters(model, 2) == model.num_parameters + copy
     first, last = even_split_contents(model, 2, 1)
-    assert rank_parameters(model, last, 4, 2).head == copy / 4 + model.hidden_size
-    assert rank_parameters(model, first, 4, 2).head == 0
-    assert rank_parameters(model, first, 4, 2).embedding == copy / 4
+    table = table_of(Plan(tensor_parallel=4, pipeline_parallel=2))
+    assert rank_parameters(model, last, table).head == copy / 4 + model.hidden_size
+    assert rank_parameters(model, first, table).head == 0
+    assert rank_parameters(model, first, table).embedding == copy / 4
 
 
 def table_of(plan: Plan) -> PlanTable:

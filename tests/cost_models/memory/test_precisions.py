@@ -20,7 +20,8 @@ from cost_models.communication.traffic import TrafficOptions
 from cost_models.communication.volumes import pass_traffic
 from cost_models.compute.rates import rates
 from cost_models.model.lora import STORED_BYTES, adapted
-from cost_models.partition.rank_parameters import frozen_bytes
+from cost_models.partition.frozen_weights import frozen_bytes
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Quantisation, Workload
@@ -28,9 +29,10 @@ from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import make_scenario, sample_model
+from tests.samples import make_scenario, rank_view, sample_model
 
 MEGATRON = software_profile("megatron")
+TWO_COPIES = MEGATRON.changed({"fp8.weight_copies": 2.0})
 
 
 def first(column: Any) -> float:
@@ -83,7 +85,7 @@ def test_two_copies_of_every_matrix_of_a_layer() -> None:
     (rank,) = even_split_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
     one = PlanTable.from_plans([Plan(), Plan(1, 4), Plan(4, zero_stage=2)])
-    found = fp8_weight_bytes(model, one, rank, 2.0)
+    found = fp8_weight_bytes(rank_view(model, Workload(64, 8), TWO_COPIES, one, rank))
     whole = 2 * model.num_layers * matrices
     assert np.asarray(found).tolist() == [whole, whole / 4, whole]
 
@@ -94,7 +96,7 @@ def test_copies_are_sharded_with_the_weights() -> None:
     (rank,) = even_split_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
     one = PlanTable.from_plans([Plan(zero_stage=3), Plan(4, zero_stage=3), Plan(8, zero_stage=3)])
-    found = fp8_weight_bytes(model, one, rank, 2.0)
+    found = fp8_weight_bytes(rank_view(model, Workload(64, 8), TWO_COPIES, one, rank))
     layers = model.num_layers
     assert np.asarray(found).tolist() == [
         2 * layers * matrices,
@@ -110,7 +112,7 @@ def test_copies_of_experts_are_shared_out_with_them() -> None:
     experts = sum(w.numel for w in weights if w.role == "expert")
     others = sum(w.numel for w in weights if w.role == "linear" and w.part != "router")
     one = PlanTable.from_plans([Plan(8, zero_stage=3, expert_parallel=4)])
-    found = fp8_weight_bytes(model, one, rank, 2.0)
+    found = fp8_weight_bytes(rank_view(model, Workload(64, 8), TWO_COPIES, one, rank))
     layer = experts / 4 + others
     expected = model.num_layers * (experts / 4 / 2 + others / 8) + 2 * layer
     assert first(found) == 2 * min(expected, model.num_layers * layer)
@@ -175,9 +177,9 @@ def test_layers_gather_in_8_bits_and_scatter_in_16() -> None:
     assert gathered_bytes(eight, software_profile("shardplan")) is None
     table = PlanTable.from_plans([Plan(tensor_parallel=8, sequence_parallel=True)])
     (rank,) = even_split_contents(scenario.model, 1, 1)
+    view = RankView(replace(scenario, workload=eight), table, rank)
     wide, narrow = (
-        pass_traffic(scenario.model, eight, table, rank, options=TrafficOptions(gather_bytes=each))
-        for each in (None, 1.0)
+        pass_traffic(view, options=TrafficOptions(gather_bytes=each)) for each in (None, 1.0)
     )
     state = 2.0 * 4096 * 4096
     # a layer gathers two inputs, both again, and two gradients; embedding and head once, twice
@@ -226,7 +228,7 @@ def stored_bits(quantisation: Quantisation) -> float:
     scenario, matrices = qlora(quantisation)
     (rank,) = even_split_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([Plan()])
-    stored = first(frozen_bytes(scenario.model, rank, table, scenario.workload, scenario.software))
+    stored = first(frozen_bytes(RankView(scenario, table, rank)))
     plain = sum(
         w.numel
         for kind in scenario.model.pattern
@@ -259,11 +261,9 @@ def test_int8_has_a_scale_for_every_output() -> None:
     kind = scenario.model.kinds[0]
     for tensor in (1, 4):
         table = PlanTable.from_plans([Plan(1, tensor)])
-        eight = first(
-            frozen_bytes(scenario.model, rank, table, scenario.workload, scenario.software)
-        )
+        eight = first(frozen_bytes(RankView(scenario, table, rank)))
         four = replace(scenario.workload, quantisation="nf4")
-        nf4 = first(frozen_bytes(scenario.model, rank, table, four, scenario.software))
+        nf4 = first(frozen_bytes(RankView(replace(scenario, workload=four), table, rank)))
         rows = sum(
             w.shape[0] / (tensor if w.sharding == "column" else 1)
             for w in kind.weights

@@ -12,7 +12,7 @@ from cost_models.activations.live import live_activations
 from cost_models.memory.fsdp2 import Blocks
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.rank_parameters import table_parameters
+from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.recomputed_layers import RecomputedLayers
 from cost_models.partition.stages import NO_LAYER, LayerNeighbours, PipelineRank, contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable
@@ -83,7 +83,7 @@ def places(plan: Plan) -> tuple[Blocks, list[float], list[LayerNeighbours]]:
     model, workload = sample(), Workload(64, plan.global_batch_size)
     software, table = software_profile("shardplan"), PlanTable.from_plans([plan])
     rank = rank_of(model)
-    sizes = table_parameters(model, rank, table)
+    sizes = rank_parameters(model, rank, table)
     live = live_activations(rank_view(model, workload, software, table, rank))
     flying = live.in_flight + live.pending
     blocks = Blocks.of(rank_view(model, workload, software, table, rank), flying)

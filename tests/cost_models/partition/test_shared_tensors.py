@@ -97,7 +97,8 @@ def test_every_tensor_is_on_a_stage_and_copies_are_counted(ends: tuple[int, ...]
         shared.weight.numel * (len(shared.stages) - 1) for shared in shared_tensors(model, ranges)
     )
     ranks = _ranks(model, ends)
-    held = sum(float(rank_parameters(model, rank, 1, len(ranks)).total) for rank in ranks)
+    table = PlanTable.from_plans([Plan(pipeline_parallel=len(ranks))])
+    held = sum(float(rank_parameters(model, rank, table).total[0]) for rank in ranks)
     assert held == model.num_parameters + copies
     in_blocks = sum(
         block.repeats * sum(w.numel for w in block.weights)
@@ -112,7 +113,8 @@ def test_messages_by_hand() -> None:
     model, m = _t5(), 4
     ranks = _ranks(model, (-1, 1))
     table = PlanTable.from_plans([Plan(pipeline_parallel=3, num_microbatches=m)])
-    sent = [rank_traffic(model, WORKLOAD, table, rank)["pipeline", "send"] for rank in ranks]
+    views = [rank_view(model, WORKLOAD, None, table, rank) for rank in ranks]
+    sent = [rank_traffic(view)["pipeline", "send"] for view in views]
     state = 4.0 * WORKLOAD.seq_len * model.hidden_size
     embedding = 4.0 * model.vocab_size * model.hidden_size
     bias = 4.0 * model.kinds[0].shared_tables[0].numel
@@ -138,8 +140,9 @@ def test_the_encoders_output_is_reduced_once_a_stage() -> None:
     model = _t5()
     (rank,) = _ranks(model, ())
     table = PlanTable.from_plans([Plan(tensor_parallel=2)])
-    with_it = tensor_traffic(model, WORKLOAD, table, rank)["tensor", "all_reduce"]
-    without = tensor_traffic(model, WORKLOAD, table, replace(rank, decoder_stages=0))
+    view = rank_view(model, WORKLOAD, None, table, rank)
+    with_it = tensor_traffic(view)["tensor", "all_reduce"]
+    without = tensor_traffic(replace(view, rank=replace(rank, decoder_stages=0)))
     plain = without["tensor", "all_reduce"]
     assert float(with_it.count[0] - plain.count[0]) == 1
     assert float(with_it.size[0] - plain.size[0]) == 4 * WORKLOAD.seq_len * model.hidden_size

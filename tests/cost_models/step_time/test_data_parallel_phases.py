@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cost_models.communication.volumes import pass_traffic
-from cost_models.partition.rank_parameters import table_parameters
+from cost_models.partition.rank_parameters import rank_parameters
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.step_time.data_parallel_phases import DataPhases, data_phases
@@ -23,12 +24,12 @@ def _phases(plan: Plan, profile: str = "shardplan", figures: Any = None) -> Data
     workload = replace(scenario.workload, gradient_precision="bf16")
     table = PlanTable.from_plans([plan])
     (rank,) = even_split_contents(scenario.model, 1, 1)
-    traffic = pass_traffic(scenario.model, workload, table, rank)
+    traffic = pass_traffic(RankView(replace(scenario, workload=workload), table, rank))
     found = data_phases(
         traffic,
         {"data": np.array([12.0])},
         table,
-        table_parameters(scenario.model, rank, table),
+        rank_parameters(scenario.model, rank, table),
         software_profile(profile).changed(figures or {}),
     )
     return DataPhases(*(float(np.ravel(part)[0]) for part in found))

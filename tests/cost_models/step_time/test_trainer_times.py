@@ -12,6 +12,7 @@ from cost_models.communication.volumes import rank_traffic, scattered_stage_mess
 from cost_models.compute.kernel_launch import operator_seconds
 from cost_models.compute.layer import LayerWork, layer_seconds, trained_elements
 from cost_models.compute.rates import rates
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import FULL, Plan, PlanTable
 from cost_models.pricing.estimate import price
@@ -48,7 +49,7 @@ def test_each_tensor_rank_sends_its_part_to_the_next_stage(sequence: bool) -> No
         sequence_parallel=sequence,
     )
     rank = even_split_contents(scenario.model, 2, 1)[0]
-    whole = rank_traffic(scenario.model, scenario.workload, plans, rank)
+    whole = rank_traffic(RankView(scenario, plans, rank))
     parts = scattered_stage_messages(whole, plans)
     send, before = parts["pipeline", "send"], whole["pipeline", "send"]
     gather, none = parts["tensor", "all_gather"], whole["tensor", "all_gather"]

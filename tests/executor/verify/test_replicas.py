@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from cost_models.communication.volumes import rank_traffic
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.prediction import scenario_of
 from executor.parallel import mesh
 from executor.parallel.mesh import rank_groups
 from executor.processes.fork import run_forked
@@ -117,7 +119,7 @@ def test_traffic_by_hand():
     """Each replica group moves the weights once; shards are added up once, in fp32."""
     file = tiny(QUICK, num_layers=2, precision="bf16")
     (rank,) = even_split_contents(file.model, 1, 1)
-    found = rank_traffic(file.model, file.workload, PlanTable.from_plans([QUICK]), rank)
+    found = rank_traffic(RankView(scenario_of(file), PlanTable.from_plans([QUICK]), rank))
     numel, groups = file.model.num_parameters, 2 + 2
     values = {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}
     assert values["data", "all_gather"] == (groups, 2 * numel)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cost_models.communication.volumes import pipeline_traffic
 from cost_models.model.spec import ModelSpec
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.plan_file import read_plan_file, write_plan_file
@@ -196,7 +197,7 @@ def test_the_output_of_the_encoder_travels_and_stays_with_every_decoder_stage() 
 
     def of(ranges: tuple[tuple[int, int], ...]) -> tuple[list[float], list[int]]:
         ranks = [contents_of_rank(model, ranges, range(3), rank) for rank in range(3)]
-        traffic = [pipeline_traffic(model, scenario.workload, table, rank) for rank in ranks]
+        traffic = [pipeline_traffic(RankView(scenario, table, rank)) for rank in ranks]
         sent = [float(found["pipeline", "send"].size[0]) for found in traffic]  # type: ignore[index]
         return [size / 6 / hidden for size in sent], [rank.hidden_states_received for rank in ranks]
 

@@ -1,0 +1,60 @@
+"""Frozen weights on one pipeline rank, plain and quantised, and buffers of dequantisation.
+
+Units: bytes, columns of a plan table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cost_models.arrays import Real
+from cost_models.model.lora import DEQUANTISED_AT_ONCE, STORED_BYTES, frozen_part, has_frozen
+from cost_models.model.parameters import shard_numel
+from cost_models.model.spec import Weight
+from cost_models.partition.rank_parameters import rank_parameters
+from cost_models.partition.rank_view import RankView
+
+
+def frozen_bytes(view: RankView) -> Real:
+    """Bytes of frozen weights: c P, or quantised with scales; ZeRO-3 may shard them.
+
+    nf4          0.5 + 4/64 bytes an element (4.5 bits)
+    nf4_double   0.5 + 1/64 + 4/(64 · 256)    (4.127 bits)
+    int8         1 byte, and 4 bytes for each output of a matrix
+    int4         0.5 + 2.5/128                (4.156 bits)
+    """
+    model, table = view.model, view.table
+    if not has_frozen(model):
+        return np.zeros(len(table))
+    plain = rank_parameters(frozen_part(model, quantised=False), view.rank, table)
+    element, row = STORED_BYTES[view.workload.quantisation]
+    stored: Real = np.zeros(len(table))
+    for count, weight in _quantised_weights(view):
+        numel = shard_numel(weight, table.tensor_parallel)
+        outputs = float(weight.shape[-1] if weight.transposed else weight.shape[0])
+        rows = outputs / (table.tensor_parallel if weight.sharding == "column" else 1)
+        stored = stored + count * (element * numel + row * rows)
+    whole = view.compute_bytes * plain.total + stored
+    shared = view.software.sharding.frozen_weights & (table.zero_stage >= 3)
+    return whole / np.where(shared, np.multiply(1.0, table.shard_ranks), 1.0)
+
+
+def dequantisation_buffers(view: RankView) -> tuple[Real, Real]:
+    """Bytes of a layer's largest quantised matrix in compute precision, and of the temporaries.
+
+    Temporaries, for each element dequantised at once: half an int32 index, and the fp32 value if
+    the compute precision is less than fp32.
+    """
+    largest: Real = np.zeros(len(view.table))
+    for _, weight in _quantised_weights(view):
+        largest = np.maximum(largest, shard_numel(weight, view.table.tensor_parallel))
+    temporary = 2.0 + (4.0 if view.compute_bytes < 4.0 else 0.0)
+    return view.compute_bytes * largest, temporary * np.minimum(largest, DEQUANTISED_AT_ONCE)
+
+
+def _quantised_weights(view: RankView) -> Iterator[tuple[int, Weight]]:
+    """Yield the quantised matrices of a layer of each kind on the rank, and the layer's number."""
+    for layers in view.layers:
+        yield from ((layers.count, w) for w in layers.kind.weights if w.quantised)
