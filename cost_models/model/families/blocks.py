@@ -183,9 +183,30 @@ def part(name: Part, *weights: Weight) -> Weights:
     return tuple(w if w.part != "other" else replace(w, part=name) for w in weights)
 
 
-def output_projection(name: str, width: int, vocab_size: int, *, tied: bool) -> Weights:
+def plain_mlp(up: str, down: str, hidden_size: int, ffn_hidden_size: int, *, bias: bool) -> Weights:
+    """Return the up and down projections of an MLP without a gate."""
+    return part(
+        "mlp",
+        *linear(up, hidden_size, ffn_hidden_size, "column", bias=bias),
+        *linear(down, ffn_hidden_size, hidden_size, "row", bias=bias),
+    )
+
+
+def output_projection(config: Config, width: int, vocab_size: int) -> Weights:
     """Return the output projection; nothing if it is tied to the embedding."""
-    return () if tied else part("head", *linear(name, width, vocab_size, "vocab"))
+    if config.flag("tie_word_embeddings"):
+        return ()
+    return part("head", *linear("lm_head", width, vocab_size, "vocab"))
+
+
+def norm_and_projection(
+    config: Config, sizes: TransformerSizes, name: str, *, bias: bool
+) -> Weights:
+    """Return the final norm, under a name, and the output projection."""
+    return (
+        *norm(name, sizes.hidden_size, bias=bias),
+        *output_projection(config, sizes.hidden_size, sizes.vocab_size),
+    )
 
 
 def stack(
@@ -203,20 +224,24 @@ def assemble(
     *,
     embedding: Weights,
     kinds: tuple[LayerKind, ...],
-    pattern: tuple[int, ...],
+    pattern: tuple[int, ...] = (),
     prefixes: Sequence[str],
     head: Weights,
-    tied: bool,
     max_seq_len: int | None,
+    tied: bool | None = None,
     max_seq_len_is_hard: bool = False,
     head_multiply: int = 0,
     bridge: Weights = (),
     hidden_dropout: float = 0.0,
-    attention_dropout: float = 0.0,
+    attention_dropout: str = "attention_dropout",
     embedding_dropout: float = 0.0,
     assumptions: tuple[str, ...] = (),
 ) -> ModelSpec:
-    """Assemble the blocks; ``head_multiply`` defaults to hidden size times vocabulary."""
+    """Assemble the blocks.
+
+    ``pattern``: by default all layers are of one kind. ``tied``: by default as in the config.
+    ``head_multiply``: by default hidden size times vocabulary. ``attention_dropout``: its key.
+    """
     return ModelSpec(
         name="",
         family=config.family,
@@ -224,13 +249,13 @@ def assemble(
         vocab_size=sizes.vocab_size,
         max_seq_len=max_seq_len,
         max_seq_len_is_hard=max_seq_len_is_hard,
-        tie_embeddings=tied,
+        tie_embeddings=config.flag("tie_word_embeddings") if tied is None else tied,
         hidden_dropout=hidden_dropout,
-        attention_dropout=attention_dropout,
+        attention_dropout=config.dropout(attention_dropout),
         embedding_dropout=embedding_dropout,
         embedding=embedding,
         kinds=kinds,
-        pattern=pattern,
+        pattern=pattern or (0,) * sizes.num_layers,
         layer_prefixes=tuple(prefixes),
         bridge=bridge,
         head=head,

@@ -55,7 +55,7 @@ def cohere(config: Config) -> ModelSpec:
         ),
         parallel_residual=True,
     )
-    return causal_lm(config, sizes, (kind,), (0,) * sizes.num_layers)
+    return causal_lm(config, sizes, (kind,))
 
 
 def _head_norms(attention: Attention) -> Weights:

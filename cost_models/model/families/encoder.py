@@ -14,6 +14,7 @@ from cost_models.model.families.blocks import (
     numbered,
     ordinary_attention,
     part,
+    plain_mlp,
     positions,
     read_sizes,
 )
@@ -92,14 +93,12 @@ def _encoder(config: Config, model: str, head: Weights, max_seq_len: int) -> Mod
             *norm(f"{table}.LayerNorm", hidden_size, bias=True),
         ),
         kinds=(_layer(config, sizes),),
-        pattern=(0,) * sizes.num_layers,
         prefixes=numbered(f"{model}.encoder.layer", sizes.num_layers),
         head=head,
-        tied=config.flag("tie_word_embeddings"),
         max_seq_len=max_seq_len,
         max_seq_len_is_hard=True,
         hidden_dropout=dropout,
-        attention_dropout=config.dropout("attention_probs_dropout_prob"),
+        attention_dropout="attention_probs_dropout_prob",
         embedding_dropout=dropout,
     )
 
@@ -122,11 +121,7 @@ def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
                 *linear("attention.output.dense", hidden_size, hidden_size, "row", bias=True),
             ),
             *norm("attention.output.LayerNorm", hidden_size, bias=True),
-            *part(
-                "mlp",
-                *linear("intermediate.dense", hidden_size, inner, "column", bias=True),
-                *linear("output.dense", inner, hidden_size, "row", bias=True),
-            ),
+            *plain_mlp("intermediate.dense", "output.dense", hidden_size, inner, bias=True),
             *norm("output.LayerNorm", hidden_size, bias=True),
         ),
     )

@@ -12,9 +12,9 @@ from cost_models.model.families.blocks import (
     embedding,
     max_positions,
     norm,
+    norm_and_projection,
     numbered,
     ordinary_attention,
-    output_projection,
     read_sizes,
 )
 from cost_models.model.families.gpt_like import four_linears
@@ -50,23 +50,15 @@ def falcon(config: Config) -> ModelSpec:
     sizes = _sizes(config)
     if not config.flag("alibi"):
         check_rotary(config, sizes.head_dim)
-    hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
-    tied = config.flag("tie_word_embeddings")
     return assemble(
         config,
         sizes,
-        embedding=embedding("transformer.word_embeddings", vocab_size, hidden_size),
+        embedding=embedding("transformer.word_embeddings", sizes.vocab_size, sizes.hidden_size),
         kinds=(_layer(config, sizes),),
-        pattern=(0,) * sizes.num_layers,
         prefixes=numbered("transformer.h", sizes.num_layers),
-        head=(
-            *norm("transformer.ln_f", hidden_size, bias=True),
-            *output_projection("lm_head", hidden_size, vocab_size, tied=tied),
-        ),
-        tied=tied,
+        head=norm_and_projection(config, sizes, "transformer.ln_f", bias=True),
         max_seq_len=max_positions(config),
         hidden_dropout=config.dropout("hidden_dropout"),
-        attention_dropout=config.dropout("attention_dropout"),
     )
 
 

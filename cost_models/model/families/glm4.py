@@ -56,4 +56,4 @@ def glm4(config: Config) -> ModelSpec:
         ),
         norms_after=True,
     )
-    return causal_lm(config, sizes, (kind,), (0,) * sizes.num_layers)
+    return causal_lm(config, sizes, (kind,))

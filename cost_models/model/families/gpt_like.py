@@ -12,10 +12,11 @@ from cost_models.model.families.blocks import (
     linear,
     max_positions,
     norm,
+    norm_and_projection,
     numbered,
     ordinary_attention,
-    output_projection,
     part,
+    plain_mlp,
     positions,
     read_sizes,
     rotary_fraction,
@@ -88,7 +89,6 @@ def gpt2(config: Config) -> ModelSpec:
         raise config.wrong("add_cross_attention", True, "false: only decoders are supported")
     hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
     max_seq_len = max_positions(config, "n_positions")
-    tied = config.flag("tie_word_embeddings")
     return assemble(
         config,
         sizes,
@@ -97,17 +97,12 @@ def gpt2(config: Config) -> ModelSpec:
             *positions("transformer.wpe", max_seq_len, hidden_size),
         ),
         kinds=(_gpt2_layer(config, sizes),),
-        pattern=(0,) * sizes.num_layers,
         prefixes=numbered("transformer.h", sizes.num_layers),
-        head=(
-            *norm("transformer.ln_f", hidden_size, bias=True),
-            *output_projection("lm_head", hidden_size, vocab_size, tied=tied),
-        ),
-        tied=tied,
+        head=norm_and_projection(config, sizes, "transformer.ln_f", bias=True),
         max_seq_len=max_seq_len,
         max_seq_len_is_hard=True,
         hidden_dropout=config.dropout("resid_pdrop"),
-        attention_dropout=config.dropout("attn_pdrop"),
+        attention_dropout="attn_pdrop",
         embedding_dropout=config.dropout("embd_pdrop"),
     )
 
@@ -170,10 +165,8 @@ def four_linears(
             ),
             *linear(f"{attention}.dense", hidden_size, hidden_size, "row", bias=attention_bias),
         ),
-        *part(
-            "mlp",
-            *linear("mlp.dense_h_to_4h", hidden_size, ffn_hidden_size, "column", bias=mlp_bias),
-            *linear("mlp.dense_4h_to_h", ffn_hidden_size, hidden_size, "row", bias=mlp_bias),
+        *plain_mlp(
+            "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", hidden_size, ffn_hidden_size, bias=mlp_bias
         ),
     )
 
@@ -185,7 +178,6 @@ def gpt_neox(config: Config) -> ModelSpec:
     check_rotary(config, sizes.head_dim, fraction)
     hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
     ffn_hidden_size = ffn_size(config)
-    tied = config.flag("tie_word_embeddings")
     dropout = config.dropout("hidden_dropout")
     kind = LayerKind(
         name="layer",
@@ -213,16 +205,10 @@ def gpt_neox(config: Config) -> ModelSpec:
         sizes,
         embedding=embedding("gpt_neox.embed_in", vocab_size, hidden_size),
         kinds=(kind,),
-        pattern=(0,) * sizes.num_layers,
         prefixes=numbered("gpt_neox.layers", sizes.num_layers),
-        head=(
-            *norm("gpt_neox.final_layer_norm", hidden_size, bias=True),
-            *output_projection("lm_head", hidden_size, vocab_size, tied=tied),
-        ),
-        tied=tied,
+        head=norm_and_projection(config, sizes, "gpt_neox.final_layer_norm", bias=True),
         max_seq_len=max_positions(config),
         hidden_dropout=dropout,
-        attention_dropout=config.dropout("attention_dropout"),
         embedding_dropout=dropout,
     )
 
@@ -231,7 +217,6 @@ def bloom(config: Config) -> ModelSpec:
     """BLOOM (arXiv:2211.05100): ALiBi instead of positions, a norm after the embedding."""
     sizes = read_sizes(config, layers="n_layer", heads="n_head", kv_heads=None, head_dim=None)
     hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
-    tied = config.flag("tie_word_embeddings")
     kind = LayerKind(
         name="layer",
         attention=ordinary_attention(sizes, rotary=False),
@@ -257,14 +242,8 @@ def bloom(config: Config) -> ModelSpec:
             *norm("transformer.word_embeddings_layernorm", hidden_size, bias=True),
         ),
         kinds=(kind,),
-        pattern=(0,) * sizes.num_layers,
         prefixes=numbered("transformer.h", sizes.num_layers),
-        head=(
-            *norm("transformer.ln_f", hidden_size, bias=True),
-            *output_projection("lm_head", hidden_size, vocab_size, tied=tied),
-        ),
-        tied=tied,
+        head=norm_and_projection(config, sizes, "transformer.ln_f", bias=True),
         max_seq_len=config.optional_size("seq_length", MAX_POSITIONS),
         hidden_dropout=config.dropout("hidden_dropout"),
-        attention_dropout=config.dropout("attention_dropout"),
     )

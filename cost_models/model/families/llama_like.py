@@ -16,9 +16,9 @@ from cost_models.model.families.blocks import (
     linear,
     max_positions,
     norm,
+    norm_and_projection,
     numbered,
     ordinary_attention,
-    output_projection,
     part,
     read_sizes,
     stack,
@@ -244,7 +244,7 @@ def causal_lm(
     config: Config,
     sizes: TransformerSizes,
     kinds: tuple[LayerKind, ...],
-    pattern: tuple[int, ...],
+    pattern: tuple[int, ...] = (),
     *,
     norm_bias: bool = False,
     hidden_dropout: float = 0.0,
@@ -252,23 +252,16 @@ def causal_lm(
     assumptions: tuple[str, ...] = (),
 ) -> ModelSpec:
     """Assemble embedding, layers, final norm and output projection under llama's names."""
-    tied = config.flag("tie_word_embeddings")
-    hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
     return assemble(
         config,
         sizes,
-        embedding=embedding("model.embed_tokens", vocab_size, hidden_size),
+        embedding=embedding("model.embed_tokens", sizes.vocab_size, sizes.hidden_size),
         kinds=kinds,
         pattern=pattern,
         prefixes=numbered("model.layers", sizes.num_layers),
-        head=(
-            *norm("model.norm", hidden_size, bias=norm_bias),
-            *output_projection("lm_head", hidden_size, vocab_size, tied=tied),
-        ),
-        tied=tied,
+        head=norm_and_projection(config, sizes, "model.norm", bias=norm_bias),
         max_seq_len=max_positions(config),
         hidden_dropout=hidden_dropout,
-        attention_dropout=config.dropout("attention_dropout"),
         embedding_dropout=embedding_dropout,
         assumptions=assumptions,
     )

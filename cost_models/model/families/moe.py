@@ -160,6 +160,14 @@ def routed_experts(
     return part("experts", *weights)
 
 
+def router_and_experts(hidden_size: int, feed_forward: FeedForward) -> Weights:
+    """Return the router and the routed experts under the names of most families."""
+    return (
+        *router("mlp.gate", hidden_size, feed_forward.num_experts),
+        *routed_experts(hidden_size, feed_forward),
+    )
+
+
 def shared_expert(
     hidden_size: int, ffn_hidden_size: int, name: str, *, bias: bool = False
 ) -> Weights:
@@ -213,13 +221,10 @@ def mixtral(config: Config) -> ModelSpec:
     feed_forward = read_experts(
         config, "num_local_experts", ffn_size(config), weighted_in_fp32=True
     )
-    mlp = (
-        *router("mlp.gate", sizes.hidden_size, feed_forward.num_experts),
-        *routed_experts(sizes.hidden_size, feed_forward),
-    )
+    mlp = router_and_experts(sizes.hidden_size, feed_forward)
     window = config.optional_size("sliding_window", MAX_POSITIONS)
     kind = moe_layer(sizes, feed_forward, mlp, Style(), window)
-    return causal_lm(config, sizes, (kind,), (0,) * sizes.num_layers)
+    return causal_lm(config, sizes, (kind,))
 
 
 def olmoe(config: Config) -> ModelSpec:
@@ -227,14 +232,11 @@ def olmoe(config: Config) -> ModelSpec:
     sizes = read_sizes(config, head_dim=None)
     check_rotary(config, sizes.head_dim)
     feed_forward = read_experts(config, "num_experts", ffn_size(config))
-    mlp = (
-        *router("mlp.gate", sizes.hidden_size, feed_forward.num_experts),
-        *routed_experts(sizes.hidden_size, feed_forward),
-    )
+    mlp = router_and_experts(sizes.hidden_size, feed_forward)
     bias = config.flag("attention_bias")
     style = Style(bias=bias, output_bias=bias, qk_norm="all")
     kind = moe_layer(sizes, feed_forward, mlp, style, None)
-    return causal_lm(config, sizes, (kind,), (0,) * sizes.num_layers)
+    return causal_lm(config, sizes, (kind,))
 
 
 def gpt_oss(config: Config) -> ModelSpec:

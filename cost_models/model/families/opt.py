@@ -15,6 +15,7 @@ from cost_models.model.families.blocks import (
     ordinary_attention,
     output_projection,
     part,
+    plain_mlp,
     positions,
     read_sizes,
 )
@@ -54,15 +55,12 @@ def opt(config: Config) -> ModelSpec:
         sizes,
         embedding=_embedding(sizes, width, max_seq_len),
         kinds=(_layer(config, sizes),),
-        pattern=(0,) * sizes.num_layers,
         prefixes=numbered("model.decoder.layers", sizes.num_layers),
         head=_head(config, sizes, width),
-        tied=config.flag("tie_word_embeddings"),
         max_seq_len=max_seq_len,
         max_seq_len_is_hard=True,
         head_multiply=width * sizes.vocab_size,
         hidden_dropout=config.dropout("dropout"),
-        attention_dropout=config.dropout("attention_dropout"),
     )
 
 
@@ -88,8 +86,7 @@ def _head(config: Config, sizes: TransformerSizes, width: int) -> Weights:
     if width != hidden_size:
         project_out = linear("model.decoder.project_out", hidden_size, width, "replicate")
         head += part("head", *project_out)
-    tied = config.flag("tie_word_embeddings")
-    return head + output_projection("lm_head", width, sizes.vocab_size, tied=tied)
+    return head + output_projection(config, width, sizes.vocab_size)
 
 
 def _affine(config: Config) -> bool:
@@ -120,11 +117,7 @@ def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
                 *linear("self_attn.q_proj", hidden_size, hidden_size, "column", bias=bias),
                 *linear("self_attn.out_proj", hidden_size, hidden_size, "row", bias=bias),
             ),
-            *part(
-                "mlp",
-                *linear("fc1", hidden_size, inner, "column", bias=bias),
-                *linear("fc2", inner, hidden_size, "row", bias=bias),
-            ),
+            *plain_mlp("fc1", "fc2", hidden_size, inner, bias=bias),
             *(norms if _affine(config) else ()),
         ),
     )

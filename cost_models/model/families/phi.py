@@ -14,7 +14,9 @@ from cost_models.model.families.blocks import (
     norm,
     numbered,
     ordinary_attention,
+    output_projection,
     part,
+    plain_mlp,
     read_sizes,
     rotary_fraction,
 )
@@ -44,24 +46,20 @@ def phi(config: Config) -> ModelSpec:
     """Phi-1, 1.5 and 2 (arXiv:2306.11644, arXiv:2309.05463)."""
     sizes = read_sizes(config)
     hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
-    tied = config.flag("tie_word_embeddings")
-    head = () if tied else linear("lm_head", hidden_size, vocab_size, "vocab")
     bias = Weight("lm_head.bias", (vocab_size,), "vector", "vocab")
     return assemble(
         config,
         sizes,
         embedding=embedding("model.embed_tokens", vocab_size, hidden_size),
         kinds=(_layer(config, sizes),),
-        pattern=(0,) * sizes.num_layers,
         prefixes=numbered("model.layers", sizes.num_layers),
         head=(
             *norm("model.final_layernorm", hidden_size, bias=True),
-            *part("head", *head, bias),
+            *output_projection(config, hidden_size, vocab_size),
+            *part("head", bias),
         ),
-        tied=tied,
         max_seq_len=max_positions(config),
         hidden_dropout=config.dropout("resid_pdrop"),
-        attention_dropout=config.dropout("attention_dropout"),
         embedding_dropout=config.dropout("embd_pdrop"),
     )
 
@@ -96,11 +94,7 @@ def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
                 *linear("self_attn.dense", sizes.query_size, hidden_size, "row", bias=True),
             ),
             *(_head_norms(sizes.head_dim) if qk_norm else ()),
-            *part(
-                "mlp",
-                *linear("mlp.fc1", hidden_size, ffn_hidden_size, "column", bias=True),
-                *linear("mlp.fc2", ffn_hidden_size, hidden_size, "row", bias=True),
-            ),
+            *plain_mlp("mlp.fc1", "mlp.fc2", hidden_size, ffn_hidden_size, bias=True),
             *norm("input_layernorm", hidden_size, bias=True),
         ),
         parallel_residual=True,

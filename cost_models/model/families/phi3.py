@@ -81,6 +81,5 @@ def phi3(config: Config) -> ModelSpec:
         config,
         sizes,
         (kind,),
-        (0,) * sizes.num_layers,
         hidden_dropout=config.dropout("resid_pdrop"),
     )

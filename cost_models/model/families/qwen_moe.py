@@ -24,8 +24,7 @@ from cost_models.model.families.llama_like import (
 from cost_models.model.families.moe import (
     moe_layer,
     read_experts,
-    routed_experts,
-    router,
+    router_and_experts,
     shared_expert,
 )
 from cost_models.model.families.reader import (
@@ -98,8 +97,7 @@ def qwen2_moe(config: Config) -> ModelSpec:
     )
     hidden_size = sizes.hidden_size
     mlp = (
-        *router("mlp.gate", hidden_size, feed_forward.num_experts),
-        *routed_experts(hidden_size, feed_forward),
+        *router_and_experts(hidden_size, feed_forward),
         *shared_expert(hidden_size, shared, "mlp.shared_expert"),
         *part("shared_experts", *linear("mlp.shared_expert_gate", hidden_size, 1, "replicate")),
     )
@@ -115,10 +113,7 @@ def qwen3_moe(config: Config) -> ModelSpec:
     feed_forward = read_experts(
         config, "num_experts", config.size("moe_intermediate_size", MAX_FFN), low=0
     )
-    mlp = (
-        *router("mlp.gate", sizes.hidden_size, feed_forward.num_experts),
-        *routed_experts(sizes.hidden_size, feed_forward),
-    )
+    mlp = router_and_experts(sizes.hidden_size, feed_forward)
     bias = config.flag("attention_bias")
     style = Style(bias=bias, output_bias=bias, qk_norm="head")
     windows = [switched_window(config)] * sizes.num_layers

@@ -5,10 +5,9 @@ from __future__ import annotations
 from cost_models.model.families.blocks import (
     check_rotary,
     ffn_size,
-    linear,
     norm,
     ordinary_attention,
-    part,
+    plain_mlp,
     read_sizes,
 )
 from cost_models.model.families.llama_like import attention_weights, causal_lm
@@ -54,11 +53,7 @@ def starcoder2(config: Config) -> ModelSpec:
         num_norms=2,
         weights=(
             *attention_weights(hidden_size, attention, bias=bias, output_bias=bias),
-            *part(
-                "mlp",
-                *linear("mlp.c_fc", hidden_size, ffn_hidden_size, "column", bias=bias),
-                *linear("mlp.c_proj", ffn_hidden_size, hidden_size, "row", bias=bias),
-            ),
+            *plain_mlp("mlp.c_fc", "mlp.c_proj", hidden_size, ffn_hidden_size, bias=bias),
             *norm("input_layernorm", hidden_size, bias=True),
             *norm("post_attention_layernorm", hidden_size, bias=True),
         ),
@@ -67,7 +62,6 @@ def starcoder2(config: Config) -> ModelSpec:
         config,
         sizes,
         (kind,),
-        (0,) * sizes.num_layers,
         norm_bias=True,
         hidden_dropout=config.dropout("residual_dropout"),
         embedding_dropout=config.dropout("embedding_dropout"),

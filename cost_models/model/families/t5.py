@@ -93,7 +93,7 @@ def t5(config: Config) -> ModelSpec:
         tied=True,
         max_seq_len=None,
         hidden_dropout=dropout,
-        attention_dropout=dropout,
+        attention_dropout="dropout_rate",
         embedding_dropout=dropout,
         assumptions=tuple(assumptions),
     )
