@@ -41,7 +41,7 @@ Positive = Annotated[float, Meta(ge=1e-12, le=1e30)]
 T = TypeVar("T")
 
 
-def read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str, *, max_bytes: int = MAX_FILE_BYTES) -> str:
     """Return the text of a file, or raise an InputError that says what is wrong with it."""
     try:
         if not path.exists():
@@ -50,10 +50,10 @@ def read_text(path: Path, what: str) -> str:
             raise InputError(f"{path}: is a folder ({what} expected)")
         if not path.is_file():  # a pipe or a device: reading it might never end
             raise InputError(f"{path}: is not a regular file ({what} expected)")
-        if path.stat().st_size > MAX_FILE_BYTES:
+        if path.stat().st_size > max_bytes:
             raise InputError(
                 f"{path}: {path.stat().st_size:,} bytes is too large for {what} "
-                f"(at most {MAX_FILE_BYTES:,})"
+                f"(at most {max_bytes:,})"
             )
         return path.read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except UnicodeDecodeError as error:
@@ -101,9 +101,9 @@ def _depth(value: object, level: int = 1) -> int:
     return max((_depth(item, level + 1) for item in inner), default=level)
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
+def read_json(path: Path, what: str, *, max_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
     """Read a JSON object from a file."""
-    return parse_json(read_text(path, what), str(path))
+    return parse_json(read_text(path, what, max_bytes=max_bytes), str(path))
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:

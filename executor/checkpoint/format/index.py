@@ -7,47 +7,59 @@ have other sizes or checksums than the index, is invalid. Imports no torch.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct, field
 
 from executor.checkpoint.format.checkpoint_errors import DamagedError
 from executor.checkpoint.format.pieces import numel, whole_tensor
-
-if TYPE_CHECKING:
-    from executor.model.parameter_layout import Pieces
+from hardware_profiles.errors import InputError
+from hardware_profiles.fields import convert
 
 INDEX_NAME: Final = "index.json"
 SCHEMA_VERSION: Final = 1
 WEIGHTS, STATE = "weights", "state"  # the two files of a rank
 CHUNK: Final = 1 << 24
 
+Count = Annotated[int, Meta(ge=0, le=10**15)]
 
-@dataclass(frozen=True, slots=True)
-class TensorPart:
+
+class TensorPart(Struct, frozen=True):
     """The part of a tensor that one rank wrote."""
 
-    rank: int
-    pieces: Pieces
+    rank: Count
+    pieces: tuple[tuple[tuple[Count, Count], ...], ...] = field(name="ranges")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(Struct, frozen=True):
     """One parameter of the model, under its Hugging Face name."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str  # name in safetensors
     parts: tuple[TensorPart, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
+class FileEntry(Struct, frozen=True):
     """Size and checksum of a file."""
 
-    size: int  # bytes
+    size: Count = field(name="bytes")
     sha256: str
+
+
+class _IndexFile(Struct, frozen=True):
+    """The keys of index.json whose types are checked; the others describe the run."""
+
+    schema_version: int
+    step: Count
+    world_size: Annotated[int, Meta(ge=1, le=10**6)]
+    state: tuple[str, ...]
+    trainer: dict[str, Any]
+    files: dict[str, FileEntry]
+    tensors: dict[str, TensorEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +83,8 @@ class CheckpointIndex:
             "state": list(self.state),
             "trainer": dict(self.trainer),
             **self.about,
-            "files": {n: {"bytes": f.size, "sha256": f.sha256} for n, f in self.files.items()},
-            "tensors": {
-                name: {
-                    "shape": entry.shape,
-                    "dtype": entry.dtype,
-                    "parts": [{"rank": p.rank, "ranges": p.pieces} for p in entry.parts],
-                }
-                for name, entry in self.tensors.items()
-            },
+            "files": msgspec.to_builtins(self.files),
+            "tensors": msgspec.to_builtins(self.tensors),
         }
 
     @classmethod
@@ -92,22 +97,18 @@ class CheckpointIndex:
                 f"{SCHEMA_VERSION}"
             )
         try:
-            rest = dict(values)
-            del rest["schema_version"]
-            index = cls(
-                step=int(rest.pop("step")),
-                world_size=int(rest.pop("world_size")),
-                state=tuple(str(key) for key in rest.pop("state")),
-                trainer=dict(rest.pop("trainer")),
-                files={
-                    str(name): FileEntry(int(file["bytes"]), str(file["sha256"]))
-                    for name, file in rest.pop("files").items()
-                },
-                tensors={n: _tensor(entry) for n, entry in rest.pop("tensors").items()},
-                about=rest,
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedError(f"{where}: not an index of a checkpoint ({error!r})") from None
+            found = convert(values, _IndexFile, where)
+        except InputError as error:
+            raise DamagedError(f"{error}; it is not an index of a checkpoint") from None
+        index = cls(
+            step=found.step,
+            world_size=found.world_size,
+            tensors=found.tensors,
+            files=found.files,
+            state=found.state,
+            trainer=found.trainer,
+            about={k: v for k, v in values.items() if k not in _IndexFile.__struct_fields__},
+        )
         index.check_cover(where)
         return index
 
@@ -135,28 +136,17 @@ def state_name(key: str, name: str) -> str:
     return f"{key}/{name}"
 
 
-def _tensor(values: Mapping[str, Any]) -> TensorEntry:
-    parts = tuple(
-        TensorPart(
-            int(part["rank"]),
-            tuple(tuple((int(a), int(b)) for a, b in ranges) for ranges in part["ranges"]),
-        )
-        for part in values["parts"]
-    )
-    return TensorEntry(tuple(int(n) for n in values["shape"]), str(values["dtype"]), parts)
-
-
 def read_index(folder: Path) -> CheckpointIndex:
     """Read the index in a checkpoint's folder, without its files."""
     path = folder / INDEX_NAME
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         reason = "no such folder" if not folder.is_dir() else f"no {INDEX_NAME} in it"
         raise DamagedError(f"{folder}: not a checkpoint ({reason})") from None
     except OSError as error:
         raise DamagedError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise DamagedError(f"{path}: not JSON, or truncated: {error}") from None
     if not isinstance(values, dict):
         raise DamagedError(f"{path}: not an index of a checkpoint")

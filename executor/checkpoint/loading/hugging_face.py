@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from executor.checkpoint.format.checkpoint_errors import DamagedError
@@ -25,7 +25,7 @@ from executor.checkpoint.loading.checkpoint_reader import TensorFiles, assemble
 from executor.checkpoint.loading.compatibility import first_config_difference
 from executor.model.families import FAMILIES
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import read_json
+from hardware_profiles.fields import convert, read_json
 
 if TYPE_CHECKING:
     from executor.model.parameter_layout import ParameterLayout, Pieces
@@ -46,6 +46,13 @@ _HEADS: Final = ("lm_head.weight", "embed_out.weight")
 # copies of a tied embedding that files may contain
 _COPIES: Final = (*_HEADS, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 COMPARED_ROWS: Final = 8192  # at a time
+MAX_INDEX_BYTES: Final = 200_000_000  # DeepSeek-V3's has 9 million
+
+
+class _Index(Struct, frozen=True):
+    """The part of model.safetensors.index.json that is read."""
+
+    weight_map: dict[str, str]  # file by tensor
 
 
 class HuggingFaceFolder:
@@ -137,11 +144,9 @@ class HuggingFaceFolder:
     def _weight_map(self) -> dict[str, str]:
         """Return the file of every tensor."""
         if (self.path / INDEX).exists():
-            try:
-                found = json.loads((self.path / INDEX).read_text(encoding="utf-8"))["weight_map"]
-                return {str(key): str(file) for key, file in found.items()}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InputError(f"{self.path / INDEX}: cannot be read: {error!r}") from None
+            what = "the index of a Hugging Face folder"
+            values = read_json(self.path / INDEX, what, max_bytes=MAX_INDEX_BYTES)
+            return convert(values, _Index, str(self.path / INDEX)).weight_map
         if (self.path / SINGLE).exists():
             return dict.fromkeys(self.files[SINGLE].keys(), SINGLE)
         raise no_weights_error(self.path)

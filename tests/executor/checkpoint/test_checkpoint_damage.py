@@ -78,11 +78,15 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a lost key": (
         lambda f: _edit(f / "index.json", lambda v: v.pop("files")),
-        r"not an index of a checkpoint \(KeyError\('files'\)\)",
+        "index.json: files is missing; it is not an index of a checkpoint",
+    ),
+    "a wrong size": (
+        lambda f: _edit(f / "index.json", lambda v: v["files"][STATE].update(bytes=-1)),
+        f"index.json: files: {STATE}: bytes = -1 .*; it is not an index of a checkpoint",
     ),
     "no object": (lambda f: (f / "index.json").write_text("[]"), "not an index of a checkpoint"),
 }
-SLOW = ("another version", "a lost part", "a lost key", "no object", "no index")
+SLOW = ("another version", "a lost part", "a lost key", "a wrong size", "no object", "no index")
 
 
 @pytest.mark.sampled(1)

@@ -265,6 +265,21 @@ def test_what_does_not_match_is_named(tmp_path: Path):
         HuggingFaceFolder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"weight_map": {"w": 1}}', r"index\.json: weight_map: w = 1 \(must be a string\)"),
+        ('{"metadata": {}}', r"index\.json: weight_map is missing"),
+        ('{"weight_map"', r"index\.json: not JSON"),
+    ],
+)
+def test_damaged_index(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        HuggingFaceFolder(tmp_path)
+
+
 _MOE = {
     "vocab_size": 64,
     "hidden_size": 32,
