@@ -15,12 +15,12 @@ from cost_models.pricing.observed import (
     collectives_side_by_side,
     peak_bytes,
 )
-from cost_models.units import format_bytes, format_seconds
+from cost_models.text_tables import comparison_table, relative_difference
 from hardware_profiles.fields import write_text_atomically
 
 SCHEMA_VERSION: Final = 1
 LINE: Final = 80
-UNKNOWN: Final = "–"
+HEAD: Final = ("predicted", "measured", "prediction is")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,7 @@ class ComparisonRow:
     @property
     def difference(self) -> float | None:
         """Signed relative error of the prediction."""
-        if self.predicted is None or not self.measured:
-            return None
-        return self.predicted / self.measured - 1.0
+        return relative_difference(self.predicted, self.measured)
 
 
 def compare(
@@ -103,37 +101,9 @@ def _communication_rows(predicted: Any, ranks: list[Any]) -> Iterator[Comparison
 
 def as_text(rows: Iterable[ComparisonRow], *, on_gpu: bool) -> str:
     """Return the comparison as a plain-text table with an explanation below."""
-    head = ("", "predicted", "measured", "prediction is")
-    cells = [head, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
-    lines = [
-        "  ".join(
-            [line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, len(head)))]
-        ).rstrip()
-        for line in cells
-    ]
+    figures = [(row.name, row.unit, row.predicted, row.measured) for row in rows]
+    lines = comparison_table(figures, HEAD, "high", "low")
     return "\n".join([*lines, "", _what_is_compared(on_gpu)])
-
-
-def _cells(row: ComparisonRow) -> tuple[str, str, str, str]:
-    difference = row.difference
-    if row.predicted is not None and row.predicted == row.measured:
-        words = "equal"
-    elif difference is None:
-        words = UNKNOWN
-    elif abs(difference) < 0.0005:
-        words = "within 0.1%"
-    else:
-        words = f"{abs(difference):.1%} {'high' if difference > 0 else 'low'}"
-    return row.name, _format(row.predicted, row.unit), _format(row.measured, row.unit), words
-
-
-def _format(value: float | None, unit: str) -> str:
-    if value is None:
-        return UNKNOWN
-    if unit == "seconds":
-        return format_seconds(value)
-    return format_bytes(value) if unit == "bytes" else f"{value:,.0f}"
 
 
 def _what_is_compared(on_gpu: bool) -> str:

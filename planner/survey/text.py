@@ -24,6 +24,7 @@ from planner.run_cost.training_run import DAY
 from planner.search.search import Counts
 from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, sort_key
 from planner.text.paragraphs import labelled
+from planner.text.tables import marked_table
 
 BILLION: Final = 1e9
 MOST_BETWEEN: Final = 3  # from this number on, similar plans share one line
@@ -90,7 +91,7 @@ def case_table(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[str]
         found = case.found[0]
         name = [case.name, *([found.scenario.workload.precision] if several else [])]
         rows.append([*name, *(cell(found) for _, cell in columns)])
-    lines = aligned(rows, left=2 if several else 1)
+    lines = marked_table(rows, left=range(2 if several else 1))
     for case in cases:
         if not case.found:
             precision = f" {case.scenario.workload.precision}" if several else ""
@@ -186,7 +187,7 @@ def plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan]) -> list[str
                 describe_plan(found.plan) + " (own order of ranks)" * bool(found.placed),
             ]
         )
-    return aligned(rows, left=several + precisions, last_left=True)
+    return marked_table(rows, left=(*range(several + precisions), len(rows[0]) - 1))
 
 
 def _between(ranked: Sequence[RankedPlan]) -> dict[int, str]:
@@ -211,20 +212,6 @@ def _between(ranked: Sequence[RankedPlan]) -> dict[int, str]:
             )
             lines |= dict.fromkeys(range(start + 2, start + 1 + len(inner)), "")
         start += len(few)
-    return lines
-
-
-def aligned(rows: Sequence[Sequence[str]], *, left: int = 0, last_left: bool = False) -> list[str]:
-    """Return rows as aligned columns: the first ``left`` (and the last) to the left."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for number, row in enumerate(rows):
-        cells = []
-        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            to_left = i < left or (last_left and i == len(row) - 1)
-            cells.append(cell.ljust(width) if to_left else cell.rjust(width))
-        mark = "✔" if number == 1 else " "
-        lines.append(f"{mark} {'  '.join(cells)}".rstrip())
     return lines
 
 

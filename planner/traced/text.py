@@ -12,6 +12,7 @@ from planner.answer.text import bars, binding_parts, budget_words, verdict_line
 from planner.assessment.assess import amounts
 from planner.request.command import describe_plan
 from planner.text.paragraphs import labelled
+from planner.text.tables import marked_table
 from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, TracedTime
 from planner.traced.stages import Cut
 from planner.traced.ways_out import TracedWayOut
@@ -174,9 +175,4 @@ def _table(assessments: Sequence[TracedAssessment]) -> list[str]:
                 "–" if time.mfu is None else f"{100 * time.mfu:.1f} %",
             ]
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        f"{'✔' if number == 1 else ' '} "
-        + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
-        for number, row in enumerate(rows)
-    ]
+    return marked_table(rows)

@@ -46,6 +46,6 @@ def test_prediction_and_measurement_are_set_side_by_side():
     assert rows["send (pipeline)"].measured == 8 + 5
     assert rows["send (pipeline)"].predicted == 8 + 6
     text = as_text(rows.values(), on_gpu=False)
-    assert "50.0% low" in text
+    assert "50.0 % low" in text
     assert "equal" in text
     assert all(row.predicted is None for row in compare({}, measured, 100))
