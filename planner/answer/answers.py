@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from cost_models.legality.executor_proofs import unproven
 from cost_models.plan.plan import Plan
@@ -21,6 +19,7 @@ from planner.assessment.documents import cluster_document, model_document
 from planner.assessment.reach import Reach, reach
 from planner.assessment.step_memory import StepMemory, step_memory
 from planner.request.scenario import DEFAULT_SOFTWARE
+from planner.text.answer import SCHEMA_VERSION, Answer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from planner.refinement.placement import PlacedPlan
     from planner.run_cost.failures import TrainingRun
     from planner.search.search import SearchResult
-
-SCHEMA_VERSION: Final = 1
 
 
 def header(scenario: Scenario) -> dict[str, Any]:
@@ -49,7 +46,7 @@ def header(scenario: Scenario) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, repr=False)
-class FitAnswer:
+class FitAnswer(Answer):
     """Answer of ``fit``: verdict on one plan, its parts, and ways out.
 
     Ways out need searches, which run on first access.
@@ -123,8 +120,6 @@ class FitAnswer:
             not_run=not_run(self.scenario, self.plan),
         )
 
-    __repr__ = __str__
-
     @property
     def _largest(self) -> str:
         """Return the largest part of the memory and the formula of its largest term."""
@@ -160,11 +155,11 @@ class FitAnswer:
         from planner.answer.memory_html import fragment
 
         drawn = fragment(self.step_memory, self.assessment, self._title)
-        return f"{drawn}<pre>{html.escape(str(self))}</pre>"
+        return drawn + super()._repr_html_()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PlanAnswer:
+class PlanAnswer(Answer):
     """Answer of ``plan``: the ranked plans and the counts of the search."""
 
     scenario: Scenario
@@ -185,20 +180,7 @@ class PlanAnswer:
         """The ranked plans as a DataFrame, one a row, in SI units."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [
-                {
-                    **assessment.plan.to_dict(),
-                    "peak_bytes": assessment.memory.peak_bytes,
-                    "margin_bytes": assessment.margin_bytes,
-                    "step_seconds": assessment.time.step_seconds,
-                    "tokens_per_second_per_gpu": assessment.time.tokens_per_second_per_gpu,
-                    "mfu": assessment.time.mfu,
-                    **{f"{name}_seconds": s for name, s in amounts(assessment.time.parts).items()},
-                }
-                for assessment in self.assessments
-            ]
-        )
+        return pd.DataFrame([assessment.row() for assessment in self.assessments])
 
     def plan_file(self, rank: int = 0) -> PlanFile:
         """Return the contents of a plan.json for the plan of that rank (0: the best of all)."""
@@ -238,11 +220,6 @@ class PlanAnswer:
             placed=self.placed,
         )
 
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
 
 def not_run(scenario: Scenario, plan: Plan) -> str | None:
     """Return why the bundled executor does not run a plan, in words; None if it does."""
@@ -250,8 +227,3 @@ def not_run(scenario: Scenario, plan: Plan) -> str | None:
         return f"priced for {scenario.software.name}"
     why = unproven(scenario.model, scenario.workload, plan)
     return None if why is None else f"the bundled executor is not proven to run it: {why}"
-
-
-def to_json(document: Mapping[str, Any]) -> str:
-    """Return JSON text; NaN and infinities raise a ValueError."""
-    return json.dumps(document, indent=2, allow_nan=False)

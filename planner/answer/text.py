@@ -13,7 +13,7 @@ from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
 from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.cluster.build import describe
-from planner.assessment.assess import Assessed, Assessment, amounts
+from planner.assessment.assess import Assessment, MemoryAssessment, PeakMemory, amounts
 from planner.assessment.confidence import confidence
 from planner.assessment.host_memory import host_text
 from planner.assessment.reach import Reach
@@ -23,6 +23,7 @@ from planner.request.recompute import recompute_cell, stage_recompute_options
 from planner.request.stage_layers import layers_option
 from planner.run_cost.text import run_lines
 from planner.text.paragraphs import INDENT, MOMENT_WORDS, labelled
+from planner.text.tables import marked_table
 
 if TYPE_CHECKING:
     from planner.advice.ways_out import WayOut
@@ -176,11 +177,11 @@ def binding_parts(time: TimeOfParts, memory: MemoryOfParts, where: str) -> str:
     )
 
 
-def verdict_line(assessed: Assessed) -> str:
+def verdict_line(assessed: MemoryAssessment[PeakMemory]) -> str:
     """Return verdict, peak, margin and interval in one line."""
     verdict, memory = WORDS[assessed.verdict], assessed.memory
     budget = assessed.budget.size
-    margin = budget - memory.peak_bytes
+    margin = assessed.margin_bytes
     word = "margin" if margin >= 0 else "short of"
     return (
         f"{verdict:<{max(INDENT, len(verdict) + 2)}}peak {format_gib(memory.peak_bytes)} of "
@@ -327,14 +328,7 @@ def ranked_table(assessments: Sequence[Assessment]) -> list[str]:
         cells.append(f"{time.tokens_per_second_per_gpu:,.0f}")
         cells.append("–" if time.mfu is None else f"{100 * time.mfu:.1f} %")
         rows.append(cells)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for number, row in enumerate(rows):
-        mark = "✔" if number == 1 else " "
-        lines.append(
-            f"{mark} " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True))
-        )
-    return lines
+    return marked_table(rows)
 
 
 def _cell(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from cost_models.memory.parts import MemoryParts
 from cost_models.partition.plan_stages import default_layer_ranges
@@ -46,35 +46,17 @@ class PeakMemory(Protocol):
         ...
 
 
-class Assessed(Protocol):
-    """Peak memory with its verdict, of a plan for training, serving or a traced module."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """fits, tight or does_not_fit."""
-        ...
-
-    @property
-    def budget(self) -> Budget:
-        """Memory that a plan may use on one accelerator."""
-        ...
-
-    @property
-    def memory(self) -> PeakMemory:
-        """Predicted peak memory."""
-        ...
+Memory = TypeVar("Memory", bound=PeakMemory, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Assessment:
-    """Predicted memory and time of one legal plan, and whether it fits."""
+class MemoryAssessment(Generic[Memory]):
+    """Peak memory of one legal plan and its verdict: for training, serving or a traced module."""
 
     plan: Plan
     verdict: Verdict
     budget: Budget
-    memory: MemoryPrediction
-    time: TimePrediction
-    host: HostMemory
+    memory: Memory
 
     @property
     def fits(self) -> bool:
@@ -86,12 +68,51 @@ class Assessment:
         """Budget less predicted peak; negative where the peak is larger."""
         return self.budget.size - self.memory.peak_bytes
 
+    @property
+    def share_of_budget(self) -> float:
+        """Upper end of the interval as a share of the budget."""
+        return self.memory.high_bytes / self.budget.size
+
+    @property
+    def memory_row(self) -> dict[str, float]:
+        """Peak and margin in bytes, as columns of a table of plans."""
+        return {"peak_bytes": self.memory.peak_bytes, "margin_bytes": self.margin_bytes}
+
+    def verdict_document(self) -> dict[str, Any]:
+        """Return verdict, budget and margin as plain JSON values."""
+        return {
+            "verdict": self.verdict,
+            "capacity_bytes": self.budget.capacity,
+            "budget_bytes": self.budget.size,
+            "budget_source": self.budget.reason,
+            "margin_bytes": self.margin_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment(MemoryAssessment[MemoryPrediction]):
+    """Predicted memory and time of one legal plan, and whether it fits."""
+
+    time: TimePrediction
+    host: HostMemory
+
+    def row(self) -> dict[str, Any]:
+        """Return the plan and its figures as one row of a table, in SI units."""
+        return {
+            **self.plan.to_dict(),
+            **self.memory_row,
+            "step_seconds": self.time.step_seconds,
+            "tokens_per_second_per_gpu": self.time.tokens_per_second_per_gpu,
+            "mfu": self.time.mfu,
+            **{f"{name}_seconds": seconds for name, seconds in amounts(self.time.parts).items()},
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plain JSON values of plan, memory and time."""
         return {
             "plan": self.plan.to_dict(),
             "memory": {
-                **verdict_document(self),
+                **self.verdict_document(),
                 **self.memory.to_dict(),
                 "host": self.host.to_dict(),
             },
@@ -102,18 +123,6 @@ class Assessment:
 def amounts(parts: MemoryParts | TimeParts) -> dict[str, float]:
     """Return the parts of one plan's memory (bytes) or step time (seconds) by name."""
     return {f.name: float(getattr(parts, f.name)) for f in fields(parts)}
-
-
-def verdict_document(assessed: Assessed) -> dict[str, Any]:
-    """Return verdict, budget and margin as plain JSON values."""
-    budget = assessed.budget
-    return {
-        "verdict": assessed.verdict,
-        "capacity_bytes": budget.capacity,
-        "budget_bytes": budget.size,
-        "budget_source": budget.reason,
-        "margin_bytes": budget.size - assessed.memory.peak_bytes,
-    }
 
 
 def assess(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from hardware_profiles.options import Option
 from planner.cli.options import Json, PlanPath
+from planner.cli.outputs import print_answer
 
 
 def explain(
@@ -21,8 +22,7 @@ def explain(
     json: Json = False,
 ) -> None:
     """Why this plan? What binds, what would change the choice, and why not another one."""
-    from planner.answer.answers import to_json
     from planner.explanation.explain import explain as ask
 
     answer = ask(plan, why_not=why_not or (), sensitivity=sensitivity)
-    print(to_json(answer.to_dict()) if json else answer)
+    print_answer(answer, json=json)

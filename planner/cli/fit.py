@@ -7,7 +7,7 @@ from typing import Annotated
 
 from hardware_profiles.options import Option
 from planner.cli.options import Force, Json
-from planner.cli.outputs import say
+from planner.cli.outputs import print_answer, say
 from planner.request.requests import FitRequest
 
 EXIT_VERDICT = {"fits": 0, "does_not_fit": 3, "tight": 4}
@@ -26,7 +26,7 @@ def fit(
     json: Json = False,
 ) -> int:
     """Print whether it fits; return the exit code of the verdict."""
-    from planner.answer.answers import FitAnswer, to_json
+    from planner.answer.answers import FitAnswer
     from planner.api.fit import fit as ask
     from planner.cli.draw import check_drawing, refuse_drawings, write_drawing
     from planner.request.measure_here import cluster_or_measure
@@ -41,7 +41,7 @@ def fit(
     trained = answer if isinstance(answer, FitAnswer) else None
     if output is not None and trained is not None:
         write_drawing(output, trained, force=force)
-    print(to_json(answer.to_dict()) if json else answer)
+    print_answer(answer, json=json)
     if explain and not json and trained is not None:
         print(f"\n{trained.explain()}")
     if output is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from cost_models.compute.flops import (
     forward_flops_per_token,
@@ -16,8 +16,7 @@ from cost_models.units import format_bytes, format_count
 from hardware_profiles.cluster.catalogue import accelerators, find_accelerator
 from hardware_profiles.cluster.schema import Accelerator, Figure
 from planner.request.model import resolve_model
-
-SCHEMA_VERSION: Final = 1
+from planner.text.answer import SCHEMA_VERSION
 
 
 def model_listing() -> dict[str, Any]:

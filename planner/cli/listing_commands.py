@@ -13,17 +13,17 @@ def models(
     json: Json = False,
 ) -> None:
     """List the presets, or show what one model is made of."""
-    from planner.answer.answers import to_json
     from planner.cli.listing import model_listing, model_text, models_text
+    from planner.text.answer import json_text
 
     if name is None:
         document = model_listing()
-        print(to_json(document) if json else models_text(document))
+        print(json_text(document) if json else models_text(document))
         return
     from planner.cli.listing import one_model
 
     document = one_model(name)
-    print(to_json(document) if json else model_text(document))
+    print(json_text(document) if json else model_text(document))
 
 
 def hardware(
@@ -31,17 +31,17 @@ def hardware(
     json: Json = False,
 ) -> None:
     """List the accelerators, or show the figures of one, each with its source."""
-    from planner.answer.answers import to_json
     from planner.cli.listing import (
         accelerator_text,
         accelerators_text,
         hardware_listing,
         one_accelerator,
     )
+    from planner.text.answer import json_text
 
     if name is None:
         document = hardware_listing()
-        print(to_json(document) if json else accelerators_text(document))
+        print(json_text(document) if json else accelerators_text(document))
         return
     document = one_accelerator(name)
-    print(to_json(document) if json else accelerator_text(document))
+    print(json_text(document) if json else accelerator_text(document))

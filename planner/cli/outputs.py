@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from hardware_profiles.errors import InputError
 
@@ -21,3 +22,10 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 def say(text: str) -> None:
     """Say something beside the answer."""
     print(text, file=sys.stderr, flush=True)
+
+
+def print_answer(answer: Any, *, json: bool) -> None:
+    """Print the text of an answer, or its JSON document."""
+    from planner.text.answer import json_text
+
+    print(json_text(answer.to_dict()) if json else answer)

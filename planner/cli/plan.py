@@ -8,7 +8,7 @@ from typing import Annotated
 
 from hardware_profiles.options import Option
 from planner.cli.options import Force, Json
-from planner.cli.outputs import say
+from planner.cli.outputs import print_answer, say
 from planner.request.requests import PlanRequest
 
 
@@ -23,12 +23,13 @@ def plan(
     """Print the best plans, and write the best one to a file."""
     from cost_models.plan_file import write_plan_file
     from hardware_profiles.errors import NoLegalPlanError
-    from planner.answer.answers import not_run, to_json
+    from planner.answer.answers import not_run
     from planner.api.plan import plan as ask
     from planner.cli.outputs import refuse_existing
     from planner.request.clusters import split_clusters
     from planner.request.measure_here import cluster_or_measure
     from planner.request.module_trace import refuse_for_modules
+    from planner.text.answer import json_text
     from planner.traced.answers import TracedPlanAnswer
 
     if output is not None:
@@ -42,11 +43,11 @@ def plan(
         )
     except NoLegalPlanError as error:
         if json:
-            print(to_json(error.document))
+            print(json_text(error.document))
         raise
     if output is not None and not isinstance(answer, TracedPlanAnswer):
         write_plan_file(output, answer.plan_file(), force=force)
-    print(to_json(answer.to_dict()) if json else answer)
+    print_answer(answer, json=json)
     if output is not None and not isinstance(answer, TracedPlanAnswer):
         why = not_run(answer.scenario, answer.best)
         following = f"next: shardplan run {shlex.quote(str(output))} --data FILE"

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from hardware_profiles.options import Option
 from planner.cli.options import Force, Json, PlanPath
-from planner.cli.outputs import refuse_existing, say
+from planner.cli.outputs import print_answer, refuse_existing, say
 
 
 def replan(
@@ -21,15 +21,15 @@ def replan(
 ) -> None:
     """Write the best plan for the accelerators that are left."""
     from cost_models.plan_file import write_plan_file
-    from planner.answer.answers import to_json
     from planner.runs.replan import replan as ask
+    from planner.text.answer import json_text
 
     refuse_existing(output, force=force)
     answer = ask(plan, gpus)
     write_plan_file(output, answer.file, force=force)
     for note in answer.notes:
         say(f"note: {note}")
-    print(to_json(answer.to_dict()) if json else f"wrote {output}")
+    print(json_text(answer.to_dict()) if json else f"wrote {output}")
 
 
 def compare(
@@ -38,11 +38,10 @@ def compare(
     json: Json = False,
 ) -> None:
     """Print the differences, term by term."""
-    from planner.answer.answers import to_json
     from planner.runs.compare import compare as ask
 
     answer = ask(plan, other)
-    print(to_json(answer.to_dict()) if json else answer)
+    print_answer(answer, json=json)
 
 
 def calibrate(
@@ -61,10 +60,9 @@ def calibrate(
     json: Json = False,
 ) -> None:
     """Measure, or learn from runs, and write the figures of the cluster."""
-    from planner.answer.answers import to_json
     from planner.runs.calibrate import calibrate as ask
 
     if output is not None:
         refuse_existing(output, force=force)
     answer = ask(source or [], processes=processes, output=output, force=force, say=say)
-    print(to_json(answer.to_dict()) if json else answer)
+    print_answer(answer, json=json)

@@ -9,6 +9,7 @@ from typing import Annotated
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import Option
 from planner.cli.options import Json
+from planner.cli.outputs import print_answer
 
 
 def validate(
@@ -28,7 +29,6 @@ def validate(
     json: Json = False,
 ) -> None:
     """How far is it off? Predictions beside runs that others measured, row by row and by group."""
-    from planner.answer.answers import to_json
     from planner.validation.answer import refuse_existing_files
     from planner.validation.answer import validate as ask
 
@@ -39,6 +39,6 @@ def validate(
     answer = ask(runs, only=only, what="time" if time else "memory" if memory else None)
     if output is not None:
         answer.write(output, force=force)
-    print(to_json(answer.to_dict()) if json else answer)
+    print_answer(answer, json=json)
     if output is not None:
         print(f"wrote rows.csv, groups.csv and validation.json into {output}", file=sys.stderr)

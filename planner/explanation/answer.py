@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -21,6 +20,7 @@ from planner.explanation.machine_figures import format_value
 from planner.explanation.sensitivity import BatchChoice, Crossover, Sensitivity
 from planner.explanation.why_not import SAME, WhyNot
 from planner.request.command import describe_plan
+from planner.text.answer import Answer
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
 
 SMALL: Final = 0.005  # share of a step or a peak; smaller terms are left out
@@ -69,7 +69,7 @@ class BindingTerms:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation:
+class Explanation(Answer):
     """Explanation of one plan; ``best``: the best plan of the search, None if nothing fits."""
 
     scenario: Scenario
@@ -159,11 +159,6 @@ class Explanation:
 
     def __str__(self) -> str:
         return explanation_text(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def explanation_text(found: Explanation) -> str:

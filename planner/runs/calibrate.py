@@ -36,8 +36,8 @@ from hardware_profiles.errors import InputError
 from planner.request.measure_here import Say, measure
 from planner.runs.compare import exposed
 from planner.runs.run_record import RunRecord, read_run
+from planner.text.answer import SCHEMA_VERSION
 
-SCHEMA_VERSION: Final = 1
 FEWEST_STEPS: Final = 3  # timed ones
 WAITED_FOR_OTHERS: Final = (
     "with what was waited it would compute faster than its peak: ranks waited for one another"

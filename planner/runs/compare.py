@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +27,11 @@ from cost_models.pricing.prediction import (
     scenario_of,
     to_json,
 )
-from cost_models.units import format_bytes, format_seconds
+from cost_models.text_tables import comparison_table, relative_difference
 from hardware_profiles.errors import InputError
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run
+from planner.text.answer import SCHEMA_VERSION
 
-SCHEMA_VERSION: Final = 1
 SHOWN_REST: Final = 0.005  # of a step
 # what the phases of a measured step hold of the predicted one
 PASSES: Final = tuple(name for name in TIME_PARTS if name != "optimizer")
@@ -50,9 +50,7 @@ class ComparedTerm:
     @property
     def difference(self) -> float | None:
         """Left over right, less one."""
-        if self.left is None or not self.right:
-            return None
-        return self.left / self.right - 1.0
+        return relative_difference(self.left, self.right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +291,6 @@ def _why_off(predicted: Prediction, run: RunRecord) -> Iterable[str]:
 
 # --- as text ---
 
-UNKNOWN: Final = "–"
-
 
 def comparison_text(comparison: Comparison) -> str:
     """Return the comparison as lines."""
@@ -304,34 +300,10 @@ def comparison_text(comparison: Comparison) -> str:
     if comparison.changes:
         lines.append("")
     lines += [f"left:  {comparison.left}", f"right: {comparison.right}", ""]
-    rows = [("", "left", "right", "left is"), *(_cells(term) for term in comparison.terms)]
-    lines += _table(rows)
+    rows = [(_name(term), term.unit, term.left, term.right) for term in comparison.terms]
+    lines += comparison_table(rows, ("left", "right", "left is"), "more", "less")
     return "\n".join([*lines, "", *comparison.explanation])
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, len(row)))])
-        for row in rows
-    ]
-
-
-def _cells(term: ComparedTerm) -> tuple[str, str, str, str]:
-    difference = term.difference
-    if term.left is not None and term.left == term.right:
-        words = "equal"
-    elif difference is None:
-        words = UNKNOWN
-    elif abs(difference) < 0.0005:
-        words = "within 0.1 %"
-    else:
-        words = f"{abs(100 * difference):.1f} % {'more' if difference > 0 else 'less'}"
-    name = term.name.replace("_", " ") if term.unit == "seconds" else term.name
-    return name, _format(term.left, term.unit), _format(term.right, term.unit), words
-
-
-def _format(value: Any, unit: str) -> str:
-    if value is None:
-        return UNKNOWN
-    return format_seconds(value) if unit == "seconds" else format_bytes(value)
+def _name(term: ComparedTerm) -> str:
+    return term.name.replace("_", " ") if term.unit == "seconds" else term.name

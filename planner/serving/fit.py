@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,14 +25,14 @@ from planner.serving.scenario import (
 from planner.serving.text import CONFIDENCE, serving_text
 from planner.serving.times import ServingTimePrediction, predict_serving_time
 from planner.serving.ways_out import ServingWayOut, serving_reach, serving_ways
+from planner.text.answer import SCHEMA_VERSION, Answer
 
-SCHEMA_VERSION = 1
 # whose start-up logs tests/cost_models/serving/test_published_serving.py compares with
 COMPARED_FAMILIES = ("llama", "qwen2", "gpt_oss")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ServingAnswer:
+class ServingAnswer(Answer):
     """Can it be served: the verdict on one way to cut it, its parts, and what to do next."""
 
     scenario: ServingScenario
@@ -89,11 +88,6 @@ class ServingAnswer:
             reach=self.reach,
             confidence=CONFIDENCE[self.confidence],
         )
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def fit_serving(

@@ -27,8 +27,8 @@ from cost_models.serving.rules import ServingQuestion, why_not_served
 from cost_models.uncertainty import SERVING_EXACT, SERVING_REST, interval
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.serving_engine import ServingEngine
-from planner.assessment.assess import verdict_document
-from planner.assessment.verdict import Budget, Verdict, memory_budget
+from planner.assessment.assess import MemoryAssessment
+from planner.assessment.verdict import Verdict, memory_budget
 
 # fields of a plan that serving has
 PLAN_FIELDS = ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel")
@@ -126,27 +126,12 @@ class ServingMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingAssessment:
+class ServingAssessment(MemoryAssessment[ServingMemory]):
     """Predicted memory of one legal layout of replicas, and whether it fits."""
-
-    plan: Plan
-    verdict: Verdict
-    budget: Budget
-    memory: ServingMemory
-
-    @property
-    def fits(self) -> bool:
-        """Whether the layout fits with its whole interval."""
-        return self.verdict == "fits"
-
-    @property
-    def margin_bytes(self) -> float:
-        """Budget less predicted peak; negative where the peak is larger."""
-        return self.budget.size - self.memory.peak_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain JSON values of verdict, budget and memory."""
-        return {**verdict_document(self), **to_json(self.memory)}
+        return {**self.verdict_document(), **to_json(self.memory)}
 
 
 def _parts(parts: ServingParts) -> dict[str, float]:

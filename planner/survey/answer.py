@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +27,7 @@ from planner.survey.compare_cases import (
     job_limits,
 )
 from planner.survey.text import reason_without_plan, survey_text
+from planner.text.answer import Answer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ MOST_REFUSALS: Final = 3  # clusters for which changes that would give a plan ar
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SurveyAnswer:
+class SurveyAnswer(Answer):
     """Ranked plans of several cases, and the best plan of every case."""
 
     request: SurveyRequest
@@ -127,11 +127,6 @@ class SurveyAnswer:
             counts=total_counts(self.cases),
             assumptions=self.assumptions,
         )
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def case_document(case: SurveyCase) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan.plan import Plan
 from planner.assessment.documents import cluster_document
+from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, only_varied
 from planner.traced.stages import Cut
 from planner.traced.text import fit_text, plan_text
@@ -18,7 +18,6 @@ from planner.traced.ways_out import TracedWayOut, largest_micro_batch, ways_out
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = 1
 CONFIDENCE: Final = "traced"
 
 
@@ -62,7 +61,7 @@ def train_with(scenario: TracedScenario, plan: Plan) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class TracedFitAnswer:
+class TracedFitAnswer(Answer):
     """Answer of ``fit``: verdict on one plan, its parts, and ways out.
 
     Ways out and the largest micro-batch are computed on first access.
@@ -118,14 +117,9 @@ class TracedFitAnswer:
             following=train_with(self.scenario, self.plan),
         )
 
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TracedPlanAnswer:
+class TracedPlanAnswer(Answer):
     """Answer of ``plan``: the ranked plans and the counts of the search."""
 
     scenario: TracedScenario
@@ -146,19 +140,7 @@ class TracedPlanAnswer:
         """The ranked plans as a DataFrame, one a row, in SI units."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [
-                {
-                    **only_varied(plan),
-                    "peak_bytes": assessment.memory.peak_bytes,
-                    "margin_bytes": assessment.margin_bytes,
-                    "step_seconds": assessment.time.step_seconds,
-                    "rows_per_second_per_gpu": assessment.time.rows_per_second_per_gpu,
-                    "mfu": assessment.time.mfu,
-                }
-                for plan, assessment in zip(self.plans, self.assessments, strict=True)
-            ]
-        )
+        return pd.DataFrame([assessment.row() for assessment in self.assessments])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -182,8 +164,3 @@ class TracedPlanAnswer:
             following=train_with(self.scenario, self.best),
             cut=self.cut,
         )
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"

@@ -25,8 +25,8 @@ from cost_models.uncertainty import MEMORY, interval
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import SoftwareProfile
-from planner.assessment.assess import amounts, verdict_document
-from planner.assessment.verdict import Budget, Verdict, memory_budget, verdict
+from planner.assessment.assess import MemoryAssessment, amounts
+from planner.assessment.verdict import memory_budget, verdict
 from planner.request.divisors import divisors
 
 VARIED: Final = (
@@ -179,30 +179,26 @@ class TracedTime:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedAssessment:
+class TracedAssessment(MemoryAssessment[TracedMemory]):
     """Predicted memory and time of one legal plan of a traced module, and whether it fits."""
 
-    plan: Plan
-    verdict: Verdict
-    budget: Budget
-    memory: TracedMemory
     time: TracedTime
 
-    @property
-    def fits(self) -> bool:
-        """Whether the plan fits with its whole interval."""
-        return self.verdict == "fits"
-
-    @property
-    def margin_bytes(self) -> float:
-        """Budget less predicted peak; negative where the peak is larger."""
-        return self.budget.size - self.memory.peak_bytes
+    def row(self) -> dict[str, Any]:
+        """Return the plan and its figures as one row of a table, in SI units."""
+        return {
+            **only_varied(self.plan),
+            **self.memory_row,
+            "step_seconds": self.time.step_seconds,
+            "rows_per_second_per_gpu": self.time.rows_per_second_per_gpu,
+            "mfu": self.time.mfu,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain JSON values of plan, memory and time."""
         return {
             "plan": self.plan.to_dict(),
-            "memory": {**verdict_document(self), **to_json(self.memory)},
+            "memory": {**self.verdict_document(), **to_json(self.memory)},
             "time": self.time.to_dict(),
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import write_text_atomically
+from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import (
     denied_by,
@@ -26,7 +26,6 @@ from planner.validation.runs_file import PUBLISHED, Row, read_runs
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = 1
 What = Literal["time", "memory"]
 FILES: Final = ("rows.csv", "groups.csv", "validation.json")
 # of a row in the JSON document; the table has more columns
@@ -51,7 +50,7 @@ ROW_KEYS: Final = (
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ValidateAnswer:
+class ValidateAnswer(Answer):
     """Predictions and measurements of every row, and error statistics over them."""
 
     rows: pd.DataFrame  # one row of RUNS.csv each
@@ -82,12 +81,16 @@ class ValidateAnswer:
 
     def write(self, folder: Path, *, force: bool = False) -> None:
         """Write rows.csv, groups.csv and validation.json into a folder."""
-        from planner.answer.answers import to_json
+        from planner.text.answer import json_text
 
         refuse_existing_files(folder, force=force)
         folder.mkdir(parents=True, exist_ok=True)
         flat = self.rows.assign(defaults=self.rows.defaults.map("; ".join))
-        texts = (flat.to_csv(index=False), self.groups.to_csv(index=False), to_json(self.to_dict()))
+        texts = (
+            flat.to_csv(index=False),
+            self.groups.to_csv(index=False),
+            json_text(self.to_dict()),
+        )
         for name, text in zip(FILES, texts, strict=True):
             write_text_atomically(folder / name, text, force=force)
 
@@ -95,11 +98,6 @@ class ValidateAnswer:
         from planner.validation.text import validation_text
 
         return validation_text(self.summary, self.what)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def refuse_existing_files(folder: Path, *, force: bool) -> None:

@@ -12,10 +12,11 @@ import planner
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
 from hardware_profiles.errors import InputError, NoLegalPlanError
-from planner.answer.answers import PlanAnswer, to_json
+from planner.answer.answers import PlanAnswer
 from planner.search.search import search
 from planner.survey.answer import SurveyAnswer
 from planner.survey.compare_cases import OFFLOADED
+from planner.text.answer import json_text
 from tests.samples import llama, make_scenario
 
 CLUSTERS = "2xA100-80GB,4xH100-SXM,2xL40S"
@@ -136,7 +137,7 @@ def test_a_price_that_nobody_published_is_asked_for() -> None:
 @pytest.mark.slow
 def test_the_document_is_json_and_the_text_names_every_cluster() -> None:
     answer = asked(tokens="1B", budget="1000")
-    document = json.loads(to_json(answer.to_dict()))
+    document = json.loads(json_text(answer.to_dict()))
     assert document["objective"] == "time"
     assert {case["cluster"] for case in document["cases"]} == set(CLUSTERS.split(","))
     assert document["plans"][0]["job"]["within_budget"] is True

@@ -10,7 +10,6 @@ import pytest
 import planner
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
-from planner.answer.answers import to_json
 from planner.assessment import reach
 from planner.request.constraints import parse_requirements
 from planner.request.pins import parse_fixed
@@ -18,6 +17,7 @@ from planner.request.resolve import model_of
 from planner.request.scenario import build_scenario
 from planner.search.search import search
 from planner.survey.inverse import InverseAnswer, sequence_step
+from planner.text.answer import json_text
 from tests.samples import CONFIGS, LLAMA, llama
 
 LARGE = LLAMA | {
@@ -123,7 +123,9 @@ def test_the_cheapest_cluster_and_the_most_tokens() -> None:
 
 
 def test_the_document_is_json() -> None:
-    document = json.loads(to_json(find("fewest-gpus", seq_len=1024, global_batch_size=4).to_dict()))
+    document = json.loads(
+        json_text(find("fewest-gpus", seq_len=1024, global_batch_size=4).to_dict())
+    )
     assert document["find"] == "fewest-gpus"
     assert document["next"]["fits"] is False
     assert document["plans"]

@@ -13,9 +13,9 @@ import planner
 from cost_models.plan.plan import Plan
 from cost_models.traced.module import TracedModule
 from hardware_profiles.errors import InputError, NoLegalPlanError
-from planner.answer.answers import to_json
 from planner.cli.app import main
 from planner.request import module_trace
+from planner.text.answer import json_text
 from planner.traced import fit_and_plan as traced_front_door
 from tests.traced_sample import large, sample
 
@@ -49,7 +49,7 @@ def test_a_module_that_fits(traces: Traces) -> None:
     ]
     assert answer.verdict == "fits"
     assert answer.plan == Plan(8, zero_stage=3)
-    document = json.loads(to_json(answer.to_dict()))
+    document = json.loads(json_text(answer.to_dict()))
     assert document["model"]["parameters"] == 96
     assert document["confidence"] == "traced"
     assert document["time"]["low_seconds"] is None
@@ -114,7 +114,7 @@ def test_the_best_plan_is_the_best_of_all(traces: Traces) -> None:
     assert max(map(len, str(answer).splitlines())) <= 100
     pinned = planner.plan(NET, CLUSTER, global_batch_size=64, fix="zero=1,mbs=2")
     assert {(p.zero_stage, p.micro_batch_size) for p in pinned.plans} == {(1, 2)}
-    json.loads(to_json(pinned.to_dict()))
+    json.loads(json_text(pinned.to_dict()))
 
 
 def _options(plan: Plan) -> dict[str, Any]:

@@ -1,0 +1,35 @@
+"""Base class of the planner's answers: one text for prompt and notebook, one JSON document."""
+
+from __future__ import annotations
+
+import html
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Final
+
+SCHEMA_VERSION: Final = 1  # of all JSON documents
+
+
+class Answer(ABC):
+    """Answer with a text, which notebooks show preformatted, and a JSON document."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """Return JSON text; NaN and infinities raise a ValueError."""
+    return json.dumps(document, indent=2, allow_nan=False)
