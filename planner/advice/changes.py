@@ -15,7 +15,7 @@ from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import accelerators
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
-from planner.assessment.reach import fits, largest, longest_sequence, with_seq_len
+from planner.assessment.reach import fits, largest, load, longest_sequence, with_seq_len
 from planner.assessment.verdict import budget_bytes
 from planner.request.command import cluster_argument
 from planner.request.command_changes import (
@@ -185,10 +185,10 @@ def _fewest_recomputed(scenario: Scenario, plan: Plan) -> int:
     """Return the fewest recomputed layers of every stage that fit (more never need more memory)."""
     smallest = scenario.model.num_layers // plan.num_stages
 
-    def fits_without(layers: int) -> bool:
-        return fits(scenario, _recomputing(plan, smallest - layers))
+    def load_without(layers: int) -> float:
+        return load(scenario, _recomputing(plan, smallest - layers))
 
-    most = largest(fits_without, smallest - 1)
+    most = largest(load_without, smallest - 1)
     return smallest - most if most else 0
 
 

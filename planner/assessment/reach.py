@@ -49,19 +49,19 @@ def with_seq_len(scenario: Scenario, seq_len: int) -> Scenario:
     return replace(scenario, workload=replace(scenario.workload, seq_len=seq_len))
 
 
-def longest_sequence(scenario: Scenario, plan: Plan, highest: int) -> int:
-    """Return the longest sequence up to ``highest`` that fits, in steps of 128 tokens; 0 if none.
+def longest_sequence(scenario: Scenario, plan: Plan, highest: int, step: int = STEP) -> int:
+    """Return the longest sequence up to ``highest`` that fits, in steps of tokens; 0 if none.
 
     The search is exact because the peak never falls when the sequence gets longer.
     """
 
     def longer(units: int) -> float:
-        return load(with_seq_len(scenario, units * STEP), plan)
+        return load(with_seq_len(scenario, units * step), plan)
 
-    return STEP * largest_load(longer, highest // STEP, scenario.workload.seq_len // STEP)
+    return step * largest(longer, highest // step, scenario.workload.seq_len // step)
 
 
-def largest_micro_batch(scenario: Scenario, plan: Plan) -> int:
+def largest_micro_batch(scenario: Scenario, plan: Plan, highest: int = MAX_MICRO_BATCH) -> int:
     """Return the largest micro-batch size that fits with the same num_microbatches; 0 if none."""
 
     def larger(size: int) -> float:
@@ -69,20 +69,20 @@ def largest_micro_batch(scenario: Scenario, plan: Plan) -> int:
         workload = replace(scenario.workload, global_batch_size=batch)
         return load(replace(scenario, workload=workload), replace(plan, micro_batch_size=size))
 
-    return largest_load(larger, MAX_MICRO_BATCH)
+    return largest(larger, highest)
 
 
-def largest_load(loads: Callable[[int], float], highest: int, start: int = 2) -> int:
+def largest(load: Callable[[int], float], highest: int, start: int = 2) -> int:
     """Return the largest number up to ``highest`` whose load is at most 1; 0 if none.
 
     The load must not fall when the number grows. The second trial is ``start``. The load is nearly
     linear, so the next trial is interpolated from the last two; every fourth trial bisects or
     doubles the interval.
 
-    >>> largest_load(lambda n: n / 1000.5, 10**6)
+    >>> largest(lambda n: n / 1000.5, 10**6)
     1000
     """
-    if highest < 1 or (first := loads(1)) > 1.0:
+    if highest < 1 or (first := load(1)) > 1.0:
         return 0
     low, high = 1, highest + 1
     points, tries = [(1, first)], 0
@@ -94,27 +94,10 @@ def largest_load(loads: Callable[[int], float], highest: int, start: int = 2) ->
             if b != a:
                 trial = math.floor(n + (1.0 - a) * (m - n) / (b - a)) + (low in (n, m))
                 trial = min(max(trial, low + 1), high - 1)
-        here = loads(trial)
+        here = load(trial)
         low, high = (trial, high) if here <= 1.0 else (low, trial)
         if here < math.inf:
             points = [points[-1], (trial, here)]
-    return low
-
-
-def largest(fitting: Callable[[int], bool], highest: int) -> int:
-    """Return the largest number up to ``highest`` that fits, by bisection; 0 if none.
-
-    All smaller numbers must fit, too.
-    """
-    if highest < 1 or not fitting(1):
-        return 0
-    low, high = 1, 2
-    while high <= highest and fitting(high):
-        low, high = high, high * 2
-    high = min(high, highest + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fitting(middle) else (low, middle)
     return low
 
 

@@ -6,6 +6,7 @@ fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -88,11 +89,11 @@ def _check(
     )
 
 
-def fits(scenario: ServingScenario, plan: Plan) -> bool:
-    """Return whether it is legal and fits."""
+def load(scenario: ServingScenario, plan: Plan) -> float:
+    """Return the upper end of the peak's interval as a share of the budget; infinity if illegal."""
     if why_not(scenario, plan) is not None:
-        return False
-    return assess_serving(scenario, plan).fits
+        return math.inf
+    return assess_serving(scenario, plan).share_of_budget
 
 
 def serving_ways(scenario: ServingScenario, plan: Plan) -> tuple[ServingWayOut, ...]:
@@ -223,25 +224,25 @@ def _sequences(count: int) -> str:
 def largest_concurrency(scenario: ServingScenario, plan: Plan, highest: int = MAX_SEQUENCES) -> int:
     """Return the most sequences at once that fit, of all replicas together; 0 if none.
 
-    Bisection is exact because the peak never shrinks with the sequences; ``highest`` is of one
+    The search is exact because the peak never shrinks with the sequences; ``highest`` is of one
     replica.
     """
 
-    def enough(sequences: int) -> bool:
-        return fits(_changed(scenario, concurrency=sequences * plan.data_parallel), plan)
+    def more(sequences: int) -> float:
+        return load(_changed(scenario, concurrency=sequences * plan.data_parallel), plan)
 
-    return largest(enough, highest) * plan.data_parallel
+    return largest(more, highest) * plan.data_parallel
 
 
 def longest_context(scenario: ServingScenario, plan: Plan, highest: int) -> int:
     """Return the longest sequence up to ``highest`` that fits, in whole blocks; 0 if none."""
-    if fits(_changed(scenario, context_len=highest), plan):
+    if load(_changed(scenario, context_len=highest), plan) <= 1.0:
         return highest
 
-    def enough(blocks: int) -> bool:
-        return fits(_changed(scenario, context_len=blocks * BLOCK), plan)
+    def longer(blocks: int) -> float:
+        return load(_changed(scenario, context_len=blocks * BLOCK), plan)
 
-    return BLOCK * largest(enough, highest // BLOCK)
+    return BLOCK * largest(longer, highest // BLOCK)
 
 
 def serving_reach(scenario: ServingScenario, plan: Plan) -> dict[str, Any]:

@@ -17,7 +17,6 @@ none. Monotone quantities are bisected, the others are tried one by one:
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from cost_models.plan_file import PlanFile
 from cost_models.units import format_count
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
-from planner.assessment.reach import fits, largest, with_seq_len
+from planner.assessment.reach import largest_micro_batch, longest_sequence
 from planner.request.clusters import part_of
 from planner.request.constraints import Constraint
 from planner.request.divisors import divisors
@@ -38,6 +37,7 @@ from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error
 from planner.survey.cases import WorkloadRequest
 from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, ranked, survey
 from planner.survey.text import inverse_text
+from planner.text.answer import Answer
 
 FINDS: Final = (
     "fewest-gpus",
@@ -67,7 +67,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class InverseAnswer:
+class InverseAnswer(Answer):
     """Answer of an inverse query, with the searches that verify it."""
 
     find: str
@@ -113,11 +113,6 @@ class InverseAnswer:
         return inverse_text(
             self.find, self.words, beyond, tried=bool(self.tried), answer=str(self.answer)
         )
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def models_of(model: ModelLike, find: str | None) -> list[ModelLike]:
@@ -262,12 +257,7 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
     ranks = one.largest
 
     def limit_of(found: RankedPlan, highest: int) -> int:
-        def larger(size: int) -> bool:
-            plan = replace(found.plan, micro_batch_size=size)
-            workload = replace(found.scenario.workload, global_batch_size=plan.global_batch_size)
-            return fits(replace(found.scenario, workload=workload), plan)
-
-        return largest(larger, highest)
+        return largest_micro_batch(found.scenario, found.plan, highest)
 
     def ask_size(size: int, **changes: Any) -> Attempt:
         return ask(size, size * ranks, **changes)
@@ -292,10 +282,7 @@ def _longest_sequence(one: _Inverse) -> InverseAnswer:
         return one.ask(length, words, one.scenarios(seq_len=length), **changes)
 
     def limit_of(found: RankedPlan, highest: int) -> int:
-        def longer(units: int) -> bool:
-            return fits(with_seq_len(found.scenario, units * step), found.plan)
-
-        return largest(longer, highest)
+        return longest_sequence(found.scenario, found.plan, highest * step, step) // step
 
     return _furthest(one, ask, limit_of, highest // step)
 

@@ -5,6 +5,7 @@ Every way out is priced by the same formulas and listed only if it fits; the che
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -49,12 +50,14 @@ def ways_out(scenario: TracedScenario, plan: Plan) -> tuple[TracedWayOut, ...]:
 def largest_micro_batch(scenario: TracedScenario, plan: Plan) -> int | None:
     """Return the largest micro-batch size that fits with the same num_microbatches."""
 
-    def fits(size: int) -> bool:
+    def larger(size: int) -> float:
         batch = size * plan.num_microbatches * plan.data_parallel
-        changed = with_batch(scenario, batch)
-        return _check(changed, replace(plan, micro_batch_size=size), "") is not None
+        changed, larger_plan = with_batch(scenario, batch), replace(plan, micro_batch_size=size)
+        if why_illegal(changed, larger_plan) is not None:
+            return math.inf
+        return assess_traced(changed, [larger_plan])[0].share_of_budget
 
-    return largest(fits, MAX_MICRO_BATCH) or None
+    return largest(larger, MAX_MICRO_BATCH) or None
 
 
 def _changes(scenario: TracedScenario, plan: Plan) -> Iterator[tuple[TracedScenario, Plan, str]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from dataclasses import replace
 from functools import cache
@@ -217,7 +218,9 @@ def test_how_far_a_plan_goes_equals_a_walk() -> None:
 
 @given(st.integers(0, 300), st.integers(0, 300))
 def test_bisection_finds_the_border(border: int, highest: int) -> None:
-    assert largest(lambda n: n <= border, highest) == min(border, highest)
+    expected = min(border, highest)
+    assert largest(lambda n: 0.0 if n <= border else math.inf, highest) == expected
+    assert largest(lambda n: n / border if border else math.inf, highest) == expected
 
 
 @pytest.mark.parametrize("text", ["8xA100-80GB", "2x8xH100-SXM", "4xDGX-A100-80GB"])
