@@ -16,15 +16,17 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Annotated, Any, Final, Literal, cast
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from executor.data.vocabulary import Tokens, Vocabulary
 from hardware_profiles.errors import InputError, RunError
+from hardware_profiles.fields import convert, struct_of
 
 FORMAT: Final = "shardplan tokens"
 VERSION: Final = 1
@@ -32,20 +34,23 @@ HEADER_BYTES: Final = 4096
 DTYPES: Final = {"uint8": 1, "uint16": 2, "uint32": 4}
 ALIGNMENT: Final = 8
 
+Count = Annotated[int, Meta(ge=0, le=10**15)]
+Dtype = Literal["uint8", "uint16", "uint32"]
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """Header of a token file."""
 
-    dtype: str
-    tokens: int
-    documents: int
-    largest: int  # largest token
+    dtype: Dtype
+    tokens: Count
+    documents: Annotated[int, Meta(ge=1, le=10**15)]
+    largest: Count  # largest token
     vocabulary: str  # "bytes", or the folder of the tokenizer
     vocabulary_fingerprint: str
     end: int | None  # token after every document
     sha256: str  # of the tokens and the document ends
-    skipped_rows: int
+    skipped_rows: Count
     format: str = FORMAT
     version: int = VERSION
 
@@ -130,7 +135,7 @@ class TokenFileWriter:
             self._hash.update(chunk)
             data.write(chunk)
         header = Header(
-            dtype=self._dtype.name,
+            dtype=cast(Dtype, self._dtype.name),
             tokens=self.count,
             documents=self.documents,
             largest=self.largest,
@@ -214,11 +219,7 @@ def _header(path: Path, line: bytes) -> Header:
         raise InputError(f"{path}: not a token file (made with: shardplan tokenize)")
     if values.get("version") != VERSION:
         raise InputError(f"{path}: version {values.get('version')!r} (supported: {VERSION})")
-    types = {"tokens": int, "documents": int, "largest": int, "skipped_rows": int, "sha256": str}
-    wrong = [name for name, kind in types.items() if type(values.get(name)) is not kind]
-    unknown = set(values) ^ {field.name for field in fields(Header)}
-    if wrong or unknown or values["dtype"] not in DTYPES or values["documents"] < 1:
-        raise InputError(f"{path}: invalid header ({', '.join([*wrong, *sorted(unknown)])})")
+    convert(values, struct_of(Header), f"{path}: invalid header")
     return Header(**values)
 
 
