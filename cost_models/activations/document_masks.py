@@ -1,15 +1,14 @@
-"""What it costs that documents of one sequence do not see each other.
+"""Memory of attention masks that keep the documents of one sequence apart.
 
 Symbols  b micro_batch_size   s seq_len   c compute_bytes   a, k query and key/value heads
          d head_dim   e value_head_dim
 Units    bytes.
 
-torch's fused kernels take any mask as numbers that are added to the scores, (b, 1, s, s), and then
-know no grouped queries: keys and values are repeated for every query head and saved so. All layers
-of a stage with the same window share a mask; each micro-batch has its own. Capped scores are
-computed without one, and so are kernels that know documents (profiles whose
-activations.window_needs_mask is false).
-Leaves out the masks of eager attention, beside its scores.
+torch's fused kernels add a mask of shape (b, 1, s, s) to the scores and do not support grouped
+queries with it: keys and values are repeated for every query head, and saved so. All layers of a
+stage with the same window share a mask; each micro-batch has its own. Capped scores and kernels
+with document support (profiles whose activations.window_needs_mask is false) need no mask.
+Leaves out the masks of eager attention, next to its scores.
 """
 
 from __future__ import annotations
@@ -79,6 +78,6 @@ def _masked(attention: Attention, workload: Workload, software: SoftwareProfile)
 
 
 def _narrower(attention: Attention, workload: Workload) -> int | None:
-    """Return the window, or None where it hides nothing."""
+    """Return the window, or None if it covers the whole sequence."""
     window = attention.window
     return None if window is None or window >= workload.seq_len else window

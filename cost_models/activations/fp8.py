@@ -1,16 +1,16 @@
-"""Training with matmuls in fp8: what is kept in which precision.
+"""Training with matmuls in fp8: the precision of saved and stored tensors.
 
 Symbols   h hidden_size   F ffn_hidden_size   a query heads, e value_head_dim   c compute_bytes (2)
           k experts of a token
 Units     bytes a token, or bytes; every argument may be a column of a plan table.
 
-In fp8: the matrices inside layers (attention, MLP, experts) as they are multiplied, and the inputs
+In fp8: the matrices inside layers (attention, MLP, experts) during their matmuls, and the inputs
 that their weight gradients read. In 16 bits: the weights themselves and their gradients, norms and
 their inputs, queries, keys and values, the inputs of activations, the residual stream, embedding,
 head and logits. Master weights and optimizer states as elsewhere.
 
 Of the matrices' fp8 copies Transformer Engine keeps two, one read along the rows (forward) and one
-along the columns (input gradients); the bundled executor makes them anew (``executor.ops.fp8``).
+along the columns (input gradients); the bundled executor casts again (``executor.ops.fp8``).
 
 Source: NVIDIA, Transformer Engine user guide, "Using FP8 with Transformer Engine" and "Performance
 considerations" (handling transposes); Micikevicius et al., FP8 formats (arXiv:2209.05433).
@@ -43,7 +43,7 @@ GATHERED: Final = 2.0  # layers that ZeRO 3 holds whole: the one that runs and t
 def fp8_regions(
     regions: Regions, kind: LayerKind, hidden_size: int, compute_bytes: float
 ) -> Regions:
-    """Saved bytes of one layer where inputs of its matrices are kept in fp8.
+    """Saved bytes of one layer whose matrices save their inputs in fp8.
 
     inputs   1 of c            of column-cut matrices
     split    + a e             of the output matrix: the core keeps its own copy in 16 bits
@@ -111,10 +111,10 @@ def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float | Non
 def gathered_cast_share(
     tensor_parallel: Count, sequence_parallel: Flag, software: SoftwareProfile, *, copies: bool
 ) -> Real:
-    """Bytes that casting a gathered element moves, over those of one that is not gathered.
+    """Ratio of the bytes moved to cast a gathered element and one that is not gathered.
 
     Each of t ranks casts its own tokens. Where matmuls read operands along one direction only
-    (``copies``: Hopper), what is gathered is copied along the other:
+    (``copies``: Hopper), a gathered tensor is copied along the other:
 
         (3 / t + 2) / n  with copies (reads 16 bits, writes 8; reads 8, writes 8), else 1 / t
 
@@ -135,8 +135,8 @@ def cast_elements(
 ) -> tuple[Real, Real]:
     """Elements a token that a layer casts: inputs of its matrices, gradients of their outputs.
 
-    Column-cut matrices of a block share their input, which is cast once. ``gathered``: what an
-    element counts that tensor-parallel ranks gather after it was cast.
+    Column-cut matrices of a block share their input, which is cast once. ``gathered``: the
+    weight of an element that tensor-parallel ranks gather after the cast.
     """
     shared: set[tuple[str, int]] = set()
     inputs: Real = 0.0

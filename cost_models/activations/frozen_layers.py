@@ -1,7 +1,7 @@
-"""What a layer saves whose weights are frozen, with adapters beside some of them.
+"""Saved activations of a layer with frozen weights, with adapters on some of its matrices.
 
-The gradient of a matrix needs what it multiplied; a frozen one has none, so autograd keeps nothing
-for it: not its input, and not what its norm put out. An adapter needs its own input.
+The gradient of a matrix needs the matrix's input; a frozen matrix has no gradient, so autograd
+saves neither its input nor the output of its norm. An adapter needs its own input.
 
 Symbols   h hidden_size   F ffn_hidden_size   c compute_bytes
 Units     bytes a token.
@@ -28,20 +28,20 @@ def of_frozen_layer(
     compute_bytes: float,
     software: SoftwareProfile,
 ) -> Regions:
-    """Return what a layer saves without what only frozen weights would need, adapters added.
+    """Return the saved tensors of a layer without those only frozen weights need, plus adapters.
 
         norms        without the normalised copy, c h each, or c (a + k) d of queries and keys (RMS;
                      torch's layer norm keeps its input)
         inputs       without c h of a block none of whose first matrices is adapted
         MLP          without its product c F (of all experts that a token visits), where the last
                      matrix is not adapted, or reads a copy
-        adapters     b h for each, where the trainer makes their input anew (dropout, another
+        adapters     b h for each, where the trainer copies their input (dropout, another
                      precision), in place of the block's own; what it keeps of their outputs
         fused qkv    c (a d + k d), where values are a view of the whole
-        4 bits       what matrices in 4 bits read, where their library keeps it all the same
+        4 bits       inputs of matrices in 4 bits, where their library saves them nevertheless
 
-    Itself where all is trained; where a trainer's own functions keep inputs anyhow, only norms lose
-    their copies.
+    Unchanged if all weights are trained; if a trainer's own functions save inputs in any case, only
+    norms lose their copies.
     """
     frozen = [w for w in kind.weights if w.frozen]
     norms = [w for w in frozen if w.part == "norm"]
@@ -124,7 +124,7 @@ def _features(weight: Weight) -> tuple[int, int]:
 def sharded_input_bytes(
     model: ModelSpec, compute_bytes: float, software: SoftwareProfile, table: PlanTable
 ) -> Real:
-    """Bytes a token and layer that a trainer keeps beside, where it shards frozen layers: n c h."""
+    """Additional bytes a token and layer that a trainer with sharded frozen layers saves: n c h."""
     if not software.frozen.layer_inputs or not any(w.frozen for w in model.embedding):
         return np.zeros(len(table))
     sharded = (table.zero_stage >= 3) & (table.shard_ranks > 1)

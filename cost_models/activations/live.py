@@ -77,7 +77,7 @@ class LayerBackward:
         """Bytes of the matrix that is unpacked at this point, and of its workspace.
 
         ``used``: bytes of the matrix and of the workspace, or None where no matrix is packed. The
-        product is allocated after the workspace is freed: the larger of the two counts.
+        product is allocated after the workspace is freed: the result is the larger one.
         """
         if used is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""Logits at the loss: what is kept of them, and which copies are alive.
+"""Logits at the loss: saved bytes, and copies that are alive.
 
 Symbols   c compute_bytes   V vocab_size   t tensor_parallel
 Units     bytes a token of one micro-batch.
@@ -16,7 +16,7 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Bytes a token of logits: kept for the backward pass, and alive at the loss."""
+    """Bytes a token of logits: saved for the backward pass, and alive at the loss."""
 
     kept: Real
     forward: Real

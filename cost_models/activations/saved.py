@@ -38,7 +38,7 @@ class Regions:
     inputs: float  # inputs of column-parallel matrices
     split: Real  # between the matrices
     core: Real  # of ``split``, what selective recomputation drops
-    # what ``selective_ops`` keeps beside the layer's input, see ``kept_results``
+    # kept by ``selective_ops`` besides the layer's input, see ``kept_results``
     results_split: Real = 0.0  # over the tensor-parallel ranks
     results_along: Real = 0.0  # along the sequence, with sequence parallelism
     results_whole: Real = 0.0  # on every rank
@@ -75,7 +75,7 @@ def norm_bytes(
 
 
 def saves_input(kind: LayerKind, compute_bytes: float) -> bool:
-    """Whether what a layer saves has its input as it came: not a copy in fp32."""
+    """Whether a layer saves its input itself, not a copy in fp32."""
     if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
         return True
     if kind.norm in ("layer", "rms_mixed"):
@@ -103,7 +103,7 @@ def score_bytes(
     software: SoftwareProfile,
     compute_bytes: float = 2.0,
 ) -> Real:
-    """What the core itself saves: softmax and dropout (eager), or the log-sum-exp (flash).
+    """Bytes that the attention core saves: softmax and dropout (eager), or the log-sum-exp (flash).
 
     eager  5 a s  a token with dropout in 16 bits (Korthikanti eq. 1: 5 a s^2 b)
            c a s, with dropout (2 c + 1) a s, where softmax is in compute precision (T5)
@@ -175,10 +175,10 @@ def routed_bytes(
 ) -> float:
     """Around the experts: the router's input, the k copies of the token and its k outputs.
 
-        c h (2 k + 1) + what the router saves for each of E experts
+        c h (2 k + 1) + the router's tensors for each of E experts
 
-    A router in fp32 (DeepSeek) keeps 4 h for c h, nothing where all is in fp32. On average over
-    ranks, also where experts lie on other ranks (balanced routing).
+    A router in fp32 (DeepSeek) saves 4 h instead of c h, 0 if everything is in fp32. On average
+    over ranks, also where experts lie on other ranks (balanced routing).
     """
     if not feed_forward.num_experts:
         return 0.0
@@ -189,7 +189,7 @@ def routed_bytes(
 def router_bytes(
     feed_forward: FeedForward, hidden_size: int, compute_bytes: float, software: SoftwareProfile
 ) -> float:
-    """What the router of a mixture saves: its input, and something for each expert."""
+    """Saved bytes of the router of a mixture: its input, and its tensors for each expert."""
     read = compute_bytes
     if feed_forward.router_in_fp32 and software.activations.router_copies_input:
         read = FP32 if compute_bytes < FP32 else 0.0
@@ -310,15 +310,15 @@ def backward_working_bytes_per_token(
     tensor_parallel: Count,
     software: SoftwareProfile,
 ) -> Real:
-    """Gradients of activations alive at once while one layer is walked backward.
+    """Largest simultaneous gradients of activations in the backward pass of one layer.
 
         c (3 F / t + 3 h)   gated: gradients of the product, of the activation, of the up projection
         c (2 F / t + 3 h)   plain: gradients of the activation's output and input
 
-    The MLP is the widest place; beside it the gradients of the layer's output, of the residual
-    stream and of the block's input. Capped scores (executor/ops/soft_cap.py) are walked in blocks
-    of Q = 128 queries: three fp32 tensors of a Q s / t, and a product in compute precision. A loop
-    over experts walks one of them at a time.
+    The MLP is the widest point; the gradients of the layer's output, of the residual stream and of
+    the block's input are also alive. Capped scores (executor/ops/soft_cap.py) are computed in
+    blocks of Q = 128 queries: three fp32 tensors of a Q s / t, and a product in compute precision.
+    A loop over experts processes one of them at a time.
     """
     feed_forward = kind.feed_forward
     width = float(feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token))
@@ -348,10 +348,10 @@ def due_bytes_per_token(
         inputs / (t if sp) + c (sum of column-cut (out) / t + sum of row-cut ((in) / t + out))
         experts: k times c (sum of (out) / t and (in) / t, h of their inputs and outputs)
 
-    Operands of the matmuls that are still to come: inputs and output gradients of every matrix. A
+    Operands of the pending matmuls: inputs and output gradients of every matrix. A
     column-cut one gathers its input again; the gradient of a row-cut one's output is whole, since
-    its input's gradient needed it so. Frozen matrices have none to come; of adapters only A beside
-    a column-cut matrix waits, with its gradient of a few features.
+    its input's gradient needed it so. Frozen matrices have no pending matmul; of adapters only A of
+    a column-cut matrix is pending, with its gradient of a few features.
     """
     along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
     shares, whole, inputs_due = 0.0, 0.0, regions.inputs

@@ -1,13 +1,13 @@
-"""What ``selective_ops`` keeps of a layer: results of its matmuls, attention and collectives.
+"""Results that ``selective_ops`` saves of a layer: of its matmuls, attention and collectives.
 
 Symbols   h hidden_size   a, k query and key/value heads   d head_dim   e value_head_dim
           t tensor_parallel   n context_parallel   c compute_bytes   r adapter rank
 Units     bytes a token; columns of a plan table where they differ by plan.
 
 Norms, activations, rotary embeddings, residual sums and the scores of eager attention are computed
-again. Source: what torch's selective checkpointing calls a save list (torch.utils.checkpoint,
-create_selective_checkpoint_contexts); which collectives are in it is the executor's own choice
-(executor/ops/recompute.py): all of them, so that none is repeated.
+again. Source: the save list of torch's selective checkpointing (torch.utils.checkpoint,
+create_selective_checkpoint_contexts); the executor adds all collectives to it
+(executor/ops/recompute.py), so that none is repeated.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def kept_results(
     """Return the results of one layer that stay until its backward pass.
 
     column-cut matrices   c (out) / t                   their adapters: c r more
-    attention, fused      c a e / t + 4 a / t           nothing of an eager core
+    attention, fused      c a e / t + 4 a / t           0 for an eager core
     row-cut matrices      c h (/ t if sp), the sum      read again where a norm follows, or the
                           over the ranks                MLP does
-    ulysses               c (a d + k' (d + e)) / t + c a e / t   what travelled
+    ulysses               c (a d + k' (d + e)) / t + c a e / t   exchanged tensors
     experts               c E router, k c (2 F / t + h), 2 k c h more where rows travel
     """
     compute, hidden = workload.compute_bytes, float(model.hidden_size)
@@ -93,7 +93,7 @@ def _attention_results(attention: Attention, workload: Workload, table: PlanTabl
 
 
 def _mixture_results(kind: LayerKind, hidden: float, compute: float, table: PlanTable) -> Results:
-    """Of routed experts: router, both projections, and the rows on their way."""
+    """Results of routed experts: router, both projections, and exchanged rows."""
     experts, zero = kind.feed_forward, np.zeros(len(table))
     if not experts.num_experts:
         return Results(zero, zero, zero)

@@ -15,9 +15,9 @@ def messages(view: RankView, in_flight: Real) -> Real:
 
     A received input lives until its backward pass; where the first layer saves its input itself
     (layer norm, fp32, full recomputation) that is the same tensor. An encoder's output lives with
-    the message that it came in. Beside them the last message that was sent is there until the next
-    one goes, and what the next pass needs comes: an input, or on the first stage a gradient, where
-    another backward pass follows while it is fullest. The gradient that a stage received is kept
+    the message that contains it. In addition, the last sent message lives until the next one is
+    sent, and the next pass's message is received: an input, or on the first stage a gradient, if
+    another backward pass follows at the peak. The gradient that a stage received is kept
     until its backward pass is over: a tensor of its own where the last layer ends with a norm.
     """
     model, workload, table = view.model, view.workload, view.table

@@ -1,4 +1,4 @@
-"""What one layer saves for one token, tensor by tensor: the textbook's 34 h, for any layer.
+"""Saved tensors of one layer for one token: the textbook's 34 h, generalised to any layer.
 
 Symbols   h hidden size   F ffn_hidden_size   a, k query and key/value heads
           d head_dim   e value_head_dim   s tokens of a sequence   c bytes of the compute precision
@@ -34,7 +34,7 @@ class LayerTerm:
 
 
 def layer_terms(scenario: Scenario, plan: Plan, kind: LayerKind) -> list[LayerTerm]:
-    """Return what a layer of a kind saves where nothing is recomputed; largest first.
+    """Return the saved tensors of a layer of a kind without recomputation, largest first.
 
     Source: ``activations.layer_regions`` (Korthikanti et al., arXiv:2205.05198, eq. 1 and 4).
     """

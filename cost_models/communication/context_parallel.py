@@ -183,7 +183,7 @@ def context_buffer_bytes_per_token(
 def computed_score_share(kernel: str, context_parallel: Count, blockwise: Flag) -> Real:
     """Share of all scores that an eager core computes: (n + 1) / 2 n of them in blocks, else all.
 
-    A fused core skips what a causal mask hides in any case.
+    A fused core skips masked blocks in any case.
     """
     n = np.multiply(1.0, context_parallel)
     return np.where(np.logical_and(blockwise, kernel == "eager"), (n + 1.0) / (2.0 * n), 1.0)

@@ -51,5 +51,5 @@ def gathering_buffer(table: PlanTable) -> Real:
 
 
 def reducing_buffer(reduction_bytes: float, table: PlanTable) -> Real:
-    """Bytes of an element beside a gradient: its copy to be reduced, or int4 sent and received."""
+    """Bytes an element of a gradient's buffer: its copy to be reduced, or int4 messages."""
     return np.where(table.quantised_gradients, 2.0 * INT4_BYTES, reduction_bytes)

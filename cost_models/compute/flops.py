@@ -161,10 +161,10 @@ def hardware_flops_per_step(
     Forward once; backward two matmuls for each one, and five for the two of a flash kernel, which
     computes the scores again. Full recomputation repeats a layer up to the last tensor that is
     needed (its last matrix only where a norm or a dropout follows), selective the attention core,
-    selective_ops nothing but an eager core.
-    ``layer_ranges``: the stages of a single plan, else even ones; where recomputation is for some
-    layers of a stage, these matter. ``stage_recompute_layers``: of each stage, of a single plan.
-    Dense models without context parallelism (which skips blocks that a causal mask hides).
+    selective_ops only an eager core. ``layer_ranges``: the stages of a single plan, else even ones;
+    they matter if only some layers of a stage recompute. ``stage_recompute_layers``: of each stage,
+    of a single plan. Dense models without context parallelism (which skips blocks that a causal
+    mask hides).
 
     Source: Dao et al. (arXiv:2205.14135), sec. 3.1; Korthikanti et al. (arXiv:2205.05198), sec. 5.
     """
@@ -298,7 +298,7 @@ def _last_matrix(model: ModelSpec, kind: LayerKind) -> float:
 
 
 def _last_adapter(model: ModelSpec, kind: LayerKind) -> float:
-    """Forward FLOP of its adapter B, where a 4-bit base runs last and saves nothing."""
+    """Forward FLOP of its adapter B, if a 4-bit base runs last and saves no tensor."""
     rows = _rows(kind)
     if not _last_matrix(model, kind) or not rows[-1].quantised:
         return 0.0

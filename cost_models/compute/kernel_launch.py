@@ -68,11 +68,11 @@ def host_wait(starting: Real, device: Real, rate: Rates, *, overlap: float | Non
 
         (s^g + d^g)^(1/g) - d    s seconds of launches, d of the device, g ``overlap``
 
-    A GPU runs while the host launches the next kernels, but neither is even: the device idles after
-    short kernels, and the host is late after synchronisations. g = 1 would hide nothing, an
-    infinite g the shorter of the two; HOST_OVERLAP by default. Source of the form:
-    Qiao et al., Pollux (arXiv:2008.12260), sec. 3.2, for gradients and their synchronisation. On a
-    CPU the two add up.
+    A GPU runs while the host launches the next kernels, but neither is steady: the device idles
+    after short kernels, and the host is late after synchronisations. With g = 1 nothing overlaps,
+    with an infinite g the shorter of the two is hidden completely; HOST_OVERLAP by default. Source
+    of the form: Qiao et al., Pollux (arXiv:2008.12260), sec. 3.2, for gradients and their
+    synchronisation. On a CPU the two add up.
 
     >>> from dataclasses import replace
     >>> gpu = Rates(1e12, 1e12, 0.0, False)

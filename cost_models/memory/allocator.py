@@ -1,8 +1,8 @@
-"""From the bytes of live tensors to what torch has reserved and what nvidia-smi shows.
+"""Memory that torch reserves and that nvidia-smi shows, from the bytes of live tensors.
 
-The caching allocator keeps blocks that it could give back as long as there is memory to spare; near
-the end of memory only ``memory.allocator_slack`` of them remains. The context is the driver's
-and the libraries' own memory: CUDA's modules, cuBLAS and cuDNN workspaces.
+The caching allocator keeps free blocks while memory is available; near the end of memory only
+``memory.allocator_slack`` of them remains. The context is the driver's and the libraries' own
+memory: CUDA's modules, cuBLAS and cuDNN workspaces.
 
 Units: bytes.
 """
@@ -18,7 +18,7 @@ def shown_bytes(
 ) -> float:
     """Return a peak as torch or the device shows it: ``allocated`` itself, reserved, or in use.
 
-        reserved  a (1 + cache), at most what is there, at least a (1 + slack)
+        reserved  a (1 + cache), at most the device's memory, at least a (1 + slack)
         device    the same and the context
 
     Source: torch's caching allocator frees its cached blocks before it gives up

@@ -1,9 +1,9 @@
-"""16-bit copies of fp32 weights under autocast: where in a step they are not there.
+"""16-bit copies of fp32 weights under autocast: the points of a step at which they do not exist.
 
 torch casts a weight when a matrix first needs it, keeps the copy until the forward pass has ended,
-and autograd keeps it until that matrix has been walked backward; a layer that is computed again
-casts its weights again. Source: torch 2.13, aten/src/ATen/autocast_mode.cpp (cached_cast);
-transformers' Trainer wraps the forward pass, loss included. Counted beside transformers' Llama in
+and autograd keeps it until that matrix's backward pass; a recomputed layer casts its weights again.
+Source: torch 2.13, aten/src/ATen/autocast_mode.cpp (cached_cast); transformers' Trainer wraps the
+forward pass, loss included. Compared with transformers' Llama in
 ``tests/cost_models/memory/test_autocast_copies.py``.
 """
 
@@ -28,12 +28,12 @@ def absent_copies(
     """Bytes of copies that do not exist at each of ``memory.MOMENTS``.
 
         forward pass of the loss     c E          an embedding is looked up in fp32, unless tied
-        its backward pass, the head  c (E + R)    layers that are computed again cast theirs later
-        a layer on its way backward  c (P - K)    its own copies are in the buffers
+        its backward pass, the head  c (E + R)    recomputed layers cast theirs later
+        backward pass of a layer     c (P - K)    its own copies are in the buffers
         from the last layer on       c P
 
-    Symbols: c ``compute_bytes``, P all weights, E the embedding, R layers that are recomputed, K
-    those below the one that is walked that are not. Shapes: columns of the table's length.
+    Symbols: c ``compute_bytes``, P all weights, E the embedding, R recomputed layers, K layers
+    below the current one that are not recomputed. Shapes: columns of the table's length.
     """
     every = np.multiply(params.total, np.ones(len(table)))
     lookup = np.where(tied and rank.last, 0.0, params.embedding)

@@ -1,4 +1,4 @@
-"""What torch FSDP1 and its kin hold beside shards: gathered weights and gradients on their way.
+"""Buffers of torch FSDP1 and similar trainers: gathered weights and unreduced gradients.
 
 A unit is a layer, or the root: embedding, last norm and head together. The root is gathered once
 and stays so through the step; layers are gathered one or two at a time (prefetch). A unit's
@@ -68,9 +68,9 @@ def is_sharded(table: PlanTable) -> Flag:
 def flat_buffers(
     software: SoftwareProfile, table: PlanTable, whole: Units, others: object
 ) -> dict[str, Real]:
-    """What is held beside shards at each of ``memory.Buffers``' moments, where a plan shards.
+    """Buffers, besides the shards, at each of ``memory.Buffers``' moments, where a plan shards.
 
-        loss      root gathered: the layers' forward passes are over; on the way back g - 1 layers
+        loss      root gathered after the layers' forward passes; in the backward pass g - 1 layers
         head      the same and the root's gradient
         backward  root + g layers, the gradients of the root and of a layer
 
@@ -98,7 +98,7 @@ def flat_gradients(
 ) -> dict[str, Real]:
     """Whole gradients of all units, where they are added up before they are reduced (no_sync).
 
-    Where the longest sequences come first, nothing has been added up beside their activations.
+    If the longest sequences come first, no gradients are accumulated at their peak.
     """
     if not software.gradients.accumulated_unsharded:
         return {}

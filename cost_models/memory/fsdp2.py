@@ -65,7 +65,7 @@ class GroupEnd:
     exists: Flag = True
 
     def freed(self, layer: LayerBackward, kept: Sequence[tuple[Real, Real]]) -> Real:
-        """Bytes that the layers that are done had saved.
+        """Activation bytes of the layers whose backward pass is finished.
 
         ``kept``: bytes of a layer of each kind, and of a recomputed one.
         """

@@ -50,7 +50,7 @@ class Gradients:
     reduced: Real  # what the optimizer reads
 
     def where_offloaded(self, table: PlanTable, layer: Real) -> Gradients:
-        """With the weights gradients leave too: a layer's shard is on its way at most."""
+        """Offloaded gradients, which leave with the weights: at most a layer's shard stays."""
         moves = table.offloads_weights
         shard = layer / np.maximum(1, table.shard_ranks)
         at = {f.name: np.where(moves, shard, getattr(self, f.name)) for f in fields(self)}
@@ -64,7 +64,7 @@ def gradients_of(
     params: RankParameters,
     in_flight: Real,
 ) -> Gradients:
-    """Return them, as the trainer and the ZeRO stage accumulate and reduce."""
+    """Return the gradients as the trainer and the ZeRO stage accumulate and reduce them."""
     gradient = workload.gradient_bytes(in_master_precision=software.gradients.in_master_precision)
     defers = reduces_once(software, table)
 
@@ -126,7 +126,7 @@ def gradients_of(
 
 
 def rearranged_bytes(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:
-    """Bytes an element of experts that are cut inside: one matrix of three is there twice.
+    """Bytes an element of sharded experts: one matrix of three exists twice.
 
     Source: torch 2.13, foreach_reduce: a gradient that is not cut along its first dimension.
     """

@@ -1,6 +1,6 @@
-"""Gradients of the output projection on their way, in trainers whose weights lie whole on a rank.
+"""Unreduced gradients of the output projection, in trainers with unsharded weights.
 
-The projection is walked back first of all. A tied table's gradient from it waits until the
+The projection's backward pass is the first one. A tied table's gradient from it waits until the
 embedding has added its own; a loss in chunks makes the projection's gradient once for every chunk.
 Units: bytes. Every argument may be a column of a plan table.
 """
@@ -17,26 +17,27 @@ from cost_models.partition.rank_view import RankView
 
 @dataclass(frozen=True, slots=True)
 class HeadGradients:
-    """Bytes at the moments of ``MOMENTS``, beside what accumulated gradients take."""
+    """Bytes at the moments of ``MOMENTS``, on top of accumulated gradients."""
 
     head: list[tuple[Real, Real]]  # and what is left of the logits, at each of its places
-    layers: Real  # while layers are walked back
+    layers: Real  # during the layers' backward passes
     embedding: Real
 
 
 def head_gradients(view: RankView, logits: Real) -> HeadGradients:
-    """Return them; nothing where gradients are sharded or have a buffer of their own.
+    """Return the gradients of the head; 0 if gradients are sharded or have a buffer of their own.
 
-        head       n = 1: c H, beside the gradient L of the logits
+        head       n = 1: c H, and the gradient L of the logits
                    n chunks: the fullest of c H + L, 2 c H + L (1 - 1/n), 3 c H + L (1 - 2/n)
         layers     c E of a tied table
         embedding  3 c E of it, 2 c E after a loss in chunks
 
     H elements of the projection, E of a table that is both ends, L ``logits`` in compute precision.
-    Where the projection's own are sharded, a loss in chunks still leaves L beside them. The first
-    two gradients of a leaf are added up in a third tensor, further ones in place. Source:
-    torch's autograd engine (torch/csrc/autograd/input_buffer.cpp), as measured on a torch process
-    (tests/cost_models/memory/test_head_gradients.py). All chunks' losses are walked back first.
+    If the projection's gradients are sharded, a loss in chunks still has L in addition. The first
+    two gradients of a leaf are added up in a third tensor, further ones in place. Source: torch's
+    autograd engine (torch/csrc/autograd/input_buffer.cpp), as measured on a torch process
+    (tests/cost_models/memory/test_head_gradients.py). The backward passes of all chunks' losses
+    come first.
     """
     params = view.parameters
     model, workload, software = view.model, view.workload, view.software

@@ -1,13 +1,13 @@
-"""Bytes that offloaded tensors take of a node: host memory, and NVMe drives.
+"""Bytes of offloaded tensors on a node: host memory, and NVMe drives.
 
 Symbols   P parameters that a rank updates   c compute_bytes, w master_bytes, g gradient bytes
           k s bytes of all states of a parameter
-Units     bytes; columns of a plan table. A node is taken to hold ranks that are all as full as the
-          fullest pipeline rank: never too little.
+Units     bytes; columns of a plan table. All ranks of a node are assumed to be as full as the
+          fullest pipeline rank: an upper bound.
 
-What offload names goes to the host, and with ``offload_device`` nvme on to the drives: states and
-the copy of the weights that is updated. Gradients wait in host memory. ZeRO-Infinity keeps 16-bit
-weights beside the fp32 ones (18 bytes a parameter, not 16); FSDP2 has the fp32 ones only.
+The offloaded parts go to the host, and with ``offload_device`` nvme to the drives: optimizer states
+and the updated copy of the weights. Gradients stay in host memory. ZeRO-Infinity keeps 16-bit
+weights in addition to the fp32 ones (18 bytes a parameter, not 16); FSDP2 has the fp32 ones only.
 """
 
 from __future__ import annotations

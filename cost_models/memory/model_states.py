@@ -80,9 +80,9 @@ def master_copy_bytes(
     compute_bytes: float,
     master_bytes: float,
 ) -> Real:
-    """Master weights where they are kept apart from the weights: w [apart] P / (d if z >= 1).
+    """Master weights stored separately from the weights: w [apart] P / (d if z >= 1).
 
-    Apart: in mixed precision; a shard beside whole weights. Under ZeRO-3 the shards are the
+    Separate in mixed precision: a shard next to whole weights. Under ZeRO-3 the shards are the
     weights themselves (``weight_bytes``).
     """
     replicas = float(compute_bytes != master_bytes)

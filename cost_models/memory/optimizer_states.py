@@ -1,11 +1,11 @@
-"""Bytes that an optimizer remembers of the weights, and that its update takes beside them.
+"""Bytes of optimizer states, and of the temporary tensors of the update.
 
 Symbols   n elements of a tensor on a rank   r, c its last two dimensions, l all others together
           s state_bytes, w master_bytes [bytes of an element]
 Units     bytes; every argument is one number or one column of a plan table.
 
-Shares are those of tensors that divide evenly, as in ``model_states``. ZeRO shards the first
-dimension (FSDP2), tensor parallelism the one of its cut, and a state lies where its weights lie.
+Tensors are assumed to divide evenly, as in ``model_states``. ZeRO shards the first dimension
+(FSDP2), tensor parallelism its own; a state is sharded like its weights.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MIN_PAGED_ELEMENTS: Final = 1e5
 
 @dataclass(frozen=True, slots=True)
 class OptimizerTraits:
-    """What an optimizer keeps of a tensor."""
+    """States that an optimizer keeps for each tensor, and temporary tensors of its update."""
 
     states: float  # as large as the tensor, of matrices inside layers
     other_states: float  # the same, of all other tensors
-    factored: bool = False  # beside these, a row and a column of every matrix (vectors: whole)
+    factored: bool = False  # also a row and a column of every matrix (vectors: whole)
     eight_bit: bool = False
     paged: bool = False  # states live in memory that moves to the host where the device is full
     foreach_copies: float = 0.0  # shard-size copies that an update over lists of tensors makes
@@ -47,7 +47,7 @@ class OptimizerTraits:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every parameter has as many bytes, whatever tensor it is in."""
+        """Whether all parameters have the same number of state bytes, in every tensor."""
         return self.states == self.other_states and not (self.factored or self.eight_bit)
 
 
@@ -146,7 +146,7 @@ def local_shape(weight: Weight, table: PlanTable, zero_stage: Count) -> tuple[Re
 
 
 def is_layer_matrix(weight: Weight) -> bool:
-    """Whether Muon updates it: a matrix that is multiplied, neither embedding nor head."""
+    """Whether Muon updates a tensor: a matrix of a layer, neither embedding nor head."""
     return weight.role in ("linear", "expert") and weight.part not in ("embedding", "head")
 
 
@@ -170,7 +170,7 @@ def tensor_states(
 
 
 def rank_states(view: RankView) -> StateBytes:
-    """States of all that a pipeline rank trains, by tensor."""
+    """States of all trained tensors of a pipeline rank."""
     workload, table = view.workload, view.table
     traits = OPTIMIZER_TRAITS[workload.optimizer]
     resident, paged = np.zeros(len(table)), np.zeros(len(table))
@@ -184,7 +184,7 @@ def rank_states(view: RankView) -> StateBytes:
 
 
 def update_bytes(view: RankView, updated: Real) -> Real:
-    """Bytes that the update takes beside weights, gradients and states.
+    """Temporary bytes of the update, in addition to weights, gradients and states.
 
         fused kernel       0
         over lists         s copies n of all n that the rank updates
@@ -261,6 +261,6 @@ def _whole_matrix_bytes(view: RankView) -> Real:
         for weight in filter(is_layer_matrix, block.weights):
             rows, columns = (float(length) for length in weight.shape[-2:])
             numel = rows * columns
-            beside = workload.master_bytes * numel + 4.0 * numel
-            largest = np.maximum(largest, beside + 4.0 * min(rows, columns) ** 2)
+            temporary = workload.master_bytes * numel + 4.0 * numel
+            largest = np.maximum(largest, temporary + 4.0 * min(rows, columns) ** 2)
     return largest

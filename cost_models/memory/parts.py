@@ -14,7 +14,7 @@ from cost_models.arrays import Real, pick
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Bytes on one accelerator at its peak, by what they are."""
+    """Bytes on one accelerator at its peak, by kind."""
 
     weights: Real
     gradients: Real

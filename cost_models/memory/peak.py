@@ -1,6 +1,6 @@
 """Peak memory of one accelerator: its parts at the moment of a step when their sum is largest.
 
-A training step has eight moments that can be the peak; all are priced and the largest counts:
+A training step has eight moments that can be the peak; all are priced, and the peak is the largest:
 
     loss_forward    activations of all micro-batches in flight; logits and their fp32 copies
     loss_backward   the same; logits, their gradient and fp32 copies
@@ -86,10 +86,10 @@ def rank_memory(view: RankView) -> tuple[MemoryParts, Real]:
 
 
 def rank_timeline(view: RankView) -> tuple[MemoryParts, ...]:
-    """Return the parts of one pipeline rank at every one of ``MOMENTS``; columns, as above.
+    """Return the parts of one pipeline rank at each of ``MOMENTS``; columns, as above.
 
-    The largest of them is what ``rank_memory`` returns. ``runtime`` is that of each moment: the
-    device's own share, and the allocator's slack on what is allocated then.
+    ``rank_memory`` returns the largest of them. ``runtime`` is given for each moment: the device's
+    own share, and the allocator's slack on the memory allocated at that moment.
     """
     software, on_gpu = view.software, view.on_gpu
     states, constant, points = rank_step_points(view)

@@ -198,7 +198,7 @@ def _activations(
         others.insert(0, "a layer on its way backward")
     if plan.offloads_activations:
         others.insert(0, "two layers on their way to the host")
-    terms.append(Term("activations", "beside them", ", ".join(others), "", rest))
+    terms.append(Term("activations", "others", ", ".join(others), "", rest))
     return terms
 
 

@@ -87,7 +87,7 @@ def _sum_of_layers(rank: PipelineRank, layers: Sequence[Real]) -> Real:
 
 
 def _embedding_numel(model: ModelSpec, rank: PipelineRank, tensor: Count) -> Real:
-    """Elements of the embedding, and of the tensors between encoder and decoder beside it."""
+    """Elements of the embedding, and of the tensors between encoder and decoder."""
     found = block_numel(model.embedding if rank.first else (), tensor)
     if rank.bridge in ("first", "between"):
         found = found + block_numel(model.bridge, tensor)

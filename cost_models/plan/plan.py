@@ -147,7 +147,7 @@ class Plan:
             "`--recompute-layers` is given)",
             why="`selective_ops` (results of matmuls, fused attention and collectives stay, the "
             "rest is computed again; not for t5, nor with offloaded activations) is priced and run "
-            "where it is asked for, here or with `--fix`; `full:1/2` recomputes the first one of "
+            "where it is requested, here or with `--fix`; `full:1/2` recomputes the first one of "
             "every two layers of each stage (any n of k, also of `selective`)",
         ),
     ] = "none"

@@ -58,7 +58,7 @@ COMPUTE_BYTES: Final = {
     "fp32": 4.0,
     "fp64": 8.0,
     "tf32": 4.0,
-    "fp8": 2.0,  # beside fp8 copies, see ``fp8``
+    "fp8": 2.0,  # without fp8 copies, see ``fp8``
 }
 # bytes of one element of the weights that the optimizer updates, of reduced gradients and of the
 # optimizer's states: mixed precision keeps them in fp32 (Micikevicius et al., arXiv:1710.03740,
@@ -72,8 +72,8 @@ MASTER_BYTES: Final = {
     "fp8": 4.0,
 }
 KEPT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0}
-MIXED: Final = ("bf16", "fp16", "fp8")  # precisions with fp32 master weights, unless told otherwise
-# states of 8-bit optimizers are bytes and fp32 scales, whatever else is asked
+MIXED: Final = ("bf16", "fp16", "fp8")  # precisions with fp32 master weights, unless set otherwise
+# states of 8-bit optimizers are bytes and fp32 scales, whatever is requested
 EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
 # bitsandbytes, optim/optimizer.py: get_state_buffer makes fp32 states of weights in any precision
 PAGED_32_BIT: Final = ("paged_adamw",)

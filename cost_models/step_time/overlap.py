@@ -19,7 +19,7 @@ INTERLEAVED: Final = SCHEDULES.index("interleaved_1f1b")
 
 
 class Hiding(NamedTuple):
-    """How a trainer hides data-parallel communication (software profiles)."""
+    """Properties of a trainer that hide data-parallel communication (software profiles)."""
 
     overlap: float  # share of the backward pass that can hide it
     interference: float = 0.0  # seconds of computation that a hidden second costs

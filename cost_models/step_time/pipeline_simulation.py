@@ -27,7 +27,7 @@ NEVER: Final = -1.0  # has not ended
 
 
 class StageSeconds(NamedTuple):
-    """Seconds of each stage; ``weights``: of ``backward``, what a split defers."""
+    """Seconds of each stage; ``weights``: the part of ``backward`` that a split defers."""
 
     forward: Sequence[float]
     backward: Sequence[float]

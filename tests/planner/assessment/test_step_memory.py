@@ -269,4 +269,4 @@ def test_operands_of_late_weight_gradients_are_a_term_of_their_own() -> None:
     due = terms["operands of weight gradients that come later"]
     assert due.size > 0.5 * answer.assessment.memory.parts.activations
     assert due.numbers
-    assert terms["beside them"].size > 0.0
+    assert terms["others"].size > 0.0
