@@ -19,9 +19,10 @@ Prices are those of one provider on one day, where somebody published them: what
 is the user's to say (``shardplan plan --price``, or ``price`` in the accelerator of a cluster's
 file).
 
-Names are matched without regard to case, separators and a vendor's name; a name that several
-accelerators share is an error that lists them, never a guess. ``assumed_aliases`` are names which
-leave something open that one convention closes; the convention is given with the answer.
+Names are matched without regard to case, separators and a vendor's name. ``assumed_aliases`` are
+names that leave something open (``H100``: board and memory) of which one reading is usual: a name
+and the reason, which is given with the answer. A name that several accelerators share and none
+declares is an error that lists them.
 """
 
 from __future__ import annotations
@@ -118,6 +119,25 @@ def match_accelerator(name: str) -> Match[Accelerator]:
     raise InputError(unknown(name, "accelerator", index.entries))
 
 
+def is_accelerator(name: str) -> bool:
+    """Return whether the catalogue has an accelerator of that name."""
+    return normalised(name) in _accelerator_index()[0].matches
+
+
+def accelerators_named(name: str) -> list[Accelerator]:
+    """Return the one accelerator of a name, or all that a name without board or memory covers.
+
+    >>> [entry.name for entry in accelerators_named("H100-80GB")]
+    ['H100-SXM-80GB', 'H100-PCIe-80GB']
+    """
+    index = _accelerator_index()[0]
+    found = index.matches.get(normalised(name))
+    if found is not None and found.note is None:
+        return [found.entry]
+    covered = [index.entries[entry] for entry in _sharing(name, index.entries)]
+    return covered or [match_accelerator(name).entry]
+
+
 def match_node(name: str) -> Match[Node] | None:
     """Return the kind of node of that name; None if it names none, an error if several."""
     index = _node_index()
@@ -157,15 +177,17 @@ def unknown(name: str, what: str, known: Iterable[str]) -> str:
 
 
 def _sharing(name: str, entries: Iterable[str]) -> list[str]:
-    """Return the entries whose name begins with all of ``name``, at a break between words."""
-    words = name.lower().replace("_", "-").replace(" ", "-").strip("-").split("-")
-    return [entry for entry in entries if entry.lower().split("-")[: len(words)] == words]
+    """Return the entries that begin with the first word of a name and have all the others."""
+    first, *others = name.lower().replace("_", "-").replace(" ", "-").strip("-").split("-")
+    split = {entry: entry.lower().split("-") for entry in entries}
+    return [e for e, words in split.items() if words[0] == first and {*others} <= {*words}]
 
 
 def _choice(name: str, what: str, choices: list[str]) -> str:
     if len(choices) == 1:
         return f"{name} leaves something open: write {choices[0]}"
-    return f"{name} names several {what}: {', '.join(choices)}. Choose one"
+    listed = ", ".join(choices)
+    return f"{name} names several {what}, and none is the usual one: {listed}. Choose one"
 
 
 # --- reading the files ---

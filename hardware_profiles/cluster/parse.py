@@ -9,9 +9,10 @@
     here, here:8           this machine's GPUs, or 8 CPU processes on it
 
 ``NxNAME`` is one node (or one NVLink domain, one TPU pod) where N fits into the usual one of that
-accelerator; where it does not, the number of nodes has to be said: nothing is guessed. The network
-between nodes is that of the usual kind of node, entered in ``Cluster.notes`` as an assumption,
-unless an instance or a file says more.
+accelerator, and whole usual nodes where N is a multiple of them; any other N is refused, because
+its readings differ. A name that leaves the board or its memory open (``H100``) is the usual one
+that the catalogue declares (``assumed_aliases``). Conventions, and the network between nodes where
+no instance or file gives it, are entered in ``Cluster.notes``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from pathlib import Path
 from typing import Final
 
 from hardware_profiles.cluster.build import build_cluster
-from hardware_profiles.cluster.catalogue import match_accelerator, match_node, usual_node
+from hardware_profiles.cluster.catalogue import (
+    is_accelerator,
+    match_accelerator,
+    match_node,
+    usual_node,
+)
 from hardware_profiles.cluster.schema import MAX_GPUS, Accelerator, Cluster, Node
 from hardware_profiles.errors import InputError
 
@@ -34,18 +40,17 @@ _COUNT: Final = re.compile(r"([+-]?[\d.,_]+)\s*[x*\u00d7]\s*(?=\S)", re.IGNORECA
 _AFTER: Final = re.compile(r"^(?P<name>.*[^:\s])\s*:\s*(?P<count>[+-]?\d+)$")
 
 
-def parse_cluster(text: str, *, assume_nodes: bool = False) -> Cluster:
+def parse_cluster(text: str) -> Cluster:
     """Return the cluster that a user's words stand for; see the head of this file.
-
-    ``assume_nodes``: more than a node holds, such as ``16xL40S``, are whole usual nodes, and a note
-    says so (where clusters are compared, the question is which one to take).
 
     >>> cluster = parse_cluster("16x8xH100-SXM")
     >>> cluster.num_nodes, cluster.gpus_per_node, cluster.accelerator.name
     (16, 8, 'H100-SXM-80GB')
-    >>> parse_cluster("16xH100-SXM")  # doctest: +ELLIPSIS
+    >>> parse_cluster("16xH100-SXM-80GB").notes[0]
+    '16xH100-SXM-80GB is taken as 2 nodes of 8, as usual'
+    >>> parse_cluster("12xH100-SXM")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    hardware_profiles.errors.InputError: 16xH100-SXM: nodes of H100-SXM-80GB usually hold 8...
+    hardware_profiles.errors.InputError: 12xH100-SXM: nodes of H100-SXM-80GB usually hold 8...
     """
     words = text.strip()
     if not words:
@@ -61,13 +66,9 @@ def parse_cluster(text: str, *, assume_nodes: bool = False) -> Cluster:
         return _of_nodes(words, counts, node.entry, node.note)
     found = match_accelerator(name)
     notes: tuple[str, ...] = () if found.note is None else (found.note,)
-    usual = usual_node(found.entry)
-    if assume_nodes and usual is not None and len(counts) == 1:
-        nodes, left = divmod(counts[0], usual.gpus_per_node)
-        if nodes > 1 and not left and counts[0] > usual.domain_size:
-            notes += (f"{words} is taken as {nodes} nodes of {usual.gpus_per_node}, as usual",)
-            counts = (nodes, usual.gpus_per_node)
     num_nodes, gpus_per_node = _layout(words, counts, name, found.entry)
+    if num_nodes > 1 and len(counts) == 1 and counts[0] > _domain_size(found.entry):
+        notes += (f"{words} is taken as {num_nodes} nodes of {gpus_per_node}, as usual",)
     return build_cluster(
         found.entry, num_nodes=num_nodes, gpus_per_node=gpus_per_node, name=words, notes=notes
     )
@@ -83,8 +84,9 @@ def _counts(words: str) -> tuple[tuple[int, ...], str]:
     name = words[position:].strip()
     if not counts and (after := _AFTER.match(name)):
         counts, name = [_number(words, after.group("count"))], after.group("name")
-    named = re.fullmatch(r"[\w.\- :]+", name) and re.search(r"[a-wyz]", name, re.IGNORECASE)
-    if not named or len(counts) > 2:
+    # a name has a letter other than the x of counts, or is one of digits alone ("4090")
+    lettered = re.search(r"[a-wyz]", name, re.IGNORECASE) or is_accelerator(name)
+    if len(counts) > 2 or not re.fullmatch(r"[\w.\- :]+", name) or not lettered:
         raise InputError(f"{words!r} is no cluster. Write it as {EXAMPLES}")
     return tuple(counts), name
 
@@ -111,17 +113,20 @@ def _layout(
     if usual is None or count <= usual.gpus_per_node:
         return 1, count
     num_nodes, left = divmod(count, usual.gpus_per_node)
-    if count <= usual.domain_size and not left:
+    if not left:
         return num_nodes, usual.gpus_per_node
-    several = (
-        f"Write {num_nodes}x{usual.gpus_per_node}x{name} for {num_nodes} nodes, or "
-        if not left
-        else "Write "
-    )
+    even = next(size for size in range(usual.gpus_per_node, 0, -1) if count % size == 0)
     raise InputError(
         f"{words}: nodes of {accelerator.name} usually hold {usual.gpus_per_node}. "
-        f"{several}1x{count}x{name} if one node really holds {count}"
+        f"Write {count // even}x{even}x{name} for {count // even} nodes, "
+        f"or 1x{count}x{name} if one node really holds {count}"
     )
+
+
+def _domain_size(accelerator: Accelerator) -> int:
+    """Return how many accelerators the fast link of the usual node connects."""
+    usual = usual_node(accelerator)
+    return MAX_GPUS if usual is None else usual.domain_size
 
 
 def _of_nodes(words: str, counts: tuple[int, ...], node: Node, note: str | None) -> Cluster:

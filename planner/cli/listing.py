@@ -13,8 +13,13 @@ from cost_models.compute.flops import (
 from cost_models.model.parameters import active_parameters, parameters_by_part
 from cost_models.model.presets import load_preset, preset_names
 from cost_models.units import format_bytes, format_count
-from hardware_profiles.cluster.catalogue import accelerators, find_accelerator
+from hardware_profiles.cluster.catalogue import (
+    accelerators,
+    accelerators_named,
+    match_accelerator,
+)
 from hardware_profiles.cluster.schema import Accelerator, Figure
+from hardware_profiles.errors import InputError
 from planner.request.model import resolve_model
 from planner.text.answer import SCHEMA_VERSION
 
@@ -101,6 +106,22 @@ def hardware_listing() -> dict[str, Any]:
     }
 
 
+def hardware_named(name: str) -> dict[str, Any] | None:
+    """The accelerators that a name covers, and the usual one; None where it names a single one."""
+    found = accelerators_named(name)
+    if len(found) == 1:
+        return None
+    try:
+        usual = match_accelerator(name).note
+    except InputError:
+        usual = None
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "accelerators": [_short(accelerator) for accelerator in found],
+        "usual": usual or f"no usual one: write the name of the one that is meant, not {name}",
+    }
+
+
 def _short(accelerator: Accelerator) -> dict[str, Any]:
     peak = accelerator.peak_flops.get("bf16") or accelerator.peak_flops.get("fp16")
     return {
@@ -124,12 +145,14 @@ def accelerators_text(document: Mapping[str, Any]) -> str:
             f"{entry['memory_bytes_per_second'] / 1e9:>7,.0f} GB/s {rate:>13}  {entry['link']} "
             f"{entry['link_bytes_per_second'] / 1e9:,.0f} GB/s"
         )
+    if "usual" in document:
+        lines.append(document["usual"])
     return "\n".join(lines)
 
 
 def one_accelerator(name: str) -> dict[str, Any]:
     """Every figure of one accelerator with its source."""
-    accelerator = find_accelerator(name)
+    (accelerator,) = accelerators_named(name)
     figures = {
         "memory_capacity_bytes": accelerator.memory_capacity,
         "usable_memory_bytes": accelerator.usable_memory,

@@ -27,21 +27,23 @@ def models(
 
 
 def hardware(
-    name: Annotated[str | None, Option("NAME", help="one accelerator")] = None,
+    name: Annotated[str | None, Option("NAME", help="one accelerator, or several: H100")] = None,
     json: Json = False,
 ) -> None:
-    """List the accelerators, or show the figures of one, each with its source."""
+    """List the accelerators, or show the figures of one with their sources."""
     from planner.cli.listing import (
         accelerator_text,
         accelerators_text,
         hardware_listing,
+        hardware_named,
         one_accelerator,
     )
     from planner.text.answer import json_text
 
-    if name is None:
-        document = hardware_listing()
-        print(json_text(document) if json else accelerators_text(document))
+    several = hardware_listing() if name is None else hardware_named(name)
+    if name is None or several is not None:
+        assert several is not None
+        print(json_text(several) if json else accelerators_text(several))
         return
     document = one_accelerator(name)
     print(json_text(document) if json else accelerator_text(document))

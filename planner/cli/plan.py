@@ -36,7 +36,7 @@ def plan(
         refuse_existing(output, force=force)  # before any work is done
     refuse_for_modules(str(request.model), output)
     names = split_clusters(str(request.cluster))
-    clusters = [cluster_or_measure(name, say, compared=len(names) > 1) for name in names]
+    clusters = [cluster_or_measure(name, say) for name in names]
     try:
         answer = ask(
             **{**vars(request), "cluster": clusters[0] if len(clusters) == 1 else clusters}

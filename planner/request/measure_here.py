@@ -15,10 +15,10 @@ from planner.request.run_packages import INSTALL, missing_run_package
 Say = Callable[[str], None]
 
 
-def cluster_or_measure(text: str, say: Say, *, compared: bool = False) -> Cluster:
-    """Parse a cluster, of several or not; measure this machine first where ``here`` needs it."""
+def cluster_or_measure(text: str, say: Say) -> Cluster:
+    """Parse a cluster; measure this machine first where ``here`` needs it."""
     try:
-        return parse_cluster(text, assume_nodes=compared)
+        return parse_cluster(text)
     except NeedsMeasurement as needs:
         measure(needs.processes, say)
         return parse_cluster(text)

@@ -43,8 +43,7 @@ def cluster_of(cluster: ClusterLike) -> Cluster:
 def clusters_of(clusters: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:
     """Return the clusters that a text or a list names (``8xA100-80GB,1..4x8xH100-SXM``)."""
     if isinstance(clusters, str):
-        names = split_clusters(clusters)
-        return [parse_cluster(name, assume_nodes=len(names) > 1) for name in names]
+        return [parse_cluster(name) for name in split_clusters(clusters)]
     if not isinstance(clusters, Sequence):
         return [cluster_of(clusters)]
     if not 1 <= len(clusters) <= MOST_CLUSTERS:

@@ -6,11 +6,15 @@ from functools import cache
 from typing import Any
 
 from hardware_profiles.cluster.build import build_cluster
-from hardware_profiles.cluster.catalogue import find_accelerator, match_node, usual_node
+from hardware_profiles.cluster.catalogue import (
+    find_accelerator,
+    match_accelerator,
+    match_node,
+    usual_node,
+)
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure
 from hardware_profiles.errors import InputError
 from planner.validation.reading import Reading, Unpriceable
-from planner.validation.runs_file import Row
 from planner.validation.words import look_up, words_table
 
 Key = tuple[Any, ...]
@@ -19,7 +23,7 @@ Key = tuple[Any, ...]
 def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     """Return the cluster of a row and a key that is equal for equal clusters."""
     row = reading.row
-    accelerator = accelerator_of(row)
+    accelerator = accelerator_of(reading)
     total = reading.need("num_gpus")
     usual = usual_node(accelerator)
     each = row.get("gpus_per_node")
@@ -51,8 +55,9 @@ def _build(
     )
 
 
-def accelerator_of(row: Row) -> Accelerator:
-    """Return the accelerator that ``gpu`` and ``gpu_mem_gb`` name."""
+def accelerator_of(reading: Reading) -> Accelerator:
+    """Return the accelerator that ``gpu`` and ``gpu_mem_gb`` name, and record the convention."""
+    row = reading.row
     name, memory = row.get("gpu"), row.get("gpu_mem_gb")
     if name is None:
         raise Unpriceable("gpu is empty")
@@ -62,7 +67,10 @@ def accelerator_of(row: Row) -> Accelerator:
     known = usual + names if entry and entry.before_name else names + usual
     for candidate in [*known, name]:
         try:
-            return find_accelerator(candidate)
+            found = match_accelerator(candidate)
         except InputError:
             continue
+        if found.note is not None and candidate == name:
+            reading.defaults.append(found.note)
+        return found.entry
     raise Unpriceable(f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)")

@@ -9,6 +9,7 @@ import pytest
 from hardware_profiles.cluster.catalogue import (
     FOLDER,
     accelerators,
+    accelerators_named,
     find_accelerator,
     link_latency,
     match_accelerator,
@@ -111,10 +112,8 @@ def test_mixed_names(name, expected):
 @pytest.mark.parametrize(
     ("name", "choices"),
     [
-        ("A100", ("A100-SXM-40GB", "A100-SXM-80GB", "A100-PCIe-40GB", "A100-PCIe-80GB")),
-        ("H100", ("H100-SXM-80GB", "H100-SXM-96GB", "H100-PCIe-80GB", "H100-NVL-94GB")),
         ("V100", ("V100-SXM2-16GB", "V100-PCIe-32GB")),
-        ("a100 sxm", ("A100-SXM-40GB", "A100-SXM-80GB")),
+        ("v100 pcie", ("V100-PCIe-16GB", "V100-PCIe-32GB")),
         ("MI250X", ("MI250X-GCD-64GB",)),
     ],
 )
@@ -124,9 +123,32 @@ def test_an_ambiguous_name_lists_the_choices(name, choices):
     assert all(choice in str(error.value) for choice in choices)
 
 
+@pytest.mark.parametrize(
+    ("name", "usual", "covered"),
+    [
+        ("H100", "H100-SXM-80GB", "H100-SXM-80GB H100-SXM-96GB H100-PCIe-80GB H100-NVL-94GB"),
+        ("A100", "A100-SXM-80GB", "A100-SXM-40GB A100-SXM-80GB A100-PCIe-40GB A100-PCIe-80GB"),
+        ("a100 sxm", "A100-SXM-80GB", "A100-SXM-40GB A100-SXM-80GB"),
+        ("A100-PCIe", "A100-PCIe-80GB", "A100-PCIe-40GB A100-PCIe-80GB"),
+        ("GH200", "GH200-96GB", "GH200-96GB GH200-141GB"),
+        ("A100-40GB", "A100-SXM-40GB", "A100-SXM-40GB A100-PCIe-40GB"),
+    ],
+)
+def test_a_name_with_a_usual_reading_is_taken_with_its_reason(name, usual, covered):
+    found = match_accelerator(name)
+    assert found.entry.name == usual
+    assert found.note is not None
+    assert f"is taken as {usual}: " in found.note
+    assert [entry.name for entry in accelerators_named(name)] == covered.split()
+
+
 def test_an_ambiguous_node_lists_the_choices():
-    with pytest.raises(InputError, match="DGX-A100-40GB, DGX-A100-80GB"):
-        match_node("DGX-A100")
+    with pytest.raises(InputError, match="DGX-1-V100-16GB, DGX-1-V100-32GB"):
+        match_node("DGX-1-V100")
+    found = match_node("DGX-A100")
+    assert found is not None
+    assert found.entry.name == "DGX-A100-80GB"
+    assert found.note is not None
 
 
 @pytest.mark.parametrize(

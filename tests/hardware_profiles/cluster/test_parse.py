@@ -31,6 +31,16 @@ from hardware_profiles.errors import InputError
         ("19x4xGB200", 19, 4, "GB200-186GB", [72, 76]),  # no equal parts
         ("16xV100-SXM3-32GB", 1, 16, "V100-SXM3-32GB", [16]),
         ("256xTPU-v5e", 64, 4, "TPU-v5e", [256]),
+        ("8xH100", 1, 8, "H100-SXM-80GB", [8]),
+        ("8xA100", 1, 8, "A100-SXM-80GB", [8]),
+        ("1x4090", 1, 1, "RTX-4090", [1]),
+        ("2x8x4090", 2, 8, "RTX-4090", [8, 16]),
+        ("4090:8", 1, 8, "RTX-4090", [8]),
+        ("16xL40S", 2, 8, "L40S", [8, 16]),
+        ("16xH100-SXM", 2, 8, "H100-SXM-80GB", [8, 16]),
+        ("64xH100-SXM", 8, 8, "H100-SXM-80GB", [8, 64]),
+        ("256xH800", 32, 8, "H800-SXM-80GB", [8, 256]),
+        ("144xGB200", 36, 4, "GB200-186GB", [72, 144]),
         ("16384x8xH100-SXM", 16384, 8, "H100-SXM-80GB", [8, 131072]),
     ],
 )
@@ -68,11 +78,9 @@ BAD = {
     "8xA100-80GB,8xH100-SXM": "is no cluster",
     "8xA100-80GB\0": "is no cluster",
     "8xfoo": "foo: no such accelerator",
-    "8xA100": "A100-SXM-40GB, A100-SXM-80GB",
-    "8xH100": "H100-SXM-80GB",
-    "16xH100-SXM": "Write 2x8xH100-SXM for 2 nodes, or 1x16xH100-SXM",
-    "12xH100-SXM": "Write 1x12xH100-SXM",
-    "144xGB200": "36x4xGB200",
+    "8xV100": "V100-SXM2-16GB, V100-SXM2-32GB",
+    "12xH100-SXM": "Write 2x6xH100-SXM for 2 nodes, or 1x12xH100-SXM",
+    "73xGB200": "Write 73x1xGB200 for 73 nodes, or 1x73xGB200",
     "2x8xp5.48xlarge": "says already that a node holds 8",
     "here:0": "whole number from 1",
     "here:-1": "whole number from 1",
@@ -115,6 +123,11 @@ def test_assumptions_are_noted():
     assert any("DGX-A100-80GB" in note for note in parse_cluster("2x8xA100-80GB").notes)
     assert parse_cluster("8xA100-SXM-80GB").notes == ()
     assert parse_cluster("2xp5.48xlarge").notes == ()
+    split, network = parse_cluster("16xL40S").notes
+    assert split == "16xL40S is taken as 2 nodes of 8, as usual"
+    assert "server-8xL40S" in network
+    assert parse_cluster("72xGB200").notes[1:] == ()  # one domain: nothing is open
+    assert "is taken as H100-SXM-80GB" in parse_cluster("8xH100").notes[0]
     assert any("reach all 16" in note for note in parse_cluster("1x16xH100-SXM").notes)
 
 
@@ -214,7 +227,7 @@ def test_file_with_a_domain_over_nodes(tmp_path):
         (FILE.replace("nodes = 4", "nodes = 4.5"), "nodes = 4.5"),
         (FILE.replace("nodes = 4", "nodes = true"), "nodes = true"),
         (FILE.replace("nodes = 4", "nodes = 1000000"), "8,000,000 accelerators"),
-        (FILE.replace("A100-SXM-80GB", "A100"), "names several"),
+        (FILE.replace("A100-SXM-80GB", "V100"), "names several"),
         (FILE.replace('"A100-SXM-80GB"', "7"), "accelerator = 7"),
         (FILE + "node = 3\n", "unknown key 'node'. Did you mean nodes?"),
         (FILE + "[network]\nbandwith = 1e9\n", "unknown key 'bandwith'"),

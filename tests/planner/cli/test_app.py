@@ -203,7 +203,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "unknown model": (["fit", "lama-3-8b", "8xA100-80GB"], "llama-3-8b"),
     "unknown accelerator": (["fit", "gpt2", "8xA100-80GBB"], "A100"),
     "letter for digit": (["fit", "gpt2", "8xA10O-80GB"], "A100"),
-    "ambiguous accelerator": (["fit", "gpt2", "8xA100"], "A100-PCIe-40GB"),
+    "ambiguous accelerator": (["fit", "gpt2", "8xV100"], "V100-PCIe-32GB"),
     "no accelerators": (["fit", "gpt2", "0xA100-80GB"], "0"),
     "too many accelerators": (["fit", "gpt2", "9999999x8xA100-80GB"], "1,000,000"),
     "empty cluster": (["fit", "gpt2", ""], "cluster"),

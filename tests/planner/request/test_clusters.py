@@ -5,6 +5,7 @@ import pytest
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from planner.request.clusters import part_of, parts_of, split_clusters
+from planner.request.resolve import clusters_of
 
 
 def test_lists_and_ranges_are_split() -> None:
@@ -58,12 +59,8 @@ def test_parts_keep_to_the_limit() -> None:
     assert [c.num_gpus for c in parts_of(whole, 3)] == [2, 1]
 
 
-def test_where_clusters_are_compared_whole_nodes_are_assumed_and_said() -> None:
+def test_compared_clusters_are_read_as_single_ones() -> None:
+    compared = clusters_of("16xL40S,8xH100")
+    assert compared == [parse_cluster("16xL40S"), parse_cluster("8xH100")]
     with pytest.raises(InputError):
-        parse_cluster("16xL40S")
-    cluster = parse_cluster("16xL40S", assume_nodes=True)
-    assert (cluster.num_nodes, cluster.gpus_per_node) == (2, 8)
-    assert any("16xL40S is taken as 2 nodes of 8" in note for note in cluster.notes)
-    assert parse_cluster("4xL40S", assume_nodes=True) == parse_cluster("4xL40S")
-    with pytest.raises(InputError):
-        parse_cluster("12xL40S", assume_nodes=True)
+        clusters_of("12xL40S,8xH100")
