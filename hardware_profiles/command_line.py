@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
 from itertools import zip_longest
@@ -19,7 +20,14 @@ from typing import Any, Final, get_type_hints
 import click
 
 from hardware_profiles.errors import InputError, ShardplanError, did_you_mean
-from hardware_profiles.options import Declared, Option, check_value, declare, declared
+from hardware_profiles.options import (
+    Declared,
+    Option,
+    check_value,
+    declare,
+    declared,
+    read_count,
+)
 
 HELP: Final = {"help_option_names": ["-h", "--help"]}
 
@@ -57,9 +65,22 @@ class Value(click.ParamType[Any]):
 def _number(one: Declared, value: Any) -> Any:
     """Return a number of the declared type; NaN, which is in no range, for other text."""
     try:
-        return one.type(value)
+        return read_count(value) if one.type is int and isinstance(value, str) else one.type(value)
     except (ValueError, OverflowError):
         return value
+
+
+class Count(click.ParamType[int]):
+    """A whole number, with ``k`` and ``M`` as in 8k tokens; its bounds are checked elsewhere."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> int:
+        """Return the number."""
+        try:
+            return read_count(value) if isinstance(value, str) else int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number such as 4096 or 8k", param, ctx)
 
 
 class Positional(click.Argument):
@@ -70,10 +91,69 @@ class Positional(click.Argument):
         self.text = help
 
 
+_WORD: Final = re.compile(r"([A-Za-z][\w-]*)=(.+)", re.DOTALL)
+_SWITCH: Final = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+
+
 class Command(click.Command):
-    """A command whose help shows its arguments, and its options by group."""
+    """A command whose help shows its arguments, and its options by group.
+
+    After its arguments, ``tp=8`` stands for the option ``--tp 8``, by its flag, name or
+    abbreviation; an option that collects the fields of a dataclass takes those it names.
+    """
 
     groups: Mapping[str, str]  # of an option, the title it stands under
+    fields: Sequence[Declared] = ()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read options, arguments, and the words ``name=value`` after them."""
+        strict = not ctx.allow_extra_args
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        ctx.allow_extra_args = not strict
+        if not strict or ctx.resilient_parsing:
+            return rest
+        others = [word for word in rest if not _WORD.fullmatch(word)]
+        if others:
+            many = "s" if len(others) > 1 else ""
+            ctx.fail(f"Got unexpected extra argument{many} ({' '.join(others)})")
+        for word in rest:
+            self._set(ctx, word)
+        ctx.args = []
+        return ctx.args
+
+    def _set(self, ctx: click.Context, word: str) -> None:
+        """Set the option that a word ``name=value`` names."""
+        name, value = word.split("=", 1)
+        key = name.replace("-", "_")
+        options = {spelling: one for one in self.fields for spelling in _spellings(one)}
+        collected = {
+            spelling: one
+            for one in self.fields
+            if one.option and one.option.collects
+            for part in declared(one.option.collects).values()
+            for spelling in (part.short, part.name)
+        }
+        one = options.get(key)
+        if one is None and key in collected:
+            target = collected[key].name
+            ctx.params[target] = ",".join(filter(None, (ctx.params[target], word)))
+            return
+        if one is None:
+            hint = did_you_mean(key, [*options, *collected])
+            ctx.fail(f"{word}: no option is called {name}. {hint}".rstrip())
+        param = next(param for param in self.params if param.name == one.name)
+        given = ctx.get_parameter_source(one.name) is click.core.ParameterSource.COMMANDLINE
+        if given and not one.many:
+            ctx.fail(f"{word}: {one.flags[0]} is given twice")
+        ctx.set_parameter_source(one.name, click.core.ParameterSource.COMMANDLINE)
+        if one.type is bool:
+            if value.lower() not in _SWITCH:
+                ctx.fail(f"{word}: must be on or off")
+            ctx.params[one.name] = _SWITCH[value.lower()]
+            return
+        read = param.type_cast_value(ctx, [value] if one.many else value)
+        ctx.params[one.name] = (*(ctx.params[one.name] or ()), *read) if one.many else read
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the arguments, then each group of options."""
@@ -171,6 +251,7 @@ def command(
         epilog=epilog,
         context_settings=HELP,
     )
+    made.fields = [one for one, _ in fields]
     made.groups = {one.name: one.option.group for one, _ in fields if one.option}
     return made
 
@@ -246,7 +327,15 @@ def _type(one: Declared, *, strict: bool) -> Any:
         return Value(one)
     if option is not None and option.as_text:
         return click.STRING
-    return {int: click.INT, float: click.FLOAT}.get(one.type, click.STRING)
+    return {int: Count(), float: click.FLOAT}.get(one.type, click.STRING)
+
+
+def _spellings(one: Declared) -> set[str]:
+    """Return the names of an option in ``name=value``: its flags, field and abbreviation."""
+    if one.option is None or one.is_positional:
+        return set()
+    names = {one.short, one.name, *(flag.lstrip("-") for flag in one.flags if flag[:2] == "--")}
+    return {name.replace("-", "_") for name in names}
 
 
 # of an unknown option and its value in a command: advice beyond a similar name

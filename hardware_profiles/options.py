@@ -12,6 +12,7 @@ Bounds are ``msgspec.Meta`` (``ge``, ``gt``, ``le``, ``lt``); choices are a ``Li
 from __future__ import annotations
 
 import math
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -47,11 +48,13 @@ class Option:
     docs/defaults.md for a default that is computed. ``as_text``: a longer notation than the field's
     type is allowed, which the request reads. ``optional_value``: of a flag that is given without a
     value. ``read``: from the word of the command line to a value that bounds alone do not check;
-    raises an InputError.
+    raises an InputError. ``collects``: a dataclass whose fields may follow the arguments of the
+    command as ``tp=8``; they are added to this option.
     """
 
     __slots__ = (
         "as_text",
+        "collects",
         "default",
         "example",
         "flags",
@@ -81,6 +84,7 @@ class Option:
         as_text: bool = False,
         optional_value: str | None = None,
         read: Callable[[str], Any] | None = None,
+        collects: type | None = None,
     ) -> None:
         self.flags = flags
         self.help = help
@@ -95,6 +99,7 @@ class Option:
         self.as_text = as_text
         self.optional_value = optional_value
         self.read = read
+        self.collects = collects
 
 
 class Declared(NamedTuple):
@@ -248,6 +253,48 @@ def check_value(one: Declared, value: Any, *, shown: bool = True) -> Any:
         return value
     name = f"{one.name} = " if shown else ""
     raise InputError(f"{name}{value!r} (must be {allowed}){'. ' * bool(hint)}{hint}")
+
+
+_COUNT: Final = re.compile(r"([+-]?\d[\d_]*(?:,\d{3})*(?:\.\d+)?)([kKmM]?)")
+_SUFFIXES: Final = {"": 1, "k": 2**10, "m": 2**20}
+
+
+def read_count(text: str) -> int:
+    """Return a whole number; ``k`` is 1,024 and ``M`` 1,048,576 as in "a context of 8k".
+
+    Source: context lengths named so are powers of two (Llama 3.1: "128k" is
+    ``max_position_embeddings`` 131072). A ValueError for other text.
+
+    >>> read_count("8k"), read_count("1M"), read_count("1.5k"), read_count("4,096")
+    (8192, 1048576, 1536, 4096)
+    """
+    found = _COUNT.fullmatch(text.strip())
+    if found is None or len(text) > 40:
+        raise ValueError(text)
+    digits = found[1].replace(",", "").replace("_", "")
+    if "." not in digits:
+        return int(digits) * _SUFFIXES[found[2].lower()]
+    value = float(digits) * _SUFFIXES[found[2].lower()]
+    if not found[2] or not value.is_integer():
+        raise ValueError(text)
+    return int(value)
+
+
+def read_texts(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of which whole numbers may be texts, as on the command line (``"8k"``)."""
+    known = declared(cls)
+    return {name: _from_text(known[name], value) for name, value in values.items()}
+
+
+def _from_text(one: Declared, value: Any) -> Any:
+    if not isinstance(value, str) or one.type is not int or one.option is None:
+        return value
+    if one.option.as_text or one.choices or one.option.read is not None:
+        return value
+    try:
+        return read_count(value)
+    except ValueError:
+        return check_value(one, value)
 
 
 def _inside(one: Declared, value: float) -> bool:

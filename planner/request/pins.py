@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from cost_models.plan.plan import FLAGS, WORDS, Plan
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.options import declared
+from hardware_profiles.options import declared, read_count
 from planner.request.recompute import read_recompute, without_list
 
 FIX: Final = "--fix"  # the option that pins
@@ -94,6 +94,6 @@ def _parse_value(name: str, value: str, where: str) -> Any:
     if name in WORDS or (name == "recompute_layers" and "," in value):
         return value
     try:
-        return int(value)
+        return read_count(value)
     except ValueError:
         raise InputError(f"{where} {name}={value[:40]}: must be a whole number") from None

@@ -8,7 +8,7 @@ that an option was left out and takes its documented default. A field of a plan 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, ParamSpec, TypeVar
@@ -19,7 +19,7 @@ from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Batch, SeqLen
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.options import Declared, Option, declared, optional
+from hardware_profiles.options import Declared, Option, declared, optional, read_texts
 from planner.request.resolve import ClusterLike, ModelLike
 
 TRAINING: Final = "training"
@@ -109,7 +109,7 @@ class LayerOptions:
     seq_len: Annotated[
         SeqLen | None,
         Option(
-            help="tokens of a sequence",
+            help="tokens of a sequence: 4096, 8k",
             group=TRAINING,
             default="the model's longest, at most 4096",
             why="a common training length",
@@ -406,6 +406,7 @@ class SearchOptions:
             as_text=True,
             help="pin parts of the plan: tp=2,pp=2,zero=1",
             group=SEARCH,
+            collects=Plan,
         ),
     ] = None
     objective: Annotated[
@@ -524,7 +525,8 @@ def takes(
                 if name not in known:
                     hint = did_you_mean(name, known) or f"Known: {', '.join(known)}"
                     raise InputError(f"{answer.__name__}: unknown option {name!r}. {hint}")
-            return answer(request(*args, **kwargs))
+            made: Any = request(*args, **kwargs)
+            return answer(replace(made, **read_texts(type(made), vars(made))))
 
         import inspect
 

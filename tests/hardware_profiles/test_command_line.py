@@ -41,6 +41,7 @@ class Drive:
     stops: Annotated[list[str] | None, Option("--stop")] = None
     even: Annotated[int, Option(read=read_even)] = 2
     music: Annotated[str | None, Option(optional_value="any")] = None
+    belts: Annotated[bool, Option("--belts/--no-belts", short="b")] = True
 
 
 def drive(*words: str) -> Drive:
@@ -58,6 +59,56 @@ def test_a_command_returns_its_dataclass() -> None:
     assert drive("home", "--music").music == "any"
     assert drive("--music", "--even", "8", "home").even == 8
     assert drive("home", "--music", "loud").music == "loud"
+
+
+def test_words_with_an_equals_sign_after_the_arguments_are_options() -> None:
+    given = drive("home", "b=off", "kilometres=200", "stop=a", "stops=b", "--via", "c")
+    assert given == Drive(
+        place="home", speed=Speed(kilometres=200), stops=["a", "b"], belts=False, via=("c",)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cargo:
+    """A part of the load."""
+
+    crates: Annotated[int, Option(short="cr")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """Options of a command that collects words."""
+
+    place: Annotated[str, Option("PLACE")]
+    stops: Annotated[int, Option()] = 0
+    load: Annotated[str | None, Option(collects=Cargo)] = None
+
+
+def deliver(*words: str) -> Delivery:
+    made = parse(command(Delivery, name="deliver", help="Go."), words, "deliver")
+    assert isinstance(made, Delivery)
+    return made
+
+
+def test_an_option_collects_the_words_of_another_dataclass() -> None:
+    assert deliver("home", "cr=3", "stops=2k").load == "cr=3"
+    assert deliver("home", "stops=2k").stops == 2048
+    assert deliver("home", "--load", "crates=1", "cr=3").load == "crates=1,cr=3"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["home", "crate=3"], "crate=3: no option is called crate. Did you mean crates"),
+        (["home", "stops=2", "--stops", "3"], "stops=2: --stops is given twice"),
+        (["home", "stops=two"], "'two' (must be a whole number"),
+        (["home", "3"], "Got unexpected extra argument (3)"),
+    ],
+)
+def test_a_wrong_word_after_the_arguments_is_an_input_error(words: list[str], message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        deliver(*words)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "seq_len 0": ([*FIT[:3], "--seq-len", "0"], "seq_len = 0"),
     "seq_len negative": ([*FIT[:3], "--seq-len", "-1"], "seq_len = -1"),
     "seq_len huge": ([*FIT[:3], "--seq-len", "1" + "0" * 30], "seq_len"),
-    "seq_len text": ([*FIT[:3], "--seq-len", "4k"], "seq-len"),
+    "seq_len text": ([*FIT[:3], "--seq-len", "4x"], "seq-len"),
     "longer than positions": (["fit", "gpt2", "8xA100-80GB", "--seq-len", "2048"], "1024 learned"),
     "batch 0": ([*FIT, "--global-batch-size", "0"], "global_batch_size = 0"),
     "micro-batch 0": ([*FIT, "--micro-batch-size", "0"], "micro_batch_size = 0"),
