@@ -160,7 +160,7 @@ def _inputs_of_weight_gradients(view: RankView, layers: Sequence[_Layers]) -> Tr
     """Inputs of column-parallel matrices that the backward pass gathers again."""
     every = _total(view, (x.collectives.column_inputs.times(x.backward) for x in layers))
     unread = sum(x.backward * frozen_column_inputs(x.kind) for x in layers)
-    return every + _hidden_state(view).times(-float(unread))
+    return every + _hidden_state(view).times(-1.0 * unread)
 
 
 def _gathered_outside(view: RankView, options: TrafficOptions) -> Traffic:
