@@ -12,6 +12,7 @@ Units     seconds on one accelerator; every number of a ``Rows`` or a point may 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
@@ -22,23 +23,21 @@ from cost_models.compute.layer import attention_core_seconds, elementwise_bytes_
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention, LayerKind, ModelSpec
 from cost_models.partition.stages import PipelineRank
-from cost_models.plan.workload import COMPUTE_BYTES
 from cost_models.serving.communication import ReplicaLinks
 from cost_models.serving.kv_cache import token_bytes
 from cost_models.serving.matmul import experts_met, layer_products, product_seconds
-from cost_models.serving.memory import ServingPoint, ServingWorkload
+from cost_models.serving.memory import Replica, ServingPoint
 from cost_models.serving.number_formats import CACHE_FORMATS, WEIGHT_FORMATS
 from hardware_profiles.software.serving_engine import ServingEngine
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Rates of matmuls (in the weights' precision) and of everything else, links and engine."""
+    """Rates of matmuls (in the weights' precision) and of everything else, and links."""
 
     matrices: Rates
     rest: Rates
     links: ReplicaLinks
-    engine: ServingEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,69 +95,174 @@ def decode_attention_seconds(
     return np.maximum(flops / rate.of_core.matmul, moved / rate.memory)
 
 
-def stage_pass(
-    model: ModelSpec,
-    workload: ServingWorkload,
-    machine: Machine,
-    rank: PipelineRank,
-    point: ServingPoint,
-    rows: Rows,
-) -> PassTime:
-    """Seconds of one pass through the layers of one pipeline rank.
+@dataclass(frozen=True)
+class StagePass:
+    """One forward pass through the layers of one pipeline rank of a replica.
 
-    ``point`` gives the layout of a replica; the counts of sequences and tokens come from ``rows``.
+    ``replica`` gives the layout; the counts of sequences and tokens come from ``rows``.
     """
-    engine, compute = machine.engine, COMPUTE_BYTES[workload.precision]
-    shape = np.broadcast(rows.tokens, rows.keys, *_cuts(point)).shape
-    matrices, attention, memory, communication, kernels, operators = (
-        np.zeros(shape) for _ in range(6)
-    )
-    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
-        tokens = _layer_tokens(kind, model, rows)
-        if not count or tokens is None:
-            continue
-        matrices = matrices + count * _layer_matrices(kind, workload, machine, point, rows, tokens)
-        attention = attention + count * _layer_attention(
-            kind, workload, machine, point, rows, tokens
+
+    replica: Replica
+    machine: Machine
+    rank: PipelineRank
+    rows: Rows
+
+    @property
+    def point(self) -> ServingPoint:
+        """The layout."""
+        return self.replica.point
+
+    @property
+    def engine(self) -> ServingEngine:
+        """The serving engine."""
+        return self.replica.engine
+
+    @property
+    def compute_bytes(self) -> float:
+        """Bytes of an element in the precision of the computation (c)."""
+        return self.replica.compute_bytes
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the rank computes logits."""
+        return self.rank.last and bool(self.replica.model.head_multiply)
+
+    @cached_property
+    def zeros(self) -> Real:
+        """Zero of every row."""
+        return np.zeros(np.broadcast(self.rows.tokens, self.rows.keys, *_cuts(self.point)).shape)
+
+    @cached_property
+    def layers(self) -> list[tuple[int, LayerKind, Real]]:
+        """Number of layers of each kind that compute, and their rows."""
+        kinds = self.replica.layers_of(self.rank)
+        computed = (
+            (n, kind, _layer_tokens(kind, self.replica.model, self.rows)) for n, kind in kinds
         )
-        moved = elementwise_bytes_per_token(
-            kind, model.hidden_size, compute, point.tensor_parallel, False, engine
-        )
-        memory = memory + count * moved * tokens / machine.rest.memory
-        communication = communication + count * _layer_traffic(
-            kind, model, machine, point, tokens, compute
-        )
-        several = 1 + (kind.cross_attention is not None) * 0.5
-        kernels = kernels + count * (
-            several * engine.kernels.per_layer + _more_kernels(kind, engine)
-        )
-        operators = operators + count * several * engine.host.layer_operators
-    if rank.first:
-        memory = memory + 2.0 * compute * model.hidden_size * rows.tokens / machine.rest.memory
-        communication = communication + machine.links.collective(
-            "all_reduce", compute * model.hidden_size * rows.tokens, point.tensor_parallel
-        )
-    if rank.last:
-        head, moved, gathered = _head(model, machine, point, rows, compute)
-        matrices, memory = matrices + head, memory + moved
-        communication = communication + gathered
-    kernels = (kernels + engine.kernels.per_step) * engine.kernels.seconds
-    started = (operators + engine.host.step_operators) * machine.rest.operator
-    if machine.rest.host_is_device:
-        kernels = np.zeros(shape)
+        return [(n, kind, tokens) for n, kind, tokens in computed if tokens is not None]
+
+    def hidden_bytes(self, tokens: Real) -> Real:
+        """Bytes of the hidden states of some tokens."""
+        return self.compute_bytes * self.replica.model.hidden_size * np.multiply(1.0, tokens)
+
+
+def stage_seconds(stage: StagePass) -> PassTime:
+    """Seconds of one pass through the layers of one pipeline rank."""
+    matrices, attention = _matrix_seconds(stage), _attention_seconds(stage)
+    memory, kernels = _memory_seconds(stage), _kernel_seconds(stage)
+    communication = _communication_seconds(stage)
     device = matrices + attention + memory + kernels + communication
+    host = _host_seconds(stage, device)
+    return PassTime(matrices, attention, memory, kernels, communication, host, _send_seconds(stage))
+
+
+def _matrix_seconds(stage: StagePass) -> Real:
+    """Seconds of matmuls of layers, and of the output projection of one token a sequence."""
+    found = stage.zeros
+    for count, kind, tokens in stage.layers:
+        found = found + count * _layer_matrices(stage, kind, tokens)
+    if not stage.has_head:
+        return found
+    model, compute = stage.replica.model, stage.compute_bytes
+    outputs = np.multiply(1.0, model.vocab_size) / stage.point.tensor_parallel
+    inputs = model.head_multiply / model.vocab_size
+    return found + product_seconds(
+        stage.rows.sequences,
+        inputs,
+        outputs,
+        compute * inputs * outputs,
+        compute,
+        stage.machine.rest,
+        stream_share=stage.engine.kernels.stream_share,
+    )
+
+
+def _attention_seconds(stage: StagePass) -> Real:
+    """Seconds of attention of all layers."""
+    found = stage.zeros
+    for count, kind, tokens in stage.layers:
+        found = found + count * _layer_attention(stage, kind, tokens)
+    return found
+
+
+def _memory_seconds(stage: StagePass) -> Real:
+    """Seconds of norms, residuals and activations, of the embedding and of sampling."""
+    model, bandwidth, found = stage.replica.model, stage.machine.rest.memory, stage.zeros
+    for count, kind, tokens in stage.layers:
+        moved = elementwise_bytes_per_token(
+            kind,
+            model.hidden_size,
+            stage.compute_bytes,
+            stage.point.tensor_parallel,
+            False,
+            stage.engine,
+        )
+        found = found + count * moved * tokens / bandwidth
+    if stage.rank.first:
+        found = found + 2.0 * stage.hidden_bytes(stage.rows.tokens) / bandwidth
+    if stage.has_head:
+        found = found + stage.engine.kernels.sampled_bytes_per_logit * _logits(stage) / bandwidth
+    return found
+
+
+def _logits(stage: StagePass) -> Real:
+    """Logits of one token of every sequence."""
+    return np.multiply(1.0, stage.rows.sequences) * stage.replica.model.vocab_size
+
+
+def _communication_seconds(stage: StagePass) -> Real:
+    """Seconds of collectives of layers, of the embedding and of the logits."""
+    links, tensor, found = stage.machine.links, stage.point.tensor_parallel, stage.zeros
+    for count, kind, tokens in stage.layers:
+        found = found + count * _layer_traffic(stage, kind, tokens)
+    if stage.rank.first:
+        hidden = stage.hidden_bytes(stage.rows.tokens)
+        found = found + links.collective("all_reduce", hidden, tensor)
+    if stage.has_head:
+        logits = stage.compute_bytes * _logits(stage)
+        found = found + links.collective("all_gather", logits, tensor)
+    return found
+
+
+def _kernel_seconds(stage: StagePass) -> Real:
+    """Seconds of starts and ends of kernels."""
+    if stage.machine.rest.host_is_device:
+        return stage.zeros
+    engine = stage.engine
+    counts = (
+        count * (_sublayers(kind) * engine.kernels.per_layer + _more_kernels(kind, engine))
+        for count, kind, _ in stage.layers
+    )
+    return (sum(counts, start=stage.zeros) + engine.kernels.per_step) * engine.kernels.seconds
+
+
+def _host_seconds(stage: StagePass, device: Real) -> Real:
+    """Seconds that the device waits for the host; none where a graph is launched."""
+    rest, engine = stage.machine.rest, stage.engine
+    counts = (n * _sublayers(kind) * engine.host.layer_operators for n, kind, _ in stage.layers)
+    started = (sum(counts, start=stage.zeros) + engine.host.step_operators) * rest.operator
     # a pass repeats one layer's short kernels: only its end is uneven
-    host = np.asarray(host_wait(started, device, machine.rest, overlap=np.inf))
-    if not machine.rest.host_is_device and workload.cuda_graphs:
-        graphed = np.less_equal(rows.tokens, engine.scheduler.graph_sequences) & rows.decode
-        host = np.where(graphed, 0.0, host)
-    stages = point.pipeline_parallel
-    sent = compute * model.hidden_size * np.multiply(1.0, rows.tokens)
+    host = np.asarray(host_wait(started, device, rest, overlap=np.inf))
+    if rest.host_is_device or not stage.replica.workload.cuda_graphs:
+        return host
+    rows = stage.rows
+    graphed = np.less_equal(rows.tokens, engine.scheduler.graph_sequences) & rows.decode
+    return np.where(graphed, 0.0, host)
+
+
+def _send_seconds(stage: StagePass) -> Real:
+    """Seconds of sending hidden states to the next stage."""
+    if stage.rank.last:
+        return stage.zeros
+    point = stage.point
     distance = np.multiply(point.tensor_parallel, point.data_parallel)
-    send = 0.0 * matrices
-    if not rank.last:
-        send = send + machine.links.send(sent, distance, stages)
-    return PassTime(matrices, attention, memory, kernels, communication, host, send)
+    sent = stage.hidden_bytes(stage.rows.tokens)
+    return stage.zeros + stage.machine.links.send(sent, distance, point.pipeline_parallel)
+
+
+def _sublayers(kind: LayerKind) -> float:
+    """Operators of a layer over those of one attention and one MLP."""
+    return 1 + (kind.cross_attention is not None) * 0.5
 
 
 def _more_kernels(kind: LayerKind, engine: ServingEngine) -> float:
@@ -188,16 +292,11 @@ def _layer_tokens(kind: LayerKind, model: ModelSpec, rows: Rows) -> Real | None:
     return rows.tokens
 
 
-def _layer_matrices(
-    kind: LayerKind,
-    workload: ServingWorkload,
-    machine: Machine,
-    point: ServingPoint,
-    rows: Rows,
-    tokens: Real,
-) -> Real:
-    engine, compute = machine.engine, COMPUTE_BYTES[workload.precision]
-    stored = WEIGHT_FORMATS[workload.weight_precision]
+def _layer_matrices(stage: StagePass, kind: LayerKind, tokens: Real) -> Real:
+    """Seconds of the matmuls of one layer."""
+    machine, point, rows = stage.machine, stage.point, stage.rows
+    compute = stage.compute_bytes
+    stored = WEIGHT_FORMATS[stage.replica.workload.weight_precision]
     products = layer_products(kind, point.tensor_parallel, point.expert_parallel, stored, compute)
     total: Real = np.asarray(0.0)
     row_count: Real
@@ -226,21 +325,15 @@ def _layer_matrices(
             compute,
             rate,
             batch=batch,
-            stream_share=engine.kernels.stream_share,
+            stream_share=stage.engine.kernels.stream_share,
         )
     return total
 
 
-def _layer_attention(
-    kind: LayerKind,
-    workload: ServingWorkload,
-    machine: Machine,
-    point: ServingPoint,
-    rows: Rows,
-    tokens: Real,
-) -> Real:
-    compute, ranks = COMPUTE_BYTES[workload.precision], point.tensor_parallel
-    stored = CACHE_FORMATS[workload.kv_precision]
+def _layer_attention(stage: StagePass, kind: LayerKind, tokens: Real) -> Real:
+    """Seconds of attention of one layer, and of writing its cache."""
+    machine, rows, workload = stage.machine, stage.rows, stage.replica.workload
+    ranks, stored = stage.point.tensor_parallel, CACHE_FORMATS[workload.kv_precision]
     total: Real = np.asarray(0.0)
     if rows.decode:
         for attention in (kind.attention, kind.cross_attention):
@@ -260,29 +353,22 @@ def _layer_attention(
         rows.keys,
         ranks,
         workload.attention_kernel,
-        compute,
+        stage.compute_bytes,
         machine.rest,
-        machine.engine,
+        stage.engine,
     )
     if kind.attention.causal:  # keys and values are written to the cache
         total = total + tokens * token_bytes(kind.attention, ranks, stored) / machine.rest.memory
     return total
 
 
-def _layer_traffic(
-    kind: LayerKind,
-    model: ModelSpec,
-    machine: Machine,
-    point: ServingPoint,
-    tokens: Real,
-    compute: float,
-) -> Real:
+def _layer_traffic(stage: StagePass, kind: LayerKind, tokens: Real) -> Real:
     """Seconds of all-reduces after attention and MLP (one if they read one input), and experts'.
 
     With whole experts over several replicas, tokens are sent to them and back: k hidden states
     each, which the tensor-parallel ranks send in parts.
     """
-    size = compute * model.hidden_size * np.multiply(1.0, tokens)
+    point, machine, size = stage.point, stage.machine, stage.hidden_bytes(tokens)
     sums = 1.0 if kind.parallel_residual else 2.0 + (kind.cross_attention is not None)
     reduced = machine.links.collective("all_reduce", size, point.tensor_parallel)
     total = sums * reduced
@@ -294,28 +380,3 @@ def _layer_traffic(
         both = 2.0 * machine.links.collective("all_to_all", routed, point.expert_parallel)
         total = np.where(apart, total - reduced + both, total)
     return total
-
-
-def _head(
-    model: ModelSpec, machine: Machine, point: ServingPoint, rows: Rows, compute: float
-) -> tuple[Real, Real, Real]:
-    """Output projection of the last tokens, sampling of the next ones, gathered logits."""
-    zero = np.zeros(np.broadcast(rows.sequences, *_cuts(point)).shape)
-    if not model.head_multiply:
-        return zero, zero, zero
-    engine, rate = machine.engine, machine.rest
-    outputs = np.multiply(1.0, model.vocab_size) / point.tensor_parallel
-    inputs = model.head_multiply / model.vocab_size
-    seconds = product_seconds(
-        rows.sequences,
-        inputs,
-        outputs,
-        compute * inputs * outputs,
-        compute,
-        rate,
-        stream_share=engine.kernels.stream_share,
-    )
-    drawn = np.multiply(1.0, rows.sequences) * model.vocab_size
-    moved = engine.kernels.sampled_bytes_per_logit * drawn / rate.memory
-    gathered = machine.links.collective("all_gather", compute * drawn, point.tensor_parallel)
-    return zero + seconds, zero + moved, zero + gathered

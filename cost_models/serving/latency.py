@@ -14,12 +14,11 @@ import numpy as np
 
 from cost_models.arrays import Real
 from cost_models.compute.rates import rates
-from cost_models.model.spec import ModelSpec
 from cost_models.partition.stages import PipelineRank
 from cost_models.serving.communication import ReplicaLinks
-from cost_models.serving.forward_pass import Machine, PassTime, Rows, stage_pass
+from cost_models.serving.forward_pass import Machine, PassTime, Rows, StagePass, stage_seconds
 from cost_models.serving.kv_cache import has_cache
-from cost_models.serving.memory import ServingPoint, ServingWorkload
+from cost_models.serving.memory import Replica, ServingWorkload
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.serving_engine import ServingEngine
 
@@ -54,7 +53,7 @@ def machine_of(cluster: Cluster, workload: ServingWorkload, engine: ServingEngin
     known = {**accelerator.peak_flops, **accelerator.achievable_flops}
     if workload.weight_precision in ("fp8", "int8") and workload.weight_precision in known:
         matrices = rates(accelerator, workload.weight_precision, engine)
-    return Machine(matrices, rest, ReplicaLinks(cluster, engine), engine)
+    return Machine(matrices, rest, ReplicaLinks(cluster, engine))
 
 
 def _summed(passes: Sequence[tuple[int, PassTime]], times: Real = 1.0) -> PassTime:
@@ -67,17 +66,25 @@ def _summed(passes: Sequence[tuple[int, PassTime]], times: Real = 1.0) -> PassTi
     )
 
 
+def _passes(
+    replica: Replica, machine: Machine, ranks: Sequence[PipelineRank], rows: Rows
+) -> list[tuple[int, PassTime]]:
+    """Return the seconds of a pass of each distinct rank, and the number of ranks like it."""
+    return [
+        (len(rank.positions), stage_seconds(StagePass(replica, machine, rank, rows)))
+        for rank in ranks
+    ]
+
+
 def _slowest(passes: Sequence[tuple[int, PassTime]]) -> Real:
     longest: Real = np.max(np.stack([one.total for _, one in passes]), axis=0)
     return longest
 
 
 def prefill_seconds(
-    model: ModelSpec,
-    workload: ServingWorkload,
+    replica: Replica,
     machine: Machine,
     ranks: Sequence[PipelineRank],
-    point: ServingPoint,
     sequences: Real,
     prompt_len: Real,
 ) -> tuple[Real, PassTime]:
@@ -86,6 +93,7 @@ def prefill_seconds(
     C passes of equally many tokens, at most a chunk (an encoder: at least a sequence)
     sum(S_i) + (C - 1) max(S_i)      stages work on different passes at a time
     """
+    point, model = replica.point, replica.model
     prompts = np.multiply(1.0, sequences) * prompt_len
     chunk = np.multiply(1.0, point.prefill_chunk)
     if any(not kind.attention.causal for kind in model.kinds):
@@ -99,20 +107,15 @@ def prefill_seconds(
         decode=False,
         encoder_tokens=prompts / count if decoder else 0.0,
     )
-    passes = [
-        (len(rank.positions), stage_pass(model, workload, machine, rank, point, rows))
-        for rank in ranks
-    ]
+    passes = _passes(replica, machine, ranks, rows)
     through = sum((n * one.total for n, one in passes), start=np.asarray(0.0))
     return through + (count - 1.0) * _slowest(passes), _summed(passes, count)
 
 
 def token_seconds(
-    model: ModelSpec,
-    workload: ServingWorkload,
+    replica: Replica,
     machine: Machine,
     ranks: Sequence[PipelineRank],
-    point: ServingPoint,
     cached: tuple[Real, Real],
 ) -> tuple[Real, PassTime, Real]:
     """Mean seconds of an output token, its parts, and what of it stages wait for each other.
@@ -121,6 +124,7 @@ def token_seconds(
 
     ``cached``: tokens of a sequence at the beginning and at the end.
     """
+    point = replica.point
     groups = np.minimum(np.multiply(1.0, point.pipeline_parallel), point.sequences)
     rows = Rows(
         tokens=point.sequences / groups,
@@ -129,40 +133,30 @@ def token_seconds(
         keys_before=cached[0],
         decode=True,
     )
-    passes = [
-        (len(rank.positions), stage_pass(model, workload, machine, rank, point, rows))
-        for rank in ranks
-    ]
+    passes = _passes(replica, machine, ranks, rows)
     through = sum((n * one.total for n, one in passes), start=np.asarray(0.0))
     token = np.maximum(through, groups * _slowest(passes))
     return token, _summed(passes), token - through
 
 
 def serving_times(
-    model: ModelSpec,
-    workload: ServingWorkload,
-    cluster: Cluster,
-    engine: ServingEngine,
-    ranks: Sequence[PipelineRank],
-    point: ServingPoint,
-    prompt_len: Real,
+    replica: Replica, cluster: Cluster, ranks: Sequence[PipelineRank], prompt_len: Real
 ) -> ServingTimes:
     """Price a static batch: all prompts are read, then every sequence gets its answer.
 
-    ``ranks``: the contents of the pipeline ranks, which all rows of ``point`` share. An encoder
+    ``ranks``: the contents of the pipeline ranks, which all rows of its point share. An encoder
     alone is one prefill; behind an encoder the answer is as long as the prompt may be.
     """
-    machine = machine_of(cluster, workload, engine)
-    replica = (model, workload, machine, ranks, point)
-    prefill, prefill_parts = prefill_seconds(
-        *replica, np.multiply(1.0, point.sequences), prompt_len
-    )
-    alone, _ = prefill_seconds(*replica, np.asarray(1.0), prompt_len)
+    model, point = replica.model, replica.point
+    machine = machine_of(cluster, replica.workload, replica.engine)
+    sequences = np.multiply(1.0, point.sequences)
+    prefill, prefill_parts = prefill_seconds(replica, machine, ranks, sequences, prompt_len)
+    alone, _ = prefill_seconds(replica, machine, ranks, np.asarray(1.0), prompt_len)
     behind = any(kind.cross_attention for kind in model.kinds)
     answer = np.multiply(1.0, point.context_len) - (0.0 if behind else prompt_len)
     if not has_cache(model):
         answer = 0.0 * answer
     first: Real = 1.0 if behind else prompt_len
     last: Real = answer if behind else np.multiply(1.0, point.context_len)
-    token, token_parts, wait = token_seconds(*replica, (first, last))
+    token, token_parts, wait = token_seconds(replica, machine, ranks, (first, last))
     return ServingTimes(prefill, alone, token, prefill_parts, token_parts, wait, answer)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property, reduce
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -95,6 +96,41 @@ class ServingPoint:
         )
 
 
+@dataclass(frozen=True)
+class Replica:
+    """A served model under the layouts and loads of a point: the argument of most formulas.
+
+    ``workload`` gives formats and kernel; the counts come from ``point``.
+    """
+
+    model: ModelSpec
+    workload: ServingWorkload
+    engine: ServingEngine
+    point: ServingPoint
+
+    @property
+    def compute_bytes(self) -> float:
+        """Bytes of an element in the precision of the computation (c)."""
+        return COMPUTE_BYTES[self.workload.precision]
+
+    @cached_property
+    def tokens(self) -> Real:
+        """Tokens of one step."""
+        whole = any(not kind.attention.causal for kind in self.model.kinds)
+        return self.point.step_tokens(whole_sequences=whole)
+
+    @cached_property
+    def zeros(self) -> Real:
+        """Zero of every layout and load."""
+        point = self.point
+        return np.zeros(np.broadcast(*(getattr(point, f.name) for f in fields(point))).shape)
+
+    def layers_of(self, rank: PipelineRank) -> list[tuple[int, LayerKind]]:
+        """Return the number of layers of each kind on a rank, without kinds that have none."""
+        counts = zip(rank.kind_counts, self.model.kinds, strict=True)
+        return [(count, kind) for count, kind in counts if count]
+
+
 @dataclass(frozen=True, slots=True)
 class ServingParts:
     """Bytes on one accelerator at its peak, by category."""
@@ -123,127 +159,128 @@ class ServingParts:
 
 
 def rank_serving_memory(
-    model: ModelSpec,
-    workload: ServingWorkload,
-    engine: ServingEngine,
-    rank: PipelineRank,
-    point: ServingPoint,
-    *,
-    on_gpu: bool,
+    replica: Replica, rank: PipelineRank, *, on_gpu: bool
 ) -> tuple[ServingParts, Real]:
-    """Return the parts at the peak of one pipeline rank, and the index of the peak's point.
-
-    ``workload`` gives formats and kernel; the counts come from ``point``.
-    """
-    compute = COMPUTE_BYTES[workload.precision]
-    whole = any(not kind.attention.causal for kind in model.kinds)
-    tokens = point.step_tokens(whole_sequences=whole)
-    shape = np.broadcast(*(getattr(point, f.name) for f in fields(point))).shape
-    zeros = np.zeros(shape)
-    weights = zeros + rank_weight_bytes(
-        model,
-        rank,
-        engine,
-        point.tensor_parallel,
-        point.expert_parallel,
-        WEIGHT_FORMATS[workload.weight_precision],
-        compute,
+    """Return the parts at the peak of one pipeline rank, and the index of the peak's point."""
+    activations, logits, moment = _at_peak(replica, rank)
+    passed = np.where(
+        np.greater(replica.point.pipeline_parallel, 1), 2.0 * replica.compute_bytes, 0.0
     )
-    stored = CACHE_FORMATS[workload.kv_precision]
-    cache: Real = zeros
-    attention: Real = zeros
-    between: Real = zeros
-    hidden: Real = zeros + hidden_bytes(model.hidden_size, engine, compute) * tokens
-    for count, kind in zip(rank.kind_counts, model.kinds, strict=True):
-        if not count:
-            continue
+    buffers = replica.zeros + passed * replica.model.hidden_size * replica.tokens
+    parts = ServingParts(
+        weights=replica.zeros + _weights(replica, rank),
+        kv_cache=_cache(replica, rank),
+        activations=activations,
+        logits=logits,
+        buffers=buffers,
+        runtime=_runtime(replica, activations + logits + buffers) if on_gpu else replica.zeros,
+    )
+    return parts, moment
+
+
+def _weights(replica: Replica, rank: PipelineRank) -> Real:
+    """Bytes of the weights."""
+    return rank_weight_bytes(
+        replica.model,
+        rank,
+        replica.engine,
+        replica.point.tensor_parallel,
+        replica.point.expert_parallel,
+        WEIGHT_FORMATS[replica.workload.weight_precision],
+        replica.compute_bytes,
+    )
+
+
+def _cache(replica: Replica, rank: PipelineRank) -> Real:
+    """Bytes of keys and values of all sequences."""
+    point, cache = replica.point, replica.zeros
+    for count, kind in replica.layers_of(rank):
         cache = cache + count * layer_cache_bytes(
             kind,
             point.sequences,
             point.context_len,
             point.tensor_parallel,
-            stored,
-            step_tokens=tokens,
-            block=engine.scheduler.block_tokens,
+            CACHE_FORMATS[replica.workload.kv_precision],
+            step_tokens=replica.tokens,
+            block=replica.engine.scheduler.block_tokens,
         )
-        attention = np.maximum(
-            attention, _attention(model, workload, engine, kind, point, tokens, compute)
-        )
-        per_token = feed_forward_token_bytes(
-            kind.feed_forward,
-            model.hidden_size,
-            point.tensor_parallel,
-            point.expert_parallel,
-            point.data_parallel,
-            compute,
-        )
-        between = np.maximum(between, per_token * tokens)
-    logits: Real = zeros
-    if rank.last and model.head_multiply:
-        if has_cache(model):
-            logits = logits + sampled_logits_bytes(model.vocab_size, point.sequences, engine)
-        else:
-            logits = logits + masked_logits_bytes(
-                model.vocab_size, tokens, point.tensor_parallel, compute
-            )
+    return cache
+
+
+def _at_peak(replica: Replica, rank: PipelineRank) -> tuple[Real, Real, Real]:
+    """Return activations and logits at the point of a step with the most, and its index."""
+    zeros, kinds = replica.zeros, [kind for _, kind in replica.layers_of(rank)]
+    hidden_size = replica.model.hidden_size
+    hidden = zeros + (
+        hidden_bytes(hidden_size, replica.engine, replica.compute_bytes) * replica.tokens
+    )
+    attention = reduce(np.maximum, (_attention(replica, kind) for kind in kinds), zeros)
+    between = reduce(np.maximum, (_feed_forward(replica, kind) for kind in kinds), zeros)
+    logits = zeros + _logits(replica, rank)
     moments = ((hidden + attention, zeros), (hidden + between, zeros), (hidden, logits))
     moment = np.argmax(np.stack([a + b for a, b in moments]), axis=0)
-    activations = pick([a for a, _ in moments], moment)
-    logits = pick([b for _, b in moments], moment)
-    passed = np.where(np.greater(point.pipeline_parallel, 1), 2.0 * compute, 0.0)
-    buffers = zeros + passed * model.hidden_size * tokens
-    runtime: Real = zeros
-    if on_gpu:
-        several = np.greater(
-            np.multiply(point.tensor_parallel, point.pipeline_parallel), 1
-        ) | np.greater(point.expert_parallel, 1)
-        runtime = zeros + engine.memory.context_bytes + engine.memory.graph_bytes
-        runtime = runtime + np.where(several, engine.memory.communication_bytes, 0.0)
-        runtime = runtime + engine.memory.allocator_slack * (activations + logits + buffers)
-    return ServingParts(weights, cache, activations, logits, buffers, runtime), moment
+    return pick([a for a, _ in moments], moment), pick([b for _, b in moments], moment), moment
 
 
-def _attention(
-    model: ModelSpec,
-    workload: ServingWorkload,
-    engine: ServingEngine,
-    kind: LayerKind,
-    point: ServingPoint,
-    tokens: Real,
-    compute: float,
-) -> Real:
+def _attention(replica: Replica, kind: LayerKind) -> Real:
     """Bytes inside the attention of one layer, of a step's tokens."""
+    point, tokens, compute = replica.point, replica.tokens, replica.compute_bytes
+    tensor, kernel = point.tensor_parallel, replica.workload.attention_kernel
     inside = tokens * attention_token_bytes(
-        kind.attention, model.hidden_size, point.tensor_parallel, compute
+        kind.attention, replica.model.hidden_size, tensor, compute
     )
-    scores = score_bytes(
-        kind, workload.attention_kernel, tokens, point.context_len, point.tensor_parallel, compute
-    )
+    scores = score_bytes(kind, kernel, tokens, point.context_len, tensor, compute)
     # if a prompt does not fit in one step, earlier chunks are read back
     earlier = np.where(
         np.greater(point.context_len, point.prefill_chunk),
         point.sequences * np.multiply(1.0, point.context_len),
         0.0,
     )
-    unpacked = latent_workspace_bytes(
-        kind.attention, engine, earlier, point.tensor_parallel, compute
-    )
+    unpacked = latent_workspace_bytes(kind.attention, replica.engine, earlier, tensor, compute)
     return inside + scores + unpacked
 
 
+def _feed_forward(replica: Replica, kind: LayerKind) -> Real:
+    """Bytes between the matrices of one layer's MLP or experts, of a step's tokens."""
+    point = replica.point
+    per_token = feed_forward_token_bytes(
+        kind.feed_forward,
+        replica.model.hidden_size,
+        point.tensor_parallel,
+        point.expert_parallel,
+        point.data_parallel,
+        replica.compute_bytes,
+    )
+    return per_token * replica.tokens
+
+
+def _logits(replica: Replica, rank: PipelineRank) -> Real:
+    """Bytes of logits: of one token of every sequence, or of all tokens of an encoder."""
+    model, point = replica.model, replica.point
+    if not (rank.last and model.head_multiply):
+        return 0.0
+    if has_cache(model):
+        return sampled_logits_bytes(model.vocab_size, point.sequences, replica.engine)
+    return masked_logits_bytes(
+        model.vocab_size, replica.tokens, point.tensor_parallel, replica.compute_bytes
+    )
+
+
+def _runtime(replica: Replica, transient: Real) -> Real:
+    """Bytes of context, graphs and communication, and those that the allocator cannot use."""
+    point, memory = replica.point, replica.engine.memory
+    ranks = np.multiply(point.tensor_parallel, point.pipeline_parallel)
+    several = np.greater(ranks, 1) | np.greater(point.expert_parallel, 1)
+    fixed = replica.zeros + memory.context_bytes + memory.graph_bytes
+    communication = np.where(several, memory.communication_bytes, 0.0)
+    return fixed + communication + memory.allocator_slack * transient
+
+
 def price_serving(
-    model: ModelSpec,
-    workload: ServingWorkload,
-    engine: ServingEngine,
-    ranks: Sequence[PipelineRank],
-    point: ServingPoint,
-    *,
-    on_gpu: bool,
+    replica: Replica, ranks: Sequence[PipelineRank], *, on_gpu: bool
 ) -> tuple[ServingParts, Real, Real]:
     """Return the parts of the rank with the highest peak, its index, and the peak's point."""
-    priced = [
-        rank_serving_memory(model, workload, engine, rank, point, on_gpu=on_gpu) for rank in ranks
-    ]
+    priced = [rank_serving_memory(replica, rank, on_gpu=on_gpu) for rank in ranks]
     fullest = np.argmax(np.stack([parts.peak for parts, _ in priced]), axis=0)
     chosen = {
         f.name: pick([getattr(parts, f.name) for parts, _ in priced], fullest)

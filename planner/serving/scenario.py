@@ -16,6 +16,7 @@ from cost_models.pricing.prediction import to_json
 from cost_models.serving.kv_cache import bytes_per_token
 from cost_models.serving.memory import (
     SERVING_MOMENTS,
+    Replica,
     ServingParts,
     ServingPoint,
     ServingWorkload,
@@ -70,6 +71,11 @@ def point_of(scenario: ServingScenario, plan: Plan) -> ServingPoint:
         data_parallel=plan.data_parallel,
         expert_parallel=plan.expert_parallel,
     )
+
+
+def replica_of(scenario: ServingScenario, plan: Plan) -> Replica:
+    """Return the model under one layout."""
+    return Replica(scenario.model, scenario.workload, scenario.engine, point_of(scenario, plan))
 
 
 def why_not(scenario: ServingScenario, plan: Plan) -> str | None:
@@ -145,12 +151,7 @@ def _stages(scenario: ServingScenario, plan: Plan) -> tuple[ServedStage, ...]:
     found = []
     for rank in stages_of(scenario, plan):
         parts, moment = rank_serving_memory(
-            scenario.model,
-            scenario.workload,
-            scenario.engine,
-            rank,
-            point_of(scenario, plan),
-            on_gpu=scenario.on_gpu,
+            replica_of(scenario, plan), rank, on_gpu=scenario.on_gpu
         )
         name = SERVING_MOMENTS[int(np.asarray(moment))]
         found += [
@@ -163,12 +164,7 @@ def _stages(scenario: ServingScenario, plan: Plan) -> tuple[ServedStage, ...]:
 def assess_serving(scenario: ServingScenario, plan: Plan) -> ServingAssessment:
     """Return the assessment of one legal layout of replicas."""
     parts, stage, moment = price_serving(
-        scenario.model,
-        scenario.workload,
-        scenario.engine,
-        stages_of(scenario, plan),
-        point_of(scenario, plan),
-        on_gpu=scenario.on_gpu,
+        replica_of(scenario, plan), stages_of(scenario, plan), on_gpu=scenario.on_gpu
     )
     budget = memory_budget(scenario.cluster.accelerator)
     low, high = serving_interval(float(parts.exact), float(parts.rest))

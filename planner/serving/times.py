@@ -11,7 +11,7 @@ from cost_models.serving.forward_pass import PassTime
 from cost_models.serving.kv_cache import has_cache
 from cost_models.serving.latency import serving_times
 from cost_models.uncertainty import interval, serving_spreads
-from planner.serving.scenario import ServingScenario, point_of, sequences_of, stages_of
+from planner.serving.scenario import ServingScenario, replica_of, sequences_of, stages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,7 @@ def predict_serving_time(scenario: ServingScenario, plan: Plan) -> ServingTimePr
     workload = scenario.workload
     prompt = workload.prompt_tokens
     times = serving_times(
-        scenario.model,
-        workload,
-        scenario.cluster,
-        scenario.engine,
-        stages_of(scenario, plan),
-        point_of(scenario, plan),
-        prompt,
+        replica_of(scenario, plan), scenario.cluster, stages_of(scenario, plan), prompt
     )
     prefill, alone, token = (float(x) for x in (times.prefill, times.alone, times.token))
     answer, sequences = float(times.answer_len), sequences_of(scenario, plan)

@@ -20,7 +20,7 @@ from cost_models.partition.stages import even_split_contents
 from cost_models.serving.forward_pass import PassTime, decode_attention_seconds
 from cost_models.serving.latency import ServingTimes, serving_times
 from cost_models.serving.matmul import experts_met, layer_products, product_seconds
-from cost_models.serving.memory import ServingPoint, ServingWorkload
+from cost_models.serving.memory import Replica, ServingPoint, ServingWorkload
 from cost_models.serving.number_formats import WEIGHT_FORMATS
 from cost_models.serving.weights import tensor_bytes
 from hardware_profiles.cluster.parse import parse_cluster
@@ -52,7 +52,9 @@ def times(
     stages = int(np.max(given.pipeline_parallel))
     ranks = even_split_contents(model, stages, 1)
     engine = serving_engine()
-    return serving_times(model, workload, parse_cluster(cluster), engine, ranks, given, prompt)
+    return serving_times(
+        Replica(model, workload, engine, given), parse_cluster(cluster), ranks, prompt
+    )
 
 
 def test_a_token_reads_the_weights_once() -> None:
@@ -281,7 +283,7 @@ def test_a_cpu_waits_for_its_operators_and_talks_through_gloo() -> None:
     ranks, engine = even_split_contents(model, 1, 1), serving_engine()
     point = ServingPoint(1, 256, 256, 2)
     found = serving_times(
-        model, workload, replace(gpus, accelerator=cpu), engine, ranks, point, 128
+        Replica(model, workload, engine, point), replace(gpus, accelerator=cpu), ranks, 128
     )
     parts = found.token_parts
     assert float(parts.kernels) == 0.0
@@ -297,6 +299,7 @@ def test_engines_without_small_kernels_take_nccl() -> None:
     own = serving_engine()
     nccl = own.changed({"communication.direct_all_reduce_bytes": 0.0})
     one, other = (
-        serving_times(model, workload, cluster, engine, ranks, point, 256) for engine in (own, nccl)
+        serving_times(Replica(model, workload, engine, point), cluster, ranks, 256)
+        for engine in (own, nccl)
     )
     assert float(one.token) < float(other.token)

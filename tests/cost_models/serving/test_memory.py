@@ -16,6 +16,7 @@ from cost_models.model.presets import load_preset, preset_names
 from cost_models.model.spec import ModelSpec, Weight
 from cost_models.partition.stages import distinct_rank_contents, even_split_contents
 from cost_models.serving.memory import (
+    Replica,
     ServingParts,
     ServingPoint,
     ServingWorkload,
@@ -55,7 +56,7 @@ def priced(
     workload = ServingWorkload(8, 1024, 512, "bf16", weights, cached, kernel)  # type: ignore[arg-type]
     ranks = even_split_contents(model, stages, 1)
     return price_serving(
-        model, workload, serving_engine(), ranks, ServingPoint(**values), on_gpu=True
+        Replica(model, workload, serving_engine(), ServingPoint(**values)), ranks, on_gpu=True
     )[0]
 
 
@@ -121,7 +122,10 @@ def test_stages_hold_every_weight_and_every_cache_once(name: str) -> None:
     def held(stages: int) -> tuple[float, float]:
         point = ServingPoint(4, 256, 256, pipeline_parallel=stages)
         cost = [
-            (rank_serving_memory(model, workload, engine, rank, point, on_gpu=True)[0], rank)
+            (
+                rank_serving_memory(Replica(model, workload, engine, point), rank, on_gpu=True)[0],
+                rank,
+            )
             for rank in even_split_contents(model, stages, 1)
         ]
         weights = sum(float(parts.weights) * rank.multiplicity for parts, rank in cost)
@@ -229,7 +233,9 @@ def test_latent_attention_keeps_an_unpacked_copy_beside_quantised_weights() -> N
         ranks = even_split_contents(each, 1, 1)
         workload = ServingWorkload(1, 64, 64, "bf16", "fp8")
         point = ServingPoint(1, 64, 64, tensor_parallel=8)
-        parts, _, _ = price_serving(each, workload, serving_engine(), ranks, point, on_gpu=True)
+        parts, _, _ = price_serving(
+            Replica(each, workload, serving_engine(), point), ranks, on_gpu=True
+        )
         copies.append(float(parts.weights))
     assert copies[0] - copies[1] == pytest.approx(61 * 512 * 128 * 256 * 2 / 8)
 
@@ -269,7 +275,7 @@ def test_a_fuller_stage_is_named() -> None:
     ranks = distinct_rank_contents(model, ((0, 4), (4, 32)), 2)
     point = ServingPoint(8, 4096, 512, pipeline_parallel=2)
     _, stage, _ = price_serving(
-        model, ServingWorkload(8, 4096, 512), serving_engine(), ranks, point, on_gpu=True
+        Replica(model, ServingWorkload(8, 4096, 512), serving_engine(), point), ranks, on_gpu=True
     )
     assert int(stage) == 1
 
@@ -277,11 +283,8 @@ def test_a_fuller_stage_is_named() -> None:
 def test_nothing_but_tensors_on_a_cpu() -> None:
     model = spec("gpt2")
     parts, _, _ = price_serving(
-        model,
-        ServingWorkload(1, 8, 8),
-        serving_engine(),
+        Replica(model, ServingWorkload(1, 8, 8), serving_engine(), ServingPoint(1, 8, 8)),
         even_split_contents(model, 1, 1),
-        ServingPoint(1, 8, 8),
         on_gpu=False,
     )
     assert float(parts.runtime) == 0.0

@@ -14,7 +14,13 @@ from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.stages import even_split_contents
-from cost_models.serving.memory import ServingParts, ServingPoint, ServingWorkload, price_serving
+from cost_models.serving.memory import (
+    Replica,
+    ServingParts,
+    ServingPoint,
+    ServingWorkload,
+    price_serving,
+)
 from cost_models.serving.number_formats import WEIGHT_FORMATS
 from cost_models.serving.weights import rank_weight_bytes, tensor_bytes
 from cost_models.uncertainty import SERVING_EXACT, SERVING_REST
@@ -43,7 +49,9 @@ def parts(name: str, sequences: int, tokens: int, **options: Any) -> ServingPart
     point = ServingPoint(sequences, tokens, tokens, **options)
     workload = ServingWorkload(sequences, tokens, tokens)
     ranks = even_split_contents(model, 1, 1)
-    priced, _, _ = price_serving(model, workload, serving_engine(), ranks, point, on_gpu=True)
+    priced, _, _ = price_serving(
+        Replica(model, workload, serving_engine(), point), ranks, on_gpu=True
+    )
     return priced
 
 

@@ -16,7 +16,7 @@ from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.stages import even_split_contents
 from cost_models.serving.latency import ServingTimes, serving_times
-from cost_models.serving.memory import ServingPoint, ServingWorkload
+from cost_models.serving.memory import Replica, ServingPoint, ServingWorkload
 from cost_models.uncertainty import SERVING_PREFILL, SERVING_TOKEN, Spread
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.serving_engine import serving_engine
@@ -53,7 +53,9 @@ def timed(
     workload = ServingWorkload(sequences, prompt + answer, 8192, "fp16", weights, cached)  # type: ignore[arg-type]
     point = ServingPoint(sequences, prompt + answer, 8192, tensor)
     ranks = even_split_contents(model, 1, 1)
-    return serving_times(model, workload, parse_cluster(cluster), engine, ranks, point, prompt)
+    return serving_times(
+        Replica(model, workload, engine, point), parse_cluster(cluster), ranks, prompt
+    )
 
 
 # pytorch-labs/gpt-fast@0f925b5d: README.md: model, accelerators, tokens a second
@@ -147,5 +149,5 @@ def test_without_its_terms_the_prediction_is_wrong() -> None:
     model, point = spec(SEVEN), ServingPoint(1, 205, 8192, 8)
     workload = ServingWorkload(1, 205, 8192, "fp16", "fp16", "fp16")
     ranks = even_split_contents(model, 1, 1)
-    bare = serving_times(model, workload, parse_cluster(A100), engine, ranks, point, 5)
+    bare = serving_times(Replica(model, workload, engine, point), parse_cluster(A100), ranks, 5)
     assert float(bare.token) < 0.6 / 328.43
