@@ -10,6 +10,7 @@ Units     bytes a token.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from cost_models.model.lora import adapter_names
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.plan.plan import PlanTable
 from hardware_profiles.software.trainer import SoftwareProfile
+
+MLP_PARTS: Final = ("mlp", "shared_experts", "experts")
 
 
 def of_frozen_layer(
@@ -44,48 +47,89 @@ def of_frozen_layer(
     norms lose their copies.
     """
     frozen = [w for w in kind.weights if w.frozen]
-    norms = [w for w in frozen if w.part == "norm"]
-    of_heads = [w for w in norms if w.is_head_norm or w.sharding == "heads"]
-    norms = [w for w in norms if w not in of_heads and w.shape == (hidden_size,)]
-    dropped = len(norms) * normalised_bytes(kind, hidden_size, compute_bytes, software)
-    if of_heads:
-        both = (kind.attention.num_heads + kind.attention.num_kv_heads) * kind.attention.head_dim
-        less = normalised_bytes(kind, both, compute_bytes, software)
-        regions = replace(regions, split=regions.split - less)
+    of_hidden, of_heads = _unsaved_norm_bytes(kind, frozen, hidden_size, compute_bytes, software)
+    split, replicated = regions.split - of_heads, regions.replicated - of_hidden
     if not frozen or software.frozen.saves_inputs:
-        return replace(regions, replicated=regions.replicated - dropped)
+        return replace(regions, replicated=replicated, split=split)
     adapted = _adapted(kind)
-    first = [w for w in frozen if w.role in ("linear", "expert") and w.sharding == "column"]
-    attention = [w for w in first if w.part == "attention"]
-    mlp = [w for w in first if w.part in ("mlp", "shared_experts", "experts")]
-    made_anew = software.adapters.input_bytes > 0.0
-    inputs, replicated, split = regions.inputs, regions.replicated, np.asarray(regions.split)
-    for block in (attention, mlp):
-        kept = any(w.name in adapted for w in block)
-        if not kept or made_anew:
-            inputs = inputs - compute_bytes * hidden_size * bool(block)
-    replicated -= dropped
-    last = [
-        w for w in frozen if w.sharding == "row" and w.part in ("mlp", "experts", "shared_experts")
-    ]
-    if last and (made_anew or not any(w.name in adapted for w in last)):
-        feed_forward = kind.feed_forward
-        width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
-        split = split - compute_bytes * (width + feed_forward.shared_ffn_hidden_size)
-    matrices = [w for w in frozen if w.name in adapted]
-    inputs += software.adapters.input_bytes * sum(_features(w)[0] for w in matrices)
-    queries = [w for w in matrices if w in attention]
-    split = split + software.adapters.output_bytes * sum(_features(w)[1] for w in queries)
+    unread = _unread_blocks(frozen, adapted, software) * compute_bytes * hidden_size
+    split = split - _unread_product_bytes(kind, frozen, adapted, compute_bytes, software)
+    inputs, outputs = _adapter_bytes([w for w in frozen if w.name in adapted], software)
+    split = split + outputs
     small = [w for w in frozen if w.quantised and w.role == "linear"]
     split = split + software.frozen.quantised_input_bytes * _distinct_inputs(small)
     if software.activations.keeps_fused_qkv:
         heads = kind.attention
-        width = (heads.num_heads + heads.num_kv_heads) * heads.head_dim
-        split = split + compute_bytes * width
+        split = split + compute_bytes * (heads.num_heads + heads.num_kv_heads) * heads.head_dim
     # routed experts read copies of the tokens, which only their weights' gradients need
     routed = regions.routed * (0.5 if kind.feed_forward.num_experts else 1.0)
     return replace(
-        regions, inputs=inputs, replicated=max(0.0, replicated), split=split, routed=routed
+        regions,
+        inputs=regions.inputs - unread + inputs,
+        replicated=max(0.0, replicated),
+        split=split,
+        routed=routed,
+    )
+
+
+def _unsaved_norm_bytes(
+    kind: LayerKind,
+    frozen: list[Weight],
+    hidden_size: int,
+    compute_bytes: float,
+    software: SoftwareProfile,
+) -> tuple[float, float]:
+    """Bytes of normalised copies that frozen norms do not save: of the layer, and of heads."""
+    norms = [w for w in frozen if w.part == "norm"]
+    of_heads = [w for w in norms if w.is_head_norm or w.sharding == "heads"]
+    norms = [w for w in norms if w not in of_heads and w.shape == (hidden_size,)]
+    width = (kind.attention.num_heads + kind.attention.num_kv_heads) * kind.attention.head_dim
+    return (
+        len(norms) * normalised_bytes(kind, hidden_size, compute_bytes, software),
+        bool(of_heads) * normalised_bytes(kind, width, compute_bytes, software),
+    )
+
+
+def _unread_blocks(frozen: list[Weight], adapted: set[str], software: SoftwareProfile) -> int:
+    """Blocks whose input nothing needs: none of their first matrices is adapted, or reads it."""
+    first = [w for w in frozen if w.role in ("linear", "expert") and w.sharding == "column"]
+    blocks = (
+        [w for w in first if w.part == "attention"],
+        [w for w in first if w.part in MLP_PARTS],
+    )
+    made_anew = software.adapters.input_bytes > 0.0
+    return sum(
+        bool(block) and (made_anew or not any(w.name in adapted for w in block)) for block in blocks
+    )
+
+
+def _unread_product_bytes(
+    kind: LayerKind,
+    frozen: list[Weight],
+    adapted: set[str],
+    compute_bytes: float,
+    software: SoftwareProfile,
+) -> float:
+    """Bytes of the MLP's product, if no last matrix is adapted or each reads a copy."""
+    last = [w for w in frozen if w.sharding == "row" and w.part in MLP_PARTS]
+    made_anew = software.adapters.input_bytes > 0.0
+    if not last or (any(w.name in adapted for w in last) and not made_anew):
+        return 0.0
+    mlp = kind.feed_forward
+    width = mlp.ffn_hidden_size * max(1, mlp.experts_per_token) + mlp.shared_ffn_hidden_size
+    return compute_bytes * width
+
+
+def _adapter_bytes(matrices: list[Weight], software: SoftwareProfile) -> tuple[float, float]:
+    """Bytes of adapters: of inputs that the trainer makes anew, and of outputs of attention."""
+    outputs = (
+        w
+        for w in matrices
+        if w.part == "attention" and w.role in ("linear", "expert") and w.sharding == "column"
+    )
+    return (
+        software.adapters.input_bytes * sum(_features(w)[0] for w in matrices),
+        software.adapters.output_bytes * sum(_features(w)[1] for w in outputs),
     )
 
 

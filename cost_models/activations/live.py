@@ -404,17 +404,7 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
     """Return saved bytes of a layer by region, under every option of a view that changes them."""
     model, workload, software, table = view.model, view.workload, view.software, view.table
     blockwise = is_blockwise(table)
-    regions = layer_regions(
-        kind,
-        model.hidden_size,
-        workload.seq_len,
-        compute_bytes=workload.compute_bytes,
-        kernel=workload.attention_kernel,
-        hidden_dropout=model.hidden_dropout,
-        attention_dropout=model.attention_dropout,
-        software=software,
-        blockwise=blockwise,
-    )
+    regions = layer_regions(model, workload, software, kind, blockwise)
     if workload.precision == "fp8":
         regions = fp8_regions(regions, kind, model.hidden_size, workload.compute_bytes)
     more = _attention_copies(view, kind, blockwise)

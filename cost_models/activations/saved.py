@@ -13,13 +13,15 @@ gathered and kept; everything between the two matrices of a block is split t way
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cost_models.arrays import FP32, Count, Flag, Real
-from cost_models.model.spec import Attention, FeedForward, LayerKind
+from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
 from cost_models.plan.plan import FULL, SELECTIVE, SELECTIVE_OPS
+from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
 SINK_FEATURES = 8  # that queries and keys get for their product with a sink, in our executor
@@ -197,15 +199,10 @@ def router_bytes(
 
 
 def layer_regions(
-    kind: LayerKind,
-    hidden_size: int,
-    seq_len: Count,
-    *,
-    compute_bytes: float,
-    kernel: str,
-    hidden_dropout: float,
-    attention_dropout: float,
+    model: ModelSpec,
+    workload: Workload,
     software: SoftwareProfile,
+    kind: LayerKind,
     blockwise: Flag = False,
 ) -> Regions:
     """Saved bytes of one layer for one token, by region.
@@ -213,50 +210,83 @@ def layer_regions(
     ``blockwise``: attention is put together from blocks of keys (context parallelism), whose scores
     no kernel keeps.
     """
+    compute, hidden_size, mlp = workload.compute_bytes, model.hidden_size, kind.feed_forward
     attentions = [kind.attention]
     if kind.cross_attention is not None:
         attentions.append(kind.cross_attention)
     if software.activations.repeats_keys:
         attentions = [replace(each, num_kv_heads=each.num_heads) for each in attentions]
-    shares_input = kind.parallel_residual and kind.num_norms == 1
-    mlp = kind.feed_forward
-    reads = not mlp.num_experts or mlp.shared_ffn_hidden_size > 0  # else only the router does
-    blocks = 1 if shares_input else len(attentions) + int(reads)
-    masks = (1 + len(attentions)) * software.activations.dropout_mask_bytes * (hidden_dropout > 0)
-    core = sum(
-        (
-            score_bytes(attention, seq_len, kernel, attention_dropout > 0, software, compute_bytes)
-            for attention in attentions
-        ),
-        start=np.asarray(0.0),
-    )
-    log_sums = FP32 * sum(attention.num_heads for attention in attentions)
-    core = np.where(blockwise, log_sums, core)
-    split = core + sum(attention_bytes(attention, compute_bytes) for attention in attentions)
-    split = split + feed_forward_bytes(kind.feed_forward, compute_bytes, software)
-    if mlp.inner_dropout and hidden_dropout > 0:
-        split = (
-            split + (software.activations.dropout_mask_bytes + compute_bytes) * mlp.ffn_hidden_size
-        )
+    masks = (1 + len(attentions)) * software.activations.dropout_mask_bytes
+    masks = masks * (model.hidden_dropout > 0)
     latents = [rank for rank in (kind.attention.q_lora_rank, kind.attention.kv_lora_rank) if rank]
-    if kind.attention.qk_norm:
-        heads = kind.attention.num_heads + kind.attention.num_kv_heads
-        norms = heads if kind.attention.qk_norm == "head" else 2.0
-        width = kind.attention.head_dim * heads / norms
-        split = split + norms * norm_bytes(kind, width, compute_bytes, software)
-    norms = kind.num_norms * norm_bytes(kind, hidden_size, compute_bytes, software)
-    norms += sum(norm_bytes(kind, rank, compute_bytes, software) for rank in latents)
-    if kind.parallel_residual and kind.num_norms == 2 and kind.norm == "layer":
-        norms -= (
-            software.activations.layer_norm_saved * compute_bytes * hidden_size
-        )  # of the same input
+    core = _core_bytes(model, workload, software, attentions, blockwise)
+    split = core + sum(attention_bytes(attention, compute) for attention in attentions)
+    split = split + feed_forward_bytes(mlp, compute, software)
+    if mlp.inner_dropout and model.hidden_dropout > 0:
+        mask_bytes = software.activations.dropout_mask_bytes
+        split = split + (mask_bytes + compute) * mlp.ffn_hidden_size
+    inputs = _column_inputs(kind) * hidden_size + sum(latents)
     return Regions(
-        routed=routed_bytes(mlp, hidden_size, compute_bytes, software),
-        replicated=norms + masks * hidden_size,
-        inputs=compute_bytes * (blocks * hidden_size + sum(latents)),
-        split=split,
+        routed=routed_bytes(mlp, hidden_size, compute, software),
+        replicated=_norms_bytes(kind, hidden_size, latents, compute, software)
+        + masks * hidden_size,
+        inputs=compute * inputs,
+        split=split + _head_norms_bytes(kind, compute, software),
         core=core,
     )
+
+
+def _core_bytes(
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    attentions: Sequence[Attention],
+    blockwise: Flag,
+) -> Real:
+    """Bytes of scores, or in blocks only of the logarithms of their sums."""
+    dropout = model.attention_dropout > 0
+    kernel, compute = workload.attention_kernel, workload.compute_bytes
+    scores = (
+        score_bytes(attention, workload.seq_len, kernel, dropout, software, compute)
+        for attention in attentions
+    )
+    log_sums = FP32 * sum(attention.num_heads for attention in attentions)
+    return np.where(blockwise, log_sums, sum(scores, start=np.asarray(0.0)))
+
+
+def _column_inputs(kind: LayerKind) -> int:
+    """Inputs of column-parallel matrices: of attentions and the MLP, one if they share it."""
+    if kind.parallel_residual and kind.num_norms == 1:
+        return 1
+    mlp = kind.feed_forward
+    reads = not mlp.num_experts or mlp.shared_ffn_hidden_size > 0  # else only the router does
+    return 1 + (kind.cross_attention is not None) + int(reads)
+
+
+def _norms_bytes(
+    kind: LayerKind,
+    hidden_size: int,
+    latents: Sequence[int],
+    compute_bytes: float,
+    software: SoftwareProfile,
+) -> float:
+    """Bytes of the norms of hidden states and latents."""
+    norms = kind.num_norms * norm_bytes(kind, hidden_size, compute_bytes, software)
+    norms += sum(norm_bytes(kind, rank, compute_bytes, software) for rank in latents)
+    if kind.parallel_residual and kind.num_norms == 2 and kind.norm == "layer":  # of one input
+        norms -= software.activations.layer_norm_saved * compute_bytes * hidden_size
+    return norms
+
+
+def _head_norms_bytes(kind: LayerKind, compute_bytes: float, software: SoftwareProfile) -> float:
+    """Bytes of the norms of queries and keys."""
+    attention = kind.attention
+    if not attention.qk_norm:
+        return 0.0
+    heads = attention.num_heads + attention.num_kv_heads
+    norms = heads if attention.qk_norm == "head" else 2.0
+    width = attention.head_dim * heads / norms
+    return norms * norm_bytes(kind, width, compute_bytes, software)
 
 
 def saved_bytes_per_token(

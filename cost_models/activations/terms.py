@@ -41,16 +41,7 @@ def layer_terms(scenario: Scenario, plan: Plan, kind: LayerKind) -> list[LayerTe
     workload, software, model = scenario.workload, scenario.software, scenario.model
     compute, kernel = workload.compute_bytes, workload.attention_kernel
     dropout = model.attention_dropout > 0
-    regions = layer_regions(
-        kind,
-        model.hidden_size,
-        workload.seq_len,
-        compute_bytes=compute,
-        kernel=kernel,
-        hidden_dropout=model.hidden_dropout,
-        attention_dropout=model.attention_dropout,
-        software=software,
-    )
+    regions = layer_regions(model, workload, software, kind)
     tensor = float(plan.tensor_parallel)
     along = tensor if plan.sequence_parallel else 1.0
     inputs_over = 1.0 if software.activations.keeps_gathered_inputs else along

@@ -40,7 +40,7 @@ from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.shared_tensors import tied_weights
 from cost_models.partition.stages import NO_LAYER, LayerCounts, PipelineRank
-from cost_models.plan.plan import SCHEDULES
+from cost_models.plan.plan import SCHEDULES, PlanTable
 
 DUALPIPEV: Final = SCHEDULES.index("dualpipev")
 
@@ -149,6 +149,7 @@ class Blocks:
         """Return the blocks of one rank under every plan of a view."""
         model, workload, software = view.model, view.workload, view.software
         table, rank, params = view.table, view.rank, view.parameters
+        tensor, near = table.tensor_parallel, rank.layer_neighbours
         mixed = workload.compute_bytes != workload.master_bytes
         ranks = table.data_parallel * table.context_parallel
         sharded = table.zero_stage >= 1
@@ -158,6 +159,7 @@ class Blocks:
         alone = rank.first and rank.last and model.tie_embeddings
         trains_first = rank.first and not embedding_is_frozen(model)
         keeps = software.gradients.whole_replica_buffer and not mixed
+        stays = (table.zero_stage < 3) & np.logical_not(table.offloads_weights)
         several = by_value(table.num_microbatches > 1)
         unreduced = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
         head, tied = params.head + zeros, params.embedding + zeros if alone else zeros
@@ -175,10 +177,7 @@ class Blocks:
             mixed=mixed,
             managed=managed,
             sharded=sharded,
-            frees=managed
-            & (table.zero_stage < 3)
-            & (not software.gradients.whole_buffer)
-            & np.logical_not(table.offloads_weights),
+            frees=managed & stays & (not software.gradients.whole_buffer),
             zero_3=table.zero_stage >= 3,
             reduces_each=table.zero_stage >= 2,
             one_in_flight=by_value(in_flight <= 1.0),
@@ -191,33 +190,21 @@ class Blocks:
             layer=layers.largest,
             groups=groups,
             first_layer=layers.first(model, rank, head, groups),
-            lowest=layers.sizes[rank.layer_neighbours[-1].kind + 1 if rank.layer_neighbours else 0],
-            highest=layers.own(rank.layer_neighbours[0].kind if rank.layer_neighbours else None),
+            lowest=layers.sizes[near[-1].kind + 1 if near else 0],
+            highest=layers.own(near[0].kind if near else None),
             embedding=params.embedding + zeros,
             total=params.total + zeros,
-            ends=(
-                last_trained_share(model.head),
-                0.0 if alone else last_trained_share(model.embedding),
-            ),
+            ends=_last_shares(model, alone=alone),
             largest_pair=params.largest_pair + zeros,
             rearranged=rearranged_bytes(model, workload, table),
             expert_shards=np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0),
             tied=tied,
-            tied_table=block_numel(tied_weights(model), table.tensor_parallel) + zeros
-            if alone
-            else zeros,
+            tied_table=zeros + block_numel(tied_weights(model) if alone else (), tensor),
             reduced_last=behind,
-            peaks_early=by_value(
-                (table.pipeline_schedule == DUALPIPEV)
-                & (table.num_microbatches == 2 * table.pipeline_parallel)
-                & (table.pipeline_parallel > 1)
-                & bool(rank.first and rank.last)
-            ),
+            peaks_early=by_value(_peaks_early(table) & bool(rank.first and rank.last)),
             later_share=(0.5 * (params.total - params.embedding) + 0.5 * params.head)
             / params.total,
-            split=by_value(
-                np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
-            ),
+            split=by_value(_splits(table)),
         )
 
     def _fresh(self, elements: Real, at_once: Real | None = None) -> Real:
@@ -599,5 +586,23 @@ class _LayerElements:
         return LayerGroup(self.block(None, before, 0.0), (), in_stack=several)
 
 
+def _last_shares(model: ModelSpec, *, alone: bool) -> tuple[float, float]:
+    """Return the share of the head's and the embedding's last parameter in its block."""
+    return last_trained_share(model.head), 0.0 if alone else last_trained_share(model.embedding)
+
+
 def _same_stack(model: ModelSpec, kind: int, other: int) -> bool:
     return other != NO_LAYER and model.kinds[kind].stack == model.kinds[other].stack
+
+
+def _peaks_early(table: PlanTable) -> Flag:
+    """Whether the schedule is DualPipeV with 2 p micro-batches."""
+    few = table.num_microbatches == 2 * table.pipeline_parallel
+    found: Flag = (table.pipeline_schedule == DUALPIPEV) & (table.pipeline_parallel > 1) & few
+    return found
+
+
+def _splits(table: PlanTable) -> Flag:
+    """Whether weight gradients are computed after those of inputs."""
+    found: Flag = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+    return found

@@ -14,6 +14,7 @@ from cost_models.columnar.columns import by_value
 from cost_models.memory.model_states import accumulated_gradient_bytes, reduced_gradient_bytes
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import RankParameters
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -57,72 +58,84 @@ class Gradients:
         return Gradients(**{**at, "reduced": np.where(moves, 0.0, self.reduced)})
 
 
-def gradients_of(
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
-    params: RankParameters,
-    in_flight: Real,
-) -> Gradients:
+def gradients_of(view: RankView, in_flight: Real) -> Gradients:
     """Return the gradients as the trainer and the ZeRO stage accumulate and reduce them."""
-    gradient = workload.gradient_bytes(in_master_precision=software.gradients.in_master_precision)
-    defers = reduces_once(software, table)
+    software, params = view.software, view.parameters
+    gradient = view.workload.gradient_bytes(
+        in_master_precision=software.gradients.in_master_precision
+    )
+    if software.optimizer.in_backward:  # only what one block's gradients take
+        none = np.zeros(len(view.table))
+        layer, outer = gradient * params.largest_layer, gradient * params.embedding
+        return Gradients(none, none, layer, outer, none)
+    if software.gradients.whole_buffer:
+        buffer = gradient * params.total
+        return Gradients(buffer, buffer, buffer, buffer, buffer)
+    reduction, table = _Reduction(view, gradient), view.table
+    parts = shares(params, table)
+    reduced = reduction.reduced(parts)
+    later = reduction.accumulated(parts, by_value(table.num_microbatches > 1))
+    # a block's gradient comes only when the pass has reached it, unless an earlier one left it
+    embedding = reduction.coming([(params.embedding, table.shard_ranks)])
+    layer = reduction.coming(_shared(params.largest_layer, params.expert_layer, table))
+    return Gradients(
+        full_flight=reduction.accumulated(parts, by_value(table.num_microbatches > in_flight)),
+        later=later,
+        last_layer=np.maximum(later, reduced - embedding - layer),
+        embedding=np.maximum(later, reduced - embedding),
+        reduced=reduced,
+    )
 
-    parts_of, numel = shares(params, table), params.total
-    in_place = workload.compute_bytes == workload.master_bytes
-    keeps = software.gradients.whole_replica_buffer and in_place
 
-    def stay(ranks: Count) -> Flag:
-        found: Flag = by_value((table.zero_stage == 0) & np.greater(ranks, 1) & keeps)
-        return found
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """How gradients are accumulated and reduced; parts: elements, ranks that share them."""
 
-    def accumulated(when: Flag) -> Real:
-        parts = (
+    view: RankView
+    gradient: float  # bytes of an element
+
+    def accumulated(self, parts: list[tuple[Real, Count]], when: Flag) -> Real:
+        """Bytes between micro-batches, where an earlier one left them."""
+        table = self.view.table
+        each = (
             np.where(
-                stay(ranks),
-                gradient * part,
+                self._is_whole_replica(ranks),
+                self.gradient * part,
                 accumulated_gradient_bytes(
                     part,
                     ranks,
                     table.zero_stage,
-                    gradient,
+                    self.gradient,
                     accumulates=when,
-                    defers_reduction=defers,
+                    defers_reduction=reduces_once(self.view.software, table),
                 ),
             )
-            for part, ranks in parts_of
+            for part, ranks in parts
         )
-        return sum(parts, start=np.zeros(len(table)))
-
-    if software.optimizer.in_backward:  # only what one block's gradients take
-        none = np.zeros(len(table))
-        layer, outer = gradient * params.largest_layer, gradient * params.embedding
-        return Gradients(none, none, layer, outer, none)
-    if software.gradients.whole_buffer:
-        buffer = gradient * numel
-        return Gradients(buffer, buffer, buffer, buffer, buffer)
-
-    def reduced_of(parts: list[tuple[Real, Count]]) -> Real:
-        each = (reduced_gradient_bytes(n, ranks, table.zero_stage, gradient) for n, ranks in parts)
         return sum(each, start=np.zeros(len(table)))
 
-    def coming(parts: list[tuple[Real, Count]]) -> Real:
-        return reduced_of([(np.where(stay(ranks), 0.0, n), ranks) for n, ranks in parts])
+    def reduced(self, parts: list[tuple[Real, Count]]) -> Real:
+        """Bytes after the reduction."""
+        table = self.view.table
+        each = (
+            reduced_gradient_bytes(numel, ranks, table.zero_stage, self.gradient)
+            for numel, ranks in parts
+        )
+        return sum(each, start=np.zeros(len(table)))
 
-    reduced = reduced_of(parts_of)
-    later = accumulated(by_value(table.num_microbatches > 1))
-    # a block's gradient comes only when the pass has reached it, unless an earlier one left it
-    embedding = coming([(params.embedding, table.shard_ranks)])
-    layer = coming(_shared(params.largest_layer, params.expert_layer, table))
-    at_embedding = np.maximum(later, reduced - embedding)
-    at_layer = np.maximum(later, reduced - embedding - layer)
-    return Gradients(
-        full_flight=accumulated(by_value(table.num_microbatches > in_flight)),
-        later=later,
-        last_layer=at_layer,
-        embedding=at_embedding,
-        reduced=reduced,
-    )
+    def coming(self, parts: list[tuple[Real, Count]]) -> Real:
+        """Bytes after the reduction of gradients that do not exist before their block's pass."""
+        return self.reduced(
+            [(np.where(self._is_whole_replica(ranks), 0.0, n), ranks) for n, ranks in parts]
+        )
+
+    def _is_whole_replica(self, ranks: Count) -> Flag:
+        """Whether replicas keep one buffer of all gradients through the step."""
+        workload, software = self.view.workload, self.view.software
+        in_place = workload.compute_bytes == workload.master_bytes
+        keeps = software.gradients.whole_replica_buffer and in_place
+        found: Flag = by_value((self.view.table.zero_stage == 0) & np.greater(ranks, 1) & keeps)
+        return found
 
 
 def rearranged_bytes(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:

@@ -195,10 +195,9 @@ def _optimizer(view: RankView) -> Real:
 
 def _gradients(view: RankView, live: LiveActivations) -> Gradients:
     """Return accumulated gradients; with offloaded weights they go straight to the host."""
-    workload, table, params = view.workload, view.table, view.parameters
-    flight = live.in_flight + live.pending
-    gradients = gradients_of(workload, view.software, table, params, flight)
-    return gradients.where_offloaded(table, workload.reduction_bytes * params.largest_layer)
+    gradients = gradients_of(view, live.in_flight + live.pending)
+    layer = view.workload.reduction_bytes * view.parameters.largest_layer
+    return gradients.where_offloaded(view.table, layer)
 
 
 def _block_points(view: RankView, live: LiveActivations, update: Real) -> list[list[StepPoint]]:

@@ -6,10 +6,23 @@ Units: seconds, columns of a plan table.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import reduce
+from operator import add
+from typing import Final
 
 import numpy as np
 
 from cost_models.arrays import Flag, Real
+
+MICROBATCH_PARTS: Final = (
+    "compute",
+    "recompute",
+    "host",
+    "tensor_communication",
+    "expert_communication",
+    "context_communication",
+    "pipeline_communication",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +71,8 @@ class RankSeconds:
     @property
     def microbatch(self) -> Real:
         """One micro-batch, forward and backward."""
-        return (
-            self.compute
-            + self.recompute
-            + self.host
-            + self.tensor_communication
-            + self.expert_communication
-            + self.context_communication
-            + self.pipeline_communication
-        )
+        found: Real = reduce(add, (getattr(self, name) for name in MICROBATCH_PARTS))
+        return found
 
     @property
     def backward_pass(self) -> Real:

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cost_models.arrays import Real, pick
 from cost_models.plan.plan import PlanTable
 from cost_models.step_time.overlap import Hiding, at_the_end
-from cost_models.step_time.parts import RankSeconds, TimeParts
-from cost_models.step_time.pipeline_bound import owners, pipeline_bound, sum_over_ranks
+from cost_models.step_time.parts import MICROBATCH_PARTS, RankSeconds, TimeParts
+from cost_models.step_time.pipeline_bound import Floats, owners, pipeline_bound, sum_over_ranks
 
 
 def step_seconds(
@@ -47,44 +48,59 @@ def step_seconds(
     """
     each = np.stack([rank.microbatch for rank in ranks])
     slowest = np.argmax(each, axis=0)
-    microbatches = 1.0 * table.num_microbatches
-    longest = np.max(each, axis=0)
-    owner = owners(positions)
     if bound is None:
-        forward, backward, weights = (
-            np.stack([getattr(rank, name) for rank in ranks])[owner]
-            for name in ("forward_pass", "backward_pass", "weights")
-        )
-        bound = pipeline_bound(table, forward, backward, weights)
-    bubble = np.maximum(0.0, bound - microbatches * longest)  # rounding
-    if core_share < 1.0:
-        summed = sum_over_ranks(each[owner])
-        stages = 1.0 * table.pipeline_parallel
-        at_work = np.maximum(0.0, core_share * stages - 1.0) / np.maximum(1.0, stages - 1.0)
-        mean = summed / stages
-        waits = microbatches * (np.maximum(mean, core_share * longest) - mean)
-        bubble = waits + core_share * at_work * bubble
+        bound = _bound(ranks, positions, table)
+    shared = core_share < 1.0
+    bubble = np.maximum(0.0, bound - table.num_microbatches * np.max(each, axis=0))  # rounding
+    if shared:
+        bubble = _shared_cores_bubble(each, owners(positions), table, core_share, bubble)
 
-    def of_slowest(name: str) -> Real:
+    def seconds(name: str) -> Real:
         columns = [getattr(rank, name) for rank in ranks]
-        if core_share < 1.0:  # the work of all ranks, one after another
-            weighted: Real = np.zeros(len(table))
-            for ranks_of, column in zip(positions, columns, strict=True):
-                weighted = weighted + len(ranks_of) * column
-            return microbatches * weighted / table.pipeline_parallel
-        return microbatches * pick(columns, slowest)
+        if shared:  # the work of all ranks, one after another
+            work = table.num_microbatches * _sum_over_positions(columns, positions, table)
+            found: Real = work / table.pipeline_parallel
+            return found
+        return table.num_microbatches * pick(columns, slowest)
 
     exposed, optimizer = at_the_end(ranks, table, hiding, on_gpu=on_gpu)
     parts = TimeParts(
-        compute=of_slowest("compute"),
-        recompute=of_slowest("recompute"),
-        host=of_slowest("host"),
-        tensor_communication=of_slowest("tensor_communication"),
-        expert_communication=of_slowest("expert_communication"),
-        context_communication=of_slowest("context_communication"),
-        pipeline_communication=of_slowest("pipeline_communication"),
+        **{name: seconds(name) for name in MICROBATCH_PARTS},
         bubble=bubble,
         data_communication=exposed,
         optimizer=optimizer,
     )
     return parts, slowest
+
+
+def _bound(
+    ranks: Sequence[RankSeconds], positions: Sequence[Sequence[int]], table: PlanTable
+) -> Real:
+    """Lower bound of the seconds of the schedule."""
+    owner = owners(positions)
+    forward, backward, weights = (
+        np.stack([getattr(rank, name) for rank in ranks])[owner]
+        for name in ("forward_pass", "backward_pass", "weights")
+    )
+    return pipeline_bound(table, forward, backward, weights)
+
+
+def _shared_cores_bubble(
+    each: Floats, owner: NDArray[np.intp], table: PlanTable, core_share: float, bubble: Real
+) -> Real:
+    """Waits of a step where processes share cores; ``each``: seconds of a micro-batch by rank."""
+    stages, longest = 1.0 * table.pipeline_parallel, np.max(each, axis=0)
+    at_work = np.maximum(0.0, core_share * stages - 1.0) / np.maximum(1.0, stages - 1.0)
+    mean = sum_over_ranks(each[owner]) / stages
+    waits = table.num_microbatches * (np.maximum(mean, core_share * longest) - mean)
+    return waits + core_share * at_work * bubble
+
+
+def _sum_over_positions(
+    columns: Sequence[Real], positions: Sequence[Sequence[int]], table: PlanTable
+) -> Real:
+    """Sum over all ranks of a pipeline."""
+    weighted: Real = np.zeros(len(table))
+    for alike, column in zip(positions, columns, strict=True):
+        weighted = weighted + len(alike) * column
+    return weighted

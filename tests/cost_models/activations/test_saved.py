@@ -7,6 +7,7 @@ from cost_models.activations.saved import layer_regions, norm_bytes, saved_bytes
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import FULL, NONE, SELECTIVE
+from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
 from tests.samples import GPT3, llama, sample_model
 
@@ -29,14 +30,10 @@ def layer_bytes(
     """Saved bytes a token of one layer, in 16 bits."""
     profile = software_profile(software)
     regions = layer_regions(
+        model,
+        Workload(seq_len, 1, attention_kernel=kernel),  # type: ignore[arg-type]
+        profile,
         model.kinds[model.pattern[layer]],
-        model.hidden_size,
-        seq_len,
-        compute_bytes=2.0,
-        kernel=kernel,
-        hidden_dropout=model.hidden_dropout,
-        attention_dropout=model.attention_dropout,
-        software=profile,
     )
     return saved_bytes_per_token(  # type: ignore[return-value]
         regions,

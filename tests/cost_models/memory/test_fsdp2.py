@@ -38,13 +38,10 @@ class Case:
         ranges = split_layers(model.num_layers, plan.num_stages)
         rank = contents_of_rank(model, ranges, ranks_of_stages(plan), 0)
         self.sizes = rank_parameters(trainable_part(model), rank, table)
-        live = live_activations(rank_view(model, workload, SOFTWARE, table, rank))
-        self.blocks = Blocks.of(
-            rank_view(model, workload, SOFTWARE, table, rank), live.in_flight + live.pending
-        )
-        self.gradients = gradients_of(
-            workload, SOFTWARE, table, self.sizes, live.in_flight + live.pending
-        )
+        view = rank_view(model, workload, SOFTWARE, table, rank)
+        live = live_activations(view)
+        self.blocks = Blocks.of(view, live.in_flight + live.pending)
+        self.gradients = gradients_of(view, live.in_flight + live.pending)
         zeros = {f.name: np.zeros(1) for f in fields(LiveActivations) if f.name != "layer_backward"}
         del zeros["saved_by_kind"]
         self.empty = LiveActivations(

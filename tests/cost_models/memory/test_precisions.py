@@ -45,16 +45,8 @@ def first(column: Any) -> float:
 def of_layer(family: str) -> tuple[Regions, Regions, Any, int]:
     model = sample_model(family)
     kind, hidden = model.kinds[0], model.hidden_size
-    regions = layer_regions(
-        kind,
-        hidden,
-        512,
-        compute_bytes=2.0,
-        kernel="flash",
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        software=MEGATRON,
-    )
+    model = replace(model, hidden_dropout=0.0, attention_dropout=0.0)
+    regions = layer_regions(model, Workload(512, 1, attention_kernel="flash"), MEGATRON, kind)
     return regions, fp8_regions(regions, kind, hidden, 2.0), kind, hidden
 
 

@@ -28,6 +28,7 @@ from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import SCHEDULES, Plan, PlanTable
+from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import (
     PredictionTable,
     price,
@@ -396,14 +397,10 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         return 256.0 * t.micro_batch_size
 
     regions = activations.layer_regions(
+        replace(model, hidden_dropout=0.1, attention_dropout=0.1),
+        Workload(256, 1, attention_kernel="eager"),
+        software,
         kind,
-        model.hidden_size,
-        256,
-        compute_bytes=2.0,
-        kernel="eager",
-        hidden_dropout=0.1,
-        attention_dropout=0.1,
-        software=software,
     )
 
     def saved(t: PlanTable) -> Any:

@@ -155,16 +155,8 @@ def test_korthikanti_table_2(name: str) -> None:
     b = B[name]
     config = GPT3 | {"n_embd": h, "n_head": a, "n_layer": 1}
     model, software = model_spec(config, name=name), software_profile("megatron")
-    regions = layer_regions(
-        model.kinds[0],
-        h,
-        S,
-        compute_bytes=2.0,
-        kernel="eager",
-        hidden_dropout=model.hidden_dropout,
-        attention_dropout=model.attention_dropout,
-        software=software,
-    )
+    workload = Workload(S, 1, attention_kernel="eager")
+    regions = layer_regions(model, workload, software, model.kinds[0])
 
     def layer(ranks: int, sequence: bool, recompute: int) -> float:
         per_token = saved_bytes_per_token(
