@@ -50,18 +50,18 @@ def step_seconds(
     slowest = np.argmax(each, axis=0)
     if bound is None:
         bound = _bound(ranks, positions, table)
+    microbatches: Real = 1.0 * table.num_microbatches
     shared = core_share < 1.0
-    bubble = np.maximum(0.0, bound - table.num_microbatches * np.max(each, axis=0))  # rounding
+    bubble = np.maximum(0.0, bound - microbatches * np.max(each, axis=0))  # rounding
     if shared:
         bubble = _shared_cores_bubble(each, owners(positions), table, core_share, bubble)
 
     def seconds(name: str) -> Real:
         columns = [getattr(rank, name) for rank in ranks]
         if shared:  # the work of all ranks, one after another
-            work = table.num_microbatches * _sum_over_positions(columns, positions, table)
-            found: Real = work / table.pipeline_parallel
-            return found
-        return table.num_microbatches * pick(columns, slowest)
+            work: Real = microbatches * _sum_over_positions(columns, positions, table)
+            return work / table.pipeline_parallel
+        return microbatches * pick(columns, slowest)
 
     exposed, optimizer = at_the_end(ranks, table, hiding, on_gpu=on_gpu)
     parts = TimeParts(
@@ -92,8 +92,9 @@ def _shared_cores_bubble(
     stages, longest = 1.0 * table.pipeline_parallel, np.max(each, axis=0)
     at_work = np.maximum(0.0, core_share * stages - 1.0) / np.maximum(1.0, stages - 1.0)
     mean = sum_over_ranks(each[owner]) / stages
-    waits = table.num_microbatches * (np.maximum(mean, core_share * longest) - mean)
-    return waits + core_share * at_work * bubble
+    waits: Real = table.num_microbatches * (np.maximum(mean, core_share * longest) - mean)
+    bubble = core_share * at_work * bubble
+    return waits + bubble
 
 
 def _sum_over_positions(
