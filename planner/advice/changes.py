@@ -17,12 +17,7 @@ from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
 from planner.assessment.reach import fits, largest, load, longest_sequence, with_seq_len
 from planner.assessment.verdict import budget_bytes
-from planner.request.command import cluster_argument
-from planner.request.command_changes import (
-    TAKE_BACK,
-    rebatch_options,
-    replan_options,
-)
+from planner.request.command import TAKE_BACK, cluster_argument, rebatch_options, replan_options
 from planner.search.search import search
 
 PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"

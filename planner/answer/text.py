@@ -19,8 +19,7 @@ from planner.assessment.host_memory import host_text
 from planner.assessment.reach import Reach
 from planner.assessment.verdict import WORDS, Budget
 from planner.request.command import describe_plan, plan_command
-from planner.request.recompute import recompute_cell, stage_recompute_options
-from planner.request.stage_layers import layers_option
+from planner.request.stage_layers import layers_option, recompute_cell, stage_recompute_options
 from planner.run_cost.text import run_lines
 from planner.text.paragraphs import INDENT, MOMENT_WORDS, labelled
 from planner.text.tables import marked_table

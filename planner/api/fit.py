@@ -14,9 +14,10 @@ from hardware_profiles.errors import InputError
 from planner.answer.answers import FitAnswer
 from planner.assessment.assess import Assessment, assess
 from planner.assessment.host_memory import about_offload
-from planner.request.module_trace import is_module, refuse_inputs
+from planner.request.clusters import cluster_of
+from planner.request.executor_process import is_module, refuse_inputs
+from planner.request.model import model_of
 from planner.request.pins import check_fixed
-from planner.request.recompute import without_list
 from planner.request.requests import (
     AdapterOptions,
     CommonOptions,
@@ -29,8 +30,8 @@ from planner.request.requests import (
     plan_fields,
     takes,
 )
-from planner.request.resolve import cluster_of, model_of
 from planner.request.scenario import AssumedScenario, adapting, build_scenario
+from planner.request.stage_layers import without_list
 from planner.run_cost.failures import training_run_with_notes
 from planner.run_cost.prices import parse_prices
 from planner.run_cost.training_run import parse_run_request

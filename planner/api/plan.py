@@ -12,11 +12,12 @@ from hardware_profiles.options import check_value
 from planner.answer.answers import PlanAnswer
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import WIDE, best_placed, can_be_placed
+from planner.request.clusters import clusters_of
 from planner.request.constraints import parse_requirements, require_consistent
-from planner.request.module_trace import is_module, refuse_inputs
+from planner.request.executor_process import is_module, refuse_inputs
+from planner.request.model import model_of
 from planner.request.objectives import OBJECTIVES, Objective
 from planner.request.pins import check_fixed, parse_fixed
-from planner.request.recompute import without_list
 from planner.request.requests import (
     AdapterOptions,
     CommonOptions,
@@ -28,8 +29,8 @@ from planner.request.requests import (
     part,
     takes,
 )
-from planner.request.resolve import clusters_of, model_of
 from planner.request.scenario import adapting, check_choice
+from planner.request.stage_layers import without_list
 from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import parse_run_request
 from planner.search.partial_recompute import PINNED

@@ -8,7 +8,7 @@ import sys
 import click
 
 from hardware_profiles.errors import InputError
-from planner.request.run_packages import INSTALL, missing_run_package
+from planner.request.executor_process import INSTALL, missing_run_package
 
 
 def _become(command: str, help: str) -> click.Command:

@@ -29,8 +29,7 @@ def fit(
     from planner.answer.answers import FitAnswer
     from planner.api.fit import fit as ask
     from planner.cli.draw import check_drawing, refuse_drawings, write_drawing
-    from planner.request.measure_here import cluster_or_measure
-    from planner.request.module_trace import refuse_for_modules
+    from planner.request.executor_process import cluster_or_measure, refuse_for_modules
 
     if request.inference:
         refuse_drawings(explain=explain, output=output)

@@ -27,8 +27,7 @@ def plan(
     from planner.api.plan import plan as ask
     from planner.cli.outputs import refuse_existing
     from planner.request.clusters import split_clusters
-    from planner.request.measure_here import cluster_or_measure
-    from planner.request.module_trace import refuse_for_modules
+    from planner.request.executor_process import cluster_or_measure, refuse_for_modules
     from planner.text.answer import json_text
     from planner.traced.answers import TracedPlanAnswer
 

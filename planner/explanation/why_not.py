@@ -15,7 +15,7 @@ from hardware_profiles.errors import InputError
 from planner.assessment.assess import Assessment, amounts, assess
 from planner.explanation.glossary import MEMORY_EXPLANATIONS, explain_time
 from planner.request.pins import check_fixed, parse_fixed
-from planner.request.recompute import without_list
+from planner.request.stage_layers import without_list
 from planner.search.search import SearchResult, search
 from planner.search.space import enumerate_plans
 

@@ -1,16 +1,20 @@
-"""Clusters in words that stand for several: lists, ranges, and parts of a larger one."""
+"""Clusters from text: one, lists and ranges of several, and parts of a larger one."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster, Figure
 from hardware_profiles.cluster.subset import part_of as part_of_tree
 from hardware_profiles.errors import InputError
 from planner.request.divisors import divisors
+
+ClusterLike = str | Path | Cluster
 
 MOST_CLUSTERS: Final = 1024  # of one question
 _RANGE: Final = re.compile(r"^\s*(?P<low>\d+)\s*\.\.\s*(?P<high>\d+)\s*[x*×](?P<rest>.+)$", re.I)
@@ -106,3 +110,23 @@ def parts_of(cluster: Cluster, at_most: int | None = None) -> list[Cluster]:
         whole = min(at_most, cluster.num_gpus) // per_node * per_node
         sizes = {size for size in sizes if size <= at_most} | ({whole} if whole else set())
     return [part_of(cluster, size) for size in sorted(sizes, reverse=True)]
+
+
+def cluster_of(cluster: ClusterLike) -> Cluster:
+    """Return the one cluster that a text or a path stands for."""
+    if isinstance(cluster, Cluster):
+        return cluster
+    if isinstance(cluster, (str, Path)):
+        return parse_cluster(str(cluster))
+    raise InputError(f"cluster = {cluster!r} (must be a name, a path or a Cluster)")
+
+
+def clusters_of(clusters: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:
+    """Return the clusters that a text or a list names (``8xA100-80GB,1..4x8xH100-SXM``)."""
+    if isinstance(clusters, str):
+        return [parse_cluster(name) for name in split_clusters(clusters)]
+    if not isinstance(clusters, Sequence):
+        return [cluster_of(clusters)]
+    if not 1 <= len(clusters) <= MOST_CLUSTERS:
+        raise InputError(f"{len(clusters)} clusters (must be 1 to {MOST_CLUSTERS:,})")
+    return [cluster_of(cluster) for cluster in clusters]

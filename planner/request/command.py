@@ -1,10 +1,11 @@
-"""Scenarios and plans as commands that can be pasted; the options follow their declarations."""
+"""Scenarios and plans as commands, and changes of a plan as options behind those of another."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import MISSING
 from functools import cache
+from typing import Final
 
 from cost_models.plan.plan import GROUPS, Plan
 from cost_models.plan.workload import Workload
@@ -13,10 +14,11 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.options import Declared, declared
-from planner.request.recompute import recompute_option, stage_recompute_options
 from planner.request.requests import CommonOptions, LayerOptions
 from planner.request.scenario import DEFAULT_SOFTWARE, default_precision
-from planner.request.stage_layers import layers_option
+from planner.request.stage_layers import layers_option, recompute_option, stage_recompute_options
+
+TAKE_BACK: Final = " --recompute-layers 0"  # the number that was given before
 
 
 def describe_plan(plan: Plan) -> str:
@@ -123,3 +125,40 @@ def _scenario_options(scenario: Scenario) -> list[str]:
         words.append(layers_option(scenario.layer_ranges))
     words += stage_recompute_options(scenario.stage_recompute_layers)
     return words
+
+
+def replan_options(
+    scenario: Scenario, plan: Plan, before: Plan, *, reset_recompute: bool = False
+) -> str:
+    """Return a whole plan and its batch as options, to be typed behind those of another one.
+
+    ``reset_recompute``: numbers of recomputed layers are taken back, too.
+    """
+    words = [
+        describe_plan(plan),
+        *_taken_back(plan, before),
+        rebatch_options(scenario, plan, before),
+    ]
+    return " ".join(words) + (TAKE_BACK if reset_recompute else "")
+
+
+def rebatch_options(scenario: Scenario, plan: Plan, before: Plan) -> str:
+    """Return the batch as options; whoever typed a number of micro-batches needs the new one."""
+    option = batch_option(scenario.workload)
+    if plan.num_microbatches != before.num_microbatches:
+        option += f" --num-microbatches {plan.num_microbatches}"
+    return option
+
+
+def _taken_back(plan: Plan, before: Plan) -> list[str]:
+    """Return options for fields that an earlier plan set and this one leaves at their defaults."""
+    shown = shown_fields(plan)
+    return [
+        one.as_option(one.default)
+        for name, one in declared(Plan).items()
+        if one.option is not None
+        and one.option.pasted != "never"
+        and one.option.of != "recompute"  # see TAKE_BACK
+        and name not in shown
+        and getattr(plan, name) == one.default != getattr(before, name)
+    ]

@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cost_models.model.families import model_spec
 from cost_models.model.presets import is_preset, load_preset, similar_presets
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_json
+
+ModelLike = str | Path | Mapping[str, Any] | ModelSpec
 
 CONFIG_FILE: Final = "config.json"
 HUB_TIMEOUT_SECONDS: Final = 10.0
@@ -243,3 +245,16 @@ def _layer_parameters(shape: Shape) -> float:
     """Matmul weights of one layer: q and o, k and v, gate, up and down."""
     grouped = shape.num_kv_heads / shape.num_heads
     return shape.hidden_size**2 * (2 + 2 * grouped) + 3 * shape.hidden_size * shape.ffn_hidden_size
+
+
+def model_of(model: ModelLike) -> ModelSpec:
+    """Return the model that a name, a path or the values of a config.json stand for."""
+    if isinstance(model, ModelSpec):
+        return model
+    if isinstance(model, (str, Path)):
+        return resolve_model(str(model))
+    if isinstance(model, Mapping):
+        return model_spec(model, name=str(model.get("_name_or_path") or "config"), where="model")
+    raise InputError(
+        f"model = {model!r} (must be a name, a path, the values of a config.json or a ModelSpec)"
+    )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from cost_models.plan.plan import FLAGS, WORDS, Plan
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.options import declared, read_count
-from planner.request.recompute import read_recompute, without_list
+from planner.request.stage_layers import read_recompute, without_list
 
 FIX: Final = "--fix"  # the option that pins
 SHORT_NAMES: Final = {one.short: name for name, one in declared(Plan).items() if one.short != name}

@@ -20,7 +20,8 @@ from cost_models.plan.workload import Batch, SeqLen
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.options import Declared, Option, declared, optional, read_texts
-from planner.request.resolve import ClusterLike, ModelLike
+from planner.request.clusters import ClusterLike
+from planner.request.model import ModelLike
 
 TRAINING: Final = "training"
 TUNING: Final = "adapters and frozen parts"

@@ -33,7 +33,7 @@ from hardware_profiles.cluster.local_machine import uncalibrated_here
 from hardware_profiles.cluster.measurement import available_cores, cache_path, this_host
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
-from planner.request.measure_here import Say, measure
+from planner.request.executor_process import Say, measure
 from planner.runs.compare import exposed
 from planner.runs.run_record import RunRecord, read_run
 from planner.text.answer import SCHEMA_VERSION

@@ -31,7 +31,7 @@ from planner.assessment.reach import largest_micro_batch, longest_sequence
 from planner.request.clusters import part_of
 from planner.request.constraints import Constraint
 from planner.request.divisors import divisors
-from planner.request.resolve import ModelLike, model_of
+from planner.request.model import ModelLike, model_of
 from planner.request.scenario import MAX_BATCH, MAX_SEQ_LEN, AssumedScenario
 from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error
 from planner.survey.cases import WorkloadRequest

@@ -14,7 +14,7 @@ from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.software.trainer import software_profile
 from planner.assessment.verdict import VERDICTS, budget_bytes
 from planner.request.command import describe_plan
-from planner.request.module_trace import trace
+from planner.request.executor_process import trace
 from planner.request.scenario import DEFAULT_SOFTWARE, MAX_BATCH, default_precision
 from planner.traced.answers import TracedFitAnswer, TracedPlanAnswer, header
 from planner.traced.scenario import (

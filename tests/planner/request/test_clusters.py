@@ -4,8 +4,7 @@ import pytest
 
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
-from planner.request.clusters import part_of, parts_of, split_clusters
-from planner.request.resolve import clusters_of
+from planner.request.clusters import clusters_of, part_of, parts_of, split_clusters
 
 
 def test_lists_and_ranges_are_split() -> None:

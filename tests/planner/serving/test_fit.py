@@ -379,7 +379,7 @@ def test_the_command(
 ) -> None:
     if "here:1" in arguments:
         monkeypatch.setattr(
-            "planner.request.measure_here.cluster_or_measure", lambda *_: parse_cluster("1xT4")
+            "planner.request.executor_process.cluster_or_measure", lambda *_: parse_cluster("1xT4")
         )
     with pytest.raises(SystemExit) as stopped:
         main(["fit", *arguments, "--inference"])

@@ -12,8 +12,8 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from planner.assessment import reach
 from planner.request.constraints import parse_requirements
+from planner.request.model import model_of
 from planner.request.pins import parse_fixed
-from planner.request.resolve import model_of
 from planner.request.scenario import build_scenario
 from planner.search.search import search
 from planner.survey.inverse import InverseAnswer, sequence_step

@@ -14,7 +14,7 @@ from cost_models.plan.plan import Plan
 from cost_models.traced.module import TracedModule
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from planner.cli.app import main
-from planner.request import module_trace
+from planner.request import executor_process
 from planner.text.answer import json_text
 from planner.traced import fit_and_plan as traced_front_door
 from tests.traced_sample import large, sample
@@ -179,7 +179,7 @@ def test_a_batch_that_ranks_do_not_divide(traces: Traces) -> None:
 def test_without_torch_it_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match="needs torch: pip install 'shardplan"):
-        module_trace.trace(NET, precision="fp32", device="cpu")
+        executor_process.trace(NET, precision="fp32", device="cpu")
 
 
 MINE = """

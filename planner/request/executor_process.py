@@ -1,20 +1,61 @@
-"""``module:package.path:factory``: the executor traces the module in a process of its own."""
+"""Measurements of this machine and traces of modules, which the executor takes in a process.
+
+The executor needs the packages of the extra ``run``; the planner does not.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from cost_models.traced.module import TracedModule, traced_module
+from hardware_profiles.cluster.local_machine import NeedsMeasurement
+from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, RunError
-from planner.request.run_packages import INSTALL, missing_run_package
 
+if TYPE_CHECKING:
+    from cost_models.traced.module import TracedModule
+
+PACKAGES: Final = ("torch", "transformers")
+INSTALL: Final = "pip install 'shardplan[run]'"
 PREFIX: Final = "module:"
 TIMEOUT_SECONDS: Final = 1800.0
+
+Say = Callable[[str], None]
+
+
+def missing_run_package() -> str | None:
+    """Return the first package of the extra ``run`` that is not installed, or None."""
+    return next((name for name in PACKAGES if importlib.util.find_spec(name) is None), None)
+
+
+def cluster_or_measure(text: str, say: Say) -> Cluster:
+    """Parse a cluster; measure this machine first where ``here`` needs it."""
+    try:
+        return parse_cluster(text)
+    except NeedsMeasurement as needs:
+        measure(needs.processes, say)
+        return parse_cluster(text)
+
+
+def measure(processes: int, say: Say) -> None:
+    """Have the executor measure this machine with so many processes, into the user's cache."""
+    if (missing := missing_run_package()) is not None:
+        raise InputError(
+            "here: this machine has no GPU and was not measured yet, and measuring needs "
+            f"{missing}: {INSTALL}"
+        )
+    say(f"measuring this machine with {processes} processes (once; kept in the cache) ...")
+    command = [sys.executable, "-m", "executor", "measure", "--processes", str(processes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise RunError(f"measuring this machine failed: {last[0]}")
 
 
 def is_module(model: object) -> bool:
@@ -67,5 +108,7 @@ def trace(
         if done.returncode == InputError.exit_code:
             raise InputError(words)
         raise RunError(f"{name}: tracing failed: {words}")
+    from cost_models.traced.module import traced_module
+
     # whatever the user's code prints comes before
     return traced_module(json.loads(done.stdout.splitlines()[-1]))
