@@ -169,7 +169,7 @@ def _activations(
     name = MOMENTS[moment]
     if name == "last_layer":
         numbers = f"{size / tokens:,.0f} bytes × {tokens:,.0f} tokens"
-        what = "one layer on its way backward, the last one left"
+        what = "the backward pass of the only layer left"
         return [Term("activations", what, "a layer saved + its backward pass", numbers, size)]
     in_flight = first(live.in_flight)
     if name == "later_backward":
@@ -189,15 +189,15 @@ def _activations(
     late = first(live.pending_bytes)
     if late > 0.0 and not plan.offloads_activations:
         due = first(live.pending)
-        what, formula = "operands of weight gradients that come later", "n · bytes of a micro-batch"
+        what, formula = "operands of pending weight gradients", "n · bytes of a micro-batch"
         numbers = f"{due:.3g} due × {format_bytes(late / due)}"
         terms.append(Term("activations", what, formula, numbers, late))
         rest -= late
     others = ["the head's inputs, rotary tables, token ids"]
     if name in ("backward", "later_backward"):
-        others.insert(0, "a layer on its way backward")
+        others.insert(0, "the backward pass of a layer")
     if plan.offloads_activations:
-        others.insert(0, "two layers on their way to the host")
+        others.insert(0, "two layers in transfer to the host")
     terms.append(Term("activations", "others", ", ".join(others), "", rest))
     return terms
 

@@ -1,4 +1,4 @@
-"""``fit()`` and ``plan()``: the questions, asked from Python as from the command line."""
+"""``fit()``: whether a plan fits, from Python or from the command line."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     """Return whether a model trains on a cluster with a plan, and with which margin.
 
     The arguments are the fields of :class:`~planner.request.requests.FitRequest`: a model, a
-    cluster, and options such as ``tensor_parallel=2``. What is left out takes its documented
-    default: no tensor or pipeline parallelism, data parallelism over all that is left, ZeRO-3 (or
-    what the trainer can), sequence parallelism wherever there is tensor parallelism, one sequence a
-    micro-batch, and the least recomputation that fits. ``layers``: those of every stage in order
-    (``"3,5,5,3"``), even ones by default. ``inputs``: arguments of a
+    cluster, and options such as ``tensor_parallel=2``. Options that are not given take their
+    documented default: no tensor or pipeline parallelism, data parallelism over all that is left,
+    ZeRO-3 (or what the trainer can), sequence parallelism wherever there is tensor parallelism, one
+    sequence a micro-batch, and the least recomputation that fits. ``layers``: those of every stage
+    in order (``"3,5,5,3"``), even ones by default. ``inputs``: arguments of a
     ``module:package.path:factory`` (``"x=float32[B,3,224,224]"``).
 
     ``tokens`` of a whole run add its days, dollars (``price`` of an accelerator's hour), energy,

@@ -1,4 +1,4 @@
-"""``plan()``: what is the best plan, asked from Python as from the command line."""
+"""``plan()``: the best plans, from Python or from the command line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     ``carbon``: grams of CO2 a kilowatt hour, ``failures``: "mtbf=50000,restart=11,stall=5".
     ``find``: an inverse question (``planner.survey.inverse``). ``layers`` pins those of every stage
     ("3,5,5,3").
-    Raises NoLegalPlanError, with what removed the most candidates, where nothing fits.
+    Raises NoLegalPlanError if no plan fits; it names the rules that removed the most candidates.
     """
     fixed, by_stage = without_list(_fixed(request.fix))
     top = check_value(option(PlanRequest, "top"), request.top)
@@ -187,7 +187,7 @@ def _offloads(allow: str | Sequence[str] | None) -> tuple[str, ...]:
 def _one_of(clusters: Sequence[Cluster], model: str) -> Cluster:
     if len(clusters) > 1:
         names = ", ".join(cluster.name for cluster in clusters)
-        raise InputError(f"cluster = {names}: {model} is asked about one cluster at a time")
+        raise InputError(f"cluster = {names}: {model} takes one cluster at a time")
     return clusters[0]
 
 

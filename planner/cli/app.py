@@ -63,7 +63,7 @@ COMMANDS: Final = {
     ),
     "calibrate": (
         "planner.cli.runs:calibrate",
-        "Make predictions for a cluster better: from runs, or by measuring this machine anew.",
+        "Improve predictions for a cluster: from runs, or by a new measurement of this machine.",
     ),
 }
 

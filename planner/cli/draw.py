@@ -14,18 +14,18 @@ KINDS: Final = (".html", ".svg")
 
 
 def check_drawing(path: Path, *, force: bool) -> None:
-    """Raise before the work is done when a drawing could not be written."""
+    """Raise, before any computation, if a drawing could not be written."""
     if path.suffix.lower() not in KINDS:
         raise InputError(f"{path}: the name of a drawing ends in {' or '.join(KINDS)}")
     refuse_existing(path, force=force)
 
 
 def refuse_drawings(*, explain: bool, output: Path | None) -> None:
-    """Raise where the moments of a training step are asked of a server."""
-    asked = ["--explain"] * explain + ["--output"] * (output is not None)
-    if asked:
+    """Raise if a drawing of a training step is requested together with --inference."""
+    given = ["--explain"] * explain + ["--output"] * (output is not None)
+    if given:
         raise InputError(
-            f"--inference and {', '.join(asked)}: they show a training step, which a server does "
+            f"--inference and {', '.join(given)}: they show a training step, which a server does "
             "not have; leave out one or the other"
         )
 

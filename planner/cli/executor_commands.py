@@ -25,9 +25,9 @@ def _become(command: str, help: str) -> click.Command:
 
 
 def _execute(command: str, arguments: list[str]) -> None:
-    """Become the executor, in the place of this process.
+    """Replace this process by the executor.
 
-    Signals then reach it, and whoever waits sees how it ended.
+    Signals then reach the executor, and the parent process sees its exit code.
     """
     if command != "tokenize" and (missing := missing_run_package()) is not None:
         raise InputError(f"{command} needs {missing}: {INSTALL}")

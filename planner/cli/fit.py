@@ -1,4 +1,4 @@
-"""``shardplan fit``: its options, and what it prints."""
+"""``shardplan fit``: its options and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shardplan knows: presets, accelerators, and what one of them is made of."""
+"""Listings of presets and accelerators, and details of one of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def models_text(document: Mapping[str, Any]) -> str:
 
 
 def one_model(name: str) -> dict[str, Any]:
-    """What one model is made of."""
+    """Structure and parameters of one model."""
     model = resolve_model(name)
     seq_len = min(model.max_seq_len or 4096, 4096)
     forward = float(forward_flops_per_token(model, seq_len))

@@ -1,4 +1,4 @@
-"""What commands say and write beside their answer."""
+"""Messages and files that commands write besides their answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hardware_profiles.errors import InputError
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raise before the work is done when its result could not be written."""
+    """Raise, before any computation, if its result could not be written."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; name a file to write")
     if path.exists() and not force:
@@ -20,7 +20,7 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 
 
 def say(text: str) -> None:
-    """Say something beside the answer."""
+    """Print a message on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

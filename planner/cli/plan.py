@@ -1,4 +1,4 @@
-"""``shardplan plan``: its options, and what it prints."""
+"""``shardplan plan``: its options and its output."""
 
 from __future__ import annotations
 

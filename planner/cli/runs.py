@@ -19,7 +19,7 @@ def replan(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Write the best plan for the accelerators that are left."""
+    """Write the best plan for the remaining accelerators."""
     from cost_models.plan_file import write_plan_file
     from planner.runs.replan import replan as ask
     from planner.text.answer import json_text
@@ -50,7 +50,7 @@ def calibrate(
         Option("--from", metavar="RUN_DIR", help="learn from this run (may be repeated)"),
     ] = None,
     processes: Annotated[
-        int | None, Meta(ge=1, le=128), Option(help="measure anew with this many CPU processes")
+        int | None, Meta(ge=1, le=128), Option(help="measure again with this many CPU processes")
     ] = None,
     output: Annotated[
         Path | None,

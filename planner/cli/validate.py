@@ -28,7 +28,7 @@ def validate(
     force: Annotated[bool, Option("--force", help="overwrite the files in DIR")] = False,
     json: Json = False,
 ) -> None:
-    """How far is it off? Predictions beside runs that others measured, row by row and by group."""
+    """How accurate is it? Predictions against published measurements, row by row and by group."""
     from planner.validation.answer import refuse_existing_files
     from planner.validation.answer import validate as ask
 

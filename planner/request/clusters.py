@@ -33,7 +33,7 @@ def split_clusters(text: str) -> list[str]:
         names += _range(part) if ".." in part and not part.strip().endswith(".toml") else [part]
     named = [name.strip() for name in names]
     if len(named) > 1 and not all(named):
-        raise InputError(f"{text[:60]!r}: a cluster is missing beside a comma")
+        raise InputError(f"{text[:60]!r}: a cluster is missing before or after a comma")
     if len(named) > MOST_CLUSTERS:
         raise InputError(
             f"{text[:60]}: {len(named):,} clusters are too many (at most {MOST_CLUSTERS:,})"
@@ -59,7 +59,7 @@ def _range(part: str) -> list[str]:
 
 
 def part_of(cluster: Cluster, num_gpus: int) -> Cluster:
-    """Return so many accelerators of a cluster: whole nodes, or some of one node.
+    """Return a part of a cluster with ``count`` accelerators: whole nodes, or some of one node.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> [tier.domain_size for tier in part_of(parse_cluster("4x8xH100-SXM"), 16).tiers]

@@ -78,7 +78,7 @@ def batch_option(workload: Workload) -> str:
 
 
 def cluster_argument(cluster: Cluster) -> str | None:
-    """Return the cluster as one types it; None where only a file says what it is."""
+    """Return the CLUSTER argument of a cluster; None if only a file describes it."""
     try:
         same = parse_cluster(cluster.name).tiers == cluster.tiers
     except ShardplanError:
@@ -87,7 +87,7 @@ def cluster_argument(cluster: Cluster) -> str | None:
 
 
 def plan_command(scenario: Scenario, plan: Plan) -> str:
-    """Return the command that searches for the best plan, offloading what a plan offloads."""
+    """Return the command that searches for the best plan, with the offload of a given plan."""
     pinned = []
     if plan.offload != "none":
         device = f",offload_device={plan.offload_device}" if plan.offload_device != "cpu" else ""
@@ -96,7 +96,7 @@ def plan_command(scenario: Scenario, plan: Plan) -> str:
 
 
 def fit_command(scenario: Scenario, plan: Plan) -> str:
-    """Return the command that asks whether a plan of a scenario fits."""
+    """Return the command that checks whether a plan of a scenario fits."""
     return " ".join(["shardplan fit", *_scenario_options(scenario), describe_plan(plan)])
 
 

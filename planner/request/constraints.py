@@ -1,11 +1,11 @@
-"""Constraints in words: ``--require 'tp<=8'``, of the parts of a plan and of what it comes to.
+"""Constraints on the fields of a plan and on its results: ``--require 'tp<=8'``.
 
     tp<=8, zero!=2, schedule==1f1b, sp==on     parts of a plan, by the names of --fix
-    gpus<=64, dp_shard>=8                      what follows from them
+    gpus<=64, dp_shard>=8                      derived quantities
     memory<=70GiB, step<=10s, mfu>=0.4         results, once a plan is priced
 
-Several are joined by commas or "and". What contradicts itself, or what --fix pins, is an error that
-names both sides. ``memory`` is the predicted peak of the fullest accelerator.
+Several constraints are joined by commas or "and". A contradiction, also with --fix, is an error
+that names both sides. ``memory`` is the predicted peak of the fullest accelerator.
 """
 
 from __future__ import annotations
@@ -276,10 +276,10 @@ def broken_by_result(
     *,
     at_best: bool = False,
 ) -> NDArray[np.int16]:
-    """Return the same for results: columns by the names of RESULTS; an unknown one is an error.
+    """Return the first broken constraint on results: columns by the names of RESULTS.
 
-    ``at_best``: the results are those of lower bounds of the steps; what a longer step could mend
-    is not broken yet.
+    ``at_best``: the results follow from lower bounds of the steps; a constraint that a longer step
+    could satisfy is not broken.
     """
     for constraint in constraints:
         if constraint.of_result and constraint.name not in results:
@@ -298,7 +298,7 @@ def broken_by_result(
 
 
 def fewest_layers_are_best(constraints: Sequence[Constraint]) -> bool:
-    """Whether what is required of results is speed at least, and memory at most."""
+    """Whether all constraints on results are a minimum speed or a maximum memory."""
     return all(only_breaks(c) or _is_most_memory(c) for c in constraints if c.of_result)
 
 

@@ -64,21 +64,20 @@ def is_module(model: object) -> bool:
 
 
 def refuse_for_modules(model: str, output: Path | None, *, explain: bool = False) -> None:
-    """Raise an InputError where a file or a story is asked of a module of unknown layers."""
+    """Raise an InputError if a file or --explain is requested for a module of unknown layers."""
     if is_module(model) and output is not None:
         raise InputError(
-            f"--output {output}: a plan.json and a drawing say what every layer is, which is not "
-            f"known of {model}; the answer says how to train it from Python"
+            f"--output {output}: a plan.json and a drawing need all layers; those of {model} are "
+            "unknown; the answer shows how to train it from Python"
         )
     if is_module(model) and explain:
         raise InputError(
-            f"--explain: tells the moments of known layers; of {model} the answer names the block "
-            "at the peak"
+            f"--explain: needs known layers; for {model} the answer names the block at the peak"
         )
 
 
 def refuse_inputs(inputs: Sequence[str] | None) -> None:
-    """Raise for what only a traced module is called with."""
+    """Raise if inputs of a traced module are given for another model."""
     if inputs:
         raise InputError(f"--input {inputs[0]}: belongs to module:package.path:factory")
 
@@ -86,9 +85,9 @@ def refuse_inputs(inputs: Sequence[str] | None) -> None:
 def trace(
     name: str, *, precision: str, device: str, inputs: Sequence[str] | None = None
 ) -> TracedModule:
-    """Return what the executor sees of a module on fake tensors.
+    """Return the executor's trace of a module on fake tensors.
 
-    The factory is imported there, with the current folder on the path.
+    The executor imports the factory, with the current folder on the path.
     """
     if (missing := missing_run_package()) is not None:
         raise InputError(f"{name}: tracing a module needs {missing}: {INSTALL}")

@@ -1,4 +1,4 @@
-"""From what the user typed for MODEL to a :class:`ModelSpec`.
+"""Build a :class:`ModelSpec` from the MODEL argument.
 
 In this order: an existing file or folder; a preset or its alias; a Hugging Face hub id; a size such
 as ``7b``. Of the hub only ``config.json`` is fetched, and code from the hub is never run.
@@ -117,7 +117,7 @@ def _from_preset(text: str) -> ModelSpec:
     spec = model_spec(preset.config, name=preset.name, where=f"preset {preset.name}")
     if "/" not in text:
         return spec
-    note = f"{text}: the config that comes with shardplan was used; the hub was not asked"
+    note = f"{text}: the config that comes with shardplan was used, without access to the hub"
     return replace(spec, assumptions=(note, *spec.assumptions))
 
 
@@ -165,7 +165,7 @@ def _download_config(repository: str) -> str:
 
 
 def _explain_hub_errors(repository: str, download: Callable[[], str]) -> str:
-    """Run ``download``; raise each of its failures as one line that says what to do."""
+    """Run ``download``; raise each of its failures as one line with a remedy."""
     from huggingface_hub import errors
 
     page = f"{_hub_address()}/{repository}"

@@ -1,8 +1,8 @@
-"""What is best: time, cost, memory or energy, and the exact Pareto front of any two.
+"""Objectives: time, cost, memory or energy, and the exact Pareto front of any two.
 
-On one cluster the three rates of time, cost and energy are the same order: dollars and joules are
-the step's seconds times what all accelerators cost and draw. They part where clusters, or numbers
-of accelerators, are compared.
+On one cluster, time, cost and energy give the same order: dollars and joules are the step's seconds
+times the price and power of all accelerators. They differ between clusters, or numbers of
+accelerators.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def results(scenario: Scenario, table: PlanTable, step: Floats, peak: Floats) ->
 
 
 def pareto_front(first: Floats, second: Floats) -> NDArray[np.int64]:
-    """Return the rows that no other row beats in one without losing in the other, by the first.
+    """Return the Pareto-optimal rows of two costs, sorted by the first.
 
     Of equal rows the earliest is kept.
 

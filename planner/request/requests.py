@@ -398,7 +398,7 @@ class FitRequest(
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """What a search may change, and what is best."""
+    """Freedom and objective of a search."""
 
     fix: Annotated[
         str | Mapping[str, Any] | None,

@@ -1,4 +1,4 @@
-"""From what the user typed to what the formulas need; every default taken is written down."""
+"""Build a scenario from a request; every default is recorded as an assumption."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AssumedScenario:
 
 @dataclass(frozen=True, slots=True)
 class Adapting:
-    """What is trained of a frozen model; None: the default."""
+    """Adapters and trained parts of a frozen model; None: the default."""
 
     kind: str  # lora or qlora
     rank: int
@@ -166,9 +166,9 @@ def build_scenario(
         copies = software_profile(trainer).fp8.weight_copies
         assumptions.append(
             "fp8 as in Transformer Engine: matrices of layers and their inputs; weights stay in "
-            "16 bits beside two fp8 copies, which ZeRO 3 shards too"
+            "16 bits and two fp8 copies, which ZeRO 3 also shards"
             if copies
-            else "fp8: matrices of layers and their inputs, rounded anew in each pass; weights "
+            else "fp8: matrices of layers and their inputs, rounded again in each pass; weights "
             "stay in 16 bits"
         )
     every = software_profile(trainer).frozen.quantises_every_matrix
@@ -210,7 +210,7 @@ def build_scenario(
 
 
 def _about_optimizer(workload: Workload) -> list[str]:
-    """Say what an optimizer keeps where that is not the same of every tensor."""
+    """Describe the states of an optimizer that differ between tensors."""
     rule, said = OPTIMIZER_TRAITS[workload.optimizer], []
     if rule.whole_matrices:
         said.append(
@@ -250,11 +250,11 @@ def check_count(name: str, value: int, high: int) -> int:
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> str:
-    """Return one of the known words, or raise with what is meant."""
+    """Return a known word, or raise with the nearest one."""
     if value not in known:
         hint = did_you_mean(str(value), known)
         raise InputError(f"{name} = {value!r} (must be one of {', '.join(known)}). {hint}".strip())
     return value
 
 
-Measure = Callable[[int], None]  # measures this machine for so many processes, into the cache
+Measure = Callable[[int], None]  # measures this machine with a number of processes, into the cache

@@ -1,8 +1,8 @@
-"""``calibrate``: learn from a run how fast this cluster really is.
+"""``calibrate``: correct the rates and links of a cluster by the measured step time of a run.
 
-Two factors are solved for, so that the prediction of the run's own plan becomes what was measured:
-one on the rates of the accelerator, one on the links (where the run measured how long it waited for
-communication; else the links stay). Several runs: the median of each.
+Two factors make the predicted step of the run's plan equal to the measured one: one on the rates of
+the accelerator, one on its links (only if the run measured exposed communication). With several
+runs, each factor is the median over the runs.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from planner.text.answer import SCHEMA_VERSION
 
 FEWEST_STEPS: Final = 3  # timed ones
 WAITED_FOR_OTHERS: Final = (
-    "with what was waited it would compute faster than its peak: ranks waited for one another"
+    "with the measured waits it would compute faster than its peak: ranks waited for one another"
 )
-SMALLEST_SHARE: Final = 0.02  # of the step: less waiting says nothing about the links
+SMALLEST_SHARE: Final = 0.02  # of the step: shorter waits do not determine the links
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
-    """What a run changed."""
+class CalibratedCluster:
+    """A cluster calibrated with runs, and the predicted step before and after."""
 
     calibration: Calibration
-    cluster: Cluster  # as it is taken from now on
+    cluster: Cluster  # calibrated
     of_this_machine: bool
-    before_seconds: float  # of the run's plan, as predicted without it
+    before_seconds: float  # predicted step of the run's plan, without this run
     after_seconds: float
     measured_seconds: float
-    kept_in: str = ""  # the file that holds it from now on
-    waits_are_links: bool = True  # what was waited can be explained by links
+    kept_in: str = ""  # the file with the calibration
+    waits_are_links: bool = True  # the links explain the measured waits
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -83,15 +83,15 @@ class Learnt:
             f"({100 * (self.before_seconds / measured - 1):+.1f} %), "
             f"{format_seconds(self.after_seconds)} now "
             f"({100 * (self.after_seconds / measured - 1):+.1f} %)\n"
-            f"learnt     from {factors.words}: rates x {factors.rates:.3g}, "
+            f"factors    from {factors.words}: rates x {factors.rates:.3g}, "
             + (f"links x {factors.links:.3g}" if links else f"links as before ({why})")
-            + f"\nkept in    {self.kept_in}"
+            + f"\nsaved in   {self.kept_in}"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A machine that was measured anew."""
+class MeasuredMachine:
+    """The machine of this process after a new measurement."""
 
     cluster: Cluster
     kept_in: str
@@ -114,7 +114,7 @@ class Measured:
             f"{self.cluster.name}: {chip.name}, {self.cluster.num_gpus} processes; of each: "
             f"{rates}, memory {chip.memory_bandwidth.value / 1e9:,.1f} GB/s, "
             f"links {links.bandwidth.value / 1e9:,.2f} GB/s\n"
-            f"kept in    {self.kept_in}"
+            f"saved in   {self.kept_in}"
         )
 
 
@@ -125,7 +125,7 @@ def calibrate(
     output: str | Path | None = None,
     force: bool = False,
     say: Say = print,
-) -> Learnt | Measured:
+) -> CalibratedCluster | MeasuredMachine:
     """Calibrate a cluster with folders of runs, or measure this machine with CPU processes.
 
     The result is stored in the user's cache if it is of this machine, and in ``output`` (TOML, a
@@ -138,47 +138,47 @@ def calibrate(
     if processes is not None:
         measure(processes, say)
         cluster = uncalibrated_here(processes)
-        forget_calibration(cluster.accelerator.name, cluster.num_gpus)  # learnt on other figures
-        kept = str(cache_path(processes))
+        forget_calibration(cluster.accelerator.name, cluster.num_gpus)  # of the old figures
+        stored = str(cache_path(processes))
         if output is not None:
             write_cluster_toml(output, cluster, force=force)
-            kept += f" and {output}"
-        return Measured(cluster, kept)
+            stored += f" and {output}"
+        return MeasuredMachine(cluster, stored)
     for path in folders[:-1]:
-        _keep(learn(path), None, force=force)
-    return _keep(learn(folders[-1]), output, force=force)
+        _store(calibrate_with_run(path), None, force=force)
+    return _store(calibrate_with_run(folders[-1]), output, force=force)
 
 
-def _keep(learnt: Learnt, output: Path | None, *, force: bool) -> Learnt:
+def _store(result: CalibratedCluster, output: Path | None, *, force: bool) -> CalibratedCluster:
     places = []
-    if learnt.of_this_machine:
-        places.append(str(save_calibration(learnt.calibration)))
+    if result.of_this_machine:
+        places.append(str(save_calibration(result.calibration)))
     if output is not None:
-        write_cluster_toml(output, learnt.cluster, force=force)
+        write_cluster_toml(output, result.cluster, force=force)
         places.append(str(output))
     if not places:
         raise InputError(
-            f"the run's plan is for {learnt.cluster.name}, not for `here`: say with -o FILE.toml "
-            "where to write what was learnt"
+            f"the run's plan is for {result.cluster.name}, not for `here`: name a file for "
+            "the calibrated cluster with -o FILE.toml"
         )
-    return replace(learnt, kept_in=" and ".join(places))
+    return replace(result, kept_in=" and ".join(places))
 
 
-def learn(path: Path) -> Learnt:
-    """Learn from one run; nothing is written."""
+def calibrate_with_run(path: Path) -> CalibratedCluster:
+    """Return the cluster calibrated with one run, without writing a file."""
     run = read_run(path)
     measured = _usable(run)
     base, of_this_machine = _base_cluster(run)
     name, count = base.accelerator.name, base.num_gpus
-    kept = load_calibration(name, count) if of_this_machine else None
-    before = base if kept is None else calibrated(base, kept)
+    stored = load_calibration(name, count) if of_this_machine else None
+    before = base if stored is None else calibrated(base, stored)
     factors = solve(run, base, measured)
     waits_are_links = factors.links is None or _below_peak(base, factors, of_this_machine)
     if not waits_are_links:
         factors = solve(run, base, measured, with_links=False)
-    calibration = (kept or Calibration(this_host(), name, count, ())).with_run(factors)
+    calibration = (stored or Calibration(this_host(), name, count, ())).with_run(factors)
     cluster = calibrated(base, calibration)
-    return Learnt(
+    return CalibratedCluster(
         calibration=calibration,
         cluster=cluster,
         of_this_machine=of_this_machine,
@@ -193,19 +193,19 @@ def _usable(run: RunRecord) -> float:
     if run.step_seconds is None or run.timed_steps < FEWEST_STEPS:
         raise InputError(
             f"{run.folder}: timed {run.timed_steps} steps (at least {FEWEST_STEPS} are needed; the "
-            "first step and the one that is watched do not count)"
+            "first step and the profiled one are not timed)"
         )
     accelerator = run.plan_file.cluster.accelerator
     if not run.on_gpu and accelerator.device != "cpu":
         raise InputError(
-            f"{run.folder}: ran on CPU processes a plan for {run.plan_file.cluster.name}; it says "
-            "nothing about that cluster"
+            f"{run.folder}: a plan for {run.plan_file.cluster.name} that ran on CPU processes; it "
+            "cannot calibrate that cluster"
         )
     return run.step_seconds
 
 
 def _base_cluster(run: RunRecord) -> tuple[Cluster, bool]:
-    """Return the cluster without anything learnt, and whether it is this machine."""
+    """Return the cluster without calibration, and whether it is this machine."""
     cluster = run.plan_file.cluster
     if cluster.name.split(":")[0] != "here":
         return cluster, False
@@ -230,7 +230,7 @@ def _step(run: RunRecord, cluster: Cluster) -> float:
 def _below_peak(base: Cluster, factors: RunFactors, of_this_machine: bool) -> bool:
     """Whether matrix products stay below the peak of the accelerator.
 
-    A process gets more than its share of the processor while others wait.
+    A process uses more than its share of the processor while others wait.
     """
     chip, shared = base.accelerator, 1.0
     if of_this_machine and chip.device == "cpu":
@@ -243,7 +243,7 @@ def _below_peak(base: Cluster, factors: RunFactors, of_this_machine: bool) -> bo
 
 
 def solve(run: RunRecord, base: Cluster, measured: float, *, with_links: bool = True) -> RunFactors:
-    """Return the factors with which the prediction is what was measured (least squares of logs)."""
+    """Return the factors that fit the prediction to the measurement (least squares of logs)."""
     from scipy.optimize import least_squares
 
     waits = run.exposed_seconds
@@ -272,6 +272,6 @@ def solve(run: RunRecord, base: Cluster, measured: float, *, with_links: bool = 
     if abs(residuals(fit.x)[0]) > 0.05:
         raise InputError(
             f"{run.folder}: a step took {measured:.3g} s; no factor from {LOWEST:g} to {HIGHEST:g} "
-            "on the rates explains that"
+            "on the rates explains it"
         )
     return found

@@ -1,4 +1,4 @@
-"""``compare``: one plan beside another, or beside a run of it, term by term."""
+"""``compare``: a plan against another one, or against a run of it, term by term."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WAITING: Final = tuple(n for n in TIME_PARTS if n.endswith("_communication") or 
 
 @dataclass(frozen=True, slots=True)
 class ComparedTerm:
-    """One number on both sides; None: unknown there."""
+    """One number of both sides; None: unknown."""
 
     name: str
     unit: str  # seconds or bytes
@@ -55,7 +55,7 @@ class ComparedTerm:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Terms side by side, what differs in the plans, and in words what explains it."""
+    """Terms of both sides, differing plan fields, and explanations of the differences."""
 
     left: str
     right: str
@@ -94,7 +94,7 @@ def _legal(path: Path) -> PlanFile:
 
 
 def _prediction(file: PlanFile) -> Prediction:
-    """Return what is predicted now: a file may have been edited, or be of another version."""
+    """Return a new prediction: the file may have been edited, or written by another version."""
     return predict(scenario_of(file), file.plan, file.layer_ranges)
 
 
@@ -190,7 +190,7 @@ def _with_run(path: Path, file: PlanFile, run: RunRecord) -> Comparison:
 
 
 def predicted_phases(time: TimePrediction) -> dict[str, float]:
-    """Return what the phases of a measured step are predicted to take."""
+    """Return the predicted seconds of the phases that a run measures."""
     return {
         "forward and backward": sum(getattr(time.parts, name) for name in PASSES),
         "gradient norm, clipping, update": float(time.parts.optimizer),
@@ -198,7 +198,7 @@ def predicted_phases(time: TimePrediction) -> dict[str, float]:
 
 
 def measured_phases(run: RunRecord) -> dict[str, float | None]:
-    """Return the same phases as they were measured."""
+    """Return the measured seconds of the same phases."""
     phases = run.phase_seconds
     update = [phases[name] for name in ("gradients", "optimizer") if name in phases]
     return {

@@ -266,7 +266,7 @@ def test_operands_of_late_weight_gradients_are_a_term_of_their_own() -> None:
     plan = {"pipeline_schedule": "zbv", "pipeline_parallel": 8, "num_microbatches": 16}
     answer = planner.fit("llama-3-8b", "8xH100-SXM", seq_len=8192, recompute="full", **plan)
     terms = {term.name: term for term in answer.step_memory.terms}
-    due = terms["operands of weight gradients that come later"]
+    due = terms["operands of pending weight gradients"]
     assert due.size > 0.5 * answer.assessment.memory.parts.activations
     assert due.numbers
     assert terms["others"].size > 0.0

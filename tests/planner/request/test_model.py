@@ -43,7 +43,7 @@ def test_presets_and_aliases() -> None:
     assert resolve_model(" gpt2 ").assumptions == ()
     from_id = resolve_model("meta-llama/Meta-Llama-3-8B")
     assert from_id.name == "llama-3-8b"
-    assert "the hub was not asked" in from_id.assumptions[0]
+    assert "without access to the hub" in from_id.assumptions[0]
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -14,7 +14,7 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from planner.runs import calibrate as module
-from planner.runs.calibrate import calibrate, learn
+from planner.runs.calibrate import calibrate, calibrate_with_run
 from tests.planner.runs.recorded import PLAN, machine, plan_file, write_run
 
 # fewer layers' worth of work in each plan: another split between computing and communicating
@@ -119,10 +119,10 @@ def test_a_cluster_that_is_not_here_goes_to_a_file(tmp_path: Path) -> None:
 def test_runs_that_say_nothing_are_refused(tmp_path: Path) -> None:
     short = write_run(tmp_path / "short", plan_file(), machine(), timed_steps=1)
     with pytest.raises(InputError, match="timed 1 steps"):
-        learn(short)
+        calibrate_with_run(short)
     gpu = write_run(tmp_path / "gpu", plan_file(parse_cluster("2xA100-80GB")), machine())
-    with pytest.raises(InputError, match="says nothing about that cluster"):
-        learn(gpu)
+    with pytest.raises(InputError, match="cannot calibrate that cluster"):
+        calibrate_with_run(gpu)
     with pytest.raises(InputError, match="either --from RUN_DIR or --processes"):
         calibrated_by()
 

@@ -134,7 +134,7 @@ def test_a_module_is_asked_about_one_cluster() -> None:
     with pytest.raises(InputError) as caught:
         planner.plan(NET, "8xA100-80GB,8xH100-SXM")
     assert str(caught.value) == (
-        f"cluster = 8xA100-80GB, 8xH100-SXM: {NET} is asked about one cluster at a time"
+        f"cluster = 8xA100-80GB, 8xH100-SXM: {NET} takes one cluster at a time"
     )
 
 
