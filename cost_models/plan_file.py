@@ -113,7 +113,7 @@ def read_plan_file(path: Path) -> PlanFile:
     """Read and check a plan.json, one that was edited by hand included.
 
     Values are checked one by one and against each other (batch, layers); whether the plan is legal
-    for the model and the cluster is asked of ``cost_models.legality.rules``.
+    for the model and the cluster is checked by ``cost_models.legality.rules``.
     """
     return plan_file_from_dict(read_json(path, "a plan"), str(path))
 

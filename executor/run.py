@@ -91,8 +91,8 @@ def run(options: RunOptions, arguments: list[str]) -> int:
 def _run_on_nodes(
     options: RunOptions, prepared: PreparedRun, arguments: list[str], many: NodeSettings
 ) -> int:
-    """Be one of several machines; the first one shows and keeps the run."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch tells of every lost connection
+    """Run as one of several machines; the first one prints and records the run."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch logs every lost connection
     problem, gpus = None, 0
     try:
         gpus = check_machine(prepared.file, many.count)

@@ -17,13 +17,13 @@ class ShardplanError(Exception):
 
 
 class InputError(ShardplanError):
-    """Something the user gave is wrong: the message names it, its value and what is allowed."""
+    """Invalid input: the message names it, its value and the allowed values."""
 
     exit_code = 2
 
 
 class NoLegalPlanError(ShardplanError):
-    """Nothing fits, or no plan is legal; ``document`` says so as plain JSON values."""
+    """No plan fits, or no plan is legal; ``document``: the reasons as plain JSON values."""
 
     exit_code = 3
 

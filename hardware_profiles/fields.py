@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def read_text(path: Path, what: str, *, max_bytes: int = MAX_FILE_BYTES) -> str:
-    """Return the text of a file, or raise an InputError that says what is wrong with it."""
+    """Return the text of a file, or raise an InputError with the reason."""
     try:
         if not path.exists():
             raise InputError(f"{path}: no such file ({what} expected)")
@@ -120,7 +120,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def convert(data: object, kind: type[T], where: str) -> T:
-    """Return plain values as a type, or raise an InputError that says which value is wrong.
+    """Return plain values as a type, or raise an InputError that names the invalid value.
 
     ``where`` names the file (and the path inside it). Structs that forbid unknown fields refuse
     them with the nearest known name.
@@ -138,7 +138,7 @@ def convert(data: object, kind: type[T], where: str) -> T:
 def tidied(data: Any) -> Any:
     """Return plain values without keys that are null, and with 8.0 as 8.
 
-    For files that other programs wrote: both mean the same to whoever wrote them.
+    For files of other programs, to which both notations are equal.
 
     >>> tidied({"nodes": 2.0, "price": None, "tiers": [{"latency": 0.5}]})
     {'nodes': 2, 'tiers': [{'latency': 0.5}]}
@@ -300,7 +300,7 @@ def write_text_atomically(
 ) -> None:
     """Write a file all at once; an existing one is kept unless ``force``.
 
-    ``else_do``: what the user can do then.
+    ``else_do``: the remedy in the error message.
     """
     if path.is_dir():
         raise InputError(f"{path}: is a folder; name a file to write")

@@ -39,11 +39,11 @@ Pasted = Literal["always", "changed", "never"]
 
 
 class Option:
-    """How a field is typed: flags, help, abbreviation, and where it appears.
+    """Command-line form of a field: flags, help, abbreviation, and its commands.
 
     ``flags``: ``--name`` of the field where none is given; ``--sp/--no-sp`` for a switch; ``MODEL``
     (no dash) is a positional argument. ``help``: ``{default}`` stands for the default. ``example``:
-    a value shown in error messages. ``of``: the field without which this one means nothing;
+    a value shown in error messages. ``of``: the field that this one depends on;
     ``pasted``: when a command printed for copying contains it. ``default`` and ``why``: words of
     docs/defaults.md for a default that is computed. ``as_text``: a longer notation than the field's
     type is allowed, which the request reads. ``optional_value``: of a flag that is given without a
@@ -205,7 +205,7 @@ def declare(name: str, hint: Any, default: Any) -> Declared:
 
 
 def _without_none(kinds: tuple[Any, ...]) -> Any:
-    """Return the first type of a union; what a command line types is its first alternative."""
+    """Return the first type of a union, which is the one of the command line."""
     return next(kind for kind in kinds if kind is not type(None))
 
 

@@ -1,4 +1,4 @@
-"""Tables of which each column is computed once for equal rows, and such columns side by side."""
+"""Tables that compute each column once for equal rows, and joins of such columns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ APART: Final = (
 
 
 def factored(table: PlanTable) -> tuple[PlanTable, Frame]:
-    """Return the same plans, each column by its distinct values; and what they are columns of."""
+    """Return the same plans with factored columns, and the frame of these columns."""
     frame, columns = Frame(len(table)), {}
     for f in fields(PlanTable):
         values, codes = distinct(getattr(table, f.name))

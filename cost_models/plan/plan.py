@@ -1,4 +1,4 @@
-"""How a job is laid out on the accelerators: one plan, or a table of plans (one array a field).
+"""Layout of a job on the accelerators: one plan, or a table of plans (one array a field).
 
 The ranks form a grid (pipeline_parallel, dp_replicate, dp_shard, context_parallel,
 tensor_parallel), the last axis fastest: tensor-parallel neighbours are the nearest, pipeline stages
@@ -66,7 +66,7 @@ GROUPS: Final = (PARALLELISM, SHARDING, RECOMPUTATION, ZERO_PLUS_PLUS, OFFLOADIN
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One way to lay out a job.
+    """One layout of a job.
 
     A field is the one declaration of its option (see ``hardware_profiles.options``).
     """
@@ -274,12 +274,12 @@ class Plan:
 
     @property
     def is_zero_plus_plus(self) -> bool:
-        """Whether it has a part of ZeRO++."""
+        """Whether the plan uses a part of ZeRO++."""
         return self.secondary_ranks > 1 or self.quantised_weights or self.quantised_gradients
 
     @property
     def offloads_activations(self) -> bool:
-        """Whether what layers save for the backward pass lives in host memory."""
+        """Whether saved activations live in host memory."""
         return "activations" in self.offload
 
     @property
@@ -294,18 +294,18 @@ class Plan:
 
     @property
     def experts_apart(self) -> bool:
-        """Whether experts are shared out in another way than all other weights."""
+        """Whether experts are sharded in another way than all other weights."""
         whole_on_tensor_ranks = not self.expert_tensor_parallel and self.tensor_parallel > 1
         return self.expert_parallel > 1 or whole_on_tensor_ranks
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks of a copy of the model's stage among which whole experts can be shared out."""
+        """Ranks of a copy of the model's stage over which whole experts can be distributed."""
         return self.shard_ranks * (1 if self.expert_tensor_parallel else self.tensor_parallel)
 
     @property
     def expert_shard_ranks(self) -> int:
-        """Ranks that hold the same experts, over which ZeRO shards these."""
+        """Ranks with the same experts, over which ZeRO shards them."""
         return self.expert_ranks // self.expert_parallel
 
     @property
@@ -437,7 +437,7 @@ class PlanTable:
 
     @property
     def experts_apart(self) -> Column:
-        """Whether experts are shared out in another way than all other weights."""
+        """Whether experts are sharded in another way than all other weights."""
         whole = np.logical_not(self.expert_tensor_parallel) & (self.tensor_parallel > 1)
         apart: Column = (self.expert_parallel > 1) | whole
         return apart
@@ -450,14 +450,14 @@ class PlanTable:
 
     @property
     def expert_ranks(self) -> Column:
-        """Ranks of a copy of the model's stage among which whole experts can be shared out."""
+        """Ranks of a copy of the model's stage over which whole experts can be distributed."""
         tensor = np.where(self.expert_tensor_parallel, 1, self.tensor_parallel)
         ranks: Column = self.shard_ranks * tensor
         return ranks
 
     @property
     def expert_shard_ranks(self) -> Column:
-        """Ranks that hold the same experts, over which ZeRO shards these."""
+        """Ranks with the same experts, over which ZeRO shards them."""
         ranks: Column = self.expert_ranks // self.expert_parallel
         return ranks
 
@@ -491,7 +491,7 @@ class PlanTable:
         return PlanTable(**{f.name: _picked(getattr(self, f.name), index) for f in fields(self)})
 
     def plain(self) -> PlanTable:
-        """Return the same with a value in each row of every column."""
+        """Return the same plans with full-length columns."""
         return PlanTable(**{f.name: decode(getattr(self, f.name)) for f in fields(self)})
 
     def plan(self, row: int) -> Plan:

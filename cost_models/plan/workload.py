@@ -1,7 +1,7 @@
-"""What is to be trained: sequence length, global batch, precision, optimizer.
+"""Training workload: sequence length, global batch, precision, optimizer.
 
-``auto`` for a precision means: as the parts it belongs to have it (optimizer states: as the weights
-that are updated; gradients: as the trainer keeps them, see ``gradients.in_master_precision``).
+``auto`` for a precision follows the related part (optimizer states: the updated weights; gradients:
+the trainer's own precision, see ``gradients.in_master_precision``).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Workload:
         return KEPT_BYTES.get(self.gradient_precision, self.master_bytes)
 
     def gradient_bytes(self, *, in_master_precision: bool) -> float:
-        """Bytes of an element of a kept gradient, as the trainer keeps them."""
+        """Bytes of an element of an accumulated gradient."""
         auto = self.master_bytes if in_master_precision else self.compute_bytes
         return KEPT_BYTES.get(self.gradient_precision, auto)
 
@@ -181,7 +181,7 @@ def require_consistent(workload: Workload, where: str = "") -> None:
 
 
 def check_targets(text: str, where: str) -> str:
-    """Return what gets adapters: all, attention, or names of matrices such as "q,v".
+    """Return the adapted matrices: all, attention, or names of matrices such as "q,v".
 
     >>> check_targets("q, v", "lora_targets")
     'q,v'
@@ -211,7 +211,7 @@ def _adapter(read: Mapping[str, Any], given: Collection[str], where: str) -> dic
 
 
 def check_freeze(text: str, where: str) -> str:
-    """Return what is frozen as it is kept: names in order, each once; "" for nothing.
+    """Return frozen parts in canonical form: names in order, each once; "" for none.
 
     >>> check_freeze("layers:0-3, embedding", "freeze")
     'embedding,layers:0-3'

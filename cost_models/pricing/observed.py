@@ -119,7 +119,7 @@ def collectives_side_by_side(
 ) -> list[tuple[Key, int, int]]:
     """Return (axis, kind), predicted and counted bytes of a step, sorted.
 
-    Where one axis spans all ranks, its group may be the world's, and counts as that axis.
+    If one axis spans all ranks, its group may be the world's; such traffic belongs to that axis.
     """
     world = ranks[0].get("world_axis", "world")
     expected = collective_bytes(

@@ -1,4 +1,4 @@
-"""Bytes of what one forward pass of a serving engine has alive at once: nothing is saved.
+"""Bytes of live activations in one forward pass of a serving engine, which saves none.
 
 Symbols   h hidden_size   F ffn_hidden_size   a num_heads   d head_dim   e value_head_dim
           k num_kv_heads   E, n experts, and experts of a token   V vocab_size
@@ -22,7 +22,7 @@ FP32 = 4.0
 def attention_token_bytes(
     attention: Attention, hidden_size: int, tensor_parallel: Count, compute_bytes: float
 ) -> Real:
-    """Bytes a token inside attention: queries, keys, values and output, beside its input.
+    """Bytes a token inside attention: queries, keys, values and output, without its input.
 
     c (a d + a e) / t + c ceil(k / t) (d + e)       ordinary attention
         c (q_lora + r + q + a (3 d + 2 e - q) / t)      latent: latents; queries; keys without

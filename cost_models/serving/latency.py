@@ -118,9 +118,9 @@ def token_seconds(
     ranks: Sequence[PipelineRank],
     cached: tuple[Real, Real],
 ) -> tuple[Real, PassTime, Real]:
-    """Mean seconds of an output token, its parts, and what of it stages wait for each other.
+    """Mean seconds of an output token, its parts, and the seconds that stages wait for each other.
 
-        max(sum(S_i), g max(S_i))        g = min(p, N) groups of N/g sequences are on their way
+        max(sum(S_i), g max(S_i))        g = min(p, N) groups of N/g sequences are in flight
 
     ``cached``: tokens of a sequence at the beginning and at the end.
     """

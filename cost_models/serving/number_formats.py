@@ -85,10 +85,10 @@ def stored_format(config: Mapping[str, Any]) -> str | None:
     >>> stored_format({"quantization_config": {"quant_method": "awq", "bits": 4}})
     'int4'
     """
-    said = config.get("quantization_config")
-    if not isinstance(said, Mapping):
+    given = config.get("quantization_config")
+    if not isinstance(given, Mapping):
         return None
-    method = str(said.get("quant_method", ""))
+    method = str(given.get("quant_method", ""))
     if method in ("gptq", "awq"):
-        return {4: "int4", 8: "int8"}.get(said.get("bits", 4))
+        return {4: "int4", 8: "int8"}.get(given.get("bits", 4))
     return _METHODS.get(method)

@@ -63,7 +63,7 @@ def build_cluster(
 
 
 def _board_note(kind: Node, gpus_per_node: int) -> tuple[str, ...]:
-    """Name the board without a switch that has so many accelerators, where there is one."""
+    """Return a note on boards without a switch that have ``gpus_per_node`` accelerators."""
     boards = [
         board.name
         for board in nodes()
@@ -145,7 +145,7 @@ def _check_size(words: str, total: int) -> None:
 
 
 def describe(cluster: Cluster) -> str:
-    """Say back in words what a cluster is.
+    """Describe a cluster in words.
 
     >>> from hardware_profiles.cluster.catalogue import find_accelerator
     >>> describe(build_cluster(find_accelerator("A100-80GB"), num_nodes=2, gpus_per_node=8))
@@ -163,7 +163,7 @@ def describe(cluster: Cluster) -> str:
 
 
 def _level_words(level: Level) -> str:
-    """Say how many switches a level has, of how much, and what a link to them carries."""
+    """Describe the switches of a level and the bandwidth of their links."""
     sizes = sorted({level.above.count(switch) for switch in set(level.above)})
     many = "es" if level.name.endswith(("ch", "s")) else "s"
     what = f"{level.num_switches} {level.name}{many} of " if level.num_switches > 1 else ""

@@ -1,8 +1,8 @@
-"""What runs taught about a cluster: factors on its measured or published rates.
+"""Calibration of a cluster with runs: factors on its measured or published rates.
 
 A factor of 0.9 on rates: matmuls, memory and host work at 0.9 of the figure before; on links:
-bandwidth at 0.9, latency at 1 / 0.9. The value before stays in the figure's source, so that both
-are kept. The factors of this machine lie in the user's cache, beside its measurement.
+bandwidth at 0.9, latency at 1 / 0.9. The old value is recorded in the figure's
+source. The factors of this machine are stored in the user's cache, next to its measurement.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Factor = Annotated[float, Meta(ge=LOWEST, le=HIGHEST)]
 
 @dataclass(frozen=True, slots=True)
 class RunFactors:
-    """What one run says about the cluster that it ran on."""
+    """Factors on the rates of a cluster from one run on it."""
 
     run: str  # its folder
     rates: float
@@ -38,7 +38,7 @@ class RunFactors:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All runs that were learnt from; the factors are their medians."""
+    """Runs that calibrate a cluster; the factors are their medians."""
 
     host: str
     accelerator: str
@@ -58,7 +58,7 @@ class Calibration:
 
     @property
     def words(self) -> str:
-        """How many runs there were, in words."""
+        """The number of runs, in words."""
         return f"{len(self.runs)} run{'s' if len(self.runs) > 1 else ''}"
 
     def with_run(self, run: RunFactors) -> Calibration:
@@ -154,13 +154,13 @@ def _scaled(figure: Figure, factor: float, why: str) -> Figure:
 
 
 def calibration_path(accelerator: str, num_gpus: int) -> Path:
-    """Return where the calibration of this machine is kept."""
+    """Return the path of this machine's calibration."""
     name = "".join(c if c.isalnum() else "-" for c in accelerator).strip("-")
     return cache_folder() / f"calibration-{name}-{num_gpus}.json"
 
 
 def load_calibration(accelerator: str, num_gpus: int) -> Calibration | None:
-    """Return what is kept for this machine; None where there is nothing that can be read."""
+    """Return the stored calibration of this machine; None without a readable one."""
     path = calibration_path(accelerator, num_gpus)
     if not path.is_file():
         return None

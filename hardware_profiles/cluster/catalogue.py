@@ -9,15 +9,14 @@ Every number carries a kind and the key of a source; ``note`` adds words to it. 
 us; *published*: measured by others; *datasheet*: the vendor's figure, read where the source says;
 *assumed*: nobody's figure, the source says why.
 
-Memory capacity is what the driver reports, where somebody published it. Otherwise the name on the
-box is read as GiB (NVIDIA cards with HBM report 99.5 to 100 % of that, AMD's the whole) and the
-figure is marked as assumed. Cards with GDDR and error correction switched on report 1/16 less;
-B300 and GB300 report 288 · 10⁹ bytes and less. CUDA keeps a part of it for itself: what torch calls
-the total capacity is ``usable_memory``, where somebody published it.
+Memory capacity is the driver's figure, if published. Otherwise the nominal size is read as GiB
+(NVIDIA cards with HBM report 99.5 to 100 % of that, AMD's the whole) and the figure is marked as
+assumed. Cards with GDDR and error correction switched on report 1/16 less; B300 and GB300 report
+288 · 10⁹ bytes and less. CUDA reserves a part of it: torch's total capacity is ``usable_memory``,
+if published.
 
-Prices are those of one provider on one day, where somebody published them: what renting costs
-is the user's to say (``shardplan plan --price``, or ``price`` in the accelerator of a cluster's
-file).
+Prices are those of one provider on one day, if published; the user states the actual ones
+(``shardplan plan --price``, or ``price`` in the accelerator of a cluster's file).
 
 Names are matched without regard to case, separators and a vendor's name. ``assumed_aliases`` are
 names that leave something open (``H100``: board and memory) of which one reading is usual: a name
@@ -50,7 +49,7 @@ Entry = TypeVar("Entry", Accelerator, Node)
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[Entry]):
-    """What a name stands for, and the convention that was needed to say so."""
+    """The entry of a name, and the convention that resolved it."""
 
     entry: Entry
     note: str | None = None
@@ -168,7 +167,7 @@ def link_latency(link: str) -> Figure:
 
 
 def unknown(name: str, what: str, known: Iterable[str]) -> str:
-    """Return the message for a name that nothing in the catalogue has."""
+    """Return the message for a name that is not in the catalogue."""
     names = list(known)
     families = dict.fromkeys(entry.split("-")[0] for entry in names)
     hint = did_you_mean(name, [*families, *names]) or "`shardplan hardware` lists them."

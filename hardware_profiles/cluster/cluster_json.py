@@ -76,7 +76,7 @@ _Accelerator: Final = struct_of(
 )
 _Cluster: Final = struct_of(
     Cluster,
-    without=("rank_order",),  # of a plan, which is written beside it
+    without=("rank_order",),  # of a plan, which is written separately
     accelerator=_Accelerator,
     num_nodes=_Count,
     gpus_per_node=_Count,
@@ -89,9 +89,9 @@ _Cluster: Final = struct_of(
 
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
-    """Return plain JSON values that hold every figure, so that a file stands alone."""
+    """Return plain JSON values with every figure, so that a file is self-contained."""
     plain: dict[str, Any] = asdict(cluster)
-    del plain["rank_order"]  # of a plan, which is written beside it
+    del plain["rank_order"]  # of a plan, which is written separately
     if not cluster.levels:
         del plain["levels"]
     plain["accelerator"]["aliases"] = list(cluster.accelerator.aliases)

@@ -73,7 +73,7 @@ def read_rank_order(order: Sequence[Any] | None, where: str, ranks: int) -> tupl
 
 
 def check_levels(levels: Sequence[Level], num_gpus: int, where: str) -> None:
-    """Raise an InputError unless levels are a tree above so many accelerators."""
+    """Raise an InputError unless levels are a tree above ``num_gpus`` accelerators."""
     if not levels:
         return
     if len(levels) > MOST_LEVELS:

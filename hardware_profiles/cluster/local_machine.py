@@ -38,7 +38,7 @@ _OWN_FILE: Final = (
 
 
 class NeedsMeasurement(InputError):
-    """No measurement of this machine with so many processes is in the cache."""
+    """The cache has no measurement of this machine with that number of processes."""
 
     def __init__(self, processes: int) -> None:
         super().__init__(
@@ -64,12 +64,12 @@ def describe_here(processes: int | None) -> Cluster:
     Default: every visible GPU; without any, one process for each core that may be used.
     """
     cluster = uncalibrated_here(processes)
-    learnt = load_calibration(cluster.accelerator.name, cluster.num_gpus)
-    return cluster if learnt is None else calibrated(cluster, learnt)
+    calibration = load_calibration(cluster.accelerator.name, cluster.num_gpus)
+    return cluster if calibration is None else calibrated(cluster, calibration)
 
 
 def uncalibrated_here(processes: int | None) -> Cluster:
-    """Return this machine as the driver and the measurement describe it, without what runs said."""
+    """Return this machine as the driver and the measurement describe it, without calibration."""
     gpus = visible_gpus()
     if gpus:
         return _gpu_cluster(gpus, processes)

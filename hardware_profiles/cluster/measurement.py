@@ -1,4 +1,4 @@
-"""What the executor measured on this machine, and the file in the user's cache that keeps it.
+"""The executor's measurement of this machine, and its file in the user's cache.
 
 ``python -m executor measure --processes N --json`` prints one such document; ``here.py`` turns it
 into a cluster. All rates are those of one process while every process works at the same time, so
@@ -94,7 +94,7 @@ def cache_folder() -> Path:
 
 
 def cache_path(processes: int) -> Path:
-    """Return where the measurement with so many processes is kept."""
+    """Return the path of the measurement with ``processes`` processes."""
     return cache_folder() / f"machine-{processes}.json"
 
 
@@ -118,10 +118,10 @@ def write_to_cache(path: Path, document: Mapping[str, Any]) -> Path:
 
 
 def load_cached(processes: int) -> MachineMeasurement | None:
-    """Return the cached measurement of this machine with so many processes, or None.
+    """Return the cached measurement of this machine with ``processes`` processes, or None.
 
-    A file of another host, another number of cores or another schema does not count, nor does one
-    that cannot be read: it is measured anew and replaced.
+    A file of another host, number of cores or schema, or an unreadable one, is ignored: the machine
+    is measured again and the file replaced.
     """
     path = cache_path(processes)
     if not path.is_file():

@@ -39,15 +39,15 @@ def exchange_bandwidth(
 
         min over the tiers crossed of  w (n - 1) / (n - m)       m members of a group in a domain
 
-    Of what a rank has, the part for the n - m others leaves the domain by its own share w of the
+    The part of a rank's data for the n - m others leaves the domain over its own share w of the
     tier, as all ranks exchange at once. A ring leaves a domain once for all of its members there,
     which is why ``cluster.group_link`` gives it m w.
 
-    ``copies``: of what a rank has, so many rows are one token on its way to as many experts, and
-    one of them goes to a domain, where it is forwarded. Of N = n / m domains k experts without
+    ``copies``: number of rows that are copies of one token for different experts; one of them goes
+    to each domain, where it is forwarded. Of N = n / m domains k experts without
     preference are in N (1 - (1 - 1/N)^k), so that the network has that over k to carry.
 
-    On an irregular tree of links it is what a ring has.
+    On an irregular tree of links it is a ring's bandwidth.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> cluster = parse_cluster("2xDGX-A100-80GB")

@@ -1,7 +1,7 @@
-"""From what a user types to a Cluster.
+"""Parse the CLUSTER argument.
 
     8xA100-80GB            one node of eight
-    16x8xH100-SXM          16 nodes of eight; total and nodes are always said back (``describe``)
+    16x8xH100-SXM          16 nodes of eight; ``describe`` repeats total and nodes
     A100-80GB:8            the same as 8xA100-80GB
     32xp5.48xlarge         32 instances of a known kind of node; one without the number
     gb200-nvl72            one rack of 18 nodes of 4 in one NVLink domain; 2xgb200-nvl72
@@ -41,7 +41,7 @@ _AFTER: Final = re.compile(r"^(?P<name>.*[^:\s])\s*:\s*(?P<count>[+-]?\d+)$")
 
 
 def parse_cluster(text: str) -> Cluster:
-    """Return the cluster that a user's words stand for; see the head of this file.
+    """Return the cluster that a text names; see the head of this file.
 
     >>> cluster = parse_cluster("16x8xH100-SXM")
     >>> cluster.num_nodes, cluster.gpus_per_node, cluster.accelerator.name

@@ -1,4 +1,4 @@
-"""What a machine is: accelerators, link tiers, clusters.
+"""Machines: accelerators, link tiers, clusters.
 
 SI units: bytes, seconds, FLOP/s, bytes/s, watts; prices in dollars an hour.
 
@@ -53,7 +53,7 @@ class Accelerator:
     compute_units: Figure | None = None  # multiprocessors (NVIDIA), compute units (AMD)
     kernel_launch: Figure | None = None  # host seconds per kernel or operator, where measured
     # of a CPU process, measured
-    score_seconds: Figure | None = None  # an attention score, forward, beside its matmuls
+    score_seconds: Figure | None = None  # an attention score, forward, without its matmuls
     core_share: Figure | None = None  # of a core, at most one, while all processes work
     aliases: tuple[str, ...] = ()
 
@@ -62,9 +62,9 @@ class Accelerator:
 class Tier:
     """One level of the interconnect; see the head of this file.
 
-    ``peer_bandwidth`` and ``peer_latency`` are given where one single peer is reached otherwise
-    than all together: a full mesh (64 of 448 GB/s between two MI300X), or a measured point-to-point
-    rate beside a measured ring.
+    ``peer_bandwidth`` and ``peer_latency`` are given if a single peer has other links than all
+    together: a full mesh (64 of 448 GB/s between two MI300X), or a measured point-to-point rate
+    next to a measured ring.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What is left of a cluster."""
+"""Parts of a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hardware_profiles.errors import InputError
 
 
 def part_of(cluster: Cluster, accelerators: int) -> Cluster:
-    """Return so many accelerators of a cluster: whole nodes, or a part of one.
+    """Return a part of a cluster with a number of accelerators: whole nodes, or a part of one.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> part = part_of(parse_cluster("4x8xH100-SXM"), 16)

@@ -1,4 +1,4 @@
-"""How often runs are interrupted, what that costs, and how fast checkpoints are written."""
+"""Frequency and cost of interruptions of runs, and the write rate of checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGEST: Final = 1e12
 
 
 class Published(Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure as it stands in the file."""
+    """A figure of the file."""
 
     value: Annotated[float, Meta(ge=1e-9, le=1e30)]
     kind: Kind
@@ -61,7 +61,7 @@ def failure_profile() -> FailureProfile:
 
 
 def parse_failures(text: str | None) -> FailureProfile:
-    """Read ``mtbf=20000,restart=15,stall=2,storage=2``; what is left out is as published.
+    """Read ``mtbf=20000,restart=15,stall=2,storage=2``; missing figures are the published ones.
 
     >>> parse_failures("restart=15").restart_seconds.value
     900.0

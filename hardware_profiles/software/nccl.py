@@ -1,4 +1,4 @@
-"""NCCL's own constants: what an algorithm and a protocol of it take, as data with a source."""
+"""NCCL's tuning constants: latency and bandwidth by algorithm and protocol, with their source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Rows = dict[Algorithm, dict[Protocol, Amount]]
 
 @dataclass(frozen=True, slots=True)
 class NcclTuning:
-    """Seconds, and shares of a ring's bandwidth; what is not in a table does not exist."""
+    """Seconds, and shares of a ring's bandwidth; a missing combination does not exist."""
 
     source: str
     base: Table  # seconds of a collective, whatever its size and ranks
@@ -83,7 +83,7 @@ def nccl_tuning() -> NcclTuning:
 
 
 def link_class(tier: Tier) -> str | None:
-    """Return under which name NCCL knows a link inside a node; None: it is none of its links."""
+    """Return NCCL's class of a link inside a node; None: none of NCCL's links."""
     for prefix, name in (("NVLink", "nvlink"), ("PCIe", "pcie")):
         if tier.name.startswith(prefix):
             return name

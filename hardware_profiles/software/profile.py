@@ -12,7 +12,7 @@ from hardware_profiles.fields import convert
 
 
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure as it stands in a file: ``{ value = ..., source = ... }``."""
+    """A figure of a file: ``{ value = ..., source = ... }``."""
 
     value: Any
     source: str
@@ -45,7 +45,7 @@ P = TypeVar("P", bound=Profile)
 def profile_of(
     kind: type[P], document: Mapping[str, Any], where: str, parent_of: Callable[[str], P]
 ) -> P:
-    """Read a profile; a figure that it leaves out is that of the profile it ``inherits``."""
+    """Read a profile; missing figures are those of the profile it ``inherits``."""
     values = dict(document)
     parent: dict[str, Any] = {}
     if "inherits" in values:

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent / "engines"
 
 
 class Scheduler(ProfileGroup, frozen=True, kw_only=True):
-    """How requests are batched."""
+    """Batching of requests."""
 
     block_tokens: Amount  # tokens of one block of the cache: a sequence has whole blocks
     prefill_chunk: Amount  # prompt tokens in one step, unless the request sets another number
@@ -34,7 +34,7 @@ class ServingRuntimeMemory(ProfileGroup, frozen=True, kw_only=True):
 
 
 class ServingKernels(ForwardKernels, frozen=True, kw_only=True):
-    """Kernels of a forward pass: bytes they move, their number, seconds that each one adds."""
+    """Kernels of a forward pass: bytes they move, their number, seconds of each one."""
 
     sampled_bytes_per_logit: Amount  # moved while the most likely token is picked
     stream_share: Amount  # of a copy's bandwidth, reached by matmuls of few rows on their weights
@@ -63,7 +63,7 @@ class ServingCommunication(ProfileGroup, frozen=True, kw_only=True):
 
 
 class ServingEngine(Profile, frozen=True, kw_only=True):
-    """How one engine serves a model."""
+    """Figures of one serving engine."""
 
     scheduler: Scheduler
     memory: ServingRuntimeMemory

@@ -193,7 +193,7 @@ class RuntimeMemory(ProfileGroup, frozen=True, kw_only=True):
 
 
 class SoftwareProfile(Profile, frozen=True, kw_only=True):
-    """How one trainer runs a training step."""
+    """Figures of one trainer."""
 
     precision: Precision
     gradients: TrainerGradients

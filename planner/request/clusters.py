@@ -59,7 +59,7 @@ def _range(part: str) -> list[str]:
 
 
 def part_of(cluster: Cluster, num_gpus: int) -> Cluster:
-    """Return a part of a cluster with ``count`` accelerators: whole nodes, or some of one node.
+    """Return a part of a cluster with ``num_gpus`` accelerators: whole nodes, or some of one node.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> [tier.domain_size for tier in part_of(parse_cluster("4x8xH100-SXM"), 16).tiers]
@@ -113,7 +113,7 @@ def parts_of(cluster: Cluster, at_most: int | None = None) -> list[Cluster]:
 
 
 def cluster_of(cluster: ClusterLike) -> Cluster:
-    """Return the one cluster that a text or a path stands for."""
+    """Return the only cluster of a text or a path."""
     if isinstance(cluster, Cluster):
         return cluster
     if isinstance(cluster, (str, Path)):

@@ -130,9 +130,9 @@ def _scenario_options(scenario: Scenario) -> list[str]:
 def replan_options(
     scenario: Scenario, plan: Plan, before: Plan, *, reset_recompute: bool = False
 ) -> str:
-    """Return a whole plan and its batch as options, to be typed behind those of another one.
+    """Return a whole plan and its batch as options to append to those of another plan.
 
-    ``reset_recompute``: numbers of recomputed layers are taken back, too.
+    ``reset_recompute``: reset numbers of recomputed layers, too.
     """
     words = [
         describe_plan(plan),
@@ -143,7 +143,7 @@ def replan_options(
 
 
 def rebatch_options(scenario: Scenario, plan: Plan, before: Plan) -> str:
-    """Return the batch as options; whoever typed a number of micro-batches needs the new one."""
+    """Return the batch as options, with the number of micro-batches if it changes."""
     option = batch_option(scenario.workload)
     if plan.num_microbatches != before.num_microbatches:
         option += f" --num-microbatches {plan.num_microbatches}"

@@ -44,13 +44,13 @@ def cluster_or_measure(text: str, say: Say) -> Cluster:
 
 
 def measure(processes: int, say: Say) -> None:
-    """Have the executor measure this machine with so many processes, into the user's cache."""
+    """Measure this machine with the executor and ``processes`` processes, into the user's cache."""
     if (missing := missing_run_package()) is not None:
         raise InputError(
             "here: this machine has no GPU and was not measured yet, and measuring needs "
             f"{missing}: {INSTALL}"
         )
-    say(f"measuring this machine with {processes} processes (once; kept in the cache) ...")
+    say(f"measuring this machine with {processes} processes (once; stored in the cache) ...")
     command = [sys.executable, "-m", "executor", "measure", "--processes", str(processes)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -248,7 +248,7 @@ def _layer_parameters(shape: Shape) -> float:
 
 
 def model_of(model: ModelLike) -> ModelSpec:
-    """Return the model that a name, a path or the values of a config.json stand for."""
+    """Return the model of a name, a path or the values of a config.json."""
     if isinstance(model, ModelSpec):
         return model
     if isinstance(model, (str, Path)):

@@ -108,7 +108,7 @@ def without_list(fixed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, .
 
 
 def recompute_option(plan: Plan) -> str:
-    """Return the options that give what a plan recomputes.
+    """Return the options for a plan's recomputation.
 
     >>> recompute_option(Plan(recompute="full", recompute_layers=1, recompute_every=2))
     '--recompute full:1/2'
@@ -120,7 +120,7 @@ def recompute_option(plan: Plan) -> str:
 
 
 def stage_recompute_options(by_stage: tuple[int, ...] | None) -> list[str]:
-    """Return the option that gives the numbers of the stages, if there are any.
+    """Return the option for the recomputed layers of each stage, if any.
 
     >>> stage_recompute_options((4, 2, 0, 0))
     ['--recompute-layers 4,2,0,0']

@@ -1,1 +1,1 @@
-"""``fit --inference``."""
+"""``fit --inference``: whether and how fast a cluster serves a model."""

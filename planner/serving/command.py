@@ -1,4 +1,4 @@
-"""Ways to serve as words of a command line: ours, and vLLM's."""
+"""Serving layouts as commands: of shardplan, and of vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.serving.scenario import ServingScenario, assess_serving, sequences_
 
 
 def describe_serving(plan: Plan) -> str:
-    """Return how a replica is cut, as the options that give it.
+    """Return the layout of a replica as options.
 
     >>> describe_serving(Plan(data_parallel=2, tensor_parallel=4))
     '--dp 2 --tp 4 --pp 1'
@@ -22,7 +22,7 @@ def describe_serving(plan: Plan) -> str:
 
 
 def serve_command(scenario: ServingScenario, plan: Plan) -> str:
-    """Return the command that asks whether just this can be served."""
+    """Return the command that checks one layout."""
     workload = scenario.workload
     words = ["shardplan fit", shlex.quote(scenario.model.name), shlex.quote(scenario.cluster.name)]
     words.append(f"--inference --concurrency {workload.concurrency}")
@@ -43,9 +43,9 @@ def serve_command(scenario: ServingScenario, plan: Plan) -> str:
 
 
 def vllm_options(scenario: ServingScenario, plan: Plan) -> str | None:
-    """Return the options that make vLLM serve so; None for what it does not serve.
+    """Return the options of vLLM for a layout; None if vLLM does not support it.
 
-    The share of the memory is what the prediction needs, rounded up.
+    The share of the memory is the predicted one, rounded up.
     """
     model, workload = scenario.model, scenario.workload
     if not has_cache(model) or any(kind.cross_attention for kind in model.kinds):

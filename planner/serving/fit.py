@@ -1,4 +1,4 @@
-"""``fit(..., inference=True)``: does a model with its cache fit, and how far can it go."""
+"""``fit(..., inference=True)``: whether a model and its cache fit, and the largest load."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMPARED_FAMILIES = ("llama", "qwen2", "gpt_oss")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ServingAnswer(Answer):
-    """Can it be served: the verdict on one way to cut it, its parts, and what to do next."""
+    """Answer of ``fit --inference``: verdict on one layout, its parts, and ways out."""
 
     scenario: ServingScenario
     plan: Plan
@@ -50,7 +50,7 @@ class ServingAnswer(Answer):
 
     @property
     def confidence(self) -> str:
-        """Published, where logs of such a model were compared with, else datasheet."""
+        """Published, if logs of such a model were compared with predictions, else datasheet."""
         on_gpu = self.scenario.cluster.accelerator.device == "gpu"
         alike = self.scenario.model.family in COMPARED_FAMILIES
         return "published" if on_gpu and alike else "datasheet"
@@ -107,10 +107,10 @@ def fit_serving(
     prompt_len: int | None = None,
     cuda_graphs: bool | None = None,
 ) -> ServingAnswer:
-    """Say whether a cluster serves so many sequences of such a length, and with which margin.
+    """Return whether a cluster serves a number of sequences of a given length, with the margin.
 
-    ``fixed``: the parts of the plan that were given. What is left out of it is the fewest
-    accelerators for a replica with which everything fits; the others hold more replicas.
+    ``fixed``: the given fields of the plan. By default a replica has the fewest accelerators with
+    which everything fits; the others hold more replicas.
     """
     scenario, assumptions = build_serving(
         model,
@@ -174,7 +174,7 @@ def _layout(scenario: ServingScenario, fixed: Mapping[str, Any]) -> tuple[Servin
 
 
 def _why_no_layout(scenario: ServingScenario, fixed: Mapping[str, Any]) -> str:
-    """Return why the plan that is asked for, or the simplest one, cannot be."""
+    """Return why the requested plan, or the simplest one, is illegal."""
     pinned = 1 if scenario.layer_ranges is None else len(scenario.layer_ranges)
     tp, pp = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", pinned)
     data = fixed.get("data_parallel", max(1, scenario.cluster.num_gpus // (tp * pp)))

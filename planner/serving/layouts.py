@@ -1,4 +1,4 @@
-"""The ways to cut a replica that can serve a model, in the order in which they are tried."""
+"""Layouts of a replica that can serve a model, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from planner.serving.scenario import ServingScenario, why_not
 
 
 def layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Iterator[Plan]:
-    """Yield every legal way to cut a replica: fewest accelerators first, then fewest stages.
+    """Yield every legal layout of a replica: fewest accelerators first, then fewest stages.
 
-    Of ways over as many accelerators, tensor parallelism across nodes comes last. Behind all of
-    them those that share out whole experts over replicas, unless ``fixed`` says something of it.
+    Among layouts of equal size, tensor parallelism across nodes comes last. Expert parallelism over
+    replicas comes after all others, unless ``fixed`` determines it.
     """
     num_gpus = scenario.cluster.num_gpus
     divisors = [n for n in range(1, num_gpus + 1) if num_gpus % n == 0]
@@ -40,9 +40,9 @@ def layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Iterator[Pla
 
 
 def usual_layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Sequence[Plan]:
-    """Return the ways that are taken unasked: tensor parallelism inside a node, then stages.
+    """Return the default layouts: tensor parallelism inside a node, then stages.
 
-    All of them where there is no such way.
+    If none of the layouts is of this kind, all are returned.
     """
     every = list(layouts(scenario, fixed))
     node = scenario.cluster.gpus_per_node

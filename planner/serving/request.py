@@ -1,4 +1,4 @@
-"""From what the user typed after ``--inference`` to a scenario; every default is written down."""
+"""Build a serving scenario from a request; every default is recorded as an assumption."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ SHARED: Final = ("seq_len", "precision", "attention_kernel", "layers")
 
 
 def refuse_training_options(request: FitRequest) -> None:
-    """Raise where something is asked that a server does not do."""
+    """Raise an InputError if an option of training is given."""
     known = {"model", "cluster", "inference", *SHARED, *declared(ServingOptions), *PLAN_FIELDS}
-    asked = [
+    given = [
         one.flags[0] if one.option else dashed(name)
         for name, one in declared(FitRequest).items()
         if name not in known and getattr(request, name) is not None
     ]
-    if asked:
+    if given:
         raise InputError(
-            f"--inference and {', '.join(asked)}: only training has "
-            f"{'them' if len(asked) > 1 else 'that'}; leave out one or the other"
+            f"--inference and {', '.join(given)}: only training has "
+            f"{'them' if len(given) > 1 else 'that'}; leave out one or the other"
         )
 
 
@@ -67,7 +67,7 @@ def build_serving(
     prompt_len: int | None = None,
     cuda_graphs: bool | None = None,
 ) -> tuple[ServingScenario, list[str]]:
-    """Check what was given and fill in what was not; return the scenario and the assumptions."""
+    """Check the request and fill in defaults; return the scenario and the assumptions."""
     about = [words for words in model.assumptions if words != LENGTHS]  # as of training
     assumptions = [*about, *cluster.notes]
     engine = serving_engine()
@@ -119,7 +119,7 @@ def build_serving(
 
 
 def _context(model: ModelSpec, context_len: int | None, seq_len: int | None, default: Any) -> int:
-    """Return the tokens of a sequence; ``--seq-len`` is another word for it."""
+    """Return the tokens of a sequence; ``--seq-len`` is a synonym."""
     if context_len is not None and seq_len is not None and context_len != seq_len:
         raise InputError(
             f"--context-len {context_len} and --seq-len {seq_len}: with --inference they are the "
@@ -134,7 +134,7 @@ def _context(model: ModelSpec, context_len: int | None, seq_len: int | None, def
 
 
 def _prompt(model: ModelSpec, context_len: int, prompt_len: int | None, default: Any) -> int:
-    """Return the tokens of a prompt; all of them where the model writes none behind it."""
+    """Return the tokens of a prompt; the whole sequence for encoders."""
     if not has_cache(model) or any(kind.cross_attention for kind in model.kinds):
         if prompt_len not in (None, context_len):
             raise InputError(
@@ -149,21 +149,21 @@ def _prompt(model: ModelSpec, context_len: int, prompt_len: int | None, default:
 
 
 def _stored(model: ModelSpec, precision: str, default: Any) -> str:
-    """Return the format that the weights are published in."""
-    said = stored_format(model.config)
+    """Return the format of the published weights."""
+    published = stored_format(model.config)
     method = model.config.get("quantization_config")
-    if said is None and isinstance(method, Mapping):
-        why = f"quantization_config {method.get('quant_method')!r} is not read; say another one"
+    if published is None and isinstance(method, Mapping):
+        why = f"quantization_config {method.get('quant_method')!r} is not read; choose another"
         return str(default("weight_precision", precision, why))
-    if said is None and is_preset(model.name):
-        said = load_preset(model.name).stored or None
-    if said is not None:
-        return str(default("weight_precision", said, "as the weights are published"))
+    if published is None and is_preset(model.name):
+        published = load_preset(model.name).stored or None
+    if published is not None:
+        return str(default("weight_precision", published, "as the weights are published"))
     return str(default("weight_precision", precision, "as the computation"))
 
 
 def _check_format(model: ModelSpec, workload: ServingWorkload) -> None:
-    """Raise where the format holds none of the model's weights."""
+    """Raise an InputError if the format applies to none of the model's weights."""
     stored = WEIGHT_FORMATS[workload.weight_precision]
     if not any(stored.holds(weight) for kind in model.kinds for weight in kind.weights):
         raise InputError(
@@ -173,8 +173,8 @@ def _check_format(model: ModelSpec, workload: ServingWorkload) -> None:
 
 
 def _about(model: ModelSpec, workload: ServingWorkload) -> list[str]:
-    """Say what the answer stands on."""
-    said = []
+    """Return the assumptions of the answer in words."""
+    notes = []
     stored = WEIGHT_FORMATS[workload.weight_precision]
     if stored.is_quantised:
         kept = (
@@ -182,22 +182,22 @@ def _about(model: ModelSpec, workload: ServingWorkload) -> list[str]:
             if stored.experts_only
             else ("embeddings, output projection, router and norms stay")
         )
-        said.append(f"{kept} in {workload.precision}")
+        notes.append(f"{kept} in {workload.precision}")
     if not has_cache(model):
-        said.append(
+        notes.append(
             f"{model.name} is an encoder: it keeps no cache; the memory is that of one forward "
             "pass, with scores of every token"
         )
-        return said
-    said.append("every sequence is as long as context_len (the cache's worst case)")
+        return notes
+    notes.append("every sequence is as long as context_len (the cache's worst case)")
     if any(kind.attention.kv_lora_rank for kind in model.kinds):
-        said.append(
+        notes.append(
             "latent attention: every tensor-parallel rank keeps the whole latents of its sequences"
         )
     if any(kind.attention.window for kind in model.kinds):
-        said.append("layers with a window keep its tokens only")
+        notes.append("layers with a window keep its tokens only")
     if any(kind.cross_attention for kind in model.kinds):
-        said.append("prompt and answer are context_len tokens each (encoder and decoder)")
+        notes.append("prompt and answer are context_len tokens each (encoder and decoder)")
     if any(kind.feed_forward.num_experts for kind in model.kinds):
-        said.append("experts get equally many tokens (balanced routing)")
-    return said
+        notes.append("experts get equally many tokens (balanced routing)")
+    return notes

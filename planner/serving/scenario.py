@@ -37,7 +37,7 @@ PLAN_FIELDS = ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_
 
 @dataclass(frozen=True, slots=True)
 class ServingScenario:
-    """Model, cluster, workload and engine: everything but the layout of the replicas."""
+    """Model, cluster, workload and engine: everything except the layout of the replicas."""
 
     model: ModelSpec
     cluster: Cluster
@@ -93,7 +93,7 @@ def stages_of(scenario: ServingScenario, plan: Plan) -> Sequence[PipelineRank]:
 
 
 def serving_verdict(low: float, high: float, budget: float) -> Verdict:
-    """Return the verdict: upper end within, interval astride, lower end above."""
+    """Return the verdict: fits, tight or does_not_fit, by the interval's position to the budget."""
     if high <= budget:
         return "fits"
     return "does_not_fit" if low > budget else "tight"

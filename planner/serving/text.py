@@ -38,7 +38,7 @@ PART_WORDS: Final = {
     "send": "sends between stages",
     "stage_wait": "waiting for the slowest stage",
 }
-SMALL: Final = 0.005  # parts below this share are not told
+SMALL: Final = 0.005  # smaller shares are not shown
 CONFIDENCE: Final = {
     "published": "published: start-up logs of vLLM with such models were compared with",
     "datasheet": "datasheet: no start-up log of such a model was compared with; weights and cache "
@@ -57,7 +57,7 @@ def serving_text(
     reach: Mapping[str, Any],
     confidence: str,
 ) -> str:
-    """Verdict, parts, the cache of a token, how far it goes or what to change."""
+    """Return verdict, parts, cache of a token, and the largest load or ways out."""
     memory, fits = assessment.memory, assessment.fits
     lines = [*_head(scenario), "", verdict_line(assessment)]
     stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
@@ -124,7 +124,7 @@ def _rate(value: float) -> str:
 
 
 def _shares(parts: Mapping[str, float]) -> str:
-    """Return the parts that count, largest first, as shares."""
+    """Return the parts of at least SMALL, largest first, as shares."""
     whole = sum(parts.values())
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(
@@ -172,7 +172,7 @@ def _where(scenario: ServingScenario, plan: Plan, memory: ServingMemory) -> str:
 
 
 def _cache(scenario: ServingScenario, plan: Plan, memory: ServingMemory) -> str:
-    """Bytes of a token, and of a sequence as far as they can be told apart."""
+    """Return the cache of a token, and of a sequence if it differs by sequence."""
     ranks = plan.tensor_parallel * plan.pipeline_parallel
     stages = f" over {plan.pipeline_parallel} stages" if plan.pipeline_parallel > 1 else ""
     words = f"{format_bytes(memory.kv_bytes_per_token)} a token{stages}"

@@ -73,7 +73,7 @@ class ServingTimePrediction:
 def predict_serving_time(scenario: ServingScenario, plan: Plan) -> ServingTimePrediction:
     """Return the times of one legal layout.
 
-    The fullest replica counts; all replicas work at the same time. An encoder writes no tokens.
+    The fullest replica determines them; all replicas work in parallel. An encoder writes no tokens.
     """
     workload = scenario.workload
     prompt = workload.prompt_tokens

@@ -1,6 +1,6 @@
-"""What to change when serving does not fit, and how far one can go when it does.
+"""Ways out if serving does not fit, and the largest load if it fits.
 
-Every way out, and both ends of the reach, are priced by the same formulas and said only if they
+Every way out, and both limits of the load, are priced by the same formulas and listed only if they
 fit.
 """
 
@@ -71,7 +71,7 @@ def _changed(scenario: ServingScenario, **changes: Any) -> ServingScenario:
 def _check(
     scenario: ServingScenario, plan: Plan, group: str, kind: str, change: str, options: str
 ) -> ServingWayOut | None:
-    """Price one changed way to serve; None unless it is legal and fits."""
+    """Price one changed layout; None unless it is legal and fits."""
     if why_not(scenario, plan) is not None:
         return None
     assessment = assess_serving(scenario, plan)
@@ -97,7 +97,7 @@ def load(scenario: ServingScenario, plan: Plan) -> float:
 
 
 def serving_ways(scenario: ServingScenario, plan: Plan) -> tuple[ServingWayOut, ...]:
-    """Return up to MOST_WAYS changes that make it fit, those that cost least first."""
+    """Return up to MOST_WAYS changes with which serving fits, cheapest first."""
     found: list[ServingWayOut] = []
     for way in _all_ways(scenario, plan):
         if way is not None:
@@ -194,7 +194,7 @@ def _several_at_once(scenario: ServingScenario, plan: Plan) -> Iterator[ServingW
 
 
 def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> ServingWayOut | None:
-    """The fewest nodes, by doubling, on which some way to cut it fits."""
+    """The fewest nodes, by doubling, on which some layout fits."""
     if scenario.cluster.accelerator.device == "cpu" or scenario.cluster.levels:
         return None
     nodes = scenario.cluster.num_nodes * 2
@@ -205,12 +205,12 @@ def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> Serving
         for plan in layouts(larger, {}) if one_each else usual_layouts(larger, {}):
             words = f"{nodes} nodes ({larger.cluster.num_gpus} accelerators)"
             options = f"{name} {describe_serving(plan)}"
-            asked = larger
+            changed = larger
             if one_each:  # of each replica
-                asked = _changed(larger, concurrency=plan.data_parallel)
+                changed = _changed(larger, concurrency=plan.data_parallel)
                 words += f" and {_sequences(plan.data_parallel)}"
                 options += f" --concurrency {plan.data_parallel}"
-            way = _check(asked, plan, HARDWARE, "nodes", words, options)
+            way = _check(changed, plan, HARDWARE, "nodes", words, options)
             if way is not None:
                 return way
         nodes *= 2
@@ -246,9 +246,9 @@ def longest_context(scenario: ServingScenario, plan: Plan, highest: int) -> int:
 
 
 def serving_reach(scenario: ServingScenario, plan: Plan) -> dict[str, Any]:
-    """How far a way to serve that fits can go: most sequences, longest sequence.
+    """Return the largest load of a layout that fits: most sequences, longest sequence.
 
-    Sequences are no longer than the model was made for, or than was asked.
+    Sequences are not longer than the model's maximum or the requested length.
     """
     highest = max(scenario.model.max_seq_len or MAX_SEQ_LEN, scenario.workload.context_len)
     return {

@@ -336,11 +336,11 @@ def smollm3(config: Config) -> ModelSpec:
 
 def _layers_with_positions(config: Config, num_layers: int) -> list[bool]:
     """Return whether each layer rotates queries and keys."""
-    said = config.whole_numbers("no_rope_layers", 1) if config.has("no_rope_layers") else None
-    if said is not None:
-        if len(said) != num_layers:
-            raise config.wrong("no_rope_layers", said, f"{num_layers:,} of 0 and 1, one a layer")
-        return [bool(turns) for turns in said]
+    given = config.whole_numbers("no_rope_layers", 1) if config.has("no_rope_layers") else None
+    if given is not None:
+        if len(given) != num_layers:
+            raise config.wrong("no_rope_layers", given, f"{num_layers:,} of 0 and 1, one a layer")
+        return [bool(turns) for turns in given]
     every = config.size("no_rope_layer_interval", MAX_LAYERS)
     return [(i + 1) % every != 0 for i in range(num_layers)]
 
@@ -349,8 +349,8 @@ def windows_by_type(
     config: Config, types: Sequence[str], *, window: int | None
 ) -> list[int | None]:
     """Return the window of each layer; ``layer_types`` in the file overrides ``types``."""
-    said = config.choices_per_layer("layer_types", len(types), (FULL, SLIDING))
-    return [window if kind == SLIDING else None for kind in said or types]
+    given = config.choices_per_layer("layer_types", len(types), (FULL, SLIDING))
+    return [window if kind == SLIDING else None for kind in given or types]
 
 
 def late_windows(config: Config, num_layers: int) -> list[int | None]:
