@@ -28,6 +28,8 @@ from executor.data.vocabulary import Tokens, Vocabulary
 from hardware_profiles.errors import InputError, RunError
 from hardware_profiles.fields import convert, struct_of
 
+PIECES: Final = 64  # of a long array, which stand for all of it in its hash
+PIECE: Final = 2**14  # tokens
 FORMAT: Final = "shardplan tokens"
 VERSION: Final = 1
 HEADER_BYTES: Final = 4096
@@ -247,9 +249,9 @@ def _open_array(path: Path) -> TokenFile:
     return TokenFile(path, header, tokens, np.array([len(tokens)], dtype=np.uint64))
 
 
-def _sampled_hash(tokens: Tokens, pieces: int = 64, length: int = 2**14) -> str:
+def _sampled_hash(tokens: Tokens) -> str:
     """Hash the length and evenly spaced pieces of an array that is too large to read in full."""
     digest = hashlib.sha256(f"{len(tokens)} {tokens.dtype}".encode())
-    for start in np.linspace(0, max(0, len(tokens) - length), pieces).astype(int):
-        digest.update(tokens[start : start + length].tobytes())
+    for start in np.linspace(0, max(0, len(tokens) - PIECE), PIECES).astype(int):
+        digest.update(tokens[start : start + PIECE].tobytes())
     return digest.hexdigest()

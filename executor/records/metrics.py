@@ -49,12 +49,6 @@ class MetricsFile:
             self.file = None
 
 
-def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a run, without a truncated last line."""
-    for _, record in _lines(folder / METRICS_FILE):
-        yield record
-
-
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield complete lines and their records."""
     with path.open(encoding="utf-8") as file:

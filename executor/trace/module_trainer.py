@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Final
 
 import torch
@@ -37,14 +37,6 @@ _ITS_OWN_TOO: Final = {"num_microbatches", "pipeline_schedule", "context_paralle
 Factory = Callable[[], nn.Module]
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterCounts:
-    """Numbers of all and of trainable parameters."""
-
-    parameters: int
-    trainable_parameters: int
-
-
 def load_factory(name: str) -> Factory:
     """Import the function that ``module:package.path:factory`` names."""
     path, _, function = name.removeprefix(PREFIX).partition(":")
@@ -60,16 +52,6 @@ def load_factory(name: str) -> Factory:
         raise InputError(f"{name}: {function} is not a function that returns an nn.Module")
     factory: Factory = found
     return factory
-
-
-def count_parameters(factory: Factory) -> ParameterCounts:
-    """Count the parameters on ``meta``, unless the factory chooses a device itself."""
-    with torch.device("meta"):
-        module = module_of(factory)
-    found = list(module.parameters())
-    return ParameterCounts(
-        sum(p.numel() for p in found), sum(p.numel() for p in found if p.requires_grad)
-    )
 
 
 def check_plan(plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cost_models.legality.rules import FEWEST, require_legal
@@ -17,7 +18,7 @@ from planner.assessment.host_memory import about_offload
 from planner.request.clusters import cluster_of
 from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.model import model_of
-from planner.request.pins import check_fixed
+from planner.request.pins import check_fixed, pinned_or_default
 from planner.request.requests import (
     AdapterOptions,
     CommonOptions,
@@ -160,13 +161,7 @@ def _default_plan(
     """Fill in a plan; the batch follows from it where nobody gave one."""
     num_gpus = question.scenario.cluster.num_gpus
     assumptions: list[str] = []
-
-    def value(name: str, default: Any, why: str) -> Any:
-        if name in fixed:
-            return fixed[name]
-        assumptions.append(f"{name} {default} (default: {why})")
-        return default
-
+    value = partial(pinned_or_default, fixed, assumptions)
     tensor = value("tensor_parallel", 1, "none")
     pinned = question.scenario.layer_ranges
     virtual = fixed.get("virtual_stages")

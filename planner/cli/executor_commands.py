@@ -11,7 +11,7 @@ from hardware_profiles.errors import InputError
 from planner.request.executor_process import INSTALL, missing_run_package
 
 
-def _become(command: str, help: str) -> click.Command:
+def _become(command: str) -> click.Command:
     """Return a command that hands all its words to the executor."""
 
     @click.pass_context
@@ -20,7 +20,7 @@ def _become(command: str, help: str) -> click.Command:
 
     passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
     return click.Command(
-        command, callback=call, help=help, context_settings=passed_on, add_help_option=False
+        command, callback=call, help="", context_settings=passed_on, add_help_option=False
     )
 
 
@@ -34,4 +34,4 @@ def _execute(command: str, arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "executor", command, *arguments])
 
 
-run, export, tokenize = (_become(name, "") for name in ("run", "export", "tokenize"))
+run, export, tokenize = (_become(name) for name in ("run", "export", "tokenize"))

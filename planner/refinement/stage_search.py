@@ -76,10 +76,9 @@ def best_stages(
     plan: Plan,
     *,
     most_nodes: int = MOST_NODES,
-    most_simulated: int = MOST_SIMULATED,
 ) -> StageSplit | None:
     """Return the stages with the shortest simulated step that fit; None if none fit."""
-    return _SplitSearch(scenario, plan).run(most_nodes, most_simulated)
+    return _SplitSearch(scenario, plan).run(most_nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class _SplitSearch:
         # fewest and most layers of each stage
         self.sizes = [(1, self.layers)] * self.count
 
-    def run(self, most_nodes: int, most_simulated: int) -> StageSplit | None:
+    def run(self, most_nodes: int) -> StageSplit | None:
         even = split_layers(self.layers, self.count)
         self._try(tuple(last for _, last in even))
         if len(self.costs.scenario.model.kinds) == 1:
@@ -127,7 +126,7 @@ class _SplitSearch:
             if self.best is not None and bound >= self.best.step * (1.0 - SAME):
                 break
             if len(node.ends) == self.count:
-                if self.simulated >= most_simulated:
+                if self.simulated >= MOST_SIMULATED:
                     proven = False
                     break
                 self._try(node.ends)

@@ -67,6 +67,16 @@ def pinned(flag: str, value: str | None = None) -> str | None:
     return None
 
 
+def pinned_or_default(
+    fixed: Mapping[str, Any], assumptions: list[str], name: str, default: Any, why: str
+) -> Any:
+    """Return a pinned field, or its default, which is appended to the assumptions."""
+    if name in fixed:
+        return fixed[name]
+    assumptions.append(f"{name} {default} (default: {why})")
+    return default
+
+
 def check_fixed(fixed: Mapping[str, Any], where: str = FIX) -> dict[str, Any]:
     """Check single values as plan.json does; ``where`` names them in errors."""
     read = read_recompute(fixed)

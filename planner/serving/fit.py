@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from cost_models.model.spec import ModelSpec
@@ -21,6 +21,7 @@ from planner.serving.scenario import (
     ServingScenario,
     assess_serving,
     why_not,
+    with_workload,
 )
 from planner.serving.text import CONFIDENCE, serving_text
 from planner.serving.times import ServingTimePrediction, predict_serving_time
@@ -134,7 +135,7 @@ def fit_serving(
     if taken:
         assumptions.append(f"{', '.join(taken)} (default: {why})")
     if concurrency is None:  # as many as there are replicas: each still has one
-        scenario = _with_concurrency(scenario, plan.data_parallel)
+        scenario = with_workload(scenario, concurrency=plan.data_parallel)
         assumptions.append(
             f"concurrency {plan.data_parallel} (default: one sequence for each replica)"
         )
@@ -153,10 +154,6 @@ def fit_serving(
         ways_out=() if fits else serving_ways(scenario, plan),
         reach=serving_reach(scenario, plan) if fits and has_cache(model) else {},
     )
-
-
-def _with_concurrency(scenario: ServingScenario, concurrency: int) -> ServingScenario:
-    return replace(scenario, workload=replace(scenario.workload, concurrency=concurrency))
 
 
 def _layout(scenario: ServingScenario, fixed: Mapping[str, Any]) -> tuple[ServingAssessment, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ class ServingScenario:
     def on_gpu(self) -> bool:
         """Whether an accelerator computes, rather than the host."""
         return self.cluster.accelerator.device != "cpu"
+
+
+def with_workload(scenario: ServingScenario, **changes: Any) -> ServingScenario:
+    """Return the scenario with changed fields of the workload."""
+    return replace(scenario, workload=replace(scenario.workload, **changes))
 
 
 def sequences_of(scenario: ServingScenario, plan: Plan) -> int:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
-from cost_models.serving.memory import ServingWorkload
 from cost_models.serving.number_formats import CACHE_FORMATS, WEIGHT_FORMATS
 from planner.advice.changes import HARDWARE, MAX_NODES, resized
 from planner.assessment.reach import MAX_SEQ_LEN, largest
@@ -26,6 +25,7 @@ from planner.serving.scenario import (
     assess_serving,
     sequences_of,
     why_not,
+    with_workload,
 )
 
 MOST_WAYS: Final = 5
@@ -61,11 +61,6 @@ class ServingWayOut:
             "step_seconds": None,
             "num_gpus": self.num_gpus,
         }
-
-
-def _changed(scenario: ServingScenario, **changes: Any) -> ServingScenario:
-    workload: ServingWorkload = replace(scenario.workload, **changes)
-    return replace(scenario, workload=workload)
 
 
 def _check(
@@ -116,7 +111,7 @@ def _all_ways(scenario: ServingScenario, plan: Plan) -> Iterator[ServingWayOut |
     if narrower:
         yield _formats(scenario, plan, kv_precision="fp8")
     if workload.prefill_chunk > SMALL_CHUNK and cached:
-        changed = _changed(scenario, prefill_chunk=SMALL_CHUNK)
+        changed = with_workload(scenario, prefill_chunk=SMALL_CHUNK)
         words = f"prompts in steps of {SMALL_CHUNK:,} tokens"
         yield _check(changed, plan, SAME, "prefill", words, f"--prefill-chunk {SMALL_CHUNK}")
     yield _fewer(scenario, plan)
@@ -144,7 +139,7 @@ def _fewer(scenario: ServingScenario, plan: Plan) -> ServingWayOut | None:
     most = largest_concurrency(scenario, plan, sequences_of(scenario, plan))
     if not most or most >= scenario.workload.concurrency:
         return None
-    changed, words = _changed(scenario, concurrency=most), _sequences(most)
+    changed, words = with_workload(scenario, concurrency=most), _sequences(most)
     return _check(changed, plan, OTHER, "concurrency", words, f"--concurrency {most}")
 
 
@@ -152,7 +147,10 @@ def _shorter(scenario: ServingScenario, plan: Plan) -> ServingWayOut | None:
     longest = longest_context(scenario, plan, scenario.workload.context_len)
     if not longest:
         return None
-    changed, words = _changed(scenario, context_len=longest), f"sequences of {longest:,} tokens"
+    changed, words = (
+        with_workload(scenario, context_len=longest),
+        f"sequences of {longest:,} tokens",
+    )
     return _check(changed, plan, OTHER, "context", words, f"--context-len {longest}")
 
 
@@ -161,7 +159,7 @@ def _formats(scenario: ServingScenario, plan: Plan, **formats: str) -> ServingWa
     words = {"weight_precision": "weights in", "kv_precision": "a cache in"}
     change = " and ".join(f"{words[name]} {value}" for name, value in formats.items())
     options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in formats.items())
-    return _check(_changed(scenario, **formats), plan, OTHER, "formats", change, options)
+    return _check(with_workload(scenario, **formats), plan, OTHER, "formats", change, options)
 
 
 def _smaller_formats(scenario: ServingScenario) -> list[str]:
@@ -177,20 +175,20 @@ def _several_at_once(scenario: ServingScenario, plan: Plan) -> Iterator[ServingW
     formats = {"kv_precision": "fp8"}
     if "int4" in _smaller_formats(scenario):
         formats["weight_precision"] = "int4"
-    small = _changed(scenario, **formats)
+    small = with_workload(scenario, **formats)
     most = largest_concurrency(small, plan, sequences_of(scenario, plan))
     if most:
         words = " and ".join(f"{key.split('_')[0]} {value}" for key, value in formats.items())
         options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in formats.items())
         yield _check(
-            _changed(small, concurrency=most),
+            with_workload(small, concurrency=most),
             plan,
             OTHER,
             "several",
             f"{words.replace('kv', 'cache').replace('weight', 'weights')} and {_sequences(most)}",
             f"{options} --concurrency {most}",
         )
-    yield _more_nodes(_changed(scenario, concurrency=1), one_each=True)
+    yield _more_nodes(with_workload(scenario, concurrency=1), one_each=True)
 
 
 def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> ServingWayOut | None:
@@ -207,7 +205,7 @@ def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> Serving
             options = f"{name} {describe_serving(plan)}"
             changed = larger
             if one_each:  # of each replica
-                changed = _changed(larger, concurrency=plan.data_parallel)
+                changed = with_workload(larger, concurrency=plan.data_parallel)
                 words += f" and {_sequences(plan.data_parallel)}"
                 options += f" --concurrency {plan.data_parallel}"
             way = _check(changed, plan, HARDWARE, "nodes", words, options)
@@ -229,18 +227,18 @@ def largest_concurrency(scenario: ServingScenario, plan: Plan, highest: int = MA
     """
 
     def more(sequences: int) -> float:
-        return load(_changed(scenario, concurrency=sequences * plan.data_parallel), plan)
+        return load(with_workload(scenario, concurrency=sequences * plan.data_parallel), plan)
 
     return largest(more, highest) * plan.data_parallel
 
 
 def longest_context(scenario: ServingScenario, plan: Plan, highest: int) -> int:
     """Return the longest sequence up to ``highest`` that fits, in whole blocks; 0 if none."""
-    if load(_changed(scenario, context_len=highest), plan) <= 1.0:
+    if load(with_workload(scenario, context_len=highest), plan) <= 1.0:
         return highest
 
     def longer(blocks: int) -> float:
-        return load(_changed(scenario, context_len=blocks * BLOCK), plan)
+        return load(with_workload(scenario, context_len=blocks * BLOCK), plan)
 
     return BLOCK * largest(longer, highest // BLOCK)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 from cost_models.plan.plan import Plan, Recompute
@@ -15,6 +16,7 @@ from hardware_profiles.software.trainer import software_profile
 from planner.assessment.verdict import VERDICTS, budget_bytes
 from planner.request.command import describe_plan
 from planner.request.executor_process import trace
+from planner.request.pins import pinned_or_default
 from planner.request.scenario import DEFAULT_SOFTWARE, MAX_BATCH, default_precision
 from planner.traced.answers import TracedFitAnswer, TracedPlanAnswer, header
 from planner.traced.scenario import (
@@ -49,13 +51,7 @@ def fit_module(
     _refuse(unknown, model)
     refuse_structure(fixed, model)
     assumptions: list[str] = []
-
-    def value(name: str, default: Any, why: str) -> Any:
-        if name in fixed:
-            return fixed[name]
-        assumptions.append(f"{name} {default} (default: {why})")
-        return default
-
+    value = partial(pinned_or_default, fixed, assumptions)
     ranks = cluster.num_gpus
     data = value("data_parallel", ranks, "all accelerators")
     micro = value("micro_batch_size", 1, "one row")

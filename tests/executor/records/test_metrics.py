@@ -12,12 +12,18 @@ import pytest
 
 from cost_models.plan.plan import Plan
 from executor.data.corpus import MarkovCorpus
-from executor.records.metrics import METRICS_FILE, MetricsFile, read_metrics
+from executor.records.metrics import METRICS_FILE, MetricsFile
 from executor.records.recorder import MAX_RECORDS, Recorder, SampledRecords
 from executor.records.utilisation import peak_flops, utilisation
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import RunError
 from tests.executor.tiny import tiny
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of the complete lines."""
+    lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _record(step: int, **values: Any) -> dict[str, Any]:
