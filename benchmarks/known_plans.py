@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -165,7 +165,7 @@ def _priced(scenario: Scenario, plan: Plan) -> tuple[str, float]:
 def _why_too_large(scenario: Scenario, plan: Plan) -> str:
     """Name the largest parts of a peak that is over the budget."""
     priced = price(scenario, PlanTable.from_plans([plan]))
-    parts = {f.name: float(getattr(priced.memory, f.name)[0]) for f in fields(MemoryParts)}
+    parts = {name: float(getattr(priced.memory, name)[0]) for name in MemoryParts.__struct_fields__}
     largest = sorted(parts, key=lambda name: -parts[name])[:3]
     named = ", ".join(f"{name} {parts[name] / GIB:.0f} GiB" for name in largest)
     peak, budget = float(priced.peak[0]), budget_bytes(scenario.cluster)

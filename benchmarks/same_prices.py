@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import asdict
 
 import planner
 from cost_models.legality.rules import legality_codes
@@ -76,10 +76,10 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
 
 
 def _columns(record: Any, name: str) -> Iterator[tuple[str, float]]:
-    for field in fields(record):
-        column = np.asarray(getattr(record, field.name), dtype=float)
+    for field, values in asdict(record).items():
+        column = np.asarray(values, dtype=float)
         for row, value in enumerate(np.atleast_1d(column).tolist()):
-            yield f"{name}/{row}/{field.name}", value
+            yield f"{name}/{row}/{field}", value
 
 
 def _training(profiles: Sequence[str]) -> Iterator[tuple[str, float]]:

@@ -146,7 +146,7 @@ def trained(rank: int, name: str, plan: Plan, precision: str, steps: int = 3) ->
 
 def predicted(document: dict[str, Any], plan: Plan) -> tuple[float, dict[str, float], str]:
     """Peak, parts and moment of one plan by the formulas."""
-    from dataclasses import asdict
+    from msgspec.structs import asdict
 
     from cost_models.plan.plan import PlanTable
     from cost_models.plan.workload import Workload

@@ -6,16 +6,16 @@ Every bound comes from the errors that the named command of this repository prin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from hardware_profiles.cluster.schema import Accelerator
 
 MemoryKind = Literal["allocated", "reserved", "device"]  # live tensors, allocator, whole device
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Relative distance of a measurement below and above its prediction, and the source of both."""
 
     below: float

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
 import numpy as np
 from hypothesis import settings
+from msgspec.structs import asdict
 
 from cost_models.arrays import Count, Real
 from cost_models.legality.rules import legality_codes
@@ -180,8 +180,8 @@ def legal_table(scenario_key: tuple[str, str, int, int, str, str]) -> tuple[Scen
 
 
 def columns(record: Any) -> dict[str, np.ndarray]:
-    """The fields of a dataclass of columns."""
-    return {f.name: np.asarray(getattr(record, f.name)) for f in fields(record)}
+    """The fields of a record of columns."""
+    return {name: np.asarray(column) for name, column in asdict(record).items()}
 
 
 def rank_of(microbatch: float, *, data: float = 0.0, optimizer: float = 0.0) -> RankSeconds:

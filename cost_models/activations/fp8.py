@@ -20,10 +20,10 @@ alone (``fp8_model_init``).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from cost_models.activations.saved import Regions
 from cost_models.arrays import Count, Flag, Real

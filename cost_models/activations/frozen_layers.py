@@ -9,10 +9,10 @@ Units     bytes a token.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from cost_models.activations.saved import Regions
 from cost_models.arrays import Real

@@ -28,10 +28,10 @@ that times the normalised input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.activations.frozen_layers import normalised_bytes
 from cost_models.activations.saved import (
@@ -86,8 +86,7 @@ def norm_working_bytes(
     return 5.0 * max(FP32, compute) * width
 
 
-@dataclass(frozen=True, slots=True)
-class _BackwardTerms:
+class _BackwardTerms(Struct, frozen=True):
     """Terms of the points of one layer's backward pass, under every plan of a table."""
 
     model: ModelSpec

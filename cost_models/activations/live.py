@@ -7,10 +7,11 @@ Units     bytes; names that end in ``per_token`` and private functions: bytes a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cost_models.activations.document_masks import mask_bytes, masked_key_bytes
 from cost_models.activations.embedding_and_head import (
@@ -57,8 +58,7 @@ from cost_models.plan.plan import FULL, GPIPE, NONE, SELECTIVE, SELECTIVE_OPS
 TOKEN_ID_BYTES: Final = 8.0  # int64 inputs and labels
 
 
-@dataclass(frozen=True, slots=True)
-class LayerBackward:
+class LayerBackward(Struct, frozen=True):
     """One point of a layer's backward pass: bytes that it adds (see ``layer_backward``)."""
 
     added: Real  # to the saved tensors of all layers of the rank
@@ -97,8 +97,7 @@ class LayerBackward:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LiveActivations:
+class LiveActivations(Struct, frozen=True):
     """Bytes of activations of one pipeline rank when most micro-batches are in flight."""
 
     in_flight: Real  # micro-batches, counted by the rank's layers
@@ -207,8 +206,7 @@ def _table_bytes(view: RankView, in_flight: Real) -> Real:
     return tables + np.where(blockwise, 0.0, window_mask_bytes(model, workload, view.software))
 
 
-@dataclass(frozen=True, slots=True)
-class _RankBytes:
+class _RankBytes(Struct, frozen=True):
     """Bytes a token of a rank's layers for one micro-batch."""
 
     saved: Real  # for the backward pass, by all layers
@@ -279,8 +277,7 @@ def _layers(view: RankView) -> _RankBytes:
     return _RankBytes(saved, operands, working, alone + copies, largest, backward, by_kind)
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerBytes:
+class _LayerBytes(Struct, frozen=True):
     """Bytes a token of one layer."""
 
     saved: Real  # where nothing is recomputed

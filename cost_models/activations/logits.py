@@ -6,16 +6,14 @@ Units     bytes a token of one micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import FP32, Count, Real
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
-@dataclass(frozen=True, slots=True)
-class Logits:
+class Logits(Struct, frozen=True):
     """Bytes a token of logits: saved for the backward pass, and alive at the loss."""
 
     kept: Real

@@ -14,9 +14,10 @@ gathered and kept; everything between the two matrices of a block is split t way
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import FP32, Count, Flag, Real
 from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
@@ -30,8 +31,7 @@ CAPPED_BLOCK = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Regions:
+class Regions(Struct, frozen=True):
     """Saved bytes a token by region, before any division."""
 
     # of routed experts: inputs and outputs, whole on every tensor-parallel rank that cuts them

@@ -7,9 +7,8 @@ Units     bytes a token on one tensor-parallel rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from cost_models.activations.saved import (
     attention_bytes,
@@ -24,8 +23,7 @@ from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTerm:
+class LayerTerm(Struct, frozen=True):
     """One kind of tensors of a layer."""
 
     name: str

@@ -18,11 +18,12 @@ a formula creates with ``len(table)`` broadcast.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from cost_models.columnar.projections import Array, Frame, Projection
 
@@ -353,7 +354,7 @@ def on_distinct_rows(formula: Callable[..., Result]) -> Callable[..., Result]:
     """Evaluate a formula of many operations on arrays: the distinct rows of its column arguments.
 
     Positional and named arguments that are columns are replaced by arrays. The formula may return
-    an array, or a tuple or dataclass of arrays.
+    an array, or a tuple or a record of arrays.
     """
 
     @wraps(formula)
@@ -371,8 +372,8 @@ def on_distinct_rows(formula: Callable[..., Result]) -> Callable[..., Result]:
 def _at_level(projection: Projection, result: Any) -> Any:
     if isinstance(result, tuple):
         return tuple(_at_level(projection, each) for each in result)
-    if is_dataclass(result) and not isinstance(result, type):
-        parts = {f.name: _at_level(projection, getattr(result, f.name)) for f in fields(result)}
+    if isinstance(result, Struct):
+        parts = {name: _at_level(projection, value) for name, value in asdict(result).items()}
         return replace(result, **parts)
     if np.ndim(result) == 0 or np.shape(result)[-1] != projection.size:
         return result

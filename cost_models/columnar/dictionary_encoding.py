@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class DictionaryColumn:
+class DictionaryColumn(Struct, frozen=True):
     """Distinct values, and the position of each row's value among them.
 
     >>> column = DictionaryColumn(np.array([1, 2, 4]), np.array([2, 0, 2], dtype=np.uint8))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import FactoredColumn
@@ -141,8 +141,7 @@ def _group_of_rows(shared: Projection | None, projection: Projection) -> Index:
     return np.arange(projection.size) if index is None else index
 
 
-@dataclass(frozen=True, slots=True)
-class StackedTerms:
+class StackedTerms(Struct, frozen=True):
     """The terms of one side in some groups, which are numbered from 0."""
 
     begins: Index  # the first group of each block, then the number of groups

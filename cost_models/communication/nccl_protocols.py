@@ -16,10 +16,10 @@ which NCCL chooses. Leaves out: its correction of trees by size, its limits per 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Count, Real
 from hardware_profiles.software.nccl import ALGORITHMS, PROTOCOLS, NcclTuning, nccl_tuning
@@ -27,8 +27,7 @@ from hardware_profiles.software.nccl import ALGORITHMS, PROTOCOLS, NcclTuning, n
 CHOICES: Final = tuple((a, p) for a in ALGORITHMS for p in PROTOCOLS)
 
 
-@dataclass(frozen=True, slots=True)
-class NcclGroup:
+class NcclGroup(Struct, frozen=True):
     """The ranks of a collective and their links."""
 
     ranks: Count

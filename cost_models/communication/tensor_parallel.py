@@ -6,10 +6,10 @@ Symbols: as in ``volumes``. Units: features a token inside, bytes in ``tensor_tr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import FP32, Real
 from cost_models.communication.traffic import (
@@ -25,8 +25,7 @@ from cost_models.partition.recomputed_layers import needs_output
 from cost_models.plan.plan import FULL
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCollectives:
+class LayerCollectives(Struct, frozen=True):
     """Collectives of a layer's forward pass over tensor-parallel ranks, in features of a token."""
 
     column_inputs: Traffic  # inputs of column-parallel matrices

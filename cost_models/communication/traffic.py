@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Flag, Real
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(Struct, frozen=True):
     """Collectives of one kind on one axis in one step."""
 
     count: Real
@@ -26,8 +25,7 @@ class Traffic:
         return Traffic(self.count * repeats, self.size * repeats)
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficOptions:
+class TrafficOptions(Struct, frozen=True):
     """Communication choices in which trainers differ; the defaults are the bundled executor's."""
 
     gather_bytes: float | None = (

@@ -18,10 +18,10 @@ evenly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Count, Flag, Real
 from cost_models.communication.context_parallel import context_traffic
@@ -59,8 +59,7 @@ AXES: Final = (
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
-@dataclass(frozen=True, slots=True)
-class CommunicationUnit:
+class CommunicationUnit(Struct, frozen=True):
     """Weights that are gathered and reduced together: a layer, the embedding, the head."""
 
     repeats: int

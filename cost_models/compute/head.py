@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from cost_models.arrays import Count, Real
 from cost_models.compute.layer import PassSeconds, linear_seconds, matrices_seconds

@@ -74,7 +74,7 @@ def host_wait(starting: Real, device: Real, rate: Rates, *, overlap: float | Non
     of the form: Qiao et al., Pollux (arXiv:2008.12260), sec. 3.2, for gradients and their
     synchronisation. On a CPU the two add up.
 
-    >>> from dataclasses import replace
+    >>> from msgspec.structs import replace
     >>> gpu = Rates(1e12, 1e12, 0.0, False)
     >>> round(float(host_wait(1.0, 1.0, gpu)), 3), round(float(host_wait(1.0, 3.0, gpu)), 3)
     (0.189, 0.009)

@@ -7,9 +7,9 @@ Units     seconds; every function broadcasts over plan columns.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cost_models.activations.fp8 import cast_elements, gathered_cast_share
 from cost_models.arrays import Count, Flag, Real
@@ -34,8 +34,7 @@ CORE_FLOPS = {"flash": 2.5, "eager": 2.0}
 FLASH_BACKWARD_RATE = 0.85
 
 
-@dataclass(frozen=True, slots=True)
-class Matmuls:
+class Matmuls(Struct, frozen=True):
     """Seconds of matrices: forward, gradients of inputs, gradients of weights."""
 
     forward: Real
@@ -268,8 +267,7 @@ def trained_elements(
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class PassSeconds:
+class PassSeconds(Struct, frozen=True):
     """Device seconds of one micro-batch through some layers."""
 
     forward: Real
@@ -279,26 +277,24 @@ class PassSeconds:
     core: Real = 0.0  # of ``forward``, the attention cores
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWork:
+class LayerWork(Struct, frozen=True):
     """One layer, the tokens of a micro-batch on a rank, and how the work is split and repeated."""
 
     kind: LayerKind
     hidden_size: int
     seq_len: Count  # keys of each query
     tokens: Real  # queries on this rank
-    _: KW_ONLY
     tensor_parallel: Count
     sequence_parallel: Flag
-    expert_tensor: Count | None = None  # ranks that cut an expert; None: tensor_parallel
-    expert_parallel: Count = 1
     recompute_full: Flag
     recompute_core: Flag
-    recompute_around: Flag = False  # all operators but matmuls and attention
     kernel: str
     compute_bytes: float
     rate: Rates
     software: SoftwareProfile
+    expert_tensor: Count | None = None  # ranks that cut an expert; None: tensor_parallel
+    expert_parallel: Count = 1
+    recompute_around: Flag = False  # all operators but matmuls and attention
     computed_score_share: Real = 1.0  # share of a query's keys that the core computes
     hidden_dropout: bool = False
     attention_dropout: bool = False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from hardware_profiles.cluster.schema import Accelerator
 from hardware_profiles.errors import InputError
@@ -58,8 +60,7 @@ SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
 AMPERE_KERNELS_ON_BLACKWELL = 0.55
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """Rates of an accelerator in one precision."""
 
     matmul: float  # FLOP/s

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.model.spec import Attention, ModelSpec
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """A rule: its code, the rows of a plan table that break it, and the error text of one plan."""
 
     code: str

@@ -10,9 +10,8 @@ distributed/fsdp/_runtime_utils.py (the root is not resharded after its forward 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Flag, Real
 from cost_models.model.lora import frozen_part, has_frozen, quantised_bytes, trainable_part
@@ -22,8 +21,7 @@ from cost_models.plan.plan import PlanTable
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
-@dataclass(frozen=True, slots=True)
-class Units:
+class Units(Struct, frozen=True):
     """Bytes of whole weights, and elements of whole gradients, of the root and of a layer."""
 
     root: Real

@@ -22,10 +22,11 @@ Units: bytes, columns of a plan table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cost_models.activations.live import LayerBackward, LiveActivations
 from cost_models.arrays import Flag, Real
@@ -45,8 +46,7 @@ from cost_models.plan.plan import SCHEDULES, PlanTable
 DUALPIPEV: Final = SCHEDULES.index("dualpipev")
 
 
-@dataclass(frozen=True, slots=True)
-class LayerBlock:
+class LayerBlock(Struct, frozen=True):
     """A layer in its backward pass, and the blocks around it; elements."""
 
     own: Real  # gathered and reduced with it: all but separately sharded experts
@@ -55,8 +55,7 @@ class LayerBlock:
     ahead: Real  # of the block that is gathered meanwhile
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEnd:
+class GroupEnd(Struct, frozen=True):
     """The first or the last layer of a group."""
 
     done: Real  # elements of all blocks whose backward pass is done
@@ -77,8 +76,7 @@ class GroupEnd:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
+class LayerGroup(Struct, frozen=True):
     """Layers with the same neighbours in backward order."""
 
     block: LayerBlock
@@ -103,8 +101,7 @@ class BlockBackward(NamedTuple):
     unpacked: Real  # a matrix, see ``LayerBackward.unpacked``
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(Struct, frozen=True):
     """The blocks of one rank: how they are gathered and reduced, and their bytes at each point."""
 
     compute: float
@@ -502,8 +499,7 @@ class Blocks:
         return tied + ahead + left + fresh + experts, self._freed(separate, last)
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerElements:
+class _LayerElements(Struct, frozen=True):
     """Elements of a rank's layers: of the largest, then of each kind."""
 
     sizes: tuple[Real, ...]

@@ -5,9 +5,9 @@ Units: bytes. Every argument may be a column of a plan table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from cost_models.arrays import Count, Flag, Real
 from cost_models.columnar.columns import by_value
@@ -40,8 +40,7 @@ def reduces_once(software: SoftwareProfile, table: PlanTable) -> Flag:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Gradients:
+class Gradients(Struct, frozen=True):
     """Bytes of gradients at the moments of ``MOMENTS``."""
 
     full_flight: Real  # while all micro-batches are in flight
@@ -54,7 +53,7 @@ class Gradients:
         """Offloaded gradients, which leave with the weights: at most a layer's shard stays."""
         moves = table.offloads_weights
         shard = layer / np.maximum(1, table.shard_ranks)
-        at = {f.name: np.where(moves, shard, getattr(self, f.name)) for f in fields(self)}
+        at = {name: np.where(moves, shard, value) for name, value in asdict(self).items()}
         return Gradients(**{**at, "reduced": np.where(moves, 0.0, self.reduced)})
 
 
@@ -87,8 +86,7 @@ def gradients_of(view: RankView, in_flight: Real) -> Gradients:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reduction:
+class _Reduction(Struct, frozen=True):
     """How gradients are accumulated and reduced; parts: elements, ranks that share them."""
 
     view: RankView

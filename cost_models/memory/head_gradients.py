@@ -7,16 +7,14 @@ Units: bytes. Every argument may be a column of a plan table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Real
 from cost_models.partition.rank_view import RankView
 
 
-@dataclass(frozen=True, slots=True)
-class HeadGradients:
+class HeadGradients(Struct, frozen=True):
     """Bytes at the moments of ``MOMENTS``, on top of accumulated gradients."""
 
     head: list[tuple[Real, Real]]  # and what is left of the logits, at each of its places

@@ -12,10 +12,10 @@ weights in addition to the fp32 ones (18 bytes a parameter, not 16); FSDP2 has t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Real
 from cost_models.plan.plan import NVME, PlanTable
@@ -29,8 +29,7 @@ WEIGHT_BUFFERS: Final = 5.0
 WEIGHT_BUFFER_ELEMENTS: Final = 1e8
 
 
-@dataclass(frozen=True, slots=True)
-class HostBytes:
+class HostBytes(Struct, frozen=True):
     """Bytes of one rank that are off its accelerator."""
 
     memory: Real

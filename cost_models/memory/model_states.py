@@ -11,15 +11,13 @@ States of the optimizer: ``optimizer_states``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Count, Flag, Real
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStates:
+class ModelStates(Struct, frozen=True):
     """Named terms of the model states of one accelerator, in bytes."""
 
     weights: Real

@@ -10,10 +10,10 @@ Tensors are assumed to divide evenly, as in ``model_states``. ZeRO shards the fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Count, Real
 from cost_models.communication.volumes import communication_units
@@ -33,8 +33,7 @@ MIN_8BIT_ELEMENTS: Final = 4096
 MIN_PAGED_ELEMENTS: Final = 1e5
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerTraits:
+class OptimizerTraits(Struct, frozen=True):
     """States that an optimizer keeps for each tensor, and temporary tensors of its update."""
 
     states: float  # as large as the tensor, of matrices inside layers
@@ -80,8 +79,7 @@ ITERATIONS: Final = 5.0  # of Newton and Schulz, torch's default
 FUSED: Final = ("sgd", "sgd_momentum", "adamw", "adam", "lamb")
 
 
-@dataclass(frozen=True, slots=True)
-class StateBytes:
+class StateBytes(Struct, frozen=True):
     """Bytes of states on a rank: those that stay on the device, and those that can leave it."""
 
     resident: Real

@@ -5,15 +5,13 @@ Units: bytes; columns of a plan table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Real, pick
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryParts:
+class MemoryParts(Struct, frozen=True):
     """Bytes on one accelerator at its peak, by kind."""
 
     weights: Real
@@ -47,8 +45,8 @@ def stack_ranks(per_rank: list[tuple[MemoryParts, Real]]) -> tuple[MemoryParts, 
     peaks = np.stack([parts.peak for parts, _ in per_rank])
     limiting = np.argmax(peaks, axis=0)
     chosen = {
-        f.name: pick([getattr(parts, f.name) for parts, _ in per_rank], limiting)
-        for f in fields(MemoryParts)
+        name: pick([getattr(parts, name) for parts, _ in per_rank], limiting)
+        for name in MemoryParts.__struct_fields__
     }
     moment = pick([moment for _, moment in per_rank], limiting)
     return MemoryParts(**chosen), limiting, moment

@@ -18,9 +18,10 @@ and the recomputed layers (the contents of a rank are found once for them, see `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cost_models.activations.fp8 import fp8_weight_bytes
 from cost_models.activations.live import LiveActivations, live_activations
@@ -341,8 +342,7 @@ def _states(view: RankView) -> StateBytes:
     return rank_states(view)
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
+class Buffers(Struct, frozen=True):
     """Bytes of gathered weights and of gradients being reduced, at the moments of ``MOMENTS``."""
 
     loss_forward: Real

@@ -6,9 +6,9 @@ Units: bytes, columns of a plan table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Count, Flag, Real, pick
 from cost_models.model.spec import ModelSpec
@@ -23,8 +23,7 @@ def total(parts: TransientParts) -> Real:
     return sum(parts[:4], start=0.0 - parts[4])
 
 
-@dataclass(frozen=True, slots=True)
-class StepPoint:
+class StepPoint(Struct, frozen=True):
     """Transient memory at one point of a step, and the plans whose steps have that point."""
 
     parts: TransientParts

@@ -8,10 +8,10 @@ Units     bytes. Every term is computed by the formulas that price a plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.activations.live import LiveActivations, layer_bytes, live_activations
 from cost_models.arrays import Real
@@ -31,8 +31,7 @@ SMALL: Final = 0.005  # of the peak: smaller terms are not listed
 BEFORE_LATER: Final = MOMENTS.index("later_backward")
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(Struct, frozen=True):
     """One term of one part."""
 
     part: str

@@ -6,9 +6,9 @@ Units: bytes. The peak that ``estimate.price`` finds is the largest of these mom
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import numpy as np
+from msgspec.structs import asdict
 
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import rank_timeline
@@ -33,6 +33,4 @@ def timelines(
 
 def _plain(parts: MemoryParts) -> MemoryParts:
     """Return the first row as plain numbers."""
-    return MemoryParts(
-        **{f.name: float(np.ravel(getattr(parts, f.name))[0]) for f in fields(MemoryParts)}
-    )
+    return MemoryParts(**{name: float(np.ravel(value)[0]) for name, value in asdict(parts).items()})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from math import prod
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.arrays import Count, Real
 from cost_models.model.parameters import kind_numel, routed_numel, shard_numel
@@ -17,8 +17,7 @@ from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import PlanTable
 
 
-@dataclass(frozen=True, slots=True)
-class RankParameters:
+class RankParameters(Struct, frozen=True):
     """Elements on one tensor-parallel rank of one pipeline rank (columns over plans)."""
 
     total: Real

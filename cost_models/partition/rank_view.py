@@ -5,10 +5,11 @@ Units: as named; every property is a number or a column of the plan table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cost_models.arrays import Real
 from cost_models.model.lora import trainable_part
@@ -22,8 +23,7 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
-@dataclass(frozen=True, slots=True)
-class LayersOfKind:
+class LayersOfKind(Struct, frozen=True):
     """The layers of one kind on a pipeline rank."""
 
     kind: LayerKind
@@ -41,8 +41,7 @@ class LayersOfKind:
         return 0 if self.kind.forward_only else self.recomputed
 
 
-@dataclass(frozen=True)
-class RankView:
+class RankView(Struct, frozen=True, dict=True):
     """A scenario, a table of plans, and one pipeline rank of these plans.
 
     All rows of the table give the rank the same contents (its stages and recomputed layers).

@@ -6,8 +6,9 @@ every k layers of a stage (``full:n/k``), or a number of first layers for each s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from cost_models.model.spec import LayerKind, Weight
 from cost_models.plan.plan import Plan, split_layers
@@ -17,8 +18,7 @@ from hardware_profiles.software.trainer import SoftwareProfile
 Ranges = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RecomputedLayers:
+class RecomputedLayers(Struct, frozen=True):
     """The recomputed layers; by default all."""
 
     layers: int = 0  # the first ones of every ``every`` layers; 0: all

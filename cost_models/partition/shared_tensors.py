@@ -8,13 +8,14 @@ every stage with layers of that stack.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from cost_models.model.spec import ModelSpec, Weight
 
 
-@dataclass(frozen=True, slots=True)
-class SharedTensor:
+class SharedTensor(Struct, frozen=True):
     """A tensor on several stages, under its name in the whole model."""
 
     weight: Weight

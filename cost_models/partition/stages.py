@@ -7,12 +7,13 @@ Symbols   p pipeline_parallel   v virtual_stages (stages on one rank)   m num_mi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final, Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cost_models.arrays import Real
 from cost_models.model.spec import ModelSpec, Weight
@@ -27,8 +28,7 @@ LayerCounts = tuple[int, ...]  # layers of each kind; all, and the recomputed on
 ALL_LAYERS: Final = RecomputedLayers()
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineRank:
+class PipelineRank(Struct, frozen=True):
     """The contents of one pipeline rank, and all ranks with the same contents."""
 
     index: int  # the first rank with these contents
@@ -214,8 +214,7 @@ def _kind_counts(
     return tuple(counts)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNeighbours:
+class LayerNeighbours(Struct, frozen=True):
     """Layers of one kind whose neighbours in the backward pass have the same kinds.
 
     A layer's weights coexist with the gradients of the block whose backward pass ran before it and

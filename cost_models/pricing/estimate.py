@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
+from msgspec.structs import asdict, astuple, replace
 from numpy.typing import NDArray
 
 from cost_models.arrays import Real
@@ -38,8 +39,7 @@ from cost_models.step_time.step import step_seconds
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionTable:
+class PredictionTable(Struct, frozen=True):
     """Memory and time of legal plans: columns, one row a plan."""
 
     memory: MemoryParts
@@ -64,7 +64,7 @@ class PredictionTable:
         here = slice(number, number + 1)
 
         def of(parts: Any) -> Any:
-            return replace(parts, **{f.name: getattr(parts, f.name)[here] for f in fields(parts)})
+            return replace(parts, **{name: value[here] for name, value in asdict(parts).items()})
 
         ranks = self.limiting_rank[here], self.moment[here], of(self.time), self.slowest_rank[here]
         return PredictionTable(of(self.memory), *ranks, of(self.host))
@@ -93,14 +93,17 @@ def price(
     return PredictionTable(
         memory=MemoryParts(
             **{
-                f.name: join([getattr(b.memory, f.name) for b in blocks])
-                for f in fields(MemoryParts)
+                name: join([getattr(b.memory, name) for b in blocks])
+                for name in MemoryParts.__struct_fields__
             }
         ),
         limiting_rank=join([b.limiting_rank for b in blocks]).astype(np.int64),
         moment=join([b.moment for b in blocks]).astype(np.int64),
         time=TimeParts(
-            **{f.name: join([getattr(b.time, f.name) for b in blocks]) for f in fields(TimeParts)}
+            **{
+                name: join([getattr(b.time, name) for b in blocks])
+                for name in TimeParts.__struct_fields__
+            }
         ),
         slowest_rank=join([b.slowest_rank for b in blocks]).astype(np.int64),
         host=HostBytes(join([b.host.memory for b in blocks]), join([b.host.nvme for b in blocks])),
@@ -129,7 +132,7 @@ def _block_memory(
     priced = list(ranks)
     if np.isin(table.pipeline_schedule, SPLIT_CODES).any():
         # of ranks with the same contents the last one has the most pending weight gradients
-        priced += [replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
+        priced += [structs.replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
     views = [RankView(scenario, table, rank) for rank in priced]
     memory, limiting, moment = stack_ranks([rank_memory(view) for view in views])
     gpus = scenario.cluster.gpus_per_node
@@ -162,7 +165,7 @@ def block_seconds(
     if not (scenario.on_gpu and OPTIMIZER_TRAITS[scenario.workload.optimizer].paged):
         return seconds
     return [
-        replace(one, optimizer=one.optimizer + _paged_seconds(view))
+        structs.replace(one, optimizer=one.optimizer + _paged_seconds(view))
         for one, view in zip(seconds, views, strict=True)
     ]
 
@@ -222,7 +225,7 @@ def memories_by_rank(
             parts, moment = rank_memory(
                 RankView(scenario, few, pipeline_rank(scenario, plan, ranges, rank))
             )
-            columns = (*(getattr(parts, f.name) for f in fields(MemoryParts)), moment)
+            columns = (*astuple(parts), moment)
             by_plan = zip(*(np.broadcast_to(c, len(rows)).tolist() for c in columns), strict=True)
             for row, (*terms, at) in zip(rows.tolist(), by_plan, strict=True):
                 answers[row].append((MemoryParts(*terms), at))

@@ -7,8 +7,10 @@ show. Units: bytes and seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import MOMENTS
@@ -27,8 +29,8 @@ from cost_models.step_time.parts import TimeParts
 from cost_models.uncertainty import interval, memory_spread, time_spread
 from hardware_profiles.software.trainer import software_profile
 
-MEMORY_PARTS: Final = tuple(f.name for f in fields(MemoryParts))
-TIME_PARTS: Final = tuple(f.name for f in fields(TimeParts))
+MEMORY_PARTS: Final = MemoryParts.__struct_fields__
+TIME_PARTS: Final = TimeParts.__struct_fields__
 Ranges = Sequence[tuple[int, int]]
 # of mfu and hfu: appendix B of PaLM (arXiv:2204.02311); HFU adds what recomputation repeats
 CONVENTION: Final = (
@@ -40,15 +42,14 @@ SAME: Final = 1e-9  # relative difference below which two predictions are equal
 
 def to_json(value: Any) -> Any:
     """Return a record as plain JSON values, with the names of its fields as keys."""
-    if is_dataclass(value):
-        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Struct):
+        return {name: to_json(inner) for name, inner in asdict(value).items()}
     if isinstance(value, tuple):
         return [to_json(one) for one in value]
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class StageMemory:
+class StageMemory(Struct, frozen=True):
     """Peak memory of one pipeline rank."""
 
     stage: int
@@ -58,8 +59,7 @@ class StageMemory:
     parts: MemoryParts
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPrediction:
+class MemoryPrediction(Struct, frozen=True):
     """Peak memory of the accelerator with the largest peak, its 90 % interval and its parts."""
 
     peak_bytes: float
@@ -75,8 +75,7 @@ class MemoryPrediction:
         return dict(to_json(self))
 
 
-@dataclass(frozen=True, slots=True)
-class TimePrediction:
+class TimePrediction(Struct, frozen=True):
     """Seconds of a step with their 90 % interval and parts, and the throughput of the plan."""
 
     step_seconds: float
@@ -95,8 +94,7 @@ class TimePrediction:
         return dict(to_json(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """Collectives of one kind on one axis, of one pipeline rank in one step."""
 
     stage: int
@@ -106,8 +104,7 @@ class Collective:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """Memory, time and traffic of one plan."""
 
     memory: MemoryPrediction

@@ -6,11 +6,11 @@ All else is as in the closed form (``estimate.price``), of which the bubble is a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from cost_models.partition.plan_stages import stages_of

@@ -9,10 +9,11 @@ of the peak.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import FactoredColumn, align, expand
@@ -48,8 +49,7 @@ COUNTS: Final = (
 COUNTS_BY_KIND: Final = ("kind_counts", "recomputed", "after_recomputed")
 
 
-@dataclass(frozen=True, slots=True)
-class PricedTable:
+class PricedTable(Struct, frozen=True):
     """Step, peak and host bytes of plans, one row a plan."""
 
     step: Floats
@@ -142,8 +142,7 @@ def _kind(rank: PipelineRank) -> tuple[Any, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(Struct, frozen=True):
     """Plans whose ranks are of the same kinds, and these ranks with columns of numbers."""
 
     plain: PlanTable

@@ -5,12 +5,13 @@ Units: seconds, columns of a plan table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from cost_models.arrays import Flag, Real
 
@@ -25,8 +26,7 @@ MICROBATCH_PARTS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TimeParts:
+class TimeParts(Struct, frozen=True):
     """Seconds of one step by purpose; they add up to the step."""
 
     compute: Real
@@ -43,11 +43,10 @@ class TimeParts:
     @property
     def step(self) -> Real:
         """The whole step."""
-        return sum((getattr(self, f.name) for f in fields(self)), start=np.asarray(0.0))
+        return sum(astuple(self), start=np.asarray(0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class RankSeconds:
+class RankSeconds(Struct, frozen=True):
     """Seconds of one pipeline rank: of a micro-batch, and once a step."""
 
     compute: Real

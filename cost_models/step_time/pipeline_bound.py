@@ -23,11 +23,11 @@ table 1).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.partition.schedules import SPLIT
@@ -36,8 +36,7 @@ from cost_models.plan.plan import SCHEDULES, PlanTable
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
+class Passes(Struct, frozen=True):
     """Seconds of every rank's passes, and the sizes of the pipelines; see the symbols."""
 
     f: Floats

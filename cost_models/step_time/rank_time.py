@@ -8,9 +8,8 @@ Units: seconds, columns of a plan table. A pair of numbers is (forward, backward
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from cost_models.activations.document_masks import as_computed
 from cost_models.activations.fp8 import gathered_bytes
@@ -57,8 +56,7 @@ from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
 Pair = tuple[Real, Real]  # of a forward and of a backward pass
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSeconds:
+class DeviceSeconds(Struct, frozen=True):
     """Seconds that the device computes for one micro-batch."""
 
     forward: Real

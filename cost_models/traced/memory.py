@@ -21,7 +21,7 @@ distributed/fsdp/_fully_shard (FSDPParamGroup, foreach_reduce). Leaves out: memo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -101,8 +101,8 @@ def traced_memory(
         order.append(rows)
     back = np.argsort(np.concatenate(order), kind="stable")
     joined = {
-        f.name: np.concatenate([getattr(p, f.name) for p in parts])[back]
-        for f in fields(MemoryParts)
+        name: np.concatenate([getattr(p, name) for p in parts])[back]
+        for name in MemoryParts.__struct_fields__
     }
     return MemoryParts(**joined), np.concatenate(moments)[back]
 

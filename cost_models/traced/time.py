@@ -13,7 +13,6 @@ CACM 52 (2009); torch's FSDP2 for the traffic. Leaves out: lower rates of kernel
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Final
 
 import numpy as np
@@ -83,7 +82,7 @@ def traced_time(
         on_gpu=not rate.host_is_device,
     )
     times = table.num_microbatches
-    parts = {f.name: zeros for f in fields(TimeParts)} | {
+    parts = dict.fromkeys(TimeParts.__struct_fields__, zeros) | {
         "compute": times * seconds.compute,
         "recompute": times * seconds.recompute,
         "host": times * seconds.host,

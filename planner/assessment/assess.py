@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec.structs import asdict
 
 from cost_models.memory.parts import MemoryParts
 from cost_models.partition.plan_stages import default_layer_ranges
@@ -122,7 +124,7 @@ class Assessment(MemoryAssessment[MemoryPrediction]):
 
 def amounts(parts: MemoryParts | TimeParts) -> dict[str, float]:
     """Return the parts of one plan's memory (bytes) or step time (seconds) by name."""
-    return {f.name: float(getattr(parts, f.name)) for f in fields(parts)}
+    return {name: float(value) for name, value in asdict(parts).items()}
 
 
 def assess(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec.structs import asdict
 
 from cost_models.activations.live import live_activations
 from cost_models.activations.terms import LayerTerm, layer_terms
@@ -123,7 +125,7 @@ class StepMemory:
 
 
 def _plain(term: Term) -> dict[str, Any]:
-    values = {f.name: getattr(term, f.name) for f in fields(term)}
+    values = asdict(term)
     return {**values, "bytes": values.pop("size")}
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from cost_models.compute.rates import rates
 from cost_models.memory.peak import rank_memory
@@ -175,7 +176,7 @@ class StageCosts:
             model, stages = self.scenario.model, self.plan.pipeline_parallel
             key: Any = (stage == 0, stage == stages - 1, model.pattern[first:last])
             if model.bridge_layer is not None:
-                key = replace(self._contents(stage, first, last, 0), index=0, positions=())
+                key = structs.replace(self._contents(stage, first, last, 0), index=0, positions=())
             self._keys[place] = key
         return self._keys[place]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeVar
+
+from msgspec import Struct
 
 from cost_models.model.families.reader import (
     MAX_FFN,
@@ -21,8 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 Weights = tuple[Weight, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TransformerSizes:
+class TransformerSizes(Struct, frozen=True):
     """Sizes common to all transformers."""
 
     hidden_size: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from cost_models.model.families.blocks import (
     TransformerSizes,
@@ -128,8 +129,7 @@ SMOLLM3 = Defaults(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
+class Style(Struct, frozen=True):
     """Differences between the tensors of llama-like families."""
 
     bias: bool = False  # of q, k and v

@@ -7,10 +7,9 @@ if the family allows it, and is an error otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct, field
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import convert, tidied, wrong_value
@@ -53,8 +52,7 @@ Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 REQUIRED: Final = object()  # in the place of a default: the key must be there
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
+class Defaults(Struct, frozen=True):
     """Default values and synonyms of keys of a family's config class."""
 
     values: Mapping[str, Any]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from cost_models.communication.seconds import traffic_seconds
 from cost_models.communication.volumes import Traffic
@@ -107,7 +108,7 @@ def test_attention_on_a_cpu_visits_whole_blocks_and_pays_for_each_score() -> Non
     cpu = Rates(matmul=1e11, memory=1e10, operator=1e-6, host_is_device=True, score=1e-9)
 
     def seconds(seq_len: int, **change: float) -> float:
-        rate = replace(cpu, **change)
+        rate = structs.replace(cpu, **change)
         arguments = (float(seq_len), seq_len, 1, "flash", 4.0, rate, SOFTWARE)
         return float(attention_core_seconds(attention, *arguments))
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from cost_models.compute.flops import layer_flops_per_token, linear_flops_per_token
 from cost_models.compute.head import head_seconds
@@ -91,7 +92,7 @@ def test_flash_backward_is_five_matmuls_for_two_at_a_lower_rate_on_gpus() -> Non
     seconds = layer(model, COMPUTE_BOUND, 512.0, 128, kernel="flash")
     forward_core = float(seconds.forward) - matrices
     assert float(seconds.backward) == pytest.approx(2 * matrices + 2.5 / 0.85 * forward_core)
-    assert core_ratio("flash", replace(COMPUTE_BOUND, host_is_device=True)) == 2.5
+    assert core_ratio("flash", structs.replace(COMPUTE_BOUND, host_is_device=True)) == 2.5
     assert core_ratio("eager", COMPUTE_BOUND) == 2.0
 
 
@@ -163,7 +164,7 @@ def test_the_projection_of_a_narrow_embedding_is_narrow(narrow: int) -> None:
 
 def test_an_odd_vocabulary_triples_the_projection_unless_it_is_padded() -> None:
     """On a GPU, in 16 bits; half of an odd vocabulary is not one."""
-    gpu = replace(COMPUTE_BOUND, units=108.0)
+    gpu = structs.replace(COMPUTE_BOUND, units=108.0)
     heads = {v: model_spec({**GPT3, "vocab_size": v}, name="gpt") for v in (50256, 50257)}
 
     def over(rate: Rates, t: int, compute_bytes: float = 2.0, *, pads: bool = False) -> float:
@@ -214,6 +215,6 @@ def test_a_flash_core_takes_its_flops_at_the_rate_that_the_kernel_reaches() -> N
         )
 
     usual = seconds(COMPUTE_BOUND)
-    assert seconds(replace(COMPUTE_BOUND, flash=0.6)) == pytest.approx(usual / 0.6)
+    assert seconds(structs.replace(COMPUTE_BOUND, flash=0.6)) == pytest.approx(usual / 0.6)
     half = SOFTWARE.changed({"kernels.flash_efficiency": SOFTWARE.kernels.flash_efficiency / 2})
     assert seconds(COMPUTE_BOUND, half) == pytest.approx(2 * usual)

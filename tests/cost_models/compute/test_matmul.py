@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cost_models.compute.matmul import FULL_WAVE_SHARE, TILE_SETUP, matmul_seconds
 from cost_models.compute.rates import Rates

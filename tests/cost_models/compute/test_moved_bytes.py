@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from cost_models.communication.seconds import achieved
 from cost_models.compute import matmul
@@ -262,7 +263,7 @@ def test_small_tiles_read_their_operands_in_the_same_time_in_any_precision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fast = Rates(1e14, 1e15, 0.0, False, units=100.0)
-    slow = replace(fast, matmul=1e13, setup=0.1)
+    slow = structs.replace(fast, matmul=1e13, setup=0.1)
 
     def seconds(rate: Rates) -> float:
         return float(matmul_seconds(640.0, 1024.0, 640.0, 2.0, rate))

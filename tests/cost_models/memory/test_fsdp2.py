@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cost_models.activations.live import LayerBackward, LiveActivations, live_activations
 from cost_models.memory.fsdp2 import Blocks
@@ -42,11 +42,9 @@ class Case:
         live = live_activations(view)
         self.blocks = Blocks.of(view, live.in_flight + live.pending)
         self.gradients = gradients_of(view, live.in_flight + live.pending)
-        zeros = {f.name: np.zeros(1) for f in fields(LiveActivations) if f.name != "layer_backward"}
-        del zeros["saved_by_kind"]
-        self.empty = LiveActivations(
-            **zeros, layer_backward=(NOTHING,), saved_by_kind=()
-        )  # no activations at all
+        zeros = dict.fromkeys(LiveActivations.__struct_fields__, np.zeros(1))
+        nothing = zeros | {"layer_backward": (NOTHING,), "saved_by_kind": ()}
+        self.empty = LiveActivations(**nothing)  # no activations at all
 
     @property
     def head(self) -> float:

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 
 import pytest
+from msgspec.structs import astuple
 
-from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import MOMENTS
 from cost_models.memory.timeline import timelines
 from cost_models.partition.plan_stages import default_layer_ranges
@@ -34,7 +33,7 @@ def test_the_peak_is_the_largest_moment_of_the_timeline(name: str, plan: Plan) -
         assert line[moment] == peak
         assert max(parts.peak for parts in line) == pytest.approx(float(peak.peak), rel=1e-12)
         for parts in line:
-            values = [float(getattr(parts, f.name)) for f in fields(MemoryParts)]
+            values = [float(value) for value in astuple(parts)]
             assert all(math.isfinite(value) and value >= 0.0 for value in values)
             assert float(parts.peak) == pytest.approx(sum(values), rel=1e-12)
     priced = price(scenario, PlanTable.from_plans([plan]), ranges)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cost_models.activations.live import live_activations
 from cost_models.memory.fsdp2 import Blocks

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from cost_models.activations.encoder_decoder import shared_bytes_per_token
 from cost_models.communication.volumes import communication_units, rank_traffic, tensor_traffic
@@ -142,7 +143,7 @@ def test_the_encoders_output_is_reduced_once_a_stage() -> None:
     table = PlanTable.from_plans([Plan(tensor_parallel=2)])
     view = rank_view(model, WORKLOAD, None, table, rank)
     with_it = tensor_traffic(view)["tensor", "all_reduce"]
-    without = tensor_traffic(replace(view, rank=replace(rank, decoder_stages=0)))
+    without = tensor_traffic(structs.replace(view, rank=structs.replace(rank, decoder_stages=0)))
     plain = without["tensor", "all_reduce"]
     assert float(with_it.count[0] - plain.count[0]) == 1
     assert float(with_it.size[0] - plain.size[0]) == 4 * WORKLOAD.seq_len * model.hidden_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -517,5 +517,6 @@ def test_a_formula_prices_a_column_as_it_prices_numbers(name: str) -> None:
     together = np.broadcast_to(formula(rows), len(rows))
     assert together.dtype == np.float64
     for row in range(len(rows)):
-        numbers = PlanTable(**{k: v[row].item() for k, v in columns(rows).items()})
+        values = {f.name: getattr(rows, f.name)[row].item() for f in fields(PlanTable)}
+        numbers = PlanTable(**values)
         assert float(formula(numbers)) == together[row], rows.plan(row)

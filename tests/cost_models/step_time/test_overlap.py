@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
 
 import numpy as np
 import pytest
+from msgspec.structs import astuple
 
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
@@ -31,7 +31,7 @@ def memory(module: TracedModule, plan: Plan, *, on_gpu: bool = False) -> tuple[M
         PlanTable.from_plans([plan]),
         on_gpu=on_gpu,
     )
-    values = {f.name: float(getattr(parts, f.name)[0]) for f in fields(MemoryParts)}
+    values = {name: float(getattr(parts, name)[0]) for name in MemoryParts.__struct_fields__}
     return MemoryParts(**values), int(moment[0])
 
 
@@ -134,10 +134,8 @@ def test_a_table_is_priced_as_every_row_alone():
     def priced(rows: PlanTable) -> list[np.ndarray]:
         parts, moment = traced_memory(module, workload, SOFTWARE, rows, on_gpu=True)
         time = traced_time(module, workload, cluster, SOFTWARE, rows)
-        columns = [getattr(parts, f.name) for f in fields(MemoryParts)] + [moment]
-        return [
-            np.asarray(c) for c in (*columns, *(getattr(time, f.name) for f in fields(TimeParts)))
-        ]
+        columns = [*astuple(parts), moment]
+        return [np.asarray(c) for c in (*columns, *astuple(time))]
 
     together = priced(table)
     for row in range(len(table)):
