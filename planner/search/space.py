@@ -33,28 +33,6 @@ MIN_TOKENS: Final = 4_096  # tokens of a sequence on each rank, at least
 ENDS: Final = 2  # embedding and head, if they count as layers
 MAX_CANDIDATES: Final = 20_000_000
 SLAB: Final = 400_000  # candidates in one table
-# fields of a plan that the search varies; all others keep their default unless pinned
-VARIED: Final = frozenset(
-    (
-        "data_parallel",
-        "tensor_parallel",
-        "pipeline_parallel",
-        "virtual_stages",
-        "pipeline_schedule",
-        "zero_stage",
-        "sequence_parallel",
-        "recompute",
-        "micro_batch_size",
-        "num_microbatches",
-        "dp_replicate",
-        "context_parallel",
-        "context_parallel_method",
-        "expert_parallel",
-        "expert_tensor_parallel",
-        "offload",
-    )
-)
-UNVARIED: Final = tuple(field.name for field in fields(Plan) if field.name not in VARIED)
 
 
 def enumerate_plans(
@@ -80,7 +58,8 @@ def enumerate_plans(
 
     ``offloads``: allowed values of Plan.offload (``allowed_offloads``).
     """
-    product = PlanProduct.of(_blocks(model, workload, num_gpus, fixed, offloads), _pinned(fixed))
+    blocks = _blocks(model, workload, num_gpus, fixed, offloads)
+    product = PlanProduct.of(blocks, _pinned(fixed, blocks[0]))
     projection = product.factored()[1].project(0)
     return product.plans(projection, np.arange(projection.size)).plain()
 
@@ -101,7 +80,7 @@ def plan_products(
             f"{total:,} candidate plans exceed the limit of {MAX_CANDIDATES:,} for one search: "
             "pin some parts with --fix (for example zero=1,sp=on), or allow less --offload"
         )
-    yield from PlanProduct.of(blocks, _pinned(fixed)).slabs(SLAB)
+    yield from PlanProduct.of(blocks, _pinned(fixed, blocks[0])).slabs(SLAB)
 
 
 def _blocks(
@@ -232,10 +211,15 @@ def _experts(
     return pairs
 
 
-def _pinned(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that the search does not vary: pinned or default values."""
+def _pinned(fixed: Mapping[str, Any], block: ProductBlock) -> dict[str, Any]:
+    """Return the columns that no block varies: pinned or default values."""
+    varied = {*block.same, *itertools.chain.from_iterable(block.choices)}
     default = Plan()
-    values = {name: fixed.get(name, getattr(default, name)) for name in UNVARIED}
+    values = {
+        field.name: fixed.get(field.name, getattr(default, field.name))
+        for field in fields(Plan)
+        if field.name not in varied
+    }
     return {n: WORDS[n].index(v) if n in WORDS else v for n, v in values.items()}
 
 
