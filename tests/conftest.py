@@ -36,3 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(group):
             if number not in kept:
                 item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: -_expected_seconds(item))
+
+
+def _expected_seconds(item: pytest.Item) -> float:
+    """Return ``slow(seconds=…)``: the longest tests begin first, so that none runs last alone."""
+    marker = item.get_closest_marker("slow")
+    return 0.0 if marker is None else marker.kwargs.get("seconds", 0.0)

@@ -18,8 +18,7 @@ from tests.samples import make_scenario, rank_view
 
 PLANS = {
     "grouped queries": ("llama", "fp32", Plan(micro_batch_size=2)),
-    "16 bits": ("llama", "bf16", Plan(micro_batch_size=2)),
-    "core recomputed": ("llama", "fp32", Plan(micro_batch_size=2, recompute="selective")),
+    "16 bits, core recomputed": ("llama", "bf16", Plan(micro_batch_size=2, recompute="selective")),
     "pipeline": ("llama", "fp32", Plan(pipeline_parallel=2, num_microbatches=4)),
 }
 

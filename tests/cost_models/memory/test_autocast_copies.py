@@ -81,13 +81,13 @@ def predicted(layers: int, tokens: int, recompute: str, *, autocast: bool) -> fl
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize(
-    ("width", "layers", "tokens", "recompute"),
+    ("width", "layers", "tokens", "recompute", "autocast"),
     [
-        (128, 4, 512, "none"),
-        pytest.param(128, 8, 512, "none", marks=pytest.mark.slow),
-        pytest.param(256, 4, 1024, "full", marks=pytest.mark.slow),
+        (128, 4, 512, "none", True),
+        (128, 4, 512, "none", False),
+        (128, 8, 512, "none", False),
+        (256, 4, 1024, "full", True),
     ],
 )
 def test_a_step_of_transformers_allocates_what_is_predicted(

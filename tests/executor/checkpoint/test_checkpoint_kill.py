@@ -81,7 +81,7 @@ def _killed(chance: random.Random, file: PlanFile, folder: Path) -> None:
         run_forked(_until_killed, file.plan.world_size, file, str(folder), ENDLESS, on_event=follow)
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(kills: int, tmp_path: Path):
     file = tiny(TWO, "gpt2", tied=True, optimizer="adamw", num_layers=1, precision="fp32")
     chance = random.Random(kills)
@@ -175,7 +175,7 @@ def _moments(file: PlanFile, folder: Path, victim: int, stride: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "stride", [pytest.param(9, id="some"), pytest.param(2, marks=pytest.mark.slow, id="many")]
+    "stride", [pytest.param(9, id="some"), pytest.param(4, marks=pytest.mark.slow, id="many")]
 )
 def test_killed_at_every_step_of_writing(stride: int, tmp_path: Path):
     file = tiny(Plan(micro_batch_size=2), num_layers=1, optimizer="adamw")

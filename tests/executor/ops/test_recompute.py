@@ -120,8 +120,7 @@ def test_parity_of_recomputation_in_parts(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 6])
-def test_the_peak_is_predicted(count: int):
-    plan = Plan(recompute="full", recompute_layers=count, micro_batch_size=4)
+def test_the_peak_is_predicted():
+    plan = Plan(recompute="full", recompute_layers=2, micro_batch_size=4)
     (row,) = rows_of(small("qwen3", "bf16", plan))
     assert abs(row["error_percent"]) < 2.5, row

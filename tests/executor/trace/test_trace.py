@@ -255,15 +255,8 @@ def test_peaks_of_real_steps_are_traced(name: str, precision: str, plan: Plan):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "parameters"),
-    [
-        # torchvision's figures for resnet50 and vit_b_16 (IMAGENET1K weights)
-        ("ResNetForImageClassification(ResNetConfig(num_labels=1000))", 25_557_032),
-        ("ViTForImageClassification(ViTConfig(num_labels=1000))", 86_567_656),
-    ],
-)
-def test_known_models_from_the_command_line(source: str, parameters: int, tmp_path: Path):
+def test_a_known_model_from_the_command_line(tmp_path: Path):
+    source = "ResNetForImageClassification(ResNetConfig(num_labels=1000))"
     lines = ["from transformers import *", f"def build(): return {source}"]
     (tmp_path / "mine.py").write_text("\n".join(lines))
     done = subprocess.run(
@@ -273,4 +266,5 @@ def test_known_models_from_the_command_line(source: str, parameters: int, tmp_pa
         text=True,
         check=True,
     )
-    assert traced_module(json.loads(done.stdout)).num_parameters == parameters
+    # torchvision's figure for resnet50 (IMAGENET1K weights)
+    assert traced_module(json.loads(done.stdout)).num_parameters == 25_557_032
