@@ -50,7 +50,7 @@ JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Blackwell": 0.81e-12,
     "Blackwell Ultra": 0.81e-12,  # as Blackwell: the same process
 }
-BEFORE_HOPPER = ("Volta", "Turing", "Ampere")
+BEFORE_HOPPER = ("Pascal", "Volta", "Turing", "Ampere")
 # with asynchronous matmul instructions, which kernels written for Ampere do not use; Ada and the
 # RTX cards of Blackwell have Ampere's instructions
 SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")

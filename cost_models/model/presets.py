@@ -76,6 +76,36 @@ def _find(name: str) -> Preset | None:
     return None
 
 
+# words of a repository's name that name a training stage or a file format, not a shape
+_STAGES: Final = frozenset({"instruct", "chat", "it", "base", "pt", "hf"})
+
+
+def _shape_name(name: str) -> str:
+    """Return a name in lower case without the words of ``_STAGES``.
+
+    >>> _shape_name("mistralai/Mistral-7B-Instruct-v0.3")
+    'mistralai/mistral-7b-v0.3'
+    """
+    return "-".join(word for word in name.lower().split("-") if word not in _STAGES)
+
+
+@cache
+def preset_of_shape(name: str) -> Preset | None:
+    """Return the preset whose name or hub id differs only in the stage of training.
+
+    >>> preset_of_shape("Qwen/Qwen2.5-7B-Instruct").name
+    'qwen2.5-7b'
+    """
+    wanted = _shape_name(name)
+    for path, text in _files().items():
+        if wanted not in text:
+            continue
+        for preset in _of_file(path):
+            if wanted in map(_shape_name, (preset.name, *preset.aliases)):
+                return preset
+    return None
+
+
 def preset_names() -> tuple[str, ...]:
     """Return the names of all presets, without their aliases."""
     return tuple(preset.name for path in _files() for preset in _of_file(path))

@@ -4,6 +4,7 @@
     data/nodes/*.toml          [[node]]         servers, cloud instances, racks
     latencies.toml        [link]           seconds a message by kind of link
     sources.toml          [sources]        short key = where a number was read
+    not_priced.toml       [[not_priced]]   names of devices that are not priced, and the reason
 
 Every number carries a kind and the key of a source; ``note`` adds words to it. Kinds: *measured* by
 us; *published*: measured by others; *datasheet*: the vendor's figure, read where the source says;
@@ -41,7 +42,7 @@ from hardware_profiles.fields import Positive, convert, read_toml, struct_of
 
 FOLDER: Final = Path(__file__).parent / "data"
 _VENDORS: Final = re.compile(
-    r"^(nvidia|tesla|geforce|quadro|amd|instinct|intel|habana|google|aws)+"
+    r"^(nvidia|tesla|geforce|quadro|amd|instinct|intel|habana|google|aws|apple(?=m))+"
 )
 
 Entry = TypeVar("Entry", Accelerator, Node)
@@ -101,9 +102,9 @@ def find_accelerator(name: str) -> Accelerator:
 
     >>> find_accelerator("a100_80g").name
     'A100-SXM-80GB'
-    >>> find_accelerator("A10")  # doctest: +ELLIPSIS
+    >>> find_accelerator("A11")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    hardware_profiles.errors.InputError: A10: no such accelerator. Did you mean ...
+    hardware_profiles.errors.InputError: A11: no such accelerator. Did you mean ...
     """
     return match_accelerator(name).entry
 
@@ -115,6 +116,8 @@ def match_accelerator(name: str) -> Match[Accelerator]:
         return found
     if choices := _sharing(name, index.entries):
         raise InputError(_choice(name, "accelerators", choices))
+    if reason := _not_priced().get(re.sub(r"\d+g$", "", normalised(name))):
+        raise InputError(f"{name}: {reason}")
     raise InputError(unknown(name, "accelerator", index.entries))
 
 
@@ -266,6 +269,23 @@ class _Latencies(Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Sources(Struct, frozen=True, forbid_unknown_fields=True):
     sources: dict[str, str]
+
+
+class _NotPriced(Struct, frozen=True, forbid_unknown_fields=True):
+    names: tuple[str, ...]
+    reason: str
+
+
+class _AllNotPriced(Struct, frozen=True, forbid_unknown_fields=True):
+    not_priced: tuple[_NotPriced, ...]
+
+
+@lru_cache(maxsize=1)
+def _not_priced() -> dict[str, str]:
+    """Return why devices are not priced, by their normalised names."""
+    path = FOLDER / "not_priced.toml"
+    found = convert(read_toml(path, "devices"), _AllNotPriced, path.name)
+    return {normalised(name): group.reason for group in found.not_priced for name in group.names}
 
 
 @lru_cache(maxsize=1)

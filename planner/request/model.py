@@ -1,7 +1,8 @@
 """Build a :class:`ModelSpec` from the MODEL argument.
 
-In this order: an existing file or folder; a preset or its alias; a Hugging Face hub id; a size such
-as ``7b``. Of the hub only ``config.json`` is fetched, and code from the hub is never run.
+In this order: an existing file or folder; a preset, its alias or a hub id of its shape
+(``Qwen/Qwen2.5-7B-Instruct``); another Hugging Face hub id; a size such as ``7b``. Of the hub only
+``config.json`` is fetched, and code from the hub is never run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from cost_models.model.families import model_spec
-from cost_models.model.presets import is_preset, load_preset, similar_presets
+from cost_models.model.presets import (
+    Preset,
+    is_preset,
+    load_preset,
+    preset_of_shape,
+    similar_presets,
+)
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_json
@@ -84,7 +91,9 @@ def resolve_model(text: str) -> ModelSpec:
     if path is not None:
         return model_spec(read_json(path, "a model's config.json"), name=text, where=str(path))
     if is_preset(text):
-        return _from_preset(text)
+        return _from_preset(text, load_preset(text))
+    if (preset := preset_of_shape(text)) is not None:
+        return _from_preset(text, preset)
     if _HUB_ID.fullmatch(text):
         return _from_hub(text)
     size = _SIZE.fullmatch(text)
@@ -112,12 +121,17 @@ def _config_path(text: str) -> Path | None:
     return None
 
 
-def _from_preset(text: str) -> ModelSpec:
-    preset = load_preset(text)
+def _from_preset(text: str, preset: Preset) -> ModelSpec:
     spec = model_spec(preset.config, name=preset.name, where=f"preset {preset.name}")
-    if "/" not in text:
+    if not is_preset(text):
+        note = (
+            f"{text}: the shape of the preset {preset.name} was used, without access to the "
+            "hub (a config.json is read as it is)"
+        )
+    elif "/" in text:
+        note = f"{text}: the config that comes with shardplan was used, without access to the hub"
+    else:
         return spec
-    note = f"{text}: the config that comes with shardplan was used, without access to the hub"
     return replace(spec, assumptions=(note, *spec.assumptions))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cost_models.model.families import model_spec
-from cost_models.model.presets import is_preset, load_preset, preset_names
+from cost_models.model.presets import is_preset, load_preset, preset_names, preset_of_shape
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError
 from tests.cost_models.model.real_modules import assert_same_tensors
@@ -52,3 +52,30 @@ def test_every_name_and_alias_is_found_in_any_case() -> None:
 def test_no_name_or_alias_is_given_twice() -> None:
     names = [n.lower() for p in map(load_preset, preset_names()) for n in (p.name, *p.aliases)]
     assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("google/gemma-3-1b-it", "gemma-3-1b"),
+        ("llama-3-8b-instruct", "llama-3-8b"),
+    ],
+)
+def test_a_hub_id_of_another_training_stage_has_the_shape_of_the_preset(
+    name: str, preset: str
+) -> None:
+    found = preset_of_shape(name)
+    assert found is not None
+    assert found is load_preset(preset)
+
+
+@pytest.mark.parametrize(
+    "name", ["other/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-8B-Instruct", "org/none", "instruct", ""]
+)
+def test_another_owner_or_size_is_no_preset(name: str) -> None:
+    assert preset_of_shape(name) is None

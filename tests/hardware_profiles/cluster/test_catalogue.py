@@ -45,7 +45,7 @@ def test_every_figure_has_a_kind_and_a_source(entry):
 
 @pytest.mark.parametrize("accelerator", accelerators(), ids=lambda entry: entry.name)
 def test_figures_are_in_si_units(accelerator):
-    assert 14e9 < accelerator.memory_capacity.value < 400e9
+    assert 8e9 < accelerator.memory_capacity.value < 400e9
     assert 0.2e12 < accelerator.memory_bandwidth.value < 10e12
     assert all(1e12 < figure.value < 2e16 for figure in accelerator.peak_flops.values())
     assert {"bf16", "fp16"} & set(accelerator.peak_flops)
@@ -102,6 +102,18 @@ def test_every_node_names_an_accelerator_and_is_found(node):
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
         ("AMD Instinct MI300X", "MI300X"),
+        ("AMD Instinct MI210", "MI210"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA L40", "L40"),
+        ("L20", "L20"),
+        ("A30", "A30"),
+        ("A4000", "RTX-A4000"),
+        ("3080", "RTX-3080"),
+        ("4080", "RTX-4080"),
+        ("RTX 4070 Ti", "RTX-4070-Ti"),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX-2080-Ti"),
+        ("5080", "RTX-5080"),
+        ("P100", "P100-PCIe-16GB"),
         ("tpu v5e", "TPU-v5e"),
     ],
 )
@@ -157,6 +169,21 @@ def test_an_ambiguous_node_lists_the_choices():
 def test_an_unknown_name_is_an_error_with_a_hint(name, hint):
     with pytest.raises(InputError, match=hint):
         find_accelerator(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["M3", "M3-Max", "m2 ultra", "Apple M4 Max", "M3-Max-128GB", "Apple", "Inf2", "Gaudi"]
+)
+def test_a_device_that_is_not_priced_is_refused_with_the_reason(name):
+    with pytest.raises(InputError, match="not priced: "):
+        find_accelerator(name)
+
+
+def test_names_of_devices_that_are_not_priced_are_no_accelerators():
+    groups = tomllib.loads((FOLDER / "not_priced.toml").read_text())["not_priced"]
+    for name in (name for group in groups for name in group["names"]):
+        with pytest.raises(InputError, match="not priced"):
+            find_accelerator(name)
 
 
 def test_a_convention_is_said():

@@ -1,5 +1,7 @@
 """The words for a cluster, and the file."""
 
+from pathlib import Path
+
 import pytest
 
 from hardware_profiles.cluster.build import build_cluster, describe
@@ -203,6 +205,17 @@ def test_file_with_an_accelerator_of_its_own(tmp_path):
     assert [tier.bandwidth.value for tier in cluster.tiers] == [1e11, 1e10]
     one = read(tmp_path, OWN.replace("nodes = 2", "nodes = 1"))
     assert len(one.tiers) == 1
+
+
+def test_the_example_of_a_card_of_ones_own_has_every_figure():
+    cluster = parse_cluster(str(Path(__file__).parents[3] / "examples" / "own_accelerator.toml"))
+    own = cluster.accelerator
+    assert (cluster.num_nodes, cluster.gpus_per_node, own.name) == (2, 4, "X1")
+    assert [tier.name for tier in cluster.tiers] == ["XLink", "network"]
+    assert own.achievable_flops["bf16"] == Figure(390e12, "measured", "best of large torch.mm")
+    assert own.price == Figure(1.5, "assumed", "our cloud")
+    missing = [name for name in own.__slots__ if getattr(own, name) is None]
+    assert missing == ["kernel_launch", "score_seconds", "core_share"]  # measured by calibrate
 
 
 def test_the_share_of_a_link_is_at_most_all_of_it(tmp_path):

@@ -44,6 +44,11 @@ def test_presets_and_aliases() -> None:
     from_id = resolve_model("meta-llama/Meta-Llama-3-8B")
     assert from_id.name == "llama-3-8b"
     assert "without access to the hub" in from_id.assumptions[0]
+    chat = resolve_model("Qwen/Qwen2.5-7B-Instruct")
+    assert chat.name == "qwen2.5-7b"
+    assert chat.assumptions[0].startswith(
+        "Qwen/Qwen2.5-7B-Instruct: the shape of the preset qwen2.5-7b was used"
+    )
 
 
 @pytest.mark.parametrize("name", preset_names())
