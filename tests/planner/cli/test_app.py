@@ -253,7 +253,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "unknown preset": (["models", "lama-3-8b"], "llama-3-8b"),
     "unknown hardware": (["hardware", "H10O"], "H100"),
     "a module, cut inside": (["fit", "module:os:system", "8xA100-80GB", "--tp", "2"], "data ranks"),
-    "a module in a file": (["plan", "module:m:f", "8xA100-80GB", "-o", "m.json"], "not known"),
+    "a module in a file": (["plan", "module:m:f", "8xA100-80GB", "-o", "m.json"], "unknown"),
     "a module explained": (["fit", "module:m:f", "8xA100-80GB", "--explain"], "known layers"),
     "input without module": (["fit", "gpt2", "8xA100-80GB", "--input", "x=int64[B]"], "belongs to"),
     "a module's sequences": (["fit", "module:m:f", "8xA100-80GB", "--seq-len", "8"], "no meaning"),
