@@ -79,7 +79,7 @@ class Plan:
             help="data parallel",
             group=PARALLELISM,
             pasted="always",
-            default="all accelerators that are left",
+            default="the remaining accelerators",
         ),
     ] = 1
     tensor_parallel: Annotated[
@@ -95,7 +95,7 @@ class Plan:
             help="stages on each pipeline rank",
             group=PARALLELISM,
             of="pipeline_schedule",
-            default="2 where the schedule needs several, else 1",
+            default="2 if the schedule needs several, else 1",
             why="zbv and dualpipev have exactly 2",
         ),
     ] = 1
@@ -133,7 +133,7 @@ class Plan:
             group=PARALLELISM,
             of="tensor_parallel",
             pasted="always",
-            default="on where there is tensor parallelism",
+            default="on with tensor parallelism",
             why="costs no more traffic, saves activations",
         ),
     ] = False
@@ -169,7 +169,7 @@ class Plan:
             help="micro-batches of a step",
             group=BATCH,
             pasted="never",
-            default="what the global batch leaves",
+            default="global batch / (micro-batch size × data parallel)",
         ),
     ] = 1
     # HSDP: groups of data ranks with a whole model's shards each
@@ -202,13 +202,13 @@ class Plan:
         Option(
             help="none, optimizer, activations, optimizer+activations, weights, …",
             group=OFFLOADING,
-            why="weights take gradients and optimizer along; weights and NVMe are priced only",
+            why="weights include gradients and optimizer; weights and NVMe are priced only",
         ),
     ] = "none"
     offload_device: Annotated[
         OffloadDevice,
         Option(
-            help="where optimizer and weights go: cpu, nvme",
+            help="device of offloaded optimizer and weights: cpu, nvme",
             group=OFFLOADING,
             of="offload",
             why="activations go to host memory",

@@ -17,7 +17,10 @@ def explain(
     ] = None,
     sensitivity: Annotated[
         bool,
-        Option("--sensitivity/--no-sensitivity", help="search what would change the choice"),
+        Option(
+            "--sensitivity/--no-sensitivity",
+            help="effect of the machine and the batch on the choice",
+        ),
     ] = True,
     json: Json = False,
 ) -> None:

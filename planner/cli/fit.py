@@ -16,7 +16,7 @@ EXIT_VERDICT = {"fits": 0, "does_not_fit": 3, "tight": 4}
 def fit(
     request: FitRequest,
     explain: Annotated[
-        bool, Option("--explain", help="where the peak comes from, moment by moment")
+        bool, Option("--explain", help="explain the peak, moment by moment")
     ] = False,
     output: Annotated[
         Path | None,

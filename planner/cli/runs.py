@@ -14,7 +14,7 @@ from planner.cli.outputs import print_answer, refuse_existing, say
 
 def replan(
     plan: PlanPath,
-    gpus: Annotated[int, Meta(ge=1), Option("--gpus", help="accelerators that are left")],
+    gpus: Annotated[int, Meta(ge=1), Option("--gpus", help="remaining accelerators")],
     output: Annotated[Path, Option("--output", "-o", help="write the new plan here")],
     force: Force = False,
     json: Json = False,
@@ -47,7 +47,7 @@ def compare(
 def calibrate(
     source: Annotated[
         list[Path] | None,
-        Option("--from", metavar="RUN_DIR", help="learn from this run (may be repeated)"),
+        Option("--from", metavar="RUN_DIR", help="calibrate with this run (may be repeated)"),
     ] = None,
     processes: Annotated[
         int | None, Meta(ge=1, le=128), Option(help="measure again with this many CPU processes")

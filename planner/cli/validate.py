@@ -23,8 +23,8 @@ def validate(
     only: Annotated[
         list[str] | None, Option("--only", help="a source group (may be repeated)")
     ] = None,
-    time: Annotated[bool, Option("--time", help="step times alone")] = False,
-    memory: Annotated[bool, Option("--memory", help="peak memory alone")] = False,
+    time: Annotated[bool, Option("--time", help="only step times")] = False,
+    memory: Annotated[bool, Option("--memory", help="only peak memory")] = False,
     force: Annotated[bool, Option("--force", help="overwrite the files in DIR")] = False,
     json: Json = False,
 ) -> None:

@@ -83,7 +83,7 @@ class CommonOptions:
             metavar="NAME",
             help="bf16, fp16, fp32, tf32, fp64, fp8 (plan: bf16,fp8 takes the better)",
             group=TRAINING,
-            default="bf16 where the accelerator has it, else fp16, else fp32; fp32 on a CPU",
+            default="bf16 if the accelerator has it, else fp16, else fp32; fp32 on a CPU",
             why="16-bit compute with fp32 master weights. tf32, in memory as fp32, is priced only; "
             "fp8 is trained where matrices are whole, and as in Transformer Engine with "
             "`--software megatron`",
@@ -121,9 +121,9 @@ class LayerOptions:
         Option(
             "--optimizer-precision",
             metavar="NAME",
-            help="states: auto (as the weights updated), fp32, bf16",
+            help="optimizer states: auto (as the updated weights), fp32, bf16",
             group=TRAINING,
-            default="auto: states as the weights that are updated",
+            default="auto: as the updated weights",
             why="fp32 states, or 16-bit ones without master weights",
         ),
     ] = None
@@ -131,9 +131,9 @@ class LayerOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="kept and reduced gradients: auto (the trainer's), fp32, bf16",
+            help="gradients: auto (the trainer's), fp32, bf16",
             group=TRAINING,
-            default="auto: as the trainer keeps them (its software profile)",
+            default="auto: the trainer's precision (its software profile)",
         ),
     ] = None
     master_weights: Annotated[
@@ -142,7 +142,7 @@ class LayerOptions:
             "--master-weights/--no-master-weights",
             help="fp32 weights in addition to 16-bit ones, or none",
             group=TRAINING,
-            default="on where the precision is 16-bit",
+            default="on in 16-bit precision",
             why="mixed precision; `--no-master-weights` is pure 16-bit training",
         ),
     ] = None
@@ -176,7 +176,7 @@ class LayerOptions:
         str | None,
         Option(
             metavar="PART[,PART…]",
-            help="not trained: embedding, head, norms, layers:0-15, all-but-head",
+            help="frozen parts: embedding, head, norms, layers:0-15, all-but-head",
             group=TUNING,
             default="nothing",
             why="all weights are trained. Frozen parts (`head`: its norm too) stay in the "
@@ -192,7 +192,7 @@ class LayerOptions:
             help="layers of every stage in order: 3,5,5,3 (default: even)",
             group="parallelism",
             default="as even as possible",
-            why="what is left over goes to the middle stages: the first stage holds the embedding, "
+            why="extra layers go to the middle stages: the first stage holds the embedding, "
             "the last the head",
         ),
     ] = None
@@ -284,7 +284,7 @@ class WholeRunOptions:
         str | float | None,
         Option(
             metavar="GRAMS",
-            help="CO2 of a kilowatt hour where the run is",
+            help="CO2 of a kilowatt hour at the place of the run",
             group=WHOLE_RUN,
             default="none: no CO₂ in the answer",
             why="grams a kilowatt hour differ by place tenfold",
@@ -314,7 +314,7 @@ class ServingOptions:
             help="sequences at once",
             group=INFERENCE,
             default="one sequence for each replica",
-            why="the answer says how far it goes",
+            why="the answer gives the largest number",
         ),
     ] = None
     context_len: Annotated[
@@ -349,7 +349,7 @@ class ServingOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="of the cache: bf16, fp16, fp32, fp8, int8, int4",
+            help="precision of the cache: bf16, fp16, fp32, fp8, int8, int4",
             group=INFERENCE,
             default="as `--precision`",
             why="vLLM's `--kv-cache-dtype auto`",
@@ -359,7 +359,7 @@ class ServingOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="of the weights: bf16, fp16, fp32, fp8, int8, int4, mxfp4",
+            help="format of the weights: bf16, fp16, fp32, fp8, int8, int4, mxfp4",
             group=INFERENCE,
             default="the format in which the weights are published (`quantization_config`: fp8, "
             "mxfp4, gptq, awq), else `--precision`",
