@@ -72,7 +72,7 @@ def _fail(message: str, error: BaseException, code: int, arguments: list[str]) -
 
 
 def _tokenize(options: TokenizeOptions) -> int:
-    """Make a token file and say what is in it."""
+    """Make a token file and describe it."""
     from executor.data.tokenize import tokenize
 
     header = tokenize(

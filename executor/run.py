@@ -1,4 +1,4 @@
-"""The command ``run``: check, start the ranks, show and keep what they measured."""
+"""The command ``run``: check, start the ranks, print and record their measurements."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _folder(options: RunOptions) -> Iterator[Path | None]:
 
 
 def _is_done(options: RunOptions) -> bool:
-    """Say so where the checkpoint that a run would resume from is that of its last step."""
+    """Print a note if the checkpoint to resume from is that of the last step."""
     resume = options.saving.resume
     if resume is None or options.verify:
         return False

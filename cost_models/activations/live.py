@@ -141,7 +141,7 @@ def live_activations(view: RankView) -> LiveActivations:
     tables = _table_bytes(view, in_flight)
     one_less = np.maximum(in_flight - 1.0, 0.0)
     every, every_later = layers.saved * in_flight, layers.saved * one_less
-    # offloaded: the running layer, and the previous one on its way to the host
+    # offloaded: the running layer, and the previous one in transfer to the host
     on_device = np.where(table.offloads_activations, 2.0 * layers.largest, np.inf)
     offloaded = every - np.minimum(every, on_device)
     every, every_later = np.minimum(every, on_device), np.minimum(every_later, on_device)
@@ -180,7 +180,7 @@ def live_activations(view: RankView) -> LiveActivations:
 def _at_peak(view: RankView, layers: _RankBytes) -> tuple[Real, Real]:
     """Micro-batches in flight, and with pending weight gradients, when their bytes are largest."""
     rank = view.rank
-    # the last layer on its way backward still keeps all of its own tensors
+    # the last layer in its backward pass still keeps all of its own tensors
     last = rank.num_stages / np.maximum(rank.num_stages, sum(rank.kind_counts))
     peaks = []
     for number, (in_flight, pending) in enumerate(in_flight_peaks(view.table, rank)):

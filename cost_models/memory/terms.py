@@ -113,7 +113,7 @@ def _fetched(plan: Plan, size: float) -> Term:
     """Return the term of offloaded weights: the shards that are being fetched."""
     where = "the drives" if plan.offload_device == "nvme" else "the host"
     layers = "of the layer that runs and of the next one"
-    return Term("weights", f"shards on their way from {where}", layers, "", size)
+    return Term("weights", f"shards in transfer from {where}", layers, "", size)
 
 
 def _state_names(workload: Workload, plan: Plan) -> dict[str, str]:
@@ -236,7 +236,7 @@ def _buffers(
     terms = [
         Term(
             "buffers",
-            f"{sharding} on their way",
+            f"{sharding} in transfer",
             "bytes · P of a block",
             f"{each}{format_count(elements)} parameters",
             size,

@@ -95,7 +95,7 @@ class AttentionCore:
             return attend(self, query, key, value, sinks)
 
     def effective_window(self, length: int) -> int | None:
-        """Return the window, or None where it masks nothing."""
+        """Return the window, or None if it covers all keys."""
         return None if self.window is None or self.window >= length else self.window
 
     def mask(self, length: int, device: torch.device, rows: slice = slice(None)) -> Tensor:

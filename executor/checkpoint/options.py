@@ -27,7 +27,7 @@ class CheckpointOptions:
             metavar="N",
             group=CHECKPOINTS,
             help="save every N steps and at the end (default: at the end of a resumed run, and "
-            "when a run is told to stop)",
+            "when a run receives a stop signal)",
         ),
     ] = None
     keep: Annotated[

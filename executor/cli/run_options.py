@@ -158,7 +158,7 @@ class RunOptions:
 
     @property
     def saving(self) -> CheckpointOptions:
-        """Checkpoint options; a dry run writes none and begins anew."""
+        """Checkpoint options; a dry run writes none and resumes from none."""
         if self.dry_run:
             return CheckpointOptions(init_from=self.checkpoints.init_from)
         return self.checkpoints

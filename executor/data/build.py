@@ -39,7 +39,7 @@ _NO_TOKENS: Final = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class TokenizationOptions:
-    """How documents are converted to tokens."""
+    """Options of the conversion of documents to tokens."""
 
     vocabulary: Vocabulary
     vocab_size: int  # tokens are 0 to vocab_size - 1

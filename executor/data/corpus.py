@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Transition probabilities of the Markov chain; each token has four successors. Its entropy (the
 # lowest possible loss) is 1.06 nats, far below the logarithm of the vocabulary size.
 SUCCESSORS: Final = (0.6, 0.2, 0.15, 0.05)
-SYNTHETIC_VOCABULARY: Final = 512  # largest vocabulary that is learnt in a few steps
+SYNTHETIC_VOCABULARY: Final = 512  # largest vocabulary that a model learns in a few steps
 
 # An objective other than next-token prediction transforms the row of a sample; the generator's
 # state depends on the seed and the position of the sample only.

@@ -79,24 +79,24 @@ class _CappedAttention(Function):  # type: ignore[misc]
         query_gradient = torch.empty_like(query)
         key_gradient, value_gradient = torch.zeros_like(key), torch.zeros_like(value)
         for rows in _blocks(query.size(2)):
-            asked, wanted = query[:, :, rows], gradient[:, :, rows]
-            wanted_by_key = _grouped(wanted, value)
-            tangents = _tangents(asked, key, ctx.scaling / ctx.cap)
+            queries, upstream = query[:, :, rows], gradient[:, :, rows]
+            upstream_by_key = _grouped(upstream, value)
+            tangents = _tangents(queries, key, ctx.scaling / ctx.cap)
             weights = torch.mul(tangents, ctx.cap).sub_(log_sums[:, :, rows, None]).exp_()
             weights.masked_fill_(~ctx.seen(rows), 0.0)
             by_key = _grouped(weights.to(value.dtype), value)
-            value_gradient += by_key.transpose(2, 3) @ wanted_by_key
+            value_gradient += by_key.transpose(2, 3) @ upstream_by_key
             del by_key
             # gradient of the scores: softmax, then the slope of the cap, 1 - tanh^2
-            change = (wanted_by_key @ value.transpose(2, 3)).to(weights.dtype).view_as(weights)
-            change.sub_((wanted * output[:, :, rows]).sum(-1, keepdim=True)).mul_(weights)
+            change = (upstream_by_key @ value.transpose(2, 3)).to(weights.dtype).view_as(weights)
+            change.sub_((upstream * output[:, :, rows]).sum(-1, keepdim=True)).mul_(weights)
             del weights
             change.mul_(tangents.square_().neg_().add_(1.0)).mul_(ctx.scaling)
             del tangents
             by_key = _grouped(change.to(query.dtype), key)
             del change
             query_gradient[:, :, rows] = _ungrouped(by_key @ key, query)
-            key_gradient += by_key.transpose(2, 3) @ _grouped(asked, key)
+            key_gradient += by_key.transpose(2, 3) @ _grouped(queries, key)
         return query_gradient, key_gradient, value_gradient, None, None, None
 
 

@@ -71,7 +71,7 @@ class AttentionBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionPattern:
-    """Which keys each query attends to: causal, optionally within a window and a document."""
+    """Keys that each query attends to: causal, optionally within a window and a document."""
 
     axis: ContextAxis
     window: int | None  # number of tokens that a query attends to, itself included

@@ -119,7 +119,7 @@ def _parameter_slices(
 
 @dataclass(frozen=True, slots=True)
 class _Sharing:
-    """How the parameters of a stage are shared over data ranks, and whether they are at all."""
+    """Sharding of the parameters of a stage over data ranks, if any."""
 
     mixed: bool  # compute precision differs from the optimizer's: only FSDP2 supports that
     experts: list[nn.Module]  # modules whose experts have their own data axis

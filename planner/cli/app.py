@@ -39,7 +39,7 @@ COMMANDS: Final = {
     ),
     "explain": (
         "planner.cli.explain:explain",
-        "Why this plan? What binds, what would change the choice, and why not another one.",
+        "Explain a plan: its limits, sensitivity of the choice, and comparisons with other plans.",
     ),
     "validate": (
         "planner.cli.validate:validate",

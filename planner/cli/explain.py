@@ -24,7 +24,7 @@ def explain(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Why this plan? What binds, what would change the choice, and why not another one."""
+    """Explain a plan: its limits, sensitivity of the choice, and comparisons with other plans."""
     from planner.explanation.explain import explain as ask
 
     answer = ask(plan, why_not=why_not or (), sensitivity=sensitivity)

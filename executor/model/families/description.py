@@ -85,7 +85,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """How one layer runs."""
+    """Description of one layer."""
 
     family: Family
     kind: LayerKind

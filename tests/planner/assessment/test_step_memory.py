@@ -255,7 +255,7 @@ def test_a_layer_of_experts_says_what_its_numbers_are() -> None:
 def test_offloaded_weights_are_not_called_shared_out() -> None:
     answer = planner.fit("llama-3-8b", "8xA100-80GB", seq_len=1024, offload="weights")
     (term,) = [term for term in answer.step_memory.terms if term.part == "weights"]
-    assert term.name == "shards on their way from the host"
+    assert term.name == "shards in transfer from the host"
     assert "Not run" in str(answer)
     assert "--fix offload=weights" in " ".join(str(answer).split())
     assert "Not run" not in str(planner.fit("llama-3-8b", "8xA100-80GB", seq_len=1024))
