@@ -28,50 +28,50 @@ Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 
 
-class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An entry of a section: its conditions; a subclass adds their meaning."""
+class Conditions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Conditions of an entry of a section; a subclass adds the meaning of the words."""
 
     when: dict[str, tuple[str, ...]] = {}  # words by column
     without: tuple[str, ...] = ()
 
 
-class Name(Entry, frozen=True, kw_only=True):
+class Name(Conditions, frozen=True, kw_only=True):
     """A name: of a node, a precision, a kind of adapter, or target matrices of adapters."""
 
     value: str = field(name="is")
 
 
-class Flag(Entry, frozen=True, kw_only=True):
+class Flag(Conditions, frozen=True, kw_only=True):
     """Whether the trainer does what the section names."""
 
     value: bool = field(name="is")
 
 
-class OffloadEntry(Entry, frozen=True, kw_only=True):
+class OffloadEntry(Conditions, frozen=True, kw_only=True):
     """Offloaded parts of the model state."""
 
     value: Offload = field(name="is")
 
 
-class OptimizerEntry(Entry, frozen=True, kw_only=True):
+class OptimizerEntry(Conditions, frozen=True, kw_only=True):
     """The optimizer."""
 
     value: Optimizer = field(name="is")
 
 
-class QuantisationEntry(Entry, frozen=True, kw_only=True):
+class QuantisationEntry(Conditions, frozen=True, kw_only=True):
     """The number format of quantised weights."""
 
     value: Quantisation = field(name="is")
 
 
-class StoredPrecision(Entry, frozen=True, kw_only=True):
+class StoredPrecision(Conditions, frozen=True, kw_only=True):
     """Precision of gradients or of optimizer states."""
 
     value: Literal["fp32", "bf16"] = field(name="is")
 
 
-class ZeroStageEntry(Entry, frozen=True, kw_only=True):
+class ZeroStageEntry(Conditions, frozen=True, kw_only=True):
     """ZeRO stage."""
 
     value: Annotated[int, Meta(ge=0, le=3)] = field(name="is")
@@ -83,7 +83,7 @@ class AdapterEntry(Name, frozen=True, kw_only=True):
     first_layer: Annotated[int, Meta(ge=0)] = 0
 
 
-class ArchitectureEntry(Entry, frozen=True, kw_only=True):
+class ArchitectureEntry(Conditions, frozen=True, kw_only=True):
     """Properties of models of which only sizes are given."""
 
     dropout: Fraction
@@ -93,66 +93,66 @@ class ArchitectureEntry(Entry, frozen=True, kw_only=True):
     drops_in_every_family: bool = False  # dropout, even where the family has none
 
 
-class AttentionEntry(Entry, frozen=True, kw_only=True):
+class AttentionEntry(Conditions, frozen=True, kw_only=True):
     """Attention kernel; ``always``: whatever the column flash_attention says."""
 
     value: AttentionKernel = field(name="is")
     always: bool = False
 
 
-class DocumentsEntry(Entry, frozen=True, kw_only=True):
+class DocumentsEntry(Conditions, frozen=True, kw_only=True):
     """Tokens of a packed document."""
 
     length: Count
 
 
-class FlopsEntry(Entry, frozen=True, kw_only=True):
+class FlopsEntry(Conditions, frozen=True, kw_only=True):
     """FLOP that a source counts: with or without recomputation, and the share of attention."""
 
     counts: Literal["model", "hardware"]
     attention: Fraction | None = None
 
 
-class GpuEntry(Entry, frozen=True, kw_only=True):
+class GpuEntry(Conditions, frozen=True, kw_only=True):
     """Accelerator of the catalogue; ``before_name``: tried before the name in the cell."""
 
     accelerator: str
     before_name: bool = False
 
 
-class InterleavedEntry(Entry, frozen=True, kw_only=True):
+class InterleavedEntry(Conditions, frozen=True, kw_only=True):
     """Layers of a virtual stage."""
 
     layers: Count
 
 
-class MemoryEntry(Entry, frozen=True, kw_only=True):
+class MemoryEntry(Conditions, frozen=True, kw_only=True):
     """Kind of measured memory, and the pipeline rank on which it was measured."""
 
     value: MemoryKind = field(name="is")
     rank: Literal["first", "last", "fullest"] = "fullest"
 
 
-class Reason(Entry, frozen=True, kw_only=True):
+class Reason(Conditions, frozen=True, kw_only=True):
     """Why a row is not priced, or not compared."""
 
     why: str
 
 
-class RecomputeEntry(Entry, frozen=True, kw_only=True):
+class RecomputeEntry(Conditions, frozen=True, kw_only=True):
     """Recompute setting, and the share of the layers that recompute."""
 
     value: Literal["none", "full"] = field(name="is")
     layers: Fraction | None = None
 
 
-class ShardingEntry(Entry, frozen=True, kw_only=True):
+class ShardingEntry(Conditions, frozen=True, kw_only=True):
     """The group inside which weights are sharded."""
 
     within: Literal["node"]
 
 
-class SoftwareEntry(Entry, frozen=True, kw_only=True):
+class SoftwareEntry(Conditions, frozen=True, kw_only=True):
     """Software profile and its changed figures, by group; further defaults of the trainer."""
 
     profile: str
@@ -162,7 +162,7 @@ class SoftwareEntry(Entry, frozen=True, kw_only=True):
     batch: Count | None = None  # sequences
 
 
-class StagesEntry(Entry, frozen=True, kw_only=True):
+class StagesEntry(Conditions, frozen=True, kw_only=True):
     """Layers of every pipeline stage."""
 
     layers: tuple[Count, ...]
@@ -219,7 +219,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     zero_stage: tuple[ZeroStageEntry, ...]
 
 
-AnyEntry = TypeVar("AnyEntry", bound=Entry)
+Entry = TypeVar("Entry", bound=Conditions)
 
 
 @cache
@@ -248,19 +248,19 @@ def _with_conditions(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"when": conditions, **rest}
 
 
-def look_up(section: Sequence[AnyEntry], row: Row) -> AnyEntry | None:
+def look_up(section: Sequence[Entry], row: Row) -> Entry | None:
     """Return the first entry of a section that applies to a row; None if none does."""
     return next((entry for entry in section if _applies(entry, row)), None)
 
 
-def entry_of(section: Sequence[AnyEntry], row: Row) -> AnyEntry:
+def entry_of(section: Sequence[Entry], row: Row) -> Entry:
     """Return the first entry that applies, of a section whose last entry applies to every row."""
     found = look_up(section, row)
     assert found is not None
     return found
 
 
-def _applies(entry: Entry, row: Row) -> bool:
+def _applies(entry: Conditions, row: Row) -> bool:
     if entry.without:
         cells = [row.words(column) for column in entry.when]
         if any(word in cell for word in entry.without for cell in cells):

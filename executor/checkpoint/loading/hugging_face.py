@@ -49,7 +49,7 @@ COMPARED_ROWS: Final = 8192  # at a time
 MAX_INDEX_BYTES: Final = 200_000_000  # DeepSeek-V3's has 9 million
 
 
-class _Index(Struct, frozen=True):
+class _WeightIndex(Struct, frozen=True):
     """The part of model.safetensors.index.json that is read."""
 
     weight_map: dict[str, str]  # file by tensor
@@ -146,7 +146,7 @@ class HuggingFaceFolder:
         if (self.path / INDEX).exists():
             what = "the index of a Hugging Face folder"
             values = read_json(self.path / INDEX, what, max_bytes=MAX_INDEX_BYTES)
-            return convert(values, _Index, str(self.path / INDEX)).weight_map
+            return convert(values, _WeightIndex, str(self.path / INDEX)).weight_map
         if (self.path / SINGLE).exists():
             return dict.fromkeys(self.files[SINGLE].keys(), SINGLE)
         raise no_weights_error(self.path)
