@@ -208,7 +208,7 @@ def _recomputed_layers(
 ) -> list[Real]:
     """Return how many layers of each kind are recomputed, if the plan recomputes; columns."""
     found: list[Real] = [np.zeros(len(table)) for _ in model.kinds]
-    num_stages = table.pipeline_parallel * table.virtual_stages
+    num_stages = table.num_stages
     keys = np.stack([num_stages, table.recompute_layers, table.recompute_every])
     for key in np.unique(keys, axis=1).T.tolist():
         recomputed = RecomputedLayers(key[1], key[2], by_stage)

@@ -363,7 +363,7 @@ def legality_codes(scenario: Scenario, table: PlanTable) -> NDArray[np.int16]:
     codes = np.zeros(len(table), dtype=np.int16)
     few, frame = factored(table) if len(table) >= MANY else (table.plain(), None)
     if frame is not None:
-        find_projections(few, frame, APART)
+        find_projections(few, frame)
     for position, broken in broken_rules(scenario, few).items():
         codes[expand(broken, len(table))] = position
     if frame is not None:

@@ -60,7 +60,8 @@ def units(view: RankView) -> Units:
 
 def is_sharded(table: PlanTable) -> Flag:
     """Whether a plan gathers at all."""
-    return (table.zero_stage >= 3) & (table.shard_ranks > 1)
+    found: Flag = (table.zero_stage >= 3) & (table.shard_ranks > 1)
+    return found
 
 
 def flat_buffers(

@@ -35,8 +35,9 @@ from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_
 from cost_models.memory.gradients import rearranged_bytes
 from cost_models.memory.step_points import StepPoint, TransientParts, backward_layers
 from cost_models.model.lora import embedding_is_frozen
+from cost_models.model.parameters import block_numel
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.rank_parameters import RankParameters, block_numel, last_trained_share
+from cost_models.partition.rank_parameters import RankParameters, last_trained_share
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.shared_tensors import tied_weights

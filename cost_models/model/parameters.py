@@ -6,7 +6,6 @@ parameters (elements); ``tensor_parallel`` is one number or one column of a plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -25,17 +24,6 @@ PARTS: Final[tuple[Part, ...]] = (
     "head",
     "other",
 )
-
-
-def weights_of(model: ModelSpec) -> Iterator[tuple[str, Weight, LayerKind | None]]:
-    """Yield every tensor with its full name, and its layer's kind (None outside the layers)."""
-    for weight in model.embedding:
-        yield weight.name, weight, None
-    for prefix, index in zip(model.layer_prefixes, model.pattern, strict=True):
-        for weight in model.kinds[index].weights:
-            yield f"{prefix}.{weight.name}", weight, model.kinds[index]
-    for weight in (*model.bridge, *model.head):
-        yield weight.name, weight, None
 
 
 def active_kind_parameters(kind: LayerKind) -> float:
@@ -116,26 +104,17 @@ def kind_numel(
         tensor_parallel if expert_tensor is None else expert_tensor,
         expert_parallel,
     )
-    return _sum_of_shards(others, tensor_parallel) + experts
+    return block_numel(others, tensor_parallel) + experts
 
 
 def routed_numel(kind: LayerKind, expert_tensor: Count, expert_parallel: Count) -> Real:
     """Elements of a layer's routed experts on one rank."""
     experts = tuple(w for w in kind.weights if w.is_routed_expert)
-    return _sum_of_shards(experts, expert_tensor) / expert_parallel
+    return block_numel(experts, expert_tensor) / expert_parallel
 
 
-def embedding_numel(model: ModelSpec, tensor_parallel: Count) -> Real:
-    """Elements of the embedding block on one tensor-parallel rank."""
-    return _sum_of_shards(model.embedding, tensor_parallel)
-
-
-def head_numel(model: ModelSpec, tensor_parallel: Count) -> Real:
-    """Elements of the head block on one tensor-parallel rank, without a tied projection."""
-    return _sum_of_shards(model.head, tensor_parallel)
-
-
-def _sum_of_shards(weights: tuple[Weight, ...], tensor_parallel: Count) -> Real:
+def block_numel(weights: tuple[Weight, ...], tensor_parallel: Count) -> Real:
+    """Elements of some tensors on one tensor-parallel rank: the sum of their shards."""
     ranks = np.multiply(1.0, tensor_parallel)
     replicated = float(sum(w.numel for w in weights if w.sharding == "replicate"))
     sharded = float(sum(w.numel for w in weights if w.sharding != "replicate"))

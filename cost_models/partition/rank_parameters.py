@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from cost_models.arrays import Count, Real
-from cost_models.model.parameters import kind_numel, routed_numel, shard_numel
+from cost_models.model.parameters import block_numel, kind_numel, routed_numel
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.partition.shared_tensors import tied_weights
 from cost_models.partition.stages import PipelineRank
@@ -29,11 +29,6 @@ class RankParameters(Struct, frozen=True):
     head: Real
     layers: tuple[Real, ...]  # one layer of each of the model's kinds
     expert_layers: tuple[Real, ...]  # and their experts, if sharded over other ranks
-
-
-def block_numel(weights: tuple[Weight, ...], tensor_parallel: Count) -> Real:
-    """Elements of some tensors on one tensor-parallel rank."""
-    return sum((shard_numel(w, tensor_parallel) for w in weights), start=np.asarray(0.0))
 
 
 def rank_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> RankParameters:

@@ -44,12 +44,10 @@ def factored(table: PlanTable) -> tuple[PlanTable, Frame]:
     return PlanTable(**columns), frame
 
 
-def find_projections(
-    table: PlanTable, frame: Frame, apart: Sequence[Sequence[str]] = APART
-) -> None:
+def find_projections(table: PlanTable, frame: Frame) -> None:
     """Find the levels of all columns but some, from which those of fewer ones are found."""
     every = (1 << len(frame.codes)) - 1
-    for names in apart:
+    for names in APART:
         frame.project(every & ~mask_of(table, names))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 from msgspec import Meta
@@ -61,11 +61,69 @@ PARALLELISM, SHARDING, RECOMPUTATION, ZERO_PLUS_PLUS, OFFLOADING, BATCH = (
     "offload",
     "micro-batches",
 )
+Value = TypeVar("Value", int, Any)
 GROUPS: Final = (PARALLELISM, SHARDING, RECOMPUTATION, ZERO_PLUS_PLUS, OFFLOADING, BATCH)
 
 
+class Ranks(Generic[Value]):
+    """Groups of ranks that follow from the fields of a plan, or from the columns of a table."""
+
+    __slots__ = ()
+    data_parallel: Value
+    dp_replicate: Value
+    context_parallel: Value
+    tensor_parallel: Value
+    pipeline_parallel: Value
+    virtual_stages: Value
+    expert_parallel: Value
+    expert_tensor_parallel: Any
+    micro_batch_size: Value
+    num_microbatches: Value
+
+    @property
+    def dp_shard(self) -> Value:
+        """Data ranks over which ZeRO shards; data_parallel = dp_replicate x dp_shard."""
+        return self.data_parallel // self.dp_replicate
+
+    @property
+    def shard_ranks(self) -> Value:
+        """Ranks over which ZeRO shards: those that share tokens share the weights too."""
+        return self.dp_shard * self.context_parallel
+
+    @property
+    def expert_tensor(self) -> Value:
+        """Ranks over which each expert's matrices are cut."""
+        return 1 + (self.tensor_parallel - 1) * self.expert_tensor_parallel
+
+    @property
+    def expert_ranks(self) -> Value:
+        """Ranks of a copy of the model's stage over which whole experts can be distributed."""
+        return self.shard_ranks * (self.tensor_parallel // self.expert_tensor)
+
+    @property
+    def expert_shard_ranks(self) -> Value:
+        """Ranks with the same experts, over which ZeRO shards them."""
+        return self.expert_ranks // self.expert_parallel
+
+    @property
+    def world_size(self) -> Value:
+        """Ranks that a plan uses."""
+        ranks = self.data_parallel * self.context_parallel * self.tensor_parallel
+        return ranks * self.pipeline_parallel
+
+    @property
+    def global_batch_size(self) -> Value:
+        """Sequences of one optimizer step."""
+        return self.micro_batch_size * self.num_microbatches * self.data_parallel
+
+    @property
+    def num_stages(self) -> Value:
+        """Pipeline stages, virtual ones counted."""
+        return self.pipeline_parallel * self.virtual_stages
+
+
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Ranks[int]):
     """One layout of a job.
 
     A field is the one declaration of its option (see ``hardware_profiles.options``).
@@ -273,56 +331,14 @@ class Plan:
         return "weights" in self.offload
 
     @property
-    def is_zero_plus_plus(self) -> bool:
-        """Whether the plan uses a part of ZeRO++."""
-        return self.secondary_ranks > 1 or self.quantised_weights or self.quantised_gradients
-
-    @property
     def offloads_activations(self) -> bool:
         """Whether saved activations live in host memory."""
         return "activations" in self.offload
 
     @property
-    def dp_shard(self) -> int:
-        """Data ranks over which ZeRO shards; data_parallel = dp_replicate x dp_shard."""
-        return self.data_parallel // self.dp_replicate
-
-    @property
-    def shard_ranks(self) -> int:
-        """Ranks over which ZeRO shards: those that share tokens share the weights too."""
-        return self.dp_shard * self.context_parallel
-
-    @property
     def experts_apart(self) -> bool:
         """Whether experts are sharded in another way than all other weights."""
-        whole_on_tensor_ranks = not self.expert_tensor_parallel and self.tensor_parallel > 1
-        return self.expert_parallel > 1 or whole_on_tensor_ranks
-
-    @property
-    def expert_ranks(self) -> int:
-        """Ranks of a copy of the model's stage over which whole experts can be distributed."""
-        return self.shard_ranks * (1 if self.expert_tensor_parallel else self.tensor_parallel)
-
-    @property
-    def expert_shard_ranks(self) -> int:
-        """Ranks with the same experts, over which ZeRO shards them."""
-        return self.expert_ranks // self.expert_parallel
-
-    @property
-    def world_size(self) -> int:
-        """Ranks that the plan uses."""
-        ranks = self.data_parallel * self.context_parallel * self.tensor_parallel
-        return ranks * self.pipeline_parallel
-
-    @property
-    def global_batch_size(self) -> int:
-        """Sequences of one optimizer step."""
-        return self.micro_batch_size * self.num_microbatches * self.data_parallel
-
-    @property
-    def num_stages(self) -> int:
-        """Pipeline stages, virtual ones counted."""
-        return self.pipeline_parallel * self.virtual_stages
+        return self.expert_parallel > 1 or self.expert_tensor < self.tensor_parallel
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -378,7 +394,7 @@ def _picked(column: Column, index: Any) -> Column:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanTable:
+class PlanTable(Ranks[Any]):
     """Many plans: the fields of Plan as columns.
 
     Fields whose values are words hold indices into the lists of ``WORDS``. Columns of very many
@@ -424,48 +440,10 @@ class PlanTable:
         return _offloads(self.offload, "activations")
 
     @property
-    def dp_shard(self) -> Column:
-        """Data ranks over which ZeRO shards."""
-        shards: Column = self.data_parallel // self.dp_replicate
-        return shards
-
-    @property
-    def shard_ranks(self) -> Column:
-        """Ranks over which ZeRO shards: those that share tokens share the weights too."""
-        ranks: Column = self.dp_shard * self.context_parallel
-        return ranks
-
-    @property
     def experts_apart(self) -> Column:
         """Whether experts are sharded in another way than all other weights."""
-        whole = np.logical_not(self.expert_tensor_parallel) & (self.tensor_parallel > 1)
-        apart: Column = (self.expert_parallel > 1) | whole
+        apart: Column = (self.expert_parallel > 1) | (self.expert_tensor < self.tensor_parallel)
         return apart
-
-    @property
-    def expert_tensor(self) -> Column:
-        """Ranks over which each expert's matrices are cut."""
-        ranks: Column = np.where(self.expert_tensor_parallel, self.tensor_parallel, 1)
-        return ranks
-
-    @property
-    def expert_ranks(self) -> Column:
-        """Ranks of a copy of the model's stage over which whole experts can be distributed."""
-        tensor = np.where(self.expert_tensor_parallel, 1, self.tensor_parallel)
-        ranks: Column = self.shard_ranks * tensor
-        return ranks
-
-    @property
-    def expert_shard_ranks(self) -> Column:
-        """Ranks with the same experts, over which ZeRO shards them."""
-        ranks: Column = self.expert_ranks // self.expert_parallel
-        return ranks
-
-    @property
-    def world_size(self) -> Column:
-        """Ranks that each plan uses."""
-        ranks: Column = self.data_parallel * self.context_parallel * self.tensor_parallel
-        return ranks * self.pipeline_parallel
 
     def __len__(self) -> int:
         return len(self.data_parallel)

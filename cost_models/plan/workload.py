@@ -18,7 +18,6 @@ from hardware_profiles.fields import wrong_value
 from hardware_profiles.options import read_fields
 
 NAMED: Final = ("embedding", "head", "norms", "all-but-head")
-MOST_LAYERS: Final = 10_000
 _LAYERS: Final = re.compile(r"layers:(\d{1,5})-(\d{1,5})")
 _ALLOWED: Final = (
     f"must be {', '.join(NAMED)} or layers:FIRST-LAST, counted from 0; several with commas"

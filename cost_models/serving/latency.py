@@ -71,7 +71,7 @@ def _passes(
 ) -> list[tuple[int, PassTime]]:
     """Return the seconds of a pass of each distinct rank, and the number of ranks like it."""
     return [
-        (len(rank.positions), stage_seconds(StagePass(replica, machine, rank, rows)))
+        (rank.multiplicity, stage_seconds(StagePass(replica, machine, rank, rows)))
         for rank in ranks
     ]
 

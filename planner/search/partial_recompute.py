@@ -80,7 +80,7 @@ def peaks_without(table: PlanTable, peak: Floats, max_offset: int) -> Floats:
 
 def stage_sizes(scenario: Scenario, table: PlanTable) -> tuple[Whole, Whole]:
     """Return the number of layers of the smallest and the largest stage of every plan."""
-    return _sizes(scenario, table.pipeline_parallel * table.virtual_stages)
+    return _sizes(scenario, table.num_stages)
 
 
 def _sizes(scenario: Scenario, stages: Whole) -> tuple[Whole, Whole]:

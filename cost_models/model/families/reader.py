@@ -120,14 +120,14 @@ class Config:
         """Return a whole number from 0 to ``high``, not a size: its default is not listed."""
         return int(self.read(self._key(key), whole(0, high), self.default(key)))
 
-    def optional_size(self, key: str, high: int = MAX_WIDTH, *, low: int = 1) -> int | None:
+    def optional_size(self, key: str, high: int = MAX_WIDTH) -> int | None:
         """Return a whole number, or None for null or a default of None."""
         if self.is_null(key):
             return None
         default = self.defaults.values.get(key)
         if default is not None and not self.has(key):
             self.defaulted[key] = default
-        value: int | None = self.read(self._key(key), whole(low, high), default)
+        value: int | None = self.read(self._key(key), whole(1, high), default)
         return value
 
     def flag(self, key: str) -> bool:

@@ -14,7 +14,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from cost_models.model.parameters import weights_of
 from cost_models.model.spec import ModelSpec
 
 AUTO_CLASSES = {
@@ -38,7 +37,13 @@ def real_shapes(module: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 
 
 def our_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    return {name: weight.shape for name, weight, _ in weights_of(spec)}
+    outside = (*spec.embedding, *spec.bridge, *spec.head)
+    inside = {
+        f"{prefix}.{weight.name}": weight.shape
+        for prefix, index in zip(spec.layer_prefixes, spec.pattern, strict=True)
+        for weight in spec.kinds[index].weights
+    }
+    return {weight.name: weight.shape for weight in outside} | inside
 
 
 def real_layers(module: PreTrainedModel, spec: ModelSpec) -> Iterator[torch.nn.Module]:

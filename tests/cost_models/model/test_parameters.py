@@ -8,8 +8,7 @@ import pytest
 from cost_models.model.families import model_spec
 from cost_models.model.parameters import (
     active_parameters,
-    embedding_numel,
-    head_numel,
+    block_numel,
     kind_numel,
     parameters_by_part,
     shard_numel,
@@ -61,8 +60,8 @@ def test_a_table_equals_its_rows(name: str) -> None:
         assert list(table) == [float(kind_numel(kind, int(t))) for t in RANKS]
         summed = sum(shard_numel(weight, RANKS) for weight in kind.weights)
         np.testing.assert_allclose(table, summed, rtol=1e-15)
-    for block in (embedding_numel, head_numel):
-        assert list(block(spec, RANKS)) == [float(block(spec, int(t))) for t in RANKS]
+    for block in (spec.embedding, spec.head):
+        assert list(block_numel(block, RANKS)) == [float(block_numel(block, int(t))) for t in RANKS]
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt2", "deepseek-v3", "mixtral-8x7b"])

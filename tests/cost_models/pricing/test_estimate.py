@@ -485,8 +485,7 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         ),
         "shard_numel": lambda t: parameters.shard_numel(kind.weights[0], t.tensor_parallel),
         "kind_numel": lambda t: parameters.kind_numel(kind, t.tensor_parallel),
-        "embedding_numel": lambda t: parameters.embedding_numel(model, t.tensor_parallel),
-        "head_numel": lambda t: parameters.head_numel(model, t.tensor_parallel),
+        "block_numel": lambda t: parameters.block_numel(model.head, t.tensor_parallel),
         "saved_bytes_per_token": saved,
         "backward_working_bytes_per_token": lambda t: activations.backward_working_bytes_per_token(
             kind, model.hidden_size, 2.0, t.tensor_parallel, software
