@@ -76,7 +76,7 @@ class Ranks(Generic[Value]):
     pipeline_parallel: Value
     virtual_stages: Value
     expert_parallel: Value
-    expert_tensor_parallel: Any
+    expert_tensor_parallel: Value
     micro_batch_size: Value
     num_microbatches: Value
 
