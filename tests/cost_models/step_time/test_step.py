@@ -202,7 +202,7 @@ def test_full_recomputation_costs_one_more_forward_pass_of_the_layers() -> None:
 
 def test_names_of_the_parts() -> None:
     """They are keys of the JSON answers."""
-    names = price(*one()).time.__struct_fields__
+    names = list(price(*one()).time.__struct_fields__)
     assert names == [
         "compute",
         "recompute",
