@@ -22,6 +22,18 @@ class InputError(ShardplanError):
     exit_code = 2
 
 
+class NeedsMeasurement(InputError):
+    """The cache has no measurement of this machine with that number of processes."""
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(
+            f"here:{processes}: this machine has not been measured with {processes} "
+            f"process{'es' if processes > 1 else ''} yet. Measure it: "
+            f"shardplan calibrate --processes {processes}"
+        )
+        self.processes = processes
+
+
 class NoLegalPlanError(ShardplanError):
     """No plan fits, or no plan is legal; ``document``: the reasons as plain JSON values."""
 

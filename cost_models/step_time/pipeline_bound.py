@@ -164,7 +164,7 @@ def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights:
     """
     p, v = int(table.pipeline_parallel[0]), int(table.virtual_stages[0])
     seconds = np.empty(len(table))
-    for code in np.unique(table.pipeline_schedule).tolist():
+    for code in sorted(set(table.pipeline_schedule.tolist())):
         rows = np.flatnonzero(table.pipeline_schedule == code)
         later = weights[:, rows] if SCHEDULES[code] in SPLIT and p > 1 else np.zeros((p, len(rows)))
         x = Passes(

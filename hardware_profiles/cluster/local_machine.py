@@ -26,7 +26,7 @@ from hardware_profiles.cluster.measurement import (
     machine_memory_bytes,
 )
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Tier
-from hardware_profiles.errors import InputError
+from hardware_profiles.errors import InputError, NeedsMeasurement
 
 NVIDIA_SMI: Final = "nvidia-smi"
 TIMEOUT_SECONDS: Final = 20.0
@@ -35,18 +35,6 @@ _MIB: Final = 2.0**20
 _OWN_FILE: Final = (
     "describe the machine in a TOML file (see hardware_profiles/cluster/cluster_file.py)"
 )
-
-
-class NeedsMeasurement(InputError):
-    """The cache has no measurement of this machine with that number of processes."""
-
-    def __init__(self, processes: int) -> None:
-        super().__init__(
-            f"here:{processes}: this machine has not been measured with {processes} "
-            f"process{'es' if processes > 1 else ''} yet. Measure it: "
-            f"shardplan calibrate --processes {processes}"
-        )
-        self.processes = processes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hardware_profiles.cluster.local_machine import NeedsMeasurement
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
-from hardware_profiles.errors import InputError, RunError
+from hardware_profiles.errors import InputError, NeedsMeasurement, RunError
 
 if TYPE_CHECKING:
     from cost_models.traced.module import TracedModule

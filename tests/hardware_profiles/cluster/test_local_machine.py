@@ -13,7 +13,7 @@ from hardware_profiles.cluster import measurement
 from hardware_profiles.cluster.build import describe
 from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
 from hardware_profiles.cluster.links import group_link
-from hardware_profiles.cluster.local_machine import NeedsMeasurement, cpu_cluster, describe_here
+from hardware_profiles.cluster.local_machine import cpu_cluster, describe_here
 from hardware_profiles.cluster.measurement import (
     MachineMeasurement,
     available_cores,
@@ -26,7 +26,7 @@ from hardware_profiles.cluster.measurement import (
     this_host,
 )
 from hardware_profiles.cluster.parse import parse_cluster
-from hardware_profiles.errors import InputError
+from hardware_profiles.errors import InputError, NeedsMeasurement
 
 H200 = "NVIDIA H200, 143771 MiB, 570.86.15"
 
