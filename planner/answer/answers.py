@@ -75,7 +75,9 @@ class FitAnswer(Answer):
     @cached_property
     def reach(self) -> Reach | None:
         """Largest micro-batch size and longest sequence that fit; None if the plan does not fit."""
-        return reach(self.scenario, self.plan) if self.verdict == "fits" else None
+        if self.verdict != "fits":
+            return None
+        return reach(self.scenario, self.plan, self.assessment.memory.peak_bytes)
 
     @property
     def step_memory(self) -> StepMemory:

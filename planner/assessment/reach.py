@@ -40,8 +40,13 @@ def load(scenario: Scenario, plan: Plan) -> float:
     peaks, host = price_memory(scenario, PlanTable.from_plans([plan]))
     if host_codes(scenario.cluster, host)[0]:
         return math.inf
+    return load_of_peak(scenario, float(peaks[0]))
+
+
+def load_of_peak(scenario: Scenario, peak: float) -> float:
+    """Return the upper end of the interval of a predicted peak as a share of the budget."""
     spread, budget = memory_spread(scenario.software.name), budget_bytes(scenario.cluster)
-    return float(peaks[0]) * (1.0 + spread.above) / budget
+    return peak * (1.0 + spread.above) / budget
 
 
 def with_seq_len(scenario: Scenario, seq_len: int) -> Scenario:
@@ -49,22 +54,43 @@ def with_seq_len(scenario: Scenario, seq_len: int) -> Scenario:
     return replace(scenario, workload=replace(scenario.workload, seq_len=seq_len))
 
 
-def longest_sequence(scenario: Scenario, plan: Plan, highest: int, step: int = STEP) -> int:
+def longest_sequence(
+    scenario: Scenario,
+    plan: Plan,
+    highest: int,
+    step: int = STEP,
+    *,
+    load_now: float | None = None,
+) -> int:
     """Return the longest sequence up to ``highest`` that fits, in steps of tokens; 0 if none.
 
-    The search is exact because the peak never falls when the sequence gets longer.
+    The search is exact because the peak never falls when the sequence gets longer. ``load_now``:
+    the load of the plan with the scenario's sequences, if known.
     """
 
     def longer(units: int) -> float:
+        if load_now is not None and units * step == scenario.workload.seq_len:
+            return load_now
         return load(with_seq_len(scenario, units * step), plan)
 
     return step * largest(longer, highest // step, scenario.workload.seq_len // step)
 
 
-def largest_micro_batch(scenario: Scenario, plan: Plan, highest: int = MAX_MICRO_BATCH) -> int:
-    """Return the largest micro-batch size that fits with the same num_microbatches; 0 if none."""
+def largest_micro_batch(
+    scenario: Scenario,
+    plan: Plan,
+    highest: int = MAX_MICRO_BATCH,
+    *,
+    load_now: float | None = None,
+) -> int:
+    """Return the largest micro-batch size that fits with the same num_microbatches; 0 if none.
+
+    ``load_now``: the load of the plan itself, if known.
+    """
 
     def larger(size: int) -> float:
+        if load_now is not None and size == plan.micro_batch_size:
+            return load_now
         batch = size * plan.num_microbatches * plan.data_parallel
         workload = replace(scenario.workload, global_batch_size=batch)
         return load(replace(scenario, workload=workload), replace(plan, micro_batch_size=size))
@@ -113,9 +139,13 @@ class Reach:
         return asdict(self)
 
 
-def reach(scenario: Scenario, plan: Plan) -> Reach:
-    """Return the largest micro-batch size and the longest sequence of a plan that fits."""
+def reach(scenario: Scenario, plan: Plan, peak: float) -> Reach:
+    """Return the largest micro-batch size and the longest sequence of a plan that fits.
+
+    ``peak``: predicted bytes of the plan itself.
+    """
+    now = load_of_peak(scenario, peak)
     return Reach(
-        largest_micro_batch(scenario, plan) or None,
-        longest_sequence(scenario, plan, MAX_SEQ_LEN) or None,
+        largest_micro_batch(scenario, plan, load_now=now) or None,
+        longest_sequence(scenario, plan, MAX_SEQ_LEN, load_now=now) or None,
     )
