@@ -7,6 +7,7 @@ show. Units: bytes and seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from msgspec import Struct
@@ -44,6 +45,8 @@ def to_json(value: Any) -> Any:
     """Return a record as plain JSON values, with the names of its fields as keys."""
     if isinstance(value, Struct):
         return {name: to_json(inner) for name, inner in asdict(value).items()}
+    if is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
         return [to_json(one) for one in value]
     return value
