@@ -47,6 +47,7 @@ _FAMILIES: Final[dict[str, tuple[Builder, Defaults]]] = {
     "gemma3": (gemma.gemma3, gemma.GEMMA3),
     "gemma3_text": (gemma.gemma3_text, gemma.GEMMA3),
     "glm4": (glm4.glm4, glm4.GLM4),
+    "glm4_moe": (glm4.glm4_moe, glm4.GLM4_MOE),
     "gpt2": (gpt_like.gpt2, gpt_like.GPT2),
     "gpt_neox": (gpt_like.gpt_neox, gpt_like.GPT_NEOX),
     "gpt_oss": (moe.gpt_oss, moe.GPT_OSS),

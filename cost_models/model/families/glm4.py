@@ -1,4 +1,7 @@
-"""GLM-4 (0414): norms around attention and MLP, half of each head rotated, fused gate and up."""
+"""GLM-4 (0414): norms around attention and MLP, fused gate and up; GLM-4.5: a mixture of experts.
+
+Both rotate half of each head.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,27 @@ from cost_models.model.families.blocks import (
     part,
     read_sizes,
     rotary_fraction,
+    stack,
 )
-from cost_models.model.families.llama_like import PRE_NORMS, attention_weights, causal_lm, rms_norms
+from cost_models.model.families.llama_like import (
+    PRE_NORMS,
+    attention_weights,
+    causal_lm,
+    gated_mlp,
+    qk_norms,
+    rms_norms,
+)
+from cost_models.model.families.mla import mixture
+from cost_models.model.families.moe import read_experts
 from cost_models.model.families.phi3 import fused_gate_up
-from cost_models.model.families.reader import Config, Defaults
+from cost_models.model.families.reader import (
+    MAX_EXPERTS,
+    MAX_FFN,
+    MAX_LAYERS,
+    Config,
+    Defaults,
+    whole,
+)
 from cost_models.model.spec import FeedForward, LayerKind, ModelSpec
 
 GLM4 = Defaults(
@@ -30,6 +50,29 @@ GLM4 = Defaults(
         "attention_bias": True,
         "attention_dropout": 0.0,
     }
+)
+GLM4_MOE = Defaults(
+    {
+        "vocab_size": 151552,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_routed_experts": 128,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": False,
+    },
+    synonyms={"n_routed_experts": ("num_local_experts",)},
 )
 NORMS = (*PRE_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm")
 
@@ -57,3 +100,53 @@ def glm4(config: Config) -> ModelSpec:
         norms_after=True,
     )
     return causal_lm(config, sizes, (kind,))
+
+
+def glm4_moe(config: Config) -> ModelSpec:
+    """GLM-4.5 and GLM-4.5-Air (arXiv:2508.06471), without the multi-token prediction layer."""
+    sizes = read_sizes(config)
+    fraction = rotary_fraction(config, "partial_rotary_factor", default=0.5)
+    check_rotary(config, sizes.head_dim, fraction)
+    hidden_size = sizes.hidden_size
+    qk_norm = "head" if config.flag("use_qk_norm") else ""
+    attention = ordinary_attention(
+        sizes, rotary_dim=int(sizes.head_dim * fraction), qk_norm=qk_norm
+    )
+    expert = config.size("moe_intermediate_size", MAX_FFN)
+    sparse = read_experts(
+        config,
+        "n_routed_experts",
+        expert,
+        shared_ffn_hidden_size=expert * config.size("n_shared_experts", MAX_EXPERTS),
+        weighted_in_fp32=True,
+        router_in_fp32=True,
+    )
+    dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
+    bias = config.flag("attention_bias")
+
+    def build(is_sparse: bool) -> LayerKind:
+        mlp = (
+            mixture(hidden_size, sparse)
+            if is_sparse
+            else gated_mlp(hidden_size, dense.ffn_hidden_size)
+        )
+        return LayerKind(
+            name="moe" if is_sparse else "dense",
+            attention=attention,
+            feed_forward=sparse if is_sparse else dense,
+            norm="rms",
+            num_norms=2,
+            weights=(
+                *attention_weights(hidden_size, attention, bias=bias),
+                *(qk_norms(attention, qk_norm) if qk_norm else ()),
+                *mlp,
+                *rms_norms(hidden_size, *PRE_NORMS),
+            ),
+        )
+
+    first_sparse = config.index("first_k_dense_replace", MAX_LAYERS)
+    left_out: tuple[str, ...] = ()
+    if config.read("num_nextn_predict_layers", whole(0, MAX_LAYERS), 0):
+        left_out = ("multi-token prediction layers are left out, as in transformers",)
+    keys = [i >= first_sparse for i in range(sizes.num_layers)]
+    return causal_lm(config, sizes, *stack(keys, build), assumptions=left_out)

@@ -110,7 +110,7 @@ def _deepseek(config: Config, *, mlp_bias: bool, assumptions: tuple[str, ...] = 
     def build(is_sparse: bool) -> LayerKind:
         hidden_size = sizes.hidden_size
         mlp = (
-            _mixture(hidden_size, sparse, mlp_bias=mlp_bias)
+            mixture(hidden_size, sparse, mlp_bias=mlp_bias)
             if is_sparse
             else gated_mlp(hidden_size, dense.ffn_hidden_size, bias=mlp_bias)
         )
@@ -131,7 +131,8 @@ def _deepseek(config: Config, *, mlp_bias: bool, assumptions: tuple[str, ...] = 
     return causal_lm(config, sizes, *stack(keys, build), assumptions=assumptions)
 
 
-def _mixture(hidden_size: int, feed_forward: FeedForward, *, mlp_bias: bool) -> Weights:
+def mixture(hidden_size: int, feed_forward: FeedForward, *, mlp_bias: bool = False) -> Weights:
+    """Return routed experts, their router and the shared experts under DeepSeek's names."""
     return (
         *routed_experts(hidden_size, feed_forward),
         *router("mlp.gate", hidden_size, feed_forward.num_experts),
