@@ -61,24 +61,40 @@ def attention_flops_per_token(attention: Attention, num_keys: Real) -> Real:
     )
 
 
-def mean_keys(first: Real, last: Real, window: int | None) -> Real:
-    """Mean of min(s, w) while a sequence grows from ``first`` to ``last`` tokens.
+def mean_keys(first: Real, last: Real, window: int | None, *, chunked: bool = False) -> Real:
+    """Mean number of keys of a token while a sequence grows from ``first`` to ``last`` tokens.
+
+    Sliding window: mean of min(s, w):
 
         (a + b) / 2          b <= w
         w                    w <= a
         in between           the mean of the growing part and of w, weighted by their lengths
 
+    Chunks of w tokens: mean of s mod w, that is (F(b) - F(a)) / (b - a) with
+    F(s) = floor(s / w) w^2 / 2 + (s mod w)^2 / 2.
+
     >>> float(mean_keys(0.0, 100.0, None)), float(mean_keys(0.0, 100.0, 50))
     (50.0, 37.5)
+    >>> float(mean_keys(0.0, 100.0, 50, chunked=True))
+    25.0
     """
     a, b = np.multiply(1.0, first), np.maximum(np.multiply(1.0, last), first)
     if window is None:
         return 0.5 * (a + b)
+    length = np.where(b > a, b - a, 1.0)
+    if chunked:
+        whole = _keys_in_chunks(b, window) - _keys_in_chunks(a, window)
+        return np.where(b > a, whole / length, a - window * np.floor(a / window))
     low, high = np.minimum(a, window), np.minimum(b, window)
     grows = 0.5 * (low + high) * (high - low)
     flat = window * ((b - a) - (high - low))
-    length = np.where(b > a, b - a, 1.0)
     return np.where(b > a, (grows + flat) / length, low)
+
+
+def _keys_in_chunks(tokens: Real, chunk: int) -> Real:
+    """Sum of the keys of so many tokens, each of which sees its own chunk up to itself."""
+    full = np.floor(tokens / chunk)
+    return 0.5 * (full * float(chunk) ** 2 + (tokens - full * chunk) ** 2)
 
 
 def core_flops_per_token(kind: LayerKind, seq_len: Count) -> Real:

@@ -164,7 +164,8 @@ def attention_core_seconds(
         return flops / rate.matmul + scores * rate.score
     if kernel == "flash":
         if attention.causal:
-            keys = mean_keys(0.0, np.multiply(1.0, seq_len), attention.window)
+            whole = np.multiply(1.0, seq_len)
+            keys = mean_keys(0.0, whole, attention.window, chunked=attention.chunked)
         else:
             keys = np.minimum(seq_len, np.inf if attention.window is None else attention.window)
         flops = attention_flops_per_token(attention, keys) * tokens / tensor_parallel

@@ -74,7 +74,8 @@ class Attention:
     head_dim: int
     value_head_dim: int
     causal: bool = True
-    window: int | None = None  # sliding window in tokens
+    window: int | None = None  # tokens of a sliding window, or of a chunk
+    chunked: bool = False  # a token attends to the earlier ones of its own chunk (Llama 4)
     rotary: bool = True
     rotary_table: str = ""  # layers with other frequencies (Gemma 3) use other tables
     capped: bool = False  # scores are capped (Gemma 2): torch's fused kernels cannot do that

@@ -341,7 +341,12 @@ def _layer_attention(stage: StagePass, kind: LayerKind, tokens: Real) -> Real:
                 total = total + decode_attention_seconds(
                     attention,
                     rows.sequences,
-                    mean_keys(rows.keys_before, rows.keys, attention.window),
+                    mean_keys(
+                        rows.keys_before,
+                        rows.keys,
+                        attention.window,
+                        chunked=attention.chunked,
+                    ),
                     ranks,
                     token_bytes(attention, ranks, stored),
                     machine.rest,

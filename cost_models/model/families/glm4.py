@@ -59,7 +59,6 @@ GLM4_MOE = Defaults(
         "num_hidden_layers": 46,
         "num_attention_heads": 96,
         "num_key_value_heads": 8,
-        "head_dim": None,
         "hidden_act": "silu",
         "max_position_embeddings": 131072,
         "tie_word_embeddings": False,

@@ -62,6 +62,18 @@ DEEPSEEK = LLAMA | {
     "qk_rope_head_dim": 6,
     "v_head_dim": 14,
 }
+GLM4_MOE = LLAMA | {
+    "head_dim": 12,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+}
+LLAMA4 = LLAMA | {
+    "head_dim": 12,
+    "intermediate_size_mlp": 56,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+}
 BERT = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"} | {
     "pad_token_id": 1,
     "max_position_embeddings": 40,
@@ -120,6 +132,18 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "phi3": (LLAMA, [{"sliding_window": 8, "tie_word_embeddings": True}]),
     "starcoder2": (LLAMA, [{"use_bias": False}, {"tie_word_embeddings": False, "head_dim": 10}]),
     "granite": (LLAMA, [{"attention_bias": True, "mlp_bias": True}, {"head_dim": 10}]),
+    "glm4_moe": (
+        GLM4_MOE,
+        [{"use_qk_norm": True, "attention_bias": True}, {"first_k_dense_replace": 2}],
+    ),
+    "llama4_text": (
+        LLAMA4,
+        [
+            {"interleave_moe_layer_step": 2, "use_qk_norm": False},
+            {"moe_layers": [0], "attention_bias": True, "tie_word_embeddings": True},
+            {"no_rope_layers": [1, 0, 1], "attention_chunk_size": 8},
+        ],
+    ),
     "glm4": (LLAMA | {"head_dim": 12}, [{"attention_bias": False, "tie_word_embeddings": True}]),
     "smollm3": (
         LLAMA,
@@ -209,6 +233,9 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
     return model_spec(config, name="test")
 
 
+WITH_VISION = {"gemma3": "gemma3_text", "llama4": "llama4_text"}  # and their text models
+
+
 def tiny(family: str, **changes: Any) -> dict[str, Any]:
     return {"model_type": family} | CASES[family][0] | changes
 
@@ -223,7 +250,7 @@ def test_activations_are_those_of_transformers_without_parameters() -> None:
 
 
 def test_every_family_is_tested() -> None:
-    assert set(CASES) | {"gemma3"} == set(FAMILIES)
+    assert set(CASES) | set(WITH_VISION) == set(FAMILIES)
 
 
 @pytest.mark.sampled(20)
@@ -243,7 +270,7 @@ def test_tensors_are_those_of_the_real_module(config: dict[str, Any]) -> None:
 
 def count_norms(layer: Any, hidden_size: int) -> int:
     """Norms of the hidden size; those inside the attention are of heads or latents."""
-    inside = ("q_norm", "k_norm", "q_a_layernorm", "kv_a_layernorm")
+    inside = ("q_norm", "k_norm", "qk_norm", "q_a_layernorm", "kv_a_layernorm")
     return sum(
         "Norm" in type(module).__name__
         and not name.endswith(inside)
@@ -259,10 +286,12 @@ def window_of(layer: Any) -> int | None:
     config = getattr(attention, "config", None)
     default = getattr(config, "sliding_window", None)
     alternating = getattr(config, "layer_types", None) is not None
+    if alternating and config.layer_types[attention.layer_idx] == "chunked_attention":
+        return int(config.attention_chunk_size)
     return getattr(attention, "sliding_window", None if alternating else default)
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gemma3"])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in WITH_VISION])
 def test_defaults_are_those_of_the_config_class(family: str) -> None:
     fields = {f.name: f for f in dataclasses.fields(CONFIG_MAPPING[family])}
     for key, ours in _FAMILIES[family][1].values.items():
@@ -271,22 +300,25 @@ def test_defaults_are_those_of_the_config_class(family: str) -> None:
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gemma3"])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in WITH_VISION])
 def test_a_config_without_sizes_is_the_default_model(family: str) -> None:
     config: dict[str, Any] = {"model_type": family}
     if family == "deepseek_v2":  # the class has no usable default
         config["num_experts_per_tok"] = 6
+    if family == "glm4_moe":  # its 96 heads do not divide its hidden size
+        config["head_dim"] = 128
     spec = spec_of(config)
     assert_same_tensors(config, spec)
     assert "taken from the defaults" in spec.assumptions[0]
 
 
-def test_gemma3_with_vision_is_its_text_model() -> None:
-    text = {k: v for k, v in tiny("gemma3_text").items() if k != "model_type"}
-    spec = spec_of({"model_type": "gemma3", "text_config": text, "vision_config": {}})
-    assert "vision_config is left out" in spec.assumptions[-1]
-    assert spec.family == "gemma3_text"
-    assert_same_tensors(tiny("gemma3_text"), spec)
+@pytest.mark.parametrize(("family", "text_family"), WITH_VISION.items())
+def test_a_model_with_vision_is_its_text_model(family: str, text_family: str) -> None:
+    text = {k: v for k, v in tiny(text_family).items() if k != "model_type"}
+    spec = spec_of({"model_type": family, "text_config": text, "vision_config": {}})
+    assert any("vision_config is left out" in line for line in spec.assumptions)
+    assert spec.family == text_family
+    assert_same_tensors(tiny(text_family), spec)
     again = spec_of(dict(spec.config))  # what plan.json keeps
     assert again.num_parameters == spec.num_parameters
 

@@ -194,6 +194,14 @@ def test_latent_attention_multiplies_more_than_it_reads() -> None:
 EIGHTHS = st.integers(0, 8 * 10**6).map(lambda eighths: eighths / 8.0)
 
 
+@given(st.integers(0, 500), st.integers(1, 500), st.integers(1, 300))
+def test_mean_keys_in_chunks_is_the_mean(first: int, more: int, chunk: int) -> None:
+    samples = (first + (np.arange(64 * more) + 0.5) / 64) % chunk  # the midpoint rule is exact
+    mean = float(mean_keys(first, first + more, chunk, chunked=True))
+    assert mean == pytest.approx(float(samples.mean()), rel=1e-9)
+    assert mean <= float(mean_keys(first, first + more, chunk)) * (1 + 1e-12)
+
+
 @given(EIGHTHS, EIGHTHS, st.integers(1, 10**6))
 def test_mean_keys_is_the_mean(first: float, more: float, window: int) -> None:
     samples = np.minimum(first + more * (np.arange(2000) + 0.5) / 2000, window)

@@ -32,10 +32,12 @@ SHAPE = {"vocab_size": 128, "hidden_size": 64, "num_attention_heads": 8}
 MORE: dict[str, dict[str, Any]] = {  # what the executor does not train
     "bloom": {"vocab_size": 128, "hidden_size": 64, "n_head": 8},
     "falcon": {**SHAPE, "multi_query": True, "alibi": False},
+    "glm4_moe": {**SHAPE, "num_key_value_heads": 4, "head_dim": 8},
+    "llama4_text": {**SHAPE, "num_key_value_heads": 4, "head_dim": 8, "attention_chunk_size": 8},
     "deepseek_v2": {**CONFIGS["deepseek_v3"], "n_group": 1, "topk_group": 1},
 }
 ENCODERS = ("bert", "roberta")
-VISION = ("gemma3",)  # its text model is gemma3_text
+VISION = ("gemma3", "llama4")  # their text models are families of their own
 LAYERS = {"gpt2": "n_layer", "bloom": "n_layer", "t5": "num_layers"}
 FAMILY_CASES = sorted(set(FAMILIES) - {*ENCODERS, *VISION})
 
