@@ -175,7 +175,7 @@ def unknown(name: str, what: str, known: Iterable[str]) -> str:
     families = dict.fromkeys(entry.split("-")[0] for entry in names)
     hint = did_you_mean(name, [*families, *names]) or "`shardplan hardware` lists them."
     shown = name or repr(name)
-    return f"{shown}: no such {what}. {hint} Figures of another one go into a TOML file"
+    return f"{shown}: no such {what}. {hint} Describe another one in a TOML file (docs/clusters.md)"
 
 
 def _sharing(name: str, entries: Iterable[str]) -> list[str]:

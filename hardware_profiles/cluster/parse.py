@@ -74,6 +74,17 @@ def parse_cluster(text: str) -> Cluster:
     )
 
 
+def accelerator_name(words: str) -> str:
+    """Return the accelerator's name in a cluster's words, or that of a known kind of node.
+
+    >>> accelerator_name("16x8xH100"), accelerator_name("4090"), accelerator_name("p5.48xlarge")
+    ('H100', '4090', 'H100-SXM-80GB')
+    """
+    name = _counts(words.strip())[1]
+    node = None if is_accelerator(name) else match_node(name)
+    return name if node is None else node.entry.accelerator
+
+
 def _counts(words: str) -> tuple[tuple[int, ...], str]:
     """Return the numbers before (or after) the name, and the name."""
     counts: list[int] = []

@@ -27,10 +27,14 @@ def models(
 
 
 def hardware(
-    name: Annotated[str | None, Option("NAME", help="one accelerator, or several: H100")] = None,
+    name: Annotated[
+        str | None,
+        Option("NAME", help="an accelerator, as in a CLUSTER: H100 lists those of the name"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the accelerators, or show the figures of one with their sources."""
+    from hardware_profiles.cluster.parse import accelerator_name
     from planner.cli.listing import (
         accelerator_text,
         accelerators_text,
@@ -40,6 +44,7 @@ def hardware(
     )
     from planner.text.answer import json_text
 
+    name = None if name is None else accelerator_name(name)
     several = hardware_listing() if name is None else hardware_named(name)
     if name is None or several is not None:
         assert several is not None

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from cost_models.model.families import model_spec
-from cost_models.model.presets import is_preset, load_preset
+from cost_models.model.presets import is_preset, load_preset, preset_of_shape
 from cost_models.model.spec import ModelSpec
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.words import ArchitectureEntry, entry_of, words_table
@@ -61,7 +61,8 @@ def _without_gates(spec: ModelSpec) -> ModelSpec:
 
 def _preset(name: str) -> Mapping[str, Any] | None:
     known = words_table().presets.get(name.lower(), name)
-    return load_preset(known).config if is_preset(known) else None
+    found = load_preset(known) if is_preset(known) else preset_of_shape(known)
+    return None if found is None else found.config
 
 
 def _config(reading: Reading) -> Mapping[str, Any]:

@@ -196,6 +196,29 @@ def test_a_config_file_and_its_folder_are_the_same_model(run: Any, config: Path)
     assert by_file["memory"] == by_folder["memory"]
 
 
+# --- names that people type ---
+
+
+@pytest.mark.parametrize("words", ["H100", "8xH100", "16x8xH100"])
+def test_a_name_of_several_accelerators_lists_them(run: Any, words: str) -> None:
+    lines = run("hardware", words).out.splitlines()
+    names = ["H100-SXM-80GB", "H100-SXM-96GB", "H100-PCIe-80GB", "H100-NVL-94GB"]
+    assert [line.split()[0] for line in lines[1:5]] == names
+    assert "GiB" in lines[1]
+    assert lines[5].startswith("H100 is taken as H100-SXM-80GB")
+
+
+def test_words_after_the_cluster_are_options(run: Any) -> None:
+    def answer(*words: str) -> Any:
+        return run(*words, "--json").json
+
+    typed = answer("fit", "gpt2", "8xH100", "tp=4", "seq_len=1k")
+    assert typed == answer("fit", "gpt2", "8xH100", "--tp", "4", "--seq-len", "1024")
+    pinned = answer("plan", "gpt2", "8xH100", "tp=2", "zero=1", "--top", "1")
+    fixed = answer("plan", "gpt2", "8xH100", "--fix", "tp=2,zero=1", "--top", "1")
+    assert pinned["plans"] == fixed["plans"]
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[list[str], str]] = {
