@@ -27,7 +27,17 @@ ADAPTER_RANK: Final = 16  # with twice the rank as alpha: the default of --lora
 SMALL_OPTIMIZER: Final[Optimizer] = "adamw_8bit"
 # kinds of changes that invalidate numbers of recomputed layers for each stage
 RESETS_STAGES: Final = ("recompute", "both", "tensor", "pipeline", "context", "search")
-CUDA: Final = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "Blackwell Ultra")
+CUDA: Final = (
+    "Pascal",
+    "Volta",
+    "Turing",
+    "Ampere",
+    "Ada",
+    "Hopper",
+    "Blackwell",
+    "Blackwell RTX",
+    "Blackwell Ultra",
+)
 # for each value of Plan.offload, values that offload more, the least first
 MORE_OFFLOAD: Final[dict[Offload, tuple[Offload, ...]]] = {
     "none": ("optimizer", "activations", "optimizer+activations", "weights"),

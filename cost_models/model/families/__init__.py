@@ -73,6 +73,9 @@ _FAMILIES: Final[dict[str, tuple[Builder, Defaults]]] = {
     "t5": (t5.t5, t5.T5),
 }
 FAMILIES: Final = tuple(sorted(_FAMILIES))
+# a model_type whose custom code is that of a family of transformers with other sizes: the family
+# Source: huggingface.co/moonshotai/Kimi-K2-Instruct: modeling_deepseek.py
+_SAME_AS: Final = {"kimi_k2": "deepseek_v3"}
 # in the names of classes whose head is not a projection onto the vocabulary
 _OTHER_HEADS: Final = (
     "Classification",
@@ -93,14 +96,20 @@ def model_spec(config: Mapping[str, Any], *, name: str, where: str = "config.jso
     """
     family = _family(config, where)
     build, defaults = _FAMILIES[family]
-    reader = Config(config, where, family, defaults)
+    given = config["model_type"]
+    reader = Config({**config, "model_type": family}, where, family, defaults)
     spec = build(reader)
     return replace(
         spec,
         name=name,
         config=dict(spec.config),
-        assumptions=(*_assumptions(reader), *spec.assumptions),
+        assumptions=(*_read_as(given, family), *_assumptions(reader), *spec.assumptions),
     )
+
+
+def _read_as(given: str, family: str) -> tuple[str, ...]:
+    """Return a note where a model_type is read as another family."""
+    return () if given == family else (f"model_type {given} is read as {family}: the same layers",)
 
 
 def _family(config: Mapping[str, Any], where: str) -> str:
@@ -110,8 +119,8 @@ def _family(config: Mapping[str, Any], where: str) -> str:
         raise InputError(f"{where}: model_type is missing{_guess(config)}")
     if not isinstance(family, str):
         raise wrong_value(where, "model_type", family, "a string")
-    if family in _FAMILIES:
-        return family
+    if family in _FAMILIES or family in _SAME_AS:
+        return _SAME_AS.get(family, family)
     custom = " (its custom code is never run)" if config.get("auto_map") is not None else ""
     hint = did_you_mean(family, FAMILIES)
     raise InputError(

@@ -323,6 +323,15 @@ def test_a_model_with_vision_is_its_text_model(family: str, text_family: str) ->
     assert again.num_parameters == spec.num_parameters
 
 
+def test_kimi_is_read_as_deepseek() -> None:
+    config = tiny("deepseek_v3")
+    spec = spec_of({**config, "model_type": "kimi_k2"})
+    assert spec.family == "deepseek_v3"
+    assert spec.config["model_type"] == "deepseek_v3"
+    assert spec.assumptions[0] == "model_type kimi_k2 is read as deepseek_v3: the same layers"
+    assert_same_tensors(config, spec)
+
+
 # --- sizes beside the tensors -----------------------------------------------------------------
 
 
@@ -464,7 +473,7 @@ BAD = [
     (tiny("falcon", new_decoder_architecture=True, num_kv_heads=3), "num_kv_heads = 3", "divisor"),
     (tiny("t5", feed_forward_proj="gated-"), 'feed_forward_proj = "gated-"', "activation"),
     ({"model_type": "gemma3"}, "text_config is missing", ""),
-    ({"model_type": "lama"}, "model_type = 'lama'", "Did you mean llama?"),
+    ({"model_type": "lama"}, "model_type = 'lama'", "Did you mean llama or llama4?"),
     ({"model_type": 7}, "model_type = 7", "string"),
     ({"model_type": "x", "auto_map": {"AutoModel": "y"}}, "custom code is never run", "llama"),
     ({"architectures": ["Qwen2MoeForCausalLM"]}, "model_type is missing", '"qwen2_moe"'),

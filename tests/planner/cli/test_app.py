@@ -327,7 +327,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(run: Any, name: str) -> Non
         ({"vocab_size": None}, "vocab_size = null"),
         ({"num_attention_heads": 7, "num_key_value_heads": 7}, "divisor of hidden_size"),
         ({"num_attention_heads": 0}, "num_attention_heads = 0"),
-        ({"model_type": "lama"}, "Did you mean llama?"),
+        ({"model_type": "lama"}, "Did you mean llama or llama4?"),
     ],
 )
 def test_a_bad_config_is_one_clear_line(
