@@ -98,7 +98,7 @@ _SWITCH: Final = {"on": True, "true": True, "1": True, "off": False, "false": Fa
 class Command(click.Command):
     """A command whose help shows its arguments, and its options by group.
 
-    After its arguments, ``tp=8`` stands for the option ``--tp 8``, by its flag, name or
+    Among its arguments, ``tp=8`` stands for the option ``--tp 8``, by its flag, name or
     abbreviation; an option that collects the fields of a dataclass takes those it names.
     """
 
@@ -106,10 +106,10 @@ class Command(click.Command):
     fields: Sequence[Declared] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read options, arguments, and the words ``name=value`` after them."""
+        """Read options, arguments, and the words ``name=value`` among them."""
         strict = not ctx.allow_extra_args
         ctx.allow_extra_args = True
-        rest = super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, self._sorted(args) if strict else args)
         ctx.allow_extra_args = not strict
         if not strict or ctx.resilient_parsing:
             return rest
@@ -122,10 +122,30 @@ class Command(click.Command):
         ctx.args = []
         return ctx.args
 
-    def _set(self, ctx: click.Context, word: str) -> None:
-        """Set the option that a word ``name=value`` names."""
-        name, value = word.split("=", 1)
+    def _sorted(self, args: list[str]) -> list[str]:
+        """Return the words with those that name an option (``tp=8``) after the arguments."""
+        with_value = {
+            flag
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag
+            for flag in param.opts
+        }
+        kept: list[str] = []
+        moved: list[str] = []
+        for before, word in zip(["", *args], args, strict=False):
+            found = _WORD.fullmatch(word)
+            known = found is not None and self._names(found[1])
+            (moved if known and before not in with_value else kept).append(word)
+        return [*kept, *moved]
+
+    def _names(self, name: str) -> bool:
+        """Whether an option, or a field that an option collects, has this name."""
+        options, collected = self._spelled()
         key = name.replace("-", "_")
+        return key in options or key in collected
+
+    def _spelled(self) -> tuple[dict[str, Declared], dict[str, Declared]]:
+        """Return the options by their names, and the options that collect fields by theirs."""
         options = {spelling: one for one in self.fields for spelling in _spellings(one)}
         collected = {
             spelling: one
@@ -134,6 +154,13 @@ class Command(click.Command):
             for part in declared(one.option.collects).values()
             for spelling in (part.short, part.name)
         }
+        return options, collected
+
+    def _set(self, ctx: click.Context, word: str) -> None:
+        """Set the option that a word ``name=value`` names."""
+        name, value = word.split("=", 1)
+        key = name.replace("-", "_")
+        options, collected = self._spelled()
         one = options.get(key)
         if one is None and key in collected:
             target = collected[key].name

@@ -61,7 +61,7 @@ def test_a_command_returns_its_dataclass() -> None:
     assert drive("home", "--music", "loud").music == "loud"
 
 
-def test_words_with_an_equals_sign_after_the_arguments_are_options() -> None:
+def test_words_with_an_equals_sign_are_options() -> None:
     given = drive("home", "b=off", "kilometres=200", "stop=a", "stops=b", "--via", "c")
     assert given == Drive(
         place="home", speed=Speed(kilometres=200), stops=["a", "b"], belts=False, via=("c",)
@@ -92,6 +92,8 @@ def deliver(*words: str) -> Delivery:
 
 def test_an_option_collects_the_words_of_another_dataclass() -> None:
     assert deliver("home", "cr=3", "stops=2k").load == "cr=3"
+    assert deliver("stops=2k", "cr=3", "home") == Delivery(place="home", stops=2048, load="cr=3")
+    assert deliver("home", "--load", "stops=2").load == "stops=2"  # the value of an option
     assert deliver("home", "stops=2k").stops == 2048
     assert deliver("home", "--load", "crates=1", "cr=3").load == "crates=1,cr=3"
 
