@@ -114,10 +114,10 @@ def match_accelerator(name: str) -> Match[Accelerator]:
     index = _accelerator_index()[0]
     if found := index.matches.get(normalised(name)):
         return found
-    if choices := _sharing(name, index.entries):
-        raise InputError(_choice(name, "accelerators", choices))
     if reason := _not_priced().get(re.sub(r"\d+g$", "", normalised(name))):
         raise InputError(f"{name}: {reason}")
+    if choices := _sharing(name, index.entries):
+        raise InputError(_choice(name, "accelerators", choices))
     raise InputError(unknown(name, "accelerator", index.entries))
 
 
