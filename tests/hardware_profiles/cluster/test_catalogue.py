@@ -175,7 +175,7 @@ def test_an_unknown_name_is_an_error_with_a_hint(name, hint):
     "name", ["M3", "M3-Max", "m2 ultra", "Apple M4 Max", "M3-Max-128GB", "Apple", "Inf2", "Gaudi"]
 )
 def test_a_device_that_is_not_priced_is_refused_with_the_reason(name):
-    with pytest.raises(InputError, match="(is|are) not priced"):
+    with pytest.raises(InputError, match=r"(is|are) not priced"):
         find_accelerator(name)
 
 
