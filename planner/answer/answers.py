@@ -12,7 +12,7 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
-from planner.answer.text import fit_text, plan_text
+from planner.answer.text import SAME_TRAINING, fit_text, plan_text
 from planner.assessment.assess import Assessment, amounts, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.documents import cluster_document, model_document
@@ -57,6 +57,7 @@ class FitAnswer(Answer):
     assessment: Assessment
     assumptions: tuple[str, ...]
     job: TrainingRun | None = None  # if tokens are given
+    known_unfit: tuple[str, ...] = ()  # values of Plan.offload with which no plan fits
 
     @property
     def verdict(self) -> str:
@@ -70,7 +71,12 @@ class FitAnswer(Answer):
             return ()
         from planner.advice.ways_out import ways_out
 
-        return ways_out(self.scenario, self.plan)
+        return ways_out(self.scenario, self.plan, self.known_unfit)
+
+    @property
+    def fits_with_another_plan(self) -> bool:
+        """Whether the plan does not fit, and another one fits on the same cluster."""
+        return any(way.group == SAME_TRAINING for way in self.ways_out)
 
     @cached_property
     def reach(self) -> Reach | None:
@@ -105,6 +111,7 @@ class FitAnswer(Answer):
             "not_run": not_run(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
             "confidence": confidence(self.scenario),
+            "fits_with_another_plan": self.fits_with_another_plan,
             "ways_out": [way.to_dict() for way in self.ways_out],
             "reach": {} if self.reach is None else self.reach.to_dict(),
         }

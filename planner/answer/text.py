@@ -53,9 +53,10 @@ TIME_WORDS: Final = {
     "optimizer": "the optimizer",
 }
 
-# by the kinds of ways out (``planner.advice.changes``)
+SAME_TRAINING: Final = "same training"
+# by the groups of ways out (``planner.advice.changes``)
 GROUP_LABEL: Final = {
-    "same training": "Ways out",
+    SAME_TRAINING: "Ways out",
     "another training": "Or train",
     "more hardware": "Or use",
 }
@@ -210,6 +211,8 @@ def fit_text(
     """Return the answer of ``fit`` as text."""
     memory, fits = assessment.memory, assessment.fits
     lines = [*head(scenario), "", verdict_line(assessment)]
+    if any(way.group == SAME_TRAINING for way in ways_out):
+        lines += labelled("", "FITS with another plan on this cluster: see Ways out")
     stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
     stages += stage_recompute_options(scenario.stage_recompute_layers)
     lines += labelled("", " ".join([describe_plan(plan), *stages]))

@@ -16,6 +16,7 @@ from planner.answer.answers import FitAnswer
 from planner.assessment.assess import Assessment, assess
 from planner.assessment.host_memory import about_offload
 from planner.request.clusters import cluster_of
+from planner.request.command import describe_plan
 from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.model import model_of
 from planner.request.pins import check_fixed, pinned_or_default
@@ -110,6 +111,17 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     else:
         plan, assessment, why = _least_recompute(scenario, plan)
         assumptions.append(f"recompute {plan.recompute} (default: {why})")
+    known_unfit: tuple[str, ...] = ()
+    if assessment.verdict == "does_not_fit" and not some:
+        from planner.api.searched_plan import searched_plan  # not imported where a default fits
+
+        found = searched_plan(scenario, fixed)
+        if found is not None:
+            note = f"the default, {describe_plan(plan)}, does not fit"
+            plan, assessment = found
+            assumptions = [f"plan {describe_plan(plan)} (searched: {note})"]
+        elif not fixed:
+            known_unfit = ("none",)
     assumptions += about_offload(scenario, plan, assessment.host)
     run, said = training_run_with_notes(scenario, plan, assessment, job, prices)
     assumptions += said
@@ -119,6 +131,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         assessment=assessment,
         assumptions=(*question.assumptions, *assumptions),
         job=run,
+        known_unfit=known_unfit,
     )
 
 

@@ -1,7 +1,8 @@
 """The command line: ``shardplan fit``, ``plan``, ``run``, ``validate``, ``models`` and others.
 
 Exit codes: 0 yes or done, 1 our bug, 2 bad input, 3 does not fit or no legal plan, 4 ``fit`` only:
-TIGHT, 5 the run failed, 6 it was stopped on request, 130 interrupted.
+TIGHT, 5 the run failed, 6 it was stopped on request, 7 ``fit`` only: another plan fits, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ app = LazyGroup(
     name="shardplan",
     help="Will it fit, what is the best plan, run it.",
     epilog="Exit codes: 0 yes, 1 our bug, 2 bad input, 3 does not fit or no legal plan, "
-    "4 tight (fit), 5 the run failed, 6 stopped on request, 130 interrupted.",
+    "4 tight (fit), 5 the run failed, 6 stopped on request, 7 another plan fits (fit), "
+    "130 interrupted.",
     no_args_is_help=True,
     context_settings=HELP,
     params=[

@@ -11,6 +11,7 @@ from planner.cli.outputs import print_answer, say
 from planner.request.requests import FitRequest
 
 EXIT_VERDICT = {"fits": 0, "does_not_fit": 3, "tight": 4}
+EXIT_ANOTHER_PLAN = 7  # the given plan does not fit, another one does
 
 
 def fit(
@@ -45,4 +46,6 @@ def fit(
         print(f"\n{trained.explain()}")
     if output is not None:
         say(f"{'':<11}wrote {output}")
+    if trained is not None and answer.verdict == "does_not_fit" and trained.fits_with_another_plan:
+        return EXIT_ANOTHER_PLAN
     return EXIT_VERDICT[answer.verdict]
