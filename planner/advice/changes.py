@@ -215,8 +215,9 @@ def recomputes_some(scenario: Scenario, plan: Plan) -> bool:
 
 
 def other_trainings(scenario: Scenario, plan: Plan) -> Iterator[Change]:
-    """Yield changed trainings: an optimizer with smaller states, adapters, shorter sequences."""
+    """Yield changed trainings: a smaller batch or optimizer, adapters, shorter sequences."""
     workload = scenario.workload
+    yield from _smaller_batches(scenario, plan)
     if workload.adapter == "none":
         if workload.optimizer in ("adam", "adamw"):
             small = replace(workload, optimizer=SMALL_OPTIMIZER)
@@ -240,6 +241,21 @@ def other_trainings(scenario: Scenario, plan: Plan) -> Iterator[Change]:
             f"--seq-len {length}",
             with_seq_len(scenario, length),
             plan,
+        )
+
+
+def _smaller_batches(scenario: Scenario, plan: Plan) -> Iterator[Change]:
+    """Yield smaller micro-batches in the same number, so that no more gradients are summed up."""
+    workload = scenario.workload
+    for size in _divisors(plan.micro_batch_size):
+        batch = workload.global_batch_size * size // plan.micro_batch_size
+        yield Change(
+            TRAINING,
+            "batch",
+            f"micro-batch size {size}, global batch {batch:,}",
+            f"--micro-batch-size {size} --global-batch-size {batch}",
+            replace(scenario, workload=replace(workload, global_batch_size=batch)),
+            replace(plan, micro_batch_size=size),
         )
 
 

@@ -26,7 +26,7 @@ from planner.assessment.assess import Assessment, assess
 from planner.assessment.reach import is_legal
 from planner.request.command import fit_command
 
-MOST_OF_GROUP: Final = {PLAN: 4, TRAINING: 3, HARDWARE: 2}
+MOST_OF_GROUP: Final = {PLAN: 4, TRAINING: 4, HARDWARE: 2}
 MOST_WAYS: Final = sum(MOST_OF_GROUP.values())
 
 
@@ -117,9 +117,13 @@ def ways_out(scenario: Scenario, plan: Plan, known_unfit: Sequence[str] = ()) ->
 
     ``known_unfit``: values of Plan.offload for which a search found no plan that fits.
     """
+    plans = _cheapest_of_kinds(other_plans(scenario, plan, known_unfit), plan)
+    # a smaller batch helps where the same batch in smaller micro-batches does not fit
+    kept = any(way.kind == "micro-batch" for way in plans)
+    trainings = (c for c in other_trainings(scenario, plan) if not (kept and c.kind == "batch"))
     return (
-        *_cheapest_of_kinds(other_plans(scenario, plan, known_unfit), plan),
-        *_in_order(other_trainings(scenario, plan)),
+        *plans,
+        *_in_order(trainings),
         *_cheapest_of_kinds(other_hardware(scenario, plan), None),
     )
 

@@ -51,9 +51,11 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     cluster, and options such as ``tensor_parallel=2``. Options that are not given take their
     documented default: no tensor or pipeline parallelism, data parallelism over all that is left,
     ZeRO-3 (or what the trainer can), sequence parallelism wherever there is tensor parallelism, one
-    sequence a micro-batch, and the least recomputation that fits. ``layers``: those of every stage
-    in order (``"3,5,5,3"``), even ones by default. ``inputs``: arguments of a
-    ``module:package.path:factory`` (``"x=float32[B,3,224,224]"``).
+    sequence a micro-batch, and the least recomputation that fits. If that plan does not fit, the
+    simplest of the fastest plans with the given options is taken
+    (``planner.api.searched_plan``). ``layers``: those of every stage in order (``"3,5,5,3"``), even
+    ones by default. ``inputs``: arguments of a ``module:package.path:factory``
+    (``"x=float32[B,3,224,224]"``).
 
     ``tokens`` of a whole run add its days, dollars (``price`` of an accelerator's hour), energy,
     CO2 (``carbon``: grams a kilowatt hour) and share of progress (``failures``) to the answer.

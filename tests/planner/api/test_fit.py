@@ -138,7 +138,8 @@ def test_the_least_recomputation_that_fits_is_taken() -> None:
     more = fitted(longest + 16384)
     assert more.plan.recompute != "none"
     assert more.verdict == "fits"
-    assert fitted(longest + 16384, recompute="none").verdict != "fits"
+    pinned = fitted(longest + 16384, recompute="none", data_parallel=8)
+    assert pinned.verdict != "fits"
 
 
 def test_recomputation_in_parts_lies_between_none_and_all() -> None:

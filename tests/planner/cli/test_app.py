@@ -76,9 +76,10 @@ def test_fits(run: Any) -> None:
 
 
 def test_does_not_fit(run: Any) -> None:
-    ran = run("fit", "llama-3-70b", "8xA100-80GB")
+    ran = run("fit", "llama-3-70b", "1xA100-40GB")
     assert ran.code == 3
     assert "DOES NOT FIT" in ran.out
+    assert "FITS with" not in ran.out
     assert "Ways out" in ran.out
 
 

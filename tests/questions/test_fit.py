@@ -1,0 +1,84 @@
+"""Questions of new users about ``fit``, with an expert's verdict, plan and first fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.api.fit import fit
+from planner.api.searched_plan import complexity, searched_plan
+from planner.cli.app import main
+from tests.samples import make_scenario
+
+
+def code_of(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", *words.split()])
+    return int(ended.value.code or 0), capsys.readouterr().out
+
+
+# question, largest peak in GiB that an expert would accept for its plan
+FITS_ANYWAY = [
+    ("llama-2-70b 8xA100-40GB --lora 16", 37.0),  # a 16-bit base of 129 GiB over eight cards
+    ("llama-2-70b 8xA100-40GB --lora 16 --tp 8", 37.0),
+    ("mixtral-8x7b 2x8xA100-80GB --seq-len 4096", 79.0),
+    pytest.param("deepseek-v3 32x8xH800-SXM", 79.0, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("words", "most"), FITS_ANYWAY)
+def test_a_plan_of_the_cluster_fits_where_the_default_does_not(
+    words: str, most: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = code_of(words, capsys)
+    assert code == 0
+    verdict = next(line for line in text.splitlines() if line.startswith("FITS"))
+    assert float(verdict.split("peak ")[1].split(" of")[0]) <= most
+
+
+def test_the_answer_names_the_default_that_does_not_fit() -> None:
+    answer: Any = fit("llama-2-70b", "8xA100-40GB", lora=16)
+    (note,) = [words for words in answer.assumptions if words.startswith("plan --dp")]
+    assert "the default, --dp 8 --zero 3" in note
+    assert answer.to_dict()["fits_with_another_plan"] is False
+
+
+def test_given_parts_are_kept() -> None:
+    answer: Any = fit("llama-2-70b", "8xA100-40GB", lora=16, tensor_parallel=8)
+    assert answer.verdict == "fits"
+    assert answer.plan.tensor_parallel == 8
+
+
+def test_the_simplest_of_equally_fast_plans_is_chosen() -> None:
+    """A plain interleaved pipeline is within 1 % of zero-bubble schedules here."""
+    scenario = make_scenario("llama-2-7b", "8xA100-40GB", seq_len=4096, global_batch_size=8)
+    found = searched_plan(scenario, {"pipeline_parallel": 4})
+    assert found is not None
+    plan, assessment = found
+    rival = searched_plan(scenario, {"pipeline_parallel": 4, "pipeline_schedule": "zbv"})
+    assert rival is not None
+    if rival[1].time.step_seconds < assessment.time.step_seconds:
+        assert complexity(plan) <= complexity(rival[0])
+        assert assessment.time.step_seconds <= 1.01 * rival[1].time.step_seconds
+
+
+PINNED = "llama-3-8b 8xA100-80GB --recompute none --micro-batch-size 16 --dp 8"
+
+
+def test_a_given_plan_that_does_not_fit_says_that_another_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, text = code_of(PINNED, capsys)
+    assert code == 7
+    assert "DOES NOT FIT" in text
+    assert "FITS with another plan on this cluster" in text
+
+
+def test_a_smaller_batch_is_the_first_fix_of_a_large_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, text = code_of("llama-3.2-1b 1xRTX-3090 --micro-batch-size 8", capsys)
+    assert code == 3
+    (first,) = [line for line in text.splitlines() if line.startswith("Ways out")]
+    assert "micro-batch size 1, global batch 1" in first
