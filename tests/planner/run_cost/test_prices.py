@@ -17,6 +17,7 @@ from planner.run_cost.prices import Prices, accelerator_cost, parse_prices, requ
         ("$2.5", Prices(2.5)),
         (3, Prices(3.0)),
         ("L40S=0.9", Prices(None, (("L40S", 0.9),))),
+        ("A100=2", Prices(None, (("A100-SXM-80GB", 2.0),))),
         ("4, l40s=0.9", Prices(4.0, (("L40S", 0.9),))),
     ],
 )
@@ -25,7 +26,7 @@ def test_prices_are_read(given: Any, expected: Prices) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["0", "-1", "two", "nan", "inf", "1e9", "A100=2", "L4OS=2", "=2", "L40S=", "1,2"]
+    "given", ["0", "-1", "two", "nan", "inf", "1e9", "V100=2", "L4OS=2", "=2", "L40S=", "1,2"]
 )
 def test_a_bad_price_is_one_line(given: str) -> None:
     with pytest.raises(InputError) as caught:
