@@ -140,7 +140,7 @@ def _summed_outputs(view: RankView, layers: Sequence[_Layers]) -> Traffic:
     forward = _total(view, (x.collectives.row_sums.times(x.forward) for x in layers))
     backward = _total(view, (x.collectives.inputs.times(x.backward) for x in layers))
     again = _total(view, (x.collectives.recomputed_row_sums.times(x.again) for x in layers))
-    outer = _lookups(view) + float(view.rank.last) + float(view.rank.decoder_stages)
+    outer = view.rank.decoder_stages + (_lookups(view) + float(view.rank.last))
     return forward + backward + again + _hidden_state(view).times(outer)
 
 
@@ -148,7 +148,7 @@ def _gathered_inputs(view: RankView, layers: Sequence[_Layers], options: Traffic
     """Gathered inputs and gradients of outputs, in the precision of c bytes."""
     forward = _total(view, (x.collectives.inputs.times(x.forward + x.again) for x in layers))
     backward = _total(view, (x.collectives.row_sums.times(x.backward) for x in layers))
-    found = forward + backward + _hidden_state(view).times(float(view.rank.decoder_stages))
+    found = forward + backward + _hidden_state(view).times(view.rank.decoder_stages)
     if options.regathers_inputs:
         found += _inputs_of_weight_gradients(view, layers)
     share = (options.gather_bytes or view.compute_bytes) / view.compute_bytes

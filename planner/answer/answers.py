@@ -135,10 +135,12 @@ class FitAnswer(Answer):
         parts = amounts(self.assessment.memory.parts)
         name = max(parts, key=lambda part: parts[part])
         words = f"{name}: {format_bytes(parts[name])}"
-        term = next((t for t in self.step_memory.terms if t.part == name and t.numbers), None)
-        if term is None:
+        terms = [term for term in self.step_memory.terms if term.part == name]
+        if not terms:
             return words
-        return f"{words}; {term.name}: {term.formula} = {term.numbers}"
+        term = max(terms, key=lambda term: term.size)
+        numbers = f" = {term.numbers}" if term.numbers else ""
+        return f"{words}; {term.name}: {term.formula}{numbers}"
 
     def to_svg(self) -> str:
         """Return a drawing of the memory at the moments of a step."""
