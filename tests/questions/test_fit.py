@@ -23,7 +23,8 @@ FITS_ANYWAY = [
     ("llama-2-70b 8xA100-40GB --lora 16", 37.0),  # a 16-bit base of 129 GiB over eight cards
     ("llama-2-70b 8xA100-40GB --lora 16 --tp 8", 37.0),
     ("mixtral-8x7b 2x8xA100-80GB --seq-len 4096", 79.0),
-    ("t5-11b 8xA100-40GB", 39.0),  # an encoder and a decoder, under tensor parallelism
+    # an encoder and a decoder, under tensor parallelism
+    pytest.param("t5-11b 8xA100-40GB", 39.0, marks=pytest.mark.slow),
     pytest.param("deepseek-v3 32x8xH800-SXM", 79.0, marks=pytest.mark.slow),
 ]
 
@@ -85,7 +86,7 @@ def test_a_smaller_batch_is_the_first_fix_of_a_large_one(
     assert "micro-batch size 1, global batch 1" in first
 
 
-@pytest.mark.parametrize("model", ["t5-11b", "llama-3-70b"])
+@pytest.mark.parametrize("model", ["llama-3-70b", pytest.param("t5-11b", marks=pytest.mark.slow)])
 def test_the_largest_term_is_the_largest_of_its_part(model: str) -> None:
     answer: Any = fit(model, "1xA100-40GB")
     line = " ".join(str(answer).split()).split("Largest ")[1].split(" Step ")[0]
