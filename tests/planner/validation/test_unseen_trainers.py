@@ -19,8 +19,8 @@ def rows() -> pd.DataFrame:
 
 @pytest.mark.slow
 def test_what_is_not_priced_says_why(rows: pd.DataFrame) -> None:
-    assert len(rows) == 242
-    assert rows.time_error.notna().sum() == 213
+    assert len(rows) == 236
+    assert rows.time_error.notna().sum() == 207
     whys = rows.skipped[rows.time_error.isna()]
     assert whys.str.contains("is not in the catalogue|is not priced|needs zero_stage 3").all()
 
@@ -41,8 +41,6 @@ def test_megatron_is_met_where_its_groups_stay_in_a_node(rows: pd.DataFrame) -> 
     grid = rows[rows.source_group == "dlperf-megatron-v100"]
     inside = grid[(grid.num_gpus <= 8)]
     assert inside.time_error.abs().median() <= 0.07
-    core = rows[rows.source_group == "flagperf"]
-    assert core.time_error.abs().median() <= 0.07
 
 
 @pytest.mark.slow
