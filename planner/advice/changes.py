@@ -27,6 +27,13 @@ ADAPTER_RANK: Final = 16  # with twice the rank as alpha: the default of --lora
 SMALL_OPTIMIZER: Final[Optimizer] = "adamw_8bit"
 # kinds of changes that invalidate numbers of recomputed layers for each stage
 RESETS_STAGES: Final = ("recompute", "both", "tensor", "pipeline", "context", "search")
+# fields of the plans that are searched first; other values are searched if none of these fits
+SIMPLE: Final[dict[str, Any]] = {
+    "pipeline_schedule": "1f1b",
+    "virtual_stages": 1,
+    "dp_replicate": 1,
+    "recompute_layers": 0,
+}
 CUDA: Final = (
     "Pascal",
     "Volta",
@@ -198,9 +205,13 @@ def _fewest_recomputed(scenario: Scenario, plan: Plan) -> int:
 
 
 def _best(scenario: Scenario, **fixed: Any) -> Plan | None:
-    if scenario.on_gpu and _too_small(scenario, fixed.get("offload", "none")):
+    """Return the fastest of the ``SIMPLE`` plans that fit; if none does, the fastest of all."""
+    if too_small(scenario, fixed.get("offload", "none")):
         return None  # without a search
-    plans = search(scenario, fixed, top=1).plans
+    for pins in ({**SIMPLE, **fixed}, fixed):
+        plans = search(scenario, pins, top=1).plans
+        if plans and fits(scenario, plans[0]):
+            return plans[0]
     return plans[0] if plans else None
 
 
@@ -374,8 +385,10 @@ def least_bytes(scenario: Scenario, offload: Offload = "none") -> float:
     return scenario.model.num_trainable_parameters * (workload.master_bytes + states)
 
 
-def _too_small(scenario: Scenario, offload: Offload = "none") -> bool:
-    """Whether no plan can fit: even ``least_bytes`` exceed the budgets."""
+def too_small(scenario: Scenario, offload: Offload = "none") -> bool:
+    """Whether no plan can fit: even ``least_bytes`` exceed the budgets of all accelerators."""
+    if not scenario.on_gpu:
+        return False
     shared, software = least_bytes(scenario, offload) / scenario.cluster.num_gpus, scenario.software
     runtime = software.memory.context_bytes + software.memory.allocator_slack * shared
     return shared + runtime > budget_bytes(scenario.cluster)

@@ -11,6 +11,7 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.scenario import Scenario
+from planner.advice.changes import too_small
 from planner.assessment.assess import Assessment, assess
 from planner.search.search import search
 
@@ -30,6 +31,8 @@ SCHEDULES_BY_USE: Final = (
 
 def searched_plan(scenario: Scenario, fixed: Mapping[str, Any]) -> tuple[Plan, Assessment] | None:
     """Return the simplest of the fastest plans with the fields in ``fixed``; None: none fits."""
+    if too_small(scenario, fixed.get("offload", "none")):
+        return None  # without a search
     plans = list(search(scenario, fixed, top=COMPARED).plans)
     if not plans:
         return None
