@@ -104,7 +104,7 @@ def test_a_cluster_that_is_not_here_goes_to_a_file(tmp_path: Path) -> None:
     file = plan_file(cluster)
     slow = replace(cluster, accelerator=scaled_rates(cluster.accelerator, 0.8, "slow"))
     run = write_run(tmp_path / "run", file, slow, device="NVIDIA A100")
-    with pytest.raises(InputError, match="name a file .* with -o FILE"):
+    with pytest.raises(InputError, match="name a file for the calibrated cluster with -o FILE"):
         calibrated_by(run)
     output = tmp_path / "ours.toml"
     learnt = calibrated_by(run, output=output)
