@@ -21,7 +21,6 @@ def code_of(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 # question, largest peak in GiB that an expert would accept for its plan
 FITS_ANYWAY = [
     ("llama-2-70b 8xA100-40GB --lora 16", 37.0),  # a 16-bit base of 129 GiB over eight cards
-    ("llama-2-70b 8xA100-40GB --lora 16 --tp 8", 37.0),
     ("mixtral-8x7b 2x8xA100-80GB --seq-len 4096", 79.0),
     # an encoder and a decoder, under tensor parallelism
     pytest.param("t5-11b 8xA100-40GB", 39.0, marks=pytest.mark.slow),
@@ -37,13 +36,7 @@ def test_a_plan_of_the_cluster_fits_where_the_default_does_not(
     assert code == 0
     verdict = next(line for line in text.splitlines() if line.startswith("FITS"))
     assert float(verdict.split("peak ")[1].split(" of")[0]) <= most
-
-
-def test_the_answer_names_the_default_that_does_not_fit() -> None:
-    answer: Any = fit("llama-2-70b", "8xA100-40GB", lora=16)
-    (note,) = [words for words in answer.assumptions if words.startswith("plan --dp")]
-    assert "the default, --dp 8 --zero 3" in note
-    assert answer.to_dict()["fits_with_another_plan"] is False
+    assert "(searched: the default, --dp " in " ".join(text.split())
 
 
 def test_given_parts_are_kept() -> None:

@@ -376,6 +376,7 @@ def test_other_batches_are_searched_anew() -> None:
 # --- the front door and the command line ---
 
 
+@pytest.mark.slow
 def test_one_json_document_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = scenario_with(2e9, model=FEW_LAYERS)
     path = written(tmp_path, scenario, best_of(scenario))
