@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
@@ -266,6 +266,18 @@ def assemble(
         config=config.values,
         assumptions=assumptions,
     )
+
+
+def text_model(
+    config: Config, family: str, defaults: Defaults, read: Callable[[Config], ModelSpec]
+) -> ModelSpec:
+    """Read the ``text_config`` of a model with vision as ``family``; the rest is left out."""
+    values = {**config.read("text_config", dict[str, Any]), "model_type": family}
+    text = Config(values, f"{config.where}: text_config", family, defaults)
+    spec = read(text)
+    config.defaulted.update(text.defaulted)
+    vision = "vision_config is left out: only the text model is counted"
+    return replace(spec, assumptions=(vision, *spec.assumptions))
 
 
 def numbered(prefix: str, count: int) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from msgspec import Meta
 
-from cost_models.model.families.blocks import read_sizes
+from cost_models.model.families.blocks import read_sizes, text_model
 from cost_models.model.families.llama_like import (
     FULL,
     PRE_NORMS,
@@ -134,9 +133,4 @@ def gemma3_text(config: Config) -> ModelSpec:
 
 def gemma3(config: Config) -> ModelSpec:
     """Gemma 3 with vision: the text model only, as ``gemma3_text``."""
-    inner = config.read("text_config", dict[str, Any])
-    values = {**inner, "model_type": "gemma3_text"}
-    text = Config(values, f"{config.where}: text_config", "gemma3_text", GEMMA3)
-    spec = gemma3_text(text)
-    config.defaulted.update(text.defaulted)
-    return replace(spec, assumptions=("vision_config is left out: only the text model is counted",))
+    return text_model(config, "gemma3_text", GEMMA3, gemma3_text)

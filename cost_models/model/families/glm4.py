@@ -12,17 +12,15 @@ from cost_models.model.families.blocks import (
     part,
     read_sizes,
     rotary_fraction,
-    stack,
 )
 from cost_models.model.families.llama_like import (
     PRE_NORMS,
     attention_weights,
     causal_lm,
-    gated_mlp,
     qk_norms,
     rms_norms,
 )
-from cost_models.model.families.mla import mixture
+from cost_models.model.families.mla import dense_then_sparse
 from cost_models.model.families.moe import read_experts
 from cost_models.model.families.phi3 import fused_gate_up
 from cost_models.model.families.reader import (
@@ -120,32 +118,12 @@ def glm4_moe(config: Config) -> ModelSpec:
         weighted_in_fp32=True,
         router_in_fp32=True,
     )
-    dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
-    bias = config.flag("attention_bias")
-
-    def build(is_sparse: bool) -> LayerKind:
-        mlp = (
-            mixture(hidden_size, sparse)
-            if is_sparse
-            else gated_mlp(hidden_size, dense.ffn_hidden_size)
-        )
-        return LayerKind(
-            name="moe" if is_sparse else "dense",
-            attention=attention,
-            feed_forward=sparse if is_sparse else dense,
-            norm="rms",
-            num_norms=2,
-            weights=(
-                *attention_weights(hidden_size, attention, bias=bias),
-                *(qk_norms(attention, qk_norm) if qk_norm else ()),
-                *mlp,
-                *rms_norms(hidden_size, *PRE_NORMS),
-            ),
-        )
-
-    first_sparse = config.index("first_k_dense_replace", MAX_LAYERS)
+    weights = (
+        *attention_weights(hidden_size, attention, bias=config.flag("attention_bias")),
+        *(qk_norms(attention, qk_norm) if qk_norm else ()),
+    )
+    layers = dense_then_sparse(config, sizes, attention, weights, sparse)
     left_out: tuple[str, ...] = ()
     if config.read("num_nextn_predict_layers", whole(0, MAX_LAYERS), 0):
         left_out = ("multi-token prediction layers are left out, as in transformers",)
-    keys = [i >= first_sparse for i in range(sizes.num_layers)]
-    return causal_lm(config, sizes, *stack(keys, build), assumptions=left_out)
+    return causal_lm(config, sizes, *layers, assumptions=left_out)

@@ -17,6 +17,7 @@ from cost_models.model.families.blocks import (
     ordinary_attention,
     read_sizes,
     stack,
+    text_model,
 )
 from cost_models.model.families.llama_like import (
     FULL,
@@ -148,10 +149,4 @@ def _renamed(weight: Any, width: int) -> Any:
 
 def llama4(config: Config) -> ModelSpec:
     """Llama 4 with vision: the text model only, as ``llama4_text``."""
-    inner = config.read("text_config", dict[str, Any])
-    values = {**inner, "model_type": "llama4_text"}
-    text = Config(values, f"{config.where}: text_config", "llama4_text", LLAMA4)
-    spec = llama4_text(text)
-    config.defaulted.update(text.defaulted)
-    vision = "vision_config is left out: only the text model is counted"
-    return replace(spec, assumptions=(vision, *spec.assumptions))
+    return text_model(config, "llama4_text", LLAMA4, llama4_text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cost_models.model.families.blocks import (
+    TransformerSizes,
     Weights,
     ffn_size,
     linear,
@@ -103,8 +104,23 @@ def _deepseek(config: Config, *, mlp_bias: bool, assumptions: tuple[str, ...] = 
         weighted_in_fp32=True,
         router_in_fp32=True,
     )
-    dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
     _only_every_layer(config)
+    weights = _attention_weights(sizes.hidden_size, attention, bias=config.flag("attention_bias"))
+    layers = dense_then_sparse(config, sizes, attention, weights, sparse, mlp_bias=mlp_bias)
+    return causal_lm(config, sizes, *layers, assumptions=assumptions)
+
+
+def dense_then_sparse(
+    config: Config,
+    sizes: TransformerSizes,
+    attention: Attention,
+    attention_weights: Weights,
+    sparse: FeedForward,
+    *,
+    mlp_bias: bool = False,
+) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+    """Return the layers: dense MLPs below ``first_k_dense_replace``, mixtures from there on."""
+    dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
     first_sparse = config.index("first_k_dense_replace", MAX_LAYERS)
 
     def build(is_sparse: bool) -> LayerKind:
@@ -121,14 +137,13 @@ def _deepseek(config: Config, *, mlp_bias: bool, assumptions: tuple[str, ...] = 
             norm="rms",
             num_norms=2,
             weights=(
-                *_attention_weights(hidden_size, attention, bias=config.flag("attention_bias")),
+                *attention_weights,
                 *mlp,
                 *rms_norms(hidden_size, *PRE_NORMS),
             ),
         )
 
-    keys = [i >= first_sparse for i in range(sizes.num_layers)]
-    return causal_lm(config, sizes, *stack(keys, build), assumptions=assumptions)
+    return stack([i >= first_sparse for i in range(sizes.num_layers)], build)
 
 
 def mixture(hidden_size: int, feed_forward: FeedForward, *, mlp_bias: bool = False) -> Weights:
