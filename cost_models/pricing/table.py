@@ -27,7 +27,7 @@ from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.factored import factored, find_projections, mask_of
 from cost_models.plan.plan import PlanTable
-from cost_models.pricing.estimate import block_seconds, block_time, price
+from cost_models.pricing.estimate import block_seconds, block_time, price, price_memory
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import RankSeconds
@@ -81,8 +81,7 @@ def table_memory(
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
     if _few(scenario, table):
-        priced = price(scenario, table.plain())
-        return priced.peak, priced.host
+        return price_memory(scenario, table.plain())
     peak, memory, nvme = (np.empty(len(table)) for _ in range(3))
     for rows, group in _groups(scenario, table):
         peak[rows] = _peaks(scenario, group, enough)
