@@ -1,12 +1,11 @@
-"""Candidate changes to make a plan fit: to the plan, the training or the hardware."""
+"""Candidate changes to make a plan fit, in the order in which people try them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.model.lora import adapted, without_adapters
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Offload, Plan
 from cost_models.plan.workload import Optimizer
@@ -15,25 +14,26 @@ from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import accelerators
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
-from planner.assessment.reach import fits, largest, load, longest_sequence, with_seq_len
-from planner.assessment.verdict import budget_bytes
-from planner.request.command import TAKE_BACK, cluster_argument, rebatch_options, replan_options
-from planner.search.search import search
+from planner.assessment.reach import largest, load, longest_sequence, with_seq_len
+from planner.assessment.verdict import memory_budget
+from planner.request.command import TAKE_BACK, batch_option, cluster_argument, replan_options
+from planner.search.first_plan import FLAT, first_plan, is_complete, too_small
 
 PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"
 MAX_NODES: Final = 1024
-LONG_SEQUENCE: Final = 8192  # tokens; context parallelism is tried from this length on
+CARDS_OF_A_NODE: Final = 8  # in the largest usual server
 ADAPTER_RANK: Final = 16  # with twice the rank as alpha: the default of --lora
 SMALL_OPTIMIZER: Final[Optimizer] = "adamw_8bit"
-# kinds of changes that invalidate numbers of recomputed layers for each stage
-RESETS_STAGES: Final = ("recompute", "both", "tensor", "pipeline", "context", "search")
-# fields of the plans that are searched first; other values are searched if none of these fits
-SIMPLE: Final[dict[str, Any]] = {
-    "pipeline_schedule": "1f1b",
-    "virtual_stages": 1,
-    "dp_replicate": 1,
-    "recompute_layers": 0,
-}
+# fields of a plan that share out its accelerators
+DEGREES: Final = (
+    "data_parallel",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "dp_replicate",
+    "num_microbatches",
+)
 CUDA: Final = (
     "Pascal",
     "Volta",
@@ -65,122 +65,155 @@ OFFLOADED: Final[dict[Offload, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A changed scenario or plan, not priced yet."""
+    """A changed question, not priced yet."""
 
     group: str
-    kind: str  # only the cheapest change of each kind is listed
+    kind: str  # only one change of each kind is listed
     words: str
     options: str  # to append to the user's command
     scenario: Scenario
+    fixed: Mapping[str, Any]  # the given fields of the plan, after the change
+    plan: Plan | None = None  # the only plan of the change; None: it is searched
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A scenario, the given fields of the plan, and the plan that does not fit."""
+
+    scenario: Scenario
     plan: Plan
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def even(self) -> Scenario:
+        """The scenario without numbers of recomputed layers for each stage."""
+        return replace(self.scenario, stage_recompute_layers=None)
+
+    @property
+    def recomputes_some(self) -> bool:
+        """Whether the plan recomputes a given number of layers only."""
+        given = self.scenario.stage_recompute_layers is not None
+        return given or self.fixed.get("recompute_layers", 0) > 0
+
+    def change(self, group: str, kind: str, words: str, options: str, **changed: Any) -> Change:
+        """Return a change of the given fields of the plan.
+
+        A complete plan keeps its other fields; else these are searched anew.
+        """
+        fixed = {**self.fixed, **changed}
+        whole = replace(self.plan, **changed) if is_complete(self.fixed) else None
+        own = self.even if "recompute" in changed else self.scenario
+        return Change(group, kind, words, options, own, fixed, whole)
+
+    def with_scenario(
+        self, group: str, kind: str, words: str, options: str, scenario: Scenario, **changed: Any
+    ) -> Change:
+        """Return a change of the scenario, with changed fields of the plan."""
+        one = self.change(group, kind, words, options, **changed)
+        return replace(one, scenario=scenario)
+
+    def replanned(
+        self, group: str, kind: str, words: str, options: str, scenario: Scenario, plan: Plan
+    ) -> Change:
+        """Return a change to another plan, given as a whole."""
+        again = replan_options(scenario, plan, self.plan, reset_recompute=self.recomputes_some)
+        words_of = f"{options} {again}".strip()
+        return Change(group, kind, words, words_of, scenario, plan.to_dict(), plan)
 
 
-def other_plans(
-    scenario: Scenario, plan: Plan, known_unfit: Sequence[str] = ()
-) -> Iterator[Change]:
+def other_plans(question: Question) -> Iterator[Change]:
     """Yield other plans for the same training on the same accelerators.
 
-    ``known_unfit``: values of Plan.offload for which a search found no plan that fits.
+    Nothing but offload is left where no field of the plan is given: the search tried all others.
     """
-    even = without_own_stages(scenario)
-    if scenario.stage_recompute_layers is not None or plan.offload_device != "cpu":
-        known_unfit = ()  # the earlier search had other constraints
-    some = recomputes_some(scenario, plan)
-
-    def change(kind: str, words: str, options: str, changed: Plan) -> Change:
-        own = even if kind in RESETS_STAGES else scenario
-        return Change(PLAN, kind, words, options, own, changed)
-
-    for recompute in SEARCHED_RECOMPUTE[1:]:
-        changed = replace(plan, recompute=recompute, recompute_layers=0, recompute_every=0)
-        options = f"--recompute {recompute}" + (TAKE_BACK if some else "")
-        yield change("recompute", f"recompute {recompute}", options, changed)
-    if fewest := _fewest_recomputed(even, plan):
-        changed = _recomputing(plan, fewest)
-        options = f"--recompute full --recompute-layers {fewest}"
-        yield change("recompute", f"recompute {fewest} layers of every stage", options, changed)
-    for stage in range(plan.zero_stage + 1, 4):
-        changed = replace(plan, zero_stage=stage)
-        yield change("zero", f"shard more: ZeRO-{stage}", f"--zero {stage}", changed)
-    for size in _divisors(plan.micro_batch_size):
-        count = plan.num_microbatches * plan.micro_batch_size // size
-        changed = replace(plan, micro_batch_size=size, num_microbatches=count)
-        options = f"--micro-batch-size {size} {rebatch_options(scenario, changed, plan)}"
-        yield change("micro-batch", f"micro-batch size {size}", options, changed)
-    if plan.micro_batch_size > 1 and (some or plan.recompute != "full"):
-        changed = replace(
-            plan,
-            micro_batch_size=1,
-            num_microbatches=plan.num_microbatches * plan.micro_batch_size,
-            recompute="full",
-            recompute_layers=0,
-            recompute_every=0,
+    fixed = question.fixed
+    yield from _smaller_micro_batches(question)
+    if "recompute" in fixed:
+        yield from _more_recomputation(question)
+    for stage in range(fixed.get("zero_stage", 3) + 1, 4):
+        options = f"--zero {stage}"
+        yield question.change(PLAN, "zero", f"shard more: ZeRO-{stage}", options, zero_stage=stage)
+    if fixed.get("micro_batch_size", 1) > 1 and "recompute" in fixed:
+        yield _micro_batches_of(
+            question, 1, "both", "micro-batch size 1 and recompute full", **_all_layers()
         )
-        options = (
-            f"--micro-batch-size 1 --recompute full {rebatch_options(scenario, changed, plan)}"
-        )
-        options += TAKE_BACK if some else ""
-        yield change("both", "micro-batch size 1 and recompute full", options, changed)
-    whole = plan if not some else replace(plan, recompute_layers=0, recompute_every=0)
-    for kind, words, changed in _more_parallel(scenario, whole):
-        yield change(
-            kind,
-            words,
-            replan_options(scenario, changed, plan, reset_recompute=some),
-            changed,
-        )
-    offloaded = [replace(plan, offload=more) for more in MORE_OFFLOAD[plan.offload]]
-    for changed in offloaded if scenario.on_gpu else ():
-        options = f"--offload {changed.offload}"
-        yield change("offload", _offload_words(changed.offload), options, changed)
-    if best := None if "none" in known_unfit else _best(even):
-        options = replan_options(scenario, best, plan, reset_recompute=some)
-        yield change("search", "another plan on the same cluster", options, best)
-    elif scenario.on_gpu and not any(fits(scenario, changed) for changed in offloaded):
-        for offload in MORE_OFFLOAD[plan.offload]:
-            if offload in known_unfit:
-                continue
-            best = _best(even, offload=offload, offload_device=plan.offload_device)
-            if best is not None and fits(even, best):
-                words = f"{_offload_words(offload)}, under another plan"
-                yield change(
-                    "search",
-                    words,
-                    replan_options(scenario, best, plan, reset_recompute=some),
-                    best,
-                )
-                return
+    if fixed and question.scenario.layer_ranges is None:
+        found = first_plan(question.even, {}, common_only=True)
+        if found.fits and found.plan is not None:
+            words = "another plan on the same cluster"
+            yield question.replanned(PLAN, "search", words, "", question.even, found.plan)
 
 
-def _offload_words(offload: Offload) -> str:
-    """Describe an offload in words; offloading weights includes gradients and optimizer."""
-    return f"offload {OFFLOADED[offload]} to the host"
+def _all_layers() -> dict[str, Any]:
+    return {"recompute": "full", "recompute_layers": 0, "recompute_every": 0}
 
 
-def _more_parallel(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
-    """Yield plans with more tensor, pipeline or context and less data parallelism."""
-    for ranks in _divisors(plan.data_parallel // plan.dp_replicate, whole=True)[::-1]:
-        if ranks == 1:
-            continue
-        fewer = replace(
-            plan,
-            data_parallel=plan.data_parallel // ranks,
-            num_microbatches=plan.num_microbatches * ranks,
-        )
-        tensor = plan.tensor_parallel * ranks
-        if tensor <= scenario.cluster.gpus_per_node:
-            changed = replace(fewer, tensor_parallel=tensor, sequence_parallel=True)
-            yield "tensor", f"tensor parallel {tensor}", changed
-        pipeline = plan.pipeline_parallel * ranks
-        if scenario.layer_ranges is None and pipeline * plan.virtual_stages <= (
-            scenario.model.num_layers
-        ):
-            changed = replace(fewer, pipeline_parallel=pipeline)
-            yield "pipeline", f"pipeline parallel {pipeline}", changed
-        if scenario.workload.seq_len >= LONG_SEQUENCE:
-            context = plan.context_parallel * ranks
-            changed = replace(fewer, context_parallel=context)
-            yield "context", f"context parallel {context}", changed
+def _smaller_micro_batches(question: Question) -> Iterator[Change]:
+    """Yield smaller given micro-batches, in a larger number."""
+    for size in _divisors(question.fixed.get("micro_batch_size", 1)):
+        yield _micro_batches_of(question, size, "micro-batch", f"micro-batch size {size}")
+
+
+def _micro_batches_of(
+    question: Question, size: int, kind: str, words: str, **changed: Any
+) -> Change:
+    """Return smaller micro-batches of the same global batch."""
+    options = [f"--micro-batch-size {size}"]
+    if changed:
+        options.append("--recompute full" + (TAKE_BACK if question.recomputes_some else ""))
+    options.append(batch_option(question.scenario.workload))
+    fixed = question.fixed
+    if "num_microbatches" in fixed or is_complete(fixed):
+        share = question.plan.micro_batch_size // size
+        changed["num_microbatches"] = question.plan.num_microbatches * share
+        options.append(f"--num-microbatches {changed['num_microbatches']}")
+    changed["micro_batch_size"] = size
+    return question.change(PLAN, kind, words, " ".join(options), **changed)
+
+
+def _more_recomputation(question: Question) -> Iterator[Change]:
+    """Yield more recomputation than given: the least first."""
+    fixed, taken = question.fixed, TAKE_BACK if question.recomputes_some else ""
+    given = SEARCHED_RECOMPUTE.index("full")
+    if fixed["recompute"] in SEARCHED_RECOMPUTE:
+        given = SEARCHED_RECOMPUTE.index(fixed["recompute"])
+    for recompute in SEARCHED_RECOMPUTE[given + 1 : -1]:
+        changed = {**_all_layers(), "recompute": recompute}
+        words, options = f"recompute {recompute}", f"--recompute {recompute}{taken}"
+        yield question.change(PLAN, "recompute", words, options, **changed)
+    if given < SEARCHED_RECOMPUTE.index("full") or question.recomputes_some:
+        if fewest := _fewest_recomputed(question.even, question.plan):
+            yield question.change(
+                PLAN,
+                "recompute",
+                f"recompute {fewest} layers of every stage",
+                f"--recompute full --recompute-layers {fewest}",
+                **{**_all_layers(), "recompute_layers": fewest},
+            )
+        options = f"--recompute full{taken}"
+        yield question.change(PLAN, "recompute", "recompute full", options, **_all_layers())
+
+
+def offloads(question: Question) -> Iterator[Change]:
+    """Yield the offload with which the fastest plan fits that is found."""
+    if not question.scenario.on_gpu:
+        return
+    given: Offload = question.fixed.get("offload", "none")
+    fixed, more = question.fixed, MORE_OFFLOAD[given]
+    if not more:
+        return
+    if not is_complete(fixed):
+        free = {name: value for name, value in fixed.items() if name != "offload"}
+        for pins in ({**FLAT, **free}, free):
+            found = first_plan(question.scenario, pins, more, common_only=True)
+            if found.fits and found.plan is not None:
+                more = (found.plan.offload,)
+                break
+        else:
+            return
+    for offload in more:
+        words = f"offload {OFFLOADED[offload]} to the host"
+        yield question.change(PLAN, "offload", words, f"--offload {offload}", offload=offload)
 
 
 def _divisors(number: int, *, whole: bool = False) -> list[int]:
@@ -204,73 +237,48 @@ def _fewest_recomputed(scenario: Scenario, plan: Plan) -> int:
     return smallest - most if most else 0
 
 
-def _best(scenario: Scenario, **fixed: Any) -> Plan | None:
-    """Return the fastest of the ``SIMPLE`` plans that fit; if none does, the fastest of all."""
-    if too_small(scenario, fixed.get("offload", "none")):
-        return None  # without a search
-    for pins in ({**SIMPLE, **fixed}, fixed):
-        plans = search(scenario, pins, top=1).plans
-        if plans and fits(scenario, plans[0]):
-            return plans[0]
-    return plans[0] if plans else None
-
-
-def without_own_stages(scenario: Scenario) -> Scenario:
-    """Return the scenario without numbers of recomputed layers for each stage."""
-    return replace(scenario, stage_recompute_layers=None)
-
-
-def recomputes_some(scenario: Scenario, plan: Plan) -> bool:
-    """Whether the plan recomputes a given number of layers only."""
-    return plan.recompute_layers > 0 or scenario.stage_recompute_layers is not None
-
-
-def other_trainings(scenario: Scenario, plan: Plan) -> Iterator[Change]:
+def other_trainings(question: Question) -> Iterator[Change]:
     """Yield changed trainings: a smaller batch or optimizer, adapters, shorter sequences."""
+    scenario, plan = question.scenario, question.plan
     workload = scenario.workload
-    yield from _smaller_batches(scenario, plan)
+    yield from _smaller_batches(question)
     if workload.adapter == "none":
         if workload.optimizer in ("adam", "adamw"):
             small = replace(workload, optimizer=SMALL_OPTIMIZER)
-            yield Change(
+            yield question.with_scenario(
                 TRAINING,
                 "optimizer",
                 "an optimizer with 8-bit states",
                 f"--optimizer {SMALL_OPTIMIZER}",
                 replace(scenario, workload=small),
-                plan,
             )
         for adapter in () if workload.freeze else ("lora", "qlora"):
-            yield from _adapters(scenario, plan, adapter)
+            yield from _adapters(question, adapter)
     elif workload.adapter == "lora":
-        yield from _quantised_base(scenario, plan)
+        yield _quantised_base(question)
     if length := longest_sequence(scenario, plan, workload.seq_len - 1):
-        yield Change(
-            TRAINING,
-            "sequence",
-            f"sequences of {length:,} tokens",
-            f"--seq-len {length}",
-            with_seq_len(scenario, length),
-            plan,
-        )
+        words, shorter = f"sequences of {length:,} tokens", with_seq_len(scenario, length)
+        yield question.with_scenario(TRAINING, "sequence", words, f"--seq-len {length}", shorter)
 
 
-def _smaller_batches(scenario: Scenario, plan: Plan) -> Iterator[Change]:
-    """Yield smaller micro-batches in the same number, so that no more gradients are summed up."""
+def _smaller_batches(question: Question) -> Iterator[Change]:
+    """Yield smaller given micro-batches in the same number, so that no gradients are summed up."""
+    scenario, given = question.scenario, question.fixed.get("micro_batch_size", 1)
     workload = scenario.workload
-    for size in _divisors(plan.micro_batch_size):
-        batch = workload.global_batch_size * size // plan.micro_batch_size
-        yield Change(
+    for size in _divisors(given):
+        batch = workload.global_batch_size * size // given
+        yield question.with_scenario(
             TRAINING,
             "batch",
             f"micro-batch size {size}, global batch {batch:,}",
             f"--micro-batch-size {size} --global-batch-size {batch}",
             replace(scenario, workload=replace(workload, global_batch_size=batch)),
-            replace(plan, micro_batch_size=size),
+            micro_batch_size=size,
         )
 
 
-def _adapters(scenario: Scenario, plan: Plan, adapter: str) -> Iterator[Change]:
+def _adapters(question: Question, adapter: str) -> Iterator[Change]:
+    scenario = question.scenario
     experts = any(kind.feed_forward.num_experts for kind in scenario.model.kinds)
     targets, rank = "attention" if experts else scenario.workload.adapter_targets, ADAPTER_RANK
     workload = replace(
@@ -286,66 +294,111 @@ def _adapters(scenario: Scenario, plan: Plan, adapter: str) -> Iterator[Change]:
     except InputError:  # no matrix to adapt
         return
     frozen = "its frozen base in 4 bits" if adapter == "qlora" else "the base frozen"
-    yield Change(
+    yield question.with_scenario(
         TRAINING,
         adapter,
         f"adapters of rank {rank} alone, {frozen}",
         f"--{adapter} {rank}" + (f" --lora-targets {targets}" if experts else ""),
         replace(scenario, model=model, workload=workload),
-        plan,
     )
 
 
-def _quantised_base(scenario: Scenario, plan: Plan) -> Iterator[Change]:
-    """Yield the same adapters on a base in 4 bits."""
+def _quantised_base(question: Question) -> Change:
+    """Return the same adapters on a base in 4 bits."""
+    scenario = question.scenario
     workload = replace(scenario.workload, adapter="qlora")
     every = scenario.software.frozen.quantises_every_matrix
     base = without_adapters(scenario.model)
     model = adapted(base, workload, quantises_every_matrix=every)
-    yield Change(
+    return question.with_scenario(
         TRAINING,
         "qlora",
         "the frozen base in 4 bits, --qlora instead of --lora",
         f"--qlora {workload.adapter_rank}",
         replace(scenario, model=model, workload=workload),
-        plan,
     )
 
 
-def other_hardware(scenario: Scenario, plan: Plan) -> Iterator[Change]:
-    """Yield larger accelerators for the same plan, and more nodes for the best plan."""
-    if not scenario.on_gpu:
-        return
-    yield from _larger_accelerator(scenario, plan)
-    some = recomputes_some(scenario, plan)
-    yield from _more_nodes(without_own_stages(scenario), plan, resets=some)
+def other_hardware(question: Question) -> Iterator[Change]:
+    """Yield larger accelerators, then more of the same: in one node, then more nodes."""
+    if question.scenario.on_gpu:
+        yield from _larger_accelerators(question)
+        yield from _more_accelerators(question)
 
 
-def _larger_accelerator(scenario: Scenario, plan: Plan) -> Iterator[Change]:
-    """Yield the smallest larger accelerator of the catalogue on which the plan fits unchanged."""
-    cluster = scenario.cluster
-    have = cluster.accelerator.memory_capacity.value
-
-    def memory(accelerator: Accelerator) -> float:
-        return accelerator.memory_capacity.value
-
-    for accelerator in sorted(accelerators(), key=memory):
-        if accelerator.device != "gpu" or memory(accelerator) <= 1.05 * have:
+def _larger_accelerators(question: Question) -> Iterator[Change]:
+    """Yield accelerators with more memory that are at least as fast, the smallest memory first."""
+    scenario = question.scenario
+    cluster, precision = scenario.cluster, scenario.workload.precision
+    own = cluster.accelerator
+    for accelerator in sorted(accelerators(), key=_usable):
+        if accelerator.device != "gpu" or _usable(accelerator) <= 1.05 * _usable(own):
             continue
-        if not _same_programs(accelerator, cluster.accelerator):
+        if not _same_programs(accelerator, own) or precision not in accelerator.peak_flops:
             continue
-        if scenario.workload.precision not in accelerator.peak_flops:
+        if accelerator.peak_flops[precision].value < own.peak_flops[precision].value:
             continue
         larger = build_cluster(
             accelerator, num_nodes=cluster.num_nodes, gpus_per_node=cluster.gpus_per_node
         )
-        name = cluster_argument(larger)
         changed = replace(scenario, cluster=larger)
-        if name is not None and fits(changed, plan):
-            words = f"{cluster.num_gpus} {accelerator.name} instead"
-            options = f"{name} {replan_options(scenario, plan, plan)}"
-            yield Change(HARDWARE, "accelerator", words, options, changed, plan)
-            return
+        name = cluster_argument(larger)
+        if name is None or too_small(changed, question.fixed.get("offload", "none")):
+            continue
+        words = f"{cluster.num_gpus} {accelerator.name} instead"
+        options = f"{name} {batch_option(scenario.workload)}"
+        yield question.with_scenario(HARDWARE, "accelerator", words, options, changed)
+
+
+def _usable(accelerator: Accelerator) -> float:
+    return memory_budget(accelerator).size
+
+
+def _more_accelerators(question: Question) -> Iterator[Change]:
+    """Yield clusters of more accelerators, the smallest first; the batch may have to grow."""
+    scenario = question.scenario
+    cluster = scenario.cluster
+    if cluster.levels:
+        return  # undefined for an irregular tree
+    for larger in _larger_clusters(cluster):
+        batch = max(scenario.workload.global_batch_size, larger.num_gpus)
+        workload = replace(scenario.workload, global_batch_size=batch)
+        changed = replace(question.even, cluster=larger, workload=workload)
+        if too_small(changed, question.fixed.get("offload", "none")):
+            continue
+        in_one = larger.num_nodes == cluster.num_nodes
+        words = (
+            f"{larger.gpus_per_node} accelerators a node"
+            if in_one
+            else f"{larger.num_nodes} nodes ({larger.num_gpus} accelerators)"
+        )
+        if batch != scenario.workload.global_batch_size:
+            words += f" and a global batch of {batch:,}"
+        name = cluster_argument(larger)
+        name = name or f"(nodes = {larger.num_nodes} in the cluster's file)"
+        kind = "node" if in_one else "nodes"
+        if not (set(question.fixed) & {*DEGREES, "recompute_layers"}):
+            options = f"{name} {batch_option(workload)}"
+            yield question.with_scenario(HARDWARE, kind, words, options, changed)
+            continue
+        found = first_plan(changed, {}, common_only=True)
+        if found.fits and found.plan is not None:
+            yield question.replanned(HARDWARE, kind, words, name, changed, found.plan)
+
+
+def _larger_clusters(cluster: Cluster) -> Iterator[Cluster]:
+    """Yield clusters with twice the accelerators and so on: full nodes before more nodes."""
+    cards = cluster.gpus_per_node
+    while cluster.num_nodes == 1 and 2 * cards <= CARDS_OF_A_NODE:
+        cards *= 2
+        yield build_cluster(cluster.accelerator, num_nodes=1, gpus_per_node=cards)
+    nodes = 2 * cluster.num_nodes
+    while nodes <= MAX_NODES:
+        if cards == cluster.gpus_per_node:
+            yield resized(cluster, nodes)
+        else:
+            yield build_cluster(cluster.accelerator, num_nodes=nodes, gpus_per_node=cards)
+        nodes *= 2
 
 
 def _same_programs(one: Accelerator, other: Accelerator) -> bool:
@@ -369,48 +422,3 @@ def resized(cluster: Cluster, num_nodes: int) -> Cluster:
     return build_cluster(
         cluster.accelerator, num_nodes=num_nodes, gpus_per_node=cluster.gpus_per_node
     )
-
-
-def least_bytes(scenario: Scenario, offload: Offload = "none") -> float:
-    """Return the least bytes that all accelerators together have to keep, however many they are.
-
-    One copy of the trained weights in the precision of the updates, and the optimizer states,
-    unless they are offloaded.
-    """
-    workload, rule = scenario.workload, OPTIMIZER_TRAITS[scenario.workload.optimizer]
-    if "weights" in offload:
-        return 0.0
-    kept = rule.is_uniform and not rule.paged and "optimizer" not in offload
-    states = workload.state_bytes * rule.states if kept else 0.0
-    return scenario.model.num_trainable_parameters * (workload.master_bytes + states)
-
-
-def too_small(scenario: Scenario, offload: Offload = "none") -> bool:
-    """Whether no plan can fit: even ``least_bytes`` exceed the budgets of all accelerators."""
-    if not scenario.on_gpu:
-        return False
-    shared, software = least_bytes(scenario, offload) / scenario.cluster.num_gpus, scenario.software
-    runtime = software.memory.context_bytes + software.memory.allocator_slack * shared
-    return shared + runtime > budget_bytes(scenario.cluster)
-
-
-def _more_nodes(scenario: Scenario, plan: Plan, *, resets: bool) -> Iterator[Change]:
-    """Yield the fewest nodes, by doubling, with a plan that fits; the batch may have to grow."""
-    if scenario.cluster.levels:
-        return  # undefined for an irregular tree
-    nodes = scenario.cluster.num_nodes * 2
-    while nodes <= MAX_NODES:
-        larger = resized(scenario.cluster, nodes)
-        batch = max(scenario.workload.global_batch_size, larger.num_gpus)
-        workload = replace(scenario.workload, global_batch_size=batch)
-        changed = replace(scenario, cluster=larger, workload=workload)
-        words = f"{nodes} nodes ({larger.num_gpus} accelerators)"
-        if batch != scenario.workload.global_batch_size:
-            words += f" and a global batch of {batch:,}"
-        best = _best(changed)
-        if best is not None and fits(changed, best):
-            name = cluster_argument(larger) or f"(nodes = {nodes} in the cluster's file)"
-            options = f"{name} {replan_options(changed, best, plan, reset_recompute=resets)}"
-            yield Change(HARDWARE, "nodes", words, options, changed, best)
-            return
-        nodes *= 2

@@ -76,9 +76,7 @@ def no_plan(
     ``tried``: more values of Plan.offload that were searched without a result.
     """
     reasons = reasons_of(scenario, result)
-    # a search without pins and requirements need not be repeated
-    known_unfit = () if fixed or require else (*offloads, *tried)
-    ways = () if result.smallest is None else ways_out(scenario, result.smallest, known_unfit)
+    ways = () if result.smallest is None else ways_out(scenario, result.smallest, fixed or {})
     ways = tuple(way for way in ways if satisfies(way, require))
     changes = tuple(smallest_changes(scenario, fixed or {}, require, offloads))
     return Refusal(scenario, result, assumptions, reasons, ways, changes)

@@ -1,23 +1,24 @@
 """Ways out for a plan that does not fit: changes that are priced, and listed only if they fit.
 
-Three groups, in this order: *same training* (only the plan changes), *another training* (adapters,
-an optimizer with smaller states, shorter sequences), *more hardware*. The first and the last group
-are sorted by accelerator seconds per token; only the cheapest way of each kind is listed.
+They come in the order in which people try them: smaller micro-batches, more recomputation, more
+sharding, another split; an optimizer with smaller states, adapters, shorter sequences; offload; a
+larger accelerator, more accelerators in the node, more nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from planner.advice.changes import (
-    HARDWARE,
     PLAN,
-    TRAINING,
     Change,
+    Question,
+    offloads,
     other_hardware,
     other_plans,
     other_trainings,
@@ -25,9 +26,11 @@ from planner.advice.changes import (
 from planner.assessment.assess import Assessment, assess
 from planner.assessment.reach import is_legal
 from planner.request.command import fit_command
+from planner.search.first_plan import FLAT, first_plan, too_small
 
-MOST_OF_GROUP: Final = {PLAN: 4, TRAINING: 4, HARDWARE: 2}
-MOST_WAYS: Final = sum(MOST_OF_GROUP.values())
+MOST_SOFTWARE: Final = 5  # ways on the same accelerators
+MOST_HARDWARE: Final = 2
+MOST_WAYS: Final = MOST_SOFTWARE + MOST_HARDWARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,11 @@ class WayOut:
         return self.to.kind
 
     @property
+    def is_another_plan(self) -> bool:
+        """Whether the same training fits on the same accelerators, without their host."""
+        return self.group == PLAN and self.kind != "offload"
+
+    @property
     def options(self) -> str:
         """The change as options of the command line."""
         return self.to.options
@@ -60,11 +68,12 @@ class WayOut:
     @property
     def command(self) -> str:
         """The command that checks the changed plan."""
-        return fit_command(self.to.scenario, self.to.plan)
+        return fit_command(self.to.scenario, self.plan)
 
     @property
     def plan(self) -> Plan:
         """The changed plan."""
+        assert self.to.plan is not None
         return self.to.plan
 
     @property
@@ -106,52 +115,63 @@ class WayOut:
 
 def check(change: Change) -> WayOut | None:
     """Price one change; None unless it is legal and fits."""
-    if not is_legal(change.scenario, change.plan):
+    scenario, fixed, plan = change.scenario, change.fixed, change.plan
+    if plan is not None:
+        return _fitting(change, plan) if is_legal(scenario, plan) else None
+    if too_small(scenario, fixed.get("offload", "none")):
         return None
-    assessment = assess(change.scenario, change.plan)
-    return WayOut(change, assessment) if assessment.fits else None
+    flat = "pipeline_parallel" not in fixed and scenario.layer_ranges is None
+    if flat:  # few plans, usually enough
+        found = first_plan(scenario, {**FLAT, **fixed}, common_only=True)
+        if found.plan is not None and found.fits:
+            several = scenario.cluster.num_gpus > 1
+            options = f"{change.options} --pp 1" if several else change.options
+            return _fitting(replace(change, options=options), found.plan)
+    found = first_plan(scenario, fixed, common_only=True)
+    return _fitting(change, found.plan) if found.plan is not None and found.fits else None
 
 
-def ways_out(scenario: Scenario, plan: Plan, known_unfit: Sequence[str] = ()) -> tuple[WayOut, ...]:
-    """Return up to MOST_WAYS changes with which a plan fits, cheapest first in every group.
+def _fitting(change: Change, plan: Plan) -> WayOut | None:
+    assessment = assess(change.scenario, plan)
+    return WayOut(replace(change, plan=plan), assessment) if assessment.fits else None
 
-    ``known_unfit``: values of Plan.offload for which a search found no plan that fits.
+
+def ways_out(
+    scenario: Scenario, plan: Plan, fixed: Mapping[str, Any] | None = None
+) -> tuple[WayOut, ...]:
+    """Return up to MOST_WAYS changes with which a plan fits, in the order in which people try them.
+
+    ``plan``: does not fit. ``fixed``: its given fields; None: all of them. At most one change of a
+    kind, each to another plan.
     """
-    plans = _cheapest_of_kinds(other_plans(scenario, plan, known_unfit), plan)
+    question = Question(scenario, plan, plan.to_dict() if fixed is None else fixed)
+    software = (*_first_of_kinds(other_plans(question), MOST_SOFTWARE),)
     # a smaller batch helps where the same batch in smaller micro-batches does not fit
-    kept = any(way.kind == "micro-batch" for way in plans)
-    trainings = (c for c in other_trainings(scenario, plan) if not (kept and c.kind == "batch"))
-    return (
-        *plans,
-        *_in_order(trainings),
-        *_cheapest_of_kinds(other_hardware(scenario, plan), None),
-    )
+    kept = any(way.kind == "micro-batch" for way in software)
+    later = chain(other_trainings(question), offloads(question))
+    wanted = (c for c in later if not (kept and c.kind == "batch"))
+    known = [*software, *_first_of_kinds(wanted, MOST_SOFTWARE - len(software))]
+    hardware = _first_of_kinds(other_hardware(question), MOST_HARDWARE, ("node", "nodes"))
+    return (*known, *hardware)
 
 
-def _cheapest_of_kinds(changes: Iterator[Change], same: Plan | None) -> list[WayOut]:
-    """Return the cheapest way of every kind, the cheapest kinds first, without repeated plans."""
-    best: dict[str, WayOut] = {}
-    for change in changes:
-        if change.plan == same:
+def _first_of_kinds(
+    changes: Iterator[Change], most: int, alternatives: Sequence[str] = ()
+) -> list[WayOut]:
+    """Return the first way of every kind that fits, in order, without repeated plans.
+
+    ``alternatives``: kinds of which only one is listed.
+    """
+    found: dict[str, WayOut] = {}
+    for change in changes if most else ():
+        kind = alternatives[0] if change.kind in alternatives else change.kind
+        if kind in found:
             continue
         way = check(change)
-        if way is None:
+        known = [(other.to.scenario, other.plan) for other in found.values()]
+        if way is None or (way.to.scenario, way.plan) in known:
             continue
-        known = best.get(change.kind)
-        if known is None or way.device_seconds_per_token < known.device_seconds_per_token:
-            best[change.kind] = way
-    ordered = sorted(best.values(), key=lambda way: way.device_seconds_per_token)
-    different: list[WayOut] = []
-    for way in ordered:
-        if way.plan not in [other.plan for other in different] or same is None:
-            different.append(way)
-    return different[: MOST_OF_GROUP[ordered[0].group]] if ordered else []
-
-
-def _in_order(changes: Iterator[Change]) -> list[WayOut]:
-    """Return the first way of every kind that fits, in the order of ``changes``."""
-    found: dict[str, WayOut] = {}
-    for change in changes:
-        if change.kind not in found and (way := check(change)) is not None:
-            found[change.kind] = way
-    return list(found.values())[: MOST_OF_GROUP[TRAINING]]
+        found[kind] = way
+        if len(found) == most:
+            break
+    return list(found.values())

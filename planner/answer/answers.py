@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
-from planner.answer.text import SAME_TRAINING, fit_text, plan_text
+from planner.answer.text import fit_text, plan_text
 from planner.assessment.assess import Assessment, amounts, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.documents import cluster_document, model_document
@@ -57,7 +57,7 @@ class FitAnswer(Answer):
     assessment: Assessment
     assumptions: tuple[str, ...]
     job: TrainingRun | None = None  # if tokens are given
-    known_unfit: tuple[str, ...] = ()  # values of Plan.offload with which no plan fits
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # the given parts of the plan
 
     @property
     def verdict(self) -> str:
@@ -71,12 +71,12 @@ class FitAnswer(Answer):
             return ()
         from planner.advice.ways_out import ways_out
 
-        return ways_out(self.scenario, self.plan, self.known_unfit)
+        return ways_out(self.scenario, self.plan, self.fixed)
 
     @property
     def fits_with_another_plan(self) -> bool:
         """Whether the plan does not fit, and another one fits on the same cluster."""
-        return any(way.group == SAME_TRAINING for way in self.ways_out)
+        return any(way.is_another_plan for way in self.ways_out)
 
     @cached_property
     def reach(self) -> Reach | None:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from cost_models.legality.rules import FEWEST, require_legal
 from cost_models.partition.schedules import default_virtual_stages
-from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan
-from cost_models.scenario import Scenario
+from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
 from planner.answer.answers import FitAnswer
-from planner.assessment.assess import Assessment, assess
+from planner.assessment.assess import assess
 from planner.assessment.host_memory import about_offload
 from planner.request.clusters import cluster_of
 from planner.request.command import describe_plan
@@ -37,6 +36,7 @@ from planner.request.stage_layers import without_list
 from planner.run_cost.failures import training_run_with_notes
 from planner.run_cost.prices import parse_prices
 from planner.run_cost.training_run import parse_run_request
+from planner.search.first_plan import CLOSE, FirstPlan, first_plan, is_complete
 
 if TYPE_CHECKING:
     from planner.serving.fit import ServingAnswer
@@ -48,14 +48,13 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     """Return whether a model trains on a cluster with a plan, and with which margin.
 
     The arguments are the fields of :class:`~planner.request.requests.FitRequest`: a model, a
-    cluster, and options such as ``tensor_parallel=2``. Options that are not given take their
-    documented default: no tensor or pipeline parallelism, data parallelism over all that is left,
-    ZeRO-3 (or what the trainer can), sequence parallelism wherever there is tensor parallelism, one
-    sequence a micro-batch, and the least recomputation that fits. If that plan does not fit, the
-    simplest of the fastest plans with the given options is taken
-    (``planner.api.searched_plan``). ``layers``: those of every stage in order (``"3,5,5,3"``), even
-    ones by default. ``inputs``: arguments of a ``module:package.path:factory``
-    (``"x=float32[B,3,224,224]"``).
+    cluster, and options such as ``tensor_parallel=2``. The parts of the plan that are not given are
+    searched: the verdict is that of the simplest of the fastest common plans
+    (``planner.search.first_plan``), and no plan with the given parts fits where that one does not.
+    Where data parallelism, ZeRO, recomputation and micro-batch size are all given, the plan is
+    complete: other parts take their defaults. ``layers``: those of every stage in order
+    (``"3,5,5,3"``), even ones by default. ``inputs``: arguments of a
+    ``module:package.path:factory`` (``"x=float32[B,3,224,224]"``).
 
     ``tokens`` of a whole run add its days, dollars (``price`` of an accelerator's hour), energy,
     CO2 (``carbon``: grams a kilowatt hour) and share of progress (``failures``) to the answer.
@@ -96,34 +95,18 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         **common,
         **of_layers,
     )
+    if by_stage is not None or fixed.get("recompute_layers"):
+        fixed.setdefault("recompute", "full")  # some layers, so these wholly
     question, plan, assumptions = _default_plan(
         question, fixed, batch_given=request.global_batch_size is not None
     )
     scenario = question.scenario
-    asked = plan
-    some = by_stage is not None or plan.recompute_layers > 0
-    if some and "recompute" not in fixed:
-        asked = replace(plan, recompute="full")  # some layers, so these wholly
-    require_legal(scenario, asked)
-    if "recompute" in fixed:
-        assessment = assess(scenario, plan)
-    elif some:
-        plan, assessment = asked, assess(scenario, asked)
-        assumptions.append("recompute full (default: where --recompute-layers is given)")
-    else:
-        plan, assessment, why = _least_recompute(scenario, plan)
-        assumptions.append(f"recompute {plan.recompute} (default: {why})")
-    known_unfit: tuple[str, ...] = ()
-    if assessment.verdict == "does_not_fit" and not some:
-        from planner.api.searched_plan import searched_plan  # not imported where a default fits
-
-        found = searched_plan(scenario, fixed)
-        if found is not None:
-            note = f"the default, {describe_plan(plan)}, does not fit"
-            plan, assessment = found
-            assumptions = [f"plan {describe_plan(plan)} (searched: {note})"]
-        elif not fixed:
-            known_unfit = ("none",)
+    if not is_complete(fixed):
+        found = first_plan(scenario, fixed)
+        if chosen := found.plan or found.smallest:
+            plan, assumptions = chosen, [_searched(chosen, found)]
+    require_legal(scenario, plan)
+    assessment = assess(scenario, plan)
     assumptions += about_offload(scenario, plan, assessment.host)
     run, said = training_run_with_notes(scenario, plan, assessment, job, prices)
     assumptions += said
@@ -133,7 +116,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         assessment=assessment,
         assumptions=(*question.assumptions, *assumptions),
         job=run,
-        known_unfit=known_unfit,
+        fixed=fixed,
     )
 
 
@@ -160,14 +143,13 @@ def _refuse_serving_options(request: FitRequest) -> None:
         raise InputError(f"{', '.join(asked)}: needs --inference")
 
 
-def _least_recompute(scenario: Scenario, plan: Plan) -> tuple[Plan, Assessment, str]:
-    """Return the plan with the least recomputation that fits, or else with the most."""
-    for recompute in SEARCHED_RECOMPUTE:
-        candidate = replace(plan, recompute=recompute)
-        assessment = assess(scenario, candidate)
-        if assessment.fits:
-            return candidate, assessment, "the least that fits"
-    return candidate, assessment, "nothing fits, so the one that saves most"
+def _searched(plan: Plan, found: FirstPlan) -> str:
+    """Return the assumption about a plan that was searched."""
+    if not found.fits:
+        why = "the one closest to fitting" if found.plan else "the smallest"
+    else:
+        why = f"the simplest of the fastest within {100 * CLOSE:g} %"
+    return f"plan {describe_plan(plan)} (searched: {why} of {found.priced:,} common plans)"
 
 
 def _default_plan(

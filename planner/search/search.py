@@ -73,6 +73,9 @@ class SearchResult:
     counts: Counts
     smallest: Plan | None  # the legal plan with the smallest peak
     illegal_example: Mapping[str, str]  # for each broken rule, its message for one candidate
+    seconds: tuple[float, ...] = ()  # of a step of each plan
+    fits: bool = False  # the plans fit with their whole interval; else they are tight
+    smallest_peak: float = np.inf  # bytes of the smallest plan
 
 
 @fewer_collections()
@@ -131,6 +134,9 @@ def search(
         counts=counts,
         smallest=space.smallest,
         illegal_example=candidates.examples,
+        seconds=tuple(seconds for seconds, *_ in leaders.plans),
+        fits=bool(leaders.plans) and verdict == 0,
+        smallest_peak=space.smallest_peak,
     )
 
 
@@ -147,6 +153,7 @@ class _Space:
     fewest: bool  # the fewest recomputed layers that fit are the best
     every: FullRecompute | None  # plans whose every number of recomputed layers is a candidate
     smallest: Plan | None  # with the smallest peak of all legal plans
+    smallest_peak: float  # bytes
     smaller: bool  # plans with a larger peak than with full recomputation cannot be the best
 
     @classmethod
@@ -165,6 +172,7 @@ class _Space:
         if len(legal) and peak.min() > enough:
             peak, verdicts = verdicts_of(scenario, legal)
         smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
+        smallest_peak = float(np.min(peak, initial=np.inf))
         max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
         varies = varies_layers(scenario, fixed)
         fewest = objective != "memory" and not ranking.front and fewest_layers_are_best(require)
@@ -190,6 +198,7 @@ class _Space:
             fewest=varies and fewest,
             every=every,
             smallest=smallest,
+            smallest_peak=smallest_peak,
             smaller=objective == "memory" and not any(c.of_result for c in require),
         )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from planner.api.searched_plan import complexity, searched_plan
 
 from planner.api.fit import fit
-from planner.api.searched_plan import complexity, searched_plan
 from planner.cli.app import main
 from tests.samples import make_scenario
 
