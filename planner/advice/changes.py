@@ -14,7 +14,7 @@ from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import accelerators
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
-from planner.assessment.reach import largest, load, longest_sequence, with_seq_len
+from planner.assessment.reach import fewest_recomputed, load, longest_sequence, with_seq_len
 from planner.assessment.verdict import memory_budget
 from planner.request.command import TAKE_BACK, batch_option, cluster_argument, replan_options
 from planner.search.first_plan import FLAT, first_plan, is_complete, too_small
@@ -139,7 +139,7 @@ def other_plans(question: Question) -> Iterator[Change]:
         )
     if fixed and question.scenario.layer_ranges is None:
         found = first_plan(question.even, {}, common_only=True)
-        if found.fits and found.plan is not None:
+        if found.plan is not None:
             words = "another plan on the same cluster"
             yield question.replanned(PLAN, "search", words, "", question.even, found.plan)
 
@@ -182,7 +182,7 @@ def _more_recomputation(question: Question) -> Iterator[Change]:
         words, options = f"recompute {recompute}", f"--recompute {recompute}{taken}"
         yield question.change(PLAN, "recompute", words, options, **changed)
     if given < SEARCHED_RECOMPUTE.index("full") or question.recomputes_some:
-        if fewest := _fewest_recomputed(question.even, question.plan):
+        if fewest := fewest_recomputed(question.even, question.plan):
             yield question.change(
                 PLAN,
                 "recompute",
@@ -206,7 +206,7 @@ def offloads(question: Question) -> Iterator[Change]:
         free = {name: value for name, value in fixed.items() if name != "offload"}
         for pins in ({**FLAT, **free}, free):
             found = first_plan(question.scenario, pins, more, common_only=True)
-            if found.fits and found.plan is not None:
+            if found.plan is not None:
                 more = (found.plan.offload,)
                 break
         else:
@@ -220,21 +220,6 @@ def _divisors(number: int, *, whole: bool = False) -> list[int]:
     """Return the divisors of a number, largest first; the number itself only if ``whole``."""
     most = number if whole else number // 2
     return [n for n in range(most, 0, -1) if number % n == 0]
-
-
-def _recomputing(plan: Plan, count: int) -> Plan:
-    return replace(plan, recompute="full", recompute_layers=count, recompute_every=0)
-
-
-def _fewest_recomputed(scenario: Scenario, plan: Plan) -> int:
-    """Return the fewest recomputed layers of every stage that fit (more never need more memory)."""
-    smallest = scenario.model.num_layers // plan.num_stages
-
-    def load_without(layers: int) -> float:
-        return load(scenario, _recomputing(plan, smallest - layers))
-
-    most = largest(load_without, smallest - 1)
-    return smallest - most if most else 0
 
 
 def other_trainings(question: Question) -> Iterator[Change]:
@@ -319,20 +304,17 @@ def _quantised_base(question: Question) -> Change:
     )
 
 
-def other_hardware(question: Question) -> Iterator[Change]:
-    """Yield larger accelerators, then more of the same: in one node, then more nodes."""
-    if question.scenario.on_gpu:
-        yield from _larger_accelerators(question)
-        yield from _more_accelerators(question)
-
-
-def _larger_accelerators(question: Question) -> Iterator[Change]:
+def larger_accelerators(question: Question) -> Iterator[Change]:
     """Yield accelerators with more memory that are at least as fast, the smallest memory first."""
     scenario = question.scenario
+    if not scenario.on_gpu:
+        return
     cluster, precision = scenario.cluster, scenario.workload.precision
     own = cluster.accelerator
+    # the smallest plan needs the same memory everywhere
+    needed = max(1.05, load(scenario, question.plan)) * _usable(own)
     for accelerator in sorted(accelerators(), key=_usable):
-        if accelerator.device != "gpu" or _usable(accelerator) <= 1.05 * _usable(own):
+        if accelerator.device != "gpu" or _usable(accelerator) < needed:
             continue
         if not _same_programs(accelerator, own) or precision not in accelerator.peak_flops:
             continue
@@ -343,7 +325,7 @@ def _larger_accelerators(question: Question) -> Iterator[Change]:
         )
         changed = replace(scenario, cluster=larger)
         name = cluster_argument(larger)
-        if name is None or too_small(changed, question.fixed.get("offload", "none")):
+        if name is None:
             continue
         words = f"{cluster.num_gpus} {accelerator.name} instead"
         options = f"{name} {batch_option(scenario.workload)}"
@@ -354,11 +336,11 @@ def _usable(accelerator: Accelerator) -> float:
     return memory_budget(accelerator).size
 
 
-def _more_accelerators(question: Question) -> Iterator[Change]:
+def more_accelerators(question: Question) -> Iterator[Change]:
     """Yield clusters of more accelerators, the smallest first; the batch may have to grow."""
     scenario = question.scenario
     cluster = scenario.cluster
-    if cluster.levels:
+    if cluster.levels or not scenario.on_gpu:
         return  # undefined for an irregular tree
     for larger in _larger_clusters(cluster):
         batch = max(scenario.workload.global_batch_size, larger.num_gpus)
@@ -366,9 +348,9 @@ def _more_accelerators(question: Question) -> Iterator[Change]:
         changed = replace(question.even, cluster=larger, workload=workload)
         if too_small(changed, question.fixed.get("offload", "none")):
             continue
-        in_one = larger.num_nodes == cluster.num_nodes
+        in_one = larger.num_nodes == 1
         words = (
-            f"{larger.gpus_per_node} accelerators a node"
+            f"{larger.num_gpus} accelerators in one node"
             if in_one
             else f"{larger.num_nodes} nodes ({larger.num_gpus} accelerators)"
         )
@@ -376,14 +358,13 @@ def _more_accelerators(question: Question) -> Iterator[Change]:
             words += f" and a global batch of {batch:,}"
         name = cluster_argument(larger)
         name = name or f"(nodes = {larger.num_nodes} in the cluster's file)"
-        kind = "node" if in_one else "nodes"
         if not (set(question.fixed) & {*DEGREES, "recompute_layers"}):
             options = f"{name} {batch_option(workload)}"
-            yield question.with_scenario(HARDWARE, kind, words, options, changed)
+            yield question.with_scenario(HARDWARE, "nodes", words, options, changed)
             continue
         found = first_plan(changed, {}, common_only=True)
-        if found.fits and found.plan is not None:
-            yield question.replanned(HARDWARE, kind, words, name, changed, found.plan)
+        if found.plan is not None:
+            yield question.replanned(HARDWARE, "nodes", words, name, changed, found.plan)
 
 
 def _larger_clusters(cluster: Cluster) -> Iterator[Cluster]:

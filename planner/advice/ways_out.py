@@ -7,7 +7,7 @@ larger accelerator, more accelerators in the node, more nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
@@ -18,8 +18,9 @@ from planner.advice.changes import (
     PLAN,
     Change,
     Question,
+    larger_accelerators,
+    more_accelerators,
     offloads,
-    other_hardware,
     other_plans,
     other_trainings,
 )
@@ -29,8 +30,7 @@ from planner.request.command import fit_command
 from planner.search.first_plan import FLAT, first_plan, too_small
 
 MOST_SOFTWARE: Final = 5  # ways on the same accelerators
-MOST_HARDWARE: Final = 2
-MOST_WAYS: Final = MOST_SOFTWARE + MOST_HARDWARE
+MOST_WAYS: Final = MOST_SOFTWARE + 2  # a larger accelerator, and more of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ def check(change: Change) -> WayOut | None:
     flat = "pipeline_parallel" not in fixed and scenario.layer_ranges is None
     if flat:  # few plans, usually enough
         found = first_plan(scenario, {**FLAT, **fixed}, common_only=True)
-        if found.plan is not None and found.fits:
+        if found.plan is not None:
             several = scenario.cluster.num_gpus > 1
             options = f"{change.options} --pp 1" if several else change.options
             return _fitting(replace(change, options=options), found.plan)
     found = first_plan(scenario, fixed, common_only=True)
-    return _fitting(change, found.plan) if found.plan is not None and found.fits else None
+    return _fitting(change, found.plan) if found.plan is not None else None
 
 
 def _fitting(change: Change, plan: Plan) -> WayOut | None:
@@ -145,33 +145,28 @@ def ways_out(
     kind, each to another plan.
     """
     question = Question(scenario, plan, plan.to_dict() if fixed is None else fixed)
-    software = (*_first_of_kinds(other_plans(question), MOST_SOFTWARE),)
+    software = _first_of_kinds(other_plans(question), MOST_SOFTWARE)
     # a smaller batch helps where the same batch in smaller micro-batches does not fit
     kept = any(way.kind == "micro-batch" for way in software)
     later = chain(other_trainings(question), offloads(question))
     wanted = (c for c in later if not (kept and c.kind == "batch"))
     known = [*software, *_first_of_kinds(wanted, MOST_SOFTWARE - len(software))]
-    hardware = _first_of_kinds(other_hardware(question), MOST_HARDWARE, ("node", "nodes"))
-    return (*known, *hardware)
+    for changes in (larger_accelerators(question), more_accelerators(question)):
+        known += _first_of_kinds(changes, 1)
+    return tuple(known)
 
 
-def _first_of_kinds(
-    changes: Iterator[Change], most: int, alternatives: Sequence[str] = ()
-) -> list[WayOut]:
-    """Return the first way of every kind that fits, in order, without repeated plans.
-
-    ``alternatives``: kinds of which only one is listed.
-    """
+def _first_of_kinds(changes: Iterator[Change], most: int) -> list[WayOut]:
+    """Return the first way of every kind that fits, in order, without repeated plans."""
     found: dict[str, WayOut] = {}
     for change in changes if most else ():
-        kind = alternatives[0] if change.kind in alternatives else change.kind
-        if kind in found:
+        if change.kind in found:
             continue
         way = check(change)
         known = [(other.to.scenario, other.plan) for other in found.values()]
         if way is None or (way.to.scenario, way.plan) in known:
             continue
-        found[kind] = way
+        found[change.kind] = way
         if len(found) == most:
             break
     return list(found.values())

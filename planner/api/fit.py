@@ -36,7 +36,8 @@ from planner.request.stage_layers import without_list
 from planner.run_cost.failures import training_run_with_notes
 from planner.run_cost.prices import parse_prices
 from planner.run_cost.training_run import parse_run_request
-from planner.search.first_plan import CLOSE, FirstPlan, first_plan, is_complete
+from planner.search.first_plan import FirstPlan, first_plan, is_complete
+from planner.search.simplicity import CLOSE
 
 if TYPE_CHECKING:
     from planner.serving.fit import ServingAnswer
@@ -145,10 +146,7 @@ def _refuse_serving_options(request: FitRequest) -> None:
 
 def _searched(plan: Plan, found: FirstPlan) -> str:
     """Return the assumption about a plan that was searched."""
-    if not found.fits:
-        why = "the one closest to fitting" if found.plan else "the smallest"
-    else:
-        why = f"the simplest of the fastest within {100 * CLOSE:g} %"
+    why = f"the simplest of the fastest within {100 * CLOSE:g} %" if found.plan else "the smallest"
     return f"plan {describe_plan(plan)} (searched: {why} of {found.priced:,} common plans)"
 
 

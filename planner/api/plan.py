@@ -134,7 +134,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
         if places and constraints:  # in an order of its own a plan may be as required
             return _survey(scenarios, survey_request)
         raise no_plan_error([case], survey_request)
-    seen, result = result.plans, replace(result, plans=result.plans[:top])
+    seen, result = result.plans, result.first(top)
     assessments = tuple(found.assessment for found in case.found[:top])
     pinned = any(name in fixed for name in PINNED)
     free = request.objective == "time" and not constraints and not pinned

@@ -98,6 +98,22 @@ def largest_micro_batch(
     return largest(larger, highest)
 
 
+def fewest_recomputed(scenario: Scenario, plan: Plan) -> int:
+    """Return the fewest recomputed layers of every stage that fit (more never need more memory).
+
+    0: none, or all, of the smallest stage's layers.
+    """
+    smallest = scenario.model.num_layers // plan.num_stages
+
+    def load_without(layers: int) -> float:
+        count = smallest - layers
+        some = replace(plan, recompute="full", recompute_layers=count, recompute_every=0)
+        return load(scenario, some)
+
+    most = largest(load_without, smallest - 1)
+    return smallest - most if most else 0
+
+
 def largest(load: Callable[[int], float], highest: int, start: int = 2) -> int:
     """Return the largest number up to ``highest`` whose load is at most 1; 0 if none.
 

@@ -2,48 +2,41 @@
 
 Three searches: without pipelines; with 1F1B pipelines; and, only where neither has a plan that
 fits, all plans of ``search``. So "no plan fits" is exact, and the plan is the best of the common
-ones: other schedules, which ``search`` compares, may be faster.
+ones, recomputing as few layers as fit: ``search`` also compares other schedules, replicas of
+shards, and numbers of recomputed layers under every plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
-from cost_models.plan.plan import Plan
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.options import Declared, declared
+from planner.assessment.reach import fewest_recomputed
 from planner.assessment.verdict import budget_bytes
+from planner.search.partial_recompute import varies_layers
 from planner.search.search import SearchResult, search
+from planner.search.simplicity import CLOSE, COMPARED, simplest_first
 
-CLOSE: Final = 0.01  # plans whose steps differ by less are told apart by their simplicity
-COMPARED: Final = 20  # fastest plans that are compared
 COMMON: Final[dict[str, Any]] = {
     "pipeline_schedule": "1f1b",
     "virtual_stages": 1,
     "dp_replicate": 1,
+    "recompute_layers": 0,
 }
 FLAT: Final[dict[str, Any]] = {"pipeline_parallel": 1}
-# the schedules from the one that every trainer has to those that few have
-SCHEDULES_BY_USE: Final = (
-    "1f1b",
-    "gpipe",
-    "interleaved_1f1b",
-    "zero_bubble",
-    "interleaved_zero_bubble",
-    "zbv",
-    "dualpipev",
-)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstPlan:
     """Result of a quick search."""
 
-    plan: Plan | None  # one that fits, or else a tight one
-    fits: bool  # with its whole interval
+    plan: Plan | None  # fits with its whole interval; None: no plan does
     smallest: Plan | None  # the legal plan with the smallest peak; None: no plan is legal
     priced: int  # plans
 
@@ -71,15 +64,17 @@ def first_plan(
     offloads = [fixed["offload"]] if "offload" in fixed else offloads
     common_only = common_only or all(too_small(scenario, one) for one in offloads)
     found = _searches(scenario, fixed, offloads, common_only=common_only)
-    best = [one for one in found if one.fits] or [one for one in found if one.plans]
+    best = [one for one in found if one.fits]
     pairs = sorted(
         (pair for one in best for pair in zip(one.seconds, one.plans, strict=True)),
         key=lambda pair: pair[0],
     )
     order = simplest_first([seconds for seconds, _ in pairs], [plan for _, plan in pairs])
+    plan = pairs[order[0]][1] if order else None
+    if plan is not None and varies_layers(scenario, fixed):
+        plan = _recomputing_less(scenario, plan)
     return FirstPlan(
-        plan=pairs[order[0]][1] if order else None,
-        fits=any(one.fits for one in found),
+        plan=plan,
         smallest=min(found, key=lambda one: one.smallest_peak).smallest,
         priced=sum(one.counts.priced + one.counts.part_recomputed for one in found),
     )
@@ -92,45 +87,23 @@ def _searches(
     own = "pipeline_parallel" in fixed or scenario.layer_ranges is not None
     spaces: list[Mapping[str, Any]] = [{**COMMON, **({} if own else FLAT), **fixed}]
     if not own and scenario.cluster.num_gpus > 1:
-        spaces.append({**COMMON, "recompute_layers": 0, **fixed})
+        spaces.append({**COMMON, **fixed})
     found = [search(scenario, space, top=COMPARED, offloads=offloads) for space in spaces]
     if not (common_only or any(one.fits for one in found)):
         found.append(search(scenario, fixed, top=COMPARED, offloads=offloads))
     return found
 
 
-def simplest_first(seconds: Sequence[float], plans: Sequence[Plan]) -> list[int]:
-    """Return the order of plans in which the simplest of the fastest comes first.
-
-    ``seconds``: steps, ascending. The fastest: those within ``CLOSE`` of the first. The others keep
-    their order.
-    """
-    near = [row for row, step in enumerate(seconds) if step <= (1.0 + CLOSE) * seconds[0]]
-    if not near:
-        return []
-    first = min(near, key=lambda row: complexity(plans[row]))
-    return [first, *(row for row in range(len(plans)) if row != first)]
-
-
-def complexity(plan: Plan) -> tuple[int, ...]:
-    """Return a key that sorts plans by how much a trainer must support, the least first.
-
-    The pipeline schedule counts first, then the number of axes besides data parallelism, then
-    replicas of shards and recomputation of some layers only.
-    """
-    axes = (
-        plan.tensor_parallel,
-        plan.pipeline_parallel,
-        plan.context_parallel,
-        plan.expert_parallel,
-    )
-    schedule = plan.pipeline_schedule if plan.pipeline_parallel > 1 else "1f1b"
-    return (
-        SCHEDULES_BY_USE.index(schedule),
-        sum(degree > 1 for degree in axes),
-        int(plan.dp_replicate > 1),
-        int(plan.recompute_layers > 0),
-    )
+def _recomputing_less(scenario: Scenario, plan: Plan) -> Plan:
+    """Return the plan with the fewest recomputed layers that fit, if that saves over ``CLOSE``."""
+    if plan.recompute != "full" or plan.recompute_layers:
+        return plan
+    fewest = fewest_recomputed(scenario, plan)
+    if not fewest:
+        return plan
+    fewer = replace(plan, recompute_layers=fewest)
+    before, after = table_steps(scenario, PlanTable.from_plans([plan, fewer]))
+    return fewer if after < (1.0 - CLOSE) * before else plan
 
 
 def least_bytes(scenario: Scenario, offload: str = "none") -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from planner.search.partial_recompute import (
     varies_layers,
 )
 from planner.search.ranking import Ranking
+from planner.search.simplicity import simplest_first
 from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
 
 Floats = NDArray[np.float64]
@@ -76,6 +77,16 @@ class SearchResult:
     seconds: tuple[float, ...] = ()  # of a step of each plan
     fits: bool = False  # the plans fit with their whole interval; else they are tight
     smallest_peak: float = np.inf  # bytes of the smallest plan
+
+    def first(self, number: int) -> SearchResult:
+        """Return the result with the first plans only."""
+        return replace(self, plans=self.plans[:number], seconds=self.seconds[:number])
+
+    def simplest_first(self) -> SearchResult:
+        """Return the result with the simplest of the fastest plans first (``simplest_first``)."""
+        order = simplest_first(self.seconds, self.plans)
+        plans = tuple(self.plans[row] for row in order)
+        return replace(self, plans=plans, seconds=tuple(self.seconds[row] for row in order))
 
 
 @fewer_collections()

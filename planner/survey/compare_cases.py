@@ -26,6 +26,7 @@ from planner.run_cost.failures import TrainingRun, training_run
 from planner.run_cost.prices import Prices, accelerator_cost
 from planner.run_cost.training_run import DAY, RunRequest, StepCost
 from planner.search.search import SearchResult, search
+from planner.search.simplicity import COMPARED, simplest_first
 from planner.search.space import allowed_offloads
 
 OFFLOADED: Final = "offload is allowed (nothing fits without it)"
@@ -177,26 +178,35 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
         scenario,
         request.fixed,
         offloads=request.offloads,
-        top=max(request.top, WIDE) if places else request.top,
+        top=max(request.top, WIDE if places else 0, COMPARED),
         objective="memory" if request.objective == "memory" else "time",
         front=request.pareto is not None,
     )
-    result = run_search(require=require)
+    result = _in_order(run_search(require=require), request)
     if not places:
+        result = result.first(request.top)
         return SurveyCase(assumed, result, found_of(scenario, result, request))
     # another order of ranks may satisfy a constraint on the step
     slower = [one for one in require if not only_breaks(one)]
     wide = result if result.plans or len(slower) == len(require) else run_search(require=slower)
     placed = _placed(scenario, wide.plans, request, require)
-    result = replace(result, plans=result.plans[: request.top])
+    result = result.first(request.top)
     found = (*placed, *found_of(scenario, result, request))[: request.top]
     return SurveyCase(assumed, result, found)
 
 
+def _in_order(result: SearchResult, request: SurveyRequest) -> SearchResult:
+    """Return the plans with the simplest of the fastest first, where the step time ranks them."""
+    return result.simplest_first() if _ranks_by_step(request) else result
+
+
+def _ranks_by_step(request: SurveyRequest) -> bool:
+    return request.objective != "memory" and request.pareto is None
+
+
 def is_placed(scenario: Scenario, request: SurveyRequest) -> bool:
     """Whether the order of ranks is optimised: not on fronts, nor for the objective memory."""
-    by_step = request.objective != "memory" and request.pareto is None
-    return request.places and by_step and can_be_placed(scenario.cluster)
+    return request.places and _ranks_by_step(request) and can_be_placed(scenario.cluster)
 
 
 def _placed(
@@ -290,11 +300,20 @@ def ranked(cases: Sequence[SurveyCase], request: SurveyRequest) -> list[RankedPl
     fitting = [found for found in every if found.fits] or every
     if request.pareto is None:
         fitting.sort(key=sort_key(request))
-        return fitting[: request.top]
+        return _simplest_first(fitting, request)[: request.top]
     first, second = (np.array([f.value(name) for f in fitting]) for name in request.pareto)
     known = np.isfinite(first) & np.isfinite(second)
     front = [row for row in pareto_front(first, second) if known[row]]
     return [fitting[row] for row in front]
+
+
+def _simplest_first(plans: list[RankedPlan], request: SurveyRequest) -> list[RankedPlan]:
+    """Return sorted plans with the simplest of the fastest in the first one's case first."""
+    if not plans or not _ranks_by_step(request):
+        return plans
+    mine = [found for found in plans if found.scenario is plans[0].scenario]
+    first = mine[simplest_first([f.step.seconds for f in mine], [f.plan for f in mine])[0]]
+    return [first, *(found for found in plans if found is not first)]
 
 
 def sort_key(request: SurveyRequest) -> Callable[[RankedPlan], tuple[float, ...]]:
