@@ -211,7 +211,7 @@ def fit_text(
     """Return the answer of ``fit`` as text."""
     memory, fits = assessment.memory, assessment.fits
     lines = [*head(scenario), "", verdict_line(assessment)]
-    if assessment.verdict == "does_not_fit" and any(way.group == SAME_TRAINING for way in ways_out):
+    if assessment.verdict == "does_not_fit" and any(way.is_another_plan for way in ways_out):
         lines += labelled("", "FITS with another plan on this cluster: see Ways out")
     stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
     stages += stage_recompute_options(scenario.stage_recompute_layers)

@@ -47,7 +47,7 @@ def is_complete(fixed: Mapping[str, Any]) -> bool:
 
 
 def _always(one: Declared) -> bool:
-    return one.option is not None and one.option.pasted == "always"
+    return one.option is not None and one.option.pasted == "always" and one.option.of is None
 
 
 def first_plan(

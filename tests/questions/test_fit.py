@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from planner.api.searched_plan import complexity, searched_plan
 
 from planner.api.fit import fit
+from planner.assessment.assess import assess
 from planner.cli.app import main
+from planner.search.search import search
+from planner.search.simplicity import COMPARED, complexity
 from tests.samples import make_scenario
 
 
@@ -35,7 +37,7 @@ def test_a_plan_of_the_cluster_fits_where_the_default_does_not(
     assert code == 0
     verdict = next(line for line in text.splitlines() if line.startswith("FITS"))
     assert float(verdict.split("peak ")[1].split(" of")[0]) <= most
-    assert "(searched: the default, --dp " in " ".join(text.split())
+    assert "(searched: the simplest " in " ".join(text.split())
 
 
 def test_given_parts_are_kept() -> None:
@@ -44,17 +46,16 @@ def test_given_parts_are_kept() -> None:
     assert answer.plan.tensor_parallel == 8
 
 
-def test_the_simplest_of_equally_fast_plans_is_chosen() -> None:
+def test_the_simplest_of_equally_fast_plans_comes_first() -> None:
     """A plain interleaved pipeline is within 1 % of zero-bubble schedules here."""
     scenario = make_scenario("llama-2-7b", "8xA100-40GB", seq_len=4096, global_batch_size=8)
-    found = searched_plan(scenario, {"pipeline_parallel": 4})
-    assert found is not None
-    plan, assessment = found
-    rival = searched_plan(scenario, {"pipeline_parallel": 4, "pipeline_schedule": "zbv"})
-    assert rival is not None
-    if rival[1].time.step_seconds < assessment.time.step_seconds:
-        assert complexity(plan) <= complexity(rival[0])
-        assert assessment.time.step_seconds <= 1.01 * rival[1].time.step_seconds
+    found = search(scenario, {"pipeline_parallel": 4}, top=COMPARED)
+    first = found.simplest_first()
+    assert complexity(first.plans[0]) <= complexity(found.plans[0])
+    assert first.seconds[0] <= 1.01 * found.seconds[0]
+    step = assess(scenario, first.plans[0]).time.step_seconds
+    assert step == pytest.approx(first.seconds[0])
+    assert set(first.plans) == set(found.plans)
 
 
 PINNED = "llama-3-8b 8xA100-80GB --recompute none --micro-batch-size 16 --dp 8"

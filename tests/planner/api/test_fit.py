@@ -20,15 +20,28 @@ from tests.samples import llama, make_scenario
 CLUSTER = "8xA100-80GB"
 
 
+COMPLETE: dict[str, Any] = {
+    "data_parallel": 8,
+    "zero_stage": 0,
+    "recompute": "none",
+    "micro_batch_size": 1,
+}
+
+
 def fit(**options: Any) -> Any:
     return planner.fit(llama(), CLUSTER, seq_len=256, **options)
 
 
 def test_defaults_are_documented_and_said() -> None:
     answer = fit()
-    assert answer.plan == Plan(data_parallel=8, zero_stage=3)
+    assert answer.plan.data_parallel == 8  # a small model
     said = "; ".join(answer.assumptions)
-    for words in ("global_batch_size 8", "precision bf16", "optimizer adamw", "zero_stage 3"):
+    for words in (
+        "global_batch_size 8",
+        "precision bf16",
+        "optimizer adamw",
+        "searched: the simpl",
+    ):
         assert words in said
 
 
@@ -66,20 +79,26 @@ def test_what_is_given_is_not_an_assumption() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"tensor_parallel": 4}, {"data_parallel": 2, "sequence_parallel": True}),
-        ({"tensor_parallel": 4, "data_parallel": 2}, {"zero_stage": 3}),
-        ({"pipeline_parallel": 8}, {"data_parallel": 1, "zero_stage": 0, "num_microbatches": 8}),
-        ({"pipeline_parallel": 2, "virtual_stages": 2}, {"pipeline_schedule": "interleaved_1f1b"}),
+        ({"tensor_parallel": 4, "data_parallel": 2}, {"sequence_parallel": True}),
+        ({"pipeline_parallel": 8, "data_parallel": 1}, {"num_microbatches": 8}),
         (
-            {"pipeline_parallel": 2, "pipeline_schedule": "interleaved_1f1b"},
+            {"pipeline_parallel": 2, "virtual_stages": 2, "data_parallel": 4},
+            {"pipeline_schedule": "interleaved_1f1b"},
+        ),
+        (
+            {
+                "pipeline_parallel": 2,
+                "pipeline_schedule": "interleaved_1f1b",
+                "data_parallel": 4,
+            },
             {"virtual_stages": 2},
         ),
         (
-            {"pipeline_parallel": 2, "pipeline_schedule": "dualpipev"},
+            {"pipeline_parallel": 2, "pipeline_schedule": "dualpipev", "data_parallel": 4},
             {"virtual_stages": 2, "num_microbatches": 4},
         ),
         (
-            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble"},
+            {"pipeline_parallel": 2, "pipeline_schedule": "zero_bubble", "data_parallel": 4},
             {"virtual_stages": 1, "num_microbatches": 2},
         ),
         ({"global_batch_size": 64}, {"num_microbatches": 8}),
@@ -91,6 +110,8 @@ def test_what_is_given_is_not_an_assumption() -> None:
 def test_the_rest_follows_from_what_is_given(
     options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
+    """Data parallelism, ZeRO, recomputation and micro-batch size make a plan complete."""
+    options = {**COMPLETE, **options}
     answer = fit(**options)
     assert {name: getattr(answer.plan, name) for name in expected} == expected
     assert {name: getattr(answer.plan, name) for name in options if hasattr(answer.plan, name)} == {
@@ -108,13 +129,19 @@ def test_the_rest_follows_from_what_is_given(
         ({"tensor_parallel": 8}, "num_kv_heads = 4; legal values: 1, 2, 4"),
         ({"data_parallel": 3}, "8 ranks"),
         ({"tensor_paralel": 2}, "Did you mean tensor_parallel"),
-        ({"global_batch_size": 4}, "global_batch_size"),
+        ({"global_batch_size": 4, "data_parallel": 8}, "global_batch_size"),
         ({"num_microbatches": 3, "global_batch_size": 16}, "= 24, but global_batch_size is 16"),
         (
-            {"pipeline_parallel": 2, "num_microbatches": 1, "zero_stage": 0},
+            {
+                **COMPLETE,
+                "data_parallel": 4,
+                "pipeline_parallel": 2,
+                "num_microbatches": 1,
+                "pipeline_schedule": "1f1b",
+            },
             "num_microbatches >= 2 with pipeline_parallel = 2, got 1",
         ),
-        ({"virtual_stages": 2}, "interleaved_zero_bubble need at least 2 of both"),
+        ({"virtual_stages": 2, **COMPLETE}, "interleaved_zero_bubble need at least 2 of both"),
         ({"seq_len": 100, "tensor_parallel": 8}, "legal values"),
     ],
 )
@@ -132,10 +159,10 @@ def test_the_least_recomputation_that_fits_is_taken() -> None:
         )
 
     assert fitted(1024).plan.recompute == "none"
-    reach = fitted(1024, recompute="none").reach
+    reach = fitted(1024, recompute="none", data_parallel=8).reach
     assert reach is not None
     longest = reach.longest_seq_len
-    more = fitted(longest + 16384)
+    more = fitted(longest + 16384, data_parallel=8)
     assert more.plan.recompute != "none"
     assert more.verdict == "fits"
     pinned = fitted(longest + 16384, recompute="none", data_parallel=8)
@@ -177,22 +204,22 @@ def test_the_search_prices_recomputation_in_parts_where_it_is_pinned() -> None:
 
 
 def test_one_sequence_too_long_does_not_fit_and_the_longest_does() -> None:
-    answer = fit(recompute="none")
+    answer = fit(**COMPLETE)
     assert answer.reach is not None
     longest = answer.reach.longest_seq_len
-    at = planner.fit(llama(), CLUSTER, seq_len=longest, recompute="none")
-    over = planner.fit(llama(), CLUSTER, seq_len=longest + 128, recompute="none")
+    at = planner.fit(llama(), CLUSTER, seq_len=longest, **COMPLETE)
+    over = planner.fit(llama(), CLUSTER, seq_len=longest + 128, **COMPLETE)
     assert at.verdict == "fits"
     assert over.verdict != "fits"
 
 
 def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
-    answer = planner.fit("llama-3.2-1b", CLUSTER, seq_len=2048, recompute="none")
+    answer = planner.fit("llama-3.2-1b", CLUSTER, seq_len=2048, **COMPLETE)
     assert answer.reach is not None
     largest = answer.reach.largest_micro_batch_size
     for size, fits in ((largest, True), (largest + 1, False)):
         again = planner.fit(
-            "llama-3.2-1b", CLUSTER, seq_len=2048, recompute="none", micro_batch_size=size
+            "llama-3.2-1b", CLUSTER, seq_len=2048, **{**COMPLETE, "micro_batch_size": size}
         )
         assert (again.verdict == "fits") == fits
 
@@ -201,7 +228,8 @@ def test_plan_returns_what_search_found_as_a_table() -> None:
     answer = planner.plan(llama(), CLUSTER, seq_len=256, global_batch_size=16, top=5)
     table = answer.table
     assert len(table) == 5
-    assert table["step_seconds"].is_monotonic_increasing
+    assert table["step_seconds"][1:].is_monotonic_increasing  # the first: the simplest
+    assert table["step_seconds"][0] <= 1.01 * table["step_seconds"].min()
     assert table.loc[0, "tensor_parallel"] == answer.best.tensor_parallel
     assert answer.plan_file(2).plan == answer.result.plans[2]
     assert "<pre>" in answer._repr_html_()

@@ -91,7 +91,8 @@ def test_the_search_keeps_the_stages_and_writes_them(tmp_path: Path) -> None:
     file = answer.plan_file()
     assert file.layer_ranges == RANGES
     times = [document.time.step_seconds for document in answer.assessments]
-    assert times == sorted(times)
+    assert times[0] <= 1.01 * min(times)  # the simplest of the fastest
+    assert times[1:] == sorted(times[1:])
     assert file.prediction["time"]["step_seconds"] == times[0]
 
 
