@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
-from cost_models.plan.plan import Plan, Recompute
+from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Optimizer, Precision, Workload
 from cost_models.units import format_bytes
 from hardware_profiles.cluster.schema import Cluster
@@ -18,6 +18,7 @@ from planner.request.command import describe_plan
 from planner.request.executor_process import trace
 from planner.request.pins import pinned_or_default
 from planner.request.scenario import DEFAULT_SOFTWARE, MAX_BATCH, default_precision
+from planner.search.first_plan import is_complete
 from planner.traced.answers import TracedFitAnswer, TracedPlanAnswer, header
 from planner.traced.scenario import (
     TracedAssessment,
@@ -50,7 +51,8 @@ def fit_module(
     """Assess a plan of a module; ``unknown``: options that are invalid for traced modules."""
     _refuse(unknown, model)
     refuse_structure(fixed, model)
-    assumptions: list[str] = []
+    assumptions: list[str] = []  # about the plan
+    given: list[str] = []  # about the question
     value = partial(pinned_or_default, fixed, assumptions)
     ranks = cluster.num_gpus
     data = value("data_parallel", ranks, "all accelerators")
@@ -61,9 +63,9 @@ def fit_module(
     batch = global_batch_size
     if batch is None:
         batch = micro * times * data
-        assumptions.append(f"global_batch_size {batch} (default: one micro-batch for each rank)")
+        given.append(f"global_batch_size {batch} (default: one micro-batch for each rank)")
     zero = value("zero_stage", 3 if ranks > 1 else 0, "shard all that the trainer can")
-    scenario = _scenario(model, cluster, inputs, batch, precision, optimizer, assumptions)
+    scenario = _scenario(model, cluster, inputs, batch, precision, optimizer, given)
     plan = replace(
         Plan(**fixed),
         data_parallel=data,
@@ -71,24 +73,23 @@ def fit_module(
         num_microbatches=times,
         zero_stage=zero,
     )
-    if (why := why_illegal(scenario, plan)) is not None:
+    plans = [] if is_complete(fixed) else candidates(scenario, fixed)
+    if not plans and (why := why_illegal(scenario, plan)) is not None:
         raise InputError(why)
-    assessment = assess_traced(scenario, [plan])[0]
-    if "recompute" not in fixed:
-        choices = [
-            replace(plan, recompute=cast(Recompute, name)) for name in scenario.module.passes
-        ]
-        priced = assess_traced(scenario, choices)
-        good = [i for i, one in enumerate(priced) if one.fits]
-        chosen = good[0] if good else len(priced) - 1
-        plan, assessment = choices[chosen], priced[chosen]
-        why = "the least that fits" if good else "nothing fits, so the one that saves most"
-        assumptions.append(f"recompute {plan.recompute} (default: {why})")
+    priced = assess_traced(scenario, plans or [plan])
+    order = _ranked(priced)
+    found = bool(order) and priced[order[0]].fits
+    chosen = order[0] if found else _smallest(priced)
+    assessment = priced[chosen]
+    if plans:
+        plan = plans[chosen]
+        why = "the fastest that fits" if found else "the smallest"
+        assumptions = [f"plan {describe_plan(plan)} (searched: {why} of {len(plans)})"]
     return TracedFitAnswer(
         scenario=scenario,
         plan=plan,
         assessment=assessment,
-        assumptions=(*scenario.module.notes, *cluster.notes, *assumptions),
+        assumptions=(*scenario.module.notes, *cluster.notes, *given, *assumptions),
     )
 
 
@@ -125,10 +126,10 @@ def plan_module(
         tight=verdicts.count(1),
         fitting=verdicts.count(0),
     )
-    order = _ranked(priced, verdicts)[:top]
+    order = _ranked(priced)[:top]
     cut = None if fixed else best_cut(scenario)
     if not order:
-        smallest = min(range(len(plans)), key=lambda i: priced[i].memory.peak_bytes)
+        smallest = _smallest(priced)
         raise _no_plan(scenario, plans[smallest], priced[smallest], search, notes, cut)
     return TracedPlanAnswer(
         scenario=scenario,
@@ -141,8 +142,14 @@ def plan_module(
     )
 
 
-def _ranked(priced: Sequence[TracedAssessment], verdicts: Sequence[int]) -> list[int]:
+def _smallest(priced: Sequence[TracedAssessment]) -> int:
+    """Return the position of the plan with the smallest peak."""
+    return min(range(len(priced)), key=lambda i: priced[i].memory.peak_bytes)
+
+
+def _ranked(priced: Sequence[TracedAssessment]) -> list[int]:
     """Return positions of the plans that fit (else of tight ones), fastest first."""
+    verdicts = [VERDICTS.index(one.verdict) for one in priced]
     best = min(verdicts)
     kept = [i for i, verdict in enumerate(verdicts) if verdict == best and verdict < 2]
 
