@@ -38,7 +38,7 @@ def row(option: Declared, commands: str) -> str:
     """Return the row of an option."""
     assert option.option is not None
     flags = ", ".join(f"`{flag}`" for flag in option.flags)
-    cells = [flags, commands, option.option.help, default_of(option), option.option.why]
+    cells = [flags, commands, option.help, default_of(option), option.option.why]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -46,7 +46,7 @@ def tables() -> str:
     """Return one table for each group of options."""
     fit, plan = declared(FitRequest), declared(PlanRequest)
     groups: dict[str, list[str]] = {}
-    for name, option in (fit | plan).items():
+    for name, option in (fit | {key: one for key, one in plan.items() if key not in fit}).items():
         if option.option is None or not option.flags:
             continue
         commands = " ".join(word for word, found in (("fit", fit), ("plan", plan)) if name in found)

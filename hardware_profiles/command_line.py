@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -22,7 +23,6 @@ import click
 from hardware_profiles.errors import InputError, ShardplanError, did_you_mean
 from hardware_profiles.options import (
     Declared,
-    Option,
     check_value,
     declare,
     declared,
@@ -30,6 +30,9 @@ from hardware_profiles.options import (
 )
 
 HELP: Final = {"help_option_names": ["-h", "--help"]}
+# titles of the first and of the last group of options
+COMMON: Final = "common"
+OUTPUT: Final = "output"
 
 
 class Interrupted(ShardplanError):
@@ -90,9 +93,40 @@ class Positional(click.Argument):
         super().__init__(decls, **settings)
         self.text = help
 
+    def make_metavar(self, ctx: click.Context) -> str:
+        """Return its word in the usage, in brackets where it may be left out."""
+        word = super().make_metavar(ctx)
+        return word if self.required else f"[{word}]"
+
 
 _WORD: Final = re.compile(r"([A-Za-z][\w-]*)=(.+)", re.DOTALL)
 _SWITCH: Final = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+
+
+class HelpFormatter(click.HelpFormatter):
+    """Help whose words, such as ``hf-trainer-early``, are not broken at their hyphens."""
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 28, col_spacing: int = 2
+    ) -> None:
+        """Write two columns; a longer first cell has a line of its own."""
+        cells = list(rows)
+        first = min(max((len(term) for term, _ in cells), default=0), col_max) + col_spacing
+        width = max(self.width - first - self.current_indent, 10)
+        for term, text in cells:
+            lines = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+            if len(term) + col_spacing > first:
+                lines = ["", *lines]
+            left = f"{'':>{self.current_indent}}{term}"
+            for number, line in enumerate(lines or [""]):
+                start = left if number == 0 else ""
+                self.write(f"{start:<{first + self.current_indent}}{line}".rstrip() + "\n")
+
+
+class HelpContext(click.Context):
+    """Context of a command that formats its help with :class:`HelpFormatter`."""
+
+    formatter_class = HelpFormatter
 
 
 class Command(click.Command):
@@ -102,8 +136,11 @@ class Command(click.Command):
     abbreviation; an option that collects the fields of a dataclass takes those it names.
     """
 
+    context_class = HelpContext
     groups: Mapping[str, str]  # of an option, the title it stands under
     fields: Sequence[Declared] = ()
+    order: Sequence[str] = ()  # of titles; others follow
+    examples: Sequence[str] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read options, arguments, and the words ``name=value`` among them."""
@@ -192,26 +229,48 @@ class Command(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and not isinstance(param, click.Argument):
-                title = self.groups.get(param.name or "", "") or "options"
+                title = self.groups.get(param.name or "", "")
+                title = self._last if title in ("", OUTPUT) else title
                 sections.setdefault(title, []).append(record)
-        for title in sorted(sections, key=lambda title: title == "options"):
-            with formatter.section(title[0].upper() + title[1:]):
-                formatter.write_dl(sections[title])
+        order = (COMMON, *self.order, *(title for title in sections if title != self._last))
+        for title in dict.fromkeys((*order, self._last)):
+            if title in sections:
+                with formatter.section(title[0].upper() + title[1:]):
+                    formatter.write_dl(sections[title])
+
+    @property
+    def _last(self) -> str:
+        """Title of the last group, of options without a title."""
+        return OUTPUT if set(self.groups.values()) - {"", OUTPUT} else "options"
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples as they are typed, then the text at the end."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+        super().format_epilog(ctx, formatter)
 
 
 class LazyGroup(click.Group):
     """Commands that are imported when they are called: a name, its function, a line of help."""
+
+    context_class = HelpContext
 
     def __init__(
         self,
         table: Mapping[str, tuple[str, str]],
         *,
         epilog_of_commands: str | None = None,
+        order: Sequence[str] = (),
+        examples: Mapping[str, Sequence[str]] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         self.table = table
         self.epilog_of_commands = epilog_of_commands
+        self.order = order  # of the titles of options
+        self.examples = examples or {}  # of every command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""
@@ -225,6 +284,7 @@ class LazyGroup(click.Group):
             made = getattr(importlib.import_module(module), function)
             if not isinstance(made, click.Command):
                 made = command(made, name=cmd_name, help=text, epilog=self.epilog_of_commands)
+                made.order, made.examples = self.order, self.examples.get(cmd_name, ())
             self.commands[cmd_name] = made
         return self.commands.get(cmd_name)
 
@@ -250,7 +310,7 @@ class LazyGroup(click.Group):
 
 def command(
     function: Callable[..., Any], *, name: str, help: str, epilog: str | None = None
-) -> click.Command:
+) -> Command:
     """Return the command of a function."""
     hints = get_type_hints(function, include_extras=True)
     parts = [
@@ -279,7 +339,11 @@ def command(
         context_settings=HELP,
     )
     made.fields = [one for one, _ in fields]
-    made.groups = {one.name: one.option.group for one, _ in fields if one.option}
+    made.groups = {
+        one.name: COMMON if one.option.common else one.option.group
+        for one, _ in fields
+        if one.option
+    }
     return made
 
 
@@ -320,7 +384,7 @@ def _parameter(one: Declared, *, strict: bool) -> click.Parameter:
         settings = {} if required else {"default": one.default}
         return Positional(
             [one.name],
-            option.help,
+            one.help,
             metavar=option.flags[0],
             required=required,
             type=kind,
@@ -335,15 +399,18 @@ def _parameter(one: Declared, *, strict: bool) -> click.Parameter:
     elif option.optional_value is not None:
         settings |= {"is_flag": False, "flag_value": option.optional_value}
     if one.type is not bool:
-        settings |= {"type": kind, "metavar": option.metavar}
+        settings |= {"type": kind, "metavar": option.metavar or _metavar(one, kind)}
     flags = option.flags or ((f"{one.flags[0]}"),)
-    return click.Option([*flags, one.name], help=_help(one, option), **settings)
+    return click.Option([*flags, one.name], help=one.help, **settings)
 
 
-def _help(one: Declared, option: Option) -> str:
-    """Return the help with its default filled in."""
-    shown = f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
-    return option.help.replace("{default}", shown)
+def _metavar(one: Declared, kind: Any) -> str | None:
+    """Return the word for the value in the help; None for the type's own."""
+    if isinstance(kind, Value) and one.choices:
+        return None
+    if one.type in (int, float):
+        return "N" if one.type is int else "X"
+    return "NAME" if one.values else None
 
 
 def _type(one: Declared, *, strict: bool) -> Any:

@@ -49,12 +49,17 @@ class Option:
     type is allowed, which the request reads. ``optional_value``: of a flag that is given without a
     value. ``read``: from the word of the command line to a value that bounds alone do not check;
     raises an InputError. ``collects``: a dataclass whose fields may follow the arguments of the
-    command as ``tp=8``; they are added to this option.
+    command as ``tp=8``; they are added to this option. ``common``: the help lists it in its first
+    group. ``values``: the values of a text, or names in it, where the type is not a Literal;
+    ``{values}`` in ``help`` stands for them. ``complete``: from the beginning of a word to the
+    words that a shell proposes.
     """
 
     __slots__ = (
         "as_text",
         "collects",
+        "common",
+        "complete",
         "default",
         "example",
         "flags",
@@ -66,6 +71,7 @@ class Option:
         "pasted",
         "read",
         "short",
+        "values",
         "why",
     )
 
@@ -85,6 +91,9 @@ class Option:
         optional_value: str | None = None,
         read: Callable[[str], Any] | None = None,
         collects: type | None = None,
+        common: bool = False,
+        values: Sequence[str] | Callable[[], Sequence[str]] = (),
+        complete: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
         self.flags = flags
         self.help = help
@@ -100,6 +109,9 @@ class Option:
         self.optional_value = optional_value
         self.read = read
         self.collects = collects
+        self.common = common
+        self.values = values
+        self.complete = complete
 
 
 class Declared(NamedTuple):
@@ -139,6 +151,23 @@ class Declared(NamedTuple):
     def short(self) -> str:
         """Return its name in ``--fix`` and ``--require``."""
         return (self.option and self.option.short) or self.name
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Return the values, or the names in them, that the field may have; () for any."""
+        if self.choices or self.option is None:
+            return self.choices
+        given = self.option.values
+        return tuple(given() if callable(given) else given)
+
+    @property
+    def help(self) -> str:
+        """Return its line of help with the default and the values filled in."""
+        if self.option is None:
+            return ""
+        shown = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        text = self.option.help.replace("{default}", shown)
+        return text.replace("{values}", ", ".join(self.values)) if "{values}" in text else text
 
     def as_option(self, value: Any) -> str:
         """Return the words that set a value on the command line.

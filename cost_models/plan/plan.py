@@ -53,16 +53,9 @@ OFFLOADS: Final[tuple[str, ...]] = get_args(Offload)
 OFFLOAD_DEVICES: Final[tuple[str, ...]] = get_args(OffloadDevice)
 NVME: Final = OFFLOAD_DEVICES.index("nvme")  # code of the column ``offload_device``
 # groups of options, in the order in which a command names them
-PARALLELISM, SHARDING, RECOMPUTATION, ZERO_PLUS_PLUS, OFFLOADING, BATCH = (
-    "parallelism",
-    "sharding",
-    "recomputation",
-    "ZeRO++",
-    "offload",
-    "micro-batches",
-)
+PARALLELISM, MEMORY, TRAINING = "parallelism", "memory", "training"
 Value = TypeVar("Value", int, Any)
-GROUPS: Final = (PARALLELISM, SHARDING, RECOMPUTATION, ZERO_PLUS_PLUS, OFFLOADING, BATCH)
+GROUPS: Final = (PARALLELISM, MEMORY, TRAINING)
 
 
 class Ranks(Generic[Value]):
@@ -134,17 +127,19 @@ class Plan(Ranks[int]):
         Option(
             "--dp",
             short="dp",
-            help="data parallel",
+            common=True,
+            help="data-parallel ranks (default: all that are left)",
             group=PARALLELISM,
             pasted="always",
             default="the remaining accelerators",
         ),
     ] = 1
     tensor_parallel: Annotated[
-        Count, Option("--tp", short="tp", help="tensor parallel", group=PARALLELISM)
+        Count,
+        Option("--tp", short="tp", common=True, help="tensor-parallel ranks", group=PARALLELISM),
     ] = 1
     pipeline_parallel: Annotated[
-        Count, Option("--pp", short="pp", help="pipeline parallel", group=PARALLELISM)
+        Count, Option("--pp", short="pp", common=True, help="pipeline ranks", group=PARALLELISM)
     ] = 1
     virtual_stages: Annotated[
         Count,
@@ -162,7 +157,7 @@ class Plan(Ranks[int]):
         Option(
             "--schedule",
             short="schedule",
-            help="gpipe, 1f1b, zero_bubble, zbv, …",
+            help="pipeline schedule: {values}",
             group=PARALLELISM,
             of="pipeline_parallel",
             pasted="always",
@@ -175,8 +170,9 @@ class Plan(Ranks[int]):
         Option(
             "--zero",
             short="zero",
-            help="ZeRO stage 0 to 3",
-            group=SHARDING,
+            common=True,
+            help="ZeRO stage, 0 to 3; 3 shards weights as FSDP does",
+            group=MEMORY,
             pasted="always",
             default="3, or 0 with one data-parallel rank",
             why="everything is sharded",
@@ -187,7 +183,7 @@ class Plan(Ranks[int]):
         Option(
             "--sp/--no-sp",
             short="sp",
-            help="sequence parallel",
+            help="sequence parallelism: norms and dropout split over the tensor-parallel ranks",
             group=PARALLELISM,
             of="tensor_parallel",
             pasted="always",
@@ -198,8 +194,9 @@ class Plan(Ranks[int]):
     recompute: Annotated[
         Recompute,
         Option(
-            help="none, selective, full, selective_ops; full:1/2: every other layer",
-            group=RECOMPUTATION,
+            common=True,
+            help="{values}; full:1/2: every other layer",
+            group=MEMORY,
             pasted="always",
             default="the least that fits: none, selective, full (full where "
             "`--recompute-layers` is given)",
@@ -215,8 +212,9 @@ class Plan(Ranks[int]):
             "--micro-batch-size",
             "--mbs",
             short="mbs",
+            common=True,
             help="sequences of a micro-batch",
-            group=BATCH,
+            group=TRAINING,
             pasted="always",
         ),
     ] = 1
@@ -225,7 +223,7 @@ class Plan(Ranks[int]):
         Option(
             short="microbatches",
             help="micro-batches of a step",
-            group=BATCH,
+            group=TRAINING,
             pasted="never",
             default="global batch / (micro-batch size × data parallel)",
         ),
@@ -235,39 +233,44 @@ class Plan(Ranks[int]):
         Count, Option(help="HSDP: replicas of the shards", group=PARALLELISM, why="also MiCS")
     ] = 1
     context_parallel: Annotated[  # ranks that share the tokens of a sequence
-        Count, Option("--cp", short="cp", help="context parallel", group=PARALLELISM)
+        Count, Option("--cp", short="cp", help="context-parallel ranks", group=PARALLELISM)
     ] = 1
     context_parallel_method: Annotated[
         ContextMethod,
         Option(
             "--cp-method",
             short="cp_method",
-            help="ring, ulysses, allgather",
+            help="context parallelism by {values}",
             group=PARALLELISM,
             of="context_parallel",
             pasted="always",
         ),
     ] = "ring"
     expert_parallel: Annotated[  # ranks that share the experts of a layer
-        Count, Option("--ep", short="ep", help="expert parallel", group=PARALLELISM)
+        Count, Option("--ep", short="ep", help="expert-parallel ranks", group=PARALLELISM)
     ] = 1
     expert_tensor_parallel: Annotated[  # experts are cut over the tensor-parallel ranks too
         bool,
-        Option("--etp/--no-etp", short="etp", help="expert tensor parallel", group=PARALLELISM),
+        Option(
+            "--etp/--no-etp",
+            short="etp",
+            help="experts cut over the tensor-parallel ranks, or whole",
+            group=PARALLELISM,
+        ),
     ] = True
     offload: Annotated[
         Offload,
         Option(
-            help="none, optimizer, activations, optimizer+activations, weights, …",
-            group=OFFLOADING,
+            help="off the accelerator: {values}",
+            group=MEMORY,
             why="weights include gradients and optimizer; weights and NVMe are priced only",
         ),
     ] = "none"
     offload_device: Annotated[
         OffloadDevice,
         Option(
-            help="device of offloaded optimizer and weights: cpu, nvme",
-            group=OFFLOADING,
+            help="device of offloaded optimizer and weights: {values}",
+            group=MEMORY,
             of="offload",
             why="activations go to host memory",
             example="offload=optimizer,offload_device=nvme",
@@ -279,7 +282,7 @@ class Plan(Ranks[int]):
             metavar="N[,N…]",
             as_text=True,
             help="only the first layers recompute, of every stage (0: all) or of each: 4,2,0,0",
-            group=RECOMPUTATION,
+            group=MEMORY,
             of="recompute",
             default="0: all layers of a stage",
             why="n: the first n of every (virtual) stage are recomputed as `--recompute` says, the "
@@ -294,7 +297,7 @@ class Plan(Ranks[int]):
         Count,
         Option(
             help="ZeRO++: neighbours that share a second copy of weights",
-            group=ZERO_PLUS_PLUS,
+            group=MEMORY,
             why="hpZ: priced only",
         ),
     ] = 1
@@ -302,8 +305,8 @@ class Plan(Ranks[int]):
         bool,
         Option(
             "--quantised-weights/--no-quantised-weights",
-            help="ZeRO++: gathered in int8",
-            group=ZERO_PLUS_PLUS,
+            help="ZeRO++: weights gathered in int8",
+            group=MEMORY,
             why="qwZ: priced only",
         ),
     ] = False
@@ -311,8 +314,8 @@ class Plan(Ranks[int]):
         bool,
         Option(
             "--quantised-gradients/--no-quantised-gradients",
-            help="ZeRO++: exchanged in int4",
-            group=ZERO_PLUS_PLUS,
+            help="ZeRO++: gradients exchanged in int4",
+            group=MEMORY,
             why="qgZ: priced only",
         ),
     ] = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, reduce
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,16 +34,16 @@ from cost_models.serving.activations import (
     score_bytes,
 )
 from cost_models.serving.kv_cache import has_cache, layer_cache_bytes
-from cost_models.serving.number_formats import CACHE_FORMATS, WEIGHT_FORMATS
+from cost_models.serving.number_formats import (
+    CACHE_FORMATS,
+    WEIGHT_FORMATS,
+    KVPrecision,
+    ServingPrecision,
+    WeightPrecision,
+)
 from cost_models.serving.weights import rank_weight_bytes
 from hardware_profiles.software.serving_engine import ServingEngine
 
-ServingPrecision = Literal["bf16", "fp16", "fp32"]
-WeightPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4", "mxfp4"]
-KVPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4"]
-SERVING_PRECISIONS: Final[tuple[str, ...]] = get_args(ServingPrecision)
-WEIGHT_PRECISIONS: Final[tuple[str, ...]] = get_args(WeightPrecision)
-KV_PRECISIONS: Final[tuple[str, ...]] = get_args(KVPrecision)
 SERVING_MOMENTS: Final = ("attention", "feed_forward", "sampling")
 
 

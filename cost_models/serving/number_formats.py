@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from cost_models.model.spec import Weight
 
+ServingPrecision = Literal["bf16", "fp16", "fp32"]
+WeightPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4", "mxfp4"]
+KVPrecision = Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4"]
+SERVING_PRECISIONS: Final[tuple[str, ...]] = get_args(ServingPrecision)
+WEIGHT_PRECISIONS: Final[tuple[str, ...]] = get_args(WeightPrecision)
+KV_PRECISIONS: Final[tuple[str, ...]] = get_args(KVPrecision)
 # parts whose matrices are quantised; embeddings, output projection, router and norms are not (the
 # published AWQ, GPTQ and FP8 checkpoints of Llama and Qwen, ``ignore: [lm_head]``)
 QUANTISED_PARTS: Final = ("attention", "mlp", "experts", "shared_experts")

@@ -25,6 +25,7 @@ class CheckpointOptions:
         Count | None,
         Option(
             metavar="N",
+            common=True,
             group=CHECKPOINTS,
             help="save every N steps and at the end (default: at the end of a resumed run, and "
             "when a run receives a stop signal)",
@@ -50,6 +51,7 @@ class CheckpointOptions:
         str | None,  # AUTO, a run's folder, or a checkpoint
         Option(
             metavar="[DIR|auto]",
+            common=True,
             group=CHECKPOINTS,
             optional_value=AUTO,
             help="go on from the newest complete checkpoint of the --output folder (auto), of "

@@ -10,12 +10,13 @@ from msgspec import Meta
 
 from cost_models.plan.workload import Precision
 from executor.config.bounds import Count
-from executor.config.data_options import SkipBadRows, TextField, Tokenizer
+from executor.config.data_options import DATA, SkipBadRows, TextField, Tokenizer
 from hardware_profiles.cluster.measurement import MAX_PROCESSES
+from hardware_profiles.command_line import OUTPUT
 from hardware_profiles.options import Option
 
-Json = Annotated[bool, Option("--json", help="one JSON document on stdout")]
-Traceback = Annotated[bool, Option("--traceback", help="show where errors arise")]
+Json = Annotated[bool, Option("--json", group=OUTPUT, help="one JSON document on stdout")]
+Traceback = Annotated[bool, Option("--traceback", group=OUTPUT, help="show where errors arise")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,8 @@ class TokenizeOptions:
     text_field: TextField = "text"
     skip_bad_rows: SkipBadRows = False
     vocab_size: Annotated[
-        Count | None, Option(metavar="N", help="allow tokens below N (default: tokenizer's)")
+        Count | None,
+        Option(metavar="N", group=DATA, help="allow tokens below N (default: tokenizer's)"),
     ] = None
     output: Annotated[Path, Option("--output", "-o", metavar="FILE.bin", help="the token file")]
     force: Annotated[bool, Option(help="overwrite the output file")] = False

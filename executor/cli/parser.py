@@ -27,6 +27,29 @@ COMMANDS: Final = {
         "Parameters, saved tensors and operations of a module (JSON).",
     ),
 }
+# at the end of the help of a command
+EXAMPLES: Final = {
+    "run": (
+        "shardplan run plan.json --data corpus.txt --steps 100 -o runs/first",
+        "shardplan run plan.json --dry-run",
+    ),
+    "tokenize": (
+        "shardplan tokenize corpus.txt -o corpus.bin",
+        "shardplan tokenize rows.jsonl --text-field body -o rows.bin",
+    ),
+    "export": (
+        "shardplan export runs/first -o weights",
+        "shardplan export runs/first -o half --dtype bfloat16",
+    ),
+    "measure": (
+        "python -m executor measure --processes 2",
+        "python -m executor measure --json",
+    ),
+    "trace": (
+        "python -m executor trace module:models.net:build --input x=float32[B,8]",
+        "python -m executor trace module:models.net:build --device cuda",
+    ),
+}
 OWN_COMMANDS: Final = ("measure", "trace")  # of the executor, not of shardplan
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 our bug (--traceback shows it), 2 bad input, 5 the run failed or "
@@ -42,6 +65,7 @@ def parse(words: Sequence[str]) -> Options:
     app = LazyGroup(
         COMMANDS,
         epilog_of_commands=EXIT_CODES,
+        examples=EXAMPLES,
         name="shardplan",
         help="Run a plan.",
         epilog=EXIT_CODES,

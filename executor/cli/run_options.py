@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from executor.checkpoint.options import CheckpointOptions
 from executor.cli.options import Json, Traceback
 from executor.config.bounds import Count, Natural, Seconds
-from executor.config.data_options import DATA, DataOptions
+from executor.config.data_options import DataOptions
 from executor.config.training_options import WATCHING, TrainingOptions
 from executor.multinode.nodes import NodeSettings
 from executor.processes.reporter import FAILURES, Supervision
@@ -19,8 +19,7 @@ from hardware_profiles.options import Option
 
 DRY_STEPS: Final = 2  # the second one has optimizer states, as every later one
 # titles of the options in the help
-RUN: Final = "the run"
-MACHINES: Final = "several machines"
+MACHINES: Final = "launch, and several machines"
 
 
 class Rendezvous(NamedTuple):
@@ -105,7 +104,7 @@ class RunOptions:
         list[str] | None,
         Option(
             metavar="PATH|synthetic",
-            group=DATA,
+            group=WATCHING,
             help="as --data: report loss and perplexity on it",
         ),
     ] = None
@@ -117,22 +116,28 @@ class RunOptions:
     verify: Annotated[
         bool,
         Option(
-            group=RUN,
+            common=True,
             help="instead of training, compare loss and gradients with a single process",
         ),
     ] = False
     dry_run: Annotated[
         bool,
-        Option(group=RUN, help="build everything, run and measure two steps, write nothing"),
+        Option(common=True, help="build everything, run and measure two steps, write nothing"),
     ] = False
     output: Annotated[
         Path | None,
-        Option(metavar="DIR", group=RUN, help="for run.json (default: runs/<date-time>)"),
+        Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            common=True,
+            help="for run.json (default: runs/<date-time>)",
+        ),
     ] = None
     launcher: Annotated[
         Literal["torchrun", "fork"],
         Option(
-            group=RUN,
+            group=MACHINES,
             help="how ranks start (default: {default}; fork: on a CPU only, quicker, same result)",
         ),
     ] = "torchrun"

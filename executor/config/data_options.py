@@ -36,6 +36,7 @@ class DataOptions:
         Option(
             "--data",
             metavar="PATH[:WEIGHT]",
+            common=True,
             group=DATA,
             help="a file or folder of text, JSONL, Parquet or tokens (may be repeated, for a "
             "mixture), or the word synthetic (default)",

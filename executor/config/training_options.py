@@ -11,17 +11,18 @@ from hardware_profiles.options import Option
 
 # titles of the options in the help
 TRAINING: Final = "training"
-SPEED: Final = "speed"
-WATCHING: Final = "watching"
+WATCHING: Final = "evaluation and metrics"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
     """Training options of one run; the same on every rank."""
 
-    steps: Annotated[Count, Option(group=TRAINING, help="default: {default}")] = 20
+    steps: Annotated[Count, Option(common=True, group=TRAINING, help="default: {default}")] = 20
     seed: Annotated[Natural, Option(group=TRAINING, help="default: {default}")] = 0
-    learning_rate: Annotated[Rate, Option(group=TRAINING, help="peak (default: {default})")] = 1e-3
+    learning_rate: Annotated[
+        Rate, Option(common=True, group=TRAINING, help="peak (default: {default})")
+    ] = 1e-3
     lr_schedule: Annotated[
         Schedule,
         Option(
@@ -62,7 +63,7 @@ class TrainingOptions:
     compile: Annotated[
         bool,
         Option(
-            group=SPEED,
+            group=TRAINING,
             help="torch.compile the layers (runs eagerly, with a note, where no compiler is found)",
         ),
     ] = False

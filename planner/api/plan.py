@@ -12,11 +12,11 @@ from hardware_profiles.options import check_value
 from planner.answer.answers import PlanAnswer
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import WIDE, best_placed, can_be_placed
+from planner.request.choices import FINDS, OBJECTIVES, Objective
 from planner.request.clusters import clusters_of
 from planner.request.constraints import parse_requirements, require_consistent
 from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.model import model_of
-from planner.request.objectives import OBJECTIVES, Objective
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.requests import (
     AdapterOptions,
@@ -43,7 +43,7 @@ from planner.survey.cases import (
     sizes_of,
 )
 from planner.survey.compare_cases import SurveyRequest, offloads_of, ranked, survey
-from planner.survey.inverse import FINDS, InverseAnswer, answer_inverse, models_of
+from planner.survey.inverse import InverseAnswer, answer_inverse, models_of
 from planner.traced.answers import TracedPlanAnswer
 from planner.traced.fit_and_plan import plan_module
 

@@ -14,6 +14,7 @@ import click
 
 from hardware_profiles.command_line import HELP, Interrupted, LazyGroup, usage_error
 from hardware_profiles.errors import ShardplanError
+from planner.cli.examples import EXAMPLES
 from planner.cli.outputs import say
 
 # name: module and function, and the line of help; a module is imported when its command is called
@@ -67,6 +68,16 @@ COMMANDS: Final = {
         "Improve predictions for a cluster: from runs, or by a new measurement of this machine.",
     ),
 }
+# titles of the options in the help; common ones come first, those of the output last
+ORDER: Final = (
+    "search",
+    "training",
+    "parallelism",
+    "memory",
+    "adapters and frozen parts",
+    "serving",
+    "whole run",
+)
 
 
 def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -91,6 +102,8 @@ def _completion(context: click.Context, _: click.Parameter, shell: str | None) -
 
 app = LazyGroup(
     COMMANDS,
+    order=ORDER,
+    examples=EXAMPLES,
     name="shardplan",
     help="Will it fit, what is the best plan, run it.",
     epilog="Exit codes: 0 yes, 1 our bug, 2 bad input, 3 does not fit or no legal plan, "

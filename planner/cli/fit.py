@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from hardware_profiles.command_line import OUTPUT
 from hardware_profiles.options import Option
 from planner.cli.options import Force, Json
 from planner.cli.outputs import print_answer, say
@@ -17,11 +18,17 @@ EXIT_ANOTHER_PLAN = 7  # the given plan does not fit, another one does
 def fit(
     request: FitRequest,
     explain: Annotated[
-        bool, Option("--explain", help="explain the peak, moment by moment")
+        bool, Option("--explain", group=OUTPUT, help="explain the peak, moment by moment")
     ] = False,
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="draw the moments of a step: FILE.html or FILE.svg"),
+        Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            group=OUTPUT,
+            help="draw the moments of a step: FILE.html or FILE.svg",
+        ),
     ] = None,
     force: Force = False,
     json: Json = False,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from hardware_profiles.command_line import OUTPUT
 from hardware_profiles.options import Option
 
-Json = Annotated[bool, Option("--json", help="one JSON document on stdout")]
-Force = Annotated[bool, Option("--force", help="overwrite the output file")]
+Json = Annotated[bool, Option("--json", group=OUTPUT, help="one JSON document on stdout")]
+Force = Annotated[bool, Option("--force", group=OUTPUT, help="overwrite the output file")]
 PlanPath = Annotated[Path, Option("PLAN", help="a plan.json")]

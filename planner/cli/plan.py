@@ -15,7 +15,10 @@ from planner.request.requests import PlanRequest
 def plan(
     request: PlanRequest,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="write the best plan to this file")
+        Path | None,
+        Option(
+            "--output", "-o", metavar="FILE", common=True, help="write the best plan to this file"
+        ),
     ] = None,
     force: Force = False,
     json: Json = False,

@@ -7,18 +7,15 @@ accelerators.
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
-
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.plan.plan import PlanTable
 from cost_models.scenario import Scenario
+from planner.request.choices import Objective
 
 Floats = NDArray[np.float64]
-Objective = Literal["time", "cost", "memory", "energy"]
-OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 
 
 def sort_keys(objective: Objective, step: Floats, peak: Floats) -> tuple[Floats, Floats]:

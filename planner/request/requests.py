@@ -11,24 +11,45 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, ParamSpec, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    ParamSpec,
+    TypeVar,
+    get_args,
+)
 
 from msgspec import Meta
 
-from cost_models.plan.plan import Plan
-from cost_models.plan.workload import Batch, SeqLen
+from cost_models.plan.plan import PARALLELISM, TRAINING, Plan
+from cost_models.plan.workload import (
+    NAMED,
+    TARGET_NAMES,
+    AdapterTargets,
+    AttentionKernel,
+    Batch,
+    KeptPrecision,
+    Optimizer,
+    Precision,
+    Quantisation,
+    SeqLen,
+)
+from cost_models.serving.number_formats import KV_PRECISIONS, WEIGHT_PRECISIONS
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.options import Declared, Option, declared, optional, read_texts
+from hardware_profiles.software.trainer import profile_names
+from planner.request.choices import ALLOWED, FINDS, OBJECTIVES
 from planner.request.clusters import ClusterLike
 from planner.request.model import ModelLike
 
-TRAINING: Final = "training"
 TUNING: Final = "adapters and frozen parts"
-MODULE: Final = "traced modules"
 WHOLE_RUN: Final = "whole run"
 SEARCH: Final = "search"
-INFERENCE: Final = "inference"
+INFERENCE: Final = "serving"
 
 if TYPE_CHECKING:
 
@@ -70,6 +91,7 @@ class CommonOptions:
     global_batch_size: Annotated[
         Batch | None,
         Option(
+            common=True,
             help="sequences of one optimizer step",
             group=TRAINING,
             default="`plan`: one sequence for each accelerator; `fit`: micro-batch × data parallel "
@@ -81,7 +103,9 @@ class CommonOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="bf16, fp16, fp32, tf32, fp64, fp8 (plan: bf16,fp8 takes the better)",
+            common=True,
+            values=get_args(Precision),
+            help="{values} (plan: bf16,fp8 takes the better)",
             group=TRAINING,
             default="bf16 if the accelerator has it, else fp16, else fp32; fp32 on a CPU",
             why="16-bit compute with fp32 master weights. tf32, in memory as fp32, is priced only; "
@@ -93,14 +117,27 @@ class CommonOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="adamw, sgd, adafactor, lion, muon, adamw_8bit, …",
+            values=get_args(Optimizer),
+            help="{values}",
             group=TRAINING,
             default="adamw",
-            why="two fp32 states a parameter. Others: sgd, sgd_momentum, adam, lamb, lion, "
-            "adafactor, adafactor_momentum, muon, adamw_8bit, paged_adamw, paged_adamw_8bit "
+            why="two fp32 states a parameter "
             "(`cost_models/memory/optimizer_states.py` lists the states of each, with its source)",
         ),
     ] = None
+
+
+def layers_in(group: str) -> Option:
+    """Return the option that gives the layers of every stage."""
+    return Option(
+        metavar="N[,N…]",
+        as_text=True,
+        help="layers of every stage in order: 3,5,5,3 (default: even)",
+        group=group,
+        default="as even as possible",
+        why="extra layers go to the middle stages: the first stage holds the embedding, "
+        "the last the head",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +147,7 @@ class LayerOptions:
     seq_len: Annotated[
         SeqLen | None,
         Option(
+            common=True,
             help="tokens of a sequence: 4096, 8k",
             group=TRAINING,
             default="the model's longest, at most 4096",
@@ -121,7 +159,8 @@ class LayerOptions:
         Option(
             "--optimizer-precision",
             metavar="NAME",
-            help="optimizer states: auto (as the updated weights), fp32, bf16",
+            values=get_args(KeptPrecision),
+            help="optimizer states: {values} (auto: as the updated weights)",
             group=TRAINING,
             default="auto: as the updated weights",
             why="fp32 states, or 16-bit ones without master weights",
@@ -131,7 +170,8 @@ class LayerOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="gradients: auto (the trainer's), fp32, bf16",
+            values=get_args(KeptPrecision),
+            help="gradients: {values} (auto: the trainer's)",
             group=TRAINING,
             default="auto: the trainer's precision (its software profile)",
         ),
@@ -151,7 +191,8 @@ class LayerOptions:
         Option(
             "--attention",
             metavar="NAME",
-            help="flash, eager",
+            values=get_args(AttentionKernel),
+            help="attention kernel: {values}",
             group=TRAINING,
             default="flash",
             why="torch's scaled_dot_product_attention",
@@ -161,7 +202,8 @@ class LayerOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="trainer that is priced: shardplan, megatron, …",
+            values=profile_names,
+            help="trainer that is priced: {values}",
             group=TRAINING,
             default="shardplan",
             why="the bundled executor. `megatron` is Megatron-LM of 2021–22; "
@@ -176,7 +218,8 @@ class LayerOptions:
         str | None,
         Option(
             metavar="PART[,PART…]",
-            help="frozen parts: embedding, head, norms, layers:0-15, all-but-head",
+            values=NAMED,
+            help="frozen parts: {values}, layers:0-15",
             group=TUNING,
             default="nothing",
             why="all weights are trained. Frozen parts (`head`: its norm too) stay in the "
@@ -184,18 +227,7 @@ class LayerOptions:
             "axis; a stage of a pipeline needs something to train",
         ),
     ] = None
-    layers: Annotated[
-        str | Sequence[int] | None,
-        Option(
-            metavar="N[,N…]",
-            as_text=True,
-            help="layers of every stage in order: 3,5,5,3 (default: even)",
-            group="parallelism",
-            default="as even as possible",
-            why="extra layers go to the middle stages: the first stage holds the embedding, "
-            "the last the head",
-        ),
-    ] = None
+    layers: Annotated[str | Sequence[int] | None, layers_in(PARALLELISM)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,11 +236,16 @@ class AdapterOptions:
 
     lora: Annotated[
         int | None,
-        Option(metavar="RANK", help="train adapters of this rank on a frozen base", group=TUNING),
+        Option(
+            metavar="RANK",
+            common=True,
+            help="train adapters of this rank on a frozen base",
+            group=TUNING,
+        ),
     ] = None
     qlora: Annotated[
         int | None,
-        Option(metavar="RANK", help="the same, the frozen base in 4 bits", group=TUNING),
+        Option(metavar="RANK", help="as --lora, the frozen base in 4 bits", group=TUNING),
     ] = None
     lora_alpha: Annotated[
         float | None,
@@ -222,7 +259,8 @@ class AdapterOptions:
         str | None,
         Option(
             metavar="NAMES",
-            help="matrices with adapters: all, attention, or q,k,v,o,gate,up,down",
+            values=(*get_args(AdapterTargets), *TARGET_NAMES),
+            help="matrices with adapters: {values}",
             group=TUNING,
             default="all",
             why="the matrices of attention and MLP; mixtures of experts: attention, or names such "
@@ -233,7 +271,8 @@ class AdapterOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="frozen matrices of --qlora: nf4, nf4_double, int8, int4",
+            values=get_args(Quantisation),
+            help="frozen matrices of --qlora: {values}",
             group=TUNING,
             default="nf4: 4 bits and an fp32 scale for each block of 64",
             why="as the executor trains; nf4_double, int8 and int4 (groups of 128, GPTQ) are "
@@ -251,8 +290,9 @@ class ModuleOptions:
         Option(
             "--input",
             metavar="NAME=DTYPE[B,…]",
-            help="an argument of the module, such as x=float32[B,3,224,224] (may be repeated)",
-            group=MODULE,
+            help="of a module:…:factory: an argument, such as x=float32[B,3,224,224] (may be "
+            "repeated)",
+            group=TRAINING,
             default="`example_inputs(batch_size)` next to the factory; of a transformers module a "
             "guess from its config, which the answer names",
             why="`docs/any_module.md`",
@@ -349,7 +389,8 @@ class ServingOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="precision of the cache: bf16, fp16, fp32, fp8, int8, int4",
+            values=KV_PRECISIONS,
+            help="precision of the cache: {values}",
             group=INFERENCE,
             default="as `--precision`",
             why="vLLM's `--kv-cache-dtype auto`",
@@ -359,7 +400,8 @@ class ServingOptions:
         str | None,
         Option(
             metavar="NAME",
-            help="format of the weights: bf16, fp16, fp32, fp8, int8, int4, mxfp4",
+            values=WEIGHT_PRECISIONS,
+            help="format of the weights: {values}",
             group=INFERENCE,
             default="the format in which the weights are published (`quantization_config`: fp8, "
             "mxfp4, gptq, awq), else `--precision`",
@@ -392,8 +434,14 @@ class FitRequest(
     """Whether a plan of a model fits a cluster."""
 
     inference: Annotated[
-        bool, Option("--inference", help="serve it, instead of training", group=INFERENCE)
+        bool,
+        Option("--inference", common=True, help="serve it, instead of training", group=INFERENCE),
     ] = False
+
+
+def pinnable() -> list[str]:
+    """Return the names of the parts of a plan in ``--fix``."""
+    return [one.short for one in declared(Plan).values() if one.option is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,16 +453,28 @@ class SearchOptions:
         Option(
             metavar="NAME=VALUE,…",
             as_text=True,
-            help="pin parts of the plan: tp=2,pp=2,zero=1",
+            common=True,
+            values=pinnable,
+            help="pin parts of the plan, such as tp=2,zero=1: {values}",
             group=SEARCH,
             collects=Plan,
         ),
     ] = None
     objective: Annotated[
         str,
-        Option(metavar="NAME", help="time, cost, memory or energy", group=SEARCH),
+        Option(
+            metavar="NAME",
+            common=True,
+            values=OBJECTIVES,
+            help="the least {values} (default: {default})",
+            group=SEARCH,
+        ),
     ] = "time"
-    top: Annotated[int, Meta(ge=1, le=1000), Option(help="plans to show", group=SEARCH)] = 10
+    top: Annotated[
+        int,
+        Meta(ge=1, le=1000),
+        Option(common=True, help="plans to show (default: {default})", group=SEARCH),
+    ] = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,6 +485,7 @@ class SurveyOptions:
         Sequence[str] | str | None,
         Option(
             metavar="CONSTRAINT",
+            common=True,
             help="tp<=8, zero!=3, schedule==1f1b, memory<=70GiB, step<=10s, mfu>=0.4 (several: "
             "commas)",
             group=SEARCH,
@@ -435,7 +496,8 @@ class SurveyOptions:
         Option(
             metavar="A,B",
             as_text=True,
-            help="the exact front of two objectives: time,memory",
+            values=OBJECTIVES,
+            help="the exact front of two of {values}",
             group=SEARCH,
         ),
     ] = None
@@ -444,7 +506,8 @@ class SurveyOptions:
         Option(
             metavar="WHAT",
             as_text=True,
-            help="offload, or offload=optimizer,offload=activations,offload=weights",
+            values=ALLOWED,
+            help="plans that are left out otherwise: {values}",
             group=SEARCH,
         ),
     ] = None
@@ -462,8 +525,8 @@ class SurveyOptions:
         str | None,
         Option(
             metavar="WHAT",
-            help="fewest-gpus, cheapest-cluster, largest-micro-batch, longest-sequence, "
-            "largest-model (of several with commas), most-tokens",
+            values=FINDS,
+            help="an inverse question: {values}; largest-model: MODEL lists them with commas",
             group=SEARCH,
         ),
     ] = None
@@ -491,6 +554,7 @@ class PlanRequest(
             "1..4x8xH100-SXM",
         ),
     ]
+    layers: Annotated[str | Sequence[int] | None, layers_in(SEARCH)] = None
 
 
 def option(request: type, name: str) -> Declared:

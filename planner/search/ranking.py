@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
-from planner.request.objectives import Objective, pareto_front, sort_keys
+from planner.request.choices import Objective
+from planner.request.objectives import pareto_front, sort_keys
 from planner.search.feasible import Broken
 from planner.search.finalists import Finalists, simulate, simulate_front, smallest_first
 

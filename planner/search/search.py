@@ -14,13 +14,14 @@ from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from planner.assessment.verdict import budget_bytes
+from planner.request.choices import Objective
 from planner.request.constraints import (
     Constraint,
     broken_by_result,
     counts_by_text,
     fewest_layers_are_best,
 )
-from planner.request.objectives import Objective, results
+from planner.request.objectives import results
 from planner.search.candidates import Candidates
 from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.feasible import Feasible, verdicts_of

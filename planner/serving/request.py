@@ -9,13 +9,14 @@ from cost_models.model.families.t5 import LENGTHS
 from cost_models.model.presets import is_preset, load_preset
 from cost_models.model.spec import ModelSpec
 from cost_models.serving.kv_cache import has_cache
-from cost_models.serving.memory import (
+from cost_models.serving.memory import ServingWorkload
+from cost_models.serving.number_formats import (
     KV_PRECISIONS,
     SERVING_PRECISIONS,
+    WEIGHT_FORMATS,
     WEIGHT_PRECISIONS,
-    ServingWorkload,
+    stored_format,
 )
-from cost_models.serving.number_formats import WEIGHT_FORMATS, stored_format
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import dashed, declared

@@ -19,8 +19,9 @@ from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.assessment.assess import Assessment, assess, assess_plans
 from planner.refinement.placement import WIDE, PlacedPlan, best_placed, can_be_placed
+from planner.request.choices import ALLOWED, PARTS, Objective
 from planner.request.constraints import Constraint, broken_by_result, only_breaks
-from planner.request.objectives import Objective, pareto_front, results
+from planner.request.objectives import pareto_front, results
 from planner.request.scenario import AssumedScenario
 from planner.run_cost.failures import TrainingRun, training_run
 from planner.run_cost.prices import Prices, accelerator_cost
@@ -30,7 +31,6 @@ from planner.search.simplicity import COMPARED, simplest_first
 from planner.search.space import allowed_offloads
 
 OFFLOADED: Final = "offload is allowed (nothing fits without it)"
-PARTS: Final = ("optimizer", "activations", "weights")  # that can be offloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ def offloads_of(allow: Sequence[str]) -> tuple[str, ...]:
             parts.add(word.removeprefix("offload="))
         else:
             raise InputError(
-                f"--allow {word[:40]!r}: must be offload, or offload=optimizer, "
-                "offload=activations or offload=weights (several: commas)"
+                f"--allow {word[:40]!r}: must be {', '.join(ALLOWED[:-1])} or {ALLOWED[-1]} "
+                "(several: commas)"
             )
     return allowed_offloads(parts)

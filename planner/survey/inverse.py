@@ -39,14 +39,6 @@ from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, 
 from planner.survey.text import inverse_text
 from planner.text.answer import Answer
 
-FINDS: Final = (
-    "fewest-gpus",
-    "cheapest-cluster",
-    "largest-micro-batch",
-    "longest-sequence",
-    "largest-model",
-    "most-tokens",
-)
 COARSEST: Final = 4096  # tokens; largest step between sequence lengths
 FINEST: Final = 128
 MOST_MODELS: Final = 64

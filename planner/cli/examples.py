@@ -1,0 +1,35 @@
+"""Examples at the end of the help of every command; tests run them in this order."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXAMPLES: Final = {
+    "fit": (
+        "shardplan fit llama-3-8b 8xA100-80GB --seq-len 8192",
+        "shardplan fit llama-2-70b 8xA100-40GB --lora 16 --tp 8",
+    ),
+    "plan": (
+        "shardplan plan llama-3-8b 8xH100-SXM --seq-len 8192 -o plan.json",
+        "shardplan plan llama-3-8b 8xH100-SXM,16xL40S --fix pp=1 --objective cost",
+    ),
+    "explain": (
+        "shardplan explain plan.json",
+        "shardplan explain plan.json --why-not tp=2 --no-sensitivity",
+    ),
+    "validate": (
+        "shardplan validate --time --only megatron-sc21",
+        "shardplan validate RUNS.csv -o results",
+    ),
+    "models": ("shardplan models", "shardplan models qwen3-32b"),
+    "hardware": ("shardplan hardware H100", "shardplan hardware H100-SXM-80GB --json"),
+    "replan": (
+        "shardplan replan plan.json --gpus 4 -o four.json",
+        "shardplan replan plan.json --gpus 6 -o six.json --json",
+    ),
+    "compare": ("shardplan compare plan.json four.json", "shardplan compare plan.json runs/first"),
+    "calibrate": (
+        "shardplan calibrate --processes 2",
+        "shardplan calibrate --from runs/first -o cluster.toml",
+    ),
+}
