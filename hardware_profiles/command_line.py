@@ -26,7 +26,9 @@ from hardware_profiles.options import (
     check_value,
     declare,
     declared,
+    named_elsewhere,
     read_count,
+    spellings,
 )
 
 HELP: Final = {"help_option_names": ["-h", "--help"]}
@@ -183,7 +185,7 @@ class Command(click.Command):
 
     def _spelled(self) -> tuple[dict[str, Declared], dict[str, Declared]]:
         """Return the options by their names, and the options that collect fields by theirs."""
-        options = {spelling: one for one in self.fields for spelling in _spellings(one)}
+        options = {spelling: one for one in self.fields for spelling in spellings(one)}
         collected = {
             spelling: one
             for one in self.fields
@@ -424,14 +426,6 @@ def _type(one: Declared, *, strict: bool) -> Any:
     return {int: Count(), float: click.FLOAT}.get(one.type, click.STRING)
 
 
-def _spellings(one: Declared) -> set[str]:
-    """Return the names of an option in ``name=value``: its flags, field and abbreviation."""
-    if one.option is None or one.is_positional:
-        return set()
-    names = {one.short, one.name, *(flag.lstrip("-") for flag in one.flags if flag[:2] == "--")}
-    return {name.replace("-", "_") for name in names}
-
-
 # of an unknown option and its value in a command: advice beyond a similar name
 Advice = Callable[[click.Context, str, str | None], str | None]
 
@@ -477,7 +471,8 @@ def _instead(error: Any, words: Sequence[str], advice: Advice | None) -> str:
     if advice is not None and (text := advice(error.ctx, option, _value_of(option, words))):
         return f" ({text})"
     known = [flag for param in error.ctx.command.params for flag in param.opts]
-    hint = did_you_mean(option, known)
+    fields = {one.flags[0]: one for one in getattr(error.ctx.command, "fields", ()) if one.flags}
+    hint = named_elsewhere(option, fields) or did_you_mean(option, known)
     return f". {hint}".rstrip("?") + "?" if hint else ""
 
 

@@ -52,7 +52,7 @@ class Option:
     command as ``tp=8``; they are added to this option. ``common``: the help lists it in its first
     group. ``values``: the values of a text, or names in it, where the type is not a Literal;
     ``{values}`` in ``help`` stands for them. ``complete``: from the beginning of a word to the
-    words that a shell proposes.
+    words that a shell proposes. ``elsewhere``: its names in other tools, for suggestions.
     """
 
     __slots__ = (
@@ -61,6 +61,7 @@ class Option:
         "common",
         "complete",
         "default",
+        "elsewhere",
         "example",
         "flags",
         "group",
@@ -94,6 +95,7 @@ class Option:
         common: bool = False,
         values: Sequence[str] | Callable[[], Sequence[str]] = (),
         complete: Callable[[str], Sequence[str]] | None = None,
+        elsewhere: Sequence[str] = (),
     ) -> None:
         self.flags = flags
         self.help = help
@@ -112,6 +114,7 @@ class Option:
         self.common = common
         self.values = values
         self.complete = complete
+        self.elsewhere = elsewhere
 
 
 class Declared(NamedTuple):
@@ -179,6 +182,26 @@ class Declared(NamedTuple):
             return self.flags[0] if value else self.off_flags[0]
         shown = f"{value:g}" if isinstance(value, float) else str(value)
         return f"{self.flags[0]} {shown}"
+
+
+def spellings(one: Declared) -> set[str]:
+    """Return the names of an option in ``name=value``: its flags, field and abbreviation."""
+    if one.option is None or one.is_positional:
+        return set()
+    names = {one.short, one.name, *(flag.lstrip("-") for flag in one.flags if flag[:2] == "--")}
+    return {name.replace("-", "_") for name in names}
+
+
+def named_elsewhere(given: str, known: Mapping[str, Declared]) -> str:
+    """Return a hint for the name that an option has in another tool, or an empty string.
+
+    ``known``: options by the names that the hint shows.
+    """
+    name = given.lstrip("-").replace("-", "_").lower()
+    for shown, one in known.items():
+        if one.option is not None and name in one.option.elsewhere:
+            return f"Did you mean {shown}?"
+    return ""
 
 
 def dashed(name: str) -> str:

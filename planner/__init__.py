@@ -30,6 +30,14 @@ MODULES: Final = {
 }
 
 
+__all__ = ["calibrate", "compare", "explain", "fit", "plan", "validate"]
+
+
+def __dir__() -> list[str]:
+    """Return the public functions, for completion in editors and notebooks."""
+    return list(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import a public function when it is used, so that the command line starts quickly."""
     if name not in MODULES:

@@ -158,7 +158,7 @@ def test_the_rooms_stand_in_the_order_of_their_contract(package: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("script", ["make_formulas.py", "make_defaults.py"])
+@pytest.mark.parametrize("script", ["make_formulas.py", "make_defaults.py", "make_stub.py"])
 def test_generated_pages_are_current(script: str) -> None:
     """``python docs/SCRIPT --write`` makes them anew."""
     command = [sys.executable, str(ROOT / "docs" / script), "--check"]

@@ -172,6 +172,7 @@ class Plan(Ranks[int]):
             short="zero",
             common=True,
             help="ZeRO stage, 0 to 3; 3 shards weights as FSDP does",
+            elsewhere=("fsdp", "sharding"),
             group=MEMORY,
             pasted="always",
             default="3, or 0 with one data-parallel rank",
@@ -195,7 +196,9 @@ class Plan(Ranks[int]):
         Recompute,
         Option(
             common=True,
+            as_text=True,
             help="{values}; full:1/2: every other layer",
+            elsewhere=("gradient_checkpointing", "activation_checkpointing", "checkpointing"),
             group=MEMORY,
             pasted="always",
             default="the least that fits: none, selective, full (full where "
@@ -214,6 +217,11 @@ class Plan(Ranks[int]):
             short="mbs",
             common=True,
             help="sequences of a micro-batch",
+            elsewhere=(
+                "per_device_train_batch_size",
+                "micro_batch",
+                "train_micro_batch_size_per_gpu",
+            ),
             group=TRAINING,
             pasted="always",
         ),
@@ -223,6 +231,7 @@ class Plan(Ranks[int]):
         Option(
             short="microbatches",
             help="micro-batches of a step",
+            elsewhere=("gradient_accumulation_steps", "grad_accum", "accumulation_steps"),
             group=TRAINING,
             pasted="never",
             default="global batch / (micro-batch size × data parallel)",

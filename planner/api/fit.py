@@ -14,6 +14,7 @@ from hardware_profiles.errors import InputError
 from planner.answer.answers import FitAnswer
 from planner.assessment.assess import assess
 from planner.assessment.host_memory import about_offload
+from planner.request.arguments import takes
 from planner.request.clusters import cluster_of
 from planner.request.command import describe_plan
 from planner.request.executor_process import is_module, refuse_inputs
@@ -29,7 +30,6 @@ from planner.request.requests import (
     option,
     part,
     plan_fields,
-    takes,
 )
 from planner.request.scenario import AssumedScenario, adapting, build_scenario
 from planner.request.stage_layers import without_list

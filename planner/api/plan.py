@@ -12,6 +12,7 @@ from hardware_profiles.options import check_value
 from planner.answer.answers import PlanAnswer
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import WIDE, best_placed, can_be_placed
+from planner.request.arguments import takes
 from planner.request.choices import FINDS, OBJECTIVES, Objective
 from planner.request.clusters import clusters_of
 from planner.request.constraints import parse_requirements, require_consistent
@@ -27,7 +28,6 @@ from planner.request.requests import (
     WholeRunOptions,
     option,
     part,
-    takes,
 )
 from planner.request.scenario import adapting, check_choice
 from planner.request.stage_layers import without_list

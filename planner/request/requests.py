@@ -7,9 +7,8 @@ that an option was left out and takes its documented default. A field of a plan 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import wraps
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -17,8 +16,6 @@ from typing import (
     Any,
     ClassVar,
     Final,
-    ParamSpec,
-    TypeVar,
     get_args,
 )
 
@@ -39,8 +36,7 @@ from cost_models.plan.workload import (
 )
 from cost_models.serving.number_formats import KV_PRECISIONS, WEIGHT_PRECISIONS
 from hardware_profiles.cluster.schema import Cluster
-from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.options import Declared, Option, declared, optional, read_texts
+from hardware_profiles.options import Declared, Option, declared, optional
 from hardware_profiles.software.trainer import profile_names
 from planner.request.choices import ALLOWED, FINDS, OBJECTIVES
 from planner.request.clusters import ClusterLike
@@ -93,6 +89,7 @@ class CommonOptions:
         Option(
             common=True,
             help="sequences of one optimizer step",
+            elsewhere=("batch_size", "gbs", "train_batch_size"),
             group=TRAINING,
             default="`plan`: one sequence for each accelerator; `fit`: micro-batch × data parallel "
             "× (pipeline parallel)",
@@ -105,6 +102,7 @@ class CommonOptions:
             metavar="NAME",
             common=True,
             values=get_args(Precision),
+            elsewhere=("dtype", "mixed_precision"),
             help="{values} (plan: bf16,fp8 takes the better)",
             group=TRAINING,
             default="bf16 if the accelerator has it, else fp16, else fp32; fp32 on a CPU",
@@ -149,6 +147,14 @@ class LayerOptions:
         Option(
             common=True,
             help="tokens of a sequence: 4096, 8k",
+            elsewhere=(
+                "sequence_length",
+                "seq_length",
+                "max_length",
+                "max_seq_length",
+                "max_seq_len",
+                "block_size",
+            ),
             group=TRAINING,
             default="the model's longest, at most 4096",
             why="a common training length",
@@ -203,6 +209,7 @@ class LayerOptions:
         Option(
             metavar="NAME",
             values=profile_names,
+            elsewhere=("trainer", "framework"),
             help="trainer that is priced: {values}",
             group=TRAINING,
             default="shardplan",
@@ -239,6 +246,7 @@ class AdapterOptions:
         Option(
             metavar="RANK",
             common=True,
+            elsewhere=("lora_r", "lora_rank"),
             help="train adapters of this rank on a frozen base",
             group=TUNING,
         ),
@@ -352,6 +360,7 @@ class ServingOptions:
         int | None,
         Option(
             help="sequences at once",
+            elsewhere=("max_num_seqs", "num_requests"),
             group=INFERENCE,
             default="one sequence for each replica",
             why="the answer gives the largest number",
@@ -361,6 +370,7 @@ class ServingOptions:
         int | None,
         Option(
             help="tokens of a sequence, prompt and answer",
+            elsewhere=("max_model_len",),
             group=INFERENCE,
             default="`--seq-len`, else the model's longest; 4096 where it has none",
             why="as vLLM's `--max-model-len`",
@@ -554,7 +564,9 @@ class PlanRequest(
             "1..4x8xH100-SXM",
         ),
     ]
-    layers: Annotated[str | Sequence[int] | None, layers_in(SEARCH)] = None
+    layers: Annotated[str | Sequence[int] | None, layers_in(SEARCH)] = field(
+        default=None, kw_only=True
+    )
 
 
 def option(request: type, name: str) -> Declared:
@@ -570,32 +582,3 @@ def part(request: object, group: type) -> dict[str, Any]:
 def plan_fields(request: FitRequest) -> dict[str, Any]:
     """Return the fields of a plan that a request gives."""
     return {name: value for name, value in part(request, Plan).items() if value is not None}
-
-
-P = ParamSpec("P")
-Request = TypeVar("Request")
-Answer = TypeVar("Answer")
-
-
-def takes(
-    request: Callable[P, Request],
-) -> Callable[[Callable[[Request], Answer]], Callable[P, Answer]]:
-    """Turn a function of a request into one that takes the request's fields as arguments."""
-
-    def decorate(answer: Callable[[Request], Answer]) -> Callable[P, Answer]:
-        @wraps(answer)
-        def call(*args: P.args, **kwargs: P.kwargs) -> Answer:
-            known = declared(request)
-            for name in kwargs:
-                if name not in known:
-                    hint = did_you_mean(name, known) or f"Known: {', '.join(known)}"
-                    raise InputError(f"{answer.__name__}: unknown option {name!r}. {hint}")
-            made: Any = request(*args, **kwargs)
-            return answer(replace(made, **read_texts(type(made), vars(made))))
-
-        import inspect
-
-        call.__signature__ = inspect.signature(request)  # type: ignore[attr-defined]
-        return call
-
-    return decorate

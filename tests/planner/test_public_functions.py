@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import pkgutil
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import planner
 from cost_models.plan_file import write_plan_file
 from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.errors import InputError
+from hardware_profiles.options import declared
+from planner.request.requests import FitRequest, PlanRequest
 from tests.planner.runs.recorded import plan_file, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -44,12 +51,71 @@ def exported(path: Path) -> set[str]:
 def test_these_are_the_public_functions() -> None:
     names = exported(ROOT / "planner" / "__init__.py") - {
         "TYPE_CHECKING",
+        "__dir__",
         "Any",
         "Final",
         "__getattr__",
         "import_module",
     }
     assert names == set(PUBLIC)
+
+
+def test_dir_shows_the_public_functions_alone() -> None:
+    assert dir(planner) == sorted(PUBLIC) == sorted(planner.__all__)
+
+
+@pytest.mark.parametrize(
+    ("function", "request_class"), [(planner.fit, FitRequest), (planner.plan, PlanRequest)]
+)
+def test_signatures_show_every_option(function: Any, request_class: type) -> None:
+    shown = inspect.signature(function).parameters
+    options = {name for name, one in declared(request_class).items() if one.option is not None}
+    assert set(shown) == options
+    kinds = {name: parameter.kind for name, parameter in shown.items()}
+    assert [name for name, kind in kinds.items() if kind != inspect.Parameter.KEYWORD_ONLY] == [
+        "model",
+        "cluster",
+    ]
+    assert shown["seq_len"].annotation == int | str | None
+    assert "\n    seq_len: tokens of a sequence" in function.__doc__
+
+
+def test_the_stub_declares_what_the_functions_take() -> None:
+    tree = ast.parse((ROOT / "planner" / "__init__.pyi").read_text())
+    stubs = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert set(stubs) == {"fit", "plan"}
+    for name, node in stubs.items():
+        names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs)]
+        assert names == list(inspect.signature(getattr(planner, name)).parameters)
+    assert exported(ROOT / "planner" / "__init__.pyi") >= set(PUBLIC)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dp": 8}, "unknown option 'dp'. It is data_parallel (on the command line --dp)"),
+        ({"mbs": 8}, "It is micro_batch_size (on the command line --micro-batch-size)"),
+        ({"seqlen": 4096}, "unknown option 'seqlen'. Did you mean seq_len?"),
+        ({"sequence_length": 4096}, "Did you mean seq_len?"),
+        ({"gradient_checkpointing": True}, "Did you mean recompute?"),
+        ({"quite_different": 1}, "Known: model, cluster, global_batch_size"),
+        ({"model": "gpt2"}, "fit: multiple values for argument 'model'; see help(planner.fit)"),
+    ],
+)
+def test_an_unknown_option_of_fit_names_the_right_one(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        planner.fit("gpt2", "8xA100-80GB", **arguments)
+    assert message in str(raised.value)
+
+
+def test_plan_says_how_a_part_of_the_plan_is_pinned() -> None:
+    for name in ("tp", "tensor_parallel"):
+        with pytest.raises(InputError, match=r'It is a part of the plan: pin it with fix="tp=…"'):
+            planner.plan("gpt2", "8xA100-80GB", **{name: 2})
+    with pytest.raises(InputError, match="plan: missing a required argument: 'cluster'"):
+        planner.plan("gpt2")
 
 
 def test_no_public_name_is_also_a_module() -> None:
