@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import Option
-from planner.cli.options import Json
-from planner.cli.outputs import print_answer
+from planner.cli.options import Force, Json
+from planner.cli.outputs import say
 
 
 def validate(
@@ -18,19 +17,22 @@ def validate(
         Option("RUNS.csv", help="measured runs; without: the published ones"),
     ] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="write rows and groups into this folder")
+        Path | None,
+        Option("--output", "-o", metavar="DIR", help="write rows and groups into this folder"),
     ] = None,
     only: Annotated[
-        list[str] | None, Option("--only", help="a source group (may be repeated)")
+        list[str] | None, Option("--only", metavar="NAME", help="a source group (may be repeated)")
     ] = None,
     time: Annotated[bool, Option("--time", help="only step times")] = False,
     memory: Annotated[bool, Option("--memory", help="only peak memory")] = False,
-    force: Annotated[bool, Option("--force", help="overwrite the files in DIR")] = False,
+    force: Force = False,
     json: Json = False,
-) -> None:
-    """How accurate is it? Predictions against published measurements, row by row and by group."""
+) -> int:
+    """Print predictions beside measurements by row and by group; 2 where cells cannot be read."""
+    from planner.text.answer import json_text
     from planner.validation.answer import refuse_existing_files
     from planner.validation.answer import validate as ask
+    from planner.validation.runs_file import bad_cells_text
 
     if time and memory:
         raise InputError("--time and --memory: choose one of them, or none for both")
@@ -39,6 +41,10 @@ def validate(
     answer = ask(runs, only=only, what="time" if time else "memory" if memory else None)
     if output is not None:
         answer.write(output, force=force)
-    print_answer(answer, json=json)
+    print(json_text(answer.to_dict()) if json else answer.text(), flush=True)
     if output is not None:
-        print(f"wrote rows.csv, groups.csv and validation.json into {output}", file=sys.stderr)
+        say(f"wrote rows.csv, groups.csv and validation.json into {output}")
+    if answer.path is None or not answer.bad_cells:
+        return 0
+    say(f"shardplan: {bad_cells_text(answer.path, answer.bad_cells)}")
+    return InputError.exit_code

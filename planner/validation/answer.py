@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from msgspec.structs import asdict
+
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import write_text_atomically
 from planner.text.answer import SCHEMA_VERSION, Answer
@@ -15,13 +17,21 @@ from planner.validation.measurement import (
     denied_by,
     is_partial,
     measured_memory,
+    measured_mfu,
     measured_step,
+    rates,
     tests_memory,
     tests_time,
 )
 from planner.validation.pricing import CasePrediction, predict_cases
 from planner.validation.reading import Unpriceable
-from planner.validation.runs_file import PUBLISHED, Row, read_runs
+from planner.validation.runs_file import (
+    PUBLISHED,
+    BadCell,
+    Row,
+    bad_cells_text,
+    read_runs_file,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,11 +41,16 @@ FILES: Final = ("rows.csv", "groups.csv", "validation.json")
 # of a row in the JSON document; the table has more columns
 ROW_KEYS: Final = (
     "row_id",
+    "line",
     "source_group",
     "predicted_step_seconds",
     "measured_step_seconds",
     "time_error",
     "time_inside",
+    "predicted_tokens_per_second_per_gpu",
+    "measured_tokens_per_second_per_gpu",
+    "predicted_mfu",
+    "measured_mfu",
     "predicted_peak_bytes",
     "measured_peak_bytes",
     "memory_kind",
@@ -56,6 +71,8 @@ class ValidateAnswer(Answer):
     rows: pd.DataFrame  # one row of RUNS.csv each
     summary: Mapping[str, Any]
     what: tuple[What, ...]
+    path: Path | None = None  # a RUNS.csv of one's own
+    bad_cells: tuple[BadCell, ...] = ()  # of rows that are left out
 
     @property
     def groups(self) -> pd.DataFrame:
@@ -76,6 +93,7 @@ class ValidateAnswer(Answer):
         return {
             "schema_version": SCHEMA_VERSION,
             "rows": records.to_dict("records"),
+            "bad_cells": [asdict(cell) for cell in self.bad_cells],
             "summary": dict(self.summary),
         }
 
@@ -94,10 +112,20 @@ class ValidateAnswer(Answer):
         for name, text in zip(FILES, texts, strict=True):
             write_text_atomically(folder / name, text, force=force)
 
-    def __str__(self) -> str:
-        from planner.validation.text import validation_text
+    def text(self) -> str:
+        """Return the comparison as text, without the list of bad cells."""
+        from planner.validation.text import MOST_ROWS, rows_text, validation_text
 
-        return validation_text(self.summary, self.what)
+        if self.path is None:
+            return validation_text(self.summary, self.what)
+        many = len(self.rows) > MOST_ROWS
+        summary = validation_text(self.summary, self.what, with_reasons=many)
+        return f"{rows_text(self.to_dict()['rows'])}\n\n{summary}"
+
+    def __str__(self) -> str:
+        if self.path is None or not self.bad_cells:
+            return self.text()
+        return f"{self.text()}\n\n{bad_cells_text(self.path, self.bad_cells)}"
 
 
 def refuse_existing_files(folder: Path, *, force: bool) -> None:
@@ -118,10 +146,12 @@ def validate(
     """Compare measured runs with predictions.
 
     ``runs``: a RUNS.csv (docs/validate.md); None: the published runs that shardplan contains.
-    ``only``: source groups; ``what``: time or memory alone.
+    ``only``: source groups; ``what``: time or memory alone. Rows with bad cells are left out; the
+    answer lists the cells.
     """
     path = PUBLISHED if runs is None else Path(runs)
-    chosen = _chosen(read_runs(path), [only] if isinstance(only, str) else list(only or ()), path)
+    file = read_runs_file(path)
+    chosen = _chosen(file.rows, [only] if isinstance(only, str) else list(only or ()), path)
     if what not in (None, "time", "memory"):
         raise InputError(f"what = {what!r} (must be time, memory or None for both)")
     quantities: tuple[What, ...] = ("time", "memory") if what is None else (what,)
@@ -131,10 +161,12 @@ def validate(
     table = _table(chosen, cases, predictions, skipped, quantities)
     from planner.validation.summary import summary_of
 
-    return ValidateAnswer(table, summary_of(table, quantities), quantities)
+    summary = summary_of(table, quantities)
+    own = None if runs is None else path
+    return ValidateAnswer(table, summary, quantities, own, file.bad_cells)
 
 
-def _chosen(rows: list[Row], only: Sequence[str], path: Path) -> list[Row]:
+def _chosen(rows: Sequence[Row], only: Sequence[str], path: Path) -> list[Row]:
     known = {row.group for row in rows}
     for name in only:
         if name not in known:
@@ -216,8 +248,12 @@ def _record(
         if predicted is None
         else _against(size, predicted.peak, predicted.peak_low, predicted.peak_high)
     )
+    predicted_rates = (
+        (None, None) if case is None or predicted is None else rates(case, predicted.step)
+    )
     return {
         "row_id": row.name,
+        "line": row.line,
         "source_group": row.group,
         "framework": row.get("framework"),
         "model": row.get("model"),
@@ -236,6 +272,12 @@ def _record(
         "time_error": times[0],
         "time_inside": times[1],
         "time_half_width": times[2],
+        "predicted_tokens_per_second_per_gpu": predicted_rates[0],
+        "measured_tokens_per_second_per_gpu": (
+            None if step is None else row.get("tokens_per_second_per_gpu")
+        ),
+        "predicted_mfu": predicted_rates[1],
+        "measured_mfu": None if step is None else measured_mfu(row),
         "predicted_peak_bytes": None if predicted is None else predicted.peak,
         "measured_peak_bytes": size,
         "memory_kind": None if memory is None else memory.kind,

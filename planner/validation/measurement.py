@@ -78,3 +78,26 @@ def measured_step(row: Row, case: Case | None) -> float | None:
     if row.get("mfu_pct") and peak is not None:
         return flops / (0.01 * float(row.get("mfu_pct")) * peak.value * gpus)
     return None
+
+
+def rates(case: Case, step: float) -> tuple[float, float | None]:
+    """Return tokens a second of one accelerator, and MFU; None where no peak is known."""
+    workload, cluster = case.scenario.workload, case.scenario.cluster
+    tokens = workload.tokens_per_step / (step * cluster.num_gpus)
+    peak = cluster.accelerator.peak_flops.get(workload.precision)
+    if peak is None:
+        return tokens, None
+    flops = float(
+        model_flops_per_step(case.scenario.model, workload.seq_len, workload.global_batch_size)
+    )
+    return tokens, flops / (step * peak.value * cluster.num_gpus)
+
+
+def measured_mfu(row: Row) -> float | None:
+    """Return the measured MFU as a fraction; None where its definition is another one."""
+    definition = look_up(words_table().flops, row)
+    if row.get("mfu_pct") is None or definition is None or row.get("outcome") == "oom":
+        return None
+    if (definition.counts, definition.attention) != ("model", 1.0):
+        return None
+    return 0.01 * float(row.get("mfu_pct"))

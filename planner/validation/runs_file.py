@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -141,37 +141,74 @@ TEXTS: Final = frozenset(
 )
 
 
+class BadCell(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell, or a whole line (``column`` None), that cannot be read."""
+
+    line: int  # in the file, from 1
+    column: str | None
+    value: str | None
+    message: str
+
+    def __str__(self) -> str:
+        where = f"line {self.line}" + (f", column {self.column}" if self.column else "")
+        value = "" if self.value is None else f"{self.value[:60]!r} "
+        return f"{where}: {value}{self.message}"
+
+
+class RunsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of a RUNS.csv that can be read, and every cell that cannot."""
+
+    path: Path
+    rows: tuple[Row, ...]
+    bad_cells: tuple[BadCell, ...]
+
+
 def read_runs(path: Path) -> list[Row]:
     """Read RUNS.csv; the error names every bad cell with line, column, value and allowed values."""
+    found = read_runs_file(path)
+    if found.bad_cells:
+        raise InputError(bad_cells_text(path, found.bad_cells))
+    return list(found.rows)
+
+
+def read_runs_file(path: Path) -> RunsFile:
+    """Read the rows of RUNS.csv without bad cells, and list the bad cells of the others.
+
+    A header that cannot be read, or a file without any readable row, is an InputError.
+    """
     text = read_text(path, "a table of runs (CSV)")
     lines = csv.reader(io.StringIO(text))
     header = [name.strip() for name in next(lines, [])]
     _check_header(path, header)
     rows: list[Row] = []
-    errors: list[str] = []
+    bad: list[BadCell] = []
     first_line: dict[str, int] = {}  # of a row_id
     for cells in lines:
         if not any(cell.strip() for cell in cells):
             continue
+        number = lines.line_num
         if len(rows) >= MAX_ROWS:
             raise InputError(f"{path}: more than {MAX_ROWS:,} rows")
-        where = f"line {lines.line_num}"
         if len(cells) != len(header):
-            errors.append(f"{where}: {len(cells)} cells for {len(header)} columns")
+            message = f"{len(cells)} cells for {len(header)} columns"
+            bad.append(BadCell(line=number, column=None, value=None, message=message))
             continue
-        row, wrong = _row(lines.line_num, zip(header, cells, strict=True))
-        errors += wrong
-        rows.append(row)
+        row, wrong = _row(number, zip(header, cells, strict=True))
         earlier = first_line.setdefault(row.name, row.line)
         if earlier != row.line:
-            errors.append(
-                f"{where}, column row_id: {row.name!r} stands twice (first in line {earlier})"
-            )
-    if errors:
-        raise InputError(_report(path, errors))
+            message = f"stands twice (first in line {earlier})"
+            wrong.append(BadCell(line=number, column="row_id", value=row.name, message=message))
+        bad += wrong
+        if not wrong:
+            rows.append(row)
     if not rows:
-        raise InputError(f"{path}: no rows")
-    return rows
+        raise InputError(bad_cells_text(path, bad) if bad else f"{path}: no rows")
+    return RunsFile(path=path, rows=tuple(rows), bad_cells=tuple(bad))
+
+
+def bad_cells_text(path: Path, cells: Sequence[BadCell]) -> str:
+    """Return the bad cells of a file: one on a single line, several as a list."""
+    return _report(path, [str(cell) for cell in cells])
 
 
 def _report(path: Path, errors: list[str]) -> str:
@@ -180,7 +217,7 @@ def _report(path: Path, errors: list[str]) -> str:
         return f"{path}: {errors[0]}"
     shown = errors[:MAX_ERRORS]
     more = len(errors) - len(shown)
-    rest = [f"and {more:,} more"] if more else []
+    rest = [f"and {more:,} more (--json lists them)"] if more else []
     return "\n  ".join([f"{path}: {len(errors):,} errors", *shown, *rest])
 
 
@@ -198,7 +235,7 @@ def _check_header(path: Path, header: list[str]) -> None:
         raise InputError(_report(path, errors))
 
 
-def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[str]]:
+def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[BadCell]]:
     """Return a row with the cells that can be read, and an error for each of the others."""
     given = {name: text for name, cell in cells if (text := cell.strip())}
     for name, text in given.items():
@@ -210,16 +247,17 @@ def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[str]]:
         return _cell_by_cell(line, given)
 
 
-def _cell_by_cell(line: int, given: Mapping[str, str]) -> tuple[Row, list[str]]:
+def _cell_by_cell(line: int, given: Mapping[str, str]) -> tuple[Row, list[BadCell]]:
     """Convert each cell on its own: msgspec stops at the first error of a struct."""
     values: dict[str, Any] = {}
-    errors: list[str] = []
+    errors: list[BadCell] = []
     for name, text in given.items():
         kind, type_ = COLUMNS[name]
         try:
             values[name] = msgspec.convert(text, type_, strict=False)
         except msgspec.ValidationError:
-            errors.append(f"line {line}, column {name}: {text[:60]!r} (must be {_allowed(kind)})")
+            message = f"(must be {_allowed(kind)})"
+            errors.append(BadCell(line=line, column=name, value=text, message=message))
     return Row(line=line, **values), errors
 
 

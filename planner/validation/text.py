@@ -1,8 +1,9 @@
-"""A validation as text: errors by group and over groups, ranking, verdicts, skipped rows."""
+"""A validation as text: rows, errors by group and over groups, ranking, verdicts, skipped rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 HEADS: Final = ("n", "median", "mean", "bias", "90th", "inside", "width")
@@ -22,11 +23,82 @@ TITLES: Final = {
 }
 WHAT: Final = {"time": "Step time", "memory": "Peak memory"}
 MOST_REASONS: Final = 12
-NAME: Final = 34
+MOST_ROWS: Final = 100
+WIDTH: Final = 80
+NAME: Final = 24  # columns of a name, followed by seven figures
+FIGURE: Final = 8
+QUANTITY: Final = 22
+VERDICTS: Final = {"fits": "FITS", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
+# of the measured kind of memory, the name of the quantity
+MEMORY: Final = {
+    "allocated": "allocated, GiB",
+    "reserved": "reserved, GiB",
+    "device": "on the device, GiB",
+}
 
 
-def validation_text(summary: Mapping[str, Any], what: Sequence[str]) -> str:
-    """Return the summary as lines, at most 100 columns wide."""
+def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return prediction, measurement and error of every row, one quantity a line."""
+    lines = [f"{'row':<{NAME}}{'':<{QUANTITY}}{'predicted':>11}{'measured':>11}{'error':>10}"]
+    for row in rows[:MOST_ROWS]:
+        name = _cut(row["row_id"], NAME - 1)
+        for number, words in enumerate(_row_lines(row)):
+            lines.append(f"{name if number == 0 else '':<{NAME}}{words}"[:WIDTH].rstrip())
+    if len(rows) > MOST_ROWS:
+        lines.append(f"and {len(rows) - MOST_ROWS:,} more rows: -o DIR or --json")
+    return "\n".join(lines)
+
+
+def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    if row["skipped"] is not None:
+        reason = f"line {row['line']} is not priced: {row['skipped']}"
+        yield from textwrap.wrap(reason, WIDTH - NAME)
+        return
+    step, measured = row["predicted_step_seconds"], row["measured_step_seconds"]
+    peak, size = row["predicted_peak_bytes"], row["measured_peak_bytes"]
+    speed = row["measured_tokens_per_second_per_gpu"]
+    if measured is not None or size is None:
+        yield _compared("step, s", step, measured)
+    if speed is not None:
+        yield _compared("tokens/s per GPU", row["predicted_tokens_per_second_per_gpu"], speed)
+    elif row["measured_mfu"] is not None and row["predicted_mfu"] is not None:
+        yield _compared("MFU, %", 100.0 * row["predicted_mfu"], 100.0 * row["measured_mfu"])
+    if size is not None:
+        yield _compared(MEMORY[row["memory_kind"]], peak / 2**30, size / 2**30)
+    if row["outcome"] == "oom":
+        yield f"{'memory':<{QUANTITY}}{VERDICTS[row['verdict']]:>11}{'ran out':>11}"
+
+
+def _compared(quantity: str, predicted: float, measured: float | None) -> str:
+    text = f"{quantity:<{QUANTITY}}{_figure(predicted):>11}"
+    if not measured:
+        return text + f"{'–':>11}"
+    return text + f"{_figure(measured):>11}{100.0 * (predicted / measured - 1.0):>+8.1f} %"
+
+
+def _figure(value: float) -> str:
+    """Return a number with three digits or more.
+
+    >>> _figure(1.6), _figure(23.71), _figure(4816.2), _figure(0.00123)
+    ('1.60', '23.7', '4,816', '0.00123')
+    """
+    if value < 1.0:
+        return f"{value:.3g}"
+    decimals = 2 if value < 10.0 else 1 if value < 100.0 else 0
+    return f"{value:,.{decimals}f}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def validation_text(
+    summary: Mapping[str, Any], what: Sequence[str], *, with_reasons: bool = True
+) -> str:
+    """Return the summary as lines, at most 80 columns wide.
+
+    ``with_reasons``: count the reasons of rows that are not priced.
+    """
     lines = [f"{summary['rows']:,} rows, {summary['priced']:,} priced"]
     for one in what:
         lines += ["", *_errors(WHAT[one], summary[one])]
@@ -34,7 +106,7 @@ def validation_text(summary: Mapping[str, Any], what: Sequence[str]) -> str:
         lines += ["", *_ranking(summary["ranking"])]
     if "verdicts" in summary and summary["verdicts"]["died"] + summary["verdicts"]["lived"]:
         lines += ["", *_verdicts(summary["verdicts"])]
-    if summary["skipped"]:
+    if with_reasons and summary["skipped"]:
         lines += ["", *_skipped(summary["skipped"])]
     return "\n".join(lines)
 
@@ -42,44 +114,45 @@ def validation_text(summary: Mapping[str, Any], what: Sequence[str]) -> str:
 def _errors(title: str, figures: Mapping[str, Any]) -> list[str]:
     if not figures["n"] and "partial" not in figures:
         return [f"{title}: nothing to compare"]
-    lines = [f"{title}: predicted / measured - 1, absolute unless bias"]
-    lines.append(f"{'':<{NAME}}" + "".join(f"{head:>9}" for head in HEADS))
+    lines = [f"{title}: predicted / measured - 1 in per cent, absolute unless bias"]
+    lines.append(f"{'':<{NAME}}" + "".join(f"{head:>{FIGURE}}" for head in HEADS))
     for grouping, groups in figures.get("by", {}).items():
-        lines.append(TITLES[grouping])
-        lines += [_line(f"  {name}", group) for name, group in groups.items()]
+        if len(groups) > 1:  # of one group: the line of all rows
+            lines.append(TITLES[grouping])
+            lines += [_line(f"  {name}", group) for name, group in groups.items()]
     if "partial" in figures:
         lines.append("rows with incomplete sources, separately")
         lines += [_line(f"  {name}", group) for name, group in figures["partial"]["by"].items()]
     if figures["n"]:
-        lines += ["", _line("all rows", figures["all_rows"])]
+        lines += [_line("all rows", figures["all_rows"])]
         mean = figures["over_groups"]
-        if mean["groups"]:
-            lines.append(_line(f"mean over {len(mean['groups'])} sources (n >= 5)", mean))
-    lines += [
-        f"left out of that mean: {name} ({reason})"
-        for name, reason in figures["left_out"].items()
-        if name in figures.get("by", {}).get("source_group", {})
-    ]
+        if len(mean["groups"]) > 1:
+            lines.append(_line(f"mean of {len(mean['groups'])} sources*", mean))
+            lines.append("* with at least 5 rows")
+    for name, reason in figures["left_out"].items():
+        if name in figures.get("by", {}).get("source_group", {}):
+            lines += textwrap.wrap(f"left out of that mean: {name} ({reason})", WIDTH)
     return lines
 
 
 def _line(name: str, figures: Mapping[str, Any]) -> str:
-    cells = [f"{100.0 * figures[key]:.1f} %" for key in KEYS]
-    cells[2] = f"{100.0 * figures['bias']:+.1f} %"
-    shown = name if len(name) <= NAME else name[: NAME - 1] + "…"
-    return f"{shown:<{NAME}}{figures['n']:>9,}" + "".join(f"{cell:>9}" for cell in cells)
+    cells = [f"{100.0 * figures[key]:.1f}" for key in KEYS]
+    cells[2] = f"{100.0 * figures['bias']:+.1f}"
+    count = f"{figures['n']:>{FIGURE},}"
+    return f"{_cut(name, NAME):<{NAME}}{count}" + "".join(f"{cell:>{FIGURE}}" for cell in cells)
 
 
 def _ranking(ranking: Mapping[str, Any]) -> list[str]:
+    heads = ("groups", "spearman", "pairs, %", "regret, %", "worst, %")
     lines = [
         "Ranking of plans that share model, accelerators and batch",
-        f"{'':<{NAME}}{'groups':>9}{'spearman':>10}{'pairs':>9}{'regret':>9}{'worst':>9}",
+        f"{'':<{NAME}}" + "".join(f"{head:>11}" for head in heads),
     ]
     for name, figures in ranking.items():
         lines.append(
-            f"  {name:<{NAME - 2}}{figures['groups']:>9}{figures['spearman']:>10.3f}"
-            f"{100.0 * figures['pairs_in_order']:>7.1f} %{100.0 * figures['mean_regret']:>7.2f} %"
-            f"{100.0 * figures['worst_regret']:>7.1f} %"
+            f"{_cut(f'  {name}', NAME):<{NAME}}{figures['groups']:>11}{figures['spearman']:>11.3f}"
+            f"{100.0 * figures['pairs_in_order']:>11.1f}{100.0 * figures['mean_regret']:>11.2f}"
+            f"{100.0 * figures['worst_regret']:>11.1f}"
         )
     return lines
 
@@ -87,9 +160,9 @@ def _ranking(ranking: Mapping[str, Any]) -> list[str]:
 def _verdicts(figures: Mapping[str, Any]) -> list[str]:
     lines = [
         "Verdicts",
-        f"  {figures['died']} runs out of memory: {figures['died_said_to_fit']} of them predicted "
-        "to fit",
-        f"  {figures['lived']} runs completed: {figures['lived_said_not_to_fit']} of them "
+        f"  ran out of memory: {figures['died']}, of which {figures['died_said_to_fit']} were "
+        "predicted to fit",
+        f"  completed: {figures['lived']}, of which {figures['lived_said_not_to_fit']} were "
         "predicted not to fit",
         f"  {figures['tight']} of all predicted TIGHT ({100.0 * figures['tight_share']:.1f} %)",
     ]
@@ -99,14 +172,15 @@ def _verdicts(figures: Mapping[str, Any]) -> list[str]:
     ):
         if figures[key]:
             shown = ", ".join(figures[key][:6])
-            lines.append(f"  {words}: {shown}{', …' if len(figures[key]) > 6 else ''}")
+            line = f"{words}: {shown}{', …' if len(figures[key]) > 6 else ''}"
+            lines += textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 
 def _skipped(reasons: Mapping[str, int]) -> list[str]:
     lines = ["Not priced"]
     for reason, count in list(reasons.items())[:MOST_REASONS]:
-        lines.append(f"  {count:>5}  {reason if len(reason) <= 91 else reason[:90] + '…'}")
+        lines.append(f"  {count:>5}  {_cut(reason, WIDTH - 9)}")
     more = list(reasons.values())[MOST_REASONS:]
     if more:
         lines.append(f"  {sum(more):>5}  for {len(more)} other reasons (--json lists them by row)")

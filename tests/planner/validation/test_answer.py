@@ -91,11 +91,93 @@ def test_a_row_without_a_price_leaves_the_others(runs: Path) -> None:
     assert rows.time_error["plain"] == rows.time_error["again"]
     assert "host_bandwidth, which is not known" in rows.skipped["host"]
     assert (answer.summary["rows"], answer.summary["priced"]) == (3, 2)
-    (skipped,) = str(answer).split("Not priced\n")[1].splitlines()
-    assert skipped.startswith("      1  TPU-v4: offload needs host_bandwidth")
+    row = " ".join(str(answer).split("host  ")[1].split("again  ")[0].split())
+    assert row.startswith("line 3 is not priced: TPU-v4: offload needs host_bandwidth")
 
 
-def test_bad_cells_are_listed_and_the_command_fails(
+def test_good_rows_are_priced_and_every_bad_cell_is_listed(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = RUNS.splitlines()
+    bad = "bad,mine,torch,llama-3-8b,A100-SXM,80,many,4096,1,8,9,full,1,ok,1.7,,,time"
+    runs.write_text("\n".join([*lines[:2], bad, *lines[2:], lines[1], "short"]))
+    listed = [
+        ("line 3, column num_gpus", "'many' (must be a whole number from 1 to 1e+06, or empty)"),
+        ("line 3, column zero_stage", "'9' (must be a whole number from 0 to 3, or empty)"),
+        ("line 7, column row_id", "'fine' stands twice (first in line 2)"),
+        ("line 8", "1 cells for 18 columns"),
+    ]
+    with pytest.raises(SystemExit) as stop:
+        main(["validate", str(runs)])
+    assert stop.value.code == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("row ")
+    assert "\nfine  " in out
+    assert "\nbad  " not in out
+    assert "4 rows, 3 priced" in out
+    said = err.splitlines()
+    assert said[0] == f"shardplan: {runs}: 4 errors"
+    assert [tuple(line.strip().split(": ", 1)) for line in said[1:]] == listed
+    with pytest.raises(SystemExit) as stop:
+        main(["validate", str(runs), "--json"])
+    assert stop.value.code == 2
+    document = json.loads(capsys.readouterr().out)
+    assert [(cell["line"], cell["column"]) for cell in document["bad_cells"]] == [
+        (3, "num_gpus"),
+        (3, "zero_stage"),
+        (7, "row_id"),
+        (8, None),
+    ]
+    assert document["bad_cells"][0]["value"] == "many"
+    assert [row["line"] for row in document["rows"]] == [2, 4, 5, 6]
+    answer = planner.validate(runs)
+    assert str(answer).endswith("line 8: 1 cells for 18 columns")
+
+
+def test_every_row_shows_prediction_measurement_and_error(tmp_path: Path) -> None:
+    runs = tmp_path / "runs.csv"
+    names = "step_time_s,tokens_per_second_per_gpu,mfu_pct,flops_definition,peak_memory_gib"
+    head = (
+        f"row_id,model,gpu,gpu_mem_gb,num_gpus,seq_len,zero_stage,outcome,memory_definition,{names}"
+    )
+    cells = "llama-3-8b,A100-SXM,80,8,4096,3"
+    rows = (
+        f"step,{cells},ok,torch allocated,1.7,,,,24",
+        f"speed,{cells},ok,,,2600,,,",
+        f"mfu,{cells},ok,,,,41,model,",
+        f"died,{cells},oom,,,,,,",
+        f"unknown,{cells.replace('llama-3-8b', 'none-such')},ok,,1,,,,",
+    )
+    runs.write_text("\n".join([head, *rows]))
+    answer = planner.validate(runs)
+    text = str(answer).split("\n\n")[0]
+    assert max(map(len, str(answer).splitlines())) <= 80
+    lines = [line.split() for line in text.splitlines()]
+    records = {row["row_id"]: row for row in answer.to_dict()["rows"]}
+    step = records["step"]
+    assert lines[0] == ["row", "predicted", "measured", "error"]
+    assert lines[1][:3] == ["step", "step,", "s"]
+    assert lines[1][-4:] == [
+        f"{step['predicted_step_seconds']:.2f}",
+        "1.70",
+        f"{100 * step['time_error']:+.1f}",
+        "%",
+    ]
+    assert lines[2][:2] == ["allocated,", "GiB"]
+    assert lines[2][-3:] == ["24.0", f"{100 * step['memory_error']:+.1f}", "%"]
+    assert text.count("tokens/s per GPU") == text.count("MFU, %") == 1
+    speed = records["speed"]
+    assert speed["measured_tokens_per_second_per_gpu"] == 2600
+    ratio = speed["predicted_tokens_per_second_per_gpu"] / 2600
+    assert ratio == pytest.approx(1 / (1 + speed["time_error"]))
+    mfu = records["mfu"]
+    assert mfu["predicted_mfu"] / 0.41 == pytest.approx(1 / (1 + mfu["time_error"]))
+    assert lines[7][0] == "died"
+    assert lines[8][-2:] == ["ran", "out"]
+    assert "line 6 is not priced: the architecture is not given" in " ".join(text.split())
+
+
+def test_a_file_without_a_good_row_is_refused(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.write_text(RUNS.replace(",4096,", ",many,"))
@@ -123,8 +205,7 @@ def test_bad_questions_are_one_line(runs: Path) -> None:
     with pytest.raises(InputError, match="what = 'speed'"):
         planner.validate(runs, what="speed")  # type: ignore[arg-type]
     runs.write_text(RUNS + RUNS.splitlines()[-1] + "\n")
-    with pytest.raises(InputError, match="'vague' stands twice"):
-        planner.validate(runs)
+    assert "'vague' stands twice" in str(planner.validate(runs).bad_cells[0])
 
 
 def test_the_command_prints_one_json_document(
@@ -134,7 +215,7 @@ def test_the_command_prints_one_json_document(
         main(["validate", str(runs), "--json"])
     assert not stop.value.code
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"schema_version", "rows", "summary"}
+    assert set(document) == {"schema_version", "rows", "bad_cells", "summary"}
     assert document["rows"][0]["row_id"] == "fine"
     assert document["rows"][0]["time_inside"] in (True, False)
     assert document["rows"][1]["predicted_step_seconds"] is not None
@@ -164,5 +245,5 @@ def test_the_published_tables_are_as_the_readme_says() -> None:
     assert groups["korthikanti-2022"]["mean_absolute_error"] < 0.05
     text = str(answer)
     assert "megatron-sc21" in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
     assert "<pre>" in answer._repr_html_()

@@ -70,7 +70,7 @@ def test_a_file_of_errors_is_cut_short(tmp_path: Path) -> None:
     first, *cells, last = str(error.value).splitlines()
     assert first.endswith(f": {MAX_ERRORS + 3} errors")
     assert len(cells) == MAX_ERRORS
-    assert last == "  and 3 more"
+    assert last == "  and 3 more (--json lists them)"
 
 
 def test_a_header_is_checked_as_a_whole(tmp_path: Path) -> None:
