@@ -12,7 +12,11 @@ from cost_models.arrays import Real, pick
 
 
 class MemoryParts(Struct, frozen=True):
-    """Bytes on one accelerator at its peak, by kind."""
+    """Bytes on one accelerator at its peak, by kind.
+
+    ``weights``: all copies, master weights included; ``optimizer``: the states alone; ``buffers``:
+    temporary buffers; ``runtime``: CUDA and what the allocator cannot use.
+    """
 
     weights: Real
     gradients: Real

@@ -164,7 +164,7 @@ def _state_terms(view: RankView) -> list[tuple[Real, Count, Count, float, float]
 
 
 def _weights(view: RankView) -> Real:
-    """Bytes of weights: trained and frozen, ZeRO++'s secondary shards, copies in fp8.
+    """Bytes of all copies of the weights: trained, fp32 master, frozen, ZeRO++'s shards, fp8.
 
     Of offloaded weights only the shards of the running and of the next layer: 2 w P_layer / d.
     """
@@ -173,7 +173,7 @@ def _weights(view: RankView) -> Real:
     for term in _state_terms(view):
         weights = weights + weight_bytes(*term)
     fetched = 2.0 * workload.master_bytes * params.largest_layer / np.maximum(1, table.shard_ranks)
-    weights = np.where(table.offloads_weights, fetched, weights)
+    weights = np.where(table.offloads_weights, fetched, weights) + master_weights(view)
     shared = params.total - params.expert_total
     weights = weights + secondary_bytes(shared, workload.compute_bytes, table)
     if workload.precision == "fp8":
@@ -181,17 +181,17 @@ def _weights(view: RankView) -> Real:
     return weights + frozen_bytes(view)
 
 
-def _optimizer(view: RankView) -> Real:
-    """Bytes of master weights and optimizer states on the device.
-
-    Offloaded states leave the device, master weights only with offloaded weights.
-    """
-    table = view.table
-    optimizer: Real = np.zeros(len(table))
+def master_weights(view: RankView) -> Real:
+    """Bytes of master weights that are stored separately; offloaded weights take them along."""
+    masters: Real = np.zeros(len(view.table))
     for term in _state_terms(view):
-        optimizer = optimizer + master_copy_bytes(*term)
-    optimizer = np.where(table.offloads_weights, 0.0, optimizer)
-    return optimizer + np.where(table.offloads_optimizer, 0.0, _states(view).resident)
+        masters = masters + master_copy_bytes(*term)
+    return np.where(view.table.offloads_weights, 0.0, masters)
+
+
+def _optimizer(view: RankView) -> Real:
+    """Bytes of optimizer states on the device; offloaded states leave it."""
+    return np.where(view.table.offloads_optimizer, 0.0, _states(view).resident)
 
 
 def _gradients(view: RankView, live: LiveActivations) -> Gradients:

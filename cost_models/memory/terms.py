@@ -17,7 +17,7 @@ from cost_models.activations.live import LiveActivations, layer_bytes, live_acti
 from cost_models.arrays import Real
 from cost_models.communication.host_link import without_offload
 from cost_models.memory.parts import MemoryParts
-from cost_models.memory.peak import MOMENTS
+from cost_models.memory.peak import MOMENTS, master_weights
 from cost_models.partition.frozen_weights import frozen_bytes
 from cost_models.partition.rank_parameters import RankParameters
 from cost_models.partition.rank_view import RankView
@@ -93,9 +93,11 @@ def _states(view: RankView, plan: Plan, parts: MemoryParts) -> list[Term]:
         shared = view.software.sharding.frozen_weights and plan.zero_stage == 3
         numbers = format_bytes(frozen) + ("" if shared else ", not sharded")
         terms.append(Term("weights", "frozen base", "bytes of the frozen weights", numbers, frozen))
-    for part, least, size in (
-        ("weights", 3, first(parts.weights) - frozen),
-        ("optimizer", 1, first(parts.optimizer)),
+    masters = first(master_weights(view))
+    for part, name, least, size in (
+        ("weights", "fp32 master weights", 1, masters),
+        ("weights", _weight_name(view.workload, plan), 3, first(parts.weights) - frozen - masters),
+        ("optimizer", f"states of {view.workload.optimizer}", 1, first(parts.optimizer)),
     ):
         elements, symbols, numbers = _sharded(plan, view.parameters, least)
         if not elements or size <= 0.0:
@@ -104,7 +106,6 @@ def _states(view: RankView, plan: Plan, parts: MemoryParts) -> list[Term]:
             terms.append(_fetched(plan, size))
             continue
         each = size / elements
-        name = _state_names(view.workload, plan)[part]
         terms.append(Term(part, name, f"bytes · {symbols}", f"{each:.3g} bytes × {numbers}", size))
     return terms
 
@@ -116,15 +117,12 @@ def _fetched(plan: Plan, size: float) -> Term:
     return Term("weights", f"shards in transfer from {where}", layers, "", size)
 
 
-def _state_names(workload: Workload, plan: Plan) -> dict[str, str]:
-    """Describe the tensors of weights and optimizer under the plan's ZeRO stage."""
-    precision, states = workload.precision, f"states of {workload.optimizer}"
+def _weight_name(workload: Workload, plan: Plan) -> str:
+    """Describe the weights that a plan gathers under ZeRO-3, or else those of the matmuls."""
+    if plan.zero_stage < 3:
+        return f"{workload.precision} weights"
     mixed = workload.master_bytes != workload.compute_bytes
-    if plan.zero_stage >= 3:
-        master = "fp32 master weights, shared out" if mixed else f"{precision}, shared out"
-        return {"weights": master, "optimizer": states}
-    kept = f"fp32 master weights and {states}" if mixed else states
-    return {"weights": precision, "optimizer": kept}
+    return f"{'fp32 master' if mixed else workload.precision} weights, shared out"
 
 
 def _gradients(plan: Plan, params: RankParameters, parts: MemoryParts, moment: int) -> list[Term]:

@@ -6,20 +6,11 @@ A rank is the plain JSON values of run.json: its pipeline stage, its memory, its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
-import numpy as np
 from msgspec import Meta, Struct
 
-from cost_models.memory.gradients import shares
-from cost_models.partition.frozen_weights import frozen_bytes
-from cost_models.partition.rank_view import RankView
-from cost_models.partition.schedules import ranks_of_stages
-from cost_models.partition.stages import contents_of_rank
-from cost_models.plan.plan import PlanTable
 from cost_models.plan_file import PlanFile
-from cost_models.pricing.prediction import scenario_of
 from hardware_profiles.fields import convert
 
 CONSTANT_PARTS: Final = ("weights", "optimizer")  # constant through a step
@@ -63,34 +54,16 @@ def peak_bytes(rank: Mapping[str, Any]) -> int:
 def with_predicted_names(rank: Mapping[str, Any], file: PlanFile) -> dict[str, Any]:
     """Return a rank with the parts of its peak named as in predictions.
 
-    Below ZeRO-3 the gathered weights count as weights, and the shards that the optimizer updates as
-    its master weights; so does a separate master copy of whole weights.
+    Below ZeRO-3 the gathered weights count as weights, as do the shards that the optimizer updates.
     """
     memory = rank["memory"]
     gathered = memory.get("gathered_bytes") or 0
     if not gathered or file.plan.zero_stage == 3:
         return dict(rank)
-    parts = {"weights": 0, "optimizer": 0, **memory["parts"]}
-    single = min(round(_unsharded_bytes(file, rank["stage"])), parts["weights"])
-    parts["optimizer"] += parts["weights"] - single
-    parts["weights"] = single + gathered
+    parts = {"weights": 0, **memory["parts"]}
+    parts["weights"] += gathered
     parts["buffers"] -= gathered
     return {**rank, "memory": {**memory, "parts": parts}}
-
-
-def _unsharded_bytes(file: PlanFile, stage: int) -> float:
-    """Return the bytes of weights of a pipeline rank that are not gathered from shards.
-
-    These are frozen, or belong to experts of this rank only, and matmuls read them directly.
-    """
-    workload, table = file.workload, PlanTable.from_plans([file.plan])
-    rank = contents_of_rank(file.model, file.layer_ranges, ranks_of_stages(file.plan), stage)
-    view = RankView(scenario_of(replace(file, software="shardplan")), table, rank)
-    found = frozen_bytes(view)
-    if workload.compute_bytes == workload.master_bytes:
-        for numel, ranks in shares(view.parameters, table):
-            found = found + workload.master_bytes * numel * np.equal(ranks, 1)
-    return float(np.sum(found))
 
 
 def collective_bytes(records: Iterable[Mapping[str, Any]]) -> dict[Key, int]:

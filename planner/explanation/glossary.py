@@ -48,9 +48,9 @@ TIME_EXPLANATIONS: Final[Mapping[str, str]] = {
     "optimizer": "the weights are updated",
 }
 MEMORY_EXPLANATIONS: Final[Mapping[str, str]] = {
-    "weights": "the parameters that a device holds",
+    "weights": "the parameters that a device holds, fp32 master copies included",
     "gradients": "one number for each parameter that it trains",
-    "optimizer": "the states of the optimizer, including fp32 weights",
+    "optimizer": "the states of the optimizer, such as Adam's two moments",
     "activations": "results of the forward pass that the backward pass needs",
     "logits": "scores of every word of the vocabulary, at the loss",
     "buffers": "communication buffers and gathered layers",

@@ -40,7 +40,8 @@ def test_moments_leave_and_master_weights_stay() -> None:
     plain, moved = priced(scenario, "none"), priced(scenario, "optimizer")
     share = scenario.model.num_parameters / 8
     assert float(plain.memory.optimizer[0] - moved.memory.optimizer[0]) == 8 * share  # type: ignore[index]
-    assert float(moved.memory.optimizer[0]) == 4 * share  # type: ignore[index]
+    assert float(moved.memory.optimizer[0]) == 0  # type: ignore[index]
+    assert moved.memory.weights[0] == plain.memory.weights[0] >= 4 * share  # type: ignore[index]
     for part in ("weights", "gradients", "activations", "buffers"):
         assert getattr(plain.memory, part)[0] == getattr(moved.memory, part)[0]
 

@@ -8,7 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cost_models.legality.rules import require_legal
-from cost_models.memory.peak import MOMENTS, rank_timeline
+from cost_models.memory.peak import MOMENTS, master_weights, rank_timeline
+from cost_models.memory.terms import first
 from cost_models.model.families import model_spec
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
 from cost_models.plan.plan import Plan, PlanTable
@@ -66,14 +67,15 @@ def predicted(layers: int, tokens: int, recompute: str, *, autocast: bool) -> fl
     plan = Plan(recompute=recompute)  # type: ignore[arg-type]
     rank = pipeline_rank(case, plan, default_layer_ranges(case, plan), 0)
     table = PlanTable.from_plans([plan])
-    moments = rank_timeline(rank_view(case.model, case.workload, case.software, table, rank))
+    view = rank_view(case.model, case.workload, case.software, table, rank)
+    moments = rank_timeline(view)
     beside = [
         parts.gradients
         + parts.activations
         + parts.logits
         + parts.buffers
-        # 16-bit copies are allocated as they are used, 16-bit weights are there before
-        + (parts.weights if autocast else 0.0)
+        # 16-bit copies are allocated as they are used, fp32 and 16-bit weights are there before
+        + (parts.weights - first(master_weights(view)) if autocast else 0.0)
         for parts in moments[: MOMENTS.index("optimizer")]
     ]
     return float(np.max(beside))

@@ -67,9 +67,9 @@ def test_states_of_an_8_billion_model_by_hand() -> None:
     one = make_scenario("llama-3-8b", "1xA100-80GB", seq_len=128, global_batch_size=1)
     (line,) = timelines(one, Plan(), default_layer_ranges(one, Plan()))
     at_loss, at_update = line[0], line[-1]
-    assert float(at_loss.weights) == 2 * parameters
-    assert float(at_loss.optimizer) == 12 * parameters
-    assert float(at_update.weights) == 0.0  # gathered ones have gone, the master weights are there
+    assert float(at_loss.weights) == (2 + 4) * parameters
+    assert float(at_loss.optimizer) == 8 * parameters
+    assert float(at_update.weights) == 4 * parameters  # the gathered copy has been freed
     assert float(at_update.gradients) == 4 * parameters
 
 
