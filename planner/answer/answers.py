@@ -19,7 +19,8 @@ from planner.assessment.documents import cluster_document, model_document
 from planner.assessment.reach import Reach, reach
 from planner.assessment.step_memory import StepMemory, step_memory
 from planner.request.scenario import DEFAULT_SOFTWARE
-from planner.text.answer import SCHEMA_VERSION, Answer
+from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
+from planner.text.parts import PART_WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +47,7 @@ def header(scenario: Scenario) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, repr=False)
-class FitAnswer(Answer):
+class FitAnswer(DetailedAnswer):
     """Answer of ``fit``: verdict on one plan, its parts, and ways out.
 
     Ways out need searches, which run on first access.
@@ -116,7 +117,8 @@ class FitAnswer(Answer):
             "reach": {} if self.reach is None else self.reach.to_dict(),
         }
 
-    def __str__(self) -> str:
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with all assumptions, sources and counts."""
         return fit_text(
             self.scenario,
             self.plan,
@@ -124,21 +126,23 @@ class FitAnswer(Answer):
             assumptions=self.assumptions,
             ways_out=self.ways_out,
             reach=self.reach,
-            largest=self._largest,
+            largest=self._largest(verbose=verbose),
             job=self.job,
             not_run=not_run(self.scenario, self.plan),
+            verbose=verbose,
         )
 
-    @property
-    def _largest(self) -> str:
+    def _largest(self, *, verbose: bool) -> str:
         """Return the largest part of the memory and the formula of its largest term."""
         parts = amounts(self.assessment.memory.parts)
         name = max(parts, key=lambda part: parts[part])
-        words = f"{name}: {format_bytes(parts[name])}"
+        words = f"{PART_WORDS[name]}: {format_bytes(parts[name])}"
         terms = [term for term in self.step_memory.terms if term.part == name]
         if not terms:
             return words
         term = max(terms, key=lambda term: term.size)
+        if not verbose:
+            return "; ".join([f"{PART_WORDS[name]}: {term.name}", term.numbers or term.formula])
         numbers = f" = {term.numbers}" if term.numbers else ""
         return f"{words}; {term.name}: {term.formula}{numbers}"
 
@@ -152,7 +156,7 @@ class FitAnswer(Answer):
         """Return a self-contained page: the drawing, the largest terms, the answer."""
         from planner.answer.memory_html import memory_html
 
-        answer = f"{self}\n\n{self.explain()}"
+        answer = f"{self.text(verbose=True)}\n\n{self.explain()}"
         return memory_html(self.step_memory, self.assessment, self._title, answer)
 
     @property
@@ -170,7 +174,7 @@ class FitAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PlanAnswer(Answer):
+class PlanAnswer(DetailedAnswer):
     """Answer of ``plan``: the ranked plans and the counts of the search."""
 
     scenario: Scenario
@@ -221,7 +225,8 @@ class PlanAnswer(Answer):
             "confidence": confidence(self.scenario),
         }
 
-    def __str__(self) -> str:
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with all assumptions, sources and counts."""
         return plan_text(
             self.scenario,
             self.result.counts,
@@ -229,6 +234,7 @@ class PlanAnswer(Answer):
             assumptions=self.assumptions,
             staged=self.staged,
             placed=self.placed,
+            verbose=verbose,
         )
 
 

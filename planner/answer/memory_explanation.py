@@ -11,18 +11,20 @@ from cost_models.units import format_bytes, format_gib
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.step_memory import StagePeak, StepMemory
 from planner.text.bars import axis, legend, shown_scale, stacked_bar
-from planner.text.paragraphs import labelled
+from planner.text.paragraphs import hanging, labelled, plain, width
+from planner.text.parts import PART_WORDS
 
-BAR: Final = 54
-NAME: Final = 30
+NAME: Final = 26
+CELL: Final = 6  # of a table of GiB; a space between two cells
+AXIS: Final = 7  # columns of the last number of the axis with its unit
 SHORT: Final = {
-    "weights": "weights",
+    "weights": "weight",
     "gradients": "grads",
     "optimizer": "optim.",
     "activations": "activ.",
     "logits": "logits",
-    "buffers": "buffers",
-    "runtime": "runtime",
+    "buffers": "temp.",
+    "runtime": "CUDA",
 }
 SHORT_MOMENT: Final = {
     "loss_forward": "the loss, forward",
@@ -49,7 +51,7 @@ def moment_name(step: StepMemory, name: str) -> str:
 
 
 def memory_explanation_text(step: StepMemory, assessment: Assessment) -> str:
-    """Return the explanation, at most 100 columns wide."""
+    """Return the explanation."""
     lines = [*_timeline(step, assessment.budget.size), ""]
     lines += labelled("Peak", f"{moment_name(step, assessment.memory.moment)}: {step.peak_words}")
     lines += labelled("In flight", step.schedule)
@@ -70,20 +72,23 @@ def _timeline(step: StepMemory, budget: float) -> list[str]:
     union = {
         name: max(amounts(moment.parts)[name] for moment in step.moments) for name in MEMORY_PARTS
     }
-    lines = [f"One step's memory{where}; {line} the budget, {format_bytes(budget)}", ""]
-    lines.append(f"{'':<{NAME}} {'GiB':>6}  {axis(scale, BAR)}")
+    lines = [*plain(f"One step's memory{where}; {line} the budget, {format_bytes(budget)}"), ""]
+    room = width() - NAME - CELL - AXIS - 3
+    lines.append(f"{'':<{NAME}} {'GiB':>{CELL}}  {axis(scale, room)}")
     for moment in step.shown_moments:
         mark = "▶" if moment is step.moments[step.peak] else " "
-        bar = stacked_bar(amounts(moment.parts), scale, BAR, budget)
+        bar = stacked_bar(amounts(moment.parts), scale, room, budget)
         words = f"{mark} {moment_name(step, moment.name)}"
-        lines.append(f"{words:<{NAME}} {format_gib(float(moment.parts.peak)):>6}  {bar}")
-    return [*lines, "", f"  {legend(union)}"]
+        lines.append(f"{words:<{NAME}} {format_gib(float(moment.parts.peak)):>{CELL}}  {bar}")
+    return [*lines, "", *plain(legend(union), "  ")]
 
 
 def _terms(step: StepMemory) -> list[str]:
     lines = ["The largest terms at the peak"]
     for term in step.terms:
-        lines.append(f"  {format_bytes(term.size):>10}  {term.part}: {term.name}")
+        lines += hanging(
+            f"  {format_bytes(term.size):>10}  ", f"{PART_WORDS[term.part]}: {term.name}"
+        )
         numbers = f" = {term.numbers}" if term.numbers else ""
         lines += labelled("", f"  {term.formula}{numbers}")
     return lines
@@ -108,12 +113,14 @@ def _moments_table(step: StepMemory) -> list[str]:
         )
         for moment in step.shown_moments
     ]
-    head = f"{'GiB at each moment':<{NAME}}"
-    return [_heads(head), *(_row(f"{mark} {name}", parts) for name, parts, mark in rows)]
+    shown = _shown([parts for _, parts, _ in rows])
+    lines = [_row(f"{mark} {name}", parts, shown) for name, parts, mark in rows]
+    return [_heads("GiB at each moment", shown), *lines]
 
 
 def _stages_table(step: StepMemory) -> list[str]:
-    lines = [_heads(f"{'GiB of each stage at its peak':<{NAME}}")]
+    shown = _shown([stage.parts for stage in step.stages])
+    lines = [_heads("GiB of each stage's peak", shown)]
     before: StagePeak | None = None
     for stage in step.stages:
         same = before is not None and (stage.parts, stage.layers) == (before.parts, before.layers)
@@ -123,18 +130,27 @@ def _stages_table(step: StepMemory) -> list[str]:
         mark = "▶" if stage.stage == step.stage else " "
         held = f"{mark} {stage.stage}: {stage.layers} layers × {stage.in_flight:.3g}"
         holds = ("emb." if name == "embedding" else name for name in stage.end_blocks)
-        lines.append(_row(" + ".join((held, *holds)), stage.parts))
+        lines.append(_row(" + ".join((held, *holds)), stage.parts, shown))
     if len(lines) - 1 < len(step.stages):
         lines.append("  stages that are not listed equal the one above them")
     lines.append("  (layers × micro-batches whose activations the stage keeps)")
     return lines
 
 
-def _heads(first: str) -> str:
-    return first + "".join(f"{SHORT[name]:>8}" for name in MEMORY_PARTS) + f"{'peak':>8}"
+def _shown(parts: Sequence[MemoryParts]) -> list[str]:
+    """Return the parts that a table has room for, the largest ones, in their usual order."""
+    largest = {name: max(amounts(one)[name] for one in parts) for name in MEMORY_PARTS}
+    room = max(1, (width() - NAME) // (CELL + 1) - 1)
+    kept = sorted(largest, key=lambda name: -largest[name])[:room]
+    return [name for name in MEMORY_PARTS if name in kept and largest[name] > 0.0]
 
 
-def _row(first: str, parts: MemoryParts) -> str:
-    values: Sequence[float] = (*amounts(parts).values(), float(parts.peak))
-    cells = "".join(f"{format_gib(value) if value else '–':>8}" for value in values)
+def _heads(first: str, shown: Sequence[str]) -> str:
+    cells = [*(SHORT[name] for name in shown), "peak"]
+    return f"{first:<{NAME}.{NAME}}" + "".join(f" {cell:>{CELL}}" for cell in cells)
+
+
+def _row(first: str, parts: MemoryParts, shown: Sequence[str]) -> str:
+    values = [*(amounts(parts)[name] for name in shown), float(parts.peak)]
+    cells = "".join(f" {format_gib(value) if value else '–':>{CELL}}" for value in values)
     return f"{first:<{NAME}.{NAME}}{cells}"

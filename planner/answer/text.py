@@ -1,4 +1,4 @@
-"""Text of the answers, at most 100 columns wide: verdict, parts, assumptions."""
+"""Text of the answers of ``fit`` and ``plan``: short, or with all details."""
 
 from __future__ import annotations
 
@@ -21,8 +21,21 @@ from planner.assessment.verdict import WORDS, Budget
 from planner.request.command import describe_plan, plan_command
 from planner.request.stage_layers import layers_option, recompute_cell, stage_recompute_options
 from planner.run_cost.text import run_lines
-from planner.text.paragraphs import INDENT, MOMENT_WORDS, labelled
-from planner.text.tables import marked_table
+from planner.text.assumed import assumed
+from planner.text.bars import part_bars
+from planner.text.fixes import Fix, fix_lines, pace
+from planner.text.paragraphs import (
+    INDENT,
+    LINES,
+    MOMENT_WORDS,
+    hanging,
+    labelled,
+    labelled_line,
+    plain,
+    width,
+)
+from planner.text.parts import PART_WORDS
+from planner.text.tables import fitting_table, without_doubles
 
 if TYPE_CHECKING:
     from planner.advice.ways_out import WayOut
@@ -33,7 +46,7 @@ if TYPE_CHECKING:
 
 MOST_REASONS: Final = 3  # legality rules that are listed
 
-BAR: Final = 40
+MOST_ROWS: Final = 5  # of a table in a short answer
 MOST_RANKS: Final = 16  # ranks of an order that are listed
 CONFIDENCE_WORDS: Final = {
     "measured": "measured: rates were measured on this machine",
@@ -43,27 +56,33 @@ CONFIDENCE_WORDS: Final = {
 TIME_WORDS: Final = {
     "compute": "computation",
     "recompute": "recomputation",
-    "host": "waiting for the host (starting kernels, offloaded activations)",
+    "host": "waiting for the host",
     "tensor_communication": "tensor-parallel communication",
     "expert_communication": "tokens to experts and back",
-    "context_communication": "context-parallel communication that is not hidden",
+    "context_communication": "exposed context-parallel communication",
     "pipeline_communication": "pipeline sends",
     "bubble": "pipeline bubble",
-    "data_communication": "data-parallel communication that is not hidden",
+    "data_communication": "exposed data-parallel communication",
     "optimizer": "the optimizer",
 }
 
-SAME_TRAINING: Final = "same training"
-# by the groups of ways out (``planner.advice.changes``)
-GROUP_LABEL: Final = {
-    SAME_TRAINING: "Ways out",
-    "another training": "Or train",
-    "more hardware": "Or use",
-}
+MOST_BARS: Final = 5  # parts of a plan that fits; smaller ones share a bar
+FEWEST_BARS: Final = 3
+OTHER_LINES: Final = 8  # of a plan that does not fit, besides bars and fixes
 
 
 def head(scenario: Scenario) -> list[str]:
-    """Return the lines that repeat the request: model, workload, cluster."""
+    """Return the lines that repeat the request: model, workload, cluster with its links."""
+    return [*_model_lines(scenario), *plain(describe(scenario.cluster))]
+
+
+def short_head(scenario: Scenario, *after: str) -> list[str]:
+    """Return the same without links, and more text behind the cluster."""
+    cluster = describe(scenario.cluster).split(", ")[0]
+    return [*_model_lines(scenario), *plain(" · ".join([cluster, *after]))]
+
+
+def _model_lines(scenario: Scenario) -> list[str]:
     model, workload = scenario.model, scenario.workload
     size = format_count(model.num_parameters)
     active = active_parameters(model)
@@ -77,30 +96,19 @@ def head(scenario: Scenario) -> list[str]:
     if workload.freeze:
         trained = format_count(model.num_trainable_parameters)
         size += f", {trained} trained ({workload.freeze} frozen)"
-    return [
+    line = (
         f"{model.name}  {size} · {workload.precision} {workload.optimizer} · "
-        f"{workload.seq_len:,} tokens · global batch {workload.global_batch_size:,}",
-        describe(scenario.cluster),
-    ]
-
-
-def bars(parts: Mapping[str, float], whole: float) -> list[str]:
-    """Return memory parts as bars; ``whole``: bytes of a full bar, the budget."""
-    lines = []
-    for name, value in parts.items():
-        if value <= 0.0:
-            continue
-        filled = min(BAR, round(BAR * value / whole))
-        lines.append(f"  {name:<12} {'█' * filled or '▏':<{BAR}} {format_bytes(value):>10}")
-    return lines
+        f"{workload.seq_len:,} tokens · global batch {workload.global_batch_size:,}"
+    )
+    return plain(line if len(line) <= width() else line.replace(" parameters", "", 1))
 
 
 def time_line(time: TimePrediction) -> str:
     """Return the step time with its interval and rates in one line."""
     words = (
-        f"{format_seconds(time.step_seconds)} a step ({format_seconds(time.low_seconds)} to "
-        f"{format_seconds(time.high_seconds)}), "
-        f"{time.tokens_per_second_per_gpu:,.0f} tokens/s per accelerator"
+        f"{format_seconds(time.step_seconds)} ({format_seconds(time.low_seconds)} to "
+        f"{format_seconds(time.high_seconds)}), {_rate(time.tokens_per_second_per_gpu)} "
+        "tokens/s per GPU"
     )
     if time.mfu is not None:
         words += f", MFU {100 * time.mfu:.1f} %"
@@ -109,18 +117,27 @@ def time_line(time: TimePrediction) -> str:
 
 def rates_line(time: TimePrediction) -> str:
     """Return tokens/s of all accelerators, shares of the step and HFU in one line."""
-    words = f"{time.tokens_per_second:,.0f} tokens/s together; {shares(time)}"
+    words = f"{_rate(time.tokens_per_second)} tokens/s together; {shares(time)}"
     if time.mfu is not None and time.hfu is not None and time.hfu > time.mfu * (1.0 + 1e-9):
         words += f"; HFU {100 * time.hfu:.1f} %, with recomputation"
     return words
 
 
+def _rate(value: float) -> str:
+    """Format a rate with three digits.
+
+    >>> _rate(28954.1), _rate(3.14159)
+    ('29,000', '3.14')
+    """
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def shares(time: TimePrediction) -> str:
     """Return the parts of the step of at least 0.5 %, as shares."""
-    return ", ".join(_largest_shares(time.parts, time.step_seconds))
+    return ", ".join(largest_shares(time.parts, time.step_seconds))
 
 
-def _largest_shares(parts: TimeParts, step: float, most: int | None = None) -> list[str]:
+def largest_shares(parts: TimeParts, step: float, most: int | None = None) -> list[str]:
     """Return the largest parts of a step in words, at most ``most``, without those below 0.5 %."""
     seconds = amounts(parts)
     largest = sorted(seconds, key=lambda name: -seconds[name])[:most]
@@ -131,11 +148,11 @@ def _largest_shares(parts: TimeParts, step: float, most: int | None = None) -> l
     ]
 
 
-def binds(assessment: Assessment) -> str:
+def bottleneck(assessment: Assessment) -> str:
     """Return the largest parts of time and memory."""
     memory = assessment.memory
     where = f"stage {memory.limiting_stage}, {MOMENT_WORDS[memory.moment]}"
-    return binding_parts(assessment.time, memory, where)
+    return largest_parts(assessment.time, memory, where)
 
 
 class TimeOfParts(Protocol):
@@ -166,29 +183,45 @@ class MemoryOfParts(Protocol):
         ...
 
 
-def binding_parts(time: TimeOfParts, memory: MemoryOfParts, where: str) -> str:
+def largest_parts(time: TimeOfParts, memory: MemoryOfParts, where: str) -> str:
     """Return the largest parts of time and memory; ``where``: stage and moment of the peak."""
-    shown = _largest_shares(time.parts, time.step_seconds, 3)
+    shown = largest_shares(time.parts, time.step_seconds, 3)
     sizes = amounts(memory.parts)
     largest = max(sizes, key=lambda name: sizes[name])
     return (
-        f"time: {', '.join(shown)}; memory: {largest} "
+        f"time: {', '.join(shown)}; memory: {PART_WORDS[largest]} "
         f"({format_bytes(sizes[largest])} of {format_bytes(memory.peak_bytes)}, {where})"
     )
 
 
-def verdict_line(assessed: MemoryAssessment[PeakMemory]) -> str:
-    """Return verdict, peak, margin and interval in one line."""
+def verdict_lines(assessed: MemoryAssessment[PeakMemory]) -> list[str]:
+    """Return verdict, peak, interval and margin, in one line if there is room."""
     verdict, memory = WORDS[assessed.verdict], assessed.memory
     budget = assessed.budget.size
     margin = assessed.margin_bytes
     word = "margin" if margin >= 0 else "short of"
-    return (
-        f"{verdict:<{max(INDENT, len(verdict) + 2)}}peak {format_gib(memory.peak_bytes)} of "
-        f"{format_bytes(budget)}   {word} {format_bytes(abs(margin))} "
-        f"({100 * abs(margin) / budget:.0f} %)   likely {format_gib(memory.low_bytes)} to "
-        f"{format_gib(memory.high_bytes)} GiB"
+    label = f"{verdict:<{max(INDENT, len(verdict) + 1)}}"
+    words = (
+        f"peak {format_gib(memory.peak_bytes)} of "
+        f"{format_bytes(budget)}, likely {format_gib(memory.low_bytes)} to "
+        f"{format_gib(memory.high_bytes)}; {word} {format_bytes(abs(margin))}"
     )
+    share = f" ({100 * abs(margin) / budget:.0f} %)"
+    return hanging(label, words + share if len(label + words + share) <= width() else words)
+
+
+def short_plan(plan: Plan) -> str:
+    """Return a plan as options, without those that everybody expects.
+
+    >>> short_plan(Plan(data_parallel=8, zero_stage=3)), short_plan(Plan())
+    ('--dp 8 --zero 3 --micro-batch-size 1', '--micro-batch-size 1')
+    """
+    words = describe_plan(plan)
+    expected = ["--recompute none", "--schedule 1f1b"]
+    expected += ["--dp 1", "--zero 0"] if plan.world_size == 1 else []
+    for option in expected:
+        words = f" {words} ".replace(f" {option} ", " ").strip()
+    return words
 
 
 def budget_words(budget: Budget) -> str:
@@ -207,37 +240,82 @@ def fit_text(
     largest: str,
     not_run: str | None,
     job: TrainingRun | None = None,
+    verbose: bool = False,
 ) -> str:
     """Return the answer of ``fit`` as text."""
-    memory, fits = assessment.memory, assessment.fits
-    lines = [*head(scenario), "", verdict_line(assessment)]
-    if assessment.verdict == "does_not_fit" and any(way.is_another_plan for way in ways_out):
-        lines += labelled("", "FITS with another plan on this cluster: see Ways out")
+    fits = assessment.fits
     stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
     stages += stage_recompute_options(scenario.stage_recompute_layers)
-    lines += labelled("", " ".join([describe_plan(plan), *stages]))
-    where = f"{MOMENT_WORDS[memory.moment]}"
-    if plan.pipeline_parallel > 1:
-        where = f"stage {memory.limiting_stage} is the fullest, {where}"
-    lines += labelled("", f"peak {where}")
-    lines += bars(amounts(memory.parts), assessment.budget.size)
-    lines += labelled("Budget", budget_words(assessment.budget))
+    verdict = [*verdict_lines(assessment), *_another_plan(assessment, ways_out)]
+    if verbose:
+        lines = [*head(scenario), "", *verdict]
+        lines += labelled("", " ".join([describe_plan(plan), *stages]))
+        lines += labelled("", _where(plan, assessment))
+    else:
+        lines = [*short_head(scenario, " ".join([short_plan(plan), *stages])), *verdict]
+    most = None if verbose else MOST_BARS if fits else bars_beside(len(ways_out))
+    lines += part_bars(amounts(assessment.memory.parts), assessment.budget.size, most)
+    if verbose:
+        lines += labelled("Budget", budget_words(assessment.budget))
     host = host_text(assessment.host)
-    if host is not None:
+    if host is not None and (verbose or plan.offload != "none" or assessment.host.short_of):
         lines += labelled("Host", host)
     if not fits:
-        lines += labelled("Largest", largest)
-    lines += labelled("Step", time_line(assessment.time))
-    lines += labelled("", rates_line(assessment.time))
+        lines += labelled("Largest", largest) if verbose else [_shortened("Largest", largest)]
+    if verbose or fits:
+        lines += labelled("Step", time_line(assessment.time))
+    if verbose:
+        lines += labelled("", rates_line(assessment.time))
+    elif fits:
+        lines += [_bottleneck_line(assessment.time)]
     if job is not None:
-        lines += run_lines(job, assessment, plan.world_size)
-    lines += _reach(reach) if fits else _ways(ways_out)
-    lines += labelled("Assumed", "; ".join(assumptions))
-    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(scenario)])
-    if not_run is not None:
-        lines += labelled("Not run", not_run)
-    lines += labelled("Next", _next_command(scenario, plan, ways_out))
+        lines += run_lines(job, assessment, plan.world_size, verbose=verbose)
+    lines += _reach(reach)
+    lines += assumed(assumptions, verbose=verbose)
+    if verbose:
+        lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(scenario)])
+        if not_run is not None:
+            lines += labelled("Executor", f"not executable: {not_run}")
+    if fits:
+        lines += labelled("Next", plan_command(scenario, plan))
+    else:
+        lines += _fixes(scenario, assessment, ways_out, lines, verbose)
     return "\n".join(lines)
+
+
+def bars_beside(fixes: int) -> int:
+    """Return the number of bars that a short answer with so many fixes has room for."""
+    return max(FEWEST_BARS, min(MOST_BARS, LINES - OTHER_LINES - fixes))
+
+
+def _another_plan(assessment: Assessment, ways_out: Sequence[WayOut]) -> list[str]:
+    """Return the first plan with which the same training fits on the same cluster, if any."""
+    if assessment.verdict != "does_not_fit":
+        return []
+    found = next((way for way in ways_out if way.is_another_plan), None)
+    if found is None:
+        return []
+    options = min(found.options, short_plan(found.plan), key=len)
+    peak = format_bytes(found.peak_bytes)
+    return labelled("", f"FITS with another plan: {peak} with {options}")
+
+
+def _where(plan: Plan, assessment: Assessment) -> str:
+    memory = assessment.memory
+    where = MOMENT_WORDS[memory.moment]
+    if plan.pipeline_parallel > 1:
+        where = f"stage {memory.limiting_stage} is the fullest, {where}"
+    return f"peak {where}"
+
+
+def _bottleneck_line(time: TimePrediction) -> str:
+    return labelled_line("Bottleneck", largest_shares(time.parts, time.step_seconds))
+
+
+def _shortened(label: str, text: str) -> str:
+    """Return a labelled line; a text without room is cut behind its last whole part."""
+    pieces = text.split("; ")
+    return labelled_line(label, pieces, between="; ")
 
 
 def _reach(reach: Reach | None) -> list[str]:
@@ -246,29 +324,29 @@ def _reach(reach: Reach | None) -> list[str]:
         parts.append(f"micro-batch size {reach.largest_micro_batch_size:,}")
     if reach is not None and reach.longest_seq_len:
         parts.append(f"sequences of {reach.longest_seq_len:,} tokens")
-    return labelled("Maximum", " · ".join(parts)) if parts else []
+    return labelled("Maximum", ", or ".join(parts)) if parts else []
 
 
-def _ways(ways_out: Sequence[WayOut]) -> list[str]:
-    if not ways_out:
-        return labelled("Ways out", "none found with up to 1,024 nodes of this kind")
-    lines: list[str] = []
-    group = None
-    for way in ways_out:
-        words = (
-            f"{way.change}: {format_bytes(way.peak_bytes)}, "
-            f"{format_seconds(way.step_seconds)} a step   {way.options}"
+def _fixes(
+    scenario: Scenario,
+    assessment: Assessment,
+    ways_out: Sequence[WayOut],
+    before: Sequence[str],
+    verbose: bool,
+) -> list[str]:
+    """Return the ways out, each with its pace a token relative to the given plan."""
+    accelerators = scenario.cluster.num_gpus / scenario.workload.tokens_per_step
+    own = assessment.time.step_seconds * accelerators
+    fixes = [
+        Fix(
+            way.change,
+            way.peak_bytes,
+            pace(way.device_seconds_per_token * scenario.cluster.num_gpus / way.num_gpus, own),
+            way.options,
         )
-        label = "" if way.group == group else GROUP_LABEL[way.group] if lines else "Ways out"
-        lines += labelled(label, words)
-        group = way.group
-    return lines
-
-
-def _next_command(scenario: Scenario, plan: Plan, ways_out: Sequence[WayOut]) -> str:
-    if ways_out:
-        return "add the options of one of the ways out (each was checked to fit)"
-    return plan_command(scenario, plan)
+        for way in ways_out
+    ]
+    return fix_lines(fixes, len(before), verbose=verbose)
 
 
 COLUMNS: Final = (
@@ -291,11 +369,26 @@ COLUMNS: Final = (
 USUAL: Final[Mapping[str, object]] = {
     "dp_replicate": 1,
     "context_parallel": 1,
-    "context_parallel_method": Plan().context_parallel_method,
+    "tensor_parallel": 1,
     "expert_parallel": 1,
     "expert_tensor_parallel": True,
+    "pipeline_parallel": 1,
+    "virtual_stages": 1,
+    "sequence_parallel": False,
     "offload": "none",
 }
+# columns that are left out first where the terminal is narrow
+LEAST_IMPORTANT: Final = (
+    "margin",
+    "sp",
+    "cp method",
+    "MFU",
+    "vp",
+    "etp",
+    "rep",
+    "schedule",
+    "tok/s/gpu",
+)
 SHORT_SCHEDULE: Final = {
     "interleaved_1f1b": "interleaved",
     "zero_bubble": "zero-bubble",
@@ -303,34 +396,56 @@ SHORT_SCHEDULE: Final = {
 }
 
 
-def ranked_table(assessments: Sequence[Assessment]) -> list[str]:
-    """Return a table of the plans, best first."""
+def ranked_table(assessments: Sequence[Assessment], most: int | None = None) -> list[str]:
+    """Return a table of the plans, best first; plans with the same figures share a row.
+
+    ``most``: rows.
+    """
+    rows, choices = _ranked_rows(assessments)
+    different = without_doubles(rows[1:], choices)
+    return fitting_table([rows[0], *different[:most]], LEAST_IMPORTANT)
+
+
+def _ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], int]:
+    """Return the cells of the table with its head, and the number of columns of the plan."""
+    plans = [assessment.plan for assessment in assessments]
     columns = [
         (name, field)
         for name, field in COLUMNS
-        if any(getattr(assessment.plan, field) != USUAL.get(field) for assessment in assessments)
+        if any(getattr(plan, field) != USUAL.get(field) for plan in plans)
+        and (field != "context_parallel_method" or any(plan.context_parallel > 1 for plan in plans))
     ]
-    rows = [
-        [*(name for name, _ in columns), "schedule", "GiB", "margin", "step", "tok/s/gpu", "MFU"]
-    ]
+    schedules = ["schedule"] if any(plan.pipeline_parallel > 1 for plan in plans) else []
+    heads = [*(name for name, _ in columns), *schedules]
+    rows = [[*heads, "GiB", "margin", "step", "tok/s/gpu", "MFU"]]
     for assessment in assessments:
         plan, time = assessment.plan, assessment.time
         cells = [
             recompute_cell(plan) if field == "recompute" else _cell(getattr(plan, field))
             for _, field in columns
         ]
-        cells.append(
-            SHORT_SCHEDULE.get(plan.pipeline_schedule, plan.pipeline_schedule)
-            if plan.pipeline_parallel > 1
-            else "–"
-        )
+        if schedules:
+            cells.append(
+                SHORT_SCHEDULE.get(plan.pipeline_schedule, plan.pipeline_schedule)
+                if plan.pipeline_parallel > 1
+                else "–"
+            )
         cells.append(format_gib(assessment.memory.peak_bytes))
         cells.append(f"{100 * assessment.margin_bytes / assessment.budget.size:.0f} %")
         cells.append(format_seconds(time.step_seconds))
-        cells.append(f"{time.tokens_per_second_per_gpu:,.0f}")
+        cells.append(_rate(time.tokens_per_second_per_gpu))
         cells.append("–" if time.mfu is None else f"{100 * time.mfu:.1f} %")
         rows.append(cells)
-    return marked_table(rows)
+    return rows, len(heads)
+
+
+def runner_up(assessments: Sequence[Assessment]) -> Assessment | None:
+    """Return the first plan whose row is not that of the best one; None: all are alike."""
+    rows, choices = _ranked_rows(assessments)
+    for row, assessment in zip(rows[2:], assessments[1:], strict=True):
+        if len(without_doubles([rows[1], row], choices)) > 1:
+            return assessment
+    return None
 
 
 def _cell(value: object) -> str:
@@ -347,25 +462,34 @@ def plan_text(
     assumptions: Sequence[str],
     staged: StagedPlan | None = None,
     placed: PlacedPlan | None = None,
+    verbose: bool = False,
 ) -> str:
     """Return the answer of ``plan`` as text."""
     best = assessments[0]
-    lines = [*head(scenario), ""]
+    lines = [*(head(scenario) if verbose else short_head(scenario)), ""]
     if best.verdict == "tight":
         lines += labelled("TIGHT", tight_words(scenario, best.plan))
-    lines += ranked_table(assessments)
+    lines += ranked_table(assessments, None if verbose else MOST_ROWS)
     lines.append("")
-    lines += labelled("Best", time_line(best.time))
-    lines += labelled("Binds", binds(best))
-    if len(assessments) > 1:
-        lines += labelled("Runner-up", _why_not(best, assessments[1]))
+    lines += labelled("Best", short_plan(best.plan))
+    lines += labelled("Step", time_line(best.time))
+    if verbose:
+        lines += labelled("", rates_line(best.time))
+        lines += labelled("Bottleneck", bottleneck(best))
+    else:
+        lines += [_bottleneck_line(best.time)]
+    other = runner_up(assessments)
+    if other is not None:
+        lines += labelled("Runner-up", _why_not(best, other))
     if staged is not None:
-        lines += labelled("Stages", _stages(staged, written=placed is None))
+        lines += labelled("Stages", _stages(staged, written=placed is None, verbose=verbose))
     if placed is not None:
-        lines += labelled("Order", placed_words(placed))
-    lines += labelled("Searched", searched(counts))
-    lines += labelled("Assumed", "; ".join(assumptions))
-    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(scenario)])
+        lines += labelled("Order", placed_words(placed, verbose=verbose))
+    if verbose:
+        lines += labelled("Searched", searched(counts))
+    lines += assumed(assumptions, verbose=verbose)
+    if verbose:
+        lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(scenario)])
     return "\n".join(lines)
 
 
@@ -395,11 +519,14 @@ def _why_not(best: Assessment, other: Assessment) -> str:
     )
 
 
-def _stages(staged: StagedPlan, *, written: bool) -> str:
+def _stages(staged: StagedPlan, *, written: bool, verbose: bool) -> str:
     """Return the gain of uneven stages, with their options of ``fit``."""
     options = [layers_option(staged.layer_ranges)] if len(staged.layers) > 1 else []
     options += stage_recompute_options(staged.by_stage)
     which = "the best plan" if staged.rank == 0 else f"plan {staged.rank + 1} of these"
+    short = f"{100 * staged.gain:.1f} % faster with {which} and uneven stages: {' '.join(options)}"
+    if not verbose:
+        return short
     return (
         f"{format_seconds(staged.step)} instead of {format_seconds(staged.even_step)} a step "
         f"({100 * staged.gain:.1f} % less, simulated) with {which} and "
@@ -427,9 +554,11 @@ def searched(counts: Counts) -> str:
     return words + (f"; illegal mostly by {shown}" if shown else "")
 
 
-def placed_words(placed: PlacedPlan) -> str:
+def placed_words(placed: PlacedPlan, *, verbose: bool = True) -> str:
     """Return the gain of an order of ranks and its links, for the answer of ``plan``."""
     which = "the best plan" if placed.rank == 0 else describe_plan(placed.plan)
+    if not verbose:
+        return f"{100 * placed.gain:.1f} % faster with {which} and its own order of ranks (-v)"
     shown = ", ".join(map(str, placed.order[:MOST_RANKS]))
     more = f", … ({len(placed.order):,} in all)" if len(placed.order) > MOST_RANKS else ""
     proven = "no order is better" if placed.proven else "the best of the orders that were tried"

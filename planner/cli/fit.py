@@ -7,7 +7,7 @@ from typing import Annotated
 
 from hardware_profiles.command_line import OUTPUT
 from hardware_profiles.options import Option
-from planner.cli.options import Force, Json
+from planner.cli.options import Force, Json, Verbose
 from planner.cli.outputs import print_answer, say
 from planner.request.requests import FitRequest
 
@@ -32,6 +32,7 @@ def fit(
     ] = None,
     force: Force = False,
     json: Json = False,
+    verbose: Verbose = False,
 ) -> int:
     """Print whether it fits; return the exit code of the verdict."""
     from planner.answer.answers import FitAnswer
@@ -48,7 +49,7 @@ def fit(
     trained = answer if isinstance(answer, FitAnswer) else None
     if output is not None and trained is not None:
         write_drawing(output, trained, force=force)
-    print_answer(answer, json=json)
+    print_answer(answer, json=json, verbose=verbose)
     if explain and not json and trained is not None:
         print(f"\n{trained.explain()}")
     if output is not None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import click
 
 from hardware_profiles.errors import InputError
+
+COLOURS: Final = {
+    "FITS": "green",
+    "FITS with another plan": "green",
+    "TIGHT": "yellow",
+    "DOES NOT FIT": "red",
+}
+VERDICT: Final = re.compile(r"^( *)(DOES NOT FIT|TIGHT|FITS with another plan|FITS)\b", re.M)
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
@@ -24,8 +36,29 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def print_answer(answer: Any, *, json: bool) -> None:
+def print_answer(answer: Any, *, json: bool, verbose: bool = False) -> None:
     """Print the text of an answer, or its JSON document."""
     from planner.text.answer import json_text
 
-    print(json_text(answer.to_dict()) if json else answer)
+    if json:
+        print(json_text(answer.to_dict()))
+        return
+    text = answer.text(verbose=True) if verbose else str(answer)
+    print(coloured(text) if shows_colours() else text)
+
+
+def shows_colours() -> bool:
+    """Whether stdout is a terminal that shows colours (https://no-color.org)."""
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return wanted and sys.stdout.isatty()
+
+
+def coloured(text: str) -> str:
+    r"""Return a text with its verdicts in colour.
+
+    >>> coloured("FITS       peak 3 of 4 GiB")
+    '\x1b[32m\x1b[1mFITS\x1b[0m       peak 3 of 4 GiB'
+    """
+    return VERDICT.sub(
+        lambda found: found[1] + click.style(found[2], fg=COLOURS[found[2]], bold=True), text
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from hardware_profiles.options import Option
-from planner.cli.options import Force, Json
+from planner.cli.options import Force, Json, Verbose
 from planner.cli.outputs import print_answer, say
 from planner.request.requests import PlanRequest
 
@@ -22,6 +22,7 @@ def plan(
     ] = None,
     force: Force = False,
     json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Print the best plans, and write the best one to a file."""
     from cost_models.plan_file import write_plan_file
@@ -49,8 +50,10 @@ def plan(
         raise
     if output is not None and not isinstance(answer, TracedPlanAnswer):
         write_plan_file(output, answer.plan_file(), force=force)
-    print_answer(answer, json=json)
+    print_answer(answer, json=json, verbose=verbose)
     if output is not None and not isinstance(answer, TracedPlanAnswer):
         why = not_run(answer.scenario, answer.best)
         following = f"next: shardplan run {shlex.quote(str(output))} --data FILE"
         say(f"{'':<11}wrote {output}; {following if why is None else why}")
+    elif not json and not isinstance(answer, TracedPlanAnswer):
+        print(f"{'Next':<11}add -o plan.json to write the best plan; shardplan run trains it")

@@ -30,10 +30,26 @@ def amount(value: float | None) -> str:
     return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def run_lines(run: TrainingRun, assessment: Assessment, num_gpus: int) -> list[str]:
+def run_lines(
+    run: TrainingRun, assessment: Assessment, num_gpus: int, *, verbose: bool = True
+) -> list[str]:
     """Return the paragraphs of a training run: days, hours, dollars, energy; then with failures."""
+    if not verbose:
+        words = short_words(run.cost)
+        lines = labelled("Job", f"{format_count(run.cost.tokens)} tokens: {words}")
+        failures = run.with_failures
+        words = f"with failures and checkpoints: {short_words(failures)}"
+        return lines + labelled("", words + exceeded_limits(failures))
     lines = labelled("Job", run_words(run.cost, assessment, num_gpus))
     return lines + labelled("Failures", failure_words(run.with_failures))
+
+
+def short_words(cost: RunCost | RunCostWithFailures) -> str:
+    """Return days, accelerator hours, dollars and energy of a training run."""
+    words = f"{cost.seconds / DAY:,.1f} days, {cost.gpu_hours:,.0f} accelerator hours"
+    if cost.dollars is not None:
+        words += f", {dollars(cost.dollars)}"
+    return words + energy_words(cost)
 
 
 def run_words(cost: RunCost, assessment: Assessment, num_gpus: int) -> str:
@@ -77,10 +93,14 @@ def failure_words(run: RunCostWithFailures) -> str:
     )
     if run.dollars is not None:
         words += f", {dollars(run.dollars)}"
+    return words + energy_words(run) + exceeded_limits(run)
+
+
+def exceeded_limits(run: RunCostWithFailures) -> str:
+    """Return the options whose limits a training run exceeds."""
     over = [
         option
         for within, option in ((run.within_days, "--days"), (run.within_budget, "--budget"))
         if within is False
     ]
-    exceeded = f": more than {' and '.join(over)}" if over else ""
-    return words + energy_words(run) + exceeded
+    return f": more than {' and '.join(over)}" if over else ""

@@ -26,14 +26,14 @@ from planner.serving.scenario import (
 from planner.serving.text import CONFIDENCE, serving_text
 from planner.serving.times import ServingTimePrediction, predict_serving_time
 from planner.serving.ways_out import ServingWayOut, serving_reach, serving_ways
-from planner.text.answer import SCHEMA_VERSION, Answer
+from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
 
 # whose start-up logs tests/cost_models/serving/test_published_serving.py compares with
 COMPARED_FAMILIES = ("llama", "qwen2", "gpt_oss")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ServingAnswer(Answer):
+class ServingAnswer(DetailedAnswer):
     """Answer of ``fit --inference``: verdict on one layout, its parts, and ways out."""
 
     scenario: ServingScenario
@@ -78,7 +78,8 @@ class ServingAnswer(Answer):
             "reach": dict(self.reach),
         }
 
-    def __str__(self) -> str:
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with all assumptions and sources."""
         return serving_text(
             self.scenario,
             self.plan,
@@ -88,6 +89,7 @@ class ServingAnswer(Answer):
             ways_out=self.ways_out,
             reach=self.reach,
             confidence=CONFIDENCE[self.confidence],
+            verbose=verbose,
         )
 
 

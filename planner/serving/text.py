@@ -10,7 +10,7 @@ from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
 from cost_models.units import format_bytes, format_count, format_seconds
 from hardware_profiles.cluster.build import describe
-from planner.answer.text import bars, budget_words, verdict_line
+from planner.answer.text import MOST_BARS, budget_words, verdict_lines
 from planner.request.stage_layers import layers_option
 from planner.serving.command import describe_serving, vllm_options
 from planner.serving.scenario import (
@@ -21,14 +21,18 @@ from planner.serving.scenario import (
 )
 from planner.serving.times import ServingTimePrediction
 from planner.serving.ways_out import ServingWayOut
-from planner.text.paragraphs import labelled
+from planner.text.assumed import assumed
+from planner.text.bars import part_bars
+from planner.text.fixes import Fix, fix_lines
+from planner.text.paragraphs import labelled, plain
+from planner.text.parts import PART_WORDS
 
 MOMENTS: Final = {
     "attention": "inside attention, while prompts are read",
     "feed_forward": "between the matrices of an MLP, while prompts are read",
     "sampling": "while the next tokens are drawn",
 }
-PART_WORDS: Final = {
+TIME_WORDS: Final = {
     "matrices": "matrices",
     "attention": "attention",
     "memory": "norms, activations, logits",
@@ -56,67 +60,78 @@ def serving_text(
     ways_out: Sequence[ServingWayOut],
     reach: Mapping[str, Any],
     confidence: str,
+    verbose: bool = False,
 ) -> str:
     """Return verdict, parts, cache of a token, and the largest load or ways out."""
     memory, fits = assessment.memory, assessment.fits
-    lines = [*_head(scenario), "", verdict_line(assessment)]
-    stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
-    lines += labelled("", " ".join([describe_serving(plan), *stages]))
-    lines += labelled("", f"{_replicas(scenario, plan)}; peak {_where(scenario, plan, memory)}")
+    pinned = scenario.layer_ranges
+    layout = [describe_serving(plan), *([] if pinned is None else [layers_option(pinned)])]
+    if verbose:
+        lines = [*_head(scenario), "", *verdict_lines(assessment), *labelled("", " ".join(layout))]
+        where = f"{_replicas(scenario, plan)}; peak {_where(scenario, plan, memory)}"
+        lines += labelled("", where)
+    else:
+        lines = [*_short_head(scenario, " ".join(layout)), *verdict_lines(assessment)]
     parts = {name: value for name, value in memory.parts.items() if value > 0.0}
-    lines += bars(dict(sorted(parts.items(), key=lambda part: -part[1])), assessment.budget.size)
-    lines += labelled("Budget", budget_words(assessment.budget))
-    if not fits:
+    lines += part_bars(parts, assessment.budget.size, None if verbose else MOST_BARS)
+    if verbose:
+        lines += labelled("Budget", budget_words(assessment.budget))
+    if not fits and verbose:
         name = max(parts, key=lambda part: parts[part])
-        lines += labelled("Largest", f"{name}: {format_bytes(parts[name])}")
-    if has_cache(scenario.model):
+        lines += labelled("Largest", f"{PART_WORDS[name]}: {format_bytes(parts[name])}")
+    if has_cache(scenario.model) and (verbose or not fits):
         lines += labelled("Cache", _cache(scenario, plan, memory))
-    if time is not None:
-        lines += time_lines(scenario, time)
-    lines += _reach(scenario, reach) if fits else _ways(ways_out)
-    lines += labelled("Assumed", "; ".join(assumptions))
-    lines += labelled("Confidence", confidence)
+    if time is not None and (verbose or fits):
+        lines += time_lines(scenario, time, verbose=verbose)
+    lines += _reach(scenario, reach)
+    lines += assumed(assumptions, verbose=verbose)
+    if verbose:
+        lines += labelled("Confidence", confidence)
     options = vllm_options(scenario, plan) if fits else None
     if options is not None:
         lines += labelled("As vLLM's", options)
-    elif ways_out:
-        lines += labelled(
-            "Next", "add the options of one of the ways out (each was checked to fit)"
-        )
+    if not fits:
+        lines += _fixes(ways_out, lines, verbose)
     return "\n".join(lines)
 
 
-def time_lines(scenario: ServingScenario, time: ServingTimePrediction) -> list[str]:
+def time_lines(
+    scenario: ServingScenario, time: ServingTimePrediction, *, verbose: bool = True
+) -> list[str]:
     """Return the paragraphs about the prefill, a token and the throughput."""
     first = format_seconds(time.first_token_seconds)
     low = format_seconds(time.first_token_low_seconds)
     high = format_seconds(time.first_token_high_seconds)
     token = time.token
     words = "first token of" if token is not None else "one sequence of"
-    words += f" {time.prompt_len:,} tokens after {first} (likely {low} to {high})"
-    if time.sequences_per_replica > 1:
+    words += f" {time.prompt_len:,} tokens after {first} ({low} to {high})"
+    if time.sequences_per_replica > 1 and verbose:
         words += (
             f", of all {time.sequences_per_replica:,} of a replica after "
             f"{format_seconds(time.prefill_seconds)}"
         )
     lines = labelled("Prompt" if token is not None else "Pass", words)
-    lines += labelled("", _shares(time.prefill_parts))
+    if verbose:
+        lines += labelled("", _shares(time.prefill_parts))
     if token is None:
         return lines
     low, high = format_seconds(token.low_seconds), format_seconds(token.high_seconds)
     lines += labelled(
         "A token",
-        f"{format_seconds(token.seconds)} (likely {low} to {high}), {_rate(1.0 / token.seconds)} "
+        f"{format_seconds(token.seconds)} ({low} to {high}), {_rate(1.0 / token.seconds)} "
         "tokens/s a sequence",
     )
-    lines += labelled("", _shares(token.parts))
+    if verbose:
+        lines += labelled("", _shares(token.parts))
     per_gpu = token.tokens_per_second_per_gpu
     each = f" ({_rate(per_gpu)} per accelerator)" if scenario.cluster.num_gpus > 1 else ""
-    return lines + labelled(
-        "Together",
-        f"{_rate(token.tokens_per_second)} tokens/s{each} while a batch of answers of "
-        f"{time.answer_len:,} tokens takes {format_seconds(time.batch_seconds)}",
-    )
+    words = f"{_rate(token.tokens_per_second)} tokens/s{each}"
+    if verbose:
+        words += (
+            f" while a batch of answers of {time.answer_len:,} tokens takes "
+            f"{format_seconds(time.batch_seconds)}"
+        )
+    return lines + labelled("Together", words)
 
 
 def _rate(value: float) -> str:
@@ -128,13 +143,22 @@ def _shares(parts: Mapping[str, float]) -> str:
     whole = sum(parts.values())
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(
-        f"{PART_WORDS[name]} {100 * value / whole:.0f} %"
+        f"{TIME_WORDS[name]} {100 * value / whole:.0f} %"
         for name, value in ordered
         if value >= SMALL * whole
     )
 
 
 def _head(scenario: ServingScenario) -> list[str]:
+    return [*_model_lines(scenario), *plain(describe(scenario.cluster))]
+
+
+def _short_head(scenario: ServingScenario, layout: str) -> list[str]:
+    cluster = describe(scenario.cluster).split(", ")[0]
+    return [*_model_lines(scenario), *plain(f"{cluster} · {layout}")]
+
+
+def _model_lines(scenario: ServingScenario) -> list[str]:
     model, workload = scenario.model, scenario.workload
     size, active = f"{format_count(model.num_parameters)} parameters", active_parameters(model)
     if active < 0.99 * model.num_parameters:
@@ -146,7 +170,6 @@ def _head(scenario: ServingScenario) -> list[str]:
         f"{model.name}  {size}",
         f"inference · {formats} · {_sequences(workload.concurrency)} of "
         f"{workload.context_len:,} tokens",
-        describe(scenario.cluster),
     ]
 
 
@@ -196,14 +219,9 @@ def _reach(scenario: ServingScenario, reach: Mapping[str, Any]) -> list[str]:
         longest = reach["longest_context_len"]
         words = f"sequences of {longest:,} tokens"
         parts.append(words + " (its longest)" * (longest == scenario.model.max_seq_len))
-    return labelled("Maximum", " · or ".join(parts)) if parts else []
+    return labelled("Maximum", ", or ".join(parts)) if parts else []
 
 
-def _ways(ways_out: Sequence[ServingWayOut]) -> list[str]:
-    if not ways_out:
-        return labelled("Ways out", "none found with up to 1,024 nodes of this kind")
-    lines = []
-    for number, way in enumerate(ways_out):
-        words = f"{way.change}: {format_bytes(way.peak_bytes)}   {way.options}"
-        lines += labelled("Ways out" if not number else "", words)
-    return lines
+def _fixes(ways_out: Sequence[ServingWayOut], before: Sequence[str], verbose: bool) -> list[str]:
+    fixes = [Fix(way.change, way.peak_bytes, "", way.options) for way in ways_out]
+    return fix_lines(fixes, len(before), verbose=verbose)

@@ -27,7 +27,7 @@ from planner.survey.compare_cases import (
     job_limits,
 )
 from planner.survey.text import reason_without_plan, survey_text
-from planner.text.answer import Answer
+from planner.text.answer import DetailedAnswer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ MOST_REFUSALS: Final = 3  # clusters for which changes that would give a plan ar
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SurveyAnswer(Answer):
+class SurveyAnswer(DetailedAnswer):
     """Ranked plans of several cases, and the best plan of every case."""
 
     request: SurveyRequest
@@ -119,13 +119,15 @@ class SurveyAnswer(Answer):
             "confidence": confidence(self.scenario),
         }
 
-    def __str__(self) -> str:
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with all assumptions, sources and counts."""
         return survey_text(
             self.request,
             self.cases,
             self.ranked,
             counts=total_counts(self.cases),
             assumptions=self.assumptions,
+            verbose=verbose,
         )
 
 

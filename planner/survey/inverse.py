@@ -37,7 +37,7 @@ from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error
 from planner.survey.cases import WorkloadRequest
 from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, ranked, survey
 from planner.survey.text import inverse_text
-from planner.text.answer import Answer
+from planner.text.answer import DetailedAnswer
 
 COARSEST: Final = 4096  # tokens; largest step between sequence lengths
 FINEST: Final = 128
@@ -59,7 +59,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class InverseAnswer(Answer):
+class InverseAnswer(DetailedAnswer):
     """Answer of an inverse query, with the searches that verify it."""
 
     find: str
@@ -96,14 +96,19 @@ class InverseAnswer(Answer):
             else {"value": self.next_attempt.value, "fits": self.next_attempt.fits},
         }
 
-    def __str__(self) -> str:
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with all assumptions, sources and counts."""
         beyond = (
             None
             if self.next_attempt is None
             else (self.next_attempt.words, self.next_attempt.cases)
         )
         return inverse_text(
-            self.find, self.words, beyond, tried=bool(self.tried), answer=str(self.answer)
+            self.find,
+            self.words,
+            beyond,
+            tried=bool(self.tried),
+            answer=self.answer.text(verbose=verbose),
         )
 
 

@@ -10,21 +10,24 @@ from typing import Any, Final
 from cost_models.units import format_count, format_gib, format_seconds
 from planner.answer.text import (
     CONFIDENCE_WORDS,
-    binds,
+    MOST_ROWS,
+    bottleneck,
     head,
     placed_words,
     searched,
+    short_head,
+    short_plan,
     tight_words,
     time_line,
 )
 from planner.assessment.confidence import confidence
-from planner.request.command import describe_plan
 from planner.run_cost.text import WATT_HOUR, amount, dollars, run_lines
 from planner.run_cost.training_run import DAY
 from planner.search.search import Counts
 from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, sort_key
-from planner.text.paragraphs import labelled
-from planner.text.tables import marked_table
+from planner.text.assumed import assumed
+from planner.text.paragraphs import labelled, plain
+from planner.text.tables import fitting_table, marked_table
 
 BILLION: Final = 1e9
 MOST_BETWEEN: Final = 3  # from this number on, similar plans share one line
@@ -44,6 +47,9 @@ LABELS: Final = {
     "most-tokens": "Most",
 }
 MOST_WHY: Final = 3
+MOST_CASES: Final = 5  # of a table in a short answer
+# columns that are left out first where the terminal is narrow
+LEAST_IMPORTANT: Final = ("MFU", "gpu-hours", "GiB", "tok/s", "step")
 
 
 def survey_text(
@@ -53,50 +59,63 @@ def survey_text(
     *,
     counts: Counts,
     assumptions: Sequence[str],
+    verbose: bool = False,
 ) -> str:
     """Return the answer of ``plan`` for several clusters, with prices or a training run."""
     best = ranked[0]
-    lines = [*head(best.scenario), ""]
+    lines = [*(head if verbose else short_head)(best.scenario), ""]
     if not best.fits:
         lines += labelled("TIGHT", tight_words(best.scenario, best.plan))
     if len(cases) > 1:
-        lines += [*case_table(request, cases), ""]
+        lines += [*case_table(request, cases, None if verbose else MOST_CASES), ""]
     if request.pareto is not None:
         first, second = (OBJECTIVE_WORDS[name] for name in request.pareto)
         lines += labelled("Front", f"no plan has less {first} without more {second}")
-    lines += [*plan_table(request, ranked), ""]
-    lines += labelled("Best", time_line(best.assessment.time))
-    lines += labelled("", describe_plan(best.plan))
-    lines += labelled("Binds", binds(best.assessment))
+    if verbose or request.pareto is not None:
+        lines += [*plan_table(request, ranked), ""]
+    else:
+        lines += [*plan_table(request, ranked, MOST_ROWS), ""]
+    lines += labelled("Best", short_plan(best.plan))
+    lines += labelled("Step", time_line(best.assessment.time))
+    if verbose:
+        lines += labelled("Bottleneck", bottleneck(best.assessment))
     if best.placed is not None:
-        lines += labelled("Order", placed_words(best.placed))
+        lines += labelled("Order", placed_words(best.placed, verbose=verbose))
     job = best.run
     if job is not None and request.job.is_given:
-        lines += run_lines(job, best.assessment, best.plan.world_size)
-    lines += labelled("Searched", searched(counts))
-    lines += labelled("Assumed", "; ".join(assumptions))
-    lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(best.scenario)])
+        lines += run_lines(job, best.assessment, best.plan.world_size, verbose=verbose)
+    if verbose:
+        lines += labelled("Searched", searched(counts))
+    lines += assumed(assumptions, verbose=verbose)
+    if verbose:
+        lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(best.scenario)])
     return "\n".join(lines)
 
 
-def case_table(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[str]:
-    """Return the best plan of every case, best first; cases without a plan last, with reasons."""
+def case_table(
+    request: SurveyRequest, cases: Sequence[SurveyCase], most: int | None = None
+) -> list[str]:
+    """Return the best plan of every case, best first; cases without a plan last, with reasons.
+
+    ``most``: cases of each kind.
+    """
     good = sorted(
         (case for case in cases if case.found), key=lambda c: sort_key(request)(c.found[0])
     )
     several = len({case.scenario.workload.precision for case in cases}) > 1
     columns = _columns(request, good)
     rows = [["cluster", *(["precision"] if several else []), *(heading for heading, _ in columns)]]
-    for case in good:
+    for case in good[:most]:
         found = case.found[0]
         name = [case.name, *([found.scenario.workload.precision] if several else [])]
         rows.append([*name, *(cell(found) for _, cell in columns)])
-    lines = marked_table(rows, left=range(2 if several else 1))
-    for case in cases:
-        if not case.found:
-            precision = f" {case.scenario.workload.precision}" if several else ""
-            lines.append(f"  {case.name}{precision}: {reason_without_plan(case)}")
-    return lines
+    lines = fitting_table(rows, LEAST_IMPORTANT, left=("cluster", "precision"))
+    without = [case for case in cases if not case.found]
+    for case in without[:most]:
+        precision = f" {case.scenario.workload.precision}" if several else ""
+        lines += plain(f"{case.name}{precision}: {reason_without_plan(case)}", "  ")
+    hidden = 0 if most is None else max(0, len(good) - most) + max(0, len(without) - most)
+    return [*lines, f"  {hidden} more with -v"] if hidden else lines
 
 
 def reason_without_plan(case: SurveyCase) -> str:
@@ -153,8 +172,13 @@ def _scaled(found: RankedPlan, objective: str, unit: float = 1.0) -> float | Non
     return None if value is None else value * BILLION / unit
 
 
-def plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan]) -> list[str]:
-    """Return a table of the ranked plans: cluster, memory, time, cost and plan."""
+def plan_table(
+    request: SurveyRequest, ranked: Sequence[RankedPlan], most: int | None = None
+) -> list[str]:
+    """Return a table of the ranked plans: cluster, memory, time, cost and plan.
+
+    ``most``: rows.
+    """
     several = len({found.scenario.cluster.name for found in ranked}) > 1
     precisions = len({found.scenario.workload.precision for found in ranked}) > 1
     priced = any(found.step.dollars is not None for found in ranked)
@@ -184,10 +208,24 @@ def plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan]) -> list[str
                 format_seconds(found.step.seconds),
                 *([dollars(_scaled(found, "cost"))] if priced else []),
                 *([amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] if energy else []),
-                describe_plan(found.plan) + " (own order of ranks)" * bool(found.placed),
+                short_plan(found.plan) + " (own order of ranks)" * bool(found.placed),
             ]
         )
-    return marked_table(rows, left=(*range(several + precisions), len(rows[0]) - 1))
+    return _wrapped_last(rows if most is None else rows[: most + 1], several + precisions)
+
+
+def _wrapped_last(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
+    """Return a table whose last column is wrapped where the terminal is too narrow for it.
+
+    ``texts``: first columns that are aligned to the left.
+    """
+    lines = marked_table([row[:-1] for row in rows], left=range(texts))
+    indent = max(map(len, lines)) + 2
+    found = []
+    for line, row in zip(lines, rows, strict=True):
+        first, *others = plain(row[-1], " " * indent) or [""]
+        found += [f"{line:<{indent}}{first.strip()}".rstrip(), *others]
+    return found
 
 
 def _between(ranked: Sequence[RankedPlan]) -> dict[int, str]:

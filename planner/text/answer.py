@@ -23,11 +23,28 @@ class Answer(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
 
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with assumptions, sources and counts, if it has them."""
+        return str(self)
+
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+class DetailedAnswer(Answer):
+    """Answer whose text leaves out details unless it is ``verbose``."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with assumptions, sources and counts."""
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 def json_text(document: Mapping[str, Any]) -> str:

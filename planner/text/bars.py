@@ -1,12 +1,17 @@
-"""Stacked bars of characters: parts of a sum on one scale, and a mark at the budget."""
+"""Bars of characters: parts of a sum on one scale, one below the other or stacked, and a budget."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from cost_models.units import GIB
+from cost_models.units import GIB, format_bytes
+from planner.text.paragraphs import TOGETHER, width
+from planner.text.parts import NAME, PART_WORDS
 
+FULL: Final = "█"
+LEAST: Final = "▏"  # a bar too short for a whole character
+BUDGET: Final = "│"
 MARKS: Final = {
     "weights": "█",
     "gradients": "▒",
@@ -28,6 +33,44 @@ ORDER: Final = (
 )
 STEPS: Final = (1, 2, 5)
 LEAST_SHARE: Final = 0.25  # of the budget; shorter bars have their own scale
+SMALL: Final = 0.04  # of the peak; smaller parts share a bar in a short answer
+
+
+def part_bars(parts: Mapping[str, float], budget: float, most: int | None = None) -> list[str]:
+    """Return each part above zero and their sum as bars, largest first, with a mark at the budget.
+
+    The whole width is the budget, or the sum where it is larger. ``most``: bars of parts; those of
+    less than ``SMALL`` of the sum and those beyond ``most`` share the last one.
+    """
+    total = sum(parts.values())
+    rows = [(PART_WORDS[name], value) for name, value in _largest_first(parts)]
+    if most is not None:
+        kept = min(most, sum(value >= SMALL * total for _, value in rows))
+        if len(rows) > kept + 1 or len(rows) > most:
+            kept = min(kept, most - 1)
+            rows[kept:] = [(_joined(rows[kept:]), sum(value for _, value in rows[kept:]))]
+    scale = max(total, budget)
+    return [_bar(name, value, scale, budget) for name, value in [*rows, ("total", total)]]
+
+
+def _largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+    shown = [(name, value) for name, value in parts.items() if value > 0.0]
+    return sorted(shown, key=lambda part: -part[1])
+
+
+def _joined(rows: list[tuple[str, float]]) -> str:
+    """Return the names of several parts, or "others" where they have no room."""
+    names = ", ".join(name for name, _ in rows)
+    return names if len(names) <= NAME else "others"
+
+
+def _bar(name: str, value: float, scale: float, budget: float) -> str:
+    """Return one bar with its name in front and its size behind."""
+    room = width() - NAME - 2 * 2 - 12
+    filled = round(room * value / scale)
+    cells = list((FULL * filled or LEAST).ljust(room + 1))
+    cells[round(room * budget / scale)] = BUDGET
+    return f"  {name:<{NAME}}  {''.join(cells)}{format_bytes(value):>11}"
 
 
 def shown_scale(largest: float, budget: float) -> float:
@@ -53,13 +96,14 @@ def stacked_bar(parts: Mapping[str, float], scale: float, width: int, budget: fl
         cells[left:right] = MARKS[name] * (right - left)
         left = right
     if budget <= scale:
-        cells[round(width * budget / scale)] = "│"
+        cells[round(width * budget / scale)] = BUDGET
     return "".join(cells).rstrip()
 
 
 def legend(parts: Mapping[str, float]) -> str:
     """Return the marks of the parts above zero with their names."""
-    return "  ".join(f"{MARKS[name]} {name}" for name in ORDER if parts.get(name, 0.0) > 0.0)
+    shown = (name for name in ORDER if parts.get(name, 0.0) > 0.0)
+    return "  ".join(f"{MARKS[name]}{TOGETHER}{PART_WORDS[name]}" for name in shown)
 
 
 def axis(scale: float, width: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan.plan import Plan
 from planner.assessment.documents import cluster_document
-from planner.text.answer import SCHEMA_VERSION, Answer
+from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
 from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, only_varied
 from planner.traced.stages import Cut
 from planner.traced.text import fit_text, plan_text
@@ -61,7 +61,7 @@ def train_with(scenario: TracedScenario, plan: Plan) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class TracedFitAnswer(Answer):
+class TracedFitAnswer(DetailedAnswer):
     """Answer of ``fit``: verdict on one plan, its parts, and ways out.
 
     Ways out and the largest micro-batch are computed on first access.
@@ -106,7 +106,8 @@ class TracedFitAnswer(Answer):
             else {},
         }
 
-    def __str__(self) -> str:
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with all assumptions, sources and counts."""
         return fit_text(
             self.scenario,
             self.plan,
@@ -115,11 +116,12 @@ class TracedFitAnswer(Answer):
             ways_out=self.ways_out,
             largest_micro_batch=self.largest_micro_batch,
             following=train_with(self.scenario, self.plan),
+            verbose=verbose,
         )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TracedPlanAnswer(Answer):
+class TracedPlanAnswer(DetailedAnswer):
     """Answer of ``plan``: the ranked plans and the counts of the search."""
 
     scenario: TracedScenario
@@ -155,7 +157,8 @@ class TracedPlanAnswer(Answer):
             "confidence": CONFIDENCE,
         }
 
-    def __str__(self) -> str:
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with all assumptions, sources and counts."""
         return plan_text(
             self.scenario,
             self.assessments,
@@ -163,4 +166,5 @@ class TracedPlanAnswer(Answer):
             assumptions=self.assumptions,
             following=train_with(self.scenario, self.best),
             cut=self.cut,
+            verbose=verbose,
         )

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from cost_models.plan.plan import Plan
 from cost_models.units import format_bytes, format_count, format_gib, format_seconds
 from hardware_profiles.cluster.build import describe
-from planner.answer.text import bars, binding_parts, budget_words, verdict_line
+from planner.answer.text import (
+    MOST_BARS,
+    MOST_ROWS,
+    USUAL,
+    bars_beside,
+    budget_words,
+    largest_parts,
+    largest_shares,
+    short_plan,
+    verdict_lines,
+)
 from planner.assessment.assess import amounts
 from planner.request.command import describe_plan
-from planner.text.paragraphs import labelled
-from planner.text.tables import marked_table
+from planner.text.assumed import assumed
+from planner.text.bars import part_bars
+from planner.text.fixes import Fix, fix_lines
+from planner.text.paragraphs import labelled, labelled_line, plain
+from planner.text.parts import PART_WORDS
+from planner.text.tables import fitting_table, without_doubles
 from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, TracedTime
 from planner.traced.stages import Cut
 from planner.traced.ways_out import TracedWayOut
@@ -34,17 +48,26 @@ COLUMNS: Final = (
 
 
 def head(scenario: TracedScenario) -> list[str]:
-    """Return the lines that repeat the request: module, workload, cluster."""
+    """Return the lines that repeat the request: module, workload, cluster with its links."""
+    return [*_module_lines(scenario), *plain(describe(scenario.cluster))]
+
+
+def short_head(scenario: TracedScenario, *after: str) -> list[str]:
+    """Return the same without links, and more text behind the cluster."""
+    cluster = describe(scenario.cluster).split(", ")[0]
+    return [*_module_lines(scenario), *plain(" · ".join([cluster, *after]))]
+
+
+def _module_lines(scenario: TracedScenario) -> list[str]:
     module = scenario.module
     size = f"{module.kind}, {format_count(module.num_parameters)} parameters"
     if module.num_trainable_parameters != module.num_parameters:
         size += f", {format_count(module.num_trainable_parameters)} trained"
     size += f" in {len(module.blocks)} blocks" if module.blocks else ", no blocks"
     return [
-        f"{module.name}  {size}",
+        *plain(f"{module.name}  {size}"),
         f"{module.precision} {scenario.workload.optimizer} · "
         f"global batch {scenario.global_batch_size:,}",
-        describe(scenario.cluster),
     ]
 
 
@@ -52,7 +75,7 @@ def time_line(time: TracedTime) -> str:
     """Return step time and rates in one line."""
     words = (
         f"about {format_seconds(time.step_seconds)} a step, "
-        f"{time.rows_per_second_per_gpu:,.1f} rows/s per accelerator"
+        f"{time.rows_per_second_per_gpu:,.1f} rows/s per GPU"
     )
     return words if time.mfu is None else f"{words}, MFU {100 * time.mfu:.1f} %"
 
@@ -66,39 +89,42 @@ def fit_text(
     ways_out: Sequence[TracedWayOut],
     largest_micro_batch: int | None,
     following: str,
+    verbose: bool = False,
 ) -> str:
     """Return the answer of ``fit`` as text."""
     memory, fits, sizes = assessment.memory, assessment.fits, amounts(assessment.memory.parts)
-    lines = [*head(scenario), "", verdict_line(assessment)]
-    lines += labelled("", describe_plan(plan))
-    lines += labelled("", f"peak in {memory.moment}")
-    lines += bars(sizes, assessment.budget.size)
-    lines += labelled("Budget", budget_words(assessment.budget))
-    lines += labelled("Step", time_line(assessment.time))
+    if verbose:
+        lines = [*head(scenario), "", *verdict_lines(assessment)]
+        lines += labelled("", describe_plan(plan))
+        lines += labelled("", f"peak in {memory.moment}")
+    else:
+        lines = [*short_head(scenario, short_plan(plan)), *verdict_lines(assessment)]
+    most = None if verbose else MOST_BARS if fits else bars_beside(len(ways_out))
+    lines += part_bars(sizes, assessment.budget.size, most)
+    if verbose:
+        lines += labelled("Budget", budget_words(assessment.budget))
+    if verbose or fits:
+        lines += labelled("Step", time_line(assessment.time))
     if largest_micro_batch:
         lines += labelled("Maximum", f"micro-batch size {largest_micro_batch:,}")
     if not fits:
-        lines += _ways(sizes, ways_out)
-    lines += labelled("Assumed", "; ".join(assumptions))
-    lines += labelled("Confidence", CONFIDENCE)
-    if ways_out:
-        following = "add the options of one of the ways out (each was checked to fit)"
-    lines += labelled("Next", following)
+        largest = max(sizes, key=lambda name: sizes[name])
+        if verbose:
+            words = f"{PART_WORDS[largest]}: {format_bytes(sizes[largest])}"
+            lines += labelled("Largest", words)
+    lines += assumed(assumptions, verbose=verbose)
+    if verbose:
+        lines += labelled("Confidence", CONFIDENCE)
+    lines += labelled("Next", following) if fits else _fixes(ways_out, lines, verbose)
     return "\n".join(lines)
 
 
-def _ways(parts: Mapping[str, float], ways_out: Sequence[TracedWayOut]) -> list[str]:
-    largest = max(parts, key=lambda name: parts[name])
-    lines = labelled("Largest", f"{largest}: {format_bytes(parts[largest])}")
-    if not ways_out:
-        return lines + labelled("Ways out", "none found with up to 1,024 nodes of this kind")
-    for number, way in enumerate(ways_out):
-        words = (
-            f"{way.change}: {format_bytes(way.peak_bytes)}, about "
-            f"{format_seconds(way.step_seconds)} a step   {way.options}"
-        )
-        lines += labelled("Ways out" if not number else "", words)
-    return lines
+def _fixes(ways_out: Sequence[TracedWayOut], before: Sequence[str], verbose: bool) -> list[str]:
+    fixes = [
+        Fix(way.change, way.peak_bytes, f"about {format_seconds(way.step_seconds)}", way.options)
+        for way in ways_out
+    ]
+    return fix_lines(fixes, len(before), verbose=verbose)
 
 
 def plan_text(
@@ -109,27 +135,36 @@ def plan_text(
     assumptions: Sequence[str],
     following: str,
     cut: Cut | None = None,
+    verbose: bool = False,
 ) -> str:
     """Return the answer of ``plan`` as text."""
     best = assessments[0]
-    lines = [*head(scenario), ""]
+    lines = [*(head if verbose else short_head)(scenario), ""]
     if best.verdict == "tight":
         lines += labelled(
             "TIGHT", "no plan fits with its whole interval; these may run out of memory"
         )
-    lines += _table(assessments)
+    lines += _table(assessments, None if verbose else MOST_ROWS)
     lines.append("")
     lines += labelled("Best", time_line(best.time))
-    lines += labelled("Binds", binding_parts(best.time, best.memory, f"in {best.memory.moment}"))
-    if cut is not None:
+    if verbose:
+        words = largest_parts(best.time, best.memory, f"in {best.memory.moment}")
+        lines += labelled("Bottleneck", words)
+    else:
+        lines.append(
+            labelled_line("Bottleneck", largest_shares(best.time.parts, best.time.step_seconds))
+        )
+    if cut is not None and verbose:
         lines += labelled("Stages", cut_words(cut, best.time.step_seconds))
-    lines += labelled(
-        "Searched",
-        f"{search.enumerated:,} plans: {search.too_large:,} too large, {search.tight:,} tight, "
-        f"{search.fitting:,} fit",
-    )
-    lines += labelled("Assumed", "; ".join(assumptions))
-    lines += labelled("Confidence", CONFIDENCE)
+    if verbose:
+        lines += labelled(
+            "Searched",
+            f"{search.enumerated:,} plans: {search.too_large:,} too large, {search.tight:,} tight, "
+            f"{search.fitting:,} fit",
+        )
+    lines += assumed(assumptions, verbose=verbose)
+    if verbose:
+        lines += labelled("Confidence", CONFIDENCE)
     lines += labelled("Next", following)
     return "\n".join(lines)
 
@@ -161,13 +196,18 @@ def cut_words(cut: Cut, step: float | None) -> str:
     )
 
 
-def _table(assessments: Sequence[TracedAssessment]) -> list[str]:
-    rows = [[*(name for name, _ in COLUMNS), "GiB", "margin", "step", "rows/s/gpu", "MFU"]]
+def _table(assessments: Sequence[TracedAssessment], most: int | None) -> list[str]:
+    columns = [
+        (name, field)
+        for name, field in COLUMNS
+        if any(getattr(one.plan, field) != USUAL.get(field) for one in assessments)
+    ]
+    rows = [[*(name for name, _ in columns), "GiB", "margin", "step", "rows/s/gpu", "MFU"]]
     for assessment in assessments:
         plan, time = assessment.plan, assessment.time
         rows.append(
             [
-                *(str(getattr(plan, field)) for _, field in COLUMNS),
+                *(str(getattr(plan, field)) for _, field in columns),
                 format_gib(assessment.memory.peak_bytes),
                 f"{100 * assessment.margin_bytes / assessment.budget.size:.0f} %",
                 format_seconds(time.step_seconds),
@@ -175,4 +215,5 @@ def _table(assessments: Sequence[TracedAssessment]) -> list[str]:
                 "–" if time.mfu is None else f"{100 * time.mfu:.1f} %",
             ]
         )
-    return marked_table(rows)
+    different = without_doubles(rows[1:], len(columns))
+    return fitting_table([rows[0], *different[:most]], ("margin", "MFU"))

@@ -11,6 +11,7 @@ from planner.assessment.assess import assess
 from planner.cli.app import main
 from planner.search.search import search
 from planner.search.simplicity import COMPARED, complexity
+from planner.text.parts import PART_WORDS
 from tests.samples import make_scenario
 
 
@@ -33,7 +34,7 @@ FITS_ANYWAY = [
 def test_a_plan_of_the_cluster_fits_where_the_default_does_not(
     words: str, most: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, text = code_of(words, capsys)
+    code, text = code_of(f"{words} -v", capsys)
     assert code == 0
     verdict = next(line for line in text.splitlines() if line.startswith("FITS"))
     assert float(verdict.split("peak ")[1].split(" of")[0]) <= most
@@ -67,7 +68,7 @@ def test_a_given_plan_that_does_not_fit_says_that_another_does(
     code, text = code_of(PINNED, capsys)
     assert code == 7
     assert "DOES NOT FIT" in text
-    assert "FITS with another plan on this cluster" in text
+    assert "FITS with another plan" in text
 
 
 def test_a_smaller_batch_is_the_first_fix_of_a_large_one(
@@ -75,14 +76,14 @@ def test_a_smaller_batch_is_the_first_fix_of_a_large_one(
 ) -> None:
     code, text = code_of("llama-3.2-1b 1xRTX-3090 --micro-batch-size 8", capsys)
     assert code == 3
-    (first,) = [line for line in text.splitlines() if line.startswith("Ways out")]
-    assert "micro-batch size 1, global batch 1" in first
+    (first,) = [line for line in text.splitlines() if line.startswith("Fixes ")]
+    assert "--micro-batch-size 1 --global-batch-size 1" in first
 
 
 @pytest.mark.parametrize("model", ["llama-3-70b", pytest.param("t5-11b", marks=pytest.mark.slow)])
 def test_the_largest_term_is_the_largest_of_its_part(model: str) -> None:
     answer: Any = fit(model, "1xA100-40GB")
-    line = " ".join(str(answer).split()).split("Largest ")[1].split(" Step ")[0]
+    line = " ".join(str(answer).split()).split("Largest ")[1].split(" Fixes ")[0]
     part, rest = line.split(": ", 1)
-    terms = [term for term in answer.step_memory.terms if term.part == part]
+    terms = [term for term in answer.step_memory.terms if PART_WORDS[term.part] == part]
     assert max(terms, key=lambda term: term.size).name in rest

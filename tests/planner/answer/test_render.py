@@ -10,9 +10,12 @@ import pytest
 
 import planner
 from cost_models.plan.plan import Plan
-from planner.answer.text import TIME_WORDS, bars, ranked_table, tight_words
+from planner.answer.text import TIME_WORDS, ranked_table, runner_up, tight_words
 from planner.cli.listing import model_text, models_text
-from planner.text.paragraphs import MOMENT_WORDS, WIDTH
+from planner.cli.outputs import coloured
+from planner.text.bars import BUDGET, part_bars
+from planner.text.paragraphs import LINES, MOMENT_WORDS
+from planner.text.parts import PART_WORDS
 from tests.samples import CONFIGS, llama, make_scenario, sample_model
 
 CLUSTERS = ["1xA100-80GB", "8xA100-80GB", "2x8xH100-SXM"]
@@ -53,13 +56,18 @@ def answer(request: pytest.FixtureRequest) -> Any:
     return answer_to(request.param)
 
 
+@pytest.mark.parametrize("columns", [60, 80, 100])
 @pytest.mark.sampled(3)
 @EACH
-def test_lines_fit_into_a_terminal(answer: Any) -> None:
-    lines = str(answer).splitlines()
-    # commands and names are never broken, so that they can be copied
-    long = [line for line in lines if len(line) > WIDTH and len(line.split()) > 3]
-    assert not long
+def test_lines_fit_into_a_terminal(
+    answer: Any, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for verbose in (False, True):
+        lines = answer.text(verbose=verbose).splitlines()
+        # commands and names are never broken, so that they can be copied
+        long = [line for line in lines if len(line) > columns and len(line.split()) > 3]
+        assert not long
     assert all(line == line.rstrip() or not line.strip() for line in lines[:3])
     assert "nan" not in str(answer).lower().split()
     assert "np.float64" not in str(answer)
@@ -80,6 +88,39 @@ def test_verdicts_are_said_in_capitals_with_the_margin() -> None:
     assert "\nDOES NOT FIT " in does_not
     assert "short of" in does_not
     assert "Largest" in does_not
+    assert "Step" not in does_not  # of a plan that cannot run
+
+
+@pytest.mark.parametrize("name", ["fit llama 8xA100-80GB", "does not fit", "plan", "one plan"])
+def test_a_screen_has_at_most_15_lines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(str(answer_to(name)).splitlines()) <= LINES
+
+
+@pytest.mark.parametrize("name", ["fit llama 8xA100-80GB", "does not fit", "plan"])
+def test_details_are_shown_where_they_are_wanted(name: str) -> None:
+    answer = answer_to(name)
+    short, long = str(answer), answer.text(verbose=True)
+    assert "(default: " not in short
+    assert "(default: " in long
+    for label in ("\nAssumed ", "\nConfidence "):
+        assert label in long
+    assert "\nAssumed " in short
+    assert "\nConfidence " not in short
+
+
+@pytest.mark.parametrize(("word", "colour"), [("FITS", 32), ("TIGHT", 33), ("DOES NOT FIT", 31)])
+def test_verdicts_are_coloured(word: str, colour: int) -> None:
+    text = f"model\n{word}  peak 3 of 4 GiB\nNo FITS within a line"
+    assert coloured(text) == text.replace(f"\n{word}", f"\n\x1b[{colour}m\x1b[1m{word}\x1b[0m", 1)
+
+
+def test_parts_have_the_same_names_with_and_without_zero() -> None:
+    for stage in (0, 1, 3):
+        answer = planner.fit("llama-3-8b", "8xA100-80GB", zero_stage=stage)
+        text = answer.text(verbose=True)
+        for part in ("weights", "optimizer states", "CUDA and allocator"):
+            assert f"\n  {part} " in text
 
 
 def test_every_moment_and_every_part_of_a_step_has_words() -> None:
@@ -90,17 +131,59 @@ def test_every_moment_and_every_part_of_a_step_has_words() -> None:
     assert set(TIME_WORDS) == set(TIME_PARTS)
 
 
-def test_bars_are_as_long_as_their_share() -> None:
-    lines = bars({"half": 5e9, "all": 1e10, "none": 0.0, "more": 3e10}, 1e10)
-    assert [line.count("█") for line in lines] == [20, 40, 40]
+def test_bars_are_as_long_as_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    parts = {"weights": 5e9, "gradients": 0.0, "optimizer": 1e10, "logits": 2.5e10}
+    lines = part_bars(parts, 2e10)
+    names = [PART_WORDS[name] for name in ("logits", "optimizer", "weights")]
+    assert [line.split("  ")[1] for line in lines] == [*names, "total"]
+    filled = [line.count("█") for line in lines]
+    assert filled[0] + filled[1] + filled[2] == pytest.approx(filled[3] + 1, abs=2)
+    assert filled[0] == pytest.approx(2.5 * filled[1], abs=2)
+    assert len({line.index(BUDGET) for line in lines}) == 1  # one line from top to bottom
+    assert len({len(line) for line in lines}) == 1
+    within = part_bars(parts, 1e11)
+    assert all("█" not in line.split(BUDGET)[1] for line in within)
+
+
+def test_small_parts_share_a_bar() -> None:
+    parts = {"weights": 5e10, "gradients": 1e8, "optimizer": 1e10, "logits": 1e8, "runtime": 5e9}
+    assert len(part_bars(parts, 8e10)) == 6
+    lines = part_bars(parts, 8e10, 4)
+    assert len(lines) == 5
+    assert "gradients, logits" in lines[3]
 
 
 def test_the_best_plan_is_marked_and_columns_line_up() -> None:
     answer = planner.plan(llama(), "8xA100-80GB", global_batch_size=16, top=5)
     lines = ranked_table(answer.assessments)
-    assert len(lines) == 6
-    assert [line[0] for line in lines] == [" ", "✔", " ", " ", " ", " "]
+    assert 2 < len(lines) <= 6
+    assert [line[0] for line in lines] == [" ", "✔", *[" "] * (len(lines) - 2)]
     assert len({len(line) for line in lines}) == 1
+
+
+def test_plans_with_the_same_figures_share_a_row() -> None:
+    answer = planner.plan("llama-3-8b", "2x8xH100-SXM", top=4)
+    first, second, *_ = answer.assessments
+    assert {first.plan.zero_stage, second.plan.zero_stage} == {1, 2}
+    assert first.memory.peak_bytes == second.memory.peak_bytes
+    lines = ranked_table(answer.assessments)
+    assert len(lines) < 5
+    assert " 1-2 " in lines[1]
+    assert runner_up(answer.assessments[:2]) is None
+    assert runner_up(answer.assessments) not in (None, first, second)
+    for column in (" tp ", " pp ", " vp ", " sp ", " cp ", " cp method ", " schedule "):
+        assert column not in lines[0]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_tables_fit_into_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    answer = planner.plan("mixtral-8x7b", "2x8xH100-SXM", top=5)
+    lines = ranked_table(answer.assessments)
+    assert max(map(len, lines)) <= columns
+    assert " GiB " in lines[0]
+    assert " step" in lines[0]
 
 
 def test_columns_that_few_plans_need_are_shown_where_one_does() -> None:

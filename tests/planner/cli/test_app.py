@@ -80,7 +80,7 @@ def test_does_not_fit(run: Any) -> None:
     assert ran.code == 3
     assert "DOES NOT FIT" in ran.out
     assert "FITS with" not in ran.out
-    assert "Ways out" in ran.out
+    assert "Fixes" in ran.out
 
 
 @pytest.mark.slow

@@ -61,11 +61,13 @@ def test_fit_without_tokens_says_nothing_of_runs() -> None:
     answer = fitted()
     assert answer.job is None
     assert "Failures" not in str(answer)
-    assert "tokens/s together" in str(answer)
+    assert "tokens/s together" in answer.text(verbose=True)
 
 
 def test_plan_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(f"plan {RUN} --fix tp=1,pp=1,zero=3 --failures mtbf=500,stall=30", capsys)
+    words = f"plan {RUN} --fix tp=1,pp=1,zero=3 --failures mtbf=500,stall=30"
+    assert "with failures and checkpoints: " in " ".join(printed(words, capsys).split())
+    text = printed(f"{words} -v", capsys)
     assert "Failures   one in 62.5 h" in text
     assert "(given)" in text
 

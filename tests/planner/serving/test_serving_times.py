@@ -42,13 +42,15 @@ def test_text_says_first_token_and_the_others(capsys: pytest.CaptureFixture[str]
     text = served(words, capsys)
     assert "first token of 2,048 tokens after" in text
     assert "tokens/s a sequence" in text
+    assert "prompts of 2,048" in text
+    text = served(f"{words} -v", capsys)
     assert "prompt_len 2048 (default: half of context_len" in " ".join(text.split())
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
 def test_eager_engines_are_slower_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     words = "llama-3-8b 1xH100-SXM-80GB --inference --context-len 2048 --no-cuda-graphs"
-    text = served(words, capsys)
+    text = served(f"{words} -v", capsys)
     assert "waiting for the host" in text
     assert "--enforce-eager" in text
     assert "--no-cuda-graphs" not in served(f"{words.rsplit(' ', 1)[0]} --tp 1", capsys)
