@@ -41,7 +41,7 @@ def validate(
     answer = ask(runs, only=only, what="time" if time else "memory" if memory else None)
     if output is not None:
         answer.write(output, force=force)
-    print(json_text(answer.to_dict()) if json else answer.text(), flush=True)
+    print(json_text(answer.to_dict()) if json else answer.without_bad_cells(), flush=True)
     if output is not None:
         say(f"wrote rows.csv, groups.csv and validation.json into {output}")
     if answer.path is None or not answer.bad_cells:

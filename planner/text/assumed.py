@@ -33,7 +33,7 @@ def assumed_line(assumptions: Sequence[str]) -> list[str]:
         if name := READ_AS.match(text):
             read.append(f"{name[1]} = {name[2]}")
         elif SEARCHED.match(text):
-            read.append("a plan found by search")
+            others.append("a plan found by search")
         elif default := DEFAULT.match(text):
             if default[1] in SHOWN:
                 value = f"{int(default[2]):,}" if default[2].isdigit() else default[2]

@@ -112,7 +112,7 @@ class ValidateAnswer(Answer):
         for name, text in zip(FILES, texts, strict=True):
             write_text_atomically(folder / name, text, force=force)
 
-    def text(self) -> str:
+    def without_bad_cells(self) -> str:
         """Return the comparison as text, without the list of bad cells."""
         from planner.validation.text import MOST_ROWS, rows_text, validation_text
 
@@ -124,8 +124,8 @@ class ValidateAnswer(Answer):
 
     def __str__(self) -> str:
         if self.path is None or not self.bad_cells:
-            return self.text()
-        return f"{self.text()}\n\n{bad_cells_text(self.path, self.bad_cells)}"
+            return self.without_bad_cells()
+        return f"{self.without_bad_cells()}\n\n{bad_cells_text(self.path, self.bad_cells)}"
 
 
 def refuse_existing_files(folder: Path, *, force: bool) -> None:
