@@ -12,6 +12,14 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterColumns:
+    """Rates and links where the rows of a table are on different clusters."""
+
+    rates: Any  # compute.rates.Rates, of columns
+    links: Any  # communication.link_columns.LinkColumns
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """Everything that a price depends on except the plan."""
 
@@ -23,6 +31,7 @@ class Scenario:
     # number of layers recomputed in each stage, from its first; None: the plan's recompute_layers
     stage_recompute_layers: tuple[int, ...] | None = None
     num_ranks: int | None = None  # of a run; None: one rank for each accelerator of the cluster
+    columns: ClusterColumns | None = None  # None: all plans are on ``cluster``
 
     @property
     def world_size(self) -> int:

@@ -5,13 +5,15 @@ Units: bytes, bytes/s, seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.columnar.columns import on_distinct_rows
+from cost_models.communication.link_columns import LinkColumns
 from cost_models.communication.ring_and_tree import (
     COLLECTIVE_START,
     all_reduce,
@@ -104,6 +106,14 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     return replace(cluster, tiers=tiers, levels=tuple(levels))
 
 
+def achieved_by(software: SoftwareProfile, cluster: Cluster) -> Cluster:
+    """Return the cluster with the bandwidths that a trainer's collectives reach."""
+    if cluster.accelerator.device == "cpu":  # measured
+        return cluster
+    communication = software.communication
+    return achieved(cluster, communication.bus_efficiency, communication.network_efficiency)
+
+
 def axis_groups(table: PlanTable) -> dict[str, tuple[Count, Count]]:
     """Return the size of the groups of each axis, and the stride between their ranks.
 
@@ -137,18 +147,21 @@ def axis_seconds(
     table: PlanTable,
     *,
     copies: int = 0,
+    links: LinkColumns | None = None,
 ) -> dict[str, Real]:
     """Seconds of all traffic of a rank in one step, by axis.
 
     ``copies``: experts of a token, if it is sent to each node once (``exchange_bandwidth``).
+    ``links``: of each row, where these are on different clusters.
     """
     measured = cluster.accelerator.device == "cpu"
-    if not measured:
-        cluster = achieved(
-            cluster,
-            software.communication.bus_efficiency,
-            software.communication.network_efficiency,
-        )
+    if links is None:
+        reachable = achieved_by(software, cluster)
+
+        def of(formula: Callable[..., Any], *groups: Count, **options: Any) -> Any:
+            return on_distinct_rows(formula)(reachable, *groups, **options)
+    else:
+        of = links.of
     layout = axis_groups(table)
     seconds: dict[str, Real] = {}
     for axis in AXES:
@@ -156,21 +169,17 @@ def axis_seconds(
         ranks, stride = layout[axis]
         hop = None
         if axis == "pipeline":
-            bandwidth, latency = on_distinct_rows(point_to_point_link)(
-                cluster, stride, group_size=ranks
-            )
+            bandwidth, latency = of(point_to_point_link, stride, ranks)
             ranks = 2 * np.ones_like(stride)  # sender and receiver
         else:
-            bandwidth, latency = on_distinct_rows(group_link)(cluster, ranks, stride)
-            hop = on_distinct_rows(mean_hop_latency)(cluster, ranks, stride)
+            bandwidth, latency = of(group_link, ranks, stride)
+            hop = of(mean_hop_latency, ranks, stride)
         for kind in KINDS:
             if (axis, kind) in traffic:
                 reached = bandwidth
                 if kind == "all_to_all":
                     once = copies if axis == "expert" else 0
-                    reached = on_distinct_rows(exchange_bandwidth)(
-                        cluster, ranks, stride, copies=once
-                    )
+                    reached = of(exchange_bandwidth, ranks, stride, copies=once)
                 total = total + traffic_seconds(
                     kind,
                     traffic[axis, kind],

@@ -38,7 +38,6 @@ TILE_SETUP = 153.0  # filling the pipeline and writing the tile, in elements of 
 OPERAND_TRAFFIC = 42.0  # the smaller a tile, the more often its operands are read: elements
 
 
-@on_distinct_rows
 def matmul_seconds(
     rows: Real,
     summed: Real,
@@ -63,27 +62,44 @@ def matmul_seconds(
     >>> float(matmul_seconds(1024.0, 1024.0, 1024.0, 2.0, Rates(1e12, 1e12, 0.0, False)))
     0.002147483648
     """
+    achieved = rate.matmul, rate.memory, rate.setup, rate.units
+    return _matmul_seconds(rows, summed, columns, compute_bytes, batch, *achieved)
+
+
+@on_distinct_rows
+def _matmul_seconds(
+    rows: Real,
+    summed: Real,
+    columns: Real,
+    compute_bytes: float,
+    batch: Real,
+    matmul: Real,
+    memory: Real,
+    setup: Real,
+    units: float,
+) -> Real:
+    """Return ``matmul_seconds``; ``matmul``, ``memory``, ``setup``, ``units``: of the rates."""
     m, k, n = (np.multiply(1.0, size) for size in (rows, summed, columns))
-    moved: Real = compute_bytes * batch * (m * k + k * n + m * n) / rate.memory
-    if not rate.units:
-        roofline: Real = np.maximum(2.0 * batch * m * k * n / rate.matmul, moved)
+    moved: Real = compute_bytes * batch * (m * k + k * n + m * n) / memory
+    if not units:
+        roofline: Real = np.maximum(2.0 * batch * m * k * n / matmul, moved)
         return roofline
-    traffic = OPERAND_TRAFFIC * rate.setup
+    traffic = OPERAND_TRAFFIC * setup
     largest = 1.0 + traffic * (1.0 / TILES[0][0] + 1.0 / TILES[0][1])
-    sizes = np.broadcast(m, k, n, batch)
+    sizes = np.broadcast(m, k, n, batch, matmul, memory, setup)
     few, shape = sizes.size <= FEW_ROWS, (1,) * sizes.ndim
     parts = np.reshape(SPLITS, (-1, *shape))
     # in fp32, where there are several: written, read
-    partial_sums = np.where(parts > 1.0, 8.0, 0.0) * parts * batch * m * n / rate.memory
+    partial_sums = np.where(parts > 1.0, 8.0, 0.0) * parts * batch * m * n / memory
     fastest: Real = np.asarray(np.inf)
     for some in (TILES,) if few else tuple((tile,) for tile in TILES):
         # one axis for tiles, one for splits, then those of the sizes
         high, wide = (np.reshape([tile[side] for tile in some], (-1, 1, *shape)) for side in (0, 1))
         efficiency = FULL_WAVE_SHARE * largest / (1.0 + traffic * (1.0 / high + 1.0 / wide))
-        per_element = 2.0 * high * wide * rate.units / (efficiency * rate.matmul)
+        per_element = 2.0 * high * wide * units / (efficiency * matmul)
         tiles = batch * np.ceil(m / high) * np.ceil(n / wide)
-        waves = np.ceil(tiles * parts / rate.units)
-        seconds = waves * (k / parts + TILE_SETUP * rate.setup) * per_element + partial_sums
+        waves = np.ceil(tiles * parts / units)
+        seconds = waves * (k / parts + TILE_SETUP * setup) * per_element + partial_sums
         fastest = np.minimum(fastest, np.min(seconds, axis=(0, 1)))
     longer: Real = np.where(m * k * n > 0.0, np.maximum(fastest, moved), 0.0)
     return longer

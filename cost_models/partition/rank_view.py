@@ -6,6 +6,7 @@ Units: as named; every property is a number or a column of the plan table.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -60,6 +61,12 @@ class RankView(Struct, frozen=True, dict=True):
     def cluster(self) -> Cluster:
         """The cluster of the scenario."""
         return self.scenario.cluster
+
+    @property
+    def links(self) -> Any:
+        """The links of each row (``LinkColumns``); None if all rows are on the cluster."""
+        columns = self.scenario.columns
+        return None if columns is None else columns.links
 
     @property
     def workload(self) -> Workload:

@@ -159,7 +159,12 @@ def block_seconds(
     scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
 ) -> list[RankSeconds]:
     """Return the seconds of every rank under plans of the same stages."""
-    rate = rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
+    columns = scenario.columns
+    rate = (
+        rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
+        if columns is None
+        else columns.rates
+    )
     views = [RankView(scenario, table, rank) for rank in ranks]
     seconds = [rank_seconds(view, rate) for view in views]
     if not (scenario.on_gpu and OPTIMIZER_TRAITS[scenario.workload.optimizer].paged):

@@ -8,7 +8,8 @@ of the peak.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from cost_models.columnar.columns import FactoredColumn, align, expand
 from cost_models.columnar.largest_sums import MISSING, largest_sums
-from cost_models.columnar.projections import Frame, Index, distinct
+from cost_models.columnar.projections import Frame, Index, Projection, distinct
 from cost_models.memory.host import HostBytes
 from cost_models.memory.peak import rank_host_bytes, rank_step_points
 from cost_models.partition.plan_stages import STAGES_BY, stages_of
@@ -29,8 +30,8 @@ from cost_models.plan.factored import factored, find_projections, mask_of
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import block_seconds, block_time, price, price_memory
 from cost_models.pricing.step_bounds import step_times
-from cost_models.scenario import Scenario
-from cost_models.step_time.parts import RankSeconds
+from cost_models.scenario import ClusterColumns, Scenario
+from cost_models.step_time.parts import RankSeconds, TimeParts
 from cost_models.step_time.pipeline_bound import owners, pipeline_bound
 
 Floats = NDArray[np.float64]
@@ -103,13 +104,41 @@ def table_steps(scenario: Scenario, table: PlanTable) -> Floats:
     return step
 
 
+def table_step_bounds(
+    scenario: Scenario,
+    table: PlanTable,
+    number: Index | None = None,
+    columns: Callable[[Projection, Index], ClusterColumns] | None = None,
+) -> tuple[Floats, Floats]:
+    """Return the two columns of ``step_times``: steps of legal plans, and their lower bounds.
+
+    ``number``: of each row's cluster; ``columns``: rates and links of the clusters, as columns of
+    the projection to ``number``.
+    """
+    if number is None and _few(scenario, table):
+        return step_times(scenario, table.plain())
+    seconds, least = np.empty(len(table)), np.empty(len(table))
+    for rows, group in _groups(scenario, table, number):
+        there = scenario
+        if columns is not None and group.clusters is not None:
+            there = dataclasses.replace(scenario, columns=columns(*group.clusters))
+        seconds[rows], least[rows] = _steps_and_bounds(there, group)
+        group.frame.release()
+    return seconds, least
+
+
 def _few(scenario: Scenario, table: PlanTable) -> bool:
     """Whether plans are priced by their stages: few plans, with few different ones."""
     return not scenario.on_gpu or (len(table) < FEW and not np.any(table.recompute_layers))
 
 
-def _groups(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Index, _Group]]:
-    """Yield groups of plans that are priced together, with their rows of the table."""
+def _groups(
+    scenario: Scenario, table: PlanTable, cluster: Index | None = None
+) -> Iterator[tuple[Index, _Group]]:
+    """Yield groups of plans that are priced together, with their rows of the table.
+
+    ``cluster``: number of each row's cluster.
+    """
     block, contents = stages_of(scenario, table)
     groups: dict[Any, list[int]] = {}
     for number, ranks in enumerate(contents):
@@ -122,7 +151,8 @@ def _groups(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Index, _Grou
         for part in np.array_split(rows, -(-len(rows) // AT_ONCE)):
             present, position = distinct(block[part])
             of_blocks = [contents[b] for b in present]
-            yield part, _Group.of(table.rows(part), position, of_blocks, kinds)
+            own = None if cluster is None else cluster[part]
+            yield part, _Group.of(table.rows(part), position, of_blocks, kinds, own)
 
 
 def _kind(rank: PipelineRank) -> tuple[Any, ...]:
@@ -152,6 +182,7 @@ class _Group(Struct, frozen=True):
     slots: list[list[int]]  # of each rank below, its index in the contents of each block
     ranks: list[PipelineRank]
     memory_ranks: list[PipelineRank]
+    clusters: tuple[Projection, Index] | None  # column of the rows' clusters, and their numbers
 
     @classmethod
     def of(
@@ -160,6 +191,7 @@ class _Group(Struct, frozen=True):
         block: Index,
         contents: list[Sequence[PipelineRank]],
         kinds: tuple[Any, ...],
+        cluster: Index | None = None,
     ) -> _Group:
         """Align the ranks of all blocks; a block with fewer ranks repeats its last one."""
         slots: list[list[int]] = []
@@ -172,6 +204,10 @@ class _Group(Struct, frozen=True):
         if len(contents) > 1:
             projection = frame.add(block, len(contents), source=mask_of(table, STAGES_BY))
             number = FactoredColumn(projection, np.arange(len(contents)))  # type: ignore[assignment]
+        clusters = None
+        if cluster is not None:
+            present, codes = distinct(cluster)
+            clusters = frame.add(codes, len(present)), present
         find_projections(table, frame)
         columns = [
             _columns([ranks[i] for ranks, i in zip(contents, slot, strict=True)], number)
@@ -185,7 +221,7 @@ class _Group(Struct, frozen=True):
                 if any(rank.last_index > rank.index for rank in those):
                     late = [replace(rank, index=rank.last_index) for rank in those]
                     memory_ranks.append(_columns(late, number))
-        return cls(plain, table, frame, number, contents, slots, columns, memory_ranks)
+        return cls(plain, table, frame, number, contents, slots, columns, memory_ranks, clusters)
 
 
 def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
@@ -214,9 +250,21 @@ def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
 
 
 def _steps(scenario: Scenario, group: _Group) -> Floats:
+    return expand(_time(scenario, group).step, len(group.plain))
+
+
+def _steps_and_bounds(scenario: Scenario, group: _Group) -> tuple[Floats, Floats]:
+    """Return steps, and steps without the bubbles of schedules that split the backward pass."""
+    time, size = _time(scenario, group), len(group.plain)
+    splits = np.isin(group.table.pipeline_schedule, SPLIT_CODES)
+    step = time.step
+    return expand(step, size), expand(np.where(splits, step - time.bubble, step), size)
+
+
+def _time(scenario: Scenario, group: _Group) -> TimeParts:
     seconds = block_seconds(scenario, group.table, group.ranks)
     time, _ = block_time(scenario, group.table, group.ranks, seconds, _bound(group, seconds))
-    return expand(time.step, len(group.plain))
+    return time
 
 
 def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:

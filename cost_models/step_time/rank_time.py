@@ -198,7 +198,8 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
     if software.pipeline.scatters_messages:
         traffic = scattered_stage_messages(traffic, table)
     copies = max_experts_per_token(view.model) * software.communication.exchanges_once_a_node
-    return traffic, axis_seconds(traffic, view.cluster, software, table, copies=copies)
+    links = view.links
+    return traffic, axis_seconds(traffic, view.cluster, software, table, copies=copies, links=links)
 
 
 def host_seconds(view: RankView, rate: Rates, device: DeviceSeconds, tensor: Pair) -> Pair:
@@ -276,7 +277,8 @@ def optimizer_term(view: RankView, rate: Rates, world: Real, link: float, shard:
     the rank updates.
     """
     software, table = view.software, view.table
-    sums = axis_seconds(shared_gradient_traffic(view), view.cluster, software, table)
+    shared = shared_gradient_traffic(view)
+    sums = axis_seconds(shared, view.cluster, software, table, links=view.links)
     on_host = offloaded_update_seconds(view, link, shard)
     products = update_flops(view) / rate.of_core.matmul
     accesses = update_accesses(view.workload, software)

@@ -94,7 +94,12 @@ def _link(cluster: Cluster, index: int) -> ScaledFigure:
     def scaled(factor: float) -> Cluster:
         tiers = list(cluster.tiers)
         tiers[index] = with_bandwidth(tier, factor)
-        return replace(cluster, tiers=tuple(tiers))
+        there = replace(cluster, tiers=tuple(tiers))
+        chip = cluster.accelerator
+        if index or (tier.name, tier.bandwidth.value) != (chip.link, chip.link_bandwidth.value):
+            return there
+        # the accelerator's own link: it keeps its measured share
+        return _with_chip(there, replace(chip, link_bandwidth=tiers[index].bandwidth))
 
     words = f"{tier.name} {where}, for each accelerator"
     return ScaledFigure(f"link_{index}", words, "bytes/s", tier.bandwidth.value, scaled)

@@ -4,7 +4,8 @@ Each figure is scaled from LOWEST to HIGHEST. Whether a plan fits does not depen
 step does not depend on the memory size, so every legal plan is priced once. Under a scaled rate
 only plans that can win are priced again: the lower bound of a step (``step_times``) does not grow
 with a rate, so a plan that is slower at a faster scale than the chosen plan at this scale cannot
-win here. The first change on a grid of scales is refined by bisection to CLOSE.
+win here. The first change on a grid of scales is refined by bisection to CLOSE. All scales of a
+grid, and all scales that a bisection may need, are priced at once.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.legality.rules import legality_codes
-from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.pricing.step_bounds import step_times
-from cost_models.pricing.table import table_steps
+from cost_models.pricing.cluster_variants import steps_on_clusters
+from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from planner.assessment.verdict import budget_bytes
 from planner.explanation.glossary import same_layout
-from planner.explanation.machine_figures import MEMORY, ScaledFigure, figures
+from planner.explanation.machine_figures import ScaledFigure, figures
 from planner.search.exhaustive_recompute import every_count
 from planner.search.feasible import peaks_and_hosts
 from planner.search.partial_recompute import FULL, stage_sizes, varies_layers
@@ -37,8 +37,8 @@ GRID: Final = 6  # scales from 1 to either end
 CLOSE: Final = 0.01  # relative width of the interval that contains a change
 MORE: Final = 1.1  # scale for the dependence of the step on a figure
 FASTER: Final = 1e-9  # relative; smaller differences are rounding errors
+ROUNDING: Final = 1e-12  # relative, of bounds
 BATCHES: Final = (0.5, 2.0, 4.0)
-CHUNK: Final = 65_536
 MOST_NUMBERED: Final = 100_000  # plans with numbers of recomputed layers
 Floats = NDArray[np.float64]
 
@@ -148,20 +148,20 @@ def priced_choices(
         table = _joined(table, _numbered(scenario, table, chosen))
     legal = table.rows(legality_codes(scenario, table) == 0)
     joined = _joined(PlanTable.from_plans([chosen]), legal)
-    step, (peak, host) = table_steps(scenario, joined), peaks_and_hosts(scenario, joined)
+    (step, least), (peak, host) = (
+        table_step_bounds(scenario, joined),
+        peaks_and_hosts(scenario, joined),
+    )
     upper = 1.0 + memory_spread(scenario.software.name).above
     found = Choices(
         scenario,
         joined,
         0,
         step=step,
-        least=step.copy(),
+        least=least,
         needed=peak * upper / budget_bytes(cluster),
         on_host=host == 0,
     )
-    splits = np.flatnonzero(found.fits & np.isin(joined.pipeline_schedule, SPLIT_CODES))
-    if len(splits):
-        found.least[splits] = _in_chunks(scenario, joined.rows(splits))[1]
     # the search simulates its finalists: in closed form another plan may be slightly faster
     fitting = np.flatnonzero(found.fits)
     if not len(fitting) or not found.fits[0]:
@@ -193,23 +193,21 @@ def _joined(first: PlanTable, second: PlanTable) -> PlanTable:
 
 def sensitivities(choices: Choices) -> tuple[Sensitivity, ...]:
     """Return the sensitivity to every figure of the cluster."""
-    return tuple(_sensitivity(choices, figure) for figure in figures(choices.scenario))
-
-
-def _sensitivity(choices: Choices, figure: ScaledFigure) -> Sensitivity:
-    find = _memory_change if figure.name == MEMORY else _rate_change
-    alone = choices.table.rows([choices.chosen])
-    more = _steps(choices, figure, MORE, alone)[0][0] if figure.name != MEMORY else None
+    memory, *rates = figures(choices.scenario)
+    less, more = (_memory_change(choices, memory, end) for end in (LOWEST, HIGHEST))
+    found = [Sensitivity(memory.name, memory.words, memory.unit, memory.value, less, more, 0.0)]
+    if not rates:
+        return tuple(found)
+    race = Race.of(choices, rates)
+    changes = race.changes()
     before = choices.step[choices.chosen]
-    return Sensitivity(
-        figure.name,
-        figure.words,
-        figure.unit,
-        figure.value,
-        less=find(choices, figure, LOWEST),
-        more=find(choices, figure, HIGHEST),
-        step_change=0.0 if more is None else float(more / before - 1.0),
-    )
+    for figure in rates:
+        less, more = (changes[figure.name, end] for end in (LOWEST, HIGHEST))
+        change = float(race.own[figure.name, MORE] / before - 1.0)
+        found.append(
+            Sensitivity(figure.name, figure.words, figure.unit, figure.value, less, more, change)
+        )
+    return tuple(found)
 
 
 def _change(
@@ -258,78 +256,130 @@ def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Crosso
 
 # --- rates: plans that can win are priced again ---
 
-
-def _steps(
-    choices: Choices, figure: ScaledFigure, scale: float, table: PlanTable
-) -> tuple[Floats, Floats]:
-    return _in_chunks(replace(choices.scenario, cluster=figure.scaled(scale)), table)
-
-
-def _in_chunks(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
-    parts = [
-        step_times(scenario, table.rows(slice(start, start + CHUNK)))
-        for start in range(0, len(table), CHUNK)
-    ]
-    seconds, least = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return seconds, least
+Scale = tuple[str, float]  # name of a figure, and its factor
+Positions = NDArray[np.intp]
+GRIDS: Final[dict[float, list[float]]] = {
+    end: np.geomspace(1.0, end, GRID + 1)[1:].tolist() for end in (LOWEST, HIGHEST)
+}
 
 
-class _Race:
-    """Fastest plan that fits under a scaled rate.
+@dataclass(slots=True)
+class Race:
+    """Fastest plans that fit under scaled rates.
 
-    ``bounds``: lower bounds of the steps at all remaining scales; a plan whose bound exceeds the
-    step of the chosen plan need not be priced.
+    The plans that can win are priced under many scales at once (``steps_on_clusters``).
     """
 
-    def __init__(self, choices: Choices, figure: ScaledFigure, fastest: float) -> None:
-        self.choices, self.figure = choices, figure
-        others = np.flatnonzero(choices.fits)
-        self.rows = others[others != choices.chosen]
-        self.bounds = choices.least[self.rows]
-        if fastest > 1.0:
-            self.bounds = self._steps(fastest, self.rows)[1]
+    choices: Choices
+    rates: dict[str, ScaledFigure]
+    others: Positions  # rows that fit, except the chosen one
+    own: dict[Scale, float] = field(default_factory=dict)  # seconds of the chosen plan
+    # row of the best plan, and the relative slowdown of the chosen one
+    winners: dict[Scale, tuple[int, float]] = field(default_factory=dict)
+    # of each figure: scales, and bounds of the steps of ``others`` there (0: unknown)
+    bounds: dict[str, list[tuple[float, Floats]]] = field(default_factory=dict)
 
-    def _steps(self, scale: float, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        return _steps(self.choices, self.figure, scale, self.choices.table.rows(rows))
+    @classmethod
+    def of(cls, choices: Choices, rates: Sequence[ScaledFigure]) -> Race:
+        """Price all plans at the fastest scales, and find the best ones on the grids."""
+        fits = np.flatnonzero(choices.fits)
+        race = cls(choices, {rate.name: rate for rate in rates}, fits[fits != choices.chosen])
+        every, none = np.arange(len(race.others)), np.arange(0)
+        race.bounds = {name: [(1.0, choices.least[race.others])] for name in race.rates}
+        if not choices.fits[choices.chosen]:
+            race._price({(name, MORE): none for name in race.rates})
+            return race
+        scales = [(name, s) for name in race.rates for grid in GRIDS.values() for s in grid]
+        grid = {scale: every if scale[1] == HIGHEST else none for scale in scales}
+        race._price({**grid, **{(name, MORE): none for name in race.rates}})
+        race._find(scales)
+        return race
 
-    def winner(self, scale: float, *, keep: bool = False) -> tuple[int, float]:
-        """Return the row of the best plan, and the relative slowdown of the chosen one.
+    def changes(self) -> dict[Scale, Crossover | None]:
+        """Return the first change of the best plan towards both ends, for every figure."""
+        found: dict[Scale, Crossover | None] = {}
+        intervals: dict[Scale, tuple[float, float]] = {}  # without and with a change
+        for name in self.rates:
+            for end, grid in GRIDS.items():
+                changed = [s for s in grid if self._changes((name, s))]
+                found[name, end] = None
+                if changed:
+                    number = grid.index(changed[0])
+                    intervals[name, end] = grid[number - 1] if number else 1.0, changed[0]
+        middles = {
+            (name, scale)
+            for (name, _), interval in intervals.items()
+            for scale in _middles(*interval)
+        }
+        if middles:
+            self._price({scale: np.arange(0) for scale in sorted(middles)})
+            self._find(sorted(middles))
+        for (name, end), (before, scale) in intervals.items():
+            while abs(np.log(scale / before)) > CLOSE:
+                middle = float(np.sqrt(scale * before))
+                before, scale = (
+                    (before, middle) if self._changes((name, middle)) else (middle, scale)
+                )
+            first, (last, keeping) = self.winners[name, scale][0], self.winners[name, end]
+            found[name, end] = _change(
+                self.choices, self.rates[name], (scale, first), (end, last), keeping
+            )
+        return found
 
-        ``keep``: all later scales are slower, so the bounds found now hold there, too.
+    def _changes(self, scale: Scale) -> bool:
+        return scale in self.winners and self.winners[scale][0] != self.choices.chosen
+
+    def _find(self, scales: Sequence[Scale]) -> None:
+        """Find the best plans at scales at which the chosen plan is priced."""
+        able = {scale: np.flatnonzero(self._bound(*scale) < self.own[scale]) for scale in scales}
+        steps = self._price(able)
+        for scale, positions in able.items():
+            chosen, mine = self.choices.chosen, self.own[scale]
+            self.winners[scale] = chosen, 0.0
+            if len(positions):
+                best = int(np.argmin(steps[scale]))
+                gain = float(mine / steps[scale][best] - 1.0)
+                if gain > FASTER:
+                    self.winners[scale] = int(self.others[positions[best]]), gain
+
+    def _bound(self, name: str, scale: float) -> Floats:
+        """Return lower bounds of the steps of all others.
+
+        A bound at a faster scale is one here, and so is a bound at a slower scale divided by the
+        ratio of both scales: no part of a step becomes shorter by more.
         """
-        chosen = self.choices.chosen
-        mine = float(self._steps(scale, np.array([chosen]))[0][0])
-        able = np.flatnonzero(self.bounds < mine)
-        if not len(able):
-            return chosen, 0.0
-        steps, least = self._steps(scale, self.rows[able])
-        if keep:
-            self.bounds[able] = least
-        best = int(np.argmin(steps))
-        gain = float(mine / steps[best] - 1.0)
-        return (int(self.rows[able[best]]), gain) if gain > FASTER else (chosen, 0.0)
+        known = [b / max(1.0, scale / s) for s, b in self.bounds[name]]
+        found: Floats = np.max(known, axis=0)
+        return found
+
+    def _price(self, wanted: Mapping[Scale, Positions]) -> dict[Scale, Floats]:
+        """Return the steps of others under each scale; keep their bounds, and the chosen steps."""
+        chosen, scales = self.choices.chosen, list(wanted)
+        rows = [np.concatenate([[chosen], self.others[wanted[scale]]]) for scale in scales]
+        seconds, least = steps_on_clusters(
+            self.choices.scenario,
+            self.choices.table.rows(np.concatenate(rows)),
+            [self.rates[name].scaled(scale) for name, scale in scales],
+            np.repeat(np.arange(len(rows)), [len(each) for each in rows]),
+        )
+        found, end = {}, 0
+        for (name, scale), each in zip(scales, rows, strict=True):
+            start, end = end, end + len(each)
+            self.own[name, scale] = float(seconds[start])
+            found[name, scale] = seconds[start + 1 : end]
+            if len(each) > 1:
+                bound = np.zeros(len(self.others))
+                bound[wanted[name, scale]] = least[start + 1 : end] * (1.0 - ROUNDING)
+                self.bounds[name].append((scale, bound))
+        return found
 
 
-def _rate_change(choices: Choices, figure: ScaledFigure, end: float) -> Crossover | None:
-    if not choices.fits[choices.chosen]:
-        return None
-    race = _Race(choices, figure, max(1.0, end))
-    scales = np.geomspace(1.0, end, GRID + 1)[1:].tolist()
-    faster_first = sorted(scales, reverse=True)
-    winners = {scale: race.winner(scale, keep=True) for scale in faster_first}
-    changed = [scale for scale in scales if winners[scale][0] != choices.chosen]
-    if not changed:
-        return None
-    scale = changed[0]
-    before = scales[scales.index(scale) - 1] if scale != scales[0] else 1.0
-    race = _Race(choices, figure, max(1.0, scale))  # the bounds before are of slower scales
-    while abs(np.log(scale / before)) > CLOSE:
-        middle = float(np.sqrt(scale * before))
-        still = race.winner(middle)[0] == choices.chosen
-        before, scale = (middle, scale) if still else (before, middle)
-    first = race.winner(scale)[0]
-    last, keeping = winners[end]
-    return _change(choices, figure, (scale, first), (end, last), keeping)
+def _middles(before: float, scale: float) -> list[float]:
+    """Return all scales that a bisection of an interval may price."""
+    if abs(np.log(scale / before)) <= CLOSE:
+        return []
+    middle = float(np.sqrt(scale * before))
+    return [middle, *_middles(before, middle), *_middles(middle, scale)]
 
 
 # --- the batch: a new search ---
