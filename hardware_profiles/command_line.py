@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
 from hardware_profiles.errors import InputError, ShardplanError, did_you_mean
 from hardware_profiles.options import (
@@ -293,9 +294,20 @@ class LazyGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command; suggest a similar one."""
         name = str(args[0])
+        if ctx.resilient_parsing and name not in self.table:
+            return name, None, args[1:]
         if name not in self.table and not name.startswith("-"):
             ctx.fail(f"No such command '{name}'. {did_you_mean(name, self.table)}".strip())
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options that begin so, without importing a command."""
+        found = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in self.table.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command: its result is the exit code; an interruption is one line of output."""
@@ -349,6 +361,28 @@ def command(
     return made
 
 
+def proposals(one: Declared, start: str) -> list[CompletionItem]:
+    """Return the words that a shell proposes for the value of an option.
+
+    Values may be joined by commas; where none begins as typed, files are proposed for paths.
+    """
+    option = one.option
+    if option is not None and option.complete is not None:
+        words = list(option.complete(start))
+    else:
+        before, comma, last = start.rpartition(",")
+        words = [before + comma + value for value in one.values if value.startswith(last)]
+    if not words and (_names_a_file(one) or start[:1] in (".", "/", "~") or "/" in start):
+        return [CompletionItem(start, type="file")]
+    return [CompletionItem(word) for word in words]
+
+
+def _names_a_file(one: Declared) -> bool:
+    option = one.option
+    shown = "" if option is None else option.metavar or "".join(option.flags[:1])
+    return one.type is Path or any(word in shown for word in ("PATH", "DIR", "FOLDER", "FILE"))
+
+
 def _made(cls: Any, values: Mapping[str, Any]) -> Any:
     return cls(**values)
 
@@ -382,6 +416,10 @@ def _parameter(one: Declared, *, strict: bool) -> click.Parameter:
     assert option is not None
     kind = _type(one, strict=strict)
     required = one.default is MISSING
+
+    def complete(_: Any, __: Any, incomplete: str) -> list[CompletionItem]:
+        return proposals(one, incomplete)
+
     if one.is_positional:
         settings = {} if required else {"default": one.default}
         return Positional(
@@ -391,6 +429,7 @@ def _parameter(one: Declared, *, strict: bool) -> click.Parameter:
             required=required,
             type=kind,
             nargs=-1 if one.many else 1,
+            shell_complete=complete,
             **settings,
         )
     settings = {"required": True} if required else {"default": one.default}
@@ -402,8 +441,8 @@ def _parameter(one: Declared, *, strict: bool) -> click.Parameter:
         settings |= {"is_flag": False, "flag_value": option.optional_value}
     if one.type is not bool:
         settings |= {"type": kind, "metavar": option.metavar or _metavar(one, kind)}
-    flags = option.flags or ((f"{one.flags[0]}"),)
-    return click.Option([*flags, one.name], help=one.help, **settings)
+    flags = option.flags or (one.flags[0],)
+    return click.Option([*flags, one.name], help=one.help, shell_complete=complete, **settings)
 
 
 def _metavar(one: Declared, kind: Any) -> str | None:

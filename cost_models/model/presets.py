@@ -106,9 +106,14 @@ def preset_of_shape(name: str) -> Preset | None:
     return None
 
 
+def all_presets() -> tuple[Preset, ...]:
+    """Return all presets."""
+    return tuple(preset for path in _files() for preset in _of_file(path))
+
+
 def preset_names() -> tuple[str, ...]:
     """Return the names of all presets, without their aliases."""
-    return tuple(preset.name for path in _files() for preset in _of_file(path))
+    return tuple(preset.name for preset in all_presets())
 
 
 def is_preset(name: str) -> bool:

@@ -2,22 +2,26 @@
 
 The ranks form a grid (pipeline_parallel, dp_replicate, dp_shard, context_parallel,
 tensor_parallel), the last axis fastest: tensor-parallel neighbours are the nearest, pipeline stages
-the farthest.
+the farthest. The methods of the table import numpy, so that the declarations of a plan, which help
+and completion read, do without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_args
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar, get_args
 
-import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
-from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import Option, declared, read_fields
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Column = NDArray[Any]
 
 Recompute = Literal["none", "selective", "full", "selective_ops"]
 Schedule = Literal[
@@ -383,20 +387,23 @@ def split_layers(num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...
     each, left = divmod(num_layers, num_stages)
     start = 1 if left <= num_stages - 2 else 0
     sizes = [each + (start <= stage < start + left) for stage in range(num_stages)]
-    ends = np.cumsum(sizes).tolist()
+    ends = list(accumulate(sizes))
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
-
-
-Column = NDArray[Any]
 
 
 def _offloads(offload: Column, what: str) -> Column:
     """Return whether the words of a column name something."""
+    import numpy as np
+
     return np.isin(offload, [code for code, name in enumerate(OFFLOADS) if what in name])
 
 
 def _picked(column: Column, index: Any) -> Column:
     """Return some rows; of one value for all (``np.broadcast_to``), that value again."""
+    import numpy as np
+
+    from cost_models.columnar.dictionary_encoding import DictionaryColumn
+
     if isinstance(column, DictionaryColumn):
         return column.rows(index)  # type: ignore[return-value]
     if column.strides == (0,) and len(column) and isinstance(index, np.ndarray):
@@ -463,6 +470,7 @@ class PlanTable(Ranks[Any]):
     @classmethod
     def from_plans(cls, plans: list[Plan]) -> PlanTable:
         """Turn plans into columns."""
+        import numpy as np
 
         def code(name: str, value: Any) -> Any:
             return WORDS[name].index(value) if name in WORDS else value
@@ -476,12 +484,16 @@ class PlanTable(Ranks[Any]):
 
     def rows(self, index: Any) -> PlanTable:
         """Return the rows that a mask, slice or index array names."""
+        import numpy as np
+
         if isinstance(index, np.ndarray) and index.dtype == bool:
             index = np.flatnonzero(index)
         return PlanTable(**{f.name: _picked(getattr(self, f.name), index) for f in fields(self)})
 
     def plain(self) -> PlanTable:
         """Return the same plans with full-length columns."""
+        from cost_models.columnar.dictionary_encoding import decode
+
         return PlanTable(**{f.name: decode(getattr(self, f.name)) for f in fields(self)})
 
     def plan(self, row: int) -> Plan:

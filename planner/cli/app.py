@@ -14,6 +14,7 @@ import click
 
 from hardware_profiles.command_line import HELP, Interrupted, LazyGroup, usage_error
 from hardware_profiles.errors import ShardplanError
+from planner.cli.completion import complete_in_executor
 from planner.cli.examples import EXAMPLES
 from planner.cli.outputs import say
 
@@ -67,7 +68,12 @@ COMMANDS: Final = {
         "planner.cli.runs:calibrate",
         "Improve predictions for a cluster: from runs, or by a new measurement of this machine.",
     ),
+    "completion": (
+        "planner.cli.completion:completion",
+        "Print the script by which bash, zsh or fish completes options, models and clusters.",
+    ),
 }
+EXECUTOR: Final = tuple(name for name, (where, _) in COMMANDS.items() if "executor" in where)
 # titles of the options in the help; common ones come first, those of the output last
 ORDER: Final = (
     "search",
@@ -86,17 +92,6 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
         import importlib.metadata
 
         print(f"shardplan {importlib.metadata.version('shardplan')}")
-        context.exit()
-
-
-def _completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
-    """Print the completion script of a shell and stop."""
-    if shell is not None:
-        from click.shell_completion import get_completion_class
-
-        found = get_completion_class(shell)
-        assert found is not None
-        print(found(app, {}, "shardplan", "_SHARDPLAN_COMPLETE").source())
         context.exit()
 
 
@@ -120,14 +115,6 @@ app = LazyGroup(
             callback=_version,
             help="print the version",
         ),
-        click.Option(
-            ["--show-completion"],
-            type=click.Choice(["bash", "zsh", "fish"]),
-            expose_value=False,
-            is_eager=True,
-            callback=_completion,
-            help="print the completion script of a shell",
-        ),
     ],
 )
 
@@ -144,6 +131,7 @@ def _pin(context: click.Context, option: str, value: str | None) -> str | None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; every error is one line on stderr and an exit code."""
+    complete_in_executor(EXECUTOR)
     words = sys.argv[1:] if arguments is None else list(arguments)
     traceback = "--traceback" in words and words[:1] not in (["run"], ["export"], ["tokenize"])
     if traceback:

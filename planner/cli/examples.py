@@ -28,6 +28,10 @@ EXAMPLES: Final = {
         "shardplan replan plan.json --gpus 6 -o six.json --json",
     ),
     "compare": ("shardplan compare plan.json four.json", "shardplan compare plan.json runs/first"),
+    "completion": (
+        "shardplan completion bash >> ~/.bash_completion",
+        "shardplan completion fish > ~/.config/fish/completions/shardplan.fish",
+    ),
     "calibrate": (
         "shardplan calibrate --processes 2",
         "shardplan calibrate --from runs/first -o cluster.toml",

@@ -6,10 +6,13 @@ from typing import Annotated
 
 from hardware_profiles.options import Option
 from planner.cli.options import Json
+from planner.request import proposals
 
 
 def models(
-    name: Annotated[str | None, Option("NAME", help="one model, as in fit")] = None,
+    name: Annotated[
+        str | None, Option("NAME", complete=proposals.models, help="one model, as in fit")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the presets, or show what one model is made of."""
@@ -29,7 +32,11 @@ def models(
 def hardware(
     name: Annotated[
         str | None,
-        Option("NAME", help="an accelerator, as in a CLUSTER: H100 lists those of the name"),
+        Option(
+            "NAME",
+            complete=proposals.accelerator_names,
+            help="an accelerator, as in a CLUSTER: H100 lists those of the name",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -1,9 +1,13 @@
-"""Words that options of a search may be: objectives, inverse questions, parts to offload."""
+"""Values of options: clusters, objectives, inverse questions, parts to offload."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, Literal, get_args
 
+from hardware_profiles.cluster.schema import Cluster
+
+ClusterLike = str | Path | Cluster
 Objective = Literal["time", "cost", "memory", "energy"]
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 FINDS: Final = (  # inverse questions

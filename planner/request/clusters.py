@@ -12,9 +12,8 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster, Figure
 from hardware_profiles.cluster.subset import part_of as part_of_tree
 from hardware_profiles.errors import InputError
+from planner.request.choices import ClusterLike
 from planner.request.divisors import divisors
-
-ClusterLike = str | Path | Cluster
 
 MOST_CLUSTERS: Final = 1024  # of one question
 _RANGE: Final = re.compile(r"^\s*(?P<low>\d+)\s*\.\.\s*(?P<high>\d+)\s*[x*×](?P<rest>.+)$", re.I)

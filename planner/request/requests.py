@@ -38,8 +38,8 @@ from cost_models.serving.number_formats import KV_PRECISIONS, WEIGHT_PRECISIONS
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import Declared, Option, declared, optional
 from hardware_profiles.software.trainer import profile_names
-from planner.request.choices import ALLOWED, FINDS, OBJECTIVES
-from planner.request.clusters import ClusterLike
+from planner.request import proposals
+from planner.request.choices import ALLOWED, FINDS, OBJECTIVES, ClusterLike
 from planner.request.model import ModelLike
 
 TUNING: Final = "adapters and frozen parts"
@@ -70,13 +70,19 @@ class Subject:
         Option(
             "MODEL",
             as_text=True,
+            complete=proposals.models,
             help="preset, config.json, folder, hub id, size such as 7b, or "
             "module:package.path:factory",
         ),
     ]
     cluster: Annotated[
         ClusterLike,
-        Option("CLUSTER", as_text=True, help="8xA100-80GB, 16x8xH100-SXM, FILE.toml, here:8"),
+        Option(
+            "CLUSTER",
+            as_text=True,
+            complete=proposals.clusters,
+            help="8xA100-80GB, 16x8xH100-SXM, FILE.toml, here:8",
+        ),
     ]
 
 
@@ -560,6 +566,7 @@ class PlanRequest(
         Option(
             "CLUSTER[,…]",
             as_text=True,
+            complete=proposals.clusters,
             help="8xA100-80GB, 16x8xH100-SXM, FILE.toml, here:8; several with commas, "
             "1..4x8xH100-SXM",
         ),

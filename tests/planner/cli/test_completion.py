@@ -1,0 +1,162 @@
+"""Completion in bash, zsh and fish: commands, options, models, clusters and values."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from cost_models.plan.plan import SCHEDULES
+from hardware_profiles.software.trainer import profile_names
+from planner.cli import app as cli
+from planner.cli.app import COMMANDS, app
+from planner.cli.completion import VARIABLE
+
+
+def proposed(*words: str) -> list[str]:
+    """What a shell proposes for the last word."""
+    shell = ShellComplete(app, {}, "shardplan", VARIABLE)
+    return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+
+def kinds(*words: str) -> set[str]:
+    shell = ShellComplete(app, {}, "shardplan", VARIABLE)
+    return {item.type for item in shell.get_completions(list(words[:-1]), words[-1])}
+
+
+def test_commands_and_options() -> None:
+    assert proposed("") == list(COMMANDS)
+    assert proposed("va") == ["validate"]
+    assert proposed("fit", "gpt2", "8xH100", "--opt") == ["--optimizer", "--optimizer-precision"]
+    assert "--no-sp" in proposed("fit", "--no")
+    assert proposed("plan", "gpt2", "8xH100", "--obj") == ["--objective"]
+    assert proposed("no-such-command", "x") == []
+
+
+def test_models() -> None:
+    assert proposed("fit", "llama-2-7") == ["llama-2-7b", "llama-2-70b"]
+    assert proposed("models", "GPT2-x") == ["gpt2-xl"]
+    assert "meta-llama/Llama-2-7b-hf" in proposed("plan", "meta-llama/")
+    assert kinds("fit", "./con") == {"file"}
+
+
+def test_clusters() -> None:
+    names = ["H100-SXM-80GB", "H100-SXM-96GB", "H100-PCIe-80GB", "H100-NVL-94GB"]
+    for start in ("8x", "16x8x", "1..4x8x"):
+        assert proposed("plan", "gpt2", f"{start}H100") == [start + name for name in names]
+    assert "8xL40S" in proposed("fit", "gpt2", "8x")
+    assert "16xL40S" in proposed("fit", "gpt2", "16")
+    assert "8xL40S" in proposed("fit", "gpt2", "")
+    assert proposed("plan", "gpt2", "8xL40S,4xh100-n") == ["8xL40S,4xH100-NVL-94GB"]
+    assert proposed("hardware", "h100-n") == ["H100-NVL-94GB"]
+    assert kinds("fit", "gpt2", "/") == {"file"}
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (("fit", "a", "b", "--schedule", ""), list(SCHEDULES)),
+        (("fit", "a", "b", "--recompute", "sel"), ["selective", "selective_ops"]),
+        (("fit", "a", "b", "--software", "mega"), profile_names()),
+        (("plan", "a", "b", "--precision", "bf16,f"), ["fp16", "fp32", "fp64", "fp8"]),
+        (("plan", "a", "b", "--objective", "c"), ["cost"]),
+        (("plan", "a", "b", "--find", "large"), ["largest-micro-batch", "largest-model"]),
+        (("fit", "a", "b", "--kv-precision", "int"), ["int8", "int4"]),
+        (("completion", ""), ["bash", "zsh", "fish"]),
+    ],
+)
+def test_values(words: tuple[str, ...], values: list[str]) -> None:
+    before, comma, start = words[-1].rpartition(",")
+    expected = [before + comma + value for value in values if value.startswith(start)]
+    assert proposed(*words) == expected
+    assert expected
+
+
+def test_files() -> None:
+    for words in (("explain", "pl"), ("fit", "a", "b", "-o", "x"), ("validate", "runs")):
+        assert kinds(*words) == {"file"}
+
+
+@pytest.mark.parametrize(
+    ("shell", "environment", "line"),
+    [
+        (BashComplete, {"COMP_CWORD": "1"}, "plain,fit"),
+        (ZshComplete, {"COMP_CWORD": "1"}, "plain\nfit\n"),
+        (FishComplete, {"COMP_CWORD": "fi"}, "plain,fit"),
+    ],
+)
+def test_each_shell_gets_its_format(
+    shell: type[ShellComplete],
+    environment: dict[str, str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"COMP_WORDS": "shardplan fi", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert shell(app, {}, "shardplan", VARIABLE).complete().startswith(line)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_command_prints_the_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["completion", shell])
+    assert not stop.value.code
+    script = capsys.readouterr().out
+    assert f"{VARIABLE}={shell}_complete" in script
+    program = shutil.which(shell)
+    if program is not None:
+        checked = subprocess.run([program, "-n"], input=script, text=True, check=False)
+        assert checked.returncode == 0
+
+
+def test_other_shells_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["completion", "tcsh"])
+    assert stop.value.code == 2
+    assert "'tcsh' (must be one of bash, zsh, fish)" in capsys.readouterr().err
+
+
+def complete(words: str, count: int, *python: str) -> subprocess.CompletedProcess[str]:
+    """Complete as a process."""
+    return subprocess.run(
+        [sys.executable, *python],
+        env={
+            "PYTHONPATH": str(Path.cwd()),
+            "PATH": os.environ["PATH"],
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(count),
+            VARIABLE: "bash_complete",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_options_of_the_executor_are_completed_by_it() -> None:
+    done = complete("shardplan run plan.json --launcher ", 4, "-m", "planner")
+    assert done.stdout.split() == ["plain,torchrun", "plain,fork"]
+    done = complete("shardplan run --st", 2, "-m", "planner")
+    assert done.stdout.split() == ["plain,--steps"]
+    assert complete("shardplan run plan.json --data te", 4, "-m", "planner").stdout == "file,te\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [("shardplan fit gpt2 8x", 3), ("shardplan plan gpt2 8x --f", 4)]
+)
+def test_completion_and_help_import_no_numpy(words: str, count: int) -> None:
+    code = (
+        "import sys; from planner.cli.app import main\n"
+        "try: main([])\n"
+        "except SystemExit as stop: assert not stop.code, stop.code\n"
+        "heavy = {'numpy', 'torch', 'pandas', 'scipy', 'executor'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = complete(words, count, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("plain,")
