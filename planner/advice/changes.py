@@ -15,9 +15,10 @@ from hardware_profiles.cluster.catalogue import accelerators
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
 from planner.assessment.reach import fewest_recomputed, load, longest_sequence, with_seq_len
+from planner.assessment.too_small import too_small
 from planner.assessment.verdict import memory_budget
 from planner.request.command import TAKE_BACK, batch_option, cluster_argument, replan_options
-from planner.search.first_plan import FLAT, first_plan, is_complete, too_small
+from planner.search.first_plan import FLAT, first_plan, is_complete
 
 PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"
 MAX_NODES: Final = 1024
@@ -199,13 +200,15 @@ def offloads(question: Question) -> Iterator[Change]:
     if not question.scenario.on_gpu:
         return
     given: Offload = question.fixed.get("offload", "none")
-    fixed, more = question.fixed, MORE_OFFLOAD[given]
+    fixed, device = question.fixed, question.fixed.get("offload_device", "cpu")
+    scenario = question.scenario
+    more = tuple(one for one in MORE_OFFLOAD[given] if not too_small(scenario, one, device))
     if not more:
         return
     if not is_complete(fixed):
         free = {name: value for name, value in fixed.items() if name != "offload"}
         for pins in ({**FLAT, **free}, free):
-            found = first_plan(question.scenario, pins, more, common_only=True)
+            found = first_plan(scenario, pins, more, common_only=True)
             if found.plan is not None:
                 more = (found.plan.offload,)
                 break

@@ -12,6 +12,7 @@ from cost_models.units import format_bytes
 from planner.advice.relax import Relaxation, satisfies, smallest_changes
 from planner.advice.ways_out import WayOut, ways_out
 from planner.assessment.assess import amounts, assess
+from planner.assessment.too_small import least_bytes, too_small
 from planner.assessment.verdict import budget_bytes
 from planner.request.command import describe_plan
 from planner.request.constraints import Constraint
@@ -90,7 +91,19 @@ def reasons_of(scenario: Scenario, result: SearchResult) -> tuple[tuple[int, str
     reasons += [(number, f"excluded by {text}") for text, number in result.counts.excluded.items()]
     if result.smallest is not None:
         reasons.append((result.counts.too_large, _too_large(scenario, result.smallest)))
+    if too_small(scenario):
+        reasons.append((result.counts.enumerated, _states_too_large(scenario)))
     return tuple(sorted(reasons, key=lambda pair: -pair[0]))
+
+
+def _states_too_large(scenario: Scenario) -> str:
+    """Return why no plan on the accelerators alone can fit."""
+    cluster = scenario.cluster
+    room = budget_bytes(cluster) * cluster.num_gpus
+    return (
+        f"one copy of weights and optimizer states takes {format_bytes(least_bytes(scenario))}, "
+        f"all {cluster.num_gpus} accelerators have {format_bytes(room)}"
+    )
 
 
 def search_document(counts: Counts) -> dict[str, Any]:

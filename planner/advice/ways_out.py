@@ -26,8 +26,9 @@ from planner.advice.changes import (
 )
 from planner.assessment.assess import Assessment, assess
 from planner.assessment.reach import is_legal
+from planner.assessment.too_small import too_small
 from planner.request.command import fit_command
-from planner.search.first_plan import FLAT, first_plan, too_small
+from planner.search.first_plan import FLAT, first_plan
 
 MOST_SOFTWARE: Final = 5  # ways on the same accelerators
 MOST_WAYS: Final = MOST_SOFTWARE + 2  # a larger accelerator, and more of them

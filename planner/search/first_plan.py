@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.options import Declared, declared
 from planner.assessment.reach import fewest_recomputed
-from planner.assessment.verdict import budget_bytes
+from planner.assessment.too_small import too_small
 from planner.search.partial_recompute import varies_layers
 from planner.search.search import SearchResult, search
 from planner.search.simplicity import CLOSE, COMPARED, simplest_first
@@ -62,7 +61,8 @@ def first_plan(
     ``offloads``: allowed values of Plan.offload. ``common_only``: without the third search.
     """
     offloads = [fixed["offload"]] if "offload" in fixed else offloads
-    common_only = common_only or all(too_small(scenario, one) for one in offloads)
+    device = fixed.get("offload_device", "cpu")
+    common_only = common_only or all(too_small(scenario, one, device) for one in offloads)
     found = _searches(scenario, fixed, offloads, common_only=common_only)
     best = [one for one in found if one.fits]
     pairs = sorted(
@@ -104,26 +104,3 @@ def _recomputing_less(scenario: Scenario, plan: Plan) -> Plan:
     fewer = replace(plan, recompute_layers=fewest)
     before, after = table_steps(scenario, PlanTable.from_plans([plan, fewer]))
     return fewer if after < (1.0 - CLOSE) * before else plan
-
-
-def least_bytes(scenario: Scenario, offload: str = "none") -> float:
-    """Return the least bytes that all accelerators together have to keep, however many they are.
-
-    One copy of the trained weights in the precision of the updates, and the optimizer states,
-    unless they are offloaded.
-    """
-    workload, rule = scenario.workload, OPTIMIZER_TRAITS[scenario.workload.optimizer]
-    if "weights" in offload:
-        return 0.0
-    kept = rule.is_uniform and not rule.paged and "optimizer" not in offload
-    states = workload.state_bytes * rule.states if kept else 0.0
-    return scenario.model.num_trainable_parameters * (workload.master_bytes + states)
-
-
-def too_small(scenario: Scenario, offload: str = "none") -> bool:
-    """Whether no plan can fit: even ``least_bytes`` exceed the budgets of all accelerators."""
-    if not scenario.on_gpu:
-        return False
-    shared, software = least_bytes(scenario, offload) / scenario.cluster.num_gpus, scenario.software
-    runtime = software.memory.context_bytes + software.memory.allocator_slack * shared
-    return shared + runtime > budget_bytes(scenario.cluster)

@@ -18,6 +18,7 @@ from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.assessment.assess import Assessment, assess, assess_plans
+from planner.assessment.too_small import too_small
 from planner.refinement.placement import WIDE, PlacedPlan, best_placed, can_be_placed
 from planner.request.choices import ALLOWED, PARTS, Objective
 from planner.request.constraints import Constraint, broken_by_result, only_breaks
@@ -26,6 +27,7 @@ from planner.request.scenario import AssumedScenario
 from planner.run_cost.failures import TrainingRun, training_run
 from planner.run_cost.prices import Prices, accelerator_cost
 from planner.run_cost.training_run import DAY, RunRequest, StepCost
+from planner.search.first_plan import COMMON
 from planner.search.search import SearchResult, search
 from planner.search.simplicity import COMPARED, simplest_first
 from planner.search.space import allowed_offloads
@@ -173,10 +175,12 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
     scenario = assumed.scenario
     require = (*request.require, *job_limits(scenario, request))
     places = is_placed(scenario, request)
+    device = request.fixed.get("offload_device", "cpu")
+    small = all(too_small(scenario, one, device) for one in request.offloads)
     run_search = partial(
         search,
         scenario,
-        request.fixed,
+        {**COMMON, **request.fixed} if small else request.fixed,  # no plan fits in any case
         offloads=request.offloads,
         top=max(request.top, WIDE if places else 0, COMPARED),
         objective="memory" if request.objective == "memory" else "time",
@@ -184,7 +188,7 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
     )
     result = _in_order(run_search(require=require), request)
     if not places:
-        result = result.first(request.top)
+        result = result if request.pareto else result.first(request.top)
         return SurveyCase(assumed, result, found_of(scenario, result, request))
     # another order of ranks may satisfy a constraint on the step
     slower = [one for one in require if not only_breaks(one)]
@@ -232,6 +236,7 @@ def _placed(
 def _needs_offload(case: SurveyCase, request: SurveyRequest) -> bool:
     """Whether offload may help: plans are too large, and no option fixes or forbids it."""
     scenario, result = case.scenario, case.result
+    device = request.fixed.get("offload_device", "cpu")
     return (
         request.offload_if_needed
         and result is not None
@@ -241,6 +246,7 @@ def _needs_offload(case: SurveyCase, request: SurveyRequest) -> bool:
         and "offload" not in request.fixed
         and request.offloads == ("none",)
         and not any(c.name == "offload" for c in request.require)
+        and not all(too_small(scenario, one, device) for one in OFFLOADS)
     )
 
 

@@ -22,9 +22,9 @@ from planner.advice.refusal import no_plan
 from planner.advice.ways_out import MOST_WAYS, ways_out
 from planner.api.fit import fit
 from planner.assessment.reach import largest, largest_micro_batch, longest_sequence
+from planner.assessment.too_small import least_bytes, least_host_bytes
 from planner.assessment.verdict import budget_bytes, verdict
 from planner.cli.app import app
-from planner.search.first_plan import least_bytes
 from planner.search.search import search
 from planner.search.space import enumerate_plans
 from tests.samples import make_scenario, sample_model
@@ -329,6 +329,8 @@ def test_no_plan_needs_less_than_its_states_shared_out(
     if "weights" in offload and software != "shardplan":
         assert not len(legal)  # it moves no weights
         return
-    peak = price(scenario, legal).peak
+    priced = price(scenario, legal)
+    peak, host = priced.peak, priced.host.memory
+    assert (host >= least_host_bytes(scenario, offload)).all()  # one node
     assert (peak >= least_bytes(scenario, offload) / 8).all()
     assert (least_bytes(scenario, offload) > 0.0) == ("weights" not in offload)

@@ -145,7 +145,10 @@ def test_where_nothing_fits_there_is_no_plan_and_the_reasons_are_the_largest() -
     assert result.plans == ()
     assert result.counts.too_large == result.counts.priced > 0
     message = str(no_plan(scenario, result))
-    removed = sorted([*result.counts.illegal.values(), result.counts.too_large], reverse=True)
+    assert "one copy of weights and optimizer states takes " in message
+    every = result.counts.enumerated  # no plan holds even that copy
+    numbers = [every, *result.counts.illegal.values(), result.counts.too_large]
+    removed = sorted(numbers, reverse=True)
     shown = [line.split()[0] for line in message.splitlines() if " candidates: " in line[:40]]
     assert shown == [f"{number:,}" for number in removed[: len(shown)]]
     assert 1 <= len(shown) <= 3

@@ -62,8 +62,9 @@ def test_the_best_of_several_clusters_is_the_best_of_all_plans(objective: Any) -
     sizes = CLUSTERS + (",1xA100-80GB,1xH100-SXM,2xH100-SXM,1xL40S" if objective in RATES else "")
     answer = asked(objective=objective, price=PRICE, top=3)
     values = [found.value(objective) for found in answer.ranked]
-    assert values[0] == pytest.approx(every(objective, sizes).min(), rel=1e-12)
-    assert values == sorted(values)
+    assert min(values) == pytest.approx(every(objective, sizes).min(), rel=1e-12)
+    assert values[0] <= 1.01 * min(values)  # the simplest of the fastest
+    assert values[1:] == sorted(values[1:])
 
 
 @pytest.mark.slow
