@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from executor.cli.options import ExportOptions, MeasureOptions, TokenizeOptions, TraceOptions
 from executor.cli.parser import Options, parse
 from hardware_profiles.errors import ShardplanError
+from hardware_profiles.message import error_text
 
 INTERRUPTED = 130
 
@@ -58,14 +59,14 @@ def _interrupt(*_: Any) -> NoReturn:
 
 
 def _fail(message: str, error: BaseException, code: int, arguments: list[str]) -> int:
-    """Print one line, and on demand where the error comes from; return the exit code."""
+    """Print one message, and on demand where the error comes from; return the exit code."""
     rank = os.environ.get("RANK", "0")
     if rank != "0":
         # every rank sees bad input: give rank 0 the time to say so alone, then torchrun ends us
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(2)
         message = f"rank {rank}: {message}"
-    print("shardplan: " + " ".join(message.split()), file=sys.stderr)
+    print(error_text("shardplan: " + " ".join(message.split())), file=sys.stderr)
     if "--traceback" in arguments:
         traceback.print_exception(error)
     return code

@@ -14,6 +14,7 @@ import click
 
 from hardware_profiles.command_line import HELP, Interrupted, LazyGroup, usage_error
 from hardware_profiles.errors import ShardplanError
+from hardware_profiles.message import error_text
 from planner.cli.completion import complete_in_executor
 from planner.cli.examples import EXAMPLES
 from planner.cli.outputs import say
@@ -130,7 +131,7 @@ def _pin(context: click.Context, option: str, value: str | None) -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; every error is one line on stderr and an exit code."""
+    """Run the command line; every error is one message on stderr and an exit code."""
     complete_in_executor(EXECUTOR)
     words = sys.argv[1:] if arguments is None else list(arguments)
     traceback = "--traceback" in words and words[:1] not in (["run"], ["export"], ["tokenize"])
@@ -139,10 +140,10 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         sys.exit(app.main(args=words, prog_name="shardplan", standalone_mode=False))
     except click.ClickException as error:
-        say(usage_error(error, words, "shardplan", advice=_pin))
+        say(error_text(usage_error(error, words, "shardplan", advice=_pin)))
         sys.exit(2)
     except ShardplanError as error:
-        say(f"shardplan: {error}")
+        say(error_text(f"shardplan: {error}"))
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         say("shardplan: interrupted")
@@ -154,8 +155,10 @@ def main(arguments: list[str] | None = None) -> Any:
         if traceback:
             raise
         say(
-            f"shardplan: a bug of ours: {type(error).__name__}: {error} "
-            "(run again with --traceback and report it)"
+            error_text(
+                f"shardplan: a bug of ours: {type(error).__name__}: {error} "
+                "(run again with --traceback and report it)"
+            )
         )
         sys.exit(1)
 

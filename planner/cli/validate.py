@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.message import error_text
 from hardware_profiles.options import Option
 from planner.cli.options import Force, Json
 from planner.cli.outputs import say
@@ -46,5 +47,5 @@ def validate(
         say(f"wrote rows.csv, groups.csv and validation.json into {output}")
     if answer.path is None or not answer.bad_cells:
         return 0
-    say(f"shardplan: {bad_cells_text(answer.path, answer.bad_cells)}")
+    say(error_text(f"shardplan: {bad_cells_text(answer.path, answer.bad_cells)}"))
     return InputError.exit_code
