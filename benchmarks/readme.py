@@ -9,6 +9,7 @@ the machine or on a file and are not compared.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -42,6 +43,7 @@ def run(command: str, folder: Path) -> str:
         text=True,
         check=False,
         cwd=ROOT,
+        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
     )
     return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
 

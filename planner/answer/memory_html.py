@@ -11,6 +11,7 @@ from planner.answer.memory_svg import memory_svg
 from planner.assessment.assess import Assessment
 from planner.assessment.step_memory import StepMemory
 from planner.assessment.verdict import WORDS
+from planner.text.parts import PART_WORDS
 
 STYLE: Final = (
     "body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:940px;"
@@ -43,7 +44,8 @@ def fragment(step: StepMemory, assessment: Assessment, title: str) -> str:
 def memory_html(step: StepMemory, assessment: Assessment, title: str, answer: str) -> str:
     """Return the whole page; ``answer``: the text of the answer."""
     rows = "".join(
-        f"<tr><td>{format_bytes(term.size)}</td><td>{escape(term.part)}: {escape(term.name)}</td>"
+        f"<tr><td>{format_bytes(term.size)}</td>"
+        f"<td>{PART_WORDS[term.part]}: {escape(term.name)}</td>"
         f"<td>{escape(term.formula)}{' = ' if term.numbers else ''}{escape(term.numbers)}</td></tr>"
         for term in step.terms
     )

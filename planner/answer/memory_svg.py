@@ -11,6 +11,7 @@ from planner.answer.memory_explanation import moment_name
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.step_memory import StagePeak, StepMemory
 from planner.text.bars import ORDER, shown_scale, tick
+from planner.text.parts import PART_WORDS
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart, and a grey
 COLOURS: Final = {
@@ -93,8 +94,8 @@ def _legend(body: list[str], shown: list[str], y: int) -> int:
         body.append(
             f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{COLOURS.get(name, OTHER)}"/>'
         )
-        body.append(_text(x + 17, y, name, "small"))
-        x += 34 + 7 * len(name)
+        body.append(_text(x + 17, y, PART_WORDS[name], "small"))
+        x += 34 + round(6.5 * len(PART_WORDS[name]))
     return 30
 
 
@@ -111,7 +112,7 @@ def _bar(
         body.append(
             f'<rect x="{x:.2f}" y="{y}" width="{wide:.2f}" height="{BAR}" '
             f'fill="{COLOURS.get(part, OTHER)}">'
-            f"<title>{escape(name)}: {part} {format_bytes(size)}</title></rect>"
+            f"<title>{escape(name)}: {PART_WORDS[part]} {format_bytes(size)}</title></rect>"
         )
         x += wide
     total = f"{format_gib(sum(parts.values()))} GiB"

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 MOST_REASONS: Final = 3  # legality rules that are listed
 
-MOST_ROWS: Final = 5  # of a table in a short answer
+MOST_ROWS: Final = 4  # of a table in a short answer
 MOST_RANKS: Final = 16  # ranks of an order that are listed
 CONFIDENCE_WORDS: Final = {
     "measured": "measured: rates were measured on this machine",
@@ -369,6 +369,7 @@ COLUMNS: Final = (
 USUAL: Final[Mapping[str, object]] = {
     "dp_replicate": 1,
     "context_parallel": 1,
+    "context_parallel_method": Plan().context_parallel_method,
     "tensor_parallel": 1,
     "expert_parallel": 1,
     "expert_tensor_parallel": True,
@@ -403,7 +404,9 @@ def ranked_table(assessments: Sequence[Assessment], most: int | None = None) -> 
     """
     rows, choices = _ranked_rows(assessments)
     different = without_doubles(rows[1:], choices)
-    return fitting_table([rows[0], *different[:most]], LEAST_IMPORTANT)
+    lines = fitting_table([rows[0], *different[:most]], LEAST_IMPORTANT)
+    hidden = len(different) - len(different[:most])
+    return [*lines, f"  {hidden} more with -v"] if hidden else lines
 
 
 def _ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], int]:
@@ -412,8 +415,7 @@ def _ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], in
     columns = [
         (name, field)
         for name, field in COLUMNS
-        if any(getattr(plan, field) != USUAL.get(field) for plan in plans)
-        and (field != "context_parallel_method" or any(plan.context_parallel > 1 for plan in plans))
+        if any(_shown_value(plan, field) != USUAL.get(field) for plan in plans)
     ]
     schedules = ["schedule"] if any(plan.pipeline_parallel > 1 for plan in plans) else []
     heads = [*(name for name, _ in columns), *schedules]
@@ -421,7 +423,7 @@ def _ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], in
     for assessment in assessments:
         plan, time = assessment.plan, assessment.time
         cells = [
-            recompute_cell(plan) if field == "recompute" else _cell(getattr(plan, field))
+            recompute_cell(plan) if field == "recompute" else _cell(_shown_value(plan, field))
             for _, field in columns
         ]
         if schedules:
@@ -448,6 +450,13 @@ def runner_up(assessments: Sequence[Assessment]) -> Assessment | None:
     return None
 
 
+def _shown_value(plan: Plan, field: str) -> object:
+    """Return a field of a plan, at its usual value where it has no effect."""
+    if field == "context_parallel_method" and plan.context_parallel == 1:
+        return USUAL[field]
+    return getattr(plan, field)
+
+
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "–"
@@ -466,10 +475,11 @@ def plan_text(
 ) -> str:
     """Return the answer of ``plan`` as text."""
     best = assessments[0]
-    lines = [*(head(scenario) if verbose else short_head(scenario)), ""]
+    lines = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
         lines += labelled("TIGHT", tight_words(scenario, best.plan))
-    lines += ranked_table(assessments, None if verbose else MOST_ROWS)
+    most = MOST_ROWS - (staged is not None) - (placed is not None)
+    lines += ranked_table(assessments, None if verbose else most)
     lines.append("")
     lines += labelled("Best", short_plan(best.plan))
     lines += labelled("Step", time_line(best.time))
@@ -524,7 +534,7 @@ def _stages(staged: StagedPlan, *, written: bool, verbose: bool) -> str:
     options = [layers_option(staged.layer_ranges)] if len(staged.layers) > 1 else []
     options += stage_recompute_options(staged.by_stage)
     which = "the best plan" if staged.rank == 0 else f"plan {staged.rank + 1} of these"
-    short = f"{100 * staged.gain:.1f} % faster with {which} and uneven stages: {' '.join(options)}"
+    short = f"{100 * staged.gain:.1f} % faster with {which} and {' '.join(options)}"
     if not verbose:
         return short
     return (

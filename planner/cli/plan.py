@@ -33,6 +33,7 @@ def plan(
     from planner.request.clusters import split_clusters
     from planner.request.executor_process import cluster_or_measure, refuse_for_modules
     from planner.text.answer import json_text
+    from planner.text.paragraphs import labelled
     from planner.traced.answers import TracedPlanAnswer
 
     if output is not None:
@@ -56,4 +57,5 @@ def plan(
         following = f"next: shardplan run {shlex.quote(str(output))} --data FILE"
         say(f"{'':<11}wrote {output}; {following if why is None else why}")
     elif not json and not isinstance(answer, TracedPlanAnswer):
-        print(f"{'Next':<11}add -o plan.json to write the best plan; shardplan run trains it")
+        following = "add -o plan.json to write the best plan; shardplan run trains it"
+        print("\n".join(labelled("Next", following)))

@@ -48,6 +48,7 @@ LABELS: Final = {
 }
 MOST_WHY: Final = 3
 MOST_CASES: Final = 5  # of a table in a short answer
+MOST_ROWS_OF_SEVERAL: Final = 3  # below a table of cases
 # columns that are left out first where the terminal is narrow
 LEAST_IMPORTANT: Final = ("MFU", "gpu-hours", "GiB", "tok/s", "step")
 
@@ -63,7 +64,7 @@ def survey_text(
 ) -> str:
     """Return the answer of ``plan`` for several clusters, with prices or a training run."""
     best = ranked[0]
-    lines = [*(head if verbose else short_head)(best.scenario), ""]
+    lines = [*head(best.scenario), ""] if verbose else short_head(best.scenario)
     if not best.fits:
         lines += labelled("TIGHT", tight_words(best.scenario, best.plan))
     if len(cases) > 1:
@@ -74,8 +75,8 @@ def survey_text(
     if verbose or request.pareto is not None:
         lines += [*plan_table(request, ranked), ""]
     else:
-        lines += [*plan_table(request, ranked, MOST_ROWS), ""]
-    lines += labelled("Best", short_plan(best.plan))
+        most = MOST_ROWS_OF_SEVERAL if len(cases) > 1 else MOST_ROWS
+        lines += [*plan_table(request, ranked, most), ""]
     lines += labelled("Step", time_line(best.assessment.time))
     if verbose:
         lines += labelled("Bottleneck", bottleneck(best.assessment))
@@ -194,7 +195,10 @@ def plan_table(
         ]
     ]
     between = _between(ranked) if request.pareto is not None else {}
+    others = _other_stages(ranked) if request.pareto is None else {}
     for position, found in enumerate(ranked):
+        if position in others and not others[position]:
+            continue
         if position in between:
             words = between[position]
             rows += [[*[""] * (len(rows[0]) - 1), words]] if words else []
@@ -208,10 +212,15 @@ def plan_table(
                 format_seconds(found.step.seconds),
                 *([dollars(_scaled(found, "cost"))] if priced else []),
                 *([amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] if energy else []),
-                short_plan(found.plan) + " (own order of ranks)" * bool(found.placed),
+                short_plan(found.plan)
+                + "".join(f" or {stage}" for stage in others.get(position, []))
+                + " (own order of ranks)" * bool(found.placed),
             ]
         )
-    return _wrapped_last(rows if most is None else rows[: most + 1], several + precisions)
+    shown = rows if most is None else rows[: most + 1]
+    lines = _wrapped_last(shown, several + precisions)
+    hidden = len(rows) - len(shown)
+    return [*lines, f"  {hidden} more with -v"] if hidden else lines
 
 
 def _wrapped_last(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
@@ -225,6 +234,26 @@ def _wrapped_last(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
     for line, row in zip(lines, rows, strict=True):
         first, *others = plain(row[-1], " " * indent) or [""]
         found += [f"{line:<{indent}}{first.strip()}".rstrip(), *others]
+    return found
+
+
+def _other_stages(ranked: Sequence[RankedPlan]) -> dict[int, list[str]]:
+    """Return plans with the same figures and another ZeRO stage, by the position of the first.
+
+    Their options; an empty list at the positions of the plans themselves.
+    """
+    found: dict[int, list[str]] = {}
+    first: dict[object, int] = {}
+    for position, one in enumerate(ranked):
+        name, assessment = one.scenario.cluster.name, one.assessment
+        figures = (assessment.memory.peak_bytes, assessment.time.step_seconds)
+        precision = one.scenario.workload.precision
+        key = (name, precision, replace(one.plan, zero_stage=0), *figures)
+        if key in first:
+            found.setdefault(first[key], []).append(f"--zero {one.plan.zero_stage}")
+            found[position] = []
+        else:
+            first[key] = position
     return found
 
 

@@ -139,7 +139,7 @@ def plan_text(
 ) -> str:
     """Return the answer of ``plan`` as text."""
     best = assessments[0]
-    lines = [*(head if verbose else short_head)(scenario), ""]
+    lines = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
         lines += labelled(
             "TIGHT", "no plan fits with its whole interval; these may run out of memory"
