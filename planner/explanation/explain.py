@@ -17,17 +17,21 @@ from planner.assessment.assess import assess
 from planner.explanation.answer import Explanation
 from planner.explanation.glossary import describe
 from planner.explanation.sensitivity import (
+    batch_sizes,
     other_batches,
     priced_choices,
     sensitivities,
 )
 from planner.explanation.why_not import parse_other_plan
 from planner.explanation.why_not import why_not as against
+from planner.search.gc_pause import fewer_collections
+from planner.search.priced_candidates import PricedCandidates
 from planner.search.search import search
 
 OtherPlan = str | Mapping[str, Any]
 
 
+@fewer_collections()
 def explain(
     plan: str | Path | PlanFile | PlanAnswer,
     *,
@@ -48,9 +52,15 @@ def explain(
     others = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)
     for one in others:
         parse_other_plan(one)  # report errors before the searches
-    found = search(scenario, top=1)
+    sizes = [scenario.workload.global_batch_size]
+    if sensitivity:
+        sizes += batch_sizes(scenario)
+    own, *other = PricedCandidates.of_batches(scenario, sizes)
+    found = search(scenario, top=1, priced=own)
     best = found.plans[0] if found.plans else None
-    choices = priced_choices(scenario, best) if sensitivity and best is not None else None
+    choices = None
+    if sensitivity and best is not None:
+        choices = priced_choices(scenario, best, priced=own)
     varied = None if choices is None else choices.table.plan(choices.chosen)
     return Explanation(
         scenario=scenario,
@@ -62,7 +72,7 @@ def explain(
         best_assessment=None if best is None else assess(scenario, best),
         varied=varied,
         sensitivity=() if choices is None else sensitivities(choices),
-        batches=() if varied is None else other_batches(scenario, varied),
+        batches=() if varied is None else other_batches(scenario, varied, priced=other),
         why_not=tuple(against(scenario, file.plan, assessment, one) for one in others),
         ways_out=(() if assessment.fits else ways_out(scenario, file.plan)),
     )

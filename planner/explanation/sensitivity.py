@@ -29,6 +29,7 @@ from planner.explanation.machine_figures import ScaledFigure, figures
 from planner.search.exhaustive_recompute import every_count
 from planner.search.feasible import peaks_and_hosts
 from planner.search.partial_recompute import FULL, stage_sizes, varies_layers
+from planner.search.priced_candidates import PricedCandidates, with_batch
 from planner.search.search import search
 from planner.search.space import enumerate_plans
 
@@ -131,36 +132,44 @@ def priced_choices(
     fixed: Mapping[str, Any] | None = None,
     *,
     offloads: Sequence[str] = ("none",),
+    priced: PricedCandidates | None = None,
 ) -> Choices:
     """Enumerate and price plans as ``search`` does; the chosen plan is the first row.
 
-    If another plan is the best in closed form, that plan is the chosen one.
+    If another plan is the best in closed form, that plan is the chosen one. ``priced``: the
+    candidates of this scenario, if they are priced already.
     """
-    cluster = scenario.cluster
-    table = enumerate_plans(
-        scenario.model,
-        scenario.workload,
-        cluster.num_gpus,
-        fixed or {},
-        offloads=offloads,
-    )
+    if priced is None:
+        priced = PricedCandidates.of(scenario, fixed, offloads=offloads)
+    more = PlanTable.from_plans([chosen])
     if varies_layers(scenario, fixed or {}):
-        table = _joined(table, _numbered(scenario, table, chosen))
-    legal = table.rows(legality_codes(scenario, table) == 0)
-    joined = _joined(PlanTable.from_plans([chosen]), legal)
-    (step, least), (peak, host) = (
-        table_step_bounds(scenario, joined),
-        peaks_and_hosts(scenario, joined),
-    )
+        table = enumerate_plans(
+            scenario.model,
+            scenario.workload,
+            scenario.cluster.num_gpus,
+            fixed or {},
+            offloads=offloads,
+        )
+        numbered = _numbered(scenario, table, chosen)
+        numbered = numbered.rows(legality_codes(scenario, numbered) == 0)
+        more = _joined(more, numbered)
+    # in the order: the chosen plan, the enumerated ones, those with a number of layers
+    legal = priced.candidates.legal.plain()
+    step, least = table_step_bounds(scenario, more)
+    peak, host = peaks_and_hosts(scenario, more)
     upper = 1.0 + memory_spread(scenario.software.name).above
+
+    def joined(of_more: NDArray[Any], of_legal: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([of_more[:1], of_legal, of_more[1:]])
+
     found = Choices(
         scenario,
-        joined,
+        _joined(more.rows(slice(0, 1)), _joined(legal, more.rows(slice(1, None)))),
         0,
-        step=step,
-        least=least,
-        needed=peak * upper / budget_bytes(cluster),
-        on_host=host == 0,
+        step=joined(step, priced.step),
+        least=joined(least, priced.least),
+        needed=joined(peak, priced.peak) * upper / budget_bytes(scenario.cluster),
+        on_host=joined(host, priced.host) == 0,
     )
     # the search simulates its finalists: in closed form another plan may be slightly faster
     fitting = np.flatnonzero(found.fits)
@@ -385,17 +394,30 @@ def _middles(before: float, scale: float) -> list[float]:
 # --- the batch: a new search ---
 
 
+def batch_sizes(scenario: Scenario) -> list[int]:
+    """Return half, double and four times the batch, where these are whole."""
+    size = scenario.workload.global_batch_size
+    return [
+        int(size * factor) for factor in BATCHES if size * factor >= 1 and size * factor % 1 == 0
+    ]
+
+
 def other_batches(
-    scenario: Scenario, chosen: Plan, fixed: Mapping[str, Any] | None = None
+    scenario: Scenario,
+    chosen: Plan,
+    fixed: Mapping[str, Any] | None = None,
+    priced: Sequence[PricedCandidates] | None = None,
 ) -> tuple[BatchChoice, ...]:
-    """Search again with half, double and four times the batch."""
+    """Search again with the other ``batch_sizes``.
+
+    ``priced``: the candidates of each size, if they are priced already.
+    """
+    sizes = batch_sizes(scenario)
+    if priced is None:
+        priced = PricedCandidates.of_batches(scenario, sizes, fixed)
     found = []
-    for factor in BATCHES:
-        batch = int(scenario.workload.global_batch_size * factor)
-        if batch < 1 or batch != scenario.workload.global_batch_size * factor:
-            continue
-        workload = replace(scenario.workload, global_batch_size=batch)
-        plans = search(replace(scenario, workload=workload), fixed, top=1).plans
+    for batch, candidates in zip(sizes, priced, strict=True):
+        plans = search(with_batch(scenario, batch), fixed, top=1, priced=candidates).plans
         best = plans[0] if plans else None
         found.append(BatchChoice(batch, best, best is not None and same_layout(chosen, best)))
     return tuple(found)

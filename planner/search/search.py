@@ -34,6 +34,7 @@ from planner.search.partial_recompute import (
     rows_too_large,
     varies_layers,
 )
+from planner.search.priced_candidates import EXACT, PricedCandidates
 from planner.search.ranking import Ranking
 from planner.search.simplicity import simplest_first
 from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
@@ -100,6 +101,7 @@ def search(
     objective: Objective = "time",
     offloads: Sequence[str] = ("none",),
     front: bool = False,
+    priced: PricedCandidates | None = None,
 ) -> SearchResult:
     """Search DP x TP x PP x ZeRO with sequence parallelism, recompute and micro-batch size.
 
@@ -107,13 +109,17 @@ def search(
     uses. Plans that fit are sorted by step time, then by peak memory (by memory first for the
     ``objective`` memory); if none fits, plans whose interval contains the budget. Only plans that
     satisfy ``require`` are priced and returned. ``offloads``: allowed values of Plan.offload.
-    ``front``: the Pareto front of time and memory instead of the first ``top``.
+    ``front``: the Pareto front of time and memory instead of the first ``top``. ``priced``: the
+    candidates of this scenario, if they are priced already (without ``require``).
     """
     started = time.perf_counter()
-    candidates = Candidates.of(scenario, fixed or {}, require, offloads)
+    if priced is None:
+        candidates = Candidates.of(scenario, fixed or {}, require, offloads)
+    else:
+        candidates = priced.candidates
     ranking = Ranking(scenario, objective, top, front)
-    space = _Space.of(candidates.legal, ranking, fixed or {}, require, offloads)
-    simulated = bounded_away = priced = 0
+    space = _Space.of(candidates.legal, ranking, fixed or {}, require, offloads, priced)
+    simulated = bounded_away = varied = 0
     codes: list[NDArray[Any]] = [candidates.excluded, space.short[space.verdicts < 2]]
     for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
         leaders, feasible = Leaders(ranking), Feasible(scenario, require, verdict)
@@ -126,7 +132,7 @@ def search(
                 if source.enumerated:
                     bounded_away += ranked.bounded_away
                     codes.append(ranked.broken)
-            priced += source.priced
+            varied += source.priced
         if leaders.plans or not (feasible.seen_tight or np.any(space.verdicts == 1)):
             break
     counts = Counts(
@@ -139,7 +145,7 @@ def search(
         simulated=simulated,
         bounded_away=bounded_away,
         excluded=counts_by_text(require, np.concatenate(codes)),
-        part_recomputed=priced,
+        part_recomputed=varied,
     )
     return SearchResult(
         plans=tuple(plan for *_, plan in leaders.plans),
@@ -176,13 +182,17 @@ class _Space:
         fixed: Mapping[str, Any],
         require: Sequence[Constraint],
         offloads: Sequence[str],
+        priced: PricedCandidates | None = None,
     ) -> _Space:
         """Price the legal plans."""
         scenario, objective = ranking.scenario, ranking.objective
-        enough = 4.0 * budget_bytes(scenario.cluster)  # larger peaks need not be exact
-        peak, verdicts = verdicts_of(scenario, legal, enough)
-        if len(legal) and peak.min() > enough:
-            peak, verdicts = verdicts_of(scenario, legal)
+        if priced is None:
+            enough = EXACT * budget_bytes(scenario.cluster)  # larger peaks need not be exact
+            peak, verdicts = verdicts_of(scenario, legal, enough)
+            if len(legal) and peak.min() > enough:
+                peak, verdicts = verdicts_of(scenario, legal)
+        else:
+            peak, verdicts = priced.peak, priced.verdicts
         smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
         smallest_peak = float(np.min(peak, initial=np.inf))
         max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
@@ -198,7 +208,7 @@ class _Space:
             max_peak = Feasible(scenario, require, 1).max_peak
             rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, max_peak))
         table, peak = legal.rows(rows).plain(), peak[rows]
-        step = table_steps(scenario, table)
+        step = table_steps(scenario, table) if priced is None else priced.step[rows]
         at_best = results(scenario, table, step, peak)
         return cls(
             table=table,

@@ -1,0 +1,94 @@
+"""Legal candidates with their prices, shared by several searches of one explanation.
+
+Searches whose scenarios differ only in the global batch size price plans by the same formulas, so
+the candidates of all batches are priced as one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.columnar.dictionary_encoding import concatenate
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.table import table_step_bounds
+from cost_models.scenario import Scenario
+from cost_models.uncertainty import memory_spread
+from planner.assessment.verdict import budget_bytes, verdict_codes
+from planner.search.candidates import Candidates
+from planner.search.feasible import peaks_and_hosts
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int8]
+MOST_JOINT: Final = 300_000  # plans; more are priced batch by batch
+EXACT: Final = 4.0  # peaks up to so many budgets are exact
+
+
+@dataclass(frozen=True, slots=True)
+class PricedCandidates:
+    """Candidates, and of each legal one: steps, peak and verdicts."""
+
+    candidates: Candidates
+    step: Floats  # seconds
+    least: Floats  # seconds, lower bound of a step, also on faster machines (``step_times``)
+    peak: Floats  # bytes; above EXACT budgets a lower bound, unless all are above
+    host: Codes  # verdict codes of the host of a node
+    verdicts: Codes  # the worse of the verdicts on accelerator and host
+
+    @classmethod
+    def of(
+        cls,
+        scenario: Scenario,
+        fixed: Mapping[str, Any] | None = None,
+        *,
+        offloads: Sequence[str] = ("none",),
+    ) -> PricedCandidates:
+        """Enumerate the candidates of one scenario and price the legal ones."""
+        return cls.of_batches(scenario, [scenario.workload.global_batch_size], fixed, offloads)[0]
+
+    @classmethod
+    def of_batches(
+        cls,
+        scenario: Scenario,
+        sizes: Sequence[int],
+        fixed: Mapping[str, Any] | None = None,
+        offloads: Sequence[str] = ("none",),
+    ) -> list[PricedCandidates]:
+        """Enumerate the candidates of several global batch sizes and price all legal ones."""
+        found = [
+            Candidates.of(with_batch(scenario, size), fixed or {}, (), offloads) for size in sizes
+        ]
+        tables = [candidates.legal for candidates in found]
+        if sum(map(len, tables)) > MOST_JOINT:
+            return [_priced(scenario, [one])[0] for one in found]
+        return _priced(scenario, found)
+
+
+def with_batch(scenario: Scenario, size: int) -> Scenario:
+    """Return the scenario with another global batch size."""
+    return replace(scenario, workload=replace(scenario.workload, global_batch_size=size))
+
+
+def _priced(scenario: Scenario, found: Sequence[Candidates]) -> list[PricedCandidates]:
+    tables = [candidates.legal for candidates in found]
+    table = tables[0]
+    if len(tables) > 1:
+        names = [f.name for f in fields(PlanTable)]
+        columns = {n: concatenate([getattr(each, n) for each in tables]) for n in names}
+        table = PlanTable(**columns)
+    budget, spread = budget_bytes(scenario.cluster), memory_spread(scenario.software.name)
+    step, least = table_step_bounds(scenario, table)
+    peak, host = peaks_and_hosts(scenario, table, EXACT * budget)
+    priced, end = [], 0
+    for candidates in found:
+        here = slice(end, end := end + len(candidates.legal))
+        peaks, hosts = peak[here], host[here]
+        if len(peaks) and peaks.min() > EXACT * budget:
+            peaks, hosts = peaks_and_hosts(scenario, candidates.legal)
+        verdicts = np.maximum(verdict_codes(peaks, budget, spread), hosts)
+        priced.append(PricedCandidates(candidates, step[here], least[here], peaks, hosts, verdicts))
+    return priced
