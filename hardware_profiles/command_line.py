@@ -132,6 +132,12 @@ class HelpContext(click.Context):
     formatter_class = HelpFormatter
 
 
+def _help_option(option: click.Option | None) -> click.Option | None:
+    if option is not None:
+        option.help = "show this help"
+    return option
+
+
 class Command(click.Command):
     """A command whose help shows its arguments, and its options by group.
 
@@ -144,6 +150,10 @@ class Command(click.Command):
     fields: Sequence[Declared] = ()
     order: Sequence[str] = ()  # of titles; others follow
     examples: Sequence[str] = ()
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return the option ``--help`` in our words."""
+        return _help_option(super().get_help_option(ctx))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read options, arguments, and the words ``name=value`` among them."""
@@ -274,6 +284,10 @@ class LazyGroup(click.Group):
         self.epilog_of_commands = epilog_of_commands
         self.order = order  # of the titles of options
         self.examples = examples or {}  # of every command
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return the option ``--help`` in our words."""
+        return _help_option(super().get_help_option(ctx))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""

@@ -11,6 +11,8 @@ from hypothesis import settings
 # Tests fork processes after torch was used: a pool of OpenMP threads does not survive a fork, so
 # this process must never make one. Set before anything imports torch.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Answers and errors are wrapped to this width where it is set.
+os.environ.pop("COLUMNS", None)
 
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=100)
 settings.register_profile("quick", deadline=None, print_blob=True, max_examples=12)

@@ -75,6 +75,10 @@ COMMANDS: Final = {
     ),
 }
 EXECUTOR: Final = tuple(name for name, (where, _) in COMMANDS.items() if "executor" in where)
+EXIT_CODES: Final = (
+    "Exit codes: 0 yes, 1 our bug, 2 bad input, 3 does not fit or no legal plan, 4 tight (fit), "
+    "5 the run failed, 6 stopped on request, 7 another plan fits (fit), 130 interrupted."
+)
 # titles of the options in the help; common ones come first, those of the output last
 ORDER: Final = (
     "search",
@@ -102,9 +106,8 @@ app = LazyGroup(
     examples=EXAMPLES,
     name="shardplan",
     help="Will it fit, what is the best plan, run it.",
-    epilog="Exit codes: 0 yes, 1 our bug, 2 bad input, 3 does not fit or no legal plan, "
-    "4 tight (fit), 5 the run failed, 6 stopped on request, 7 another plan fits (fit), "
-    "130 interrupted.",
+    epilog=EXIT_CODES,
+    epilog_of_commands=EXIT_CODES,
     no_args_is_help=True,
     context_settings=HELP,
     params=[
@@ -115,6 +118,10 @@ app = LazyGroup(
             is_eager=True,
             callback=_version,
             help="print the version",
+        ),
+        # ``main`` reads it anywhere among the words
+        click.Option(
+            ["--traceback"], is_flag=True, expose_value=False, help="show where errors arise"
         ),
     ],
 )

@@ -15,7 +15,9 @@ from planner.cli.outputs import print_answer, refuse_existing, say
 def replan(
     plan: PlanPath,
     gpus: Annotated[int, Meta(ge=1), Option("--gpus", help="remaining accelerators")],
-    output: Annotated[Path, Option("--output", "-o", help="write the new plan here")],
+    output: Annotated[
+        Path, Option("--output", "-o", metavar="FILE", help="write the new plan here")
+    ],
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -54,7 +56,12 @@ def calibrate(
     ] = None,
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="write the cluster to this file (TOML, a CLUSTER)"),
+        Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="write the cluster to this file (TOML, a CLUSTER)",
+        ),
     ] = None,
     force: Force = False,
     json: Json = False,
