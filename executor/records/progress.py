@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from cost_models.units import format_rate
+
 MAX_LINES: Final = 20
 MAX_SILENCE: Final = 30.0  # maximum seconds between lines
 
@@ -94,7 +96,7 @@ def _values(event: Mapping[str, Any]) -> str:
     )
     return (
         f"loss {loss}  gradient norm {norm}  lr {event['learning_rate']:.2e}  "
-        f"{event['tokens_per_second']:,.0f} tokens/s"
+        f"{format_rate(event['tokens_per_second'])}"
     )
 
 

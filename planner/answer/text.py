@@ -11,7 +11,16 @@ from cost_models.plan.plan import Plan
 from cost_models.pricing.prediction import TimePrediction
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
-from cost_models.units import GIB, format_bytes, format_count, format_gib, format_seconds
+from cost_models.units import (
+    GIB,
+    format_bytes,
+    format_count,
+    format_gib,
+    format_per_second,
+    format_rate,
+    format_seconds,
+    format_step,
+)
 from hardware_profiles.cluster.build import describe
 from planner.assessment.assess import Assessment, MemoryAssessment, PeakMemory, amounts
 from planner.assessment.confidence import confidence
@@ -105,11 +114,9 @@ def _model_lines(scenario: Scenario) -> list[str]:
 
 def time_line(time: TimePrediction) -> str:
     """Return the step time with its interval and rates in one line."""
-    words = (
-        f"{format_seconds(time.step_seconds)} ({format_seconds(time.low_seconds)} to "
-        f"{format_seconds(time.high_seconds)}), {_rate(time.tokens_per_second_per_gpu)} "
-        "tokens/s per GPU"
-    )
+    low, high, rate = time.low_seconds, time.high_seconds, time.tokens_per_second
+    words = format_step(time.step_seconds, low, high, rate)
+    words += f", {format_rate(time.tokens_per_second_per_gpu)} per GPU"
     if time.mfu is not None:
         words += f", MFU {100 * time.mfu:.1f} %"
     return words
@@ -117,19 +124,10 @@ def time_line(time: TimePrediction) -> str:
 
 def rates_line(time: TimePrediction) -> str:
     """Return tokens/s of all accelerators, shares of the step and HFU in one line."""
-    words = f"{_rate(time.tokens_per_second)} tokens/s together; {shares(time)}"
+    words = f"{format_rate(time.tokens_per_second)} together; {shares(time)}"
     if time.mfu is not None and time.hfu is not None and time.hfu > time.mfu * (1.0 + 1e-9):
         words += f"; HFU {100 * time.hfu:.1f} %, with recomputation"
     return words
-
-
-def _rate(value: float) -> str:
-    """Format a rate with three digits.
-
-    >>> _rate(28954.1), _rate(3.14159)
-    ('29,000', '3.14')
-    """
-    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def shares(time: TimePrediction) -> str:
@@ -435,7 +433,7 @@ def _ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], in
         cells.append(format_gib(assessment.memory.peak_bytes))
         cells.append(f"{100 * assessment.margin_bytes / assessment.budget.size:.0f} %")
         cells.append(format_seconds(time.step_seconds))
-        cells.append(_rate(time.tokens_per_second_per_gpu))
+        cells.append(format_per_second(time.tokens_per_second_per_gpu))
         cells.append("–" if time.mfu is None else f"{100 * time.mfu:.1f} %")
         rows.append(cells)
     return rows, len(heads)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from cost_models.model.parameters import active_parameters
 from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
-from cost_models.units import format_bytes, format_count, format_seconds
+from cost_models.units import format_bytes, format_count, format_rate, format_seconds
 from hardware_profiles.cluster.build import describe
 from planner.answer.text import MOST_BARS, budget_words, verdict_lines
 from planner.request.stage_layers import layers_option
@@ -118,24 +118,20 @@ def time_lines(
     low, high = format_seconds(token.low_seconds), format_seconds(token.high_seconds)
     lines += labelled(
         "A token",
-        f"{format_seconds(token.seconds)} ({low} to {high}), {_rate(1.0 / token.seconds)} "
-        "tokens/s a sequence",
+        f"{format_seconds(token.seconds)} ({low} to {high}), "
+        f"{format_rate(1.0 / token.seconds)} a sequence",
     )
     if verbose:
         lines += labelled("", _shares(token.parts))
     per_gpu = token.tokens_per_second_per_gpu
-    each = f" ({_rate(per_gpu)} per accelerator)" if scenario.cluster.num_gpus > 1 else ""
-    words = f"{_rate(token.tokens_per_second)} tokens/s{each}"
+    each = f" ({format_rate(per_gpu)} per accelerator)" if scenario.cluster.num_gpus > 1 else ""
+    words = f"{format_rate(token.tokens_per_second)}{each}"
     if verbose:
         words += (
             f" while a batch of answers of {time.answer_len:,} tokens takes "
             f"{format_seconds(time.batch_seconds)}"
         )
     return lines + labelled("Together", words)
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _shares(parts: Mapping[str, float]) -> str:

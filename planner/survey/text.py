@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
-from cost_models.units import format_count, format_gib, format_seconds
+from cost_models.units import format_count, format_gib, format_per_second, format_seconds
 from planner.answer.text import (
     CONFIDENCE_WORDS,
     MOST_ROWS,
@@ -146,7 +146,7 @@ def _columns(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column
         (True, "gpus", lambda found: f"{found.plan.world_size:,}"),
         (True, "GiB", lambda found: format_gib(found.assessment.memory.peak_bytes)),
         (True, "step", lambda found: format_seconds(found.assessment.time.step_seconds)),
-        (True, "tok/s", lambda found: f"{found.step.tokens / found.step.seconds:,.0f}"),
+        (True, "tok/s", lambda found: format_per_second(found.step.tokens / found.step.seconds)),
         (True, "MFU", _mfu),
         (priced, "$/Btok", lambda found: dollars(_scaled(found, "cost"))),
         (energy, "kWh/Btok", lambda found: amount(_scaled(found, "energy", 1e3 * WATT_HOUR))),

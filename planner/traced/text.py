@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cost_models.plan.plan import Plan
-from cost_models.units import format_bytes, format_count, format_gib, format_seconds
+from cost_models.units import format_bytes, format_count, format_gib, format_rate, format_seconds
 from hardware_profiles.cluster.build import describe
 from planner.answer.text import (
     MOST_BARS,
@@ -75,7 +75,7 @@ def time_line(time: TracedTime) -> str:
     """Return step time and rates in one line."""
     words = (
         f"about {format_seconds(time.step_seconds)} a step, "
-        f"{time.rows_per_second_per_gpu:,.1f} rows/s per GPU"
+        f"{format_rate(time.rows_per_second_per_gpu, 'rows')} per GPU"
     )
     return words if time.mfu is None else f"{words}, MFU {100 * time.mfu:.1f} %"
 
