@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
+from hardware_profiles.progress import report
 from planner.advice.changes import (
     PLAN,
     Change,
@@ -117,6 +118,7 @@ class WayOut:
 def check(change: Change) -> WayOut | None:
     """Price one change; None unless it is legal and fits."""
     scenario, fixed, plan = change.scenario, change.fixed, change.plan
+    report(f"pricing ways out: {change.words}")
     if plan is not None:
         return _fitting(change, plan) if is_legal(scenario, plan) else None
     if too_small(scenario, fixed.get("offload", "none")):

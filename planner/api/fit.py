@@ -11,6 +11,7 @@ from cost_models.legality.rules import FEWEST, require_legal
 from cost_models.partition.schedules import default_virtual_stages
 from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
+from hardware_profiles.progress import report
 from planner.answer.answers import FitAnswer
 from planner.assessment.assess import assess
 from planner.assessment.host_memory import about_offload
@@ -96,6 +97,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         **common,
         **of_layers,
     )
+    report("pricing the plan")
     if by_stage is not None or fixed.get("recompute_layers"):
         fixed.setdefault("recompute", "full")  # some layers, so these wholly
     question, plan, assumptions = _default_plan(

@@ -7,6 +7,7 @@ interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any, Final
 
@@ -15,9 +16,10 @@ import click
 from hardware_profiles.command_line import HELP, Interrupted, LazyGroup, usage_error
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.message import error_text
+from hardware_profiles.progress import StatusLine, wants_status_line
+from hardware_profiles.terminal import discard_output, prepare_streams, say, show, show_rest
 from planner.cli.completion import complete_in_executor
 from planner.cli.examples import EXAMPLES
-from planner.cli.outputs import say
 
 # name: module and function, and the line of help; a module is imported when its command is called
 COMMANDS: Final = {
@@ -96,7 +98,7 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
         import importlib.metadata
 
-        print(f"shardplan {importlib.metadata.version('shardplan')}")
+        show(f"shardplan {importlib.metadata.version('shardplan')}")
         context.exit()
 
 
@@ -137,6 +139,17 @@ def _pin(context: click.Context, option: str, value: str | None) -> str | None:
     return None if pins is None else f"pin it with --fix {pins}"
 
 
+def _call(words: list[str]) -> Any:
+    """Call a command and return its exit code."""
+    try:
+        return app.main(args=words, prog_name="shardplan", standalone_mode=False)
+    except SystemExit as stop:
+        if stop.code != 1:
+            raise
+        discard_output()  # click leaves with 1 where it prints into a closed pipe
+        return 0
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; every error is one message on stderr and an exit code."""
     complete_in_executor(EXECUTOR)
@@ -144,8 +157,14 @@ def main(arguments: list[str] | None = None) -> Any:
     traceback = "--traceback" in words and words[:1] not in (["run"], ["export"], ["tokenize"])
     if traceback:
         words.remove("--traceback")
+    prepare_streams()
     try:
-        sys.exit(app.main(args=words, prog_name="shardplan", standalone_mode=False))
+        with contextlib.ExitStack() as stack:
+            if wants_status_line(words):
+                stack.enter_context(StatusLine(sys.stderr, "loading"))
+            code = _call(words)
+        show_rest()
+        sys.exit(code)
     except click.ClickException as error:
         say(error_text(usage_error(error, words, "shardplan", advice=_pin)))
         sys.exit(2)
@@ -155,9 +174,6 @@ def main(arguments: list[str] | None = None) -> Any:
     except (KeyboardInterrupt, click.Abort):
         say("shardplan: interrupted")
         sys.exit(Interrupted.exit_code)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe went away
-        sys.exit(0)
     except Exception as error:
         if traceback:
             raise

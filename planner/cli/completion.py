@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 from hardware_profiles.options import Option
+from hardware_profiles.terminal import show
 
 VARIABLE: Final = "_SHARDPLAN_COMPLETE"  # of the environment, as click names it
 WORDS: Final = "COMP_WORDS"
@@ -27,7 +28,7 @@ def completion(
     app = click.get_current_context().find_root().command
     found = get_completion_class(shell)
     assert found is not None
-    print(found(app, {}, "shardplan", VARIABLE).source())
+    show(found(app, {}, "shardplan", VARIABLE).source())
 
 
 def complete_in_executor(commands: Sequence[str]) -> None:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from hardware_profiles.command_line import OUTPUT
 from hardware_profiles.options import Option
+from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json, Verbose
-from planner.cli.outputs import print_answer, say
+from planner.cli.outputs import print_answer
 from planner.request.requests import FitRequest
 
 EXIT_VERDICT = {"fits": 0, "does_not_fit": 3, "tight": 4}
@@ -51,7 +52,7 @@ def fit(
         write_drawing(output, trained, force=force)
     print_answer(answer, json=json, verbose=verbose)
     if explain and not json and trained is not None:
-        print(f"\n{trained.explain()}")
+        show(f"\n{trained.explain()}")
     if output is not None:
         say(f"{'':<11}wrote {output}")
     if trained is not None and answer.verdict == "does_not_fit" and trained.fits_with_another_plan:

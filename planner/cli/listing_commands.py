@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from hardware_profiles.options import Option
+from hardware_profiles.terminal import show
 from planner.cli.options import Json
 from planner.request import proposals
 
@@ -21,12 +22,12 @@ def models(
 
     if name is None:
         document = model_listing()
-        print(json_text(document) if json else models_text(document))
+        show(json_text(document) if json else models_text(document))
         return
     from planner.cli.listing import one_model
 
     document = one_model(name)
-    print(json_text(document) if json else model_text(document))
+    show(json_text(document) if json else model_text(document))
 
 
 def hardware(
@@ -55,7 +56,7 @@ def hardware(
     several = hardware_listing() if name is None else hardware_named(name)
     if name is None or several is not None:
         assert several is not None
-        print(json_text(several) if json else accelerators_text(several))
+        show(json_text(several) if json else accelerators_text(several))
         return
     document = one_accelerator(name)
-    print(json_text(document) if json else accelerator_text(document))
+    show(json_text(document) if json else accelerator_text(document))

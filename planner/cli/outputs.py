@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.terminal import show
 
 COLOURS: Final = {
     "FITS": "green",
@@ -31,20 +32,15 @@ def refuse_existing(path: Path, *, force: bool) -> None:
         raise InputError(f"{path}: the folder {path.parent} does not exist")
 
 
-def say(text: str) -> None:
-    """Print a message on stderr."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def print_answer(answer: Any, *, json: bool, verbose: bool = False) -> None:
     """Print the text of an answer, or its JSON document."""
     from planner.text.answer import json_text
 
     if json:
-        print(json_text(answer.to_dict()))
+        show(json_text(answer.to_dict()))
         return
     text = answer.text(verbose=True) if verbose else str(answer)
-    print(coloured(text) if shows_colours() else text)
+    show(coloured(text) if shows_colours() else text)
 
 
 def shows_colours() -> bool:

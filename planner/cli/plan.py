@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 from hardware_profiles.options import Option
+from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json, Verbose
-from planner.cli.outputs import print_answer, say
+from planner.cli.outputs import print_answer
 from planner.request.requests import PlanRequest
 
 
@@ -47,7 +48,7 @@ def plan(
         )
     except NoLegalPlanError as error:
         if json:
-            print(json_text(error.document))
+            show(json_text(error.document))
         raise
     if output is not None and not isinstance(answer, TracedPlanAnswer):
         write_plan_file(output, answer.plan_file(), force=force)
@@ -58,4 +59,4 @@ def plan(
         say(f"{'':<11}wrote {output}; {following if why is None else why}")
     elif not json and not isinstance(answer, TracedPlanAnswer):
         following = "add -o plan.json to write the best plan; shardplan run trains it"
-        print("\n".join(labelled("Next", following)))
+        show("\n".join(labelled("Next", following)))

@@ -8,8 +8,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from hardware_profiles.options import Option
+from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json, PlanPath
-from planner.cli.outputs import print_answer, refuse_existing, say
+from planner.cli.outputs import print_answer, refuse_existing
 
 
 def replan(
@@ -31,7 +32,7 @@ def replan(
     write_plan_file(output, answer.file, force=force)
     for note in answer.notes:
         say(f"note: {note}")
-    print(json_text(answer.to_dict()) if json else f"wrote {output}")
+    show(json_text(answer.to_dict()) if json else f"wrote {output}")
 
 
 def compare(

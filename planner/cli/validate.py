@@ -8,8 +8,8 @@ from typing import Annotated
 from hardware_profiles.errors import InputError
 from hardware_profiles.message import error_text
 from hardware_profiles.options import Option
+from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json
-from planner.cli.outputs import say
 
 
 def validate(
@@ -42,7 +42,7 @@ def validate(
     answer = ask(runs, only=only, what="time" if time else "memory" if memory else None)
     if output is not None:
         answer.write(output, force=force)
-    print(json_text(answer.to_dict()) if json else answer.without_bad_cells(), flush=True)
+    show(json_text(answer.to_dict()) if json else answer.without_bad_cells())
     if output is not None:
         say(f"wrote rows.csv, groups.csv and validation.json into {output}")
     if answer.path is None or not answer.bad_cells:

@@ -23,6 +23,7 @@ from cost_models.pricing.cluster_variants import steps_on_clusters
 from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
+from hardware_profiles.progress import report
 from planner.assessment.verdict import budget_bytes
 from planner.explanation.glossary import same_layout
 from planner.explanation.machine_figures import ScaledFigure, figures
@@ -202,6 +203,7 @@ def _joined(first: PlanTable, second: PlanTable) -> PlanTable:
 
 def sensitivities(choices: Choices) -> tuple[Sensitivity, ...]:
     """Return the sensitivity to every figure of the cluster."""
+    report("pricing plans on faster and slower machines")
     memory, *rates = figures(choices.scenario)
     less, more = (_memory_change(choices, memory, end) for end in (LOWEST, HIGHEST))
     found = [Sensitivity(memory.name, memory.words, memory.unit, memory.value, less, more, 0.0)]

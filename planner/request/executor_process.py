@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NeedsMeasurement, RunError
+from hardware_profiles.progress import report
 
 if TYPE_CHECKING:
     from cost_models.traced.module import TracedModule
@@ -50,6 +51,7 @@ def measure(processes: int, say: Say) -> None:
             f"{missing}: {INSTALL}"
         )
     say(f"measuring this machine with {processes} processes (once; stored in the cache) ...")
+    report("measuring matmuls, memory and messages")
     command = [sys.executable, "-m", "executor", "measure", "--processes", str(processes)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -90,6 +92,7 @@ def trace(
     """
     if (missing := missing_run_package()) is not None:
         raise InputError(f"{name}: tracing a module needs {missing}: {INSTALL}")
+    report(f"loading torch, tracing {name.strip()}")
     command = [sys.executable, "-m", "executor", "trace", name.strip()]
     command += ["--precision", precision, "--device", device]
     for text in inputs or ():

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
+from hardware_profiles.progress import report
 from planner.assessment.verdict import budget_bytes
 from planner.request.choices import Objective
 from planner.request.constraints import (
@@ -117,6 +118,7 @@ def search(
         candidates = Candidates.of(scenario, fixed or {}, require, offloads)
     else:
         candidates = priced.candidates
+    report(f"searching {len(candidates.legal):,} plans")
     ranking = Ranking(scenario, objective, top, front)
     space = _Space.of(candidates.legal, ranking, fixed or {}, require, offloads, priced)
     simulated = bounded_away = varied = 0

@@ -15,6 +15,7 @@ from cost_models.pricing.estimate import price, rank_memories
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.uncertainty import interval, memory_spread, time_spread
 from hardware_profiles.errors import InputError
+from hardware_profiles.progress import report
 from planner.assessment.verdict import Verdict, budget_bytes, verdict
 from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
@@ -55,6 +56,7 @@ def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, CasePrediction], dic
     found: dict[str, CasePrediction] = {}
     refused: dict[str, str] = {}
     for group in groups.values():
+        report(f"pricing run {len(found) + len(refused) + 1:,} of {len(cases):,}")
         legal = []
         for case in group:
             reason = why_impossible(case)

@@ -1,0 +1,53 @@
+"""Output streams: ASCII where a stream has no more, and pipes that nobody reads."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles.terminal import ASCII, prepare_streams, show, transliterate
+
+SOURCES = Path(__file__).parents[2]
+
+
+def test_every_character_of_a_message_has_an_ascii_form() -> None:
+    """No question mark stands for a character of the sources."""
+    used: set[str] = set()
+    for package in ("hardware_profiles", "cost_models", "planner", "executor"):
+        for path in (SOURCES / package).rglob("*.py"):
+            used |= {one for one in path.read_text(encoding="utf-8") if not one.isascii()}
+    assert used > {"✔", "·", "–", "×", "█"}
+    assert {one for one in used if "?" in transliterate(one)} == set()
+    assert all(text.isascii() for text in ASCII.values())
+
+
+def test_characters_of_tables_keep_their_width() -> None:
+    for one in "█▓▒░▚▪▏│✔·–×":
+        assert len(transliterate(one)) == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_stream_without_a_character_gets_another_one(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    monkeypatch.delenv("LC_ALL", raising=False)
+    prepare_streams()
+    show("✔ ██ 2 × 3")
+    times = "×" if encoding == "latin-1" else "x"
+    assert raw.getvalue().decode(encoding) == f"* ## 2 {times} 3\n"
+
+
+def test_lc_all_c_is_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="utf-8"))
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    monkeypatch.delenv("PYTHONUTF8", raising=False)
+    prepare_streams()
+    show("3 °")
+    assert raw.getvalue() == b"3  deg\n"

@@ -1,0 +1,93 @@
+"""The streams of a real process: closed pipes, ASCII terminals, a terminal of 60 columns."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BASE = [sys.executable, "-m", "planner"]
+
+
+@pytest.mark.parametrize("words", [["models"], ["--help"]])
+def test_a_closed_pipe_is_silent(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)  # as if ``head`` had ended
+    done = subprocess.run(
+        [*BASE, *words], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("name", ["PYTHONIOENCODING", "LC_ALL"])
+def test_an_ascii_terminal_gets_ascii(name: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONUTF8", "LC_ALL")}
+    environment.pop("PYTHONIOENCODING", None)
+    environment[name] = "ascii" if name == "PYTHONIOENCODING" else "C"
+    program = (
+        "import planner.cli.listing as listing\n"
+        "listing.models_text = lambda document: '✔ ██ 2 × 3 · 5'\n"
+        "from planner.cli.app import main\n"
+        "main(['models'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=False
+    )
+    assert (done.stderr, done.returncode) == (b"", 0)
+    assert done.stdout == b"* ## 2 x 3 . 5\n"
+
+
+def test_commands_print_through_one_function() -> None:
+    """So that the status line is erased first and closed pipes are handled."""
+    import planner.cli
+
+    for path in Path(str(planner.cli.__file__)).parent.glob("*.py"):
+        assert not re.search(r"\bprint\(", path.read_text()), path
+
+
+def test_a_terminal_shows_the_activity_and_erases_it() -> None:
+    program = (
+        "import time\n"
+        "from hardware_profiles.progress import report\n"
+        "import planner.cli.listing as listing\n"
+        "def slow(document):\n"
+        "    report('pricing way out 3')\n"
+        "    time.sleep(1.0)\n"
+        "    return 'FITS'\n"
+        "listing.models_text = slow\n"
+        "from planner.cli.app import main\n"
+        "main(['models'])\n"
+    )
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "60"},
+    )
+    os.close(theirs)
+    seen, until = b"", time.monotonic() + 60
+    while time.monotonic() < until:
+        if not select.select([ours], [], [], 1.0)[0]:
+            continue
+        try:
+            found = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not found:
+            break
+        seen += found
+    answer = process.communicate()[0].decode()
+    assert process.returncode == 0
+    assert b"pricing way out 3 ..." in seen
+    assert seen.endswith(b"\r\x1b[K")
+    assert b"\n" not in seen
+    assert "FITS" in answer
