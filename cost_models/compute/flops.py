@@ -97,17 +97,32 @@ def _keys_in_chunks(tokens: Real, chunk: int) -> Real:
     return 0.5 * (full * float(chunk) ** 2 + (tokens - full * chunk) ** 2)
 
 
-def core_flops_per_token(kind: LayerKind, seq_len: Count) -> Real:
-    """Forward FLOP of all attention cores of a layer for one token, scores in full."""
-    total = attention_flops_per_token(kind.attention, np.multiply(1.0, seq_len))
+def keys_per_token(attention: Attention, seq_len: Count | Real, *, masked: bool = False) -> Real:
+    """Mean number of keys of a token: all of a sequence, or those that its mask keeps."""
+    whole = np.multiply(1.0, seq_len)
+    if not masked:
+        return whole
+    if attention.causal:
+        return mean_keys(0.0, whole, attention.window, chunked=attention.chunked)
+    return np.minimum(whole, np.inf if attention.window is None else attention.window)
+
+
+def core_flops_per_token(kind: LayerKind, seq_len: Count, *, masked: bool = False) -> Real:
+    """Forward FLOP of all attention cores of a layer for one token.
+
+    Scores in full, or (``masked``) only those that causal masks and windows keep.
+    """
+    keys = keys_per_token(kind.attention, seq_len, masked=masked)
+    total = attention_flops_per_token(kind.attention, keys)
     if kind.cross_attention is not None:
-        total = total + attention_flops_per_token(kind.cross_attention, np.multiply(1.0, seq_len))
+        keys = keys_per_token(kind.cross_attention, seq_len, masked=masked)
+        total = total + attention_flops_per_token(kind.cross_attention, keys)
     return total
 
 
-def layer_flops_per_token(kind: LayerKind, seq_len: Count) -> Real:
+def layer_flops_per_token(kind: LayerKind, seq_len: Count, *, masked: bool = False) -> Real:
     """Forward FLOP of one layer for one token."""
-    return linear_flops_per_token(kind) + core_flops_per_token(kind, seq_len)
+    return linear_flops_per_token(kind) + core_flops_per_token(kind, seq_len, masked=masked)
 
 
 def head_flops_per_token(model: ModelSpec) -> float:
@@ -122,20 +137,24 @@ def embedding_flops_per_token(model: ModelSpec) -> float:
     return sum(2.0 * w.numel for w in model.embedding if w.role == "linear")
 
 
-def forward_flops_per_token(model: ModelSpec, seq_len: Count) -> Real:
+def forward_flops_per_token(model: ModelSpec, seq_len: Count, *, masked: bool = False) -> Real:
     """Forward FLOP of the whole model for one token."""
-    layers = sum(layer_flops_per_token(model.kinds[kind], seq_len) for kind in model.pattern)
+    kinds = [model.kinds[kind] for kind in model.pattern]
+    layers = sum(layer_flops_per_token(kind, seq_len, masked=masked) for kind in kinds)
     return layers + head_flops_per_token(model) + embedding_flops_per_token(model)
 
 
-def model_flops_per_step(model: ModelSpec, seq_len: Count, global_batch_size: Count) -> Real:
+def model_flops_per_step(
+    model: ModelSpec, seq_len: Count, global_batch_size: Count, *, masked: bool = False
+) -> Real:
     """Model FLOP of one training step: forward once, backward two matmuls for each one.
 
-    The backward pass of a frozen matrix is one matmul.
+    The backward pass of a frozen matrix is one matmul. Scores in full, or (``masked``) only those
+    that causal masks and windows keep.
     """
     tokens = np.multiply(1.0, seq_len) * global_batch_size
-    forward = forward_flops_per_token(model, seq_len)
-    idle = forward_only_flops_per_token(model, seq_len, 2.0)
+    forward = forward_flops_per_token(model, seq_len, masked=masked)
+    idle = forward_only_flops_per_token(model, seq_len, 2.0, masked=masked)
     return (3.0 * forward - frozen_flops_per_token(model) - idle) * tokens
 
 
@@ -151,7 +170,9 @@ def frozen_flops_per_token(model: ModelSpec) -> float:
     return saved
 
 
-def forward_only_flops_per_token(model: ModelSpec, seq_len: Count, core_backward: float) -> Real:
+def forward_only_flops_per_token(
+    model: ModelSpec, seq_len: Count, core_backward: float, *, masked: bool = False
+) -> Real:
     """Backward FLOP for one token avoided by layers without a backward pass: inputs and cores.
 
     ``core_backward``: of a core, over its forward FLOP. Weight gradients of frozen matrices are
@@ -160,7 +181,7 @@ def forward_only_flops_per_token(model: ModelSpec, seq_len: Count, core_backward
     idle = [kind for kind in (model.kinds[i] for i in model.pattern) if kind.forward_only]
     total: Real = np.zeros_like(np.multiply(1.0, seq_len))
     for kind in idle:
-        core = core_backward * core_flops_per_token(kind, seq_len)
+        core = core_backward * core_flops_per_token(kind, seq_len, masked=masked)
         total = total + linear_flops_per_token(kind) + core
     return total
 

@@ -16,7 +16,7 @@ from cost_models.arrays import Count, Flag, Real
 from cost_models.compute.adapters import adapter_bytes_per_token
 from cost_models.compute.casts import FP32_BYTES, cast_bytes_per_token
 from cost_models.compute.expert_loops import loop_bytes
-from cost_models.compute.flops import attention_flops_per_token, mean_keys
+from cost_models.compute.flops import attention_flops_per_token, keys_per_token
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention, LayerKind, Weight
@@ -163,11 +163,7 @@ def attention_core_seconds(
         scores = attention.num_heads * visited * tokens / tensor_parallel
         return flops / rate.matmul + scores * rate.score
     if kernel == "flash":
-        if attention.causal:
-            whole = np.multiply(1.0, seq_len)
-            keys = mean_keys(0.0, whole, attention.window, chunked=attention.chunked)
-        else:
-            keys = np.minimum(seq_len, np.inf if attention.window is None else attention.window)
+        keys = keys_per_token(attention, seq_len, masked=True)
         flops = attention_flops_per_token(attention, keys) * tokens / tensor_parallel
         return flops / (software.kernels.flash_efficiency * rate.flash * rate.matmul)
     whole = np.multiply(1.0, seq_len)

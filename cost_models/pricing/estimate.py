@@ -17,7 +17,6 @@ from cost_models.arrays import Real
 from cost_models.communication.host_link import host_link, paged_seconds, usable_bytes
 from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import rank_traffic
-from cost_models.compute.flops import model_flops_per_step
 from cost_models.compute.rates import rates
 from cost_models.memory.host import HostBytes
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, rank_states
@@ -30,6 +29,7 @@ from cost_models.partition.stages import (
     PipelineRank,
 )
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.utilisation import counted_flops, peak_flops
 from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding
 from cost_models.step_time.parts import RankSeconds, TimeParts
@@ -251,11 +251,7 @@ def rank_communication(
 def throughput(scenario: Scenario, plan: Plan, step: float) -> tuple[float, float | None]:
     """Return tokens/s per accelerator and the model FLOP utilisation (of the datasheet's peak)."""
     tokens = scenario.workload.tokens_per_step / plan.world_size / step
-    peak = scenario.cluster.accelerator.peak_flops.get(scenario.workload.precision)
-    flops = float(
-        model_flops_per_step(
-            scenario.model, scenario.workload.seq_len, scenario.workload.global_batch_size
-        )
-    )
-    mfu = None if peak is None else flops / (step * plan.world_size * peak.value)
+    peak = peak_flops(scenario)
+    flops = counted_flops(scenario).flops
+    mfu = None if peak is None else flops / (step * plan.world_size * peak)
     return tokens, mfu

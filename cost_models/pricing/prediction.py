@@ -25,19 +25,19 @@ from cost_models.pricing.estimate import (
     rank_memories,
     throughput,
 )
+from cost_models.pricing.utilisation import (
+    counted_flops,
+    hardware_utilisation,
+    time_interval,
+)
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
-from cost_models.uncertainty import interval, memory_spread, time_spread
+from cost_models.uncertainty import interval, memory_spread
 from hardware_profiles.software.trainer import software_profile
 
 MEMORY_PARTS: Final = MemoryParts.__struct_fields__
 TIME_PARTS: Final = TimeParts.__struct_fields__
 Ranges = Sequence[tuple[int, int]]
-# of mfu and hfu: appendix B of PaLM (arXiv:2204.02311); HFU adds what recomputation repeats
-CONVENTION: Final = (
-    "model FLOP: 6 N + 12 L h s a token (scores in full, causal or not), of trained parts only; "
-    "over the datasheet's dense peak of the precision"
-)
 SAME: Final = 1e-9  # relative difference below which two predictions are equal
 
 
@@ -90,7 +90,7 @@ class TimePrediction(Struct, frozen=True):
     tokens_per_second_per_gpu: float
     mfu: float | None  # model FLOP utilisation; None: peak unknown
     hfu: float | None  # hardware FLOP utilisation
-    utilisation_convention: str = CONVENTION
+    utilisation_convention: str  # of mfu and hfu, see pricing/utilisation.py
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -181,14 +181,10 @@ def memory_prediction(
 def time_prediction(scenario: Scenario, plan: Plan, table: PredictionTable) -> TimePrediction:
     """Return the step time of a table's first plan, and the rates that follow from it."""
     step = float(table.step[0])
-    spread = time_spread(
-        scenario.software.name, scenario.cluster.accelerator, experts=scenario.model.has_experts
-    )
-    low, high = interval(step, spread)
     parts = TimeParts(**{name: float(getattr(table.time, name)[0]) for name in TIME_PARTS})
     tokens, mfu = throughput(scenario, plan, step)
-    # recomputation counts as FLOP of the hardware, not of the model
-    hardware = float(1.0 + parts.recompute / parts.compute)
+    hfu = hardware_utilisation(mfu, float(parts.compute), float(parts.recompute))
+    low, high = time_interval(scenario, step, hfu)
     return TimePrediction(
         step_seconds=step,
         low_seconds=low,
@@ -198,7 +194,8 @@ def time_prediction(scenario: Scenario, plan: Plan, table: PredictionTable) -> T
         tokens_per_second=scenario.workload.tokens_per_step / step,
         tokens_per_second_per_gpu=tokens,
         mfu=mfu,
-        hfu=None if mfu is None else mfu * hardware,
+        hfu=hfu,
+        utilisation_convention=counted_flops(scenario).convention,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cost_models.compute.flops import model_flops_per_step
 from cost_models.plan_file import PlanFile
+from cost_models.pricing.prediction import scenario_of
+from cost_models.pricing.utilisation import counted_flops
 from hardware_profiles.cluster.catalogue import match_accelerator
 from hardware_profiles.errors import InputError
 
@@ -39,9 +40,7 @@ def utilisation(file: PlanFile, peak: float | None, step_seconds: float) -> dict
     """
     if peak is None:
         return {"mfu": None, "hfu": None}
-    flops = float(
-        model_flops_per_step(file.model, file.workload.seq_len, file.workload.global_batch_size)
-    )
+    flops = counted_flops(scenario_of(file)).flops
     mfu = flops / (step_seconds * file.plan.world_size * peak)
     predicted = file.prediction.get("time") or {}
     if not predicted.get("mfu") or not predicted.get("hfu"):

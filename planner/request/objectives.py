@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.compute.flops import model_flops_per_step
 from cost_models.plan.plan import PlanTable
+from cost_models.pricing.utilisation import counted_flops, peak_flops
 from cost_models.scenario import Scenario
 from planner.request.choices import Objective
 
@@ -35,10 +35,9 @@ def results(scenario: Scenario, table: PlanTable, step: Floats, peak: Floats) ->
         "step": step,
         "tokens_per_second_per_gpu": workload.tokens_per_step / seconds,
     }
-    best = scenario.cluster.accelerator.peak_flops.get(workload.precision)
+    best = peak_flops(scenario)
     if best is not None:
-        flops = model_flops_per_step(scenario.model, workload.seq_len, workload.global_batch_size)
-        columns["mfu"] = float(flops) / (seconds * best.value)
+        columns["mfu"] = counted_flops(scenario).flops / (seconds * best)
     return columns
 
 

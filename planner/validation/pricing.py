@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from cost_models.legality.rules import CODES, RULES, legality_codes
 from cost_models.memory.allocator import shown_bytes
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import PlanTable
-from cost_models.pricing.estimate import price, rank_memories
+from cost_models.pricing.estimate import price, rank_memories, throughput
 from cost_models.pricing.simulated_steps import with_simulated_steps
-from cost_models.uncertainty import interval, memory_spread, time_spread
+from cost_models.pricing.utilisation import hardware_utilisation, time_interval
+from cost_models.uncertainty import interval, memory_spread
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import report
 from planner.assessment.verdict import Verdict, budget_bytes, verdict
@@ -98,22 +101,23 @@ def why_impossible(case: Case) -> str | None:
 
 def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
     scenario = cases[0].scenario
-    accelerator = scenario.cluster.accelerator
     table = PlanTable.from_plans([case.plan for case in cases])
     priced = with_simulated_steps(scenario, table, price(scenario, table))  # as in ``fit``
-    spread = time_spread(scenario.software.name, accelerator, experts=scenario.model.has_experts)
     budget = budget_bytes(scenario.cluster)
     around = memory_spread(scenario.software.name)  # of the device peak
     found = {}
     for number, case in enumerate(cases):
         step, device = float(priced.step[number]), float(priced.peak[number])
+        mfu = throughput(scenario, case.plan, step)[1]
+        time = priced.row(number).time
+        hfu = hardware_utilisation(mfu, float(np.sum(time.compute)), float(np.sum(time.recompute)))
         allocated = float(priced.memory.allocated[number])  # type: ignore[index]
         peak = _compared_peak(case, device, allocated, budget)
         measured = measured_memory(case.row)
         own = around if measured is None else memory_spread(scenario.software.name, measured.kind)
         found[case.row.name] = CasePrediction(
             step,
-            *interval(step, spread),
+            *time_interval(scenario, step, hfu),
             peak,
             *interval(peak, own),
             verdict(device, budget, around),
