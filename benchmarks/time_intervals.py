@@ -14,6 +14,7 @@ import planner
 from benchmarks.memory_intervals import beside
 from cost_models.uncertainty import time_spread
 from planner.validation.cluster_of_row import accelerator_of
+from planner.validation.reading import Reading
 from planner.validation.runs_file import PUBLISHED, read_runs
 
 
@@ -23,15 +24,13 @@ def compared_runs() -> pd.DataFrame:
     rows = answer.rows
     counted = rows.source_group.isin(answer.summary["time"]["over_groups"]["groups"])
     rows = rows[rows.time_error.notna() & ~rows.partial & counted]
-    first = rows.drop_duplicates("gpu").set_index("row_id").gpu
-    cards = {
-        first[row.name]: accelerator_of(row) for row in read_runs(PUBLISHED) if row.name in first
-    }
+    named = {row.name: row for row in read_runs(PUBLISHED)}
+    cards = [accelerator_of(Reading(named[name])) for name in rows.row_id]
     return rows.assign(
         error=1.0 / (1.0 + rows.time_error.astype(float)) - 1.0,
         experts=rows.model_kind.str.startswith("moe"),
-        card=rows.gpu.map(cards),
-        architecture=rows.gpu.map(lambda name: cards[name].architecture),
+        card=cards,
+        architecture=[card.architecture for card in cards],
     )
 
 

@@ -23,7 +23,7 @@ from cost_models.units import (
 )
 from hardware_profiles.cluster.build import describe
 from planner.assessment.assess import Assessment, MemoryAssessment, PeakMemory, amounts
-from planner.assessment.confidence import confidence
+from planner.assessment.confidence import confidence_words
 from planner.assessment.host_memory import host_text
 from planner.assessment.reach import Reach
 from planner.assessment.verdict import WORDS, Budget
@@ -57,11 +57,6 @@ MOST_REASONS: Final = 3  # legality rules that are listed
 
 MOST_ROWS: Final = 4  # of a table in a short answer
 MOST_RANKS: Final = 16  # ranks of an order that are listed
-CONFIDENCE_WORDS: Final = {
-    "measured": "measured: rates were measured on this machine",
-    "published": "published: runs of such a model on this accelerator were compared with",
-    "datasheet": "datasheet: rates come from the vendor; no run of this kind was compared yet",
-}
 TIME_WORDS: Final = {
     "compute": "computation",
     "recompute": "recomputation",
@@ -271,7 +266,7 @@ def fit_text(
     lines += _reach(reach)
     lines += assumed(assumptions, verbose=verbose)
     if verbose:
-        lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(scenario)])
+        lines += labelled("Confidence", confidence_words(scenario))
         if not_run is not None:
             lines += labelled("Executor", f"not executable: {not_run}")
     if fits:
@@ -497,7 +492,7 @@ def plan_text(
         lines += labelled("Searched", searched(counts))
     lines += assumed(assumptions, verbose=verbose)
     if verbose:
-        lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(scenario)])
+        lines += labelled("Confidence", confidence_words(scenario))
     return "\n".join(lines)
 
 

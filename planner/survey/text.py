@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from cost_models.units import format_count, format_gib, format_per_second, format_seconds
 from planner.answer.text import (
-    CONFIDENCE_WORDS,
     MOST_ROWS,
     bottleneck,
     head,
@@ -20,7 +19,7 @@ from planner.answer.text import (
     tight_words,
     time_line,
 )
-from planner.assessment.confidence import confidence
+from planner.assessment.confidence import confidence_words
 from planner.run_cost.text import WATT_HOUR, amount, dollars, run_lines
 from planner.run_cost.training_run import DAY
 from planner.search.search import Counts
@@ -89,7 +88,7 @@ def survey_text(
         lines += labelled("Searched", searched(counts))
     lines += assumed(assumptions, verbose=verbose)
     if verbose:
-        lines += labelled("Confidence", CONFIDENCE_WORDS[confidence(best.scenario)])
+        lines += labelled("Confidence", confidence_words(best.scenario))
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 from typing import Any
 
 import pytest
@@ -8,7 +9,13 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.prediction import time_prediction
 from cost_models.uncertainty import TIME_ELSEWHERE, interval, time_spread
-from planner.assessment.confidence import confidence
+from planner.assessment.confidence import (
+    COMPARED_RUNS,
+    compared_runs,
+    confidence,
+    confidence_words,
+)
+from planner.validation.runs_file import PUBLISHED
 from tests.samples import make_scenario
 
 
@@ -51,3 +58,58 @@ def test_what_was_never_compared_has_the_widest_interval() -> None:
     accelerator = make_scenario("llama", "8xH100-SXM").cluster.accelerator
     assert time_spread("megatron", accelerator) == TIME_ELSEWHERE
     assert time_spread("shardplan", accelerator).above <= TIME_ELSEWHERE.above
+
+
+def test_the_compared_runs_are_named() -> None:
+    words = confidence_words(make_scenario("llama", "8xA100-80GB", software="megatron"))
+    found = compared_runs(make_scenario("llama", "8xA100-80GB", software="megatron"))
+    assert found is not None
+    assert f"published: {found.runs:,} runs of Megatron-DeepSpeed, NeMo-Megatron" in words
+    assert "on A100-SXM-80GB were compared, median error 3 %" in words
+    assert "--only vtrain-single" in words
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "options", "words"),
+    [
+        ("llama", "8xH200", {}, "no run of this trainer on H200-SXM-141GB was compared"),
+        ("mixtral", "8xA100-80GB", {}, "no run of a mixture of experts on A100-SXM-80GB"),
+        ("t5", "8xA100-80GB", {}, "runs of fms-fsdp on A100-SXM-80GB were compared, median"),
+        ("t5", "8xA100-80GB", {}, "but none of t5 in bf16 as here"),
+        ("llama", "8xA100-80GB", {"precision": "fp32"}, "but none of llama in fp32 as here"),
+    ],
+)
+def test_missing_runs_are_named(
+    model: str, cluster: str, options: dict[str, Any], words: str
+) -> None:
+    found = confidence_words(make_scenario(model, cluster, **options))
+    assert found.startswith("datasheet: ")
+    assert words in found
+
+
+def test_every_published_confidence_rests_on_runs() -> None:
+    """Whatever is called published has compared runs."""
+    for software in ("shardplan", "megatron", "nemo", "composer", "fms-fsdp", "xla"):
+        for cluster in ("8xA100-80GB", "8xH100-SXM"):
+            scenario = make_scenario("llama", cluster, software=software)
+            if confidence(scenario) == "published":
+                assert compared_runs(scenario) is not None
+
+
+def test_the_table_counts_no_more_runs_than_were_published() -> None:
+    with PUBLISHED.open(encoding="utf-8", newline="") as stream:
+        published = [row["source_group"] for row in csv.DictReader(stream)]
+    with COMPARED_RUNS.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert rows
+    for row in rows:
+        groups = row["sources"].split("; ")
+        assert 0 < int(row["runs"]) <= sum(published.count(group) for group in groups)
+
+
+@pytest.mark.slow(seconds=40)
+def test_the_table_is_that_of_the_published_runs() -> None:
+    """If this fails: python -m benchmarks.compared_runs --write."""
+    from benchmarks.compared_runs import table
+
+    assert COMPARED_RUNS.read_text(encoding="utf-8") == table()
