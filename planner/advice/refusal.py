@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
+from hardware_profiles.options import declared
 from planner.advice.relax import Relaxation, satisfies, smallest_changes
 from planner.advice.ways_out import WayOut, ways_out
 from planner.assessment.assess import amounts, assess
 from planner.assessment.too_small import least_bytes, too_small
 from planner.assessment.verdict import budget_bytes
-from planner.request.command import describe_plan
+from planner.request.command import describe_plan, scenario_command
 from planner.request.constraints import Constraint
 from planner.search.search import Counts, SearchResult
+from planner.text.assumed import MORE, assumed_line
+from planner.text.fixes import Fix, fix_lines, pace
+from planner.text.paragraphs import labelled, plain
 
 MOST_REASONS: Final = 3
 
@@ -31,24 +35,46 @@ class Refusal:
     reasons: tuple[tuple[int, str], ...]  # number of candidates and reason, in descending order
     ways_out: tuple[WayOut, ...]
     changes: tuple[Relaxation, ...] = ()  # of requirements or pins
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # pinned fields of the plan
 
     def __str__(self) -> str:
         counts = self.result.counts
-        lines = [
+        lines = plain(
             f"no plan for {self.scenario.model.name} on {self.scenario.cluster.name}: "
             f"{counts.enumerated:,} candidates, {counts.legal:,} legal, "
             + ("none of them fits as required" if counts.excluded else "0 fit")
-        ]
-        lines += [f"  {number:,} candidates: {why}" for number, why in self.reasons[:MOST_REASONS]]
+        )
+        for number, why in self.reasons[:MOST_REASONS]:
+            lines += _item(f"{number:,} candidates: {why}")
         for change in self.changes:
-            lines.append(
-                f"  smallest change: {change.change} instead of {change.instead_of} (checked)"
+            lines += _item(
+                f"smallest change: {change.change} instead of {change.instead_of} (checked)"
             )
-        for way in self.ways_out:
-            lines.append(f"  way out: {way.change}: {way.command}")
-        if self.assumptions:
-            lines.append(f"  assumed: {'; '.join(self.assumptions)}")
-        return "\n".join(lines)
+        if self.ways_out:
+            lines += fix_lines(self._fixes(), len(lines), verbose=False)[:-1]
+            lines += labelled("Next", f"append the options of a fix to {self._command}")
+        short = assumed_line(self.assumptions)
+        return "\n".join([*lines, *(line.removesuffix(MORE) for line in short)])
+
+    @property
+    def _command(self) -> str:
+        """The question as a command of ``fit``."""
+        pins = [declared(Plan)[name].as_option(value) for name, value in self.fixed.items()]
+        return " ".join([scenario_command(self.scenario), *pins])
+
+    def _fixes(self) -> list[Fix]:
+        """Return the ways out, each with its pace a token relative to the smallest plan."""
+        smallest, scenario = self.result.smallest, self.scenario
+        assert smallest is not None
+        tokens = scenario.workload.tokens_per_step
+        before = assess(scenario, smallest).time.step_seconds / tokens
+        after = [
+            way.step_seconds / way.to.scenario.workload.tokens_per_step for way in self.ways_out
+        ]
+        return [
+            Fix(way.change, way.peak_bytes, pace(seconds, before), way.options)
+            for way, seconds in zip(self.ways_out, after, strict=True)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document without its header."""
@@ -62,6 +88,12 @@ class Refusal:
         }
 
 
+def _item(text: str) -> list[str]:
+    """Return an indented item; its other lines are indented further."""
+    first, *others = plain(text, "  ")
+    return [first, *(f"  {line}" for line in others)]
+
+
 def no_plan(
     scenario: Scenario,
     result: SearchResult,
@@ -70,17 +102,13 @@ def no_plan(
     fixed: Mapping[str, Any] | None = None,
     require: Sequence[Constraint] = (),
     offloads: Sequence[str] = ("none",),
-    tried: Sequence[str] = (),
 ) -> Refusal:
-    """Return the reasons why a search found no plan, and changes with which one exists.
-
-    ``tried``: more values of Plan.offload that were searched without a result.
-    """
+    """Return the reasons why a search found no plan, and changes with which one exists."""
     reasons = reasons_of(scenario, result)
     ways = () if result.smallest is None else ways_out(scenario, result.smallest, fixed or {})
     ways = tuple(way for way in ways if satisfies(way, require))
     changes = tuple(smallest_changes(scenario, fixed or {}, require, offloads))
-    return Refusal(scenario, result, assumptions, reasons, ways, changes)
+    return Refusal(scenario, result, assumptions, reasons, ways, changes, fixed or {})
 
 
 def reasons_of(scenario: Scenario, result: SearchResult) -> tuple[tuple[int, str], ...]:
@@ -99,10 +127,11 @@ def reasons_of(scenario: Scenario, result: SearchResult) -> tuple[tuple[int, str
 def _states_too_large(scenario: Scenario) -> str:
     """Return why no plan on the accelerators alone can fit."""
     cluster = scenario.cluster
-    room = budget_bytes(cluster) * cluster.num_gpus
+    room, several = budget_bytes(cluster) * cluster.num_gpus, cluster.num_gpus > 1
     return (
         f"one copy of weights and optimizer states takes {format_bytes(least_bytes(scenario))}, "
-        f"all {cluster.num_gpus} accelerators have {format_bytes(room)}"
+        + (f"all {cluster.num_gpus} accelerators have " if several else "the accelerator has ")
+        + format_bytes(room)
     )
 
 

@@ -78,12 +78,18 @@ def batch_option(workload: Workload) -> str:
 
 
 def cluster_argument(cluster: Cluster) -> str | None:
-    """Return the CLUSTER argument of a cluster; None if only a file describes it."""
-    try:
-        same = parse_cluster(cluster.name).tiers == cluster.tiers
-    except ShardplanError:
-        return None
-    return shlex.quote(cluster.name) if same else None
+    """Return the CLUSTER argument of a cluster; None if only a file describes it.
+
+    One node goes without its number: 8xA100-SXM-80GB.
+    """
+    name = cluster.name.removeprefix("1x") if cluster.name.count("x") > 1 else cluster.name
+    for one in (name, cluster.name):
+        try:
+            if parse_cluster(one).tiers == cluster.tiers:
+                return shlex.quote(one)
+        except ShardplanError:
+            continue
+    return None
 
 
 def plan_command(scenario: Scenario, plan: Plan) -> str:
@@ -95,9 +101,14 @@ def plan_command(scenario: Scenario, plan: Plan) -> str:
     return " ".join(["shardplan plan", *_scenario_options(scenario), *pinned, "-o plan.json"])
 
 
+def scenario_command(scenario: Scenario) -> str:
+    """Return the command that asks whether any plan of a scenario fits."""
+    return " ".join(["shardplan fit", *_scenario_options(scenario)])
+
+
 def fit_command(scenario: Scenario, plan: Plan) -> str:
     """Return the command that checks whether a plan of a scenario fits."""
-    return " ".join(["shardplan fit", *_scenario_options(scenario), describe_plan(plan)])
+    return f"{scenario_command(scenario)} {describe_plan(plan)}"
 
 
 def _scenario_options(scenario: Scenario) -> list[str]:

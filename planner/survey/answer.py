@@ -215,7 +215,6 @@ def no_plan_error(
             fixed=request.fixed,
             require=(*request.require, *job_limits(scenario, request)),
             offloads=request.offloads,
-            tried=case.tried,
         )
         document = {**header(case.scenario), **refusal.to_dict()}
         return NoLegalPlanError(str(refusal), document)
@@ -265,7 +264,6 @@ def suggestions(
             fixed=request.fixed,
             require=(*request.require, *job_limits(scenario, request)),
             offloads=request.offloads,
-            tried=case.tried,
         )
         if refusal.changes or refusal.ways_out:
             return {

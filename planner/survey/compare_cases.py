@@ -116,7 +116,6 @@ class SurveyCase:
     result: SearchResult | None
     found: tuple[RankedPlan, ...]
     why: str | None = None  # invalid input, so that no search was made
-    tried: tuple[str, ...] = ()  # more values of Plan.offload searched without a result
 
     @property
     def name(self) -> str:
@@ -144,10 +143,7 @@ def survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list
         return cases
     again = _survey(scenarios, replace(request, offloads=OFFLOADS))
     if not any(case.found for case in again):
-        return [
-            case if more.result is None else replace(case, tried=OFFLOADS)
-            for case, more in zip(cases, again, strict=True)
-        ]
+        return cases
     return [
         replace(case, assumed=_with_note(case.assumed, OFFLOADED)) if case.found else case
         for case in again

@@ -307,8 +307,8 @@ def test_adapters_are_priced_and_said() -> None:
     assert whole.verdict == "does_not_fit"
     assert small.verdict == four.verdict == "fits"
     states = [a.assessment.memory.parts for a in (small, four)]
-    assert states[0].weights == pytest.approx(2 * parameters + 2 * trained)
-    assert states[0].optimizer == pytest.approx(12 * trained)
+    assert states[0].weights == pytest.approx(2 * parameters + (2 + 4) * trained)
+    assert states[0].optimizer == pytest.approx(8 * trained)
     assert states[1].weights < 0.45 * states[0].weights
     every = planner.fit("llama-3-8b", "1xA100-80GB", zero_stage=0, recompute="full")
     assert small.assessment.time.step_seconds < 0.9 * every.assessment.time.step_seconds
