@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from cost_models.model.families import model_spec
-from cost_models.model.presets import is_preset, load_preset, preset_of_shape
+from cost_models.model.presets import is_preset, load_preset, preset_of_shape, similar_presets
 from cost_models.model.spec import ModelSpec
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.words import ArchitectureEntry, entry_of, words_table
@@ -20,7 +20,7 @@ SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     """Return the model of a row and a key that is equal for equal models."""
     name = str(reading.row.get("model") or reading.row.name)
-    config = _preset(name) or _config(reading)
+    config = _preset(name) or _config(reading, name)
     words = entry_of(words_table().architecture, reading.row)
     if words.untied:
         config = {**config, "tie_word_embeddings": False}
@@ -65,12 +65,13 @@ def _preset(name: str) -> Mapping[str, Any] | None:
     return None if found is None else found.config
 
 
-def _config(reading: Reading) -> Mapping[str, Any]:
+def _config(reading: Reading, name: str) -> Mapping[str, Any]:
     """Return a config.json with the row's sizes."""
     row = reading.row
     if any(row.get(name) is None for name in SIZES):
         missing = [name for name in SIZES if row.get(name) is None]
-        raise Unpriceable(f"the architecture is not given ({', '.join(missing)})")
+        hint = f". {similar}" if (similar := similar_presets(name)) else ""
+        raise Unpriceable(f"the architecture is not given ({', '.join(missing)}){hint}")
     words = entry_of(words_table().architecture, row)
     kind = row.words("model_kind") or "dense"
     gated = reading.value("gated_mlp", False, "a plain MLP")

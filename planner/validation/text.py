@@ -46,12 +46,17 @@ def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f"{name if number == 0 else '':<{NAME}}{words}"[:WIDTH].rstrip())
     if len(rows) > MOST_ROWS:
         lines.append(f"and {len(rows) - MOST_ROWS:,} more rows: -o DIR or --json")
+    if count := sum(bool(row["defaults"]) for row in rows):
+        many = "s" if count > 1 else ""
+        lines.append(f"Empty cells of {count:,} row{many} took defaults: --json lists them")
     return "\n".join(lines)
 
 
 def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
     if row["skipped"] is not None:
-        reason = f"line {row['line']} is not priced: {row['skipped']}"
+        where = f"line {row['line']}"
+        where = "" if where == row["row_id"] else f"{where} is "
+        reason = f"{where}not priced: {row['skipped']}"
         yield from textwrap.wrap(reason, WIDTH - NAME)
         return
     step, measured = row["predicted_step_seconds"], row["measured_step_seconds"]
@@ -117,7 +122,8 @@ def _errors(title: str, figures: Mapping[str, Any]) -> list[str]:
     lines = [f"{title}: predicted / measured - 1 in per cent, absolute unless bias"]
     lines.append(f"{'':<{NAME}}" + "".join(f"{head:>{FIGURE}}" for head in HEADS))
     for grouping, groups in figures.get("by", {}).items():
-        if len(groups) > 1:  # of one group: the line of all rows
+        # of one group: the line of all rows; groups of one row: the rows themselves
+        if len(groups) > 1 and any(group["n"] > 1 for group in groups.values()):
             lines.append(TITLES[grouping])
             lines += [_line(f"  {name}", group) for name, group in groups.items()]
     if "partial" in figures:

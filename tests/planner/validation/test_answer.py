@@ -175,6 +175,7 @@ def test_every_row_shows_prediction_measurement_and_error(tmp_path: Path) -> Non
     assert lines[7][0] == "died"
     assert lines[8][-2:] == ["ran", "out"]
     assert "line 6 is not priced: the architecture is not given" in " ".join(text.split())
+    assert text.endswith("\nEmpty cells of 4 rows took defaults: --json lists them")
 
 
 def test_a_file_without_a_good_row_is_refused(
