@@ -46,17 +46,19 @@ def format_gib(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Format a duration.
+    """Format a duration with about three digits.
 
-    >>> format_seconds(0.0123), format_seconds(75.2), format_seconds(3.2e-5)
-    ('12.3 ms', '75.2 s', '32 µs')
+    >>> format_seconds(0.0123), format_seconds(0.8601), format_seconds(75.2), format_seconds(111.9)
+    ('12.3 ms', '860 ms', '75.2 s', '112 s')
+    >>> format_seconds(3.2e-5)
+    '32 µs'
     """
     if value < 1e-3:
         return f"{value * 1e6:.0f} µs"
-    if value < 1.0:
-        return f"{value * 1e3:.1f} ms"
+    if value < 0.9995:
+        return f"{value * 1e3:.1f} ms" if value < 0.09995 else f"{value * 1e3:.0f} ms"
     if value < 600.0:
-        return f"{value:.3g} s" if value < 10 else f"{value:.1f} s"
+        return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
     if value < 5400.0:
         return f"{value / 60:.1f} min"
     if value < 2 * DAY:

@@ -345,7 +345,7 @@ def more_accelerators(question: Question) -> Iterator[Change]:
     cluster = scenario.cluster
     if cluster.levels or not scenario.on_gpu:
         return  # undefined for an irregular tree
-    for larger in _larger_clusters(cluster):
+    for larger in larger_clusters(cluster):
         batch = max(scenario.workload.global_batch_size, larger.num_gpus)
         workload = replace(scenario.workload, global_batch_size=batch)
         changed = replace(question.even, cluster=larger, workload=workload)
@@ -370,7 +370,7 @@ def more_accelerators(question: Question) -> Iterator[Change]:
             yield question.replanned(HARDWARE, "nodes", words, name, changed, found.plan)
 
 
-def _larger_clusters(cluster: Cluster) -> Iterator[Cluster]:
+def larger_clusters(cluster: Cluster) -> Iterator[Cluster]:
     """Yield clusters with twice the accelerators and so on: full nodes before more nodes."""
     cards = cluster.gpus_per_node
     while cluster.num_nodes == 1 and 2 * cards <= CARDS_OF_A_NODE:

@@ -508,7 +508,9 @@ def _why_not(best: Assessment, other: Assessment) -> str:
     slower = other.time.step_seconds - best.time.step_seconds
     more = other.memory.peak_bytes - best.memory.peak_bytes
     if slower < -1e-9 * best.time.step_seconds:
-        return f"{format_seconds(-slower)} faster, but needs {format_bytes(more)} more memory"
+        share = f"{100 * -slower / best.time.step_seconds:.1f} %"
+        but = f"needs {format_bytes(more)} more memory" if more > 0.0 else "is less simple"
+        return f"{format_seconds(-slower)} faster ({share}), but {but}"
     if slower <= 1e-9 * best.time.step_seconds:
         if more <= 0.0:
             return "as fast with the same memory, but splits more"

@@ -253,6 +253,6 @@ def signed_seconds(seconds: float) -> str:
     """Return a difference with its sign.
 
     >>> signed_seconds(-0.25)
-    '-250.0 ms'
+    '-250 ms'
     """
     return ("-" if seconds < 0 else "+") + format_seconds(abs(seconds))

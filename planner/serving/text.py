@@ -162,11 +162,8 @@ def _model_lines(scenario: ServingScenario) -> list[str]:
     formats = f"weights {workload.weight_precision}"
     if has_cache(model):
         formats += f", cache {workload.kv_precision}"
-    return [
-        f"{model.name}  {size}",
-        f"inference · {formats} · {_sequences(workload.concurrency)} of "
-        f"{workload.context_len:,} tokens",
-    ]
+    served = f"{_sequences(workload.concurrency)} of {workload.context_len:,} tokens"
+    return [*plain(f"{model.name}  {size}"), *plain(f"inference · {formats} · {served}")]
 
 
 def _sequences(count: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
 from cost_models.serving.number_formats import CACHE_FORMATS, WEIGHT_FORMATS
-from planner.advice.changes import HARDWARE, MAX_NODES, resized
+from planner.advice.changes import HARDWARE, larger_clusters
 from planner.assessment.reach import MAX_SEQ_LEN, largest
 from planner.request.command import cluster_argument
 from planner.serving.command import describe_serving, serve_command
@@ -192,16 +192,17 @@ def _several_at_once(scenario: ServingScenario, plan: Plan) -> Iterator[ServingW
 
 
 def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> ServingWayOut | None:
-    """The fewest nodes, by doubling, on which some layout fits."""
+    """The fewest accelerators, by doubling and first in one node, on which some layout fits."""
     if scenario.cluster.accelerator.device == "cpu" or scenario.cluster.levels:
         return None
-    nodes = scenario.cluster.num_nodes * 2
-    while nodes <= MAX_NODES:
-        larger = replace(scenario, cluster=resized(scenario.cluster, nodes))
-        name = cluster_argument(larger.cluster) or f"(nodes = {nodes} in the cluster's file)"
+    for cluster in larger_clusters(scenario.cluster):
+        larger, nodes = replace(scenario, cluster=cluster), cluster.num_nodes
+        name = cluster_argument(cluster) or f"(nodes = {nodes} in the cluster's file)"
         # one sequence each is the last resort: tensor parallelism may then cross nodes
         for plan in layouts(larger, {}) if one_each else usual_layouts(larger, {}):
-            words = f"{nodes} nodes ({larger.cluster.num_gpus} accelerators)"
+            words = f"{nodes} nodes ({cluster.num_gpus} accelerators)"
+            if nodes == 1:
+                words = f"{cluster.num_gpus} accelerators in one node"
             options = f"{name} {describe_serving(plan)}"
             changed = larger
             if one_each:  # of each replica
@@ -211,7 +212,6 @@ def _more_nodes(scenario: ServingScenario, *, one_each: bool = False) -> Serving
             way = _check(changed, plan, HARDWARE, "nodes", words, options)
             if way is not None:
                 return way
-        nodes *= 2
     return None
 
 

@@ -99,7 +99,7 @@ def test_slow_rates_are_times() -> None:
         "12 tokens/s",
         "1 tokens/s",
         "9 s a token",
-        "420.0 s a token",
+        "420 s a token",
     ]
 
 

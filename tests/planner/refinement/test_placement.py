@@ -223,7 +223,7 @@ def test_the_answer_says_the_order_and_why_and_writes_it(
         "1",
     ]
     path = tmp_path / "plan.json"
-    called([*words, "-o", str(path)])
+    called([*words, "-v", "-o", str(path)])
     said = " ".join(capsys.readouterr().out.split())
     assert "% less, simulated) with the best plan and ranks 0, 1, 2, … on the accelerators" in said
     assert "tensor groups of 2" in said
