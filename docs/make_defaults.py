@@ -15,7 +15,7 @@ ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cost_models.plan.plan import Plan  # noqa: E402
-from hardware_profiles.options import Declared, declared  # noqa: E402
+from hardware_profiles.options import Declared, dashed, declared  # noqa: E402
 from planner.request.requests import FitRequest, PlanRequest  # noqa: E402
 
 PAGE: Final = ROOT / "docs" / "defaults.md"
@@ -38,6 +38,8 @@ def row(option: Declared, commands: str) -> str:
     """Return the row of an option."""
     assert option.option is not None
     flags = ", ".join(f"`{flag}`" for flag in option.flags)
+    if dashed(option.name) not in option.flags:
+        flags += f" (Python: `{option.name}`)"
     cells = [flags, commands, option.help, default_of(option), option.option.why]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
