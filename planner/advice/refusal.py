@@ -21,6 +21,7 @@ from planner.search.search import Counts, SearchResult
 from planner.text.assumed import MORE, assumed_line
 from planner.text.fixes import Fix, fix_lines, pace
 from planner.text.paragraphs import labelled, plain
+from planner.text.parts import PART_WORDS
 
 MOST_REASONS: Final = 3
 
@@ -159,5 +160,5 @@ def _too_large(scenario: Scenario, plan: Plan) -> str:
     return (
         f"too large; the smallest ({describe_plan(plan)}) needs "
         f"{format_bytes(memory.peak_bytes)} of {budget} on stage {memory.limiting_stage}, "
-        f"most of it {largest} ({format_bytes(sizes[largest])})"
+        f"most of it {PART_WORDS[largest]} ({format_bytes(sizes[largest])})"
     )

@@ -22,6 +22,7 @@ from planner.explanation.why_not import SAME, WhyNot
 from planner.request.command import describe_plan
 from planner.text.answer import Answer
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
+from planner.text.parts import PART_WORDS
 
 SMALL: Final = 0.005  # share of a step or a peak; smaller terms are left out
 
@@ -202,7 +203,7 @@ def _memory(found: Explanation) -> list[str]:
     for term in found.binds().memory:
         if term.share >= SMALL:
             words = (
-                f"{100 * term.share:.0f} %  {format_bytes(term.size)}  {term.part}: "
+                f"{100 * term.share:.0f} %  {format_bytes(term.size)}  {PART_WORDS[term.part]}: "
                 f"{MEMORY_EXPLANATIONS[term.part]}"
             )
             lines += indented(words)
@@ -213,7 +214,7 @@ def _ways(found: Explanation) -> list[str]:
     lines: list[str] = []
     for number, way in enumerate(found.ways_out):
         words = f"{way.change}: {format_bytes(way.peak_bytes)}   {way.options}"
-        lines += labelled("Ways out" if not number else "", words)
+        lines += labelled("Fixes" if not number else "", words)
     return lines
 
 

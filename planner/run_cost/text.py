@@ -35,21 +35,20 @@ def run_lines(
 ) -> list[str]:
     """Return the paragraphs of a training run: days, hours, dollars, energy; then with failures."""
     if not verbose:
-        words = short_words(run.cost)
-        lines = labelled("Job", f"{format_count(run.cost.tokens)} tokens: {words}")
-        failures = run.with_failures
-        words = f"with failures and checkpoints: {short_words(failures)}"
-        return lines + labelled("", words + exceeded_limits(failures))
+        return labelled("Job", short_words(run))
     lines = labelled("Job", run_words(run.cost, assessment, num_gpus))
     return lines + labelled("Failures", failure_words(run.with_failures))
 
 
-def short_words(cost: RunCost | RunCostWithFailures) -> str:
-    """Return days, accelerator hours, dollars and energy of a training run."""
-    words = f"{cost.seconds / DAY:,.1f} days, {cost.gpu_hours:,.0f} accelerator hours"
-    if cost.dollars is not None:
-        words += f", {dollars(cost.dollars)}"
-    return words + energy_words(cost)
+def short_words(run: TrainingRun) -> str:
+    """Return days, hours, dollars and CO2 of a training run with its failures."""
+    tokens, whole = format_count(run.cost.tokens).replace(".00", ""), run.with_failures
+    words = f"{tokens} tokens: {whole.seconds / DAY:,.1f} days, {whole.gpu_hours:,.0f} GPU hours"
+    if whole.dollars is not None:
+        words += f", {dollars(whole.dollars)}"
+    if whole.co2_kg is not None:
+        words += f", {amount(whole.co2_kg / 1e3)} t CO2"
+    return f"{words} (with failures){exceeded_limits(whole)}"
 
 
 def run_words(cost: RunCost, assessment: Assessment, num_gpus: int) -> str:

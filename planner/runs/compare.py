@@ -31,6 +31,7 @@ from cost_models.text_tables import comparison_table, relative_difference
 from hardware_profiles.errors import InputError
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run
 from planner.text.answer import SCHEMA_VERSION
+from planner.text.parts import PART_WORDS
 
 SHOWN_REST: Final = 0.005  # of a step
 # what the phases of a measured step hold of the predicted one
@@ -306,4 +307,7 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def _name(term: ComparedTerm) -> str:
-    return term.name.replace("_", " ") if term.unit == "seconds" else term.name
+    if term.unit == "seconds":
+        return term.name.replace("_", " ")
+    part = term.name.strip()
+    return term.name.replace(part, PART_WORDS.get(part, part))

@@ -223,5 +223,5 @@ def test_a_front_tells_plans_that_differ_in_layers_alone_in_one_line() -> None:
     shown = [line for line in str(answer).splitlines() if "between, --recompute-layers" in line]
     between = sum(int(line.split("… ")[1].split()[0]) for line in shown)
     assert shown
-    assert len(answer.ranked) == between + len(lines) - 1  # the best one is told once more
+    assert len(answer.ranked) == between + len(lines)
     assert len(answer.to_dict()["plans"]) == len(answer.ranked)
