@@ -12,6 +12,16 @@ from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json
 
 
+def source_groups() -> list[str]:
+    """Return the source groups of the published runs, for completion."""
+    import csv
+
+    from planner.validation.runs_file import PUBLISHED
+
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        return sorted({row["source_group"] for row in csv.DictReader(file)})
+
+
 def validate(
     runs: Annotated[
         Path | None,
@@ -22,7 +32,13 @@ def validate(
         Option("--output", "-o", metavar="DIR", help="write rows and groups into this folder"),
     ] = None,
     only: Annotated[
-        list[str] | None, Option("--only", metavar="NAME", help="a source group (may be repeated)")
+        list[str] | None,
+        Option(
+            "--only",
+            metavar="NAME",
+            values=source_groups,
+            help="a source group (may be repeated)",
+        ),
     ] = None,
     time: Annotated[bool, Option("--time", help="only step times")] = False,
     memory: Annotated[bool, Option("--memory", help="only peak memory")] = False,

@@ -68,6 +68,7 @@ def test_clusters() -> None:
         (("plan", "a", "b", "--find", "large"), ["largest-micro-batch", "largest-model"]),
         (("fit", "a", "b", "--kv-precision", "int"), ["int8", "int4"]),
         (("completion", ""), ["bash", "zsh", "fish"]),
+        (("validate", "--only", "korthikanti"), ["korthikanti-2022"]),
     ],
 )
 def test_values(words: tuple[str, ...], values: list[str]) -> None:
