@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from cost_models.units import format_bytes, format_seconds
+from cost_models.units import format_bytes, format_rate, format_seconds
 
 UNKNOWN: Final = "–"
+NOT_COMPARABLE: Final = "not comparable"
+MANY_TIMES: Final = 10.0  # ratio from which a difference is given as a factor
 EQUAL_WITHIN: Final = 0.0005  # relative difference that is not shown as a number
 Row = tuple[str, str, float | None, float | None]  # name, unit, left and right value
 
@@ -34,12 +36,17 @@ def relative_difference(left: float | None, right: float | None) -> float | None
 
 
 def comparison_table(
-    rows: Iterable[Row], head: tuple[str, str, str], more: str, less: str
+    rows: Iterable[Row],
+    head: tuple[str, str, str],
+    more: str,
+    less: str,
+    not_comparable: Collection[str] = (),
 ) -> list[str]:
     """Return the lines of a table with both values of each figure and their difference in words.
 
     ``head``: names of the left value, of the right one and of the difference; ``more`` and
-    ``less``: words behind the percentage.
+    ``less``: words behind the percentage. ``not_comparable``: units whose values are of two
+    machines and have no difference.
 
     >>> for line in comparison_table(
     ...     [("step", "seconds", 1.5, 1.0)], ("left", "right", "left is"), "more", "less"
@@ -51,16 +58,29 @@ def comparison_table(
     cells = [("", *head)]
     for name, unit, left, right in rows:
         difference = relative_difference(left, right)
-        if left is not None and left == right:
+        if unit in not_comparable:
+            words = NOT_COMPARABLE
+        elif left is not None and left == right:
             words = "equal"
         elif difference is None:
             words = UNKNOWN
         elif abs(difference) < EQUAL_WITHIN:
             words = "within 0.1 %"
         else:
-            words = f"{100 * abs(difference):.1f} % {more if difference > 0 else less}"
+            words = _difference_words(difference, more, less)
         cells.append((name, _format(left, unit), _format(right, unit), words))
     return aligned(cells, left=[0])
+
+
+def _difference_words(difference: float, more: str, less: str) -> str:
+    """Return a relative difference as a percentage, a large one as a factor.
+
+    >>> _difference_words(0.5, "high", "low"), _difference_words(110.78, "high", "low")
+    ('50.0 % high', '112 times as high')
+    """
+    if difference + 1.0 >= MANY_TIMES:
+        return f"{difference + 1.0:,.0f} times as {more}"
+    return f"{100 * abs(difference):.1f} % {more if difference > 0 else less}"
 
 
 def _format(value: float | None, unit: str) -> str:
@@ -68,4 +88,6 @@ def _format(value: float | None, unit: str) -> str:
         return UNKNOWN
     if unit == "seconds":
         return format_seconds(value)
+    if unit == "tokens_per_second":
+        return format_rate(value)
     return format_bytes(value) if unit == "bytes" else f"{value:,.0f}"

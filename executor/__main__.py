@@ -18,8 +18,11 @@ from typing import Any, NoReturn
 
 from executor.cli.options import ExportOptions, MeasureOptions, TokenizeOptions, TraceOptions
 from executor.cli.parser import Options, parse
+from hardware_profiles.command_line import Interrupted
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.message import error_text
+from hardware_profiles.progress import status_line
+from hardware_profiles.terminal import prepare_streams, say, show, show_rest
 
 INTERRUPTED = 130
 
@@ -27,11 +30,16 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    prepare_streams()
     try:
-        return _execute(parse(given), given)
+        code = _execute(parse(given), given)
+        show_rest()
+        return code
     except ShardplanError as error:
         return _fail(str(error), error, error.exit_code, given)
     except KeyboardInterrupt as error:
+        if os.environ.get("RANK", "0") != "0":
+            return INTERRUPTED  # rank 0 reports it
         return _fail("interrupted", error, INTERRUPTED, given)
     except Exception as error:
         return _fail(f"internal error: {type(error).__name__}: {error}", error, 1, given)
@@ -66,7 +74,11 @@ def _fail(message: str, error: BaseException, code: int, arguments: list[str]) -
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(2)
         message = f"rank {rank}: {message}"
-    print(error_text("shardplan: " + " ".join(message.split())), file=sys.stderr)
+    if isinstance(error, Interrupted):  # with a command to copy, which is not wrapped
+        first, _, rest = message.partition("\n")
+        say(error_text(f"shardplan: {first}") + f"\n{rest}" * bool(rest))
+    else:
+        say(error_text("shardplan: " + " ".join(message.split())))
     if "--traceback" in arguments:
         traceback.print_exception(error)
     return code
@@ -76,22 +88,23 @@ def _tokenize(options: TokenizeOptions) -> int:
     """Make a token file and describe it."""
     from executor.data.tokenize import tokenize
 
-    header = tokenize(
-        options.sources,
-        options.output,
-        tokenizer=options.tokenizer,
-        text_field=options.text_field,
-        skip_bad_rows=options.skip_bad_rows,
-        vocab_size=options.vocab_size,
-        force=options.force,
-    )
+    with status_line("tokenizing"):
+        header = tokenize(
+            options.sources,
+            options.output,
+            tokenizer=options.tokenizer,
+            text_field=options.text_field,
+            skip_bad_rows=options.skip_bad_rows,
+            vocab_size=options.vocab_size,
+            force=options.force,
+        )
     if options.json:
-        print(json.dumps(asdict(header), indent=2, allow_nan=False))
+        show(json.dumps(asdict(header), indent=2, allow_nan=False))
         return 0
-    print(f"{header.tokens:,} tokens of {header.documents:,} documents ({header.dtype})")
+    show(f"{header.tokens:,} tokens of {header.documents:,} documents ({header.dtype})")
     if header.skipped_rows:
-        print(f"{header.skipped_rows:,} bad rows were skipped", file=sys.stderr)
-    print(f"wrote {options.output}; next: shardplan run PLAN --data {options.output}")
+        say(f"{header.skipped_rows:,} bad rows were skipped")
+    show(f"wrote {options.output}; next: shardplan run PLAN --data {options.output}")
     return 0
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from executor.checkpoint.format.folder import is_complete_name, step_of
 from executor.checkpoint.format.hugging_face_names import require_weights
-from executor.checkpoint.options import resume_after_restart, resume_source
+from executor.checkpoint.options import newest_checkpoints, resume_after_restart, resume_source
 from executor.cli.parser import STOPPED_CODE
 from executor.cli.run_options import RunOptions
 from executor.launch.preflight import (
@@ -45,7 +46,10 @@ from executor.records.recorder import FAILED, INTERRUPTED, STOPPED, Recorder
 from executor.records.report import SCHEMA_VERSION, as_text
 from executor.records.tensorboard import require_tensorboard
 from executor.run_folder import claimed_folder
+from hardware_profiles.command_line import Interrupted
 from hardware_profiles.errors import InputError, RunError, ShardplanError
+from hardware_profiles.progress import status_line
+from hardware_profiles.terminal import say, show
 
 # runs all ranks, or is one of them, in the folder of the run; returns the answer of rank 0
 Start = Callable[[Emit, Path | None], Any]
@@ -85,7 +89,8 @@ def run(options: RunOptions, arguments: list[str]) -> int:
         local = single_node(prepared.file, options.supervision)
         return run_by_torchrun(given, emit, options.supervision, local, gpus=gpus > 0)
 
-    return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
+    messages = [*prepared.notes, *notes(prepared.file, gpus)]
+    return _report(options, prepared, start, messages, arguments)
 
 
 def _run_on_nodes(
@@ -113,7 +118,8 @@ def _run_on_nodes(
         job.folder, job.renew = folder, renew
         return run_on_nodes(job, recorder)
 
-    return _report(options, prepared, start, [*prepared.notes, *notes(prepared.file, gpus)])
+    messages = [*prepared.notes, *notes(prepared.file, gpus)]
+    return _report(options, prepared, start, messages, arguments)
 
 
 def _prepare(options: RunOptions) -> PreparedRun:
@@ -124,7 +130,9 @@ def _prepare(options: RunOptions) -> PreparedRun:
     evaluation = options.evaluation_data()
     if options.tensorboard:
         require_tensorboard()
-    return prepare(options.plan, options.data, seed=options.training.seed, evaluation=evaluation)
+    with status_line("checking the plan and the data"):
+        seed = options.training.seed
+        return prepare(options.plan, options.data, seed=seed, evaluation=evaluation)
 
 
 def _join(options: RunOptions, prepared: PreparedRun, place: TorchrunRank) -> int:
@@ -168,7 +176,13 @@ def _task(options: RunOptions, prepared: PreparedRun, folder: Path | None) -> Ta
     return task
 
 
-def _report(options: RunOptions, prepared: PreparedRun, start: Start, messages: list[str]) -> int:
+def _report(
+    options: RunOptions,
+    prepared: PreparedRun,
+    start: Start,
+    messages: list[str],
+    again: Sequence[str] = (),
+) -> int:
     """Run, display and record the results of rank 0; return the exit code."""
     if options.verify:
         return _finish_verify(options, prepared, start(_nothing, None))
@@ -191,19 +205,49 @@ def _report(options: RunOptions, prepared: PreparedRun, start: Start, messages: 
                 status = start(recorder, folder)
             except KeyboardInterrupt:
                 recorder.finish(INTERRUPTED, "interrupted")
-                raise
+                raise Interrupted(_ended("interrupted", recorder, again)) from None
             except BaseException as error:
                 known = isinstance(error, ShardplanError)
                 recorder.finish(FAILED, str(error) if known else repr(error))
                 raise
             recorder.finish(status)
-        show(recorder, as_json=options.json)
+        show(_outcome(recorder, as_json=options.json))
     if status == STOPPED:
-        done = recorder.document()["steps_done"]
-        then = "" if recorder.folder is None else f"; go on with --resume {recorder.folder}"
-        print(f"shardplan: stopped on request after step {done}{then}", file=sys.stderr)
+        say(f"shardplan: {_ended('stopped on request', recorder, again)}")
         return STOPPED_CODE
     return 0
+
+
+def _ended(why: str, recorder: Recorder, again: Sequence[str]) -> str:
+    """Return where a run ended early, its newest checkpoint and the command that resumes it.
+
+    ``again``: the words of the run; none under a torchrun that the user started.
+    """
+    done = recorder.document()["steps_done"] if recorder.began else 0
+    where = f"{why} after step {done}" if done else f"{why} before the first step was done"
+    folder = recorder.folder
+    newest = None if folder is None else next(iter(newest_checkpoints(folder)), None)
+    if newest is None:
+        return f"{where}; there is no checkpoint (--checkpoint-every N saves them)"
+    command = f"--resume {shlex.quote(str(folder))}"
+    if again:
+        command = f"shardplan {shlex.join(without_option(again, '--resume'))} {command}"
+    return f"{where}\n  newest checkpoint: {newest}\n  go on with: {command}"
+
+
+def without_option(words: Sequence[str], flag: str) -> list[str]:
+    """Return the words of a command without an option and its value.
+
+    >>> without_option(["run", "plan.json", "--resume", "runs/a", "--steps=3"], "--resume")
+    ['run', 'plan.json', '--steps=3']
+    """
+    kept: list[str] = []
+    skips = False
+    for word in words:
+        if not skips and word != flag and not word.startswith(f"{flag}="):
+            kept.append(word)
+        skips = word == flag
+    return kept
 
 
 @contextlib.contextmanager
@@ -240,14 +284,6 @@ def _is_done(options: RunOptions) -> bool:
     return True
 
 
-def show(recorder: Recorder, *, as_json: bool) -> None:
-    """Print the outcome; nobody may read it any more (``shardplan run … | head``)."""
-    try:
-        print(_outcome(recorder, as_json=as_json), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _outcome(recorder: Recorder, *, as_json: bool) -> str:
     document = recorder.document()
     if as_json:
@@ -257,7 +293,8 @@ def _outcome(recorder: Recorder, *, as_json: bool) -> str:
         first, last = records[0]["loss"], records[-1]["loss"]
         done = document["steps_done"] - document["first_step"]
         lines.append(f"loss {first:.4f} -> {last:.4f} in {done} steps\n")
-    lines.append(as_text(recorder.rows(), on_gpu=document["environment"]["device"] != "cpu"))
+    on_gpu = document["environment"]["device"] != "cpu"
+    lines.append(as_text(recorder.rows(), on_gpu=on_gpu, other=recorder.other_machine()))
     folder = recorder.folder
     kept = "Nothing was kept (dry run)." if folder is None else f"Written: {folder}/run.json"
     return "\n".join([*lines, f"\n{kept}"])

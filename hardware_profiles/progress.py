@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Final, TextIO
 
@@ -89,6 +90,13 @@ class StatusLine:
                     self.stream.write(f"{ERASE}{line}")
                     self.stream.flush()
                     self.drawn = line
+
+
+def status_line(first: str) -> AbstractContextManager[object]:
+    """Return a status line on stderr for the rank that reports; nothing without a terminal."""
+    if os.environ.get("RANK", "0") != "0" or not wants_status_line([]):
+        return nullcontext()
+    return StatusLine(sys.stderr, first)
 
 
 def wants_status_line(words: list[str]) -> bool:

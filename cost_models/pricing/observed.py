@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from cost_models.plan_file import PlanFile
+from hardware_profiles.cluster.catalogue import match_accelerator
+from hardware_profiles.errors import InputError
 from hardware_profiles.fields import convert
 
 CONSTANT_PARTS: Final = ("weights", "optimizer")  # constant through a step
@@ -49,6 +51,29 @@ def peak_bytes(rank: Mapping[str, Any]) -> int:
     memory = rank["memory"]
     allocated = memory.get("allocated_bytes")
     return int(memory["peak_bytes"] if allocated is None else allocated)
+
+
+def other_machine(file: PlanFile, device: str, processes: int) -> str | None:
+    """Return in words that a run used other devices than its plan was priced for; None: the same.
+
+    ``device``: torch's name of a GPU, or "cpu". Times and rates of such a run are not comparable
+    with the prediction; memory and traffic are.
+    """
+    chip, used = file.cluster.accelerator, None
+    if device == "cpu" and chip.device != "cpu":
+        used = f"{processes:,} CPU process{'es' if processes > 1 else ''}"
+    elif device not in ("cpu", "unknown"):
+        try:
+            found = match_accelerator(device).entry
+        except InputError:
+            return None
+        peaks = [one.peak_flops.get(file.workload.precision) for one in (chip, found)]
+        if chip.device == "cpu" or len({peak and peak.value for peak in peaks}) > 1:
+            used = f"{processes:,} {found.name}"
+    if used is None:
+        return None
+    each = "CPU processes" if chip.device == "cpu" else chip.name
+    return f"the plan was priced for {file.plan.world_size:,} {each}, the run used {used}"
 
 
 def with_predicted_names(rank: Mapping[str, Any], file: PlanFile) -> dict[str, Any]:

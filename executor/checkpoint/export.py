@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +29,8 @@ from executor.compat import causal_lm
 from executor.data.vocabulary import open_vocabulary
 from executor.dtypes import COMPUTE_DTYPE
 from hardware_profiles.errors import InputError
+from hardware_profiles.progress import report, status_line
+from hardware_profiles.terminal import say, show
 
 DTYPE_OF: Final = {
     "float64": torch.float64,
@@ -55,15 +56,17 @@ def export(
     source: Path, output: Path, *, dtype: str | None, max_shard_bytes: int, as_json: bool
 ) -> int:
     """Run the command; return the exit code."""
-    checkpoint, notes = newest_intact(source)
-    notes += write_hugging_face(
-        checkpoint,
-        output,
-        dtype=None if dtype is None else DTYPE_OF[dtype],
-        max_shard_bytes=max_shard_bytes,
-    )
+    with status_line("reading the checkpoint"):
+        checkpoint, notes = newest_intact(source)
+        report(f"writing the weights of step {checkpoint.index.step}")
+        notes += write_hugging_face(
+            checkpoint,
+            output,
+            dtype=None if dtype is None else DTYPE_OF[dtype],
+            max_shard_bytes=max_shard_bytes,
+        )
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     document = {
         "schema_version": 1,
         "checkpoint": str(checkpoint.folder),
@@ -72,9 +75,9 @@ def export(
         "notes": notes,
     }
     if as_json:
-        print(json.dumps(document, indent=2))
+        show(json.dumps(document, indent=2))
     else:
-        print(f"Written: {output} (step {checkpoint.index.step})")
+        show(f"Written: {output} (step {checkpoint.index.step})")
     return 0
 
 

@@ -121,6 +121,11 @@ def named_source(named: Path, option: str = "") -> ResumeSource:
     raise InputError(f"{option}{named}: {reason}")
 
 
+def newest_checkpoints(run: Path) -> tuple[Path, ...]:
+    """Return the complete checkpoints in the folder of a run, the newest first."""
+    return _complete(run / SUBFOLDER)
+
+
 def _complete(folder: Path) -> tuple[Path, ...]:
     return tuple(CheckpointFolder(folder).complete())
 

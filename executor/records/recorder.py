@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from cost_models.pricing.observed import with_predicted_names
+from cost_models.pricing.observed import other_machine, with_predicted_names
 from executor.launch.preflight import PreparedRun
 from executor.records.metrics import METRICS_FILE, MetricsFile
 from executor.records.report import SCHEMA_VERSION, ComparisonRow, compare, write_run
@@ -166,7 +166,15 @@ class Recorder:
         """Return the comparison of predicted and measured values."""
         file, measured = self.prepared.file, self.measured()
         measured["ranks"] = [with_predicted_names(rank, file) for rank in self.ranks]
-        return compare(file.prediction, measured, file.workload.tokens_per_step)
+        same = self.other_machine() is None
+        tokens = file.workload.tokens_per_step
+        return compare(file.prediction, measured, tokens, same_machine=same)
+
+    def other_machine(self) -> str | None:
+        """Return in words that the run used other devices than the plan was priced for."""
+        file = self.prepared.file
+        device = self.environment.get("device", "unknown")
+        return other_machine(file, device, file.plan.world_size)
 
     def document(self) -> dict[str, Any]:
         """Return the contents of run.json, which ``--json`` prints as well."""

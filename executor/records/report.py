@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,24 +31,32 @@ class ComparisonRow:
     unit: str  # seconds, bytes, tokens_per_second or collectives
     predicted: float | None
     measured: float | None
+    comparable: bool = True  # False: a time of another machine than the plan was priced for
 
     @property
     def difference(self) -> float | None:
-        """Signed relative error of the prediction."""
-        return relative_difference(self.predicted, self.measured)
+        """Signed relative error of the prediction; None where the two are not comparable."""
+        return relative_difference(self.predicted, self.measured) if self.comparable else None
 
 
 def compare(
-    prediction: Mapping[str, Any], measured: Mapping[str, Any], tokens_per_step: int
+    prediction: Mapping[str, Any],
+    measured: Mapping[str, Any],
+    tokens_per_step: int,
+    *,
+    same_machine: bool = True,
 ) -> list[ComparisonRow]:
     """Return the rows of the comparison; values that a plan.json does not predict are None.
 
-    A run that ended before its ranks were measured has only times to compare.
+    A run that ended before its ranks were measured has only times to compare. ``same_machine``:
+    whether the run used the devices that the plan was priced for.
     """
+    times = _time_rows(prediction.get("time", {}), measured, tokens_per_step)
+    times = [replace(row, comparable=same_machine) for row in times]
     if not measured["ranks"]:
-        return list(_time_rows(prediction.get("time", {}), measured, tokens_per_step))
+        return times
     return [
-        *_time_rows(prediction.get("time", {}), measured, tokens_per_step),
+        *times,
         *_memory_rows(prediction.get("memory", {}), measured["ranks"]),
         *_communication_rows(prediction.get("communication", []), measured["ranks"]),
     ]
@@ -56,7 +64,7 @@ def compare(
 
 def _time_rows(
     predicted: Mapping[str, Any], measured: Mapping[str, Any], tokens: int
-) -> Iterator[ComparisonRow]:
+) -> Iterable[ComparisonRow]:
     seconds = predicted.get("step_seconds")
     rate = tokens / seconds if seconds else None
     yield ComparisonRow("step time", "seconds", seconds, measured["step_seconds"])
@@ -99,23 +107,29 @@ def _communication_rows(predicted: Any, ranks: list[Any]) -> Iterator[Comparison
         yield ComparisonRow(f"{kind} ({axis})", "bytes", known, float(counted))
 
 
-def as_text(rows: Iterable[ComparisonRow], *, on_gpu: bool) -> str:
-    """Return the comparison as a plain-text table with an explanation below."""
-    figures = [(row.name, row.unit, row.predicted, row.measured) for row in rows]
-    lines = comparison_table(figures, HEAD, "high", "low")
-    return "\n".join([*lines, "", _what_is_compared(on_gpu)])
+def as_text(rows: Iterable[ComparisonRow], *, on_gpu: bool, other: str | None = None) -> str:
+    """Return the comparison as a plain-text table with an explanation below.
+
+    ``other``: that the run used other devices than the plan was priced for, in words.
+    """
+    listed = list(rows)
+    figures = [(row.name, row.unit, row.predicted, row.measured) for row in listed]
+    apart = {row.unit for row in listed if not row.comparable}
+    lines = comparison_table(figures, HEAD, "high", "low", apart)
+    return "\n".join([*lines, "", _what_is_compared(on_gpu, other)])
 
 
-def _what_is_compared(on_gpu: bool) -> str:
+def _what_is_compared(on_gpu: bool, other: str | None) -> str:
     memory = (
         "Memory is what the CUDA allocator gave to tensors (max_memory_allocated)."
         if on_gpu
         else "Memory is the bytes of live tensors, without allocator slack, Python and libraries."
     )
+    times = f"Times are not comparable: {other}. " if other is not None else ""
     return textwrap.fill(
-        f"{memory} Its parts are those of the fullest rank at its peak. Collectives are the bytes "
-        "of whole tensors that one rank of every pipeline stage moves in a step, added up. Step "
-        "time is the median, without the first two steps.",
+        f"{times}{memory} Its parts are those of the fullest rank at its peak. Collectives are the "
+        "bytes of whole tensors that one rank of every pipeline stage moves in a step, added up. "
+        "Step time is the median, without the first two steps.",
         width=LINE,
     )
 

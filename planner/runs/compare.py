@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from cost_models.pricing.observed import (
     CONSTANT_PARTS,
     TRANSIENT_PARTS,
     collectives_side_by_side,
+    other_machine,
     peak_bytes,
     with_predicted_names,
 )
@@ -47,11 +48,12 @@ class ComparedTerm:
     unit: str  # seconds or bytes
     left: float | None
     right: float | None
+    comparable: bool = True  # False: times of two machines
 
     @property
     def difference(self) -> float | None:
-        """Left over right, less one."""
-        return relative_difference(self.left, self.right)
+        """Left over right, less one; None where the two are not comparable."""
+        return relative_difference(self.left, self.right) if self.comparable else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,9 @@ def _with_run(path: Path, file: PlanFile, run: RunRecord) -> Comparison:
             f"{run.folder}: is a run of another plan: {', '.join(differing)} differ from {path}"
         )
     predicted = _prediction(file)
-    terms = [*_time_terms(predicted.time, run), *_memory_terms(predicted.memory, run)]
+    same = _other_machine(run) is None
+    terms = [replace(term, comparable=same) for term in _time_terms(predicted.time, run)]
+    terms += _memory_terms(predicted.memory, run)
     terms += _traffic_terms(predicted.communication, run)
     return Comparison(
         left=f"predicted by {path}",
@@ -188,6 +192,11 @@ def _with_run(path: Path, file: PlanFile, run: RunRecord) -> Comparison:
         terms=tuple(terms),
         explanation=tuple(_why_off(predicted, run)),
     )
+
+
+def _other_machine(run: RunRecord) -> str | None:
+    """Return in words that a run used other devices than its plan was priced for."""
+    return other_machine(run.plan_file, run.device, run.plan_file.plan.world_size)
 
 
 def predicted_phases(time: TimePrediction) -> dict[str, float]:
@@ -251,11 +260,9 @@ def _traffic_terms(records: tuple[Collective, ...], run: RunRecord) -> Iterable[
 
 
 def _why_off(predicted: Prediction, run: RunRecord) -> Iterable[str]:
-    if not run.on_gpu and run.plan_file.cluster.accelerator.device != "cpu":
-        yield (
-            f"the run was on CPU processes, the prediction is for "
-            f"{run.plan_file.cluster.name}: their times cannot be compared"
-        )
+    other = _other_machine(run)
+    if other is not None:
+        yield f"times are not comparable: {other}"
         return
     if run.step_seconds is None:
         yield "the run timed no step (at least three are needed: the first and the watched one do "
@@ -302,7 +309,8 @@ def comparison_text(comparison: Comparison) -> str:
         lines.append("")
     lines += [f"left:  {comparison.left}", f"right: {comparison.right}", ""]
     rows = [(_name(term), term.unit, term.left, term.right) for term in comparison.terms]
-    lines += comparison_table(rows, ("left", "right", "left is"), "more", "less")
+    apart = {term.unit for term in comparison.terms if not term.comparable}
+    lines += comparison_table(rows, ("left", "right", "left is"), "more", "less", apart)
     return "\n".join([*lines, "", *comparison.explanation])
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -333,6 +334,12 @@ def _descendants(pid):
     return found + [below for child in found for below in _descendants(child)]
 
 
+def _checkpoints(folder):
+    """Return the complete checkpoints of the only run, as the run names them."""
+    found = folder.glob("runs/*/checkpoints/step-*")
+    return [p.relative_to(folder) for p in found if re.fullmatch(r"step-\d+", p.name)]
+
+
 def _is_alive(pid):
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -354,16 +361,30 @@ def _is_alive(pid):
 )
 def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path):
     arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher)
+    arguments += ("--checkpoint-every", 5)
     with _started(*arguments, cwd=tmp_path) as started:
         for line in started.stderr:
             if line.startswith("step"):
                 break
+        deadline = time.monotonic() + 60
+        while not _checkpoints(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.1)
         ranks = _descendants(started.pid)
         assert len(ranks) >= 2
         started.send_signal(how)
         assert started.wait(timeout=30) == code
+        said = started.stderr.read()
         if code == 130:
-            assert started.stderr.read().splitlines()[-1] == "shardplan: interrupted"
+            newest = max(_checkpoints(tmp_path))
+            first, *others = said.splitlines()[-3:]
+            assert re.fullmatch(r"shardplan: interrupted after step \d+", first)
+            command = shlex.join(["shardplan", *map(str, arguments)])
+            assert others == [
+                f"  newest checkpoint: {newest}",
+                f"  go on with: {command} --resume {newest.parents[1]}",
+            ]
+            assert said.count("interrupted") == 1  # not by every rank
+        assert "Traceback" not in said
     deadline = time.monotonic() + 120
     while any(map(_is_alive, ranks)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -405,7 +426,10 @@ def test_a_signal_stops_a_run_in_good_order(launcher, number, options, write, tm
         assert started.wait(timeout=60) == 6
         said = started.stderr.read()
     assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith("shardplan: stopped on request after step ")
+    first, newest, command = said.splitlines()[-3:]
+    assert first.startswith("shardplan: stopped on request after step ")
+    assert newest.startswith("  newest checkpoint: runs/")
+    assert command.startswith("  go on with: shardplan run ")
     (path,) = tmp_path.glob("runs/*/run.json")
     assert json.loads(path.read_text())["status"] == "stopped"
     assert not any(map(_is_alive, ranks))

@@ -49,3 +49,26 @@ def test_prediction_and_measurement_are_set_side_by_side():
     assert "50.0 % low" in text
     assert "equal" in text
     assert all(row.predicted is None for row in compare({}, measured, 100))
+
+
+def test_a_run_on_other_devices_is_compared_in_memory_alone():
+    measured = {
+        "step_seconds": 0.01,
+        "tokens_per_second": 1e4,
+        "ranks": [_rank(0, 100, 40, 8)],
+    }
+    prediction = {
+        "time": {"step_seconds": 1.118},
+        "memory": {"stages": [{"stage": 0, "peak_bytes": 110, "allocated_bytes": 110}]},
+    }
+    rows = compare(prediction, measured, 100, same_machine=False)
+    differences = {row.name: row.difference for row in rows}
+    assert differences["step time"] is differences["tokens per second"] is None
+    assert abs(differences["peak memory"] - 0.1) < 1e-12
+    other = "the plan was priced for 8 H100-SXM-80GB, the run used 2 CPU processes"
+    text = as_text(rows, on_gpu=False, other=other)
+    assert text.count("not comparable") == 3
+    assert other in " ".join(text.split())
+    assert "10.0 % high" in text
+    # on the same machine a prediction that is far off is a factor
+    assert "112 times as high" in as_text(compare(prediction, measured, 100), on_gpu=False)

@@ -98,7 +98,16 @@ def test_a_gpu_plan_on_cpu_processes_is_not_judged(tmp_path: Path) -> None:
     file = plan_file(parse_cluster("2xA100-80GB"))
     run = write_run(tmp_path / "run", file, machine())
     found = compare(write_plan(tmp_path / "plan.json", file), run)
-    assert "their times cannot be compared" in found.explanation[0]
+    assert found.explanation == (
+        "times are not comparable: the plan was priced for 2 A100-SXM-80GB, the run used 2 CPU "
+        "processes",
+    )
+    text = str(found)
+    assert "% more" not in text.split("peak memory")[0]
+    assert text.count("not comparable") > 2
+    for term in found.terms:
+        assert term.comparable == (term.unit != "seconds")
+        assert term.difference is None or term.comparable
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
