@@ -36,6 +36,7 @@ from cost_models.step_time.pipeline_bound import owners, pipeline_bound
 
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 1_000_000  # plans of one group
+MERGED: Final = 200_000  # plans up to which ranks of equal kinds are priced together for all plans
 FEW: Final = 1_000  # plans for which distinct rows are not worth finding
 COUNTS: Final = (
     "index",
@@ -83,10 +84,11 @@ def table_memory(
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
     if _few(scenario, table):
         return price_memory(scenario, table.plain())
-    peak, memory, nvme = (np.empty(len(table)) for _ in range(3))
-    for rows, group in _groups(scenario, table):
-        peak[rows] = _peaks(scenario, group, enough)
-        memory[rows], nvme[rows] = _hosts(scenario, group)
+    peak, memory, nvme = (np.zeros(len(table)) for _ in range(3))
+    for rows, group in _groups(scenario, table, by_rank=len(table) <= MERGED):
+        peak[rows] = np.maximum(peak[rows], _peaks(scenario, group, enough))
+        for largest, mine in zip((memory, nvme), _hosts(scenario, group), strict=True):
+            largest[rows] = np.maximum(largest[rows], mine)
         group.frame.release()
     return peak, HostBytes(memory, nvme)
 
@@ -133,17 +135,19 @@ def _few(scenario: Scenario, table: PlanTable) -> bool:
 
 
 def _groups(
-    scenario: Scenario, table: PlanTable, cluster: Index | None = None
+    scenario: Scenario, table: PlanTable, cluster: Index | None = None, *, by_rank: bool = False
 ) -> Iterator[tuple[Index, _Group]]:
     """Yield groups of plans that are priced together, with their rows of the table.
 
-    ``cluster``: number of each row's cluster.
+    ``cluster``: number of each row's cluster. ``by_rank``: one group for each kind of rank, of all
+    plans that have such ranks, instead of one for all ranks of each plan.
     """
     block, contents = stages_of(scenario, table)
     groups: dict[Any, list[int]] = {}
     for number, ranks in enumerate(contents):
         kinds = tuple(dict.fromkeys(_kind(rank) for rank in ranks))
-        groups.setdefault(kinds, []).append(number)
+        for some in ((kind,) for kind in kinds) if by_rank else (kinds,):
+            groups.setdefault(some, []).append(number)
     for kinds, blocks in groups.items():
         mine = np.zeros(len(contents), dtype=bool)
         mine[blocks] = True
