@@ -26,7 +26,7 @@ from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from cost_models.units import GIB
 from planner.assessment.verdict import budget_bytes, verdict
-from planner.explanation.sensitivity import Choices, priced_choices
+from planner.explanation.choices import Choices, priced_choices
 from planner.request.command import describe_plan
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import measured_step, tests_time

@@ -15,11 +15,11 @@ from planner.advice.ways_out import ways_out
 from planner.answer.answers import PlanAnswer
 from planner.assessment.assess import assess
 from planner.explanation.answer import Explanation
+from planner.explanation.choices import priced_choices
 from planner.explanation.glossary import describe
 from planner.explanation.sensitivity import (
     batch_sizes,
     other_batches,
-    priced_choices,
     sensitivities,
 )
 from planner.explanation.why_not import parse_other_plan
@@ -60,7 +60,8 @@ def explain(
     best = found.plans[0] if found.plans else None
     choices = None
     if sensitivity and best is not None:
-        choices = priced_choices(scenario, best, priced=own)
+        alike = len(scenario.model.kinds) == 1  # otherwise the bounds settle few questions
+        choices = priced_choices(scenario, best, priced=own, bounded=alike)
     varied = None if choices is None else choices.table.plan(choices.chosen)
     return Explanation(
         scenario=scenario,

@@ -11,28 +11,21 @@ grid, and all scales that a bisection may need, are priced at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.legality.rules import legality_codes
-from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.plan import Plan
 from cost_models.pricing.cluster_variants import steps_on_clusters
-from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread
 from hardware_profiles.progress import report
-from planner.assessment.verdict import budget_bytes
+from planner.explanation.choices import Choices
 from planner.explanation.glossary import same_layout
 from planner.explanation.machine_figures import ScaledFigure, figures
-from planner.search.exhaustive_recompute import every_count
-from planner.search.feasible import peaks_and_hosts
-from planner.search.partial_recompute import FULL, stage_sizes, varies_layers
 from planner.search.priced_candidates import PricedCandidates, with_batch
 from planner.search.search import search
-from planner.search.space import enumerate_plans
 
 LOWEST, HIGHEST = 0.5, 4.0
 GRID: Final = 6  # scales from 1 to either end
@@ -108,103 +101,12 @@ class BatchChoice:
         return {"global_batch_size": self.global_batch_size, "plan": plan, "same": self.same}
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """All legal plans of a scenario, priced; ``chosen``: row of the chosen plan."""
-
-    scenario: Scenario
-    table: PlanTable
-    chosen: int
-    step: Floats
-    least: Floats  # lower bound of a step in seconds, also on faster machines
-    needed: Floats  # upper end of the peak as a share of the budget; fits up to 1
-    on_host: NDArray[np.bool_] = field(repr=False)  # fits into the host memory of a node
-
-    @property
-    def fits(self) -> NDArray[np.bool_]:
-        """Plans that fit with their whole interval."""
-        fitting: NDArray[np.bool_] = (self.needed <= 1.0) & self.on_host
-        return fitting
-
-
-def priced_choices(
-    scenario: Scenario,
-    chosen: Plan,
-    fixed: Mapping[str, Any] | None = None,
-    *,
-    offloads: Sequence[str] = ("none",),
-    priced: PricedCandidates | None = None,
-) -> Choices:
-    """Enumerate and price plans as ``search`` does; the chosen plan is the first row.
-
-    If another plan is the best in closed form, that plan is the chosen one. ``priced``: the
-    candidates of this scenario, if they are priced already.
-    """
-    if priced is None:
-        priced = PricedCandidates.of(scenario, fixed, offloads=offloads)
-    more = PlanTable.from_plans([chosen])
-    if varies_layers(scenario, fixed or {}):
-        table = enumerate_plans(
-            scenario.model,
-            scenario.workload,
-            scenario.cluster.num_gpus,
-            fixed or {},
-            offloads=offloads,
-        )
-        numbered = _numbered(scenario, table, chosen)
-        numbered = numbered.rows(legality_codes(scenario, numbered) == 0)
-        more = _joined(more, numbered)
-    # in the order: the chosen plan, the enumerated ones, those with a number of layers
-    legal = priced.candidates.legal.plain()
-    step, least = table_step_bounds(scenario, more)
-    peak, host = peaks_and_hosts(scenario, more)
-    upper = 1.0 + memory_spread(scenario.software.name).above
-
-    def joined(of_more: NDArray[Any], of_legal: NDArray[Any]) -> NDArray[Any]:
-        return np.concatenate([of_more[:1], of_legal, of_more[1:]])
-
-    found = Choices(
-        scenario,
-        _joined(more.rows(slice(0, 1)), _joined(legal, more.rows(slice(1, None)))),
-        0,
-        step=joined(step, priced.step),
-        least=joined(least, priced.least),
-        needed=joined(peak, priced.peak) * upper / budget_bytes(scenario.cluster),
-        on_host=joined(host, priced.host) == 0,
-    )
-    # the search simulates its finalists: in closed form another plan may be slightly faster
-    fitting = np.flatnonzero(found.fits)
-    if not len(fitting) or not found.fits[0]:
-        return found
-    best = int(fitting[np.argmin(found.step[fitting])])
-    return found if found.step[best] >= found.step[0] else replace(found, chosen=best)
-
-
-def _numbered(scenario: Scenario, table: PlanTable, chosen: Plan) -> PlanTable:
-    """Return plans that recompute 1, 2, … layers; above MOST_NUMBERED of the chosen plan only."""
-    whole = table.rows(table.recompute == FULL)
-    smallest, largest = stage_sizes(scenario, whole)
-    if int(np.sum(smallest)) > MOST_NUMBERED:
-        own = replace(chosen, recompute="full", recompute_layers=0, recompute_every=0)
-        whole = PlanTable.from_plans([own])
-        smallest, largest = stage_sizes(scenario, whole)
-    rows, number = every_count(smallest - (smallest == largest))
-    return replace(whole.rows(rows), recompute_layers=number)
-
-
-def _joined(first: PlanTable, second: PlanTable) -> PlanTable:
-    return PlanTable(
-        **{
-            name: np.concatenate([getattr(first, name), getattr(second, name)])
-            for name in PlanTable.__slots__
-        }
-    )
-
-
 def sensitivities(choices: Choices) -> tuple[Sensitivity, ...]:
     """Return the sensitivity to every figure of the cluster."""
     report("pricing plans on faster and slower machines")
     memory, *rates = figures(choices.scenario)
+    while len(rows := _open_rows(choices)):
+        choices.settle(rows)
     less, more = (_memory_change(choices, memory, end) for end in (LOWEST, HIGHEST))
     found = [Sensitivity(memory.name, memory.words, memory.unit, memory.value, less, more, 0.0)]
     if not rates:
@@ -265,6 +167,21 @@ def _memory_change(choices: Choices, figure: ScaledFigure, end: float) -> Crosso
     return _change(choices, figure, (scale, first), (end, last), keeping)
 
 
+def _open_rows(choices: Choices) -> Positions:
+    """Return plans that are not settled and may be the best one with another memory size."""
+    edge, mine = choices.needed[choices.chosen], choices.step[choices.chosen]
+    edge = np.nextafter(edge, 0.0)  # less memory than the chosen plan needs
+    settled, rows = choices.settled, [np.arange(0)]
+    for below in (edge, LOWEST, HIGHEST):  # a share of the budget
+        able = choices.on_host & (choices.needed <= below)
+        rows.append(choices.open_below(choices.fastest(able), able))
+    faster = choices.on_host & (choices.step < mine * (1.0 - FASTER))
+    known = faster & settled & (choices.needed > 1.0)
+    first = min(HIGHEST, float(np.min(choices.needed, where=known, initial=np.inf)))
+    rows.append(np.flatnonzero(faster & ~settled & (choices.needed <= first)))
+    return np.unique(np.concatenate(rows))
+
+
 # --- rates: plans that can win are priced again ---
 
 Scale = tuple[str, float]  # name of a figure, and its factor
@@ -283,7 +200,8 @@ class Race:
 
     choices: Choices
     rates: dict[str, ScaledFigure]
-    others: Positions  # rows that fit, except the chosen one
+    others: Positions  # rows that may fit, and parents of these; without the chosen one
+    able: NDArray[np.bool_]  # of ``others``: fits, or may fit
     own: dict[Scale, float] = field(default_factory=dict)  # seconds of the chosen plan
     # row of the best plan, and the relative slowdown of the chosen one
     winners: dict[Scale, tuple[int, float]] = field(default_factory=dict)
@@ -293,15 +211,20 @@ class Race:
     @classmethod
     def of(cls, choices: Choices, rates: Sequence[ScaledFigure]) -> Race:
         """Price all plans at the fastest scales, and find the best ones on the grids."""
-        fits = np.flatnonzero(choices.fits)
-        race = cls(choices, {rate.name: rate for rate in rates}, fits[fits != choices.chosen])
-        every, none = np.arange(len(race.others)), np.arange(0)
-        race.bounds = {name: [(1.0, choices.least[race.others])] for name in race.rates}
+        fits = choices.fits.copy()
+        parents = np.unique(choices.parent[fits & ~choices.settled])
+        fits[choices.chosen] = False
+        others = np.union1d(np.flatnonzero(fits), parents[parents != choices.chosen])
+        race = cls(choices, {rate.name: rate for rate in rates}, others, fits[others])
+        none = np.arange(0)
+        race.bounds = {name: [(1.0, choices.least[others].copy())] for name in race.rates}
         if not choices.fits[choices.chosen]:
             race._price({(name, MORE): none for name in race.rates})
             return race
         scales = [(name, s) for name in race.rates for grid in GRIDS.values() for s in grid]
-        grid = {scale: every if scale[1] == HIGHEST else none for scale in scales}
+        settled = np.flatnonzero(choices.settled[others])
+        ends = (HIGHEST, LOWEST) if len(settled) < len(others) else (HIGHEST,)
+        grid = {scale: settled if scale[1] in ends else none for scale in scales}
         race._price({**grid, **{(name, MORE): none for name in race.rates}})
         race._find(scales)
         return race
@@ -342,7 +265,14 @@ class Race:
 
     def _find(self, scales: Sequence[Scale]) -> None:
         """Find the best plans at scales at which the chosen plan is priced."""
-        able = {scale: np.flatnonzero(self._bound(*scale) < self.own[scale]) for scale in scales}
+        able = self._able(scales)
+        rows = self.others[np.unique(np.concatenate(list(able.values())))]
+        if not self.choices.settled[rows].all():
+            self.choices.settle(rows)
+            self.able &= self.choices.fits[self.others]
+            for bounds in self.bounds.values():
+                bounds.append((1.0, self.choices.least[self.others].copy()))
+            able = self._able(scales)
         steps = self._price(able)
         for scale, positions in able.items():
             chosen, mine = self.choices.chosen, self.own[scale]
@@ -353,6 +283,14 @@ class Race:
                 if gain > FASTER:
                     self.winners[scale] = int(self.others[positions[best]]), gain
 
+    def _able(self, scales: Sequence[Scale]) -> dict[Scale, Positions]:
+        """Return the positions of others that may be faster than the chosen plan at scales."""
+        found = {}
+        for scale in scales:
+            faster = self._bound(*scale) < self.own[scale]
+            found[scale] = np.flatnonzero(faster & self.able)
+        return found
+
     def _bound(self, name: str, scale: float) -> Floats:
         """Return lower bounds of the steps of all others.
 
@@ -361,10 +299,21 @@ class Race:
         """
         known = [b / max(1.0, scale / s) for s, b in self.bounds[name]]
         found: Floats = np.max(known, axis=0)
+        choices = self.choices
+        left = np.flatnonzero(~choices.settled[self.others])
+        if len(left):
+            rows = self.others[left]
+            every = np.full(len(choices.table), 0.0)
+            every[self.others] = found
+            bounds = choices.factor[rows] * every[choices.parent[rows]]
+            found[left] = np.maximum(found[left], bounds)
         return found
 
     def _price(self, wanted: Mapping[Scale, Positions]) -> dict[Scale, Floats]:
-        """Return the steps of others under each scale; keep their bounds, and the chosen steps."""
+        """Return the steps of others under each scale; keep their bounds, and the chosen steps.
+
+        Only settled plans are priced.
+        """
         chosen, scales = self.choices.chosen, list(wanted)
         rows = [np.concatenate([[chosen], self.others[wanted[scale]]]) for scale in scales]
         seconds, least = steps_on_clusters(

@@ -23,17 +23,16 @@ from planner.assessment.assess import amounts, assess, plan_file
 from planner.assessment.verdict import budget_bytes
 from planner.cli.app import app
 from planner.explanation.answer import _figure
+from planner.explanation.choices import MOST_NUMBERED, Choices, priced_choices
 from planner.explanation.explain import explain
 from planner.explanation.glossary import changes, describe, layout, place, same_layout
 from planner.explanation.machine_figures import figures
 from planner.explanation.sensitivity import (
     HIGHEST,
     LOWEST,
-    MOST_NUMBERED,
-    Choices,
+    Race,
     Sensitivity,
     other_batches,
-    priced_choices,
     sensitivities,
 )
 from planner.explanation.why_not import LEAST, why_not
@@ -294,7 +293,7 @@ def test_with_a_little_less_memory_one_more_layer_recomputes(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not another layout: of very many plans that is so for the chosen one, at least."""
-    monkeypatch.setattr("planner.explanation.sensitivity.MOST_NUMBERED", most)
+    monkeypatch.setattr("planner.explanation.choices.MOST_NUMBERED", most)
     scenario = make_scenario("llama-3-8b", "8xA100-40GB", seq_len=4096, global_batch_size=64)
     names = ("tensor_parallel", "pipeline_parallel", "dp_replicate")
     pinned = {"zero_stage": 3, "micro_batch_size": 2, **dict.fromkeys(names, 1)}
@@ -359,6 +358,34 @@ def test_step_times_are_those_of_price(model: str) -> None:
     np.testing.assert_allclose(seconds, choices.step, rtol=1e-12)
     kept = choices.fits  # the others cannot win
     np.testing.assert_allclose(least[kept], choices.least[kept], rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cluster", "memory"), [("4xH100-SXM", 4e9), ("2x2xH100-SXM", 3e9)])
+def test_bounds_answer_as_prices_do(cluster: str, memory: float) -> None:
+    """Plans with a number of recomputed layers are priced only where bounds do not decide."""
+    scenario = scenario_with(memory, cluster)
+    best = best_of(scenario)
+    whole = priced_choices(scenario, best)
+    bounded = priced_choices(scenario, best, bounded=True)
+    left = np.flatnonzero(~bounded.settled)
+    assert len(left)
+    assert bounded.table.plan(bounded.chosen) == whole.table.plan(whole.chosen)
+    for name in ("step", "least", "needed"):
+        bound, exact = getattr(bounded, name), getattr(whole, name)
+        assert np.all(bound[left] <= exact[left]), name
+    found = sensitivities(bounded)
+    assert found == sensitivities(whole)
+    assert any(change for one in found for change in (one.less, one.more))
+
+
+@pytest.mark.slow
+def test_leaving_plans_out_changes_no_answer(
+    choices: Choices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = sensitivities(choices)
+    monkeypatch.setattr(Race, "_bound", lambda race, *_: np.zeros(len(race.others)))
+    assert sensitivities(choices) == expected
 
 
 @pytest.mark.slow
