@@ -44,7 +44,7 @@ from planner.text.paragraphs import (
     width,
 )
 from planner.text.parts import PART_WORDS
-from planner.text.tables import fitting_table, without_doubles
+from planner.text.tables import fitting_table, without_columns, without_doubles
 
 if TYPE_CHECKING:
     from planner.advice.ways_out import WayOut
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 MOST_REASONS: Final = 3  # legality rules that are listed
 
 MOST_ROWS: Final = 4  # of a table in a short answer
+USUAL_TOP: Final = 10  # plans unless more are wanted
 MOST_RANKS: Final = 16  # ranks of an order that are listed
 TIME_WORDS: Final = {
     "compute": "computation",
@@ -375,14 +376,15 @@ USUAL: Final[Mapping[str, object]] = {
 LEAST_IMPORTANT: Final = (
     "margin",
     "sp",
-    "cp method",
     "MFU",
+    "tok/s/gpu",
+    "cp method",
     "vp",
     "etp",
-    "rep",
     "schedule",
-    "tok/s/gpu",
+    "rep",
 )
+NO_SCHEDULE: Final = "–"  # without a pipeline
 SHORT_SCHEDULE: Final = {
     "interleaved_1f1b": "interleaved",
     "zero_bubble": "zero-bubble",
@@ -397,34 +399,31 @@ def ranked_table(assessments: Sequence[Assessment], most: int | None = None) -> 
     """
     rows, choices = _ranked_rows(assessments)
     different = without_doubles(rows[1:], choices)
-    lines = fitting_table([rows[0], *different[:most]], LEAST_IMPORTANT)
+    usual = {name: _cell(USUAL[field]) for name, field in COLUMNS if field in USUAL}
+    usual["schedule"] = NO_SCHEDULE
+    shown = without_columns([rows[0], *different[:most]], usual)
+    lines = fitting_table(shown, LEAST_IMPORTANT)
     hidden = len(different) - len(different[:most])
     return [*lines, f"  {hidden} more with -v"] if hidden else lines
 
 
+def shown_rows(plans: int, *, verbose: bool) -> int | None:
+    """Return the number of rows of a table; None: all, in detail or where many were wanted."""
+    return None if verbose or plans > USUAL_TOP else MOST_ROWS
+
+
 def _ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], int]:
     """Return the cells of the table with its head, and the number of columns of the plan."""
-    plans = [assessment.plan for assessment in assessments]
-    columns = [
-        (name, field)
-        for name, field in COLUMNS
-        if any(_shown_value(plan, field) != USUAL.get(field) for plan in plans)
-    ]
-    schedules = ["schedule"] if any(plan.pipeline_parallel > 1 for plan in plans) else []
-    heads = [*(name for name, _ in columns), *schedules]
+    heads = [*(name for name, _ in COLUMNS), "schedule"]
     rows = [[*heads, "GiB", "margin", "step", "tok/s/gpu", "MFU"]]
     for assessment in assessments:
         plan, time = assessment.plan, assessment.time
         cells = [
             recompute_cell(plan) if field == "recompute" else _cell(_shown_value(plan, field))
-            for _, field in columns
+            for _, field in COLUMNS
         ]
-        if schedules:
-            cells.append(
-                SHORT_SCHEDULE.get(plan.pipeline_schedule, plan.pipeline_schedule)
-                if plan.pipeline_parallel > 1
-                else "–"
-            )
+        schedule = SHORT_SCHEDULE.get(plan.pipeline_schedule, plan.pipeline_schedule)
+        cells.append(schedule if plan.pipeline_parallel > 1 else NO_SCHEDULE)
         cells.append(format_gib(assessment.memory.peak_bytes))
         cells.append(f"{100 * assessment.margin_bytes / assessment.budget.size:.0f} %")
         cells.append(format_seconds(time.step_seconds))
@@ -471,8 +470,8 @@ def plan_text(
     lines = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
         lines += labelled("TIGHT", tight_words(scenario, best.plan))
-    most = MOST_ROWS - (staged is not None) - (placed is not None)
-    lines += ranked_table(assessments, None if verbose else most)
+    most = shown_rows(len(assessments), verbose=verbose)
+    lines += ranked_table(assessments, most and most - sum(x is not None for x in (staged, placed)))
     lines.append("")
     lines += labelled("Best", short_plan(best.plan))
     lines += labelled("Step", time_line(best.time))

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from cost_models.units import format_count, format_gib, format_per_second, format_seconds
 from planner.answer.text import (
-    MOST_ROWS,
     bottleneck,
     head,
     placed_words,
     searched,
     short_head,
     short_plan,
+    shown_rows,
     tight_words,
     time_line,
 )
@@ -71,11 +71,10 @@ def survey_text(
     if request.pareto is not None:
         first, second = (OBJECTIVE_WORDS[name] for name in request.pareto)
         lines += labelled("Front", f"no plan has less {first} without more {second}")
-    if verbose or request.pareto is not None:
-        lines += [*plan_table(request, ranked), ""]
-    else:
-        most = MOST_ROWS_OF_SEVERAL if len(cases) > 1 else MOST_ROWS
-        lines += [*plan_table(request, ranked, most), ""]
+    most = shown_rows(len(ranked), verbose=verbose or request.pareto is not None)
+    if most is not None and len(cases) > 1:
+        most = MOST_ROWS_OF_SEVERAL
+    lines += [*plan_table(request, ranked, most), ""]
     lines += labelled("Step", time_line(best.assessment.time))
     if verbose:
         lines += labelled("Bottleneck", bottleneck(best.assessment))

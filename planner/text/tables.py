@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cost_models.text_tables import aligned
 from planner.text.paragraphs import width
@@ -36,6 +36,23 @@ def fitting_table(
         if max(map(len, lines)) <= width():
             break
     return lines
+
+
+def without_columns(rows: Sequence[Sequence[str]], usual: Mapping[str, str]) -> list[list[str]]:
+    """Return a table without the columns that have their usual value in every row.
+
+    ``usual``: the value by heading.
+
+    >>> without_columns([["tp", "pp"], ["2", "1"], ["1", "1"]], {"tp": "1", "pp": "1"})
+    [['tp'], ['2'], ['1']]
+    """
+    head, *others = rows
+    kept = [
+        at
+        for at, name in enumerate(head)
+        if name not in usual or any(row[at] != usual[name] for row in others)
+    ]
+    return [[row[at] for at in kept] for row in rows]
 
 
 def without_doubles(rows: Sequence[Sequence[str]], choices: int) -> list[list[str]]:

@@ -10,13 +10,13 @@ from cost_models.units import format_bytes, format_count, format_gib, format_rat
 from hardware_profiles.cluster.build import describe
 from planner.answer.text import (
     MOST_BARS,
-    MOST_ROWS,
     USUAL,
     bars_beside,
     budget_words,
     largest_parts,
     largest_shares,
     short_plan,
+    shown_rows,
     verdict_lines,
 )
 from planner.assessment.assess import amounts
@@ -144,7 +144,7 @@ def plan_text(
         lines += labelled(
             "TIGHT", "no plan fits with its whole interval; these may run out of memory"
         )
-    lines += _table(assessments, None if verbose else MOST_ROWS)
+    lines += _table(assessments, shown_rows(len(assessments), verbose=verbose))
     lines.append("")
     lines += labelled("Best", time_line(best.time))
     if verbose:
