@@ -1,0 +1,51 @@
+"""The questions of ``questions.toml``: exit code, words, first fix, and size of each answer."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cli.app import main
+
+COLUMNS = 80
+LINES = 15
+QUESTIONS: list[dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "questions.toml").read_text()
+)["question"]
+# answers in the order in which they take the longest
+SLOW = ("plan", "deepseek", "kimi", "glm", "llama-4", "t5", "mixtral", "405b")
+
+
+def question(given: dict[str, Any]) -> Any:
+    """Return a question as a parameter: slow ones are asked in the slow suite."""
+    slow = any(word in given["command"] for word in SLOW)
+    return pytest.param(given, id=given["command"], marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize("given", [question(one) for one in QUESTIONS])
+def test_a_question_is_answered_as_an_expert_would(
+    given: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    with pytest.raises(SystemExit) as ended:
+        main(given["command"].split())
+    printed = capsys.readouterr()
+    text = printed.out + printed.err
+    assert (ended.value.code or 0) == given.get("code", 0), text
+    words = " ".join(text.split())
+    for said in given["says"]:
+        assert " ".join(said.split()) in words, text
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= COLUMNS, text
+    assert len(lines) <= given.get("most", LINES), text
+    if "fix" in given:
+        (first,) = [line for line in lines if line.startswith("Fixes")]
+        assert given["fix"] in first, text
+
+
+def test_there_are_sixty_questions_and_no_two_are_alike() -> None:
+    commands = [given["command"] for given in QUESTIONS]
+    assert len(commands) == len(set(commands)) >= 60
