@@ -31,11 +31,10 @@ from planner.request.command import describe_plan, plan_command
 from planner.request.stage_layers import layers_option, recompute_cell, stage_recompute_options
 from planner.run_cost.text import run_lines
 from planner.text.assumed import assumed
-from planner.text.bars import part_bars
+from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines, pace
 from planner.text.paragraphs import (
     INDENT,
-    LINES,
     MOMENT_WORDS,
     hanging,
     labelled,
@@ -70,10 +69,6 @@ TIME_WORDS: Final = {
     "data_communication": "exposed data-parallel communication",
     "optimizer": "the optimizer",
 }
-
-MOST_BARS: Final = 5  # parts of a plan that fits; smaller ones share a bar
-FEWEST_BARS: Final = 3
-OTHER_LINES: Final = 8  # of a plan that does not fit, besides bars and fixes
 
 
 def head(scenario: Scenario) -> list[str]:
@@ -247,8 +242,7 @@ def fit_text(
         lines += labelled("", _where(plan, assessment))
     else:
         lines = [*short_head(scenario, " ".join([short_plan(plan), *stages])), *verdict]
-    most = None if verbose else MOST_BARS if fits else bars_beside(len(ways_out))
-    lines += part_bars(amounts(assessment.memory.parts), assessment.budget.size, most)
+    above, lines = lines, []
     if verbose:
         lines += labelled("Budget", budget_words(assessment.budget))
     host = host_text(assessment.host)
@@ -272,14 +266,13 @@ def fit_text(
             lines += labelled("Executor", f"not executable: {not_run}")
     if fits:
         lines += labelled("Next", plan_command(scenario, plan))
-    else:
+    others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
+    most = None if verbose else bars_with_room(others)
+    bars = part_bars(amounts(assessment.memory.parts), assessment.budget.size, most)
+    lines = [*above, *bars, *lines]
+    if not fits:
         lines += _fixes(scenario, assessment, ways_out, lines, verbose)
     return "\n".join(lines)
-
-
-def bars_beside(fixes: int) -> int:
-    """Return the number of bars that a short answer with so many fixes has room for."""
-    return max(FEWEST_BARS, min(MOST_BARS, LINES - OTHER_LINES - fixes))
 
 
 def _another_plan(assessment: Assessment, ways_out: Sequence[WayOut]) -> list[str]:

@@ -22,6 +22,7 @@ from hardware_profiles.cluster.schema import Accelerator, Figure
 from hardware_profiles.errors import InputError
 from planner.request.model import resolve_model
 from planner.text.answer import SCHEMA_VERSION
+from planner.text.paragraphs import plain
 
 
 def model_listing() -> dict[str, Any]:
@@ -136,17 +137,18 @@ def _short(accelerator: Accelerator) -> dict[str, Any]:
 
 def accelerators_text(document: Mapping[str, Any]) -> str:
     """The accelerators, one a line."""
-    lines = [f"{'name':<26} {'memory':>10} {'bandwidth':>12} {'16-bit':>13}  link"]
+    longest = max(len(entry["name"]) for entry in document["accelerators"])
+    lines = [f"{'name':<{longest}} {'memory':>9} {'bandwidth':>12} {'16-bit':>13}  link"]
     for entry in document["accelerators"]:
         peak = entry["peak_16_bit_flops"]
         rate = "unknown" if peak is None else f"{peak / 1e12:,.0f} TFLOP/s"
         lines.append(
-            f"{entry['name']:<26} {format_bytes(entry['memory_bytes']):>10} "
+            f"{entry['name']:<{longest}} {format_bytes(entry['memory_bytes']):>9} "
             f"{entry['memory_bytes_per_second'] / 1e9:>7,.0f} GB/s {rate:>13}  {entry['link']} "
             f"{entry['link_bytes_per_second'] / 1e9:,.0f} GB/s"
         )
     if "usual" in document:
-        lines.append(document["usual"])
+        lines += plain(document["usual"])
     return "\n".join(lines)
 
 

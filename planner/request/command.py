@@ -15,7 +15,7 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.options import Declared, declared
 from planner.request.requests import CommonOptions, LayerOptions
-from planner.request.scenario import DEFAULT_SOFTWARE, default_precision
+from planner.request.scenario import DEFAULT_SOFTWARE, default_precision, default_seq_len
 from planner.request.stage_layers import layers_option, recompute_option, stage_recompute_options
 
 TAKE_BACK: Final = " --recompute-layers 0"  # the number that was given before
@@ -93,12 +93,19 @@ def cluster_argument(cluster: Cluster) -> str | None:
 
 
 def plan_command(scenario: Scenario, plan: Plan) -> str:
-    """Return the command that searches for the best plan, with the offload of a given plan."""
-    pinned = []
+    """Return the command that searches for the best plan, with the offload of a given plan.
+
+    Without the sequence length and the global batch where these are the defaults of the search.
+    """
+    workload, pinned = scenario.workload, []
     if plan.offload != "none":
         device = f",offload_device={plan.offload_device}" if plan.offload_device != "cpu" else ""
         pinned = [f"--fix offload={plan.offload}{device}"]
-    return " ".join(["shardplan plan", *_scenario_options(scenario), *pinned, "-o plan.json"])
+    length = [] if workload.seq_len == default_seq_len(scenario.model) else [_length(workload)]
+    usual = workload.global_batch_size == scenario.cluster.num_gpus
+    batch = [] if usual else [batch_option(workload)]
+    options = [*_question(scenario), *length, *batch, *_training_options(scenario), *pinned]
+    return " ".join(["shardplan plan", *options, "-o plan.json"])
 
 
 def scenario_command(scenario: Scenario) -> str:
@@ -114,8 +121,21 @@ def fit_command(scenario: Scenario, plan: Plan) -> str:
 def _scenario_options(scenario: Scenario) -> list[str]:
     """Return a scenario as words: model, cluster and every option that is not the default."""
     workload = scenario.workload
-    words = [shlex.quote(scenario.model.name), shlex.quote(scenario.cluster.name)]
-    words += [f"--seq-len {workload.seq_len}", batch_option(workload)]
+    batch = [_length(workload), batch_option(workload)]
+    return [*_question(scenario), *batch, *_training_options(scenario)]
+
+
+def _question(scenario: Scenario) -> list[str]:
+    return [shlex.quote(scenario.model.name), shlex.quote(scenario.cluster.name)]
+
+
+def _length(workload: Workload) -> str:
+    return f"--seq-len {workload.seq_len}"
+
+
+def _training_options(scenario: Scenario) -> list[str]:
+    """Return the options of a scenario that are not at their defaults, but for batch and length."""
+    workload, words = scenario.workload, []
     usual = {name: one.default for name, one in declared(Workload).items()}
     usual["precision"] = default_precision(scenario.cluster.accelerator)
     usual["software"] = DEFAULT_SOFTWARE
@@ -128,8 +148,10 @@ def _scenario_options(scenario: Scenario) -> list[str]:
     ]
     if workload.adapter != "none":
         words.append(f"--{workload.adapter} {workload.adapter_rank}")
-        words.append(f"--lora-alpha {workload.adapter_alpha:g}")
-        words.append(f"--lora-targets {workload.adapter_targets}")
+        if workload.adapter_alpha != 2.0 * workload.adapter_rank:
+            words.append(f"--lora-alpha {workload.adapter_alpha:g}")
+        if workload.adapter_targets != usual["adapter_targets"]:
+            words.append(f"--lora-targets {workload.adapter_targets}")
         if workload.quantisation != usual["quantisation"]:
             words.append(f"--quantisation {workload.quantisation}")
     if scenario.layer_ranges is not None:

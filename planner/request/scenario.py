@@ -120,8 +120,7 @@ def build_scenario(
 
     length = seq_len
     if length is None:
-        longest = model.max_seq_len or DEFAULT_SEQ_LEN
-        length = min(longest, DEFAULT_SEQ_LEN)
+        length = default_seq_len(model)
         default(f"seq_len {length}", f"default: the model's longest, at most {DEFAULT_SEQ_LEN}")
     batch = global_batch_size
     if batch is None:
@@ -229,6 +228,11 @@ def _about_optimizer(workload: Workload) -> list[str]:
             "paged states are in host memory where the device is full: the peak is without them"
         )
     return said
+
+
+def default_seq_len(model: ModelSpec) -> int:
+    """Return the tokens of a sequence where none are given."""
+    return min(model.max_seq_len or DEFAULT_SEQ_LEN, DEFAULT_SEQ_LEN)
 
 
 def default_precision(accelerator: Accelerator) -> str:

@@ -10,7 +10,7 @@ from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
 from cost_models.units import format_bytes, format_count, format_rate, format_seconds
 from hardware_profiles.cluster.build import describe
-from planner.answer.text import MOST_BARS, budget_words, verdict_lines
+from planner.answer.text import budget_words, verdict_lines
 from planner.request.stage_layers import layers_option
 from planner.serving.command import describe_serving, vllm_options
 from planner.serving.scenario import (
@@ -22,7 +22,7 @@ from planner.serving.scenario import (
 from planner.serving.times import ServingTimePrediction
 from planner.serving.ways_out import ServingWayOut
 from planner.text.assumed import assumed
-from planner.text.bars import part_bars
+from planner.text.bars import MOST_BARS, part_bars
 from planner.text.fixes import Fix, fix_lines
 from planner.text.paragraphs import labelled, plain
 from planner.text.parts import PART_WORDS

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from cost_models.units import GIB, format_bytes
-from planner.text.paragraphs import TOGETHER, width
+from planner.text.paragraphs import LINES, TOGETHER, width
 from planner.text.parts import NAME, PART_WORDS
 
 FULL: Final = "█"
@@ -31,9 +31,16 @@ ORDER: Final = (
     "logits",
     "buffers",
 )
+MOST_BARS: Final = 5  # of a short answer; smaller parts share a bar
+FEWEST_BARS: Final = 3
 STEPS: Final = (1, 2, 5)
 LEAST_SHARE: Final = 0.25  # of the budget; shorter bars have their own scale
 SMALL: Final = 0.04  # of the peak; smaller parts share a bar in a short answer
+
+
+def bars_with_room(lines: int) -> int:
+    """Return the number of bars of a short answer that has other lines, but for the total's bar."""
+    return max(FEWEST_BARS, min(MOST_BARS, LINES - lines - 1))
 
 
 def part_bars(parts: Mapping[str, float], budget: float, most: int | None = None) -> list[str]:

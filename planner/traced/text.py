@@ -9,9 +9,7 @@ from cost_models.plan.plan import Plan
 from cost_models.units import format_bytes, format_count, format_gib, format_rate, format_seconds
 from hardware_profiles.cluster.build import describe
 from planner.answer.text import (
-    MOST_BARS,
     USUAL,
-    bars_beside,
     budget_words,
     largest_parts,
     largest_shares,
@@ -22,7 +20,7 @@ from planner.answer.text import (
 from planner.assessment.assess import amounts
 from planner.request.command import describe_plan
 from planner.text.assumed import assumed
-from planner.text.bars import part_bars
+from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines
 from planner.text.paragraphs import labelled, labelled_line, plain
 from planner.text.parts import PART_WORDS
@@ -99,8 +97,7 @@ def fit_text(
         lines += labelled("", f"peak in {memory.moment}")
     else:
         lines = [*short_head(scenario, short_plan(plan)), *verdict_lines(assessment)]
-    most = None if verbose else MOST_BARS if fits else bars_beside(len(ways_out))
-    lines += part_bars(sizes, assessment.budget.size, most)
+    above, lines = lines, []
     if verbose:
         lines += labelled("Budget", budget_words(assessment.budget))
     if verbose or fits:
@@ -115,7 +112,11 @@ def fit_text(
     lines += assumed(assumptions, verbose=verbose)
     if verbose:
         lines += labelled("Confidence", CONFIDENCE)
-    lines += labelled("Next", following) if fits else _fixes(ways_out, lines, verbose)
+    lines += labelled("Next", following) if fits else []
+    others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
+    most = None if verbose else bars_with_room(others)
+    lines = [*above, *part_bars(sizes, assessment.budget.size, most), *lines]
+    lines += [] if fits else _fixes(ways_out, lines, verbose)
     return "\n".join(lines)
 
 

@@ -30,9 +30,11 @@ from tests.samples import make_scenario
 def test_the_next_command_asks_the_same_question(options: dict[str, Any], said: list[str]) -> None:
     answer = fit("llama-3.2-1b", "8xA100-80GB", **options)
     words = shlex.split(plan_command(answer.scenario, answer.plan))
-    usual = ["--seq-len", "4096", "--global-batch-size", "8"]
     assert words[:4] == ["shardplan", "plan", "llama-3.2-1b", "8xA100-80GB"]
-    assert words[4:-2] == [*usual, *said]
+    assert words[4:-2] == said
+    given = fit("llama-3.2-1b", "8xA100-80GB", seq_len=512, global_batch_size=32, **options)
+    words = shlex.split(plan_command(given.scenario, given.plan))
+    assert words[4:-2] == ["--seq-len", "512", "--global-batch-size", "32", *said]
 
 
 def test_names_with_spaces_can_be_pasted(tmp_path: Path) -> None:
