@@ -7,7 +7,6 @@ caches, memory channels and cores is included. Rates are per process.
 from __future__ import annotations
 
 import datetime
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +28,10 @@ from hardware_profiles.cluster.measurement import (
     MachineMeasurement,
     available_cores,
     cgroup_memory_limit,
+    cpu_model,
+    load_average,
     machine_memory_bytes,
+    probe_seconds,
     this_host,
 )
 
@@ -47,7 +49,7 @@ def measure_machine(processes: int) -> MachineMeasurement:
 
     from executor.processes.fork import run_forked
 
-    memory = free_memory_bytes()
+    memory, load, probe = free_memory_bytes(), load_average(), probe_seconds()
     threads = threads_per_process(processes)
     ranks = run_forked(measure_rank, processes, processes, timeout=LONGEST, threads=threads)
 
@@ -70,7 +72,7 @@ def measure_machine(processes: int) -> MachineMeasurement:
         )
     return MachineMeasurement(
         host=this_host(),
-        cpu_model=cpu_model(Path("/proc/cpuinfo")),
+        cpu_model=cpu_model(),
         num_cores=available_cores(),
         total_memory_bytes=machine_memory_bytes(),
         available_memory_bytes=memory,
@@ -81,6 +83,8 @@ def measure_machine(processes: int) -> MachineMeasurement:
         memory_bandwidth=best("memory_bandwidth"),
         operator_seconds=1.0 / best("operators_per_second"),
         score_seconds=score_seconds(1.0 / best("attentions_per_second"), best("fp32")),
+        load=load,
+        probe_seconds=probe,
         **links,
     )
 
@@ -123,18 +127,6 @@ def fit_link(
     if seconds_per_byte == 0.0:  # noise: all sizes took equally long
         seconds_per_byte = min(np.array(seconds) / np.array(moved))
     return 1.0 / float(seconds_per_byte), float(latency)
-
-
-def cpu_model(path: Path) -> str:
-    """Return the processor's name from /proc/cpuinfo, else from ``platform``."""
-    try:
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    except OSError:  # not Linux
-        pass
-    return platform.processor() or platform.machine() or "unknown"
 
 
 def free_memory_bytes(

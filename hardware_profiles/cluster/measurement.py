@@ -7,9 +7,11 @@ shared caches, memory channels and clock limits are already in them.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -33,6 +35,12 @@ Duration = Annotated[float, Meta(ge=1e-12, le=1e3)]
 Cores = Annotated[int, Meta(ge=1, le=10**6)]
 TotalBytes = Annotated[int, Meta(ge=1, le=10**18)]
 Latency = Annotated[float, Meta(ge=0.0, le=1e3)]
+MAX_AGE_DAYS: Final = 30  # older measurements are taken again
+OLD_DAYS: Final = 7  # the age of older ones is printed
+BUSY_SHARE: Final = 0.5  # runnable programs a core from which a machine is busy
+MOST_DRIFT: Final = 1.5  # ratio of the probe, now and then, up to which a measurement holds
+PROBES: Final = 30
+PROBE_ELEMENTS: Final = 2**17
 COMMUNICATION: Final = (
     "collective_bandwidth",
     "collective_latency",
@@ -66,6 +74,9 @@ class MachineMeasurement(Struct, frozen=True, forbid_unknown_fields=True):
     collective_latency: Latency | None = None  # seconds per step of a gloo ring
     p2p_bandwidth: Rate | None = None  # bytes/s one way, process to process
     p2p_latency: Latency | None = None  # seconds per message
+    # of the machine when the measurement began; None: written by an older version
+    load: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None  # runnable programs, 1-minute mean
+    probe_seconds: Duration | None = None  # of ``probe_seconds``
     schema_version: Literal[2] = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,6 +143,105 @@ def load_cached(processes: int) -> MachineMeasurement | None:
         return None
     same = (found.host, found.num_cores, found.processes)
     return found if same == (this_host(), available_cores(), processes) else None
+
+
+def why_measure_again(found: MachineMeasurement) -> str | None:
+    """Return why a cached measurement is no longer that of this machine; None: it is.
+
+    A busy machine is not probed: it would look slower than it is.
+    """
+    if (age := age_in_days(found)) is not None and age > MAX_AGE_DAYS:
+        return f"the measurement is {age} days old"
+    if (processor := cpu_model()) != found.cpu_model:
+        return f"it was measured on another processor ({found.cpu_model}, now {processor})"
+    torch = _torch_version()
+    if torch is not None and torch != found.torch_version.partition("+")[0]:
+        return f"it was measured with torch {found.torch_version}, now {torch}"
+    if is_busy():
+        return None
+    if found.load is not None and found.load > BUSY_SHARE * found.num_cores:
+        return f"it was measured on a busy machine (load {found.load:.1f})"
+    if found.probe_seconds is None:
+        return None
+    now = probe_seconds()
+    faster = found.probe_seconds / now
+    if max(faster, 1.0 / faster) <= MOST_DRIFT:
+        return None
+    factor, word = (faster, "fast") if faster > 1.0 else (1.0 / faster, "slow")
+    return f"the machine is {factor:.1f} times as {word} as when it was measured"
+
+
+def measurement_notes(found: MachineMeasurement) -> list[str]:
+    """Return what limits a measurement: the load of the machine now and then, and its age."""
+    notes = []
+    age, load = age_in_days(found), load_average()
+    if age is not None and age > OLD_DAYS:
+        notes.append(f"this machine was measured {age} days ago (shardplan calibrate measures)")
+    if found.load is not None and found.load > BUSY_SHARE * found.num_cores:
+        notes.append(f"it was measured while other programs ran (load {found.load:.1f})")
+    if load is not None and is_busy():
+        notes.append(
+            f"this machine is busy (load {load:.1f} on {available_cores()} cores): a run takes "
+            "longer than predicted meanwhile"
+        )
+    return notes
+
+
+def age_in_days(found: MachineMeasurement) -> int | None:
+    """Return the age of a measurement; None if its date is not one."""
+    try:
+        return (datetime.date.today() - datetime.date.fromisoformat(found.date)).days
+    except ValueError:
+        return None
+
+
+def load_average() -> float | None:
+    """Return the mean number of runnable programs in the last minute; None if it is not known."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):  # not every system counts them
+        return None
+
+
+def is_busy() -> bool:
+    """Whether other programs use a good part of the processors."""
+    load = load_average()
+    return load is not None and load > BUSY_SHARE * available_cores()
+
+
+def probe_seconds() -> float:
+    """Return the seconds of a short computation of one thread, the best of several."""
+    import numpy as np
+
+    values = np.linspace(0.0, 1.0, PROBE_ELEMENTS, dtype=np.float32)
+    seconds = []
+    for _ in range(PROBES):
+        begin = time.perf_counter()
+        np.exp(values)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's name from /proc/cpuinfo, else from ``platform``."""
+    try:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except OSError:  # not Linux
+        pass
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _torch_version() -> str | None:
+    """Return the version of the installed torch without its build; None: not installed."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def this_host() -> str:

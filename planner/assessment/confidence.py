@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import datetime
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ from msgspec import Struct
 
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import was_compared
+from hardware_profiles.cluster.schema import Figure
 
 Confidence = Literal["measured", "published", "datasheet"]
 # families, precisions and accelerators of the published runs that the time model was validated on
@@ -71,7 +74,7 @@ def confidence_words(scenario: Scenario) -> str:
     """Return the confidence with the runs that were compared."""
     level, chip = confidence(scenario), scenario.cluster.accelerator
     if level == "measured":
-        return "measured: rates were measured on this machine"
+        return f"measured: rates were {_measured_words(chip.memory_bandwidth)}"
     found = compared_runs(scenario)
     if level == "published" and found is not None:
         only = found.sources[0]
@@ -82,6 +85,19 @@ def confidence_words(scenario: Scenario) -> str:
         return f"{words}no run of {kind} on {chip.name} was compared yet"
     model, precision = scenario.model.family, scenario.workload.precision
     return f"{words}{_words(found, chip.name)}, but none of {model} in {precision} as here"
+
+
+def _measured_words(figure: Figure) -> str:
+    """Return where and when a rate was measured, with the age of the measurement."""
+    date = re.search(r"\d{4}-\d\d-\d\d", figure.source)
+    if figure.kind != "measured" or date is None:
+        return "measured on this machine"
+    try:
+        days = (datetime.date.today() - datetime.date.fromisoformat(date[0])).days
+    except ValueError:
+        return figure.source
+    age = "today" if days <= 0 else "yesterday" if days == 1 else f"{days:,} days ago"
+    return f"{figure.source} ({age})"
 
 
 def _words(found: ComparedRuns, accelerator: str) -> str:

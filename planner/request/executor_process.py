@@ -13,6 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from hardware_profiles.cluster.measurement import (
+    load_cached,
+    measurement_notes,
+    why_measure_again,
+)
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NeedsMeasurement, RunError
@@ -35,12 +40,31 @@ def missing_run_package() -> str | None:
 
 
 def cluster_or_measure(text: str, say: Say) -> Cluster:
-    """Parse a cluster; measure this machine first where ``here`` needs it."""
+    """Parse a cluster; measure this machine first where ``here`` needs it.
+
+    A measurement that is old or off is taken again; its age and a busy machine are noted.
+    """
     try:
-        return parse_cluster(text)
+        cluster = parse_cluster(text)
     except NeedsMeasurement as needs:
         measure(needs.processes, say)
-        return parse_cluster(text)
+        cluster = parse_cluster(text)
+    if not is_here(text) or cluster.accelerator.device != "cpu":
+        return cluster
+    found = load_cached(cluster.num_gpus)
+    again = None if found is None else why_measure_again(found)
+    if again is not None and missing_run_package() is None:
+        say(f"note: {text.strip()}: {again}")
+        measure(cluster.num_gpus, say)
+        cluster, found = parse_cluster(text), load_cached(cluster.num_gpus)
+    for note in () if found is None else measurement_notes(found):
+        say(f"note: {note}")
+    return cluster
+
+
+def is_here(text: str) -> bool:
+    """Whether a CLUSTER names this machine."""
+    return text.strip().lower().partition(":")[0] == "here"
 
 
 def measure(processes: int, say: Say) -> None:
@@ -50,7 +74,10 @@ def measure(processes: int, say: Say) -> None:
             "here: this machine has no GPU and was not measured yet, and measuring needs "
             f"{missing}: {INSTALL}"
         )
-    say(f"measuring this machine with {processes} processes (once; stored in the cache) ...")
+    say(
+        f"measuring this machine with {processes} process{'es' if processes > 1 else ''} "
+        "(once; stored in the cache) ..."
+    )
     report("measuring matmuls, memory and messages")
     command = [sys.executable, "-m", "executor", "measure", "--processes", str(processes)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

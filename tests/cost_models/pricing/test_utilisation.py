@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from hardware_profiles.errors import ShardplanError
 from planner.request.clusters import cluster_of
 from planner.request.model import model_of
 from planner.request.scenario import build_scenario
+from tests.planner.runs.recorded import machine
 from tests.samples import make_scenario
 
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8")
@@ -76,7 +78,10 @@ def test_no_step_beats_the_peak(seed: int) -> None:
 
 @pytest.mark.parametrize("seq_len", [512, 4096, 32768])
 def test_a_cpu_does_not_beat_its_measured_matmuls(seq_len: int) -> None:
-    scenario = make_scenario("llama", "here:1", seq_len=seq_len, global_batch_size=1)
+    scenario = replace(
+        make_scenario("llama", seq_len=seq_len, global_batch_size=1, precision="fp32"),
+        cluster=machine(1),
+    )
     check(predict(scenario, Plan(), split_layers(scenario.model.num_layers, 1)).time)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from executor.machine import measure as machine
 from executor.machine import probes
-from hardware_profiles.cluster.measurement import measurement_of
+from hardware_profiles.cluster.measurement import cpu_model, measurement_of
 
 
 def test_fit_recovers_bandwidth_and_latency_under_noise():
@@ -29,8 +29,8 @@ def test_fit_never_gives_a_negative_or_infinite_rate():
 def test_processor_and_memory_are_read(tmp_path):
     info = tmp_path / "cpuinfo"
     info.write_text("processor : 0\nmodel name\t: Test CPU @ 3.0 GHz: fast\n")
-    assert machine.cpu_model(info) == "Test CPU @ 3.0 GHz: fast"
-    assert machine.cpu_model(tmp_path / "missing")
+    assert cpu_model(info) == "Test CPU @ 3.0 GHz: fast"
+    assert cpu_model(tmp_path / "missing")
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4 kB\n")
     assert machine.free_memory_bytes(meminfo, tmp_path) == 4096

@@ -1,5 +1,6 @@
 """This machine: nvidia-smi played by a script, and the cached measurement."""
 
+import datetime
 import json
 import os
 import stat
@@ -248,3 +249,66 @@ def test_limits_of_a_container(tmp_path):
     quota.write_text("max 100000\n")
     assert measurement._cgroup_cores(quota) is None
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
+
+
+# --- a measurement that is old or off ---
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Set the load of the machine and what the probe finds; return a measurement of it."""
+    state = {"load": 0.1, "probe": 1e-3}
+    monkeypatch.setattr(measurement, "load_average", lambda: state["load"])
+    monkeypatch.setattr(measurement, "probe_seconds", lambda: state["probe"])
+    monkeypatch.setattr(measurement, "cpu_model", lambda: "Some CPU")
+    monkeypatch.setattr(measurement, "_torch_version", lambda: "2.13.0")
+    monkeypatch.setattr(measurement, "available_cores", lambda: 8)
+
+    def found(days=0, **changes):
+        date = datetime.date.today() - datetime.timedelta(days=days)
+        usual = {"num_cores": 8, "load": 0.1, "probe_seconds": 1e-3, "date": date.isoformat()}
+        return measured(**(usual | changes))
+
+    return state, found
+
+
+@pytest.mark.parametrize(
+    ("changes", "now", "why"),
+    [
+        ({}, {}, None),
+        ({"days": 30}, {}, None),
+        ({"days": 31}, {}, "31 days old"),
+        ({"torch_version": "2.13.0+cpu"}, {}, None),
+        ({"torch_version": "2.12.1"}, {}, "with torch 2.12.1, now 2.13.0"),
+        ({"cpu_model": "Another CPU"}, {}, "another processor (Another CPU, now Some CPU)"),
+        ({"load": 6.0}, {}, "measured on a busy machine (load 6.0)"),
+        ({}, {"probe": 1.4e-3}, None),
+        ({}, {"probe": 2e-3}, "2.0 times as slow"),
+        ({}, {"probe": 0.5e-3}, "2.0 times as fast"),
+        # of an older version, without load and probe
+        ({"load": None, "probe_seconds": None}, {"probe": 1.0}, None),
+        # what a busy machine shows says nothing
+        ({}, {"probe": 2e-3, "load": 7.0}, None),
+    ],
+)
+def test_a_measurement_that_is_off_is_taken_again(quiet, changes, now, why):
+    state, found = quiet
+    state.update(now)
+    reason = measurement.why_measure_again(found(**changes))
+    assert reason is None if why is None else why in reason
+
+
+def test_age_and_load_are_noted(quiet):
+    state, found = quiet
+    assert measurement.measurement_notes(found()) == []
+    assert "measured 12 days ago" in measurement.measurement_notes(found(days=12))[0]
+    assert "while other programs ran" in measurement.measurement_notes(found(load=5.0))[0]
+    state["load"] = 7.5
+    (note,) = measurement.measurement_notes(found())
+    assert note.startswith("this machine is busy (load 7.5 on 8 cores)")
+
+
+def test_the_probe_is_quick_and_repeatable():
+    seconds = [measurement.probe_seconds() for _ in range(3)]
+    assert 1e-7 < min(seconds) < 0.1
+    assert 30 * min(seconds) < 0.5

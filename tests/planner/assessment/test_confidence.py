@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import csv
+import datetime
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from planner.assessment.confidence import (
     confidence_words,
 )
 from planner.validation.runs_file import PUBLISHED
+from tests.planner.runs.recorded import machine
 from tests.samples import make_scenario
 
 
@@ -113,3 +116,11 @@ def test_the_table_is_that_of_the_published_runs() -> None:
     from benchmarks.compared_runs import table
 
     assert COMPARED_RUNS.read_text(encoding="utf-8") == table()
+
+
+def test_the_age_of_a_measurement_is_named() -> None:
+    scenario = replace(make_scenario("llama", precision="fp32"), cluster=machine())
+    days = (datetime.date.today() - datetime.date(2026, 1, 1)).days
+    assert confidence_words(scenario) == (
+        f"measured: rates were measured on this machine, 2026-01-01, torch 2.13.0 ({days} days ago)"
+    )
