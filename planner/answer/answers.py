@@ -126,7 +126,7 @@ class FitAnswer(DetailedAnswer):
             assumptions=self.assumptions,
             ways_out=self.ways_out,
             reach=self.reach,
-            largest=self._largest(verbose=verbose),
+            largest="" if self.verdict == "fits" else self._largest(verbose=verbose),
             job=self.job,
             not_run=not_run(self.scenario, self.plan),
             verbose=verbose,

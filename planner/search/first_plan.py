@@ -1,9 +1,9 @@
 """A first plan within about a second: the simplest of the fastest that every trainer runs.
 
-Three searches: without pipelines; with 1F1B pipelines; and, only where neither has a plan that
-fits, all plans of ``search``. So "no plan fits" is exact, and the plan is the best of the common
-ones, recomputing as few layers as fit: ``search`` also compares other schedules, replicas of
-shards, and numbers of recomputed layers under every plan.
+Two searches: common plans, with 1F1B pipelines; and, only where none of these fits, all plans of
+``search``. So "no plan fits" is exact, and the plan is the best of the common ones, recomputing as
+few layers as fit: ``search`` also compares other schedules, replicas of shards, and numbers of
+recomputed layers under every plan.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hardware_profiles.options import Declared, declared
 from planner.assessment.reach import fewest_recomputed
 from planner.assessment.too_small import too_small
 from planner.search.partial_recompute import varies_layers
-from planner.search.search import SearchResult, search
-from planner.search.simplicity import CLOSE, COMPARED, simplest_first
+from planner.search.search import search
+from planner.search.simplicity import CLOSE, COMPARED
 
 COMMON: Final[dict[str, Any]] = {
     "pipeline_schedule": "1f1b",
@@ -58,40 +58,21 @@ def first_plan(
 ) -> FirstPlan:
     """Return the simplest of the fastest common plans with the fields in ``fixed``.
 
-    ``offloads``: allowed values of Plan.offload. ``common_only``: without the third search.
+    ``offloads``: allowed values of Plan.offload. ``common_only``: without the search of all plans.
     """
     offloads = [fixed["offload"]] if "offload" in fixed else offloads
     device = fixed.get("offload_device", "cpu")
     common_only = common_only or all(too_small(scenario, one, device) for one in offloads)
-    found = _searches(scenario, fixed, offloads, common_only=common_only)
-    best = [one for one in found if one.fits]
-    pairs = sorted(
-        (pair for one in best for pair in zip(one.seconds, one.plans, strict=True)),
-        key=lambda pair: pair[0],
-    )
-    order = simplest_first([seconds for seconds, _ in pairs], [plan for _, plan in pairs])
-    plan = pairs[order[0]][1] if order else None
+    found = search(scenario, {**COMMON, **fixed}, top=COMPARED, offloads=offloads)
+    priced, smallest = found.counts.priced, found
+    if not (found.fits or common_only):
+        found = search(scenario, fixed, top=COMPARED, offloads=offloads)
+        priced = found.counts.priced + found.counts.part_recomputed
+        smallest = min(smallest, found, key=lambda one: one.smallest_peak)
+    plan = found.simplest_first().plans[0] if found.fits else None
     if plan is not None and varies_layers(scenario, fixed):
         plan = _recomputing_less(scenario, plan)
-    return FirstPlan(
-        plan=plan,
-        smallest=min(found, key=lambda one: one.smallest_peak).smallest,
-        priced=sum(one.counts.priced + one.counts.part_recomputed for one in found),
-    )
-
-
-def _searches(
-    scenario: Scenario, fixed: Mapping[str, Any], offloads: Sequence[str], *, common_only: bool
-) -> list[SearchResult]:
-    """Return the results of the three searches, as far as they are needed."""
-    own = "pipeline_parallel" in fixed or scenario.layer_ranges is not None
-    spaces: list[Mapping[str, Any]] = [{**COMMON, **({} if own else FLAT), **fixed}]
-    if not own and scenario.cluster.num_gpus > 1:
-        spaces.append({**COMMON, **fixed})
-    found = [search(scenario, space, top=COMPARED, offloads=offloads) for space in spaces]
-    if not (common_only or any(one.fits for one in found)):
-        found.append(search(scenario, fixed, top=COMPARED, offloads=offloads))
-    return found
+    return FirstPlan(plan, smallest.smallest, priced)
 
 
 def _recomputing_less(scenario: Scenario, plan: Plan) -> Plan:
