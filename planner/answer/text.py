@@ -107,7 +107,7 @@ def time_line(time: TimePrediction) -> str:
     """Return the step time with its interval and rates in one line."""
     low, high, rate = time.low_seconds, time.high_seconds, time.tokens_per_second
     words = format_step(time.step_seconds, low, high, rate)
-    words += f", {format_rate(time.tokens_per_second_per_gpu)} per GPU"
+    words += f", {format_rate(time.tokens_per_second_per_gpu)} per device"
     if time.mfu is not None:
         words += f", MFU {100 * time.mfu:.1f} %"
     return words

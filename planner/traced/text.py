@@ -73,7 +73,7 @@ def time_line(time: TracedTime) -> str:
     """Return step time and rates in one line."""
     words = (
         f"about {format_seconds(time.step_seconds)} a step, "
-        f"{format_rate(time.rows_per_second_per_gpu, 'rows')} per GPU"
+        f"{format_rate(time.rows_per_second_per_gpu, 'rows')} per device"
     )
     return words if time.mfu is None else f"{words}, MFU {100 * time.mfu:.1f} %"
 
