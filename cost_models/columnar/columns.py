@@ -354,7 +354,8 @@ def on_distinct_rows(formula: Callable[..., Result]) -> Callable[..., Result]:
     """Evaluate a formula of many operations on arrays: the distinct rows of its column arguments.
 
     Positional and named arguments that are columns are replaced by arrays. The formula may return
-    an array, or a tuple or a record of arrays.
+    an array, or a tuple or a record of arrays. The results for short columns and numbers are kept
+    as those of operations are: the ranks of a pipeline repeat them.
     """
 
     @wraps(formula)
@@ -362,9 +363,17 @@ def on_distinct_rows(formula: Callable[..., Result]) -> Callable[..., Result]:
         given = [*args, *options.values()]
         if not any(type(each) is FactoredColumn for each in given):
             return formula(*args, **options)
+        name = _key(formula, given)
+        if name is not None:
+            name = (*name, *options)
+            frame = next(each for each in given if type(each) is FactoredColumn).projection.frame
+            known = frame.cache.get(name)
+            if known is not None:
+                return known[0]
         projection, values = joined_values(given)
         plain = dict(zip(options, values[len(args) :], strict=True))
-        return _at_level(projection, formula(*values[: len(args)], **plain))
+        result = _at_level(projection, formula(*values[: len(args)], **plain))
+        return _remember(projection, name, given, result)
 
     return priced
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from hardware_profiles.cluster.links import group_link, mean_hop_latency, point_
 from hardware_profiles.cluster.nvlink_domains import exchange_bandwidth
 from hardware_profiles.cluster.schema import Cluster, Figure, Tier
 from hardware_profiles.software.trainer import SoftwareProfile
+
+MAX_FUNCTIONS: Final = 64
+_FUNCTIONS: dict[Any, tuple[Callable[..., Any], Cluster, SoftwareProfile]] = {}
 
 
 def traffic_seconds(
@@ -114,6 +117,30 @@ def achieved_by(software: SoftwareProfile, cluster: Cluster) -> Cluster:
     return achieved(cluster, communication.bus_efficiency, communication.network_efficiency)
 
 
+def _on_cluster(
+    formula: Callable[..., Any],
+    cluster: Cluster,
+    software: SoftwareProfile,
+    options: Mapping[str, Any],
+) -> Callable[..., Any]:
+    """Return ``formula(cluster, *groups, **options)`` as a function of columns of groups.
+
+    The same function for the same arguments, so that columns keep its results
+    (``on_distinct_rows``).
+    """
+    key = (formula, id(cluster), id(software), *options.items())
+    if key not in _FUNCTIONS:
+        if len(_FUNCTIONS) >= MAX_FUNCTIONS:
+            _FUNCTIONS.clear()
+        reachable = achieved_by(software, cluster)
+
+        def of_groups(*groups: Any) -> Any:
+            return formula(reachable, *groups, **options)
+
+        _FUNCTIONS[key] = on_distinct_rows(of_groups), cluster, software  # identities in the key
+    return _FUNCTIONS[key][0]
+
+
 def axis_groups(table: PlanTable) -> dict[str, tuple[Count, Count]]:
     """Return the size of the groups of each axis, and the stride between their ranks.
 
@@ -156,10 +183,9 @@ def axis_seconds(
     """
     measured = cluster.accelerator.device == "cpu"
     if links is None:
-        reachable = achieved_by(software, cluster)
 
         def of(formula: Callable[..., Any], *groups: Count, **options: Any) -> Any:
-            return on_distinct_rows(formula)(reachable, *groups, **options)
+            return _on_cluster(formula, cluster, software, options)(*groups)
     else:
         of = links.of
     layout = axis_groups(table)

@@ -23,6 +23,7 @@ from planner.search.feasible import Broken, nothing_broken
 Rows = NDArray[np.intp]
 Floats = NDArray[np.float64]
 CHUNK: Final = 16  # plans whose ranks are priced together before they are simulated
+FIRST: Final = 4  # if a single plan is ranked, those that are simulated first
 Codes = NDArray[np.int16]
 
 
@@ -63,7 +64,7 @@ def simulate(
     simulated = done = 0
     while done < len(order):
         longest = best[top - 1][0] if len(best) >= top else np.inf
-        batch = order[done : done + max(CHUNK, top)]
+        batch = order[done : done + (FIRST if top == 1 and not done else max(CHUNK, top))]
         batch = batch[step[batch] <= longest]
         if len(batch) == 0:
             break
