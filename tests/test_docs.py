@@ -158,7 +158,15 @@ def test_the_rooms_stand_in_the_order_of_their_contract(package: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("script", ["make_formulas.py", "make_defaults.py", "make_stub.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "make_formulas.py",
+        "make_defaults.py",
+        "make_stub.py",
+        pytest.param("make_questions.py", marks=pytest.mark.slow),
+    ],
+)
 def test_generated_pages_are_current(script: str) -> None:
     """``python docs/SCRIPT --write`` makes them anew."""
     command = [sys.executable, str(ROOT / "docs" / script), "--check"]
