@@ -46,5 +46,10 @@ def assumed_line(assumptions: Sequence[str]) -> list[str]:
 
 
 def assumed(assumptions: Sequence[str], *, verbose: bool) -> list[str]:
-    """Return the assumptions in one line, or all of them with their reasons."""
-    return labelled("Assumed", "; ".join(assumptions)) if verbose else assumed_line(assumptions)
+    """Return the assumptions in one line, or each with its reason below the other."""
+    if not verbose:
+        return assumed_line(assumptions)
+    lines: list[str] = []
+    for number, text in enumerate(assumptions):
+        lines += labelled("Assumed" if number == 0 else "", text)
+    return lines
