@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
+from cost_models.activations.embedding_and_head import embedding_bytes_per_token
+from cost_models.activations.encoder_decoder import shared_bytes_per_token
 from cost_models.activations.live import LiveActivations, layer_bytes, live_activations
 from cost_models.arrays import Real
 from cost_models.communication.host_link import without_offload
@@ -169,34 +171,54 @@ def _activations(
         what = "the backward pass of the only layer left"
         return [Term("activations", what, "a layer saved + its backward pass", numbers, size)]
     in_flight = first(live.in_flight)
+    base = first(live.saved)  # of ``size``, what no backward pass adds
     if name == "later_backward":
-        in_flight = max(0.0, in_flight - 1.0)
-    one = first(layer_bytes(view))
-    terms, rest = [], size
-    if 0.0 < in_flight * one <= size and not plan.offloads_activations:
-        layers = sum(view.rank.kind_counts)
-        each = one / tokens / layers
-        numbers = (
-            f"{in_flight:g} in flight × {layers} layers × {tokens:,.0f} tokens × {each:,.0f} bytes"
-        )
-        what = f"saved by layers (recompute {plan.recompute})"
-        formula = "n · L · b·s · bytes a token"
-        terms.append(Term("activations", what, formula, numbers, in_flight * one))
-        rest -= in_flight * one
-    late = first(live.pending_bytes)
-    if late > 0.0 and not plan.offloads_activations:
-        due = first(live.pending)
-        what, formula = "operands of pending weight gradients", "n · bytes of a micro-batch"
-        numbers = f"{due:.3g} due × {format_bytes(late / due)}"
-        terms.append(Term("activations", what, formula, numbers, late))
-        rest -= late
-    others = ["the head's inputs, rotary tables, token ids"]
-    if name in ("backward", "later_backward"):
-        others.insert(0, "the backward pass of a layer")
+        in_flight, base = max(0.0, in_flight - 1.0), first(live.saved_later)
+    head = first(live.head_saved)
+    if MOMENTS.index(name) >= MOMENTS.index("backward"):
+        base, head = base - head, 0.0  # freed by the head's backward pass
+    found = []
     if plan.offloads_activations:
-        others.insert(0, "two layers in transfer to the host")
-    terms.append(Term("activations", "others", ", ".join(others), "", rest))
+        found.append(("layers in transfer to the host", "of two layers", "", base))
+    else:
+        found += _saved_terms(view, plan, live, in_flight, tokens)
+    shared = first(shared_bytes_per_token(view) + embedding_bytes_per_token(view))
+    which = "of the embedding"
+    if view.model.bridge:
+        which = "kept for all layers: encoder's output, position biases"
+    found += [
+        ("the backward pass of a layer", "gradients and recomputed tensors", "", size - base),
+        ("the head's inputs", "b·s · bytes a token", "", head),
+        (which, "n · b·s · bytes a token", "", in_flight * tokens * shared),
+    ]
+    terms, rest = [], size
+    for what, formula, numbers, wanted in found:
+        each = min(rest, max(0.0, wanted))
+        if each > 0.0:
+            terms.append(Term("activations", what, formula, numbers, each))
+            rest -= each
+    if rest > 0.0:
+        terms.append(Term("activations", "others", "rotary tables, masks, token ids", "", rest))
     return terms
+
+
+def _saved_terms(
+    view: RankView, plan: Plan, live: LiveActivations, in_flight: float, tokens: float
+) -> list[tuple[str, str, str, float]]:
+    """Return name, formula, numbers and bytes of the layers' saved tensors of a rank."""
+    layers, one = sum(view.rank.kind_counts), first(layer_bytes(view))
+    numbers = (
+        f"{in_flight:g} in flight × {layers} layers × {tokens:,.0f} tokens × "
+        f"{one / tokens / layers:,.0f} bytes"
+    )
+    formula, saved = "n · L · b·s · bytes a token", in_flight * one
+    found = [(f"saved by layers (recompute {plan.recompute})", formula, numbers, saved)]
+    late, due = first(live.pending_bytes), first(live.pending)
+    if late > 0.0:
+        numbers = f"{due:.3g} due × {format_bytes(late / due)}"
+        formula = "n · bytes of a micro-batch"
+        found.append(("operands of pending weight gradients", formula, numbers, late))
+    return found
 
 
 def _logits(view: RankView, plan: Plan, parts: MemoryParts) -> list[Term]:

@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +14,25 @@ import pytest
 from click.testing import CliRunner
 
 import planner
+from cost_models.legality.rules import legality_codes
 from cost_models.memory.peak import MOMENTS
+from cost_models.memory.terms import SMALL
+from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.prediction import MEMORY_PARTS
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.answer.memory_explanation import SHORT_MOMENT, SHORT_WITHOUT_HEAD
-from planner.assessment.step_memory import EXPLANATIONS_WITHOUT_HEAD, MOMENT_EXPLANATIONS
+from planner.assessment.assess import amounts, assess
+from planner.assessment.step_memory import (
+    EXPLANATIONS_WITHOUT_HEAD,
+    MOMENT_EXPLANATIONS,
+    step_memory,
+)
 from planner.cli.app import app
+from planner.request.model import model_of
 from planner.text.bars import MARKS, ORDER, stacked_bar
 from planner.text.paragraphs import MOMENT_WORDS, width
-from tests.samples import CONFIGS, sample_model
+from tests.samples import CONFIGS, make_scenario, sample_model
 
 STAGES = {"tensor_parallel": 2, "pipeline_parallel": 4, "num_microbatches": 8}
 PIPELINE = {"pipeline_parallel": 4, "tensor_parallel": 2, "num_microbatches": 8, "seq_len": 4096}
@@ -270,4 +283,72 @@ def test_operands_of_late_weight_gradients_are_a_term_of_their_own() -> None:
     due = terms["operands of pending weight gradients"]
     assert due.size > 0.5 * answer.assessment.memory.parts.activations
     assert due.numbers
-    assert terms["others"].size > 0.0
+    assert terms["the backward pass of a layer"].size > 0.0
+
+
+LARGEST = [
+    ("t5-11b", 512),
+    ("t5-3b", 512),
+    ("mixtral-8x7b", 2048),
+    ("gemma-2-9b", 4096),
+    ("llama-3-8b", 4096),
+]
+
+
+def split_plans(model: str, seq_len: int) -> Iterator[tuple[Scenario, Plan]]:
+    """Yield legal plans of 8 accelerators with every ZeRO stage."""
+    for batch in (1, 8):
+        scenario = make_scenario(
+            model_of(model), "8xA100-80GB", seq_len=seq_len, global_batch_size=8 * batch
+        )
+        for zero, recompute, tensor in product(range(4), ("none", "full"), (1, 2)):
+            plan = Plan(
+                data_parallel=8 // tensor,
+                tensor_parallel=tensor,
+                sequence_parallel=tensor > 1,
+                zero_stage=zero,
+                recompute=recompute,
+                micro_batch_size=batch,
+                num_microbatches=tensor,
+            )
+            if not legality_codes(scenario, PlanTable.from_plans([plan])).any():
+                yield scenario, plan
+
+
+@pytest.mark.parametrize(("model", "seq_len"), LARGEST)
+def test_the_named_term_is_the_largest(model: str, seq_len: int) -> None:
+    """Never a remainder, nor one kind of activations under the name of another."""
+    seen = 0
+    for scenario, plan in split_plans(model, seq_len):
+        assessment = assess(scenario, plan)
+        memory = assessment.memory
+        found = step_memory(scenario, plan, memory)
+        parts = amounts(memory.parts)
+        for part, size in parts.items():
+            terms = [term for term in found.terms if term.part == part]
+            if not terms:
+                assert size < 0.05 * memory.peak_bytes
+                continue
+            listed = sum(term.size for term in terms)
+            assert listed <= size * (1.0 + 1e-9)
+            named = max(terms, key=lambda term: term.size)
+            assert named.name != "others"
+            # what is not listed is smaller than what is
+            assert size - listed <= 4 * SMALL * memory.peak_bytes
+            assert named.size >= SMALL * memory.peak_bytes
+        seen += 1
+    assert seen >= 8
+
+
+def test_the_backward_pass_of_a_recomputed_layer_is_named() -> None:
+    """T5 in large micro-batches: one layer's backward pass exceeds what all layers keep."""
+    scenario = make_scenario(model_of("t5-11b"), "8xA100-80GB", seq_len=512, global_batch_size=64)
+    plan = Plan(data_parallel=8, zero_stage=1, recompute="full", micro_batch_size=8)
+    memory = assess(scenario, plan).memory
+    terms = [t for t in step_memory(scenario, plan, memory).terms if t.part == "activations"]
+    assert "backward pass" in max(terms, key=lambda term: term.size).name
+    # without recomputation they are what the layers save
+    plan = replace(plan, recompute="none", micro_batch_size=1, num_microbatches=8)
+    memory = assess(scenario, plan).memory
+    terms = [t for t in step_memory(scenario, plan, memory).terms if t.part == "activations"]
+    assert max(terms, key=lambda term: term.size).name == "saved by layers (recompute none)"
