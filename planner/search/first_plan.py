@@ -28,6 +28,7 @@ COMMON: Final[dict[str, Any]] = {
     "dp_replicate": 1,
     "recompute_layers": 0,
 }
+WHOLE: Final[dict[str, Any]] = {"dp_replicate": 1}  # replicas of shards never need less memory
 FLAT: Final[dict[str, Any]] = {"pipeline_parallel": 1}
 
 
@@ -66,7 +67,7 @@ def first_plan(
     found = search(scenario, {**COMMON, **fixed}, top=COMPARED, offloads=offloads)
     priced, smallest = found.counts.priced, found
     if not (found.fits or common_only):
-        found = search(scenario, fixed, top=COMPARED, offloads=offloads)
+        found = search(scenario, {**WHOLE, **fixed}, top=COMPARED, offloads=offloads)
         priced = found.counts.priced + found.counts.part_recomputed
         smallest = min(smallest, found, key=lambda one: one.smallest_peak)
     plan = found.simplest_first().plans[0] if found.fits else None
