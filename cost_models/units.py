@@ -13,8 +13,8 @@ MIB: Final = 2.0**20
 GIB: Final = 2.0**30
 DAY: Final = 86400.0
 YEAR: Final = 365.25 * DAY
-HOPELESS_STEP: Final = 3600.0  # seconds
-HOPELESS_RATE: Final = 1e9 / YEAR  # tokens/s
+SLOW_STEP: Final = 3600.0  # seconds
+SLOW_RATE: Final = 1e9 / YEAR  # tokens/s
 
 
 def format_bytes(value: float) -> str:
@@ -87,7 +87,7 @@ def format_per_second(value: float) -> str:
 
 
 def format_step(seconds: float, low: float, high: float, tokens_per_second: float) -> str:
-    """Format a step time with its interval; hopelessly slow machines are called so.
+    """Format a step time with its interval; a machine that is too slow is called so.
 
     That is: a step of more than an hour at which a billion tokens take more than a year.
 
@@ -97,7 +97,7 @@ def format_step(seconds: float, low: float, high: float, tokens_per_second: floa
     'a step takes 7.0 h (5.0 h to 9.0 h): this machine is not for training it'
     """
     between = f"({format_seconds(low)} to {format_seconds(high)})"
-    if seconds > HOPELESS_STEP and tokens_per_second < HOPELESS_RATE:
+    if seconds > SLOW_STEP and tokens_per_second < SLOW_RATE:
         return (
             f"a step takes {format_seconds(seconds)} {between}: this machine is not for training it"
         )

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from cost_models.compute.flops import layer_flops_per_token, linear_flops_per_token
 from cost_models.plan.plan import Plan
 from cost_models.serving.forward_pass import PassTime
 from cost_models.serving.kv_cache import has_cache
 from cost_models.serving.latency import serving_times
+from cost_models.serving.number_formats import WEIGHT_FORMATS
 from cost_models.uncertainty import interval, serving_spreads
 from planner.serving.scenario import ServingScenario, replica_of, sequences_of, stages_of
 
@@ -84,10 +86,13 @@ def predict_serving_time(scenario: ServingScenario, plan: Plan) -> ServingTimePr
     answer, sequences = float(times.answer_len), sequences_of(scenario, plan)
     around_first, around_token = serving_spreads(scenario.cluster.accelerator)
     first_low, first_high = interval(alone, around_first)
+    least_prompt, least_token = least_seconds(scenario, plan)
+    first_low = max(first_low, min(alone, least_prompt))
     output, batch = None, prefill
     if has_cache(scenario.model) and answer >= 1.0:
         batch = float(times.batch)
         low, high = interval(token, around_token)
+        low = max(low, min(token, least_token))
         rate = workload.concurrency * answer / batch
         output = TokenTimes(
             seconds=token,
@@ -110,6 +115,34 @@ def predict_serving_time(scenario: ServingScenario, plan: Plan) -> ServingTimePr
         batch_seconds=batch,
         token=output,
     )
+
+
+def least_seconds(scenario: ServingScenario, plan: Plan) -> tuple[float, float]:
+    """Return the least seconds of a prompt alone and of an output token on an accelerator.
+
+        prompt   FLOP of the layers for all its tokens / (ranks of a replica · peak)
+        token    bytes of the layers' matrices that one token reads / (ranks that cut them · beta)
+
+    peak  dense FLOP/s of the datasheet, the highest of the precisions   beta  memory bandwidth
+    Zero for a CPU, whose caches may hold a small model.
+    Source: Williams, Waterman, Patterson, Roofline, CACM 52 (2009).
+    """
+    chip, workload, model = scenario.cluster.accelerator, scenario.workload, scenario.model
+    peaks = [
+        chip.peak_flops[name].value
+        for name in {workload.precision, workload.weight_precision}
+        if name in chip.peak_flops
+    ]
+    if chip.device == "cpu" or not peaks:
+        return 0.0, 0.0
+    kinds = [model.kinds[kind] for kind in model.pattern]
+    prompt = workload.prompt_tokens
+    flops = sum(float(layer_flops_per_token(kind, prompt, masked=True)) for kind in kinds)
+    numel = 0.5 * sum(linear_flops_per_token(kind) for kind in kinds)
+    read = numel * WEIGHT_FORMATS[workload.weight_precision].element
+    cut = plan.world_size if plan.expert_parallel > 1 else plan.tensor_parallel
+    ranks = max(cut, plan.tensor_parallel * plan.pipeline_parallel)
+    return prompt * flops / (ranks * max(peaks)), read / (cut * chip.memory_bandwidth.value)
 
 
 def _parts(parts: PassTime) -> dict[str, float]:

@@ -103,7 +103,7 @@ def test_slow_rates_are_times() -> None:
     ]
 
 
-def test_a_hopeless_machine_is_called_so() -> None:
+def test_a_machine_that_is_too_slow_is_called_so() -> None:
     hour = 3600.0
     words = format_step(7 * hour, 6 * hour, 8 * hour, 0.16)
     assert words == "a step takes 7.0 h (6.0 h to 8.0 h): this machine is not for training it"

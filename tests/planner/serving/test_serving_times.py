@@ -85,3 +85,28 @@ def test_ways_out_keep_what_was_said_of_the_prompt() -> None:
         prompt = command[command.index("--prompt-len") + 1] if "--prompt-len" in command else None
         context = int(command[command.index("--context-len") + 1])
         assert prompt is None or int(prompt) <= context
+
+
+@pytest.mark.parametrize("cluster", ["1xA100-80GB", "1xRTX-4090", "8xMI300X", "8xB200", "1xL40S"])
+@pytest.mark.parametrize("precision", ["bf16", "int4"])
+def test_no_interval_beats_the_roofline(cluster: str, precision: str) -> None:
+    """A prompt takes its FLOP at the peak, a token its weights at the memory's bandwidth."""
+    answer = planner.fit(
+        "llama-3-8b",
+        cluster,
+        inference=True,
+        concurrency=1,
+        context_len=4096,
+        weight_precision=precision,
+        tensor_parallel=1,
+    )
+    assert isinstance(answer, ServingAnswer)
+    time, chip = answer.time, answer.scenario.cluster.accelerator
+    assert time is not None
+    assert time.token is not None
+    flops = 2 * 6.98e9 * time.prompt_len  # of the layers' matrices alone
+    assert time.first_token_low_seconds >= flops / chip.peak_flops["bf16"].value
+    read = 6.97e9 * (2.0 if precision == "bf16" else 0.5)
+    assert time.token.low_seconds >= read / chip.memory_bandwidth.value
+    assert time.first_token_low_seconds <= time.first_token_seconds
+    assert time.token.low_seconds <= time.token.seconds
