@@ -375,7 +375,7 @@ def _too_large(label: str, reason: WhyNot) -> list[str]:
     for term in reason.terms:
         if term.other >= SMALL * memory.peak_bytes:
             lines += indented(
-                f"{format_bytes(term.other)} {term.part} (this plan: {format_bytes(term.this)}): "
-                f"{term.words}"
+                f"{format_bytes(term.other)} {PART_WORDS[term.part]} "
+                f"(this plan: {format_bytes(term.this)}): {term.words}"
             )
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,11 @@ def explain(
     mapping), completed to the best plan. ``sensitivity``: search again with every figure of the
     machine scaled, and with other batches.
     """
-    file = _file(plan)
+    file = _with_one_number(_file(plan))
     scenario = scenario_of(file)
     require_legal(scenario, file.plan, plan if isinstance(plan, (str, Path)) else "")
+    # numbers of recomputed layers belong to the stages of this plan, not to those of others
+    free = replace(scenario, stage_recompute_layers=None)
     even = file.layer_ranges == split_layers(scenario.model.num_layers, file.plan.num_stages)
     assessment = assess(scenario, file.plan, None if even else file.layer_ranges)
     others = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)
@@ -54,14 +57,14 @@ def explain(
         parse_other_plan(one)  # report errors before the searches
     sizes = [scenario.workload.global_batch_size]
     if sensitivity:
-        sizes += batch_sizes(scenario)
-    own, *other = PricedCandidates.of_batches(scenario, sizes)
-    found = search(scenario, top=1, priced=own)
+        sizes += batch_sizes(free)
+    own, *other = PricedCandidates.of_batches(free, sizes)
+    found = search(free, top=1, priced=own)
     best = found.plans[0] if found.plans else None
     choices = None
     if sensitivity and best is not None:
         alike = len(scenario.model.kinds) == 1  # otherwise the bounds settle few questions
-        choices = priced_choices(scenario, best, priced=own, bounded=alike)
+        choices = priced_choices(free, best, priced=own, bounded=alike)
     varied = None if choices is None else choices.table.plan(choices.chosen)
     return Explanation(
         scenario=scenario,
@@ -70,13 +73,22 @@ def explain(
         assessment=assessment,
         description=describe(scenario, file.plan),
         best=best,
-        best_assessment=None if best is None else assess(scenario, best),
+        best_assessment=None if best is None else assess(free, best),
         varied=varied,
         sensitivity=() if choices is None else sensitivities(choices),
-        batches=() if varied is None else other_batches(scenario, varied, priced=other),
-        why_not=tuple(against(scenario, file.plan, assessment, one) for one in others),
+        batches=() if varied is None else other_batches(free, varied, priced=other),
+        why_not=tuple(against(free, file.plan, assessment, one) for one in others),
         ways_out=(() if assessment.fits else ways_out(scenario, file.plan)),
     )
+
+
+def _with_one_number(file: PlanFile) -> PlanFile:
+    """Return the same plan as the search has it, where all stages recompute equally many layers."""
+    numbers = set(file.stage_recompute_layers or ())
+    if len(numbers) != 1:
+        return file
+    plan = replace(file.plan, recompute_layers=numbers.pop())
+    return replace(file, plan=plan, stage_recompute_layers=None)
 
 
 def _file(plan: str | Path | PlanFile | PlanAnswer) -> PlanFile:

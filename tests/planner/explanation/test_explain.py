@@ -108,6 +108,22 @@ def test_stages_of_a_plan_file_are_the_ones_that_are_explained() -> None:
     assert steps[1] > 1.2 * steps[0]
 
 
+def test_recomputed_layers_of_the_stages_do_not_bind_other_plans() -> None:
+    """Another number of stages needs other numbers of layers."""
+    scenario = scenario_with()
+    plan = Plan(data_parallel=2, pipeline_parallel=2, num_microbatches=4, recompute="full")
+    own = replace(scenario, stage_recompute_layers=(3, 1))
+    file = plan_file(own, plan, "test")
+    (other,) = explain(file, why_not="pp=1,schedule=1f1b", sensitivity=False).why_not
+    (alone,) = [why_not(scenario, plan, assess(own, plan), "pp=1,schedule=1f1b")]
+    assert other == alone
+    assert other.plan is not None
+    equal = replace(file, stage_recompute_layers=(3, 3))
+    found = explain(equal, sensitivity=False)
+    assert found.plan == replace(plan, recompute_layers=3)
+    assert found.assessment.time == assess(replace(own, stage_recompute_layers=(3, 3)), plan).time
+
+
 def test_every_part_of_a_plan_is_told() -> None:
     scenario = make_scenario("mixtral", "2x4xA100-80GB", global_batch_size=8)
     plan = Plan(
