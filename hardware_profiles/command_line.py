@@ -151,6 +151,10 @@ class Command(click.Command):
     order: Sequence[str] = ()  # of titles; others follow
     examples: Sequence[str] = ()
 
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return the same names in every context: the option is made once."""
+        return list(HELP["help_option_names"])
+
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """Return the option ``--help`` in our words."""
         return _help_option(super().get_help_option(ctx))

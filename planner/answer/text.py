@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 MOST_REASONS: Final = 3  # legality rules that are listed
 
 MOST_ROWS: Final = 4  # of a table in a short answer
-USUAL_TOP: Final = 10  # plans unless more are wanted
+USUAL_TOP: Final = 10  # plans unless --top is given
 MOST_RANKS: Final = 16  # ranks of an order that are listed
 TIME_WORDS: Final = {
     "compute": "computation",
@@ -401,8 +401,8 @@ def ranked_table(assessments: Sequence[Assessment], most: int | None = None) -> 
 
 
 def shown_rows(plans: int, *, verbose: bool) -> int | None:
-    """Return the number of rows of a table; None: all, in detail or where many were wanted."""
-    return None if verbose or plans > USUAL_TOP else MOST_ROWS
+    """Return the number of rows of a table; None: all, in detail or where --top is given."""
+    return MOST_ROWS if plans == USUAL_TOP and not verbose else None
 
 
 def _ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], int]:

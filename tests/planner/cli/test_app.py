@@ -305,7 +305,7 @@ def test_every_way_to_pin_a_part_that_an_error_shows_is_one() -> None:
 @pytest.mark.parametrize("command", ["fit", "plan", "models", "compare"])
 def test_short_help(run: Any, command: str) -> None:
     ran = run(command, "-h")
-    assert ran.code == 0
+    assert ran.code == 0, ran.err
     assert "--help" in ran.out
 
 
