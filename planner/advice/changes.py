@@ -66,7 +66,7 @@ OFFLOADED: Final[dict[Offload, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A changed question, not priced yet."""
+    """A changed scenario, or changed fields of its plan, not priced yet."""
 
     group: str
     kind: str  # only one change of each kind is listed
@@ -78,7 +78,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PinnedPlan:
     """A scenario, the given fields of the plan, and the plan that does not fit."""
 
     scenario: Scenario
@@ -122,69 +122,69 @@ class Question:
         return Change(group, kind, words, words_of, scenario, plan.to_dict(), plan)
 
 
-def other_plans(question: Question) -> Iterator[Change]:
+def other_plans(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield other plans for the same training on the same accelerators.
 
     Nothing but offload is left where no field of the plan is given: the search tried all others.
     """
-    fixed = question.fixed
-    yield from _smaller_micro_batches(question)
+    fixed = pinned.fixed
+    yield from _smaller_micro_batches(pinned)
     if "recompute" in fixed:
-        yield from _more_recomputation(question)
+        yield from _more_recomputation(pinned)
     for stage in range(fixed.get("zero_stage", 3) + 1, 4):
         options = f"--zero {stage}"
-        yield question.change(PLAN, "zero", f"shard more: ZeRO-{stage}", options, zero_stage=stage)
+        yield pinned.change(PLAN, "zero", f"shard more: ZeRO-{stage}", options, zero_stage=stage)
     if fixed.get("micro_batch_size", 1) > 1 and "recompute" in fixed:
         yield _micro_batches_of(
-            question, 1, "both", "micro-batch size 1 and recompute full", **_all_layers()
+            pinned, 1, "both", "micro-batch size 1 and recompute full", **_all_layers()
         )
-    if fixed and question.scenario.layer_ranges is None:
-        found = first_plan(question.even, {}, common_only=True)
+    if fixed and pinned.scenario.layer_ranges is None:
+        found = first_plan(pinned.even, {}, common_only=True)
         if found.plan is not None:
             words = "another plan on the same cluster"
-            yield question.replanned(PLAN, "search", words, "", question.even, found.plan)
+            yield pinned.replanned(PLAN, "search", words, "", pinned.even, found.plan)
 
 
 def _all_layers() -> dict[str, Any]:
     return {"recompute": "full", "recompute_layers": 0, "recompute_every": 0}
 
 
-def _smaller_micro_batches(question: Question) -> Iterator[Change]:
+def _smaller_micro_batches(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield smaller given micro-batches, in a larger number."""
-    for size in _divisors(question.fixed.get("micro_batch_size", 1)):
-        yield _micro_batches_of(question, size, "micro-batch", f"micro-batch size {size}")
+    for size in _divisors(pinned.fixed.get("micro_batch_size", 1)):
+        yield _micro_batches_of(pinned, size, "micro-batch", f"micro-batch size {size}")
 
 
 def _micro_batches_of(
-    question: Question, size: int, kind: str, words: str, **changed: Any
+    pinned: PinnedPlan, size: int, kind: str, words: str, **changed: Any
 ) -> Change:
     """Return smaller micro-batches of the same global batch."""
     options = [f"--micro-batch-size {size}"]
     if changed:
-        options.append("--recompute full" + (TAKE_BACK if question.recomputes_some else ""))
-    options.append(batch_option(question.scenario.workload))
-    fixed = question.fixed
+        options.append("--recompute full" + (TAKE_BACK if pinned.recomputes_some else ""))
+    options.append(batch_option(pinned.scenario.workload))
+    fixed = pinned.fixed
     if "num_microbatches" in fixed or is_complete(fixed):
-        share = question.plan.micro_batch_size // size
-        changed["num_microbatches"] = question.plan.num_microbatches * share
+        share = pinned.plan.micro_batch_size // size
+        changed["num_microbatches"] = pinned.plan.num_microbatches * share
         options.append(f"--num-microbatches {changed['num_microbatches']}")
     changed["micro_batch_size"] = size
-    return question.change(PLAN, kind, words, " ".join(options), **changed)
+    return pinned.change(PLAN, kind, words, " ".join(options), **changed)
 
 
-def _more_recomputation(question: Question) -> Iterator[Change]:
+def _more_recomputation(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield more recomputation than given: the least first."""
-    fixed, taken = question.fixed, TAKE_BACK if question.recomputes_some else ""
+    fixed, taken = pinned.fixed, TAKE_BACK if pinned.recomputes_some else ""
     given = SEARCHED_RECOMPUTE.index("full")
     if fixed["recompute"] in SEARCHED_RECOMPUTE:
         given = SEARCHED_RECOMPUTE.index(fixed["recompute"])
     for recompute in SEARCHED_RECOMPUTE[given + 1 : -1]:
         changed = {**_all_layers(), "recompute": recompute}
         words, options = f"recompute {recompute}", f"--recompute {recompute}{taken}"
-        yield question.change(PLAN, "recompute", words, options, **changed)
-    if given < SEARCHED_RECOMPUTE.index("full") or question.recomputes_some:
-        if fewest := fewest_recomputed(question.even, question.plan):
-            yield question.change(
+        yield pinned.change(PLAN, "recompute", words, options, **changed)
+    if given < SEARCHED_RECOMPUTE.index("full") or pinned.recomputes_some:
+        if fewest := fewest_recomputed(pinned.even, pinned.plan):
+            yield pinned.change(
                 PLAN,
                 "recompute",
                 f"recompute {fewest} layers of every stage",
@@ -192,16 +192,16 @@ def _more_recomputation(question: Question) -> Iterator[Change]:
                 **{**_all_layers(), "recompute_layers": fewest},
             )
         options = f"--recompute full{taken}"
-        yield question.change(PLAN, "recompute", "recompute full", options, **_all_layers())
+        yield pinned.change(PLAN, "recompute", "recompute full", options, **_all_layers())
 
 
-def offloads(question: Question) -> Iterator[Change]:
+def offloads(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield the offload with which the fastest plan fits that is found."""
-    if not question.scenario.on_gpu:
+    if not pinned.scenario.on_gpu:
         return
-    given: Offload = question.fixed.get("offload", "none")
-    fixed, device = question.fixed, question.fixed.get("offload_device", "cpu")
-    scenario = question.scenario
+    given: Offload = pinned.fixed.get("offload", "none")
+    fixed, device = pinned.fixed, pinned.fixed.get("offload_device", "cpu")
+    scenario = pinned.scenario
     more = tuple(one for one in MORE_OFFLOAD[given] if not too_small(scenario, one, device))
     if not more:
         return
@@ -216,7 +216,7 @@ def offloads(question: Question) -> Iterator[Change]:
             return
     for offload in more:
         words = f"offload {OFFLOADED[offload]} to the host"
-        yield question.change(PLAN, "offload", words, f"--offload {offload}", offload=offload)
+        yield pinned.change(PLAN, "offload", words, f"--offload {offload}", offload=offload)
 
 
 def _divisors(number: int, *, whole: bool = False) -> list[int]:
@@ -225,15 +225,15 @@ def _divisors(number: int, *, whole: bool = False) -> list[int]:
     return [n for n in range(most, 0, -1) if number % n == 0]
 
 
-def other_trainings(question: Question) -> Iterator[Change]:
+def other_trainings(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield changed trainings: a smaller batch or optimizer, adapters, shorter sequences."""
-    scenario, plan = question.scenario, question.plan
+    scenario, plan = pinned.scenario, pinned.plan
     workload = scenario.workload
-    yield from _smaller_batches(question)
+    yield from _smaller_batches(pinned)
     if workload.adapter == "none":
         if workload.optimizer in ("adam", "adamw"):
             small = replace(workload, optimizer=SMALL_OPTIMIZER)
-            yield question.with_scenario(
+            yield pinned.with_scenario(
                 TRAINING,
                 "optimizer",
                 "an optimizer with 8-bit states",
@@ -241,21 +241,21 @@ def other_trainings(question: Question) -> Iterator[Change]:
                 replace(scenario, workload=small),
             )
         for adapter in () if workload.freeze else ("lora", "qlora"):
-            yield from _adapters(question, adapter)
+            yield from _adapters(pinned, adapter)
     elif workload.adapter == "lora":
-        yield _quantised_base(question)
+        yield _quantised_base(pinned)
     if length := longest_sequence(scenario, plan, workload.seq_len - 1):
         words, shorter = f"sequences of {length:,} tokens", with_seq_len(scenario, length)
-        yield question.with_scenario(TRAINING, "sequence", words, f"--seq-len {length}", shorter)
+        yield pinned.with_scenario(TRAINING, "sequence", words, f"--seq-len {length}", shorter)
 
 
-def _smaller_batches(question: Question) -> Iterator[Change]:
+def _smaller_batches(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield smaller given micro-batches in the same number, so that no gradients are summed up."""
-    scenario, given = question.scenario, question.fixed.get("micro_batch_size", 1)
+    scenario, given = pinned.scenario, pinned.fixed.get("micro_batch_size", 1)
     workload = scenario.workload
     for size in _divisors(given):
         batch = workload.global_batch_size * size // given
-        yield question.with_scenario(
+        yield pinned.with_scenario(
             TRAINING,
             "batch",
             f"micro-batch size {size}, global batch {batch:,}",
@@ -265,8 +265,8 @@ def _smaller_batches(question: Question) -> Iterator[Change]:
         )
 
 
-def _adapters(question: Question, adapter: str) -> Iterator[Change]:
-    scenario = question.scenario
+def _adapters(pinned: PinnedPlan, adapter: str) -> Iterator[Change]:
+    scenario = pinned.scenario
     experts = any(kind.feed_forward.num_experts for kind in scenario.model.kinds)
     targets, rank = "attention" if experts else scenario.workload.adapter_targets, ADAPTER_RANK
     workload = replace(
@@ -282,7 +282,7 @@ def _adapters(question: Question, adapter: str) -> Iterator[Change]:
     except InputError:  # no matrix to adapt
         return
     frozen = "its frozen base in 4 bits" if adapter == "qlora" else "the base frozen"
-    yield question.with_scenario(
+    yield pinned.with_scenario(
         TRAINING,
         adapter,
         f"adapters of rank {rank} alone, {frozen}",
@@ -291,14 +291,14 @@ def _adapters(question: Question, adapter: str) -> Iterator[Change]:
     )
 
 
-def _quantised_base(question: Question) -> Change:
+def _quantised_base(pinned: PinnedPlan) -> Change:
     """Return the same adapters on a base in 4 bits."""
-    scenario = question.scenario
+    scenario = pinned.scenario
     workload = replace(scenario.workload, adapter="qlora")
     every = scenario.software.frozen.quantises_every_matrix
     base = without_adapters(scenario.model)
     model = adapted(base, workload, quantises_every_matrix=every)
-    return question.with_scenario(
+    return pinned.with_scenario(
         TRAINING,
         "qlora",
         "the frozen base in 4 bits, --qlora instead of --lora",
@@ -307,15 +307,15 @@ def _quantised_base(question: Question) -> Change:
     )
 
 
-def larger_accelerators(question: Question) -> Iterator[Change]:
+def larger_accelerators(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield accelerators with more memory that are at least as fast, the smallest memory first."""
-    scenario = question.scenario
+    scenario = pinned.scenario
     if not scenario.on_gpu:
         return
     cluster, precision = scenario.cluster, scenario.workload.precision
     own = cluster.accelerator
     # the smallest plan needs the same memory everywhere
-    needed = max(1.05, load(scenario, question.plan)) * _usable(own)
+    needed = max(1.05, load(scenario, pinned.plan)) * _usable(own)
     for accelerator in sorted(accelerators(), key=_usable):
         if accelerator.device != "gpu" or _usable(accelerator) < needed:
             continue
@@ -332,24 +332,24 @@ def larger_accelerators(question: Question) -> Iterator[Change]:
             continue
         words = f"{cluster.num_gpus} {accelerator.name} instead"
         options = f"{name} {batch_option(scenario.workload)}"
-        yield question.with_scenario(HARDWARE, "accelerator", words, options, changed)
+        yield pinned.with_scenario(HARDWARE, "accelerator", words, options, changed)
 
 
 def _usable(accelerator: Accelerator) -> float:
     return memory_budget(accelerator).size
 
 
-def more_accelerators(question: Question) -> Iterator[Change]:
+def more_accelerators(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield clusters of more accelerators, the smallest first; the batch may have to grow."""
-    scenario = question.scenario
+    scenario = pinned.scenario
     cluster = scenario.cluster
     if cluster.levels or not scenario.on_gpu:
         return  # undefined for an irregular tree
     for larger in larger_clusters(cluster):
         batch = max(scenario.workload.global_batch_size, larger.num_gpus)
         workload = replace(scenario.workload, global_batch_size=batch)
-        changed = replace(question.even, cluster=larger, workload=workload)
-        if too_small(changed, question.fixed.get("offload", "none")):
+        changed = replace(pinned.even, cluster=larger, workload=workload)
+        if too_small(changed, pinned.fixed.get("offload", "none")):
             continue
         in_one = larger.num_nodes == 1
         words = (
@@ -361,13 +361,13 @@ def more_accelerators(question: Question) -> Iterator[Change]:
             words += f" and a global batch of {batch:,}"
         name = cluster_argument(larger)
         name = name or f"(nodes = {larger.num_nodes} in the cluster's file)"
-        if not (set(question.fixed) & {*DEGREES, "recompute_layers"}):
+        if not (set(pinned.fixed) & {*DEGREES, "recompute_layers"}):
             options = f"{name} {batch_option(workload)}"
-            yield question.with_scenario(HARDWARE, "nodes", words, options, changed)
+            yield pinned.with_scenario(HARDWARE, "nodes", words, options, changed)
             continue
         found = first_plan(changed, {}, common_only=True)
         if found.plan is not None:
-            yield question.replanned(HARDWARE, "nodes", words, name, changed, found.plan)
+            yield pinned.replanned(HARDWARE, "nodes", words, name, changed, found.plan)
 
 
 def larger_clusters(cluster: Cluster) -> Iterator[Cluster]:

@@ -18,7 +18,7 @@ from hardware_profiles.progress import report
 from planner.advice.changes import (
     PLAN,
     Change,
-    Question,
+    PinnedPlan,
     larger_accelerators,
     more_accelerators,
     offloads,
@@ -32,6 +32,8 @@ from planner.request.command import fit_command
 from planner.search.first_plan import FLAT, first_plan
 
 MOST_SOFTWARE: Final = 5  # ways on the same accelerators
+# kinds that are left out where one of others fits: more changes than needed
+NEEDLESS: Final = {"both": ("micro-batch", "recompute"), "batch": ("micro-batch",)}
 MOST_WAYS: Final = MOST_SOFTWARE + 2  # a larger accelerator, and more of them
 
 
@@ -147,23 +149,19 @@ def ways_out(
     ``plan``: does not fit. ``fixed``: its given fields; None: all of them. At most one change of a
     kind, each to another plan.
     """
-    question = Question(scenario, plan, plan.to_dict() if fixed is None else fixed)
-    software = _first_of_kinds(other_plans(question), MOST_SOFTWARE)
-    # a smaller batch helps where the same batch in smaller micro-batches does not fit
-    kept = any(way.kind == "micro-batch" for way in software)
-    later = chain(other_trainings(question), offloads(question))
-    wanted = (c for c in later if not (kept and c.kind == "batch"))
-    known = [*software, *_first_of_kinds(wanted, MOST_SOFTWARE - len(software))]
-    for changes in (larger_accelerators(question), more_accelerators(question)):
-        known += _first_of_kinds(changes, 1)
-    return tuple(known)
+    pinned = PinnedPlan(scenario, plan, plan.to_dict() if fixed is None else fixed)
+    changes = chain(other_plans(pinned), other_trainings(pinned), offloads(pinned))
+    found = _first_of_kinds(changes, MOST_SOFTWARE)
+    for hardware in (larger_accelerators(pinned), more_accelerators(pinned)):
+        found += _first_of_kinds(hardware, 1)
+    return tuple(found)
 
 
 def _first_of_kinds(changes: Iterator[Change], most: int) -> list[WayOut]:
     """Return the first way of every kind that fits, in order, without repeated plans."""
     found: dict[str, WayOut] = {}
-    for change in changes if most else ():
-        if change.kind in found:
+    for change in changes:
+        if not found.keys().isdisjoint((change.kind, *NEEDLESS.get(change.kind, ()))):
             continue
         way = check(change)
         known = [(other.to.scenario, other.plan) for other in found.values()]

@@ -12,7 +12,7 @@ import planner
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import read_plan_file
 from hardware_profiles.errors import InputError
-from planner.advice.changes import Question, other_plans
+from planner.advice.changes import PinnedPlan, other_plans
 from planner.assessment.reach import Reach
 from planner.cli import app as cli
 from planner.cli.app import app
@@ -103,7 +103,7 @@ def test_a_way_out_takes_back_which_layers_recompute() -> None:
     options = {"seq_len": 32768, "zero_stage": 3, "recompute": "full", "data_parallel": 8}
     answer = planner.fit("llama-3-8b", CLUSTER, recompute_layers="1", **options)
     assert answer.verdict == "does_not_fit"
-    changes = other_plans(Question(answer.scenario, answer.plan, answer.fixed))
+    changes = other_plans(PinnedPlan(answer.scenario, answer.plan, answer.fixed))
     full = next(change for change in changes if change.words == "recompute full")
     assert full.options == "--recompute full --recompute-layers 0"
     anew = [w.options for w in answer.ways_out if w.kind == "search"]
