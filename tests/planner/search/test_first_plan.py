@@ -36,6 +36,7 @@ def small(scenario: Scenario, capacity: float) -> Scenario:
     return replace(scenario, cluster=replace(cluster, accelerator=own))
 
 
+@pytest.mark.slow(seconds=20)
 @given(st.sampled_from(PINS), st.floats(1.1e9, 1.25e9), st.sampled_from([8, 16]))
 def test_a_plan_is_found_where_one_exists(pins: dict[str, Any], size: float, batch: int) -> None:
     scenario = make_scenario("llama", "4xA100-80GB", seq_len=2048, global_batch_size=batch)
@@ -53,6 +54,15 @@ def test_a_plan_is_found_where_one_exists(pins: dict[str, Any], size: float, bat
     common = search(scenario, {**COMMON, **pins}, top=1)
     if common.fits:  # recomputing less may be faster still
         assert step <= common.seconds[0] * (1.0 + CLOSE)
+
+
+@pytest.mark.parametrize("pins", [PINS[0], PINS[3]])
+def test_no_plan_is_found_where_none_fits(pins: dict[str, Any]) -> None:
+    scenario = make_scenario("llama", "4xA100-80GB", seq_len=2048, global_batch_size=8)
+    room, less = small(scenario, 1.25e9), small(scenario, 1.1e9)
+    assert first_plan(room, pins).plan is not None
+    assert first_plan(less, pins).plan is None
+    assert not search(less, pins, top=1).fits
 
 
 def test_the_simplest_comes_before_the_fastest_within_the_limit_only() -> None:
