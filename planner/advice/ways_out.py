@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import prod
 from typing import Any, Final
 
 from cost_models.plan.plan import Plan
@@ -32,6 +33,7 @@ from planner.request.command import fit_command
 from planner.search.first_plan import FLAT, first_plan
 
 MOST_SOFTWARE: Final = 5  # ways on the same accelerators
+RANKS: Final = ("data_parallel", "tensor_parallel", "context_parallel")
 # kinds that are left out where one of others fits: more changes than needed
 NEEDLESS: Final = {"both": ("micro-batch", "recompute"), "batch": ("micro-batch",)}
 MOST_WAYS: Final = MOST_SOFTWARE + 2  # a larger accelerator, and more of them
@@ -129,7 +131,8 @@ def check(change: Change) -> WayOut | None:
     if flat:  # few plans, usually enough
         found = first_plan(scenario, {**FLAT, **fixed}, common_only=True)
         if found.plan is not None:
-            several = scenario.cluster.num_gpus > 1
+            given = prod(fixed.get(name, 1) for name in RANKS)
+            several = scenario.cluster.num_gpus > given  # ranks that could be pipeline ranks
             options = f"{change.options} --pp 1" if several else change.options
             return _fitting(replace(change, options=options), found.plan)
     found = first_plan(scenario, fixed, common_only=True)
