@@ -25,7 +25,7 @@ def question(given: dict[str, Any]) -> Any:
     return pytest.param(given, id=given["command"], marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("given", [question(one) for one in QUESTIONS])
 def test_a_question_is_answered_as_an_expert_would(
     given: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
