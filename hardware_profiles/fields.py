@@ -133,6 +133,9 @@ def convert(data: object, kind: type[T], where: str) -> T:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise _explained(str(error), data, kind, where) from None
+    except UnicodeEncodeError as error:  # JSON may hold \ud800 alone
+        half = ascii(error.object[error.start])
+        raise InputError(f"{where}: {half} is half of a character, not text") from None
 
 
 def tidied(data: Any) -> Any:

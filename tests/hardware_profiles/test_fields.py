@@ -48,3 +48,14 @@ def test_errors_name_file_path_value_and_allowed_values(document: Any, words: st
     with pytest.raises(InputError) as caught:
         convert(document, Document, "f.json")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("document", [{"\ud800": 1}, {"x": "\ud800"}])
+def test_half_a_character_is_one_error(document: dict[str, Any]) -> None:
+    """JSON may hold a lone surrogate, which is no text."""
+
+    class Numbers(Struct, forbid_unknown_fields=True):
+        x: int = 0
+
+    with pytest.raises(InputError, match="is half of a character, not text"):
+        convert(document, Numbers, "f.json")
