@@ -300,7 +300,7 @@ def test_weights_go_to_the_host_where_less_is_too_little() -> None:
     assert {"--offload weights --pp 1"} == {way.options for way in ways if way.kind == "offload"}
     given: dict[str, Any] = {"seq_len": 4096, "data_parallel": 8, "zero_stage": 3}
     ways = fit("llama-3.1-70b", "8xH100-SXM", offload="optimizer", **given).ways_out
-    assert "--offload weights --pp 1" in {way.options for way in ways}
+    assert "--offload weights" in {way.options for way in ways}  # eight data ranks are given
 
 
 @pytest.mark.slow

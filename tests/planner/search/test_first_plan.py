@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_models.plan.plan import Plan
@@ -37,6 +37,7 @@ def small(scenario: Scenario, capacity: float) -> Scenario:
 
 
 @pytest.mark.slow(seconds=20)
+@settings(max_examples=20)
 @given(st.sampled_from(PINS), st.floats(1.1e9, 1.25e9), st.sampled_from([8, 16]))
 def test_a_plan_is_found_where_one_exists(pins: dict[str, Any], size: float, batch: int) -> None:
     scenario = make_scenario("llama", "4xA100-80GB", seq_len=2048, global_batch_size=batch)
