@@ -5,10 +5,24 @@ Units: bytes; columns of a plan table.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from msgspec import Struct
 
 from cost_models.arrays import Real, pick
+
+# names of the parts in every answer, those of serving too
+PART_WORDS: Final = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "activations": "activations",
+    "logits": "logits",
+    "kv_cache": "KV cache",
+    "buffers": "temporary buffers",
+    "runtime": "CUDA and allocator",
+}
 
 
 class MemoryParts(Struct, frozen=True):

@@ -15,6 +15,19 @@ from msgspec.structs import astuple
 
 from cost_models.arrays import Flag, Real
 
+# names of the parts of a step in every answer
+TIME_WORDS: Final = {
+    "compute": "computation",
+    "recompute": "recomputation",
+    "host": "waiting for the host",
+    "tensor_communication": "tensor-parallel communication",
+    "expert_communication": "tokens to experts and back",
+    "context_communication": "exposed context-parallel communication",
+    "pipeline_communication": "pipeline sends",
+    "bubble": "pipeline bubble",
+    "data_communication": "exposed data-parallel communication",
+    "optimizer": "the optimizer",
+}
 MICROBATCH_PARTS: Final = (
     "compute",
     "recompute",

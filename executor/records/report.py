@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from cost_models.memory.parts import PART_WORDS
 from cost_models.pricing.observed import (
     CONSTANT_PARTS,
     TRANSIENT_PARTS,
@@ -84,11 +85,12 @@ def _memory_rows(predicted: Mapping[str, Any], ranks: list[Any]) -> Iterator[Com
     worst = max(ranks, key=peak_bytes)
     parts = stages.get(worst["stage"], {}).get("parts", predicted.get("parts", {}))
     for part in CONSTANT_PARTS:
-        yield ComparisonRow(f"  {part}", "bytes", parts.get(part), _part(worst, [part]))
+        name = f"  {PART_WORDS[part]}"
+        yield ComparisonRow(name, "bytes", parts.get(part), _part(worst, [part]))
     rest = [part for part in worst["memory"]["parts"] if part not in CONSTANT_PARTS]
     known = [parts[part] for part in TRANSIENT_PARTS if part in parts]
-    name = "  activations, gradients, buffers"
-    yield ComparisonRow(name, "bytes", sum(known) if known else None, _part(worst, rest))
+    predicted_rest = float(sum(known)) if known else None
+    yield ComparisonRow("  others", "bytes", predicted_rest, _part(worst, rest))
 
 
 def _allocated(stage: Mapping[str, Any]) -> float | None:
@@ -126,9 +128,11 @@ def _what_is_compared(on_gpu: bool, other: str | None) -> str:
         else "Memory is the bytes of live tensors, without allocator slack, Python and libraries."
     )
     times = f"Times are not comparable: {other}. " if other is not None else ""
+    others = ", ".join(PART_WORDS[name] for name in TRANSIENT_PARTS)
     return textwrap.fill(
-        f"{times}{memory} Its parts are those of the fullest rank at its peak. Collectives are the "
-        "bytes of whole tensors that one rank of every pipeline stage moves in a step, added up. "
+        f"{times}{memory} Its parts are those of the fullest rank at its peak; others: {others}. "
+        "Collectives are the bytes of whole tensors that one rank of every pipeline stage moves in "
+        "a step, added up. "
         "Step time is the median, without the first two steps.",
         width=LINE,
     )

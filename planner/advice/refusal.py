@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
@@ -21,7 +22,6 @@ from planner.search.search import Counts, SearchResult
 from planner.text.assumed import MORE, assumed_line
 from planner.text.fixes import Fix, fix_lines, pace
 from planner.text.paragraphs import labelled, plain
-from planner.text.parts import PART_WORDS
 
 MOST_REASONS: Final = 3
 

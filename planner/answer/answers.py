@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cost_models.legality.executor_proofs import unproven
+from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
@@ -20,7 +21,6 @@ from planner.assessment.reach import Reach, reach
 from planner.assessment.step_memory import StepMemory, step_memory
 from planner.request.scenario import DEFAULT_SOFTWARE
 from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
-from planner.text.parts import PART_WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +59,7 @@ class FitAnswer(DetailedAnswer):
     assumptions: tuple[str, ...]
     job: TrainingRun | None = None  # if tokens are given
     fixed: Mapping[str, Any] = field(default_factory=dict)  # the given parts of the plan
+    whole_run: Mapping[str, Any] = field(default_factory=dict)  # its given options
 
     @property
     def verdict(self) -> str:
@@ -128,6 +129,7 @@ class FitAnswer(DetailedAnswer):
             reach=self.reach,
             largest="" if self.verdict == "fits" else self._largest(verbose=verbose),
             job=self.job,
+            whole_run=self.whole_run,
             not_run=not_run(self.scenario, self.plan),
             verbose=verbose,
         )

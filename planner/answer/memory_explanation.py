@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cost_models.memory.parts import MemoryParts
+from cost_models.memory.parts import PART_WORDS, MemoryParts
 from cost_models.pricing.prediction import MEMORY_PARTS
 from cost_models.units import format_bytes, format_gib
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.step_memory import StagePeak, StepMemory
 from planner.text.bars import axis, legend, shown_scale, stacked_bar
 from planner.text.paragraphs import hanging, labelled, plain, width
-from planner.text.parts import PART_WORDS
 
 NAME: Final = 26
 CELL: Final = 6  # of a table of GiB; a space between two cells

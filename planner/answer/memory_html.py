@@ -5,13 +5,13 @@ from __future__ import annotations
 from html import escape
 from typing import Final
 
+from cost_models.memory.parts import PART_WORDS
 from cost_models.units import format_bytes, format_gib
 from planner.answer.memory_explanation import moment_name
 from planner.answer.memory_svg import memory_svg
 from planner.assessment.assess import Assessment
 from planner.assessment.step_memory import StepMemory
 from planner.assessment.verdict import WORDS
-from planner.text.parts import PART_WORDS
 
 STYLE: Final = (
     "body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:940px;"

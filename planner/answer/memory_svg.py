@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from html import escape
 from typing import Final
 
+from cost_models.memory.parts import PART_WORDS
 from cost_models.units import GIB, format_bytes, format_gib
 from planner.answer.memory_explanation import moment_name
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.step_memory import StagePeak, StepMemory
 from planner.text.bars import ORDER, shown_scale, tick
-from planner.text.parts import PART_WORDS
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart, and a grey
 COLOURS: Final = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cost_models.memory.parts import MemoryParts
+from cost_models.memory.parts import PART_WORDS, MemoryParts
 from cost_models.model.parameters import active_parameters
 from cost_models.plan.plan import Plan
 from cost_models.pricing.prediction import TimePrediction
 from cost_models.scenario import Scenario
-from cost_models.step_time.parts import TimeParts
+from cost_models.step_time.parts import TIME_WORDS, TimeParts
 from cost_models.units import (
     GIB,
     format_bytes,
@@ -42,7 +42,6 @@ from planner.text.paragraphs import (
     plain,
     width,
 )
-from planner.text.parts import PART_WORDS
 from planner.text.tables import fitting_table, without_columns, without_doubles
 
 if TYPE_CHECKING:
@@ -57,18 +56,6 @@ MOST_REASONS: Final = 3  # legality rules that are listed
 MOST_ROWS: Final = 4  # of a table in a short answer
 USUAL_TOP: Final = 10  # plans unless --top is given
 MOST_RANKS: Final = 16  # ranks of an order that are listed
-TIME_WORDS: Final = {
-    "compute": "computation",
-    "recompute": "recomputation",
-    "host": "waiting for the host",
-    "tensor_communication": "tensor-parallel communication",
-    "expert_communication": "tokens to experts and back",
-    "context_communication": "exposed context-parallel communication",
-    "pipeline_communication": "pipeline sends",
-    "bubble": "pipeline bubble",
-    "data_communication": "exposed data-parallel communication",
-    "optimizer": "the optimizer",
-}
 
 
 def head(scenario: Scenario) -> list[str]:
@@ -229,6 +216,7 @@ def fit_text(
     largest: str,
     not_run: str | None,
     job: TrainingRun | None = None,
+    whole_run: Mapping[str, object] | None = None,
     verbose: bool = False,
 ) -> str:
     """Return the answer of ``fit`` as text."""
@@ -265,7 +253,7 @@ def fit_text(
         if not_run is not None:
             lines += labelled("Executor", f"not executable: {not_run}")
     if fits:
-        lines += labelled("Next", plan_command(scenario, plan))
+        lines += labelled("Next", plan_command(scenario, plan, whole_run))
     others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
     most = None if verbose else bars_with_room(others)
     bars = part_bars(amounts(assessment.memory.parts), assessment.budget.size, most)

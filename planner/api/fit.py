@@ -120,6 +120,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         assumptions=(*question.assumptions, *assumptions),
         job=run,
         fixed=fixed,
+        whole_run=whole,
     )
 
 

@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from cost_models.compute.rates import power_limit
+from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
+from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_bytes, format_gib, format_seconds
 from planner.advice.ways_out import WayOut
 from planner.answer.answers import header
-from planner.answer.text import TIME_WORDS, head, time_line
+from planner.answer.text import head, time_line
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.verdict import WORDS
 from planner.explanation.glossary import MEMORY_EXPLANATIONS, changes, explain_time, signed_seconds
@@ -22,7 +24,6 @@ from planner.explanation.why_not import SAME, WhyNot
 from planner.request.command import describe_plan
 from planner.text.answer import Answer
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
-from planner.text.parts import PART_WORDS
 
 SMALL: Final = 0.005  # share of a step or a peak; smaller terms are left out
 

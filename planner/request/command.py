@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import MISSING
 from functools import cache
 from typing import Final
@@ -14,7 +15,7 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.options import Declared, declared
-from planner.request.requests import CommonOptions, LayerOptions
+from planner.request.requests import CommonOptions, LayerOptions, WholeRunOptions
 from planner.request.scenario import DEFAULT_SOFTWARE, default_precision, default_seq_len
 from planner.request.stage_layers import layers_option, recompute_option, stage_recompute_options
 
@@ -92,10 +93,14 @@ def cluster_argument(cluster: Cluster) -> str | None:
     return None
 
 
-def plan_command(scenario: Scenario, plan: Plan) -> str:
+def plan_command(
+    scenario: Scenario, plan: Plan, whole_run: Mapping[str, object] | None = None
+) -> str:
     """Return the command that searches for the best plan, with the offload of a given plan.
 
-    Without the sequence length and the global batch where these are the defaults of the search.
+    Without the sequence length and the global batch where these are the defaults of the search,
+    and without numbers of recomputed layers, which the search finds. ``whole_run``: the given
+    options of a whole training run, by name.
     """
     workload, pinned = scenario.workload, []
     if plan.offload != "none":
@@ -104,7 +109,8 @@ def plan_command(scenario: Scenario, plan: Plan) -> str:
     length = [] if workload.seq_len == default_seq_len(scenario.model) else [_length(workload)]
     usual = workload.global_batch_size == scenario.cluster.num_gpus
     batch = [] if usual else [batch_option(workload)]
-    options = [*_question(scenario), *length, *batch, *_training_options(scenario), *pinned]
+    training, whole = _training_options(scenario), _whole_run_options(whole_run or {})
+    options = [*_question(scenario), *length, *batch, *training, *whole, *pinned]
     return " ".join(["shardplan plan", *options, "-o plan.json"])
 
 
@@ -122,7 +128,8 @@ def _scenario_options(scenario: Scenario) -> list[str]:
     """Return a scenario as words: model, cluster and every option that is not the default."""
     workload = scenario.workload
     batch = [_length(workload), batch_option(workload)]
-    return [*_question(scenario), *batch, *_training_options(scenario)]
+    recomputed = stage_recompute_options(scenario.stage_recompute_layers)
+    return [*_question(scenario), *batch, *_training_options(scenario), *recomputed]
 
 
 def _question(scenario: Scenario) -> list[str]:
@@ -156,8 +163,16 @@ def _training_options(scenario: Scenario) -> list[str]:
             words.append(f"--quantisation {workload.quantisation}")
     if scenario.layer_ranges is not None:
         words.append(layers_option(scenario.layer_ranges))
-    words += stage_recompute_options(scenario.stage_recompute_layers)
     return words
+
+
+def _whole_run_options(given: Mapping[str, object]) -> list[str]:
+    """Return the given options of a whole training run as words."""
+    return [
+        one.as_option(value if isinstance(value, float) else shlex.quote(str(value)))
+        for name, one in declared(WholeRunOptions).items()
+        if (value := given.get(name)) is not None
+    ]
 
 
 def replan_options(

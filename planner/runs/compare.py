@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cost_models.legality.rules import require_legal
+from cost_models.memory.parts import PART_WORDS
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.observed import (
     CONSTANT_PARTS,
@@ -28,11 +29,12 @@ from cost_models.pricing.prediction import (
     scenario_of,
     to_json,
 )
+from cost_models.step_time.parts import TIME_WORDS
 from cost_models.text_tables import comparison_table, relative_difference
 from hardware_profiles.errors import InputError
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run
 from planner.text.answer import SCHEMA_VERSION
-from planner.text.parts import PART_WORDS
+from planner.text.paragraphs import plain
 
 SHOWN_REST: Final = 0.005  # of a step
 # what the phases of a measured step hold of the predicted one
@@ -159,7 +161,7 @@ def _why_slower(a: TimePrediction, b: TimePrediction, seconds: float) -> Iterabl
     parts = {n: getattr(a.parts, n) - getattr(b.parts, n) for n in TIME_PARTS}
     most = sorted(parts, key=lambda name: -abs(parts[name]))
     shown = [name for name in most if abs(parts[name]) >= 0.05 * abs(seconds)]
-    words = ", ".join(f"{name.replace('_', ' ')} {_signed(parts[name])}" for name in shown)
+    words = ", ".join(f"{TIME_WORDS[name]} {_signed(parts[name])}" for name in shown)
     yield f"the left one is {_signed(abs(seconds)).lstrip('+')} {word} a step: {words}"
 
 
@@ -248,7 +250,7 @@ def _memory_terms(memory: MemoryPrediction, run: RunRecord) -> Iterable[Compared
             )
         rest = sum(float(size) for name, size in parts.items() if name not in CONSTANT_PARTS)
         predicted = sum(getattr(entry.parts, name) for name in TRANSIENT_PARTS)
-        yield ComparedTerm("  activations, gradients, buffers", "bytes", predicted, rest)
+        yield ComparedTerm("  others", "bytes", predicted, rest)
 
 
 def _traffic_terms(records: tuple[Collective, ...], run: RunRecord) -> Iterable[ComparedTerm]:
@@ -308,14 +310,20 @@ def comparison_text(comparison: Comparison) -> str:
     if comparison.changes:
         lines.append("")
     lines += [f"left:  {comparison.left}", f"right: {comparison.right}", ""]
-    rows = [(_name(term), term.unit, term.left, term.right) for term in comparison.terms]
+    rows = [
+        (_name(term), term.unit, term.left, term.right)
+        for term in comparison.terms
+        if term.left or term.right
+    ]
     apart = {term.unit for term in comparison.terms if not term.comparable}
     lines += comparison_table(rows, ("left", "right", "left is"), "more", "less", apart)
-    return "\n".join([*lines, "", *comparison.explanation])
+    lines.append("")
+    for words in comparison.explanation:
+        lines += plain(words.lstrip(), " " * (len(words) - len(words.lstrip())))
+    return "\n".join(lines)
 
 
 def _name(term: ComparedTerm) -> str:
-    if term.unit == "seconds":
-        return term.name.replace("_", " ")
+    words = TIME_WORDS if term.unit == "seconds" else PART_WORDS
     part = term.name.strip()
-    return term.name.replace(part, PART_WORDS.get(part, part))
+    return term.name.replace(part, words.get(part, part))

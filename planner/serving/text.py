@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from cost_models.memory.parts import PART_WORDS
 from cost_models.model.parameters import active_parameters
 from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
@@ -25,7 +26,6 @@ from planner.text.assumed import assumed
 from planner.text.bars import MOST_BARS, part_bars
 from planner.text.fixes import Fix, fix_lines
 from planner.text.paragraphs import labelled, plain
-from planner.text.parts import PART_WORDS
 
 MOMENTS: Final = {
     "attention": "inside attention, while prompts are read",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from cost_models.memory.parts import PART_WORDS
 from cost_models.units import GIB, format_bytes
 from planner.text.paragraphs import LINES, TOGETHER, width
-from planner.text.parts import NAME, PART_WORDS
 
+NAME: Final = max(map(len, PART_WORDS.values()))
 FULL: Final = "█"
 LEAST: Final = "▏"  # a bar too short for a whole character
 BUDGET: Final = "│"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
 from cost_models.units import format_bytes, format_count, format_gib, format_rate, format_seconds
 from hardware_profiles.cluster.build import describe
@@ -23,7 +24,6 @@ from planner.text.assumed import assumed
 from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines
 from planner.text.paragraphs import labelled, labelled_line, plain
-from planner.text.parts import PART_WORDS
 from planner.text.tables import fitting_table, without_doubles
 from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, TracedTime
 from planner.traced.stages import Cut

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from cost_models.memory.parts import PART_WORDS
 from planner.api.fit import fit
 from planner.assessment.assess import assess
 from planner.cli.app import main
 from planner.search.search import search
 from planner.search.simplicity import COMPARED, complexity
-from planner.text.parts import PART_WORDS
 from tests.samples import make_scenario
 
 

@@ -41,8 +41,8 @@ def test_prediction_and_measurement_are_set_side_by_side():
         "peak memory, pipeline rank 1", "bytes", 66, 60
     )
     assert rows["  weights"].predicted == rows["  weights"].measured == 40
-    assert rows["  optimizer"].predicted is None
-    assert rows["  activations, gradients, buffers"].measured == 7 + 2
+    assert rows["  optimizer states"].predicted is None
+    assert rows["  others"].measured == 7 + 2
     assert rows["send (pipeline)"].measured == 8 + 5
     assert rows["send (pipeline)"].predicted == 8 + 6
     text = as_text(rows.values(), on_gpu=False)

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 import planner
+from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
-from planner.answer.text import TIME_WORDS, ranked_table, runner_up, tight_words
+from cost_models.step_time.parts import TIME_WORDS
+from planner.answer.text import ranked_table, runner_up, tight_words
 from planner.cli.listing import model_text, models_text
 from planner.cli.outputs import coloured
 from planner.text.bars import BUDGET, part_bars
 from planner.text.paragraphs import LINES, MOMENT_WORDS
-from planner.text.parts import PART_WORDS
 from tests.samples import CONFIGS, llama, make_scenario, sample_model
 
 CLUSTERS = ["1xA100-80GB", "8xA100-80GB", "2x8xH100-SXM"]

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from cost_models.plan.plan import Plan
+from hardware_profiles.command_line import command, parse
+from hardware_profiles.options import declared
 from planner.api.fit import fit
 from planner.request.command import cluster_argument, describe_plan, plan_command
+from planner.request.requests import FitRequest, PlanRequest
 from tests.samples import make_scenario
 
 
@@ -35,6 +38,52 @@ def test_the_next_command_asks_the_same_question(options: dict[str, Any], said: 
     given = fit("llama-3.2-1b", "8xA100-80GB", seq_len=512, global_batch_size=32, **options)
     words = shlex.split(plan_command(given.scenario, given.plan))
     assert words[4:-2] == ["--seq-len", "512", "--global-batch-size", "32", *said]
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "global_batch_size": {"global_batch_size": 32},
+    "precision": {"precision": "fp16"},
+    "optimizer": {"optimizer": "lion"},
+    "seq_len": {"seq_len": 1024},
+    "optimizer_state_precision": {"optimizer_state_precision": "bf16"},
+    "gradient_precision": {"gradient_precision": "bf16"},
+    "master_weights": {"master_weights": False},
+    "attention_kernel": {"attention_kernel": "eager"},
+    "software": {"software": "torchtitan"},
+    "freeze": {"freeze": "embedding,head"},
+    "layers": {"layers": "7,9", "data_parallel": 4, "pipeline_parallel": 2},
+    "lora": {"lora": 8},
+    "qlora": {"qlora": 8},
+    "lora_alpha": {"lora_alpha": 5.0, "lora": 8},
+    "lora_targets": {"lora_targets": "q,v", "lora": 8},
+    "quantisation": {"quantisation": "nf4_double", "qlora": 8},
+    "price": {"price": "H100-SXM-80GB=3", "tokens": "300B"},
+    "tokens": {"tokens": "300B"},
+    "carbon": {"carbon": 300.5, "tokens": "3B"},
+    "failures": {"failures": "mtbf=50000,restart=11", "tokens": "300B"},
+}
+OF_ALL = {"model", "cluster", "inputs"}  # the subject, and an option of modules alone
+
+
+@pytest.mark.parametrize(
+    "name", sorted((set(declared(FitRequest)) & set(declared(PlanRequest))) - OF_ALL)
+)
+def test_the_next_command_keeps_every_option_that_plan_takes(name: str) -> None:
+    given = EXAMPLES[name]
+    plan = {"data_parallel": 8, "zero_stage": 1, "recompute": "full", "micro_batch_size": 1}
+    answer = fit("llama-3.2-1b", "8xH100-SXM", **{**plan, **given})
+    _, following = answer.text().split("Next       shardplan plan ")
+    words = shlex.split(following)[:-2]
+    asked = vars(parse(command(PlanRequest, name="plan", help=""), words, "shardplan plan"))
+    for one in ("model", "cluster", *(set(given) & set(declared(PlanRequest)))):
+        wanted = {"model": "llama-3.2-1b", "cluster": "8xH100-SXM"}.get(one, given.get(one))
+        assert str(asked[one]) == str(wanted), one
+
+
+def test_the_next_command_leaves_out_what_plan_does_not_take() -> None:
+    answer = fit("llama-3.2-1b", "8xH100-SXM", pipeline_parallel=2, recompute_layers="3,4")
+    assert answer.plan.recompute == "full"
+    assert "--recompute" not in answer.text().split("Next")[1]
 
 
 def test_names_with_spaces_can_be_pasted(tmp_path: Path) -> None:
