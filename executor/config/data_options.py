@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args
 
+from hardware_profiles.arguments import names_arguments
 from hardware_profiles.options import Option
 
 SYNTHETIC: Final = "synthetic"
@@ -27,6 +28,7 @@ TextField = Annotated[
 SkipBadRows = Annotated[bool, Option(group=DATA, help="skip and count rows that cannot be used")]
 
 
+@names_arguments("executor.data.DataOptions")
 @dataclass(frozen=True, slots=True)
 class DataOptions:
     """Data sources, and how they are read."""

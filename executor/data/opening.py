@@ -14,9 +14,11 @@ from executor.data.packing import Samples
 from executor.data.sources import TEXT_SUFFIXES, TOKEN_SUFFIXES, files_of
 from executor.data.token_file import TokenFile, open_token_file
 from executor.data.vocabulary import BYTE_VALUES, Vocabulary, open_vocabulary
+from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError, did_you_mean
 
 
+@names_arguments("executor.data.open_corpus")
 def open_corpus(
     options: DataOptions,
     *,

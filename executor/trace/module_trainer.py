@@ -27,6 +27,7 @@ from executor.compat import replicate
 from executor.dtypes import COMPUTE_DTYPE, MASTER_DTYPE, local_tensor
 from executor.parallel.mesh import ProcessGrid, connect, local_device
 from executor.trace.module_blocks import blocks, loss_of, recompute
+from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
 
 PREFIX: Final = "module:"
@@ -37,6 +38,7 @@ _ITS_OWN_TOO: Final = {"num_microbatches", "pipeline_schedule", "context_paralle
 Factory = Callable[[], nn.Module]
 
 
+@names_arguments("executor.trace.module_trainer.load_factory")
 def load_factory(name: str) -> Factory:
     """Import the function that ``module:package.path:factory`` names."""
     path, _, function = name.removeprefix(PREFIX).partition(":")
@@ -80,6 +82,7 @@ def check_precision(precision: str) -> None:
         )
 
 
+@names_arguments("executor.trace.module_trainer.ModuleTrainer")
 class ModuleTrainer:
     """Training of a module in one process; every rank makes the same calls."""
 

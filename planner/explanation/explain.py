@@ -11,6 +11,7 @@ from cost_models.legality.rules import require_legal
 from cost_models.plan.plan import split_layers
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.prediction import scenario_of
+from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
 from planner.advice.ways_out import ways_out
 from planner.answer.answers import PlanAnswer
@@ -32,6 +33,7 @@ from planner.search.search import search
 OtherPlan = str | Mapping[str, Any]
 
 
+@names_arguments("planner.explain")
 @fewer_collections()
 def explain(
     plan: str | Path | PlanFile | PlanAnswer,

@@ -25,7 +25,7 @@ from typing import (
     get_type_hints,
 )
 
-from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.arguments import check_call, suggestion
 from hardware_profiles.options import Declared, declared, named_elsewhere, read_texts, spellings
 
 P = ParamSpec("P")
@@ -39,18 +39,11 @@ def takes(
     """Turn a function of a request into one that takes the request's fields as arguments."""
 
     def decorate(answer: Callable[[Request], Answer]) -> Callable[P, Answer]:
-        name = answer.__name__
-
         @wraps(answer)
         def call(*args: P.args, **kwargs: P.kwargs) -> Answer:
-            known = declared(request)
-            for given in kwargs:
-                if given not in known:
-                    raise InputError(f"{name}: unknown option {given!r}. {instead(given, known)}")
-            try:
-                inspect.signature(request).bind(*args, **kwargs)
-            except TypeError as error:
-                raise InputError(f"{name}: {error}; see help(planner.{name})") from None
+            known, signature = declared(request), inspect.signature(request)
+            where = f"planner.{answer.__name__}"
+            check_call(where, signature, args, kwargs, lambda given: instead(given, known))
             made: Any = request(*args, **kwargs)
             return answer(replace(made, **read_texts(type(made), vars(made))))
 
@@ -80,8 +73,7 @@ def instead(given: str, known: Mapping[str, Declared]) -> str:
             if given in spellings(field):
                 return f'It is a part of the plan: pin it with {name}="{field.short}=…"'
     own = {name: one for name, one in known.items() if one.option is not None}
-    hint = named_elsewhere(given, own) or did_you_mean(given, own)
-    return hint or f"Known: {', '.join(own)}"
+    return named_elsewhere(given, own) or suggestion(given, list(own))
 
 
 def signature_of(request: type) -> inspect.Signature:

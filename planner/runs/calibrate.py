@@ -17,6 +17,7 @@ import numpy as np
 
 from cost_models.pricing.prediction import TimePrediction, predict, scenario_of
 from cost_models.units import format_seconds
+from hardware_profiles.arguments import names_arguments
 from hardware_profiles.cluster.calibration import (
     HIGHEST,
     LOWEST,
@@ -118,6 +119,7 @@ class MeasuredMachine:
         )
 
 
+@names_arguments("planner.calibrate")
 def calibrate(
     runs: str | Path | Sequence[str | Path] = (),
     *,

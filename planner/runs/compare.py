@@ -31,6 +31,7 @@ from cost_models.pricing.prediction import (
 )
 from cost_models.step_time.parts import TIME_WORDS
 from cost_models.text_tables import comparison_table, relative_difference
+from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run
 from planner.text.answer import SCHEMA_VERSION
@@ -83,6 +84,7 @@ class Comparison:
         }
 
 
+@names_arguments("planner.compare")
 def compare(first: str | Path, second: str | Path) -> Comparison:
     """Compare a plan.json with another one, or with the folder of a run."""
     first, second = Path(first), Path(second)

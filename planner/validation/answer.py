@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec.structs import asdict
 
+from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import write_text_atomically
 from planner.text.answer import SCHEMA_VERSION, Answer
@@ -137,6 +138,7 @@ def refuse_existing_files(folder: Path, *, force: bool) -> None:
         raise InputError(f"{folder / there[0]}: exists already; name another folder or add --force")
 
 
+@names_arguments("planner.validate")
 def validate(
     runs: str | Path | None = None,
     *,

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,46 @@ def test_an_unknown_option_of_fit_names_the_right_one(
     with pytest.raises(InputError) as raised:
         planner.fit("gpt2", "8xA100-80GB", **arguments)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_function_suggests_the_name_of_an_argument(name: str) -> None:
+    function = getattr(planner, name)
+    known = list(inspect.signature(function).parameters)
+    for right in known:
+        wrong = right + "s" if right + "s" not in known else right + "x"
+        with pytest.raises(InputError) as raised:
+            function(**{wrong: 1})
+        assert f"{name}: unknown option {wrong!r}. Did you mean" in str(raised.value)
+        assert right in str(raised.value)
+    with pytest.raises(InputError) as raised:
+        function(zzzzzz=1)
+    assert str(raised.value).endswith(f"Known: {', '.join(known)}")
+    with pytest.raises(InputError, match=rf"{name}: .*; see help\(planner.{name}\)"):
+        function(*range(20))
+
+
+DOCUMENTED = re.compile(r"^from (executor[\w.]*) import (.+)$", re.M)
+
+
+def documented() -> list[tuple[str, str]]:
+    """Functions and classes of the executor that the documentation calls."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    found = [(module, names) for text in texts for module, names in DOCUMENTED.findall(text)]
+    return [(module, name) for module, names in found for name in names.split(", ")]
+
+
+@pytest.mark.parametrize(("module", "name"), documented())
+def test_the_documented_functions_of_the_executor_do_so_too(module: str, name: str) -> None:
+    function = getattr(importlib.import_module(module), name)
+    known = list(inspect.signature(function).parameters)
+    with pytest.raises(InputError) as raised:
+        function(**{known[0] + "s": 1})
+    assert f"{name}: unknown option {known[0] + 's'!r}. Did you mean" in str(raised.value)
+    with pytest.raises(InputError) as raised:
+        function(*range(20))
+    assert f"see help({module}.{name})" in str(raised.value)
 
 
 def test_plan_says_how_a_part_of_the_plan_is_pinned() -> None:
