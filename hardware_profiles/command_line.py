@@ -28,10 +28,13 @@ from hardware_profiles.options import (
     declare,
     declared,
     named_elsewhere,
+    possible_values,
     read_count,
     spellings,
 )
+from hardware_profiles.shells import use_shells
 
+use_shells()
 HELP: Final = {"help_option_names": ["-h", "--help"]}
 # titles of the first and of the last group of options
 COMMON: Final = "common"
@@ -103,6 +106,7 @@ class Positional(click.Argument):
 
 
 _WORD: Final = re.compile(r"([A-Za-z][\w-]*)=(.+)", re.DOTALL)
+FILES: Final = ("PATH", "DIR", "FOLDER", "FILE", "SOURCE")  # of a word for a value
 _SWITCH: Final = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 
@@ -209,6 +213,21 @@ class Command(click.Command):
             for spelling in (part.short, part.name)
         }
         return options, collected
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the options that begin so, behind the arguments also as ``tp=8``."""
+        if not incomplete or incomplete.startswith("-") or not self.fields:
+            return super().shell_complete(ctx, incomplete)
+        name, equals, start = incomplete.partition("=")
+        options, collected = self._spelled()
+        known = {**collected, **options}
+        if not equals:
+            names = [one.short for one in known.values() if one.option and one.option.short]
+            names = [one for one in dict.fromkeys((*names, *known)) if one.startswith(name)]
+            return [CompletionItem(f"{one}=") for one in names]
+        one = known.get(name.replace("-", "_"))
+        found = [] if one is None else proposals(one, start)
+        return [CompletionItem(f"{name}={item.value}", item.type) for item in found]
 
     def _set(self, ctx: click.Context, word: str) -> None:
         """Set the option that a word ``name=value`` names."""
@@ -389,7 +408,8 @@ def proposals(one: Declared, start: str) -> list[CompletionItem]:
         words = list(option.complete(start))
     else:
         before, comma, last = start.rpartition(",")
-        words = [before + comma + value for value in one.values if value.startswith(last)]
+        values = one.values or possible_values(one)
+        words = [before + comma + value for value in values if value.startswith(last)]
     if not words and (_names_a_file(one) or start[:1] in (".", "/", "~") or "/" in start):
         return [CompletionItem(start, type="file")]
     return [CompletionItem(word) for word in words]
@@ -398,7 +418,7 @@ def proposals(one: Declared, start: str) -> list[CompletionItem]:
 def _names_a_file(one: Declared) -> bool:
     option = one.option
     shown = "" if option is None else option.metavar or "".join(option.flags[:1])
-    return one.type is Path or any(word in shown for word in ("PATH", "DIR", "FOLDER", "FILE"))
+    return one.type is Path or any(word in shown for word in FILES)
 
 
 def _made(cls: Any, values: Mapping[str, Any]) -> Any:

@@ -38,6 +38,9 @@ from hardware_profiles.fields import convert, struct_of, tidied
 Pasted = Literal["always", "changed", "never"]
 
 
+MOST_VALUES: Final = 8  # of a number of which all are proposed
+
+
 class Option:
     """Command-line form of a field: flags, help, abbreviation, and its commands.
 
@@ -190,6 +193,19 @@ def spellings(one: Declared) -> set[str]:
         return set()
     names = {one.short, one.name, *(flag.lstrip("-") for flag in one.flags if flag[:2] == "--")}
     return {name.replace("-", "_") for name in names}
+
+
+def possible_values(one: Declared) -> tuple[str, ...]:
+    """Return all values of a switch, of a word, or of a number that has few; () for any.
+
+    >>> possible_values(Declared("zero", int, 0, low=0, high=3))
+    ('0', '1', '2', '3')
+    """
+    if one.type is bool:
+        return ("on", "off")
+    if one.type is int and one.high - one.low < MOST_VALUES:
+        return tuple(str(number) for number in range(int(one.low), int(one.high) + 1))
+    return one.values
 
 
 def named_elsewhere(given: str, known: Mapping[str, Declared]) -> str:

@@ -7,13 +7,19 @@ from typing import Annotated
 from hardware_profiles.options import Option
 from planner.cli.options import Json, PlanPath
 from planner.cli.outputs import print_answer
+from planner.request import proposals
 
 
 def explain(
     plan: PlanPath,
     why_not: Annotated[
         list[str] | None,
-        Option("--why-not", help="parts of another plan, such as tp=16,pp=4 (may be repeated)"),
+        Option(
+            "--why-not",
+            metavar="NAME=VALUE,…",
+            complete=proposals.plan_parts,
+            help="parts of another plan, such as tp=16,pp=4 (may be repeated)",
+        ),
     ] = None,
     sensitivity: Annotated[
         bool,

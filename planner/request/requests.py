@@ -322,6 +322,7 @@ class WholeRunOptions:
         str | float | None,
         Option(
             metavar="DOLLARS",
+            complete=proposals.prices,
             help="an accelerator's hour; of each: H100-SXM-80GB=3,…",
             group=WHOLE_RUN,
         ),
@@ -348,6 +349,7 @@ class WholeRunOptions:
         str | None,
         Option(
             metavar="FIGURES",
+            complete=proposals.failures,
             help="mtbf=HOURS of one accelerator, restart=MINUTES, stall=SECONDS of a checkpoint, "
             "storage=GB/s of a node (commas)",
             group=WHOLE_RUN,
@@ -471,6 +473,7 @@ class SearchOptions:
             as_text=True,
             common=True,
             values=pinnable,
+            complete=proposals.plan_parts,
             help="pin parts of the plan, such as tp=2,zero=1: {values}",
             group=SEARCH,
             collects=Plan,

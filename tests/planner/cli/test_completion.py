@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-from cost_models.plan.plan import SCHEDULES
+from cost_models.plan.plan import SCHEDULES, Plan
+from hardware_profiles.options import declared
+from hardware_profiles.shells import Bash, Fish, Zsh
 from hardware_profiles.software.trainer import profile_names
 from planner.cli import app as cli
 from planner.cli.app import COMMANDS, app
 from planner.cli.completion import VARIABLE
+from planner.request.pins import parse_fixed
 
 
 def proposed(*words: str) -> list[str]:
@@ -76,6 +79,91 @@ def test_values(words: tuple[str, ...], values: list[str]) -> None:
     expected = [before + comma + value for value in values if value.startswith(start)]
     assert proposed(*words) == expected
     assert expected
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (("plan", "a", "b", "--fix", "z"), ["zero="]),
+        (("plan", "a", "b", "--fix", "tp=2,z"), ["tp=2,zero="]),
+        (("plan", "a", "b", "--fix", "zero="), [f"zero={stage}" for stage in range(4)]),
+        (("plan", "a", "b", "--fix", "tp=2,sp="), ["tp=2,sp=on", "tp=2,sp=off"]),
+        (("plan", "a", "b", "--fix=zero=3"), ["zero=3"]),
+        (("plan", "a", "b", "--fix", "tensor_"), ["tensor_parallel="]),
+        (("plan", "a", "b", "--fix", "no_part="), []),
+        (("explain", "p.json", "--why-not", "pp=3"), ["pp=32"]),
+        (("explain", "p.json", "--why-not", "tp=2,offload_device="), None),
+        (("fit", "a", "b", "zer"), ["zero=", "zero_stage="]),
+        (("fit", "a", "b", "zero="), [f"zero={stage}" for stage in range(4)]),
+        (("fit", "a", "b", "--zero", ""), ["0", "1", "2", "3"]),
+        (("plan", "a", "b", "objective=c"), ["objective=cost"]),
+        (("fit", "a", "b", "--price", "L40S=0.9,h100-n"), ["L40S=0.9,H100-NVL-94GB="]),
+        (("fit", "a", "b", "--failures", "mtbf=1,r"), ["mtbf=1,restart="]),
+    ],
+)
+def test_parts_of_a_plan(words: tuple[str, ...], values: list[str] | None) -> None:
+    if values is None:
+        values = ["tp=2,offload_device=cpu", "tp=2,offload_device=nvme"]
+    assert proposed(*words) == values
+
+
+def test_every_part_of_a_plan_is_proposed_with_values_that_it_takes() -> None:
+    names = proposed("plan", "a", "b", "--fix", "")
+    assert names == [f"{one.short}=" for one in declared(Plan).values() if one.option is not None]
+    for name in names:
+        values = proposed("plan", "a", "b", "--fix", name)
+        assert len(values) > 1
+        for value in values:
+            assert list(parse_fixed(value)) != []
+    assert "tp=" not in proposed("plan", "a", "b", "--fix", "tp=2,")
+
+
+BASH = """
+PATH={folder}:$PATH
+eval "$(shardplan completion bash)"
+compopt() {{ echo "$*" | tr '\\n' ' '; }}
+COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+_shardplan_completion shardplan
+echo "${{COMPREPLY[*]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "proposals"),
+    [
+        ("plan a b --fix z", "-o nospace zero="),
+        ("plan a b --fix zero =", "0 1 2 3"),
+        ("plan a b --fix tp = 2,schedule = zb", "zbv"),
+        ("plan a b --fix tp = 2,z", "-o nospace 2,zero="),
+        ("plan a b --fix = zero = 3", "3"),
+        ("fit a b --optimizer = li", "lion"),
+        ("explain p --why-not sp =", "on off"),
+    ],
+)
+def test_bash_takes_an_equals_sign_as_a_word(words: str, proposals: str, tmp_path: Path) -> None:
+    program = tmp_path / "shardplan"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m planner "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", BASH.format(folder=tmp_path, words=f"shardplan {words}")],
+        env={"PYTHONPATH": str(Path.cwd()), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == proposals.split(), done.stderr
+
+
+def test_zsh_and_fish_get_values_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "shardplan plan a b --fix tp=2,zero=3"
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", "5")
+    assert Zsh(app, {}, "shardplan", VARIABLE).complete() == "plain\ntp=2,zero=3\n_"
+    monkeypatch.setenv("COMP_CWORD", "tp=2,zero=3")
+    assert Fish(app, {}, "shardplan", VARIABLE).complete() == "plain,tp=2,zero=3"
+    assert 'string split --max 1 ","' in Fish.source_template
+    assert "compadd -U -S ''" in Zsh.source_template
+    assert "nospace" in Bash.source_template
 
 
 def test_files() -> None:
