@@ -8,6 +8,8 @@ the source is then replaced by the bundled executor's. Takes minutes.
 A fit is one line search for each constant, the others as they are: the value, of those in steps
 around the one in the code, with the smallest mean over sources of the mean absolute logarithm of
 predicted over measured time (at most log 1.25 for a row, so that no broken row decides).
+
+With ``--memory``: peaks of trainers that no profile describes (benchmarks/memory_left_out.py).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from benchmarks import memory_left_out
 from cost_models.communication import ring_and_tree as collectives
 from cost_models.compute import kernel_launch as host
 from cost_models.compute import matmul, rates
@@ -291,6 +294,10 @@ def constants_table(refitted: Mapping[str, float | None]) -> str:
 
 
 def main() -> None:
+    """Print the tables of step times; with ``--memory`` those of peaks."""
+    if "--memory" in sys.argv[1:]:
+        memory_left_out.main()
+        return
     works = published()
     sources = sorted({work.source for work in works})
     tables = {}

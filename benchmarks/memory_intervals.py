@@ -8,7 +8,6 @@ measurement; that of live tensors about those that report these alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -22,20 +21,26 @@ HELD: Final = 0.9  # share of the runs
 LEAST: Final = 0.02  # of either end
 
 
-def shortest(errors: np.ndarray) -> tuple[float, float]:
+def shortest(errors: np.ndarray, weights: np.ndarray | None = None) -> tuple[float, float]:
     """Return how far below and above the shortest interval reaches.
 
-    ``errors``: measured / predicted - 1 of every run.
+    ``errors``: measured / predicted - 1 of every run; ``weights``: what each run counts.
 
-    >>> shortest(np.array([-0.5, -0.03, -0.01, 0.0, 0.0, 0.01, 0.02, 0.03, 0.04, 0.05]))
+    >>> errors = np.array([-0.5, -0.03, -0.01, 0.0, 0.0, 0.01, 0.02, 0.03, 0.04, 0.05])
+    >>> shortest(errors)
     (0.03, 0.05)
+    >>> shortest(errors, np.array([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0]))
+    (0.02, 0.05)
     """
-    needed = math.ceil(HELD * len(errors) - 1e-9)
+    shares = np.ones(len(errors)) if weights is None else weights
+    needed = HELD * float(shares.sum()) * (1.0 - 1e-9)
+    order = np.argsort(errors)
+    errors, shares = errors[order], shares[order]
     found = []
     for low in {LEAST, *(-errors[errors < -LEAST])}:
-        held = np.sort(errors[errors >= -low])
-        if len(held) >= needed:
-            found.append((float(low), max(LEAST, float(held[needed - 1]))))
+        held = np.cumsum(np.where(errors >= -low, shares, 0.0))
+        if held[-1] >= needed:
+            found.append((float(low), max(LEAST, float(errors[np.argmax(held >= needed)]))))
     return min(found, key=lambda ends: (sum(ends), ends))
 
 

@@ -13,7 +13,12 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import was_compared
+from cost_models.uncertainty import (
+    MEMORY_ELSEWHERE,
+    MEMORY_UNDESCRIBED,
+    memory_spread,
+    was_compared,
+)
 from hardware_profiles.cluster.schema import Figure
 
 Confidence = Literal["measured", "published", "datasheet"]
@@ -72,6 +77,23 @@ def compared_runs(scenario: Scenario) -> ComparedRuns | None:
 
 def confidence_words(scenario: Scenario) -> str:
     """Return the confidence with the runs that were compared."""
+    return _time_words(scenario) + _memory_words(scenario.software.name)
+
+
+def _memory_words(software: str) -> str:
+    """Return why an interval of peak memory is that of other trainers; "" where it is not."""
+    spread = memory_spread(software)
+    if spread is MEMORY_ELSEWHERE:
+        return "; no peak of this trainer was compared: its interval is that of other trainers"
+    if spread is MEMORY_UNDESCRIBED:
+        return (
+            "; no profile describes the memory of this trainer: the interval of the peak is that "
+            "of trainers priced without their profiles"
+        )
+    return ""
+
+
+def _time_words(scenario: Scenario) -> str:
     level, chip = confidence(scenario), scenario.cluster.accelerator
     if level == "measured":
         return f"measured: rates were {_measured_words(chip.memory_bandwidth)}"

@@ -9,7 +9,9 @@ always applies.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -222,10 +224,27 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
 Entry = TypeVar("Entry", bound=Conditions)
 
 
-@cache
 def words_table() -> WordsTable:
     """Return the whole table."""
+    return _REPLACED.get() or _own_table()
+
+
+@cache
+def _own_table() -> WordsTable:
     return words_table_from(TABLE)
+
+
+_REPLACED: Final[ContextVar[WordsTable | None]] = ContextVar("words table", default=None)
+
+
+@contextmanager
+def reading_with(table: WordsTable) -> Iterator[None]:
+    """Read the rows of tables of runs with other entries."""
+    token = _REPLACED.set(table)
+    try:
+        yield
+    finally:
+        _REPLACED.reset(token)
 
 
 def words_table_from(path: Path) -> WordsTable:

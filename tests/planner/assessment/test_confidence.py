@@ -73,6 +73,21 @@ def test_the_compared_runs_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("software", "words"),
+    [
+        ("shardplan", ""),  # traced
+        ("megatron", ""),  # compared with published peaks
+        ("xla", "no peak of this trainer was compared"),
+        ("torch-trainer", "no profile describes the memory of this trainer"),
+    ],
+)
+def test_an_interval_of_other_trainers_is_said_to_be_one(software: str, words: str) -> None:
+    found = confidence_words(make_scenario("llama", "8xA100-80GB", software=software))
+    assert words in found
+    assert ("that of" in found) == bool(words)
+
+
+@pytest.mark.parametrize(
     ("model", "cluster", "options", "words"),
     [
         ("llama", "8xH200", {}, "no run of this trainer on H200-SXM-141GB was compared"),
