@@ -22,3 +22,13 @@ def pick(columns: list[Real], index: Real) -> Real:
     stacked = np.stack([c if np.shape(c) == shape else np.broadcast_to(c, shape) for c in columns])
     picked: Real = np.take_along_axis(stacked, np.stack([index]), axis=0)[0]
     return picked
+
+
+def padding(seq_len: Count | Real, chunk: float) -> Real:
+    """Tokens of whole chunks over the tokens of a sequence: ceil(s / C) C / s.
+
+    >>> float(padding(16, 64)), float(padding(128, 64))
+    (4.0, 1.0)
+    """
+    tokens = np.maximum(1.0, np.multiply(1.0, seq_len))
+    return np.ceil(tokens / chunk) * chunk / tokens

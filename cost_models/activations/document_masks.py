@@ -74,6 +74,7 @@ def as_computed(kind: LayerKind, workload: Workload, software: SoftwareProfile) 
 def _masked(attention: Attention, workload: Workload, software: SoftwareProfile) -> bool:
     """Whether the core takes a document mask."""
     fused = workload.attention_kernel == "flash" and not attention.capped
+    fused = fused and attention.delta_rule is None  # its kernels take the documents' starts
     return bool(workload.document_mask and fused and software.activations.window_needs_mask)
 
 

@@ -165,7 +165,7 @@ def window_mask_bytes(model: ModelSpec, workload: Workload, software: SoftwarePr
 
     c s^2 of a flash kernel; s^2 of eager attention that is causal.
     """
-    attentions = [kind.attention for kind in model.kinds]
+    attentions = [kind.attention for kind in model.kinds if kind.attention.delta_rule is None]
     if workload.document_mask or model.bridge:
         return 0.0
     if workload.attention_kernel == "eager":

@@ -84,6 +84,8 @@ def _unsaved_norm_bytes(
     of_heads = [w for w in norms if w.is_head_norm or w.sharding == "heads"]
     norms = [w for w in norms if w not in of_heads and w.shape == (hidden_size,)]
     width = (kind.attention.num_heads + kind.attention.num_kv_heads) * kind.attention.head_dim
+    if kind.attention.delta_rule is not None:  # a norm of the output
+        width = kind.attention.num_heads * kind.attention.value_head_dim
     return (
         len(norms) * normalised_bytes(kind, hidden_size, compute_bytes, software),
         bool(of_heads) * normalised_bytes(kind, width, compute_bytes, software),

@@ -33,6 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from cost_models.activations.delta_rule import rule_backward_bytes
 from cost_models.activations.frozen_layers import normalised_bytes
 from cost_models.activations.saved import (
     CAPPED_BLOCK,
@@ -266,7 +267,11 @@ def _columns(layer: _BackwardTerms, outputs: Real, largest: Real, *, alone: bool
 def _queries(layer: _BackwardTerms) -> Real:
     """Bytes a token of the backward pass of the attention's first matrices (``_columns``)."""
     attention, each = layer.kind.attention, layer.compute / layer.tensor
-    queries = each * attention.num_heads * attention.head_dim
+    queries = each * attention.num_heads * attention.head_dim * (2.0 if attention.gated else 1.0)
+    if attention.delta_rule is not None:  # queries, keys, values and gates in one
+        gates = attention.num_heads * (attention.value_head_dim + 2.0)
+        both = each * (attention.conv_channels + gates)
+        return _columns(layer, both, both, alone=False)
     keys = each * attention.num_kv_heads * (attention.head_dim + attention.value_head_dim)
     return _columns(layer, queries + keys, queries, alone=False)
 
@@ -361,9 +366,14 @@ def _core(layer: _BackwardTerms) -> Real:
               too; softmax in compute precision: 2 c, c with dropout
     capped    blocks of Q queries: three fp32 tensors of a Q s / t, and products
     trained   c a s / t            of the positions that are added to the scores (T5)
+    linear    ``delta_rule.rule_backward_bytes``
     exchange  buffers of context parallelism
     """
     attention, compute, workload = layer.kind.attention, layer.compute, layer.workload
+    rule, kernel = attention.delta_rule, workload.attention_kernel
+    if rule is not None:
+        inside = rule_backward_bytes(attention, rule, workload.seq_len, kernel, compute)
+        return inside / layer.tensor + 2.0 * layer.hidden
     exact = max(FP32, compute)
     if workload.attention_kernel == "eager":
         each = 2.0 * compute

@@ -426,6 +426,7 @@ def _attention_copies(view: RankView, kind: LayerKind, blockwise: Flag) -> Real:
     if workload.attention_kernel == "eager":
         each = kind.attention.head_dim + kind.attention.value_head_dim
         groups = max(0, kind.attention.num_heads - kind.attention.num_kv_heads)
+        groups *= kind.attention.delta_rule is None
         repeated = workload.compute_bytes * groups * each * (not software.activations.repeats_keys)
         more = more + np.where(blockwise, 0.0, repeated)
     return more

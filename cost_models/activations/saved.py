@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 from msgspec import Struct
 
+from cost_models.activations.delta_rule import around_rule_bytes, rule_bytes
 from cost_models.arrays import FP32, Count, Flag, Real
 from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
 from cost_models.plan.plan import FULL, SELECTIVE, SELECTIVE_OPS
@@ -88,13 +89,17 @@ def saves_input(kind: LayerKind, compute_bytes: float) -> bool:
 def attention_bytes(attention: Attention, compute_bytes: float) -> float:
     """Queries, keys, values and the output, saved by the attention core and the output matrix.
 
-    c (a d + k d + k e + a e)
+    c (a d + k d + k e + a e), c 2 a e more of a gated output; linear attention:
+    ``delta_rule.around_rule_bytes``
     """
+    if attention.delta_rule is not None:
+        return around_rule_bytes(attention, compute_bytes)
     query = attention.num_heads * attention.head_dim
     key = attention.num_kv_heads * attention.head_dim
     value = attention.num_kv_heads * attention.value_head_dim
     output = attention.num_heads * attention.value_head_dim
-    return compute_bytes * (query + key + value + output)
+    gate = 2 * output if attention.gated else 0  # its sigmoid, and the gated output
+    return compute_bytes * (query + key + value + output + gate)
 
 
 def score_bytes(
@@ -115,7 +120,10 @@ def score_bytes(
            2 c a (d - e) + c a e where values are narrower than keys (MLA): padded values and
            outputs, and the output as the next matrix reads it
            sinks: keys and values of every query head, 4 times 8 features more, and that output
+    linear attention: ``delta_rule.rule_bytes``
     """
+    if attention.delta_rule is not None:
+        return rule_bytes(attention, attention.delta_rule, seq_len, kernel, compute_bytes)
     if kernel == "flash":
         repeated = attention.num_heads - attention.num_kv_heads
         width = attention.head_dim + attention.value_head_dim
@@ -215,7 +223,10 @@ def layer_regions(
     if kind.cross_attention is not None:
         attentions.append(kind.cross_attention)
     if software.activations.repeats_keys:
-        attentions = [replace(each, num_kv_heads=each.num_heads) for each in attentions]
+        attentions = [
+            each if each.delta_rule else replace(each, num_kv_heads=each.num_heads)
+            for each in attentions
+        ]
     masks = (1 + len(attentions)) * software.activations.dropout_mask_bytes
     masks = masks * (model.hidden_dropout > 0)
     latents = [rank for rank in (kind.attention.q_lora_rank, kind.attention.kv_lora_rank) if rank]

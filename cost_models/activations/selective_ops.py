@@ -77,6 +77,8 @@ def kept_results(
 
 
 def _attention_results(attention: Attention, workload: Workload, table: PlanTable) -> Real:
+    if attention.delta_rule is not None:  # no matmul of its own, nor torch's fused attention
+        return np.zeros(len(table))
     compute = workload.compute_bytes
     # values are padded to the width of keys, and output as wide
     width = max(attention.head_dim, attention.value_head_dim) + SINK_FEATURES * attention.sinks

@@ -2,6 +2,7 @@
 
 Symbols   h hidden size   F ffn_hidden_size   a, k query and key/value heads
           d head_dim   e value_head_dim   s tokens of a sequence   c bytes of the compute precision
+          Q channels of linear attention's convolution
 Units     bytes a token on one tensor-parallel rank.
 """
 
@@ -18,7 +19,7 @@ from cost_models.activations.saved import (
     router_bytes,
     score_bytes,
 )
-from cost_models.model.spec import FeedForward, LayerKind
+from cost_models.model.spec import Attention, FeedForward, LayerKind
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 
@@ -61,18 +62,32 @@ def layer_terms(scenario: Scenario, plan: Plan, kind: LayerKind) -> list[LayerTe
     if kernel == "flash":
         bare = 4.0 * sum(each.num_heads for each in attentions)
         core = "4·a" if scores <= bare else "4·a, and what is copied for the kernel"
+    if kind.attention.delta_rule is not None:
+        core = "c·(Q + 64·a) + 4·a + 8·k" if kernel == "flash" else "tensors of each chunk in fp32"
     over = 1.0 if plan.expert_tensor_parallel else 1.0 / tensor
     terms = [
         LayerTerm("norms, dropout masks", "∝ h", regions.replicated / along),
         LayerTerm("inputs of matrices", "c·h each", regions.inputs / inputs_over),
-        LayerTerm("queries, keys, values, output", "c·(a·d + k·d + k·e + a·e)", heads / tensor),
-        LayerTerm("attention core", core, scores / tensor),
+        LayerTerm(*_heads_formula(kind.attention), heads / tensor),
+        LayerTerm(
+            "convolution and delta rule" if kind.attention.delta_rule else "attention core",
+            core,
+            scores / tensor,
+        ),
         LayerTerm("MLP", _mlp_formula(kind.feed_forward, scenario), mlp / tensor),
         LayerTerm("norms of queries and keys", "∝ a·d", (split - heads - scores - mlp) / tensor),
         LayerTerm("copies for experts", "2·experts a token·c·h", (routed - router) * over),
         LayerTerm("router", "its input, ∝ experts", router * over),
     ]
     return sorted((t for t in terms if t.size > 0.5), key=lambda term: -term.size)
+
+
+def _heads_formula(attention: Attention) -> tuple[str, str]:
+    """Return name and formula of tensors around the attention core."""
+    if attention.delta_rule is not None:
+        return "input of the convolution, gates, output", "c·(Q + 3·a·e + a) + fp32·(3·a·e + 3·a)"
+    gate = " + 2·a·e" if attention.gated else ""
+    return "queries, keys, values, output", f"c·(a·d + k·d + k·e + a·e{gate})"
 
 
 def _mlp_formula(mlp: FeedForward, scenario: Scenario) -> str:

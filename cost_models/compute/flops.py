@@ -11,10 +11,11 @@ Megatron and torch's counters do. *Hardware FLOP* adds recomputation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Real, padding
 from cost_models.model.lora import SECOND, adapter_names, embedding_is_frozen
 from cost_models.model.parameters import active_parameters
 from cost_models.model.spec import Attention, LayerKind, ModelSpec, Weight
@@ -22,6 +23,10 @@ from cost_models.partition.recomputed_layers import RecomputedLayers
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import RECOMPUTE, PlanTable, split_layers
 from cost_models.plan.workload import Workload
+
+# FLOP of an attention core's backward pass over its forward's, by kernel
+# Source: Dao, FlashAttention-2 (arXiv:2307.08691), sec. 3.1.2: five matmuls for two
+CORE_BACKWARD: Final = {"eager": 2.0, "flash": 2.5}
 
 
 def six_n_d(num_parameters: Real, tokens: Real) -> Real:
@@ -59,6 +64,48 @@ def attention_flops_per_token(attention: Attention, num_keys: Real) -> Real:
         * (attention.head_dim + attention.value_head_dim)
         * np.asarray(num_keys, dtype=float)
     )
+
+
+def delta_rule_flops_per_token(attention: Attention, seq_len: Count | Real) -> Real:
+    """Forward FLOP of linear attention by the gated delta rule for one token.
+
+        a (4 C d + 2 C e + 6 d e) ceil(s / C) C / s     a value heads, in chunks of C tokens
+        2 K (2 k d + a e) (s + K - 1) / s               the convolution over K tokens
+
+    In a chunk, products of keys with keys and with queries (C d each) and of scores with values
+    (C e); between chunks, two reads of a head's state and one update (d e each). Leaves out: the
+    triangular systems of C equations, which torch's counters leave out too.
+
+    Source: Yang et al., Gated Delta Networks (arXiv:2412.06464), sec. 3.3; transformers
+    (modeling_qwen3_next.py, torch_chunk_gated_delta_rule).
+    """
+    rule = attention.delta_rule
+    if rule is None:
+        return np.zeros_like(np.multiply(1.0, seq_len))
+    tokens, kernel = np.maximum(1.0, np.multiply(1.0, seq_len)), float(rule.conv_kernel)
+    convolution = 2.0 * kernel * attention.conv_channels * (tokens + kernel - 1.0) / tokens
+    key, value = attention.head_dim, attention.value_head_dim
+    each = rule.chunk * (4.0 * key + 2.0 * value) + 6.0 * key * value
+    return attention.num_heads * each * padding(tokens, rule.chunk) + convolution
+
+
+def delta_rule_backward_flops_per_token(attention: Attention, seq_len: Count | Real) -> Real:
+    """Backward FLOP of linear attention for one token: each product twice, and the systems'.
+
+        2 F + a (2 C (d + e) ceil(s / C) C - 8 C d e) / s
+
+    The triangular systems' gradients are products (C d and C e). The first chunk needs no gradient
+    of its initial state, and no later chunk reads the last one's state.
+    """
+    rule = attention.delta_rule
+    if rule is None:
+        return np.zeros_like(np.multiply(1.0, seq_len))
+    tokens = np.maximum(1.0, np.multiply(1.0, seq_len))
+    key, value = attention.head_dim, attention.value_head_dim
+    systems = 2.0 * rule.chunk * (key + value) * padding(tokens, rule.chunk)
+    unneeded = 8.0 * rule.chunk * key * value / tokens
+    twice = 2.0 * delta_rule_flops_per_token(attention, seq_len)
+    return twice + attention.num_heads * (systems - unneeded)
 
 
 def mean_keys(first: Real, last: Real, window: int | None, *, chunked: bool = False) -> Real:
@@ -110,14 +157,27 @@ def keys_per_token(attention: Attention, seq_len: Count | Real, *, masked: bool 
 def core_flops_per_token(kind: LayerKind, seq_len: Count, *, masked: bool = False) -> Real:
     """Forward FLOP of all attention cores of a layer for one token.
 
-    Scores in full, or (``masked``) only those that causal masks and windows keep.
+    Scores in full, or (``masked``) only those that causal masks and windows keep; linear attention
+    has none.
     """
+    if kind.attention.delta_rule is not None:
+        return delta_rule_flops_per_token(kind.attention, seq_len)
     keys = keys_per_token(kind.attention, seq_len, masked=masked)
     total = attention_flops_per_token(kind.attention, keys)
     if kind.cross_attention is not None:
         keys = keys_per_token(kind.cross_attention, seq_len, masked=masked)
         total = total + attention_flops_per_token(kind.cross_attention, keys)
     return total
+
+
+def core_backward_flops_per_token(kind: LayerKind, seq_len: Count, kernel: str) -> Real:
+    """Backward FLOP that a dispatcher counts of all attention cores of a layer for one token.
+
+    Two products for each one (eager), or five for two (flash).
+    """
+    if kind.attention.delta_rule is not None and kernel == "eager":
+        return delta_rule_backward_flops_per_token(kind.attention, seq_len)
+    return CORE_BACKWARD[kernel] * core_flops_per_token(kind, seq_len)
 
 
 def layer_flops_per_token(kind: LayerKind, seq_len: Count, *, masked: bool = False) -> Real:
@@ -206,14 +266,20 @@ def hardware_flops_per_step(
     Source: Dao et al. (arXiv:2205.14135), sec. 3.1; Korthikanti et al. (arXiv:2205.05198), sec. 5.
     """
     tokens = 1.0 * workload.seq_len * workload.global_batch_size
-    core_backward = 2.0 if workload.attention_kernel == "eager" else 2.5
+    core_backward = CORE_BACKWARD[workload.attention_kernel]
     layers = [model.kinds[kind] for kind in model.pattern]
     linear = sum(linear_flops_per_token(kind) for kind in layers)
     core = float(sum(core_flops_per_token(kind, workload.seq_len) for kind in layers))
+    core += float(
+        sum(
+            core_backward_flops_per_token(kind, workload.seq_len, workload.attention_kernel)
+            for kind in layers
+        )
+    )
     outer = head_flops_per_token(model) + embedding_flops_per_token(model)
     trained = sum(trained_flops_per_token(kind.weights) for kind in layers)
     trained += trained_outer_flops_per_token(model)
-    once = 2.0 * (linear + outer) + trained + (1.0 + core_backward) * core
+    once = 2.0 * (linear + outer) + trained + core
     idle = float(forward_only_flops_per_token(model, workload.seq_len, core_backward))
     once -= idle + (embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0)
     # tensor-parallel ranks compute the gradient of the projection's input nevertheless

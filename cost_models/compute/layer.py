@@ -11,12 +11,18 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cost_models.activations.delta_rule import rule_bytes
 from cost_models.activations.fp8 import cast_elements, gathered_cast_share
 from cost_models.arrays import Count, Flag, Real
 from cost_models.compute.adapters import adapter_bytes_per_token
 from cost_models.compute.casts import FP32_BYTES, cast_bytes_per_token
 from cost_models.compute.expert_loops import loop_bytes
-from cost_models.compute.flops import attention_flops_per_token, keys_per_token
+from cost_models.compute.flops import (
+    CORE_BACKWARD,
+    attention_flops_per_token,
+    delta_rule_flops_per_token,
+    keys_per_token,
+)
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention, LayerKind, Weight
@@ -26,8 +32,7 @@ from hardware_profiles.software.kernels import ForwardSoftware
 from hardware_profiles.software.trainer import SoftwareProfile
 
 CPU_FLASH_KEYS = 512.0
-# backward over forward FLOP of the attention core (see ``layer_seconds``)
-CORE_FLOPS = {"flash": 2.5, "eager": 2.0}
+GATE_ACCESSES = 3.0  # of a gated output: two reads, one write
 # FLOP/s of a GPU's flash kernel backward over forward: of 4096 tokens and heads of 128 on an H100
 # 310 of 368 TFLOP/s (FlashAttention-2), 499 of 609 (cuDNN), 542 of 638 (FlashAttention-3; Shah et
 # al., arXiv:2407.08608, fig. 5 and 6), at most 63 of 73 % of an A100's peak (arXiv:2307.08691)
@@ -132,7 +137,7 @@ def core_ratio(kernel: str, rate: Rates) -> float:
     2.0
     """
     slower = kernel == "flash" and not rate.host_is_device
-    return CORE_FLOPS[kernel] / (FLASH_BACKWARD_RATE if slower else 1.0)
+    return CORE_BACKWARD[kernel] / (FLASH_BACKWARD_RATE if slower else 1.0)
 
 
 def attention_core_seconds(
@@ -153,7 +158,12 @@ def attention_core_seconds(
            on a CPU  FLOP / R and a time per score; a causal mask skips whole blocks of
            CPU_FLASH_KEYS keys, a window none (torch: FlashAttentionKernel.cpp, kvSplitSize)
     eager  two batched matmuls of all keys, and the score matrix moved through memory
+    linear attention: ``delta_rule_seconds``
     """
+    if attention.delta_rule is not None:
+        return delta_rule_seconds(
+            attention, tokens, seq_len, tensor_parallel, kernel, compute_bytes, rate, software
+        )
     rate = rate.of_core
     if kernel == "flash" and rate.host_is_device:
         visited = np.multiply(1.0, seq_len)
@@ -175,6 +185,42 @@ def attention_core_seconds(
     accesses = software.kernels.eager_scores_accesses + dropout * software.kernels.dropout_accesses
     moved = accesses * compute_bytes * pairs
     return products + moved / rate.memory
+
+
+def delta_rule_seconds(
+    attention: Attention,
+    tokens: Real,
+    seq_len: Count | Real,
+    tensor_parallel: Count,
+    kernel: str,
+    compute_bytes: float,
+    rate: Rates,
+    software: ForwardSoftware,
+) -> Real:
+    """Seconds of convolution and gated delta rule, forward: max(FLOP / R, bytes / beta).
+
+        flash  FLOP at a flash kernel's efficiency, for lack of a measured one; bytes moved:
+               c (2 Q + 4 Q + 3 a e + 2 a d + 3 C a + 2 a d e / C)   convolution; queries, keys and
+               values, read twice; both results of the triangular systems, new values, output;
+               tables of C x C; states
+        eager  FLOP in fp32; every tensor that the rule saves is written once and read twice
+
+    Leaves out: host seconds of the loop over chunks (eager).
+    """
+    rule, share = attention.delta_rule, tokens / np.multiply(1.0, tensor_parallel)
+    assert rule is not None
+    flops = delta_rule_flops_per_token(attention, seq_len) * share
+    if kernel == "flash" and not rate.host_is_device:
+        key = attention.num_heads * attention.head_dim
+        value = attention.num_heads * attention.value_head_dim
+        tables = 3.0 * rule.chunk * attention.num_heads
+        states = 2.0 * key * attention.value_head_dim / rule.chunk
+        moved = 6.0 * attention.conv_channels + 3.0 * value + 2.0 * key + tables + states
+        core = rate.of_core
+        products = flops / (software.kernels.flash_efficiency * core.flash * core.matmul)
+        return np.maximum(products, compute_bytes * moved * share / rate.memory)
+    saved = rule_bytes(attention, rule, seq_len, "eager", compute_bytes)
+    return np.maximum(flops / rate.of_single.matmul, 3.0 * saved * share / rate.memory)
 
 
 def elementwise_bytes_per_token(
@@ -220,6 +266,9 @@ def elementwise_bytes_per_token(
     attention = kind.attention
     query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
     split += software.kernels.rotary_accesses * query_key * attention.rotary
+    # gates: of attention one kernel (two reads, one write), of linear attention with a norm
+    if attention.gated or attention.delta_rule is not None:
+        split += GATE_ACCESSES * attention.num_heads * attention.value_head_dim
     return compute_bytes * (whole / along + split / np.multiply(1.0, tensor_parallel))
 
 

@@ -38,6 +38,15 @@ SHARING_RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        "context_linear_attention",
+        lambda s, t: (t.context_parallel > 1) & s.model.has_linear_attention,
+        lambda s, p: (
+            f"context_parallel = {p.context_parallel}: the linear attention of {s.model.name} "
+            "carries a state through the whole sequence, which is not divided among ranks (must "
+            "be 1)"
+        ),
+    ),
+    Rule(
         "context_length",
         lambda s, t: (
             (t.context_parallel > 1) & (s.workload.seq_len % (_chunks(t) * t.context_parallel) != 0)

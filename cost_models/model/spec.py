@@ -50,8 +50,8 @@ class Weight:
 
     @property
     def is_head_norm(self) -> bool:
-        """Whether it is a norm of queries or keys that every head reads in full."""
-        names = (".q_norm.", ".k_norm.", ".q_layernorm.", ".k_layernorm.")
+        """Whether it is a norm of queries, keys or outputs that every head reads in full."""
+        names = (".q_norm.", ".k_norm.", ".q_layernorm.", ".k_layernorm.", ".linear_attn.norm.")
         return self.sharding == "replicate" and any(name in f".{self.name}" for name in names)
 
     @property
@@ -66,8 +66,24 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Linear attention by the gated delta rule (Yang et al., arXiv:2412.06464).
+
+    Each value head keeps a matrix of key by value features instead of keys and values. Queries,
+    keys and values pass a causal convolution first; the output is normalised and gated.
+    """
+
+    conv_kernel: int  # tokens of the convolution
+    chunk: int = 64  # tokens that are computed together
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
-    """Sizes of one attention; ``value_head_dim`` differs from ``head_dim`` only with MLA."""
+    """Sizes of one attention; ``value_head_dim`` differs from ``head_dim`` only with MLA.
+
+    Linear attention (``delta_rule``): value heads are num_heads, heads of queries and keys
+    num_kv_heads.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -89,6 +105,13 @@ class Attention:
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
+    gated: bool = False  # the output is multiplied by the sigmoid of a gate, projected with queries
+    delta_rule: DeltaRule | None = None  # linear attention: no scores of pairs of tokens
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution in front of linear attention: queries, keys and values."""
+        return 2 * self.num_kv_heads * self.head_dim + self.num_heads * self.value_head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +209,11 @@ class ModelSpec:
             if here:
                 found[here[0]] = stacks.index(stack)
         return found
+
+    @property
+    def has_linear_attention(self) -> bool:
+        """Whether some layer has linear attention."""
+        return any(kind.attention.delta_rule is not None for kind in self.kinds)
 
     @property
     def has_experts(self) -> bool:

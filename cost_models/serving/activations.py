@@ -24,14 +24,21 @@ def attention_token_bytes(
 ) -> Real:
     """Bytes a token inside attention: queries, keys, values and output, without its input.
 
-    c (a d + a e) / t + c ceil(k / t) (d + e)       ordinary attention
+    c (a d + a e) / t + c ceil(k / t) (d + e)       ordinary attention; c a e / t more if gated
+        c (2 (2 k d + a e) + 2 a e + 2 a) / t           linear: queries, keys and values before and
+                                                        behind the convolution, gates, output
         c (q_lora + r + q + a (3 d + 2 e - q) / t)      latent: latents; queries; keys without
                                                         positions and values, unpacked; keys put
                                                         together; output
     """
     ranks = np.multiply(1.0, tensor_parallel)
     width = attention.head_dim + attention.value_head_dim
+    if attention.delta_rule is not None:
+        gates = attention.num_heads * (2.0 * attention.value_head_dim + 2.0)
+        return compute_bytes * (2.0 * attention.conv_channels + gates) / ranks
     queries = attention.num_heads * width / ranks
+    if attention.gated:
+        queries = queries + attention.num_heads * attention.value_head_dim / ranks
     if attention.kv_lora_rank:
         latents = attention.q_lora_rank + attention.kv_lora_rank + attention.rope_head_dim
         unpacked = attention.num_heads * _unpacked(attention) / ranks
@@ -60,6 +67,8 @@ def score_bytes(
     c a s s / t             T5: a bias for every pair of positions, of one sequence
     """
     pairs = np.multiply(1.0, step_tokens) * context_len
+    if kind.attention.delta_rule is not None:
+        return 0.0 * pairs * np.multiply(1.0, tensor_parallel)
     heads = kind.attention.num_heads / np.multiply(1.0, tensor_parallel)
     scores = (FP32 + compute_bytes) * heads * pairs if kernel == "eager" else 0.0 * heads * pairs
     if any("relative_attention_bias" in weight.name for weight in kind.weights):

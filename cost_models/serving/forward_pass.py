@@ -24,7 +24,7 @@ from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention, LayerKind, ModelSpec
 from cost_models.partition.stages import PipelineRank
 from cost_models.serving.communication import ReplicaLinks
-from cost_models.serving.kv_cache import token_bytes
+from cost_models.serving.kv_cache import state_bytes, token_bytes
 from cost_models.serving.matmul import experts_met, layer_products, product_seconds
 from cost_models.serving.memory import Replica, ServingPoint
 from cost_models.serving.number_formats import CACHE_FORMATS, WEIGHT_FORMATS
@@ -82,11 +82,17 @@ def decode_attention_seconds(
 
         max(N s (bytes of a token) / beta, FLOP / R)
         FLOP    2 N s a (d + e) / t                ordinary attention
+                6 N a d e / t                      linear: the state is read, and written, once
                 2 N s a (2 r + q) / t              latent: scores on latents and rotated keys,
                                                values on latents (weights absorbed)
 
     Source: Pope et al., arXiv:2211.05102, sec. 3.3; DeepSeek-V2 (arXiv:2405.04434), sec. 2.1.2.
     """
+    if attention.delta_rule is not None:
+        state = attention.num_heads * attention.head_dim * attention.value_head_dim
+        flops = 6.0 * np.multiply(1.0, sequences) * state / tensor_parallel
+        moved = 2.0 * np.multiply(1.0, sequences) * cached_bytes
+        return np.maximum(flops / rate.of_core.matmul, moved / rate.memory)
     width = attention.head_dim + attention.value_head_dim
     if attention.kv_lora_rank:
         width = 2 * attention.kv_lora_rank + attention.rope_head_dim
@@ -348,7 +354,9 @@ def _layer_attention(stage: StagePass, kind: LayerKind, tokens: Real) -> Real:
                         chunked=attention.chunked,
                     ),
                     ranks,
-                    token_bytes(attention, ranks, stored),
+                    token_bytes(attention, ranks, stored)
+                    if attention.delta_rule is None
+                    else state_bytes(attention, ranks, stored),
                     machine.rest,
                 )
         return total
@@ -362,7 +370,8 @@ def _layer_attention(stage: StagePass, kind: LayerKind, tokens: Real) -> Real:
         machine.rest,
         stage.engine,
     )
-    if kind.attention.causal:  # keys and values are written to the cache
+    # keys and values are written to the cache
+    if kind.attention.causal and kind.attention.delta_rule is None:
         total = total + tokens * token_bytes(kind.attention, ranks, stored) / machine.rest.memory
     return total
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.arrays import Count, Real
+from cost_models.arrays import FP32, Count, Real
 from cost_models.model.spec import Attention, LayerKind, ModelSpec
 from cost_models.serving.number_formats import CacheFormat
 
@@ -94,6 +94,22 @@ def cached_tokens(
     return np.where(np.less_equal(context_len, window), everything, np.minimum(everything, within))
 
 
+def state_bytes(attention: Attention, tensor_parallel: Count, stored: CacheFormat) -> Real:
+    """Bytes of one sequence's state in one layer of linear attention, whatever its length.
+
+        (4 a d e + b K Q) / t     a matrix of d x e in fp32 of each value head; K inputs of the
+                                  convolution over Q channels
+
+    Source: transformers, LinearAttentionLayer (cache_utils.py).
+    """
+    rule = attention.delta_rule
+    if rule is None:
+        return np.zeros_like(np.multiply(1.0, tensor_parallel))
+    state = FP32 * attention.num_heads * attention.head_dim * attention.value_head_dim
+    inputs = stored.element * rule.conv_kernel * attention.conv_channels
+    return (state + inputs) / np.multiply(1.0, tensor_parallel)
+
+
 def layer_cache_bytes(
     kind: LayerKind,
     sequences: Count,
@@ -106,15 +122,18 @@ def layer_cache_bytes(
 ) -> Real:
     """Bytes of the cache of one layer on one tensor-parallel rank.
 
-    Cached tokens x bytes of a token; with cross attention also the keys and values of as many
-    encoder tokens; none for an encoder's layers, which see every token at once.
+    Cached tokens x bytes of a token; linear attention: a state of each sequence. With cross
+    attention also the keys and values of as many encoder tokens; none for an encoder's layers,
+    which see every token at once.
 
     >>> kind = LayerKind("layer", Attention(8, 2, 64, 64), None, "rms", 2, ())  # type: ignore
     >>> float(layer_cache_bytes(kind, 4, 1000, 1, CacheFormat("bf16", 2.0)))
     2048000.0
     """
     total = np.zeros(np.broadcast(sequences, context_len, tensor_parallel, step_tokens).shape)
-    if kind.attention.causal:
+    if kind.attention.delta_rule is not None:
+        total = total + sequences * state_bytes(kind.attention, tensor_parallel, stored)
+    elif kind.attention.causal:
         tokens = cached_tokens(
             sequences,
             context_len,
@@ -149,6 +168,7 @@ def bytes_per_token(
     kept = [
         index
         for index in model.pattern
-        if not (beyond_windows and model.kinds[index].attention.window)
+        if model.kinds[index].attention.delta_rule is None
+        and not (beyond_windows and model.kinds[index].attention.window)
     ]
     return sum((each[index] for index in kept), start=np.asarray(0.0))

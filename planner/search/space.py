@@ -136,6 +136,7 @@ class DegreeGrid(NamedTuple):
 def _contexts(model: ModelSpec, workload: Workload, num_gpus: int) -> list[int]:
     """Return the context-parallel degrees to try: at least MIN_TOKENS on each rank."""
     causal = all(kind.attention.causal and kind.cross_attention is None for kind in model.kinds)
+    causal = causal and not model.has_linear_attention  # which is not divided along the sequence
     most = workload.seq_len // MIN_TOKENS if causal and workload.seq_len >= LONG else 1
     return [n for n in divisors(num_gpus) if n <= most] or [1]
 

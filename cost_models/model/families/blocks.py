@@ -115,6 +115,7 @@ def ordinary_attention(
     rotary_dim: int = 0,
     rotary_table: str = "",
     softmax_in_fp32: bool = True,
+    gated: bool = False,
 ) -> Attention:
     """Multi-head, grouped-query or multi-query attention."""
     return Attention(
@@ -132,6 +133,7 @@ def ordinary_attention(
         qk_norm=qk_norm,
         capped=capped,
         softmax_in_fp32=softmax_in_fp32,
+        gated=gated,
     )
 
 

@@ -96,11 +96,7 @@ def qwen2_moe(config: Config) -> ModelSpec:
         low=0,
     )
     hidden_size = sizes.hidden_size
-    mlp = (
-        *router_and_experts(hidden_size, feed_forward),
-        *shared_expert(hidden_size, shared, "mlp.shared_expert"),
-        *part("shared_experts", *linear("mlp.shared_expert_gate", hidden_size, 1, "replicate")),
-    )
+    mlp = gated_shared_mixture(hidden_size, feed_forward)
     first_full = config.index("max_window_layers", MAX_LAYERS)
     types = [FULL if i % 2 or i >= first_full else SLIDING for i in range(sizes.num_layers)]
     windows = windows_by_type(config, types, window=switched_window(config))
@@ -120,6 +116,15 @@ def qwen3_moe(config: Config) -> ModelSpec:
     return _mixed(config, sizes, feed_forward, mlp, style, windows)
 
 
+def gated_shared_mixture(hidden_size: int, feed_forward: FeedForward) -> Weights:
+    """Return router, routed experts, and a shared expert with a gate of one feature."""
+    return (
+        *router_and_experts(hidden_size, feed_forward),
+        *shared_expert(hidden_size, feed_forward.shared_ffn_hidden_size, "mlp.shared_expert"),
+        *part("shared_experts", *linear("mlp.shared_expert_gate", hidden_size, 1, "replicate")),
+    )
+
+
 def _mixed(
     config: Config,
     sizes: TransformerSizes,
@@ -131,7 +136,7 @@ def _mixed(
     """Build a decoder with a mixture in every n-th layer and dense MLPs elsewhere."""
     check_rotary(config, sizes.head_dim)
     dense = FeedForward(ffn_size(config), gated=True, activation=feed_forward.activation)
-    sparse = _sparse_layers(config, sizes.num_layers, feed_forward.num_experts)
+    sparse = sparse_layers(config, sizes.num_layers, feed_forward.num_experts)
 
     def build(key: tuple[bool, int | None]) -> LayerKind:
         is_sparse, window = key
@@ -143,7 +148,7 @@ def _mixed(
     return causal_lm(config, sizes, *stack(keys, build))
 
 
-def _sparse_layers(config: Config, num_layers: int, num_experts: int) -> set[int]:
+def sparse_layers(config: Config, num_layers: int, num_experts: int) -> set[int]:
     """Return the layers with experts: every ``decoder_sparse_step``-th except the listed ones."""
     step = config.size("decoder_sparse_step", MAX_LAYERS)
     excepted = config.whole_numbers("mlp_only_layers", MAX_LAYERS)

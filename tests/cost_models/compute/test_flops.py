@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from cost_models.compute.flops import (
     attention_flops_per_token,
+    core_backward_flops_per_token,
+    core_flops_per_token,
     forward_flops_per_token,
     model_flops_per_step,
     rule_of_thumb_ratio,
@@ -23,6 +26,16 @@ from tests.cost_models.model.test_families import ALL_CASES, CASES, tiny
 from tests.samples import llama
 
 BATCH, SEQ_LEN = 2, 16
+
+
+def convolution_backward(
+    gradient: tuple[int, ...], inputs: tuple[int, ...], weight: tuple[int, ...], *_: Any, **__: Any
+) -> int:
+    """Twice the forward FLOP; torch's own formula treats all groups as one."""
+    return 2 * 2 * math.prod(gradient) * math.prod(weight[1:])
+
+
+CONVOLUTIONS = {torch.ops.aten.convolution_backward: convolution_backward}
 # optional features of a family: all of them in the slow suite, here those that change the matmuls
 # in another way than by their sizes
 CASES_NOW = [
@@ -59,7 +72,7 @@ def counted_flops(module: PreTrainedModel) -> tuple[int, int]:
         inputs["decoder_input_ids"] = tokens
     with FlopCounterMode(display=False) as forward:
         loss = module(**inputs).loss
-    with FlopCounterMode(display=False) as backward:
+    with FlopCounterMode(display=False, custom_mapping=CONVOLUTIONS) as backward:
         loss.backward()
     return forward.get_total_flops(), backward.get_total_flops()
 
@@ -72,7 +85,15 @@ def test_flops_are_those_of_the_real_module(config: dict[str, Any]) -> None:
     spec = model_spec(as_multiplied(config), name="tiny")
     assert float(forward_flops_per_token(spec, SEQ_LEN)) * BATCH * SEQ_LEN == forward
     # two matmuls for each one: nothing before the first layer asks for no gradient
-    assert float(model_flops_per_step(spec, SEQ_LEN, BATCH)) == forward + backward
+    linear = [kind for kind in (spec.kinds[i] for i in spec.pattern) if kind.attention.delta_rule]
+    beyond = sum(  # products of the rule's backward pass beyond two for each one
+        float(core_backward_flops_per_token(kind, SEQ_LEN, "eager"))
+        - 2.0 * float(core_flops_per_token(kind, SEQ_LEN))
+        for kind in linear
+    )
+    assert float(model_flops_per_step(spec, SEQ_LEN, BATCH)) == pytest.approx(
+        forward + backward - beyond * BATCH * SEQ_LEN, rel=1e-12 if linear else 0.0
+    )
 
 
 def test_every_family_is_counted() -> None:

@@ -166,6 +166,11 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"model": sample_model("t5")},
         ["context_parallel = 2", "causal", "t5"],
     ),
+    "context_linear_attention": (
+        {"context_parallel": 2, "pipeline_parallel": 1},
+        {"model": sample_model("qwen3-next-80b-a3b")},
+        ["context_parallel = 2", "linear attention", "qwen3-next-80b-a3b", "must be 1"],
+    ),
     "context_length": (
         {"context_parallel": 2, "sequence_parallel": False},
         {"num_gpus": 16, "seq_len": 250},

@@ -47,6 +47,14 @@ QWEN2_MOE = LLAMA | {
     "num_experts_per_tok": 2,
 }
 QWEN3_MOE = LLAMA | {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
+QWEN3_NEXT = QWEN2_MOE | {
+    "head_dim": 24,
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 3,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 14,
+    "full_attention_interval": 2,
+}
 DEEPSEEK = LLAMA | {
     "num_key_value_heads": 4,
     "moe_intermediate_size": 24,
@@ -202,6 +210,14 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
             {"mlp_only_layers": [1], "decoder_sparse_step": 1},
         ],
     ),
+    "qwen3_next": (
+        QWEN3_NEXT,
+        [
+            {"layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+            {"full_attention_interval": 1, "attention_bias": True, "mlp_only_layers": [1]},
+            {"linear_num_key_heads": 6, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True},
+        ],
+    ),
     "deepseek_v2": (
         DEEPSEEK,
         [{"q_lora_rank": None, "attention_bias": True, "mlp_bias": True}],
@@ -270,7 +286,7 @@ def test_tensors_are_those_of_the_real_module(config: dict[str, Any]) -> None:
 
 def count_norms(layer: Any, hidden_size: int) -> int:
     """Norms of the hidden size; those inside the attention are of heads or latents."""
-    inside = ("q_norm", "k_norm", "qk_norm", "q_a_layernorm", "kv_a_layernorm")
+    inside = ("q_norm", "k_norm", "qk_norm", "q_a_layernorm", "kv_a_layernorm", "linear_attn.norm")
     return sum(
         "Norm" in type(module).__name__
         and not name.endswith(inside)
@@ -357,6 +373,19 @@ def test_latent_attention_sizes() -> None:
     attention = spec_of(tiny("deepseek_v3")).kinds[0].attention
     assert (attention.head_dim, attention.value_head_dim, attention.rope_head_dim) == (16, 14, 6)
     assert (attention.q_lora_rank, attention.kv_lora_rank) == (12, 20)
+
+
+def test_linear_and_full_attention_of_qwen3_next() -> None:
+    spec = spec_of(tiny("qwen3_next"))
+    assert [spec.kinds[i].name for i in spec.pattern] == ["moe_linear", "moe_full", "moe_linear"]
+    linear, full = (kind.attention for kind in spec.kinds)
+    assert linear.delta_rule is not None
+    assert (linear.num_heads, linear.num_kv_heads, linear.conv_channels) == (6, 3, 144)
+    assert not linear.rotary
+    assert full.gated
+    assert full.rotary_dim == 6  # a quarter of a head
+    assert spec.has_linear_attention
+    assert not spec_of(tiny("qwen3_moe")).has_linear_attention
 
 
 def test_experts() -> None:
@@ -471,6 +500,10 @@ BAD = [
     (tiny("deepseek_v3", moe_layer_freq=2), "moe_layer_freq = 2", "must be 1"),
     (tiny("deepseek_v3", qk_rope_head_dim=5), "qk_rope_head_dim = 5", "even"),
     (tiny("falcon", new_decoder_architecture=True, num_kv_heads=3), "num_kv_heads = 3", "divisor"),
+    (tiny("qwen3_next", linear_num_key_heads=4), "linear_num_key_heads = 4", "divisor"),
+    (tiny("qwen3_next", full_attention_interval=0), "full_attention_interval = 0", "from 1"),
+    (tiny("qwen3_next", layer_types=["sliding_attention"] * 3), "layer_types", "linear_attention"),
+    (tiny("qwen3_next", partial_rotary_factor=0.3), "head_dim = 24", "even"),
     (tiny("t5", feed_forward_proj="gated-"), 'feed_forward_proj = "gated-"', "activation"),
     ({"model_type": "gemma3"}, "text_config is missing", ""),
     ({"model_type": "lama"}, "model_type = 'lama'", "Did you mean llama or llama4?"),

@@ -34,6 +34,20 @@ MORE: dict[str, dict[str, Any]] = {  # what the executor does not train
     "falcon": {**SHAPE, "multi_query": True, "alibi": False},
     "glm4_moe": {**SHAPE, "num_key_value_heads": 4, "head_dim": 8},
     "llama4_text": {**SHAPE, "num_key_value_heads": 4, "head_dim": 8, "attention_chunk_size": 8},
+    "qwen3_next": {
+        **SHAPE,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "linear_num_value_heads": 6,
+        "linear_num_key_heads": 3,
+        "linear_key_head_dim": 10,
+        "linear_value_head_dim": 14,
+        "full_attention_interval": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+    },
     "deepseek_v2": {**CONFIGS["deepseek_v3"], "n_group": 1, "topk_group": 1},
 }
 ENCODERS = ("bert", "roberta")
@@ -67,7 +81,14 @@ def predicted(spec: ModelSpec) -> list[float]:
 
 
 def sizes(layers: Any) -> list[float]:
-    return [4.0 * (layer.keys.numel() + layer.values.numel()) for layer in layers]
+    return [4.0 * sum(tensor.numel() for tensor in _tensors(layer)) for layer in layers]
+
+
+def _tensors(layer: Any) -> list[Any]:
+    """Keys and values, or the states of linear attention."""
+    if hasattr(layer, "recurrent_states"):
+        return [*layer.conv_states.values(), *layer.recurrent_states.values()]
+    return [layer.keys, layer.values]
 
 
 @pytest.mark.sampled(6)
@@ -116,6 +137,19 @@ def test_a_growing_cache_of_transformers_keeps_one_token_less_of_a_window() -> N
         )
     ]
     assert sizes(answer.past_key_values.layers) == pytest.approx(expected, rel=1e-12)
+
+
+def test_linear_attention_keeps_a_state_whatever_the_length() -> None:
+    spec = preset("qwen3-next-80b-a3b")
+    linear, full = spec.kinds
+    stored = CACHE_FORMATS["bf16"]
+    short, long = (float(layer_cache_bytes(linear, 1, n, 1, stored)) for n in (1, 100_000))
+    # a matrix of 128 x 128 in fp32 for each of 32 heads, and 4 inputs of 8192 channels
+    assert short == long == 32 * 128 * 128 * 4 + 4 * 8192 * 2
+    assert float(layer_cache_bytes(linear, 3, 1, 2, stored)) == 3 * short / 2
+    # of a token only the 12 layers with full attention: 2 heads of 256, keys and values
+    assert float(bytes_per_token(spec, stored)) == 12 * 2 * 2 * 256 * 2
+    assert float(token_bytes(full.attention, 1, stored)) == 2 * 2 * 256 * 2
 
 
 def test_every_family_is_a_case() -> None:

@@ -1,0 +1,185 @@
+"""Qwen3-Next: linear attention by the gated delta rule, gated attention in every fourth layer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cost_models.model.families.blocks import (
+    TransformerSizes,
+    Weights,
+    check_rotary,
+    ffn_size,
+    linear,
+    norm,
+    ordinary_attention,
+    part,
+    read_sizes,
+    rotary_fraction,
+    stack,
+)
+from cost_models.model.families.llama_like import (
+    FULL,
+    PRE_NORMS,
+    attention_weights,
+    causal_lm,
+    gated_mlp,
+    qk_norms,
+    rms_norms,
+)
+from cost_models.model.families.moe import read_experts
+from cost_models.model.families.qwen_moe import gated_shared_mixture, sparse_layers
+from cost_models.model.families.reader import (
+    MAX_FFN,
+    MAX_HEADS,
+    MAX_LAYERS,
+    Config,
+    Defaults,
+    whole,
+)
+from cost_models.model.spec import (
+    Attention,
+    DeltaRule,
+    FeedForward,
+    LayerKind,
+    ModelSpec,
+    Weight,
+)
+
+LINEAR: Final = "linear_attention"
+MAX_CONV: Final = 1_000  # tokens of the convolution
+ROTATED: Final = 0.25  # share of a head, where the config does not give it
+QWEN3_NEXT = Defaults(
+    {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 10,
+        "num_experts": 512,
+        "mlp_only_layers": (),
+    }
+)
+_WITHOUT_PREDICTION: Final = "multi-token prediction layers are left out, as in transformers"
+
+
+def qwen3_next(config: Config) -> ModelSpec:
+    """Qwen3-Next (qwen.ai/blog, September 2025): Gated DeltaNet (arXiv:2412.06464) and mixtures."""
+    sizes = read_sizes(config)
+    rotated = rotary_fraction(config, "partial_rotary_factor", default=ROTATED)
+    check_rotary(config, sizes.head_dim, rotated)
+    shared = config.size("shared_expert_intermediate_size", MAX_FFN)
+    sparse = read_experts(
+        config,
+        "num_experts",
+        config.size("moe_intermediate_size", MAX_FFN),
+        shared_ffn_hidden_size=shared,
+        low=0,
+    )
+    dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
+    linear_attention = _linear_attention(config)
+    full = ordinary_attention(
+        sizes, qk_norm="head", rotary_dim=int(sizes.head_dim * rotated), gated=True
+    )
+    bias, hidden_size = config.flag("attention_bias"), sizes.hidden_size
+
+    def build(key: tuple[bool, bool]) -> LayerKind:
+        is_sparse, is_linear = key
+        mixer = (
+            _delta_net_weights(hidden_size, linear_attention)
+            if is_linear
+            else _gated_attention_weights(hidden_size, full, bias=bias)
+        )
+        mlp = (
+            gated_shared_mixture(hidden_size, sparse)
+            if is_sparse
+            else gated_mlp(hidden_size, dense.ffn_hidden_size)
+        )
+        return LayerKind(
+            name=f"{'moe' if is_sparse else 'dense'}_{'linear' if is_linear else 'full'}",
+            attention=linear_attention if is_linear else full,
+            feed_forward=sparse if is_sparse else dense,
+            norm="rms_in_fp32",
+            num_norms=2,
+            weights=(*mixer, *mlp, *rms_norms(hidden_size, *PRE_NORMS)),
+        )
+
+    with_experts = sparse_layers(config, sizes.num_layers, sparse.num_experts)
+    keys = [(i in with_experts, kind == LINEAR) for i, kind in enumerate(_types(config, sizes))]
+    kinds, pattern = stack(keys, build)
+    return causal_lm(config, sizes, kinds, pattern, assumptions=(_WITHOUT_PREDICTION,))
+
+
+def _types(config: Config, sizes: TransformerSizes) -> list[str]:
+    """Return the kind of attention of each layer: full in every n-th, linear elsewhere."""
+    every = config.read("full_attention_interval", whole(1, MAX_LAYERS), 4)
+    given = config.choices_per_layer("layer_types", sizes.num_layers, (FULL, LINEAR))
+    return given or [FULL if (i + 1) % every == 0 else LINEAR for i in range(sizes.num_layers)]
+
+
+def _linear_attention(config: Config) -> Attention:
+    """Read the sizes of linear attention."""
+    values = config.size("linear_num_value_heads", MAX_HEADS)
+    keys = config.size("linear_num_key_heads", MAX_HEADS)
+    config.must_divide("linear_num_key_heads", keys, "linear_num_value_heads", values)
+    return Attention(
+        num_heads=values,
+        num_kv_heads=keys,
+        head_dim=config.size("linear_key_head_dim"),
+        value_head_dim=config.size("linear_value_head_dim"),
+        rotary=False,
+        delta_rule=DeltaRule(config.size("linear_conv_kernel_dim", MAX_CONV)),
+    )
+
+
+def _gated_attention_weights(hidden_size: int, attention: Attention, *, bias: bool) -> Weights:
+    """Return q, k, v and o projections and norms; q also computes a gate for every output."""
+    query = 2 * attention.num_heads * attention.head_dim
+    ordinary = attention_weights(hidden_size, attention, bias=bias, output_bias=bias)
+    return (
+        *part("attention", *linear("self_attn.q_proj", hidden_size, query, "column", bias=bias)),
+        *(weight for weight in ordinary if ".q_proj." not in weight.name),
+        *qk_norms(attention, "head"),
+    )
+
+
+def _delta_net_weights(hidden_size: int, attention: Attention) -> Weights:
+    """Return the tensors of linear attention; those of one key head are neighbours.
+
+    in_proj_qkvz  queries, keys, values and gates   in_proj_ba  learning rates and decays
+    """
+    keys = attention.num_kv_heads * attention.head_dim
+    values = attention.num_heads * attention.value_head_dim
+    kernel = attention.delta_rule.conv_kernel if attention.delta_rule else 0
+    name = "linear_attn"
+    return part(
+        "attention",
+        Weight(f"{name}.dt_bias", (attention.num_heads,), "vector", "column"),
+        Weight(f"{name}.A_log", (attention.num_heads,), "vector", "heads"),
+        Weight(
+            f"{name}.conv1d.weight",
+            (attention.conv_channels, 1, kernel),
+            "vector",
+            "heads",
+            parts=(keys, keys, values),
+        ),
+        *linear(f"{name}.in_proj_qkvz", hidden_size, 2 * keys + 2 * values, "column"),
+        *linear(f"{name}.in_proj_ba", hidden_size, 2 * attention.num_heads, "column"),
+        *norm(f"{name}.norm", attention.value_head_dim),
+        *linear(f"{name}.out_proj", values, hidden_size, "row"),
+    )
