@@ -26,11 +26,16 @@ def around_rule_bytes(attention: Attention, compute_bytes: float) -> float:
     c a + 2 w a                  sigmoid of learning rates; softplus of decays, input and output
     3 w a e + w a + 3 c a e      norm and gate of the output; the output matrix's input
     """
+    rates = (compute_bytes + 2.0 * max(FP32, compute_bytes)) * attention.num_heads
+    output = gated_output_bytes(attention, compute_bytes)
+    return compute_bytes * attention.conv_channels + rates + output
+
+
+def gated_output_bytes(attention: Attention, compute_bytes: float) -> float:
+    """Bytes saved behind the rule, by norm, gate and output matrix: 3 w a e + w a + 3 c a e."""
     wide, heads = max(FP32, compute_bytes), attention.num_heads
     value = heads * attention.value_head_dim
-    rates = (compute_bytes + 2.0 * wide) * heads
-    output = (3.0 * wide + 3.0 * compute_bytes) * value + wide * heads
-    return compute_bytes * attention.conv_channels + rates + output
+    return (3.0 * wide + 3.0 * compute_bytes) * value + wide * heads
 
 
 def rule_bytes(
@@ -72,21 +77,30 @@ def rule_bytes(
 
 
 def rule_backward_bytes(
-    attention: Attention, rule: DeltaRule, seq_len: Count, kernel: str, compute_bytes: float
+    attention: Attention,
+    rule: DeltaRule,
+    seq_len: Count | Real,
+    kernel: str,
+    compute_bytes: float,
 ) -> Real:
     """Bytes of gradients inside convolution and rule at their fullest, besides saved tensors.
 
-    flash  2 c Q + 3 c a d + 2 c a e + c a d e / C   gradients of queries, keys and values; both
-                                       results of the systems, new values and states again
-    eager  w p (4 a d + 2 a e + 2 C a) gradients over all chunks while the chunks run backward,
-                                       and one more of the largest, zero outside its chunk
+        flash  c (3 a d + 4 a e + Q + a d e / C)   gradients of output, gate, queries, keys and
+                                           values; results of the triangular systems, new values
+                                           and states, computed again
+        eager  w p (3 a d + a e + C a + 2 max(a d, a e, C a)) + (w + c) a e
+                                           gradients over all chunks while the chunks run backward,
+                                           a summand and a sum of the largest; of output and gate
+
+    The bytes of ``gated_output_bytes`` are freed by then.
     """
     wide, heads = max(FP32, compute_bytes), attention.num_heads
     key, value = heads * attention.head_dim, heads * attention.value_head_dim
     if kernel == "flash":
         state = key * attention.value_head_dim / rule.chunk
-        gradients = 2.0 * attention.conv_channels + 3.0 * key + 2.0 * value + state
+        gradients = 3.0 * key + 4.0 * value + attention.conv_channels + state
         return compute_bytes * gradients + np.zeros_like(np.multiply(1.0, seq_len))
     table = rule.chunk * heads
-    chunks = 3.0 * key + value + table + max(key, value, table)
-    return wide * chunks * padding(seq_len, rule.chunk)
+    chunks = 3.0 * key + value + table + 2.0 * max(key, value, table)
+    outputs = (wide + compute_bytes) * value
+    return wide * chunks * padding(seq_len, rule.chunk) + outputs

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from cost_models.activations.delta_rule import rule_backward_bytes
+from cost_models.activations.delta_rule import gated_output_bytes, rule_backward_bytes
 from cost_models.activations.frozen_layers import normalised_bytes
 from cost_models.activations.saved import (
     CAPPED_BLOCK,
@@ -343,6 +343,8 @@ def _before_core(layer: _BackwardTerms) -> Real:
     opens = not (kind.norms_after and kind.num_norms == 2)
     norms = kind.num_norms - float(opens)
     saved = norms * layer.norm + layer.inside + layer.hidden + 2.0 * layer.mask
+    if kind.attention.delta_rule is not None:
+        saved = saved + gated_output_bytes(kind.attention, compute) / layer.tensor
     if kind.cross_attention is None:
         return saved
     across = score_bytes(
