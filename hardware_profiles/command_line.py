@@ -21,7 +21,7 @@ from typing import Any, Final, get_type_hints
 import click
 from click.shell_completion import CompletionItem
 
-from hardware_profiles.errors import InputError, ShardplanError, did_you_mean
+from hardware_profiles.errors import InputError, ShardplanError, did_you_mean, similar
 from hardware_profiles.options import (
     Declared,
     check_value,
@@ -33,6 +33,7 @@ from hardware_profiles.options import (
     spellings,
 )
 from hardware_profiles.shells import use_shells
+from hardware_profiles.terminal import say
 
 use_shells()
 HELP: Final = {"help_option_names": ["-h", "--help"]}
@@ -167,18 +168,37 @@ class Command(click.Command):
         """Read options, arguments, and the words ``name=value`` among them."""
         strict = not ctx.allow_extra_args
         ctx.allow_extra_args = True
-        rest = super().parse_args(ctx, self._sorted(args) if strict else args)
+        try:
+            rest = super().parse_args(ctx, self._sorted(args) if strict else args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click's parser leaves it out
+            raise
         ctx.allow_extra_args = not strict
         if not strict or ctx.resilient_parsing:
             return rest
         others = [word for word in rest if not _WORD.fullmatch(word)]
-        if others:
+        if others and not self._replaced(ctx, others):
             many = "s" if len(others) > 1 else ""
-            ctx.fail(f"Got unexpected extra argument{many} ({' '.join(others)})")
+            named = " ".join(
+                one.option.flags[0] for one in self.fields if one.option and one.is_positional
+            )
+            known = f"; the arguments are {named}" if named else ""
+            ctx.fail(f"Got unexpected extra argument{many} ({' '.join(others)}){known}")
+        rest = [word for word in rest if word not in others]
         for word in rest:
             self._set(ctx, word)
         ctx.args = []
         return ctx.args
+
+    def _replaced(self, ctx: click.Context, words: Sequence[str]) -> bool:
+        """Whether one more word replaced the last argument, which may be replaced."""
+        last = [one for one in self.fields if _positional(one)][-1:]
+        if len(words) != 1 or not (last and last[0].option and last[0].option.replaceable):
+            return False
+        name = last[0].name
+        say(f"{words[0]} instead of {ctx.params[name]}")
+        ctx.params[name] = words[0]
+        return True
 
     def _sorted(self, args: list[str]) -> list[str]:
         """Return the words with those that name an option (``tp=8``) after the arguments."""
@@ -536,9 +556,10 @@ def usage_error(
     value = f" ({names[-1]} {values[-1]})" if values else ""
     command = program if context is None else context.command_path
     message = error.format_message().rstrip(".")
-    unknown = getattr(error, "option_name", None) if values == [] else None
-    if unknown is not None:
-        message = f"No such option: {unknown}{_instead(error, words, advice)}"
+    if isinstance(error, click.NoSuchOption):
+        message = f"No such option: {error.option_name}{_instead(error, words, advice)}"
+    elif isinstance(error, click.BadOptionUsage) and (needed := _value_needed(error)):
+        message, value = needed, ""
     return f"shardplan: {message}{value}; see {command} --help"
 
 
@@ -547,10 +568,37 @@ def _instead(error: Any, words: Sequence[str], advice: Advice | None) -> str:
     option = error.option_name
     if advice is not None and (text := advice(error.ctx, option, _value_of(option, words))):
         return f" ({text})"
-    known = [flag for param in error.ctx.command.params for flag in param.opts]
-    fields = {one.flags[0]: one for one in getattr(error.ctx.command, "fields", ()) if one.flags}
-    hint = named_elsewhere(option, fields) or did_you_mean(option, known)
-    return f". {hint}".rstrip("?") + "?" if hint else ""
+    fields = {
+        (one.option.flags if _positional(one) else one.flags)[0]: one
+        for one in getattr(error.ctx.command, "fields", ())
+        if _positional(one) or one.flags
+    }
+    if hint := named_elsewhere(option, fields):
+        return f". {hint}"
+    known = {
+        flag.lstrip("-"): flag
+        for param in error.ctx.command.params
+        for flag in param.opts
+        if flag.startswith("--")
+    }
+    close = similar(option.lstrip("-"), known)
+    return f". Did you mean {' or '.join(known[name] for name in close)}?" if close else ""
+
+
+def _value_needed(error: click.BadOptionUsage) -> str | None:
+    """Return what an option needs that came without its value; None for another error."""
+    fields = getattr(getattr(error.ctx, "command", None), "fields", ())
+    one = next((one for one in fields if error.option_name in one.flags), None)
+    if one is None or "requires an argument" not in error.message:
+        return None
+    if one.values:
+        return f"{error.option_name} needs a value: {', '.join(one.values)}"
+    shown = (one.option.metavar if one.option else None) or "N"
+    return f"{error.option_name} needs a value, {error.option_name} {shown}: {one.help}"
+
+
+def _positional(one: Declared) -> bool:
+    return one.option is not None and one.is_positional
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:

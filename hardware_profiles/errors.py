@@ -56,8 +56,16 @@ def did_you_mean(name: str, known: Iterable[str], *, count: int = 3) -> str:
     >>> did_you_mean("lama", ["llama", "gpt2"])
     'Did you mean llama?'
     """
+    close = similar(name, known, count=count)
+    return f"Did you mean {' or '.join(close)}?" if close else ""
+
+
+def similar(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
+    """Return the known names most like a name, whatever their case.
+
+    >>> similar("seq", ["seq_len", "sp", "cp"])
+    ['seq_len']
+    """
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = get_close_matches(name.lower(), by_lower, n=count, cutoff=0.6)
-    if not close:
-        return ""
-    return f"Did you mean {' or '.join(by_lower[match] for match in close)}?"
+    return [by_lower[match] for match in close]

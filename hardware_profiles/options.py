@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import (
@@ -55,7 +55,9 @@ class Option:
     command as ``tp=8``; they are added to this option. ``common``: the help lists it in its first
     group. ``values``: the values of a text, or names in it, where the type is not a Literal;
     ``{values}`` in ``help`` stands for them. ``complete``: from the beginning of a word to the
-    words that a shell proposes. ``elsewhere``: its names in other tools, for suggestions.
+    words that a shell proposes. ``elsewhere``: its names in other tools, for suggestions; with
+    the value that they stand for, such as ``gradient_checkpointing=full``. ``replaceable``: a
+    second positional argument of this name replaces the first.
     """
 
     __slots__ = (
@@ -74,6 +76,7 @@ class Option:
         "optional_value",
         "pasted",
         "read",
+        "replaceable",
         "short",
         "values",
         "why",
@@ -99,6 +102,7 @@ class Option:
         values: Sequence[str] | Callable[[], Sequence[str]] = (),
         complete: Callable[[str], Sequence[str]] | None = None,
         elsewhere: Sequence[str] = (),
+        replaceable: bool = False,
     ) -> None:
         self.flags = flags
         self.help = help
@@ -118,6 +122,7 @@ class Option:
         self.values = values
         self.complete = complete
         self.elsewhere = elsewhere
+        self.replaceable = replaceable
 
 
 class Declared(NamedTuple):
@@ -208,15 +213,44 @@ def possible_values(one: Declared) -> tuple[str, ...]:
     return one.values
 
 
+def meant(given: str, known: Iterable[Declared]) -> tuple[Declared, str] | None:
+    """Return the option, and its value if any, that a name which is no option's stands for.
+
+    The name of the field (``tensor-parallel``), a name in another tool, a value of an option
+    (``bf16``), or a name and a number in one word (``zero3``).
+    """
+    name = given.lstrip("-").replace("-", "_").lower()
+    options = [one for one in known if one.option is not None]
+    elsewhere = {word: one for one in options if one.option for word in one.option.elsewhere}
+    for word, one in elsewhere.items():
+        if word.partition("=")[0] == name:
+            return one, word.partition("=")[2]
+    for one in options:
+        if name in spellings(one):
+            return one, ""
+    for one in options:
+        if name in one.values and one.type is not bool and name != "none":
+            return one, name
+    numbered = re.fullmatch(r"([a-z_]+?)_?(\d+)", name)
+    for one in options if numbered else ():
+        if numbered and one.type is int and numbered[1] in spellings(one):
+            return one, numbered[2]
+    return None
+
+
 def named_elsewhere(given: str, known: Mapping[str, Declared]) -> str:
     """Return a hint for the name that an option has in another tool, or an empty string.
 
     ``known``: options by the names that the hint shows.
     """
-    name = given.lstrip("-").replace("-", "_").lower()
+    found = meant(given, known.values())
     for shown, one in known.items():
-        if one.option is not None and name in one.option.elsewhere:
-            return f"Did you mean {shown}?"
+        if found is not None and one is found[0]:
+            if one.is_positional:
+                return f"{shown} gives it: {one.help}"
+            value = found[1] if shown.startswith("-") or one.type is int else repr(found[1])
+            joint = " " if shown.startswith("-") else "="
+            return f"Did you mean {shown}{joint + value if found[1] else ''}?"
     return ""
 
 

@@ -6,18 +6,21 @@ parameters, which a test compares with the computed one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.errors import InputError, similar
 from hardware_profiles.fields import convert, read_text, read_toml
 
 FOLDER: Final = Path(__file__).parent / "preset_data"
+_SIZE: Final = re.compile(r"\d+(?:\.\d+)?[bm]")  # in a model's name, such as 7b
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,30 @@ def is_preset(name: str) -> bool:
 
 
 def similar_presets(name: str) -> str:
-    """Return a hint such as ``Did you mean llama-3-8b?``, or an empty string."""
-    return did_you_mean(name, preset_names())
+    """Return a hint such as ``Did you mean llama-3-8b?``, or an empty string.
+
+    Presets that begin with the name come first, then those of its size; none of another family.
+
+    >>> similar_presets("llama3"), similar_presets("whisper-large")
+    ('Did you mean llama-3-8b or llama-3-70b or llama-3.1-8b?', '')
+    """
+    given = _squeezed(name)
+    begun = [one for one in preset_names() if given and _squeezed(one).startswith(given)]
+    size = _SIZE.search(name.lower())
+    close = [one for one in similar(name, preset_names(), count=12) if _same_family(name, one)]
+    close.sort(key=lambda one: size is None or size[0] not in _SIZE.findall(one))
+    chosen = (begun or close)[:3]
+    return f"Did you mean {' or '.join(chosen)}?" if chosen else ""
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
+
+
+def _same_family(one: str, other: str) -> bool:
+    """Whether the letters at the beginning of two names are alike."""
+    first, second = (re.sub(r"[^a-z].*", "", _squeezed(name)) for name in (one, other))
+    return SequenceMatcher(None, first, second).ratio() >= 0.7
 
 
 def load_preset(name: str) -> Preset:

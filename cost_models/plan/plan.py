@@ -133,6 +133,7 @@ class Plan(Ranks[int]):
             short="dp",
             common=True,
             help="data-parallel ranks (default: all that are left)",
+            elsewhere=("data_parallel_size", "dp_size"),
             group=PARALLELISM,
             pasted="always",
             default="the remaining accelerators",
@@ -140,10 +141,25 @@ class Plan(Ranks[int]):
     ] = 1
     tensor_parallel: Annotated[
         Count,
-        Option("--tp", short="tp", common=True, help="tensor-parallel ranks", group=PARALLELISM),
+        Option(
+            "--tp",
+            short="tp",
+            common=True,
+            help="tensor-parallel ranks",
+            elsewhere=("tensor_parallel_size", "tensor_model_parallel_size", "tp_size"),
+            group=PARALLELISM,
+        ),
     ] = 1
     pipeline_parallel: Annotated[
-        Count, Option("--pp", short="pp", common=True, help="pipeline ranks", group=PARALLELISM)
+        Count,
+        Option(
+            "--pp",
+            short="pp",
+            common=True,
+            help="pipeline ranks",
+            elsewhere=("pipeline_parallel_size", "pipeline_model_parallel_size", "pp_size"),
+            group=PARALLELISM,
+        ),
     ] = 1
     virtual_stages: Annotated[
         Count,
@@ -176,7 +192,7 @@ class Plan(Ranks[int]):
             short="zero",
             common=True,
             help="ZeRO stage, 0 to 3; 3 shards weights as FSDP does",
-            elsewhere=("fsdp", "sharding"),
+            elsewhere=("fsdp=3", "fsdp2=3", "full_shard=3", "ddp=0", "sharding", "stage"),
             group=MEMORY,
             pasted="always",
             default="3, or 0 with one data-parallel rank",
@@ -202,7 +218,16 @@ class Plan(Ranks[int]):
             common=True,
             as_text=True,
             help="{values}; full:1/2: every other layer",
-            elsewhere=("gradient_checkpointing", "activation_checkpointing", "checkpointing"),
+            elsewhere=(
+                "gradient_checkpointing=full",
+                "activation_checkpointing=full",
+                "checkpoint_activations=full",
+                "checkpointing=full",
+                "grad_checkpointing=full",
+                "recompute_activations=selective",
+                "recompute_granularity",
+                "ac=full",
+            ),
             group=MEMORY,
             pasted="always",
             default="the least that fits: none, selective, full (full where "
@@ -223,6 +248,9 @@ class Plan(Ranks[int]):
             help="sequences of a micro-batch",
             elsewhere=(
                 "per_device_train_batch_size",
+                "per_device_batch_size",
+                "device_batch_size",
+                "local_batch_size",
                 "micro_batch",
                 "train_micro_batch_size_per_gpu",
             ),
@@ -235,7 +263,14 @@ class Plan(Ranks[int]):
         Option(
             short="microbatches",
             help="micro-batches of a step",
-            elsewhere=("gradient_accumulation_steps", "grad_accum", "accumulation_steps"),
+            elsewhere=(
+                "gradient_accumulation_steps",
+                "gradient_accumulation",
+                "grad_accum",
+                "accumulation_steps",
+                "ga",
+                "gas",
+            ),
             group=TRAINING,
             pasted="never",
             default="global batch / (micro-batch size × data parallel)",
@@ -246,7 +281,14 @@ class Plan(Ranks[int]):
         Count, Option(help="HSDP: replicas of the shards", group=PARALLELISM, why="also MiCS")
     ] = 1
     context_parallel: Annotated[  # ranks that share the tokens of a sequence
-        Count, Option("--cp", short="cp", help="context-parallel ranks", group=PARALLELISM)
+        Count,
+        Option(
+            "--cp",
+            short="cp",
+            help="context-parallel ranks",
+            elsewhere=("context_parallel_size", "cp_size"),
+            group=PARALLELISM,
+        ),
     ] = 1
     context_parallel_method: Annotated[
         ContextMethod,
@@ -260,7 +302,14 @@ class Plan(Ranks[int]):
         ),
     ] = "ring"
     expert_parallel: Annotated[  # ranks that share the experts of a layer
-        Count, Option("--ep", short="ep", help="expert-parallel ranks", group=PARALLELISM)
+        Count,
+        Option(
+            "--ep",
+            short="ep",
+            help="expert-parallel ranks",
+            elsewhere=("expert_parallel_size", "expert_model_parallel_size", "ep_size"),
+            group=PARALLELISM,
+        ),
     ] = 1
     expert_tensor_parallel: Annotated[  # experts are cut over the tensor-parallel ranks too
         bool,
@@ -275,6 +324,14 @@ class Plan(Ranks[int]):
         Offload,
         Option(
             help="off the accelerator: {values}",
+            elsewhere=(
+                "cpu_offload=optimizer",
+                "offload_optimizer=optimizer",
+                "offload_activations=activations",
+                "offload_param=weights",
+                "offload_params=weights",
+                "fsdp_offload_params=weights",
+            ),
             group=MEMORY,
             why="weights include gradients and optimizer; weights and NVMe are priced only",
         ),

@@ -37,7 +37,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 from msgspec import Meta, Struct, defstruct
 
 from hardware_profiles.cluster.schema import PRECISIONS, Accelerator, Figure, Kind, Node
-from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.errors import InputError, similar
 from hardware_profiles.fields import Positive, convert, read_toml, struct_of
 
 FOLDER: Final = Path(__file__).parent / "data"
@@ -126,6 +126,11 @@ def is_accelerator(name: str) -> bool:
     return normalised(name) in _accelerator_index()[0].matches
 
 
+def covers_accelerators(name: str) -> bool:
+    """Return whether a name, or its first word, is that of accelerators of the catalogue."""
+    return is_accelerator(name) or bool(_sharing(name, _accelerator_index()[0].entries))
+
+
 def accelerators_named(name: str) -> list[Accelerator]:
     """Return the one accelerator of a name, or all that a name without board or memory covers.
 
@@ -173,9 +178,32 @@ def unknown(name: str, what: str, known: Iterable[str]) -> str:
     """Return the message for a name that is not in the catalogue."""
     names = list(known)
     families = dict.fromkeys(entry.split("-")[0] for entry in names)
-    hint = did_you_mean(name, [*families, *names]) or "`shardplan hardware` lists them."
+    part = normalised(name)
+    close = [entry for entry in names if len(part) > 2 and part in normalised(entry)][:3] or [
+        entry for entry in similar(name, [*families, *names]) if _same_digits(name, entry)
+    ]
+    hint = f"Did you mean {' or '.join(close)}?" if close else "`shardplan hardware` lists them."
     shown = name or repr(name)
     return f"{shown}: no such {what}. {hint} Describe another one in a TOML file (docs/clusters.md)"
+
+
+def _same_digits(one: str, other: str) -> bool:
+    """Whether the numbers of two names may be the same one, mistyped.
+
+    >>> [_same_digits(*two) for two in (("A10O", "A100"), ("4009", "4090"), ("A11", "A10"))]
+    [True, True, True]
+    >>> _same_digits("GTX-1080", "V100")
+    False
+    """
+    given, known = (re.findall(r"\d+", name) for name in (one, other))
+    return not given or any(
+        a in b or b in a or sorted(a) == sorted(b) or _one_apart(a, b) for a in given for b in known
+    )
+
+
+def _one_apart(one: str, other: str) -> bool:
+    """Whether two numbers differ in one digit."""
+    return len(one) == len(other) and sum(map(str.__ne__, one, other)) == 1
 
 
 def _sharing(name: str, entries: Iterable[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
     8xA100-80GB            one node of eight
     16x8xH100-SXM          16 nodes of eight; ``describe`` repeats total and nodes
-    A100-80GB:8            the same as 8xA100-80GB
+    A100-80GB:8            the same as 8xA100-80GB, and so is A100-80GBx8
     32xp5.48xlarge         32 instances of a known kind of node; one without the number
     gb200-nvl72            one rack of 18 nodes of 4 in one NVLink domain; 2xgb200-nvl72
     cluster.toml           see ``cluster_file.py``
@@ -24,6 +24,7 @@ from typing import Final
 
 from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import (
+    covers_accelerators,
     is_accelerator,
     match_accelerator,
     match_node,
@@ -38,6 +39,9 @@ EXAMPLES: Final = (
 )
 _COUNT: Final = re.compile(r"([+-]?[\d.,_]+)\s*[x*\u00d7]\s*(?=\S)", re.IGNORECASE)
 _AFTER: Final = re.compile(r"^(?P<name>.*[^:\s])\s*:\s*(?P<count>[+-]?\d+)$")
+_TIMES: Final = re.compile(
+    r"^(?P<name>.*[^x*\u00d7\s])\s*[x*\u00d7]\s*(?P<count>\d+)$", re.IGNORECASE
+)
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -81,7 +85,7 @@ def accelerator_name(words: str) -> str:
     ('H100', '4090', 'H100-SXM-80GB')
     """
     name = _counts(words.strip())[1]
-    node = None if is_accelerator(name) else match_node(name)
+    node = None if covers_accelerators(name) else match_node(name)
     return name if node is None else node.entry.accelerator
 
 
@@ -93,7 +97,10 @@ def _counts(words: str) -> tuple[tuple[int, ...], str]:
         counts.append(_number(words, found.group(1)))
         position = found.end()
     name = words[position:].strip()
-    if not counts and (after := _AFTER.match(name)):
+    after = _AFTER.match(name)
+    if after is None and (times := _TIMES.match(name)) and is_accelerator(times["name"]):
+        after = times
+    if not counts and after is not None:
         counts, name = [_number(words, after.group("count"))], after.group("name")
     # a name has a letter other than the x of counts, or is one of digits alone ("4090")
     lettered = re.search(r"[a-wyz]", name, re.IGNORECASE) or is_accelerator(name)
@@ -118,7 +125,10 @@ def _layout(
     if len(counts) == 2:
         return counts[0], counts[1]
     if not counts:
-        raise InputError(f"{words}: how many? Write 8x{name} for one node of 8, 2x8x{name} for two")
+        raise InputError(
+            f"{words}: how many? Write 1x{name} for one, 8x{name} for a node of 8, 2x8x{name} for "
+            "two nodes"
+        )
     usual = usual_node(accelerator)
     (count,) = counts
     if usual is None or count <= usual.gpus_per_node:
@@ -126,11 +136,13 @@ def _layout(
     num_nodes, left = divmod(count, usual.gpus_per_node)
     if not left:
         return num_nodes, usual.gpus_per_node
-    even = next(size for size in range(usual.gpus_per_node, 0, -1) if count % size == 0)
+    size = usual.gpus_per_node
+    even = next(each for each in range(size, 0, -1) if count % each == 0)
+    full = " or ".join(f"{n}x{size}x{name} ({n * size})" for n in (num_nodes, num_nodes + 1))
     raise InputError(
-        f"{words}: nodes of {accelerator.name} usually hold {usual.gpus_per_node}. "
+        f"{words}: nodes of {accelerator.name} usually hold {size}. "
         f"Write {count // even}x{even}x{name} for {count // even} nodes, "
-        f"or 1x{count}x{name} if one node really holds {count}"
+        f"or 1x{count}x{name} if one node really holds {count}. Full nodes: {full}"
     )
 
 

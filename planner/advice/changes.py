@@ -14,6 +14,7 @@ from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import accelerators
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
+from hardware_profiles.software.trainer import software_profile
 from planner.assessment.reach import fewest_recomputed, load, longest_sequence, with_seq_len
 from planner.assessment.too_small import too_small
 from planner.assessment.verdict import memory_budget
@@ -24,6 +25,7 @@ PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"
 MAX_NODES: Final = 1024
 CARDS_OF_A_NODE: Final = 8  # in the largest usual server
 ADAPTER_RANK: Final = 16  # with twice the rank as alpha: the default of --lora
+QUANTISING: Final = "hf-trainer"  # with bitsandbytes: every matrix of a frozen base in 4 bits
 SMALL_OPTIMIZER: Final[Optimizer] = "adamw_8bit"
 # fields of a plan that share out its accelerators
 DEGREES: Final = (
@@ -197,7 +199,7 @@ def _more_recomputation(pinned: PinnedPlan) -> Iterator[Change]:
 
 def offloads(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield the offload with which the fastest plan fits that is found."""
-    if not pinned.scenario.on_gpu:
+    if not pinned.scenario.on_gpu or pinned.scenario.cluster.accelerator.host_bandwidth is None:
         return
     given: Offload = pinned.fixed.get("offload", "none")
     fixed, device = pinned.fixed, pinned.fixed.get("offload_device", "cpu")
@@ -244,6 +246,8 @@ def other_trainings(pinned: PinnedPlan) -> Iterator[Change]:
             yield from _adapters(pinned, adapter)
     elif workload.adapter == "lora":
         yield _quantised_base(pinned)
+    elif workload.adapter_targets != "all":
+        yield from _quantised_wholly(pinned)
     if length := longest_sequence(scenario, plan, workload.seq_len - 1):
         words, shorter = f"sequences of {length:,} tokens", with_seq_len(scenario, length)
         yield pinned.with_scenario(TRAINING, "sequence", words, f"--seq-len {length}", shorter)
@@ -304,6 +308,24 @@ def _quantised_base(pinned: PinnedPlan) -> Change:
         "the frozen base in 4 bits, --qlora instead of --lora",
         f"--qlora {workload.adapter_rank}",
         replace(scenario, model=model, workload=workload),
+    )
+
+
+def _quantised_wholly(pinned: PinnedPlan) -> Iterator[Change]:
+    """Yield a trainer that quantises the matrices without adapters too."""
+    scenario = pinned.scenario
+    if scenario.software.frozen.quantises_every_matrix:
+        return
+    software = software_profile(QUANTISING)
+    model = adapted(
+        without_adapters(scenario.model), scenario.workload, quantises_every_matrix=True
+    )
+    yield pinned.with_scenario(
+        TRAINING,
+        "trainer",
+        "a trainer that quantises every matrix",
+        f"--software {software.name}",
+        replace(scenario, model=model, software=software),
     )
 
 

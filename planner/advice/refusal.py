@@ -40,11 +40,11 @@ class Refusal:
 
     def __str__(self) -> str:
         counts = self.result.counts
-        lines = plain(
+        lines = [  # wrapped with the words that are put before it
             f"no plan for {self.scenario.model.name} on {self.scenario.cluster.name}: "
             f"{counts.enumerated:,} candidates, {counts.legal:,} legal, "
             + ("none of them fits as required" if counts.excluded else "0 fit")
-        )
+        ]
         for number, why in self.reasons[:MOST_REASONS]:
             lines += _item(f"{number:,} candidates: {why}")
         for change in self.changes:

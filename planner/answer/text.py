@@ -79,7 +79,8 @@ def _model_lines(scenario: Scenario) -> list[str]:
         size += " parameters"
     if workload.adapter != "none":
         trained = format_count(model.num_trainable_parameters)
-        size += f", {trained} trained ({workload.adapter}, rank {workload.adapter_rank})"
+        on = "" if workload.adapter_targets == "all" else f" on {workload.adapter_targets}"
+        size += f", {trained} trained ({workload.adapter}{on}, rank {workload.adapter_rank})"
     if workload.freeze:
         trained = format_count(model.num_trainable_parameters)
         size += f", {trained} trained ({workload.freeze} frozen)"

@@ -74,8 +74,9 @@ def host_text(host: HostMemory) -> str | None:
     parts = []
     for name, needed, room in host.amounts:
         if needed > 0.0:
-            of = "of an unknown size" if room is None else f"of {format_bytes(room)}"
-            parts.append(f"{format_bytes(needed)} {of} {words[name]} of a node")
+            of = "" if room is None else f" of {format_bytes(room)}"
+            size = ", of an unknown size" if room is None else ""
+            parts.append(f"{format_bytes(needed)}{of} {words[name]} of a node{size}")
     if not parts:
         return None
     what = {"memory": "the host is too small", "nvme": "the drives are too small"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cost_models.compute.flops import (
@@ -11,7 +12,7 @@ from cost_models.compute.flops import (
     rule_of_thumb_ratio,
 )
 from cost_models.model.parameters import active_parameters, parameters_by_part
-from cost_models.model.presets import load_preset, preset_names
+from cost_models.model.presets import is_preset, load_preset, preset_names
 from cost_models.units import format_bytes, format_count
 from hardware_profiles.cluster.catalogue import (
     accelerators,
@@ -25,10 +26,10 @@ from planner.text.answer import SCHEMA_VERSION
 from planner.text.paragraphs import plain
 
 
-def model_listing() -> dict[str, Any]:
-    """All presets."""
+def model_listing(start: str = "") -> dict[str, Any]:
+    """The presets whose names begin so."""
     presets = []
-    for name in preset_names():
+    for name in (one for one in preset_names() if one.startswith(start.lower())):
         preset = load_preset(name)
         presets.append(
             {
@@ -39,6 +40,11 @@ def model_listing() -> dict[str, Any]:
             }
         )
     return {"schema_version": SCHEMA_VERSION, "models": presets}
+
+
+def names_one_model(text: str) -> bool:
+    """Whether a text is a preset, an alias, a file or a folder; not the beginning of several."""
+    return is_preset(text) or Path(text).exists()
 
 
 def models_text(document: Mapping[str, Any]) -> str:

@@ -12,17 +12,22 @@ from planner.request import proposals
 
 def models(
     name: Annotated[
-        str | None, Option("NAME", complete=proposals.models, help="one model, as in fit")
+        str | None,
+        Option(
+            "NAME",
+            complete=proposals.models,
+            help="one model, as in fit; llama lists all that begin so",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
     """List the presets, or show what one model is made of."""
-    from planner.cli.listing import model_listing, model_text, models_text
+    from planner.cli.listing import model_listing, model_text, models_text, names_one_model
     from planner.text.answer import json_text
 
-    if name is None:
-        document = model_listing()
-        show(json_text(document) if json else models_text(document))
+    listed = model_listing(name or "")
+    if name is None or (len(listed["models"]) > 1 and not names_one_model(name)):
+        show(json_text(listed) if json else models_text(listed))
         return
     from planner.cli.listing import one_model
 

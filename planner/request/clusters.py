@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from cost_models.model.presets import is_preset
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster, Figure
 from hardware_profiles.cluster.subset import part_of as part_of_tree
@@ -111,19 +112,35 @@ def parts_of(cluster: Cluster, at_most: int | None = None) -> list[Cluster]:
     return [part_of(cluster, size) for size in sorted(sizes, reverse=True)]
 
 
+def named_cluster(text: str) -> Cluster:
+    """Return the cluster of a text; a model in its place is named as such."""
+    try:
+        return parse_cluster(text)
+    except InputError:
+        if is_preset(text.strip()):
+            raise InputError(f"{text} is a model: MODEL comes first, then CLUSTER") from None
+        raise
+
+
 def cluster_of(cluster: ClusterLike) -> Cluster:
     """Return the only cluster of a text or a path."""
     if isinstance(cluster, Cluster):
         return cluster
     if isinstance(cluster, (str, Path)):
-        return parse_cluster(str(cluster))
+        named = split_clusters(str(cluster))
+        if len(named) > 1:
+            raise InputError(
+                f"{str(cluster)[:60]}: one cluster is expected (shardplan plan compares several; "
+                "accelerators of two kinds in one cluster are not priced)"
+            )
+        return named_cluster(str(cluster))
     raise InputError(f"cluster = {cluster!r} (must be a name, a path or a Cluster)")
 
 
 def clusters_of(clusters: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:
     """Return the clusters that a text or a list names (``8xA100-80GB,1..4x8xH100-SXM``)."""
     if isinstance(clusters, str):
-        return [parse_cluster(name) for name in split_clusters(clusters)]
+        return [named_cluster(name) for name in split_clusters(clusters)]
     if not isinstance(clusters, Sequence):
         return [cluster_of(clusters)]
     if not 1 <= len(clusters) <= MOST_CLUSTERS:

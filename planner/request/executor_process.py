@@ -22,6 +22,7 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NeedsMeasurement, RunError
 from hardware_profiles.progress import report
+from planner.request.clusters import cluster_of
 
 if TYPE_CHECKING:
     from cost_models.traced.module import TracedModule
@@ -45,7 +46,7 @@ def cluster_or_measure(text: str, say: Say) -> Cluster:
     A measurement that is old or off is taken again; its age and a busy machine are noted.
     """
     try:
-        cluster = parse_cluster(text)
+        cluster = cluster_of(text)
     except NeedsMeasurement as needs:
         measure(needs.processes, say)
         cluster = parse_cluster(text)

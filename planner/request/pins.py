@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from cost_models.plan.plan import FLAGS, WORDS, Plan
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.options import declared, read_count
+from hardware_profiles.options import declared, meant, read_count
 from planner.request.stage_layers import read_recompute, without_list
 
 FIX: Final = "--fix"  # the option that pins
@@ -49,10 +49,16 @@ def parse_fixed(text: str, where: str = FIX) -> dict[str, Any]:
 def pinned(flag: str, value: str | None = None) -> str | None:
     """Return the words of ``--fix`` for an option of ``fit``; None where it is not in a plan.
 
-    >>> pinned("--tp", "4"), pinned("--no-sp"), pinned("--seq-len")
-    ('tp=4', 'sp=off', None)
+    >>> pinned("--tp", "4"), pinned("--no-sp"), pinned("--fsdp"), pinned("--seq-len")
+    ('tp=4', 'sp=off', 'zero=3', None)
     """
-    for name, one in declared(Plan).items():
+    known = declared(Plan)
+    if not any(flag in (*one.flags, *one.off_flags) for one in known.values()):
+        found = meant(flag, known.values())
+        if found is None:
+            return None
+        flag, value = found[0].flags[0], found[1] or value
+    for name, one in known.items():
         if flag in one.off_flags:
             return f"{one.short}=off"
         if flag in one.flags and one.option is not None:

@@ -73,6 +73,7 @@ class Subject:
             complete=proposals.models,
             help="preset, config.json, folder, hub id, size such as 7b, or "
             "module:package.path:factory",
+            elsewhere=("model", "model_name", "model_name_or_path"),
         ),
     ]
     cluster: Annotated[
@@ -82,6 +83,20 @@ class Subject:
             as_text=True,
             complete=proposals.clusters,
             help="8xA100-80GB, 16x8xH100-SXM, FILE.toml, here:8",
+            elsewhere=(
+                "accelerator",
+                "cluster",
+                "devices",
+                "gpu",
+                "gpus",
+                "hardware",
+                "nnodes",
+                "nodes",
+                "nproc_per_node",
+                "num_gpus",
+                "num_nodes",
+            ),
+            replaceable=True,
         ),
     ]
 
@@ -95,7 +110,7 @@ class CommonOptions:
         Option(
             common=True,
             help="sequences of one optimizer step",
-            elsewhere=("batch_size", "gbs", "train_batch_size"),
+            elsewhere=("batch_size", "gbs", "train_batch_size", "batch", "bs"),
             group=TRAINING,
             default="`plan`: one sequence for each accelerator; `fit`: micro-batch × data parallel "
             "× (pipeline parallel)",
@@ -108,7 +123,15 @@ class CommonOptions:
             metavar="NAME",
             common=True,
             values=get_args(Precision),
-            elsewhere=("dtype", "mixed_precision"),
+            elsewhere=(
+                "dtype",
+                "mixed_precision",
+                "torch_dtype",
+                "amp",
+                "bfloat16=bf16",
+                "float16=fp16",
+                "half=fp16",
+            ),
             help="{values} (plan: bf16,fp8 takes the better)",
             group=TRAINING,
             default="bf16 if the accelerator has it, else fp16, else fp32; fp32 on a CPU",
@@ -122,6 +145,7 @@ class CommonOptions:
         Option(
             metavar="NAME",
             values=get_args(Optimizer),
+            elsewhere=("optim", "adam8bit=adamw_8bit", "adamw8bit=adamw_8bit", "8bit=adamw_8bit"),
             help="{values}",
             group=TRAINING,
             default="adamw",
@@ -160,6 +184,12 @@ class LayerOptions:
                 "max_seq_length",
                 "max_seq_len",
                 "block_size",
+                "cutoff_len",
+                "context",
+                "context_length",
+                "ctx",
+                "ctx_len",
+                "n_ctx",
             ),
             group=TRAINING,
             default="the model's longest, at most 4096",
@@ -204,6 +234,7 @@ class LayerOptions:
             "--attention",
             metavar="NAME",
             values=get_args(AttentionKernel),
+            elsewhere=("flash_attention=flash", "flash_attn=flash", "sdpa=flash"),
             help="attention kernel: {values}",
             group=TRAINING,
             default="flash",
@@ -252,14 +283,19 @@ class AdapterOptions:
         Option(
             metavar="RANK",
             common=True,
-            elsewhere=("lora_r", "lora_rank"),
+            elsewhere=("lora_r", "lora_rank", "rank", "r"),
             help="train adapters of this rank on a frozen base",
             group=TUNING,
         ),
     ] = None
     qlora: Annotated[
         int | None,
-        Option(metavar="RANK", help="as --lora, the frozen base in 4 bits", group=TUNING),
+        Option(
+            metavar="RANK",
+            help="as --lora, the frozen base in 4 bits",
+            elsewhere=("load_in_4bit=16", "4bit=16"),
+            group=TUNING,
+        ),
     ] = None
     lora_alpha: Annotated[
         float | None,
@@ -276,9 +312,9 @@ class AdapterOptions:
             values=(*get_args(AdapterTargets), *TARGET_NAMES),
             help="matrices with adapters: {values}",
             group=TUNING,
-            default="all",
-            why="the matrices of attention and MLP; mixtures of experts: attention, or names such "
-            "as `q,v`",
+            default="all; mixtures of experts: attention",
+            why="the matrices of attention and MLP; those of routed experts are one tensor, which "
+            "takes no adapter",
         ),
     ] = None
     quantisation: Annotated[
@@ -324,6 +360,7 @@ class WholeRunOptions:
             metavar="DOLLARS",
             complete=proposals.prices,
             help="an accelerator's hour; of each: H100-SXM-80GB=3,…",
+            elsewhere=("cost", "hourly", "price_per_hour"),
             group=WHOLE_RUN,
         ),
     ] = None
@@ -332,6 +369,7 @@ class WholeRunOptions:
         Option(
             metavar="COUNT",
             help="tokens of the whole run, such as 300B or 1.5T",
+            elsewhere=("num_tokens", "total_tokens", "train_tokens", "max_tokens"),
             group=WHOLE_RUN,
         ),
     ] = None

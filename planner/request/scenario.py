@@ -51,13 +51,13 @@ class Adapting:
     targets: str | None = None
     quantisation: str | None = None
 
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of a workload."""
+    def fields(self, model: ModelSpec) -> dict[str, Any]:
+        """Return the fields of a workload for a model."""
         rank = check_count(self.kind, self.rank, MAX_ADAPTER_RANK)
         alpha = 2.0 * rank if self.alpha is None else float(self.alpha)
         if not 0.0 <= alpha <= 1e6:
             raise InputError(f"lora_alpha = {alpha:g} (must be a number from 0 to 1e6)")
-        targets = check_targets(self.targets or "all", "lora_targets")
+        targets = check_targets(self.targets or default_targets(model), "lora_targets")
         return {
             "adapter": self.kind,
             "adapter_rank": rank,
@@ -69,6 +69,12 @@ class Adapting:
         }
 
 
+def default_targets(model: ModelSpec) -> str:
+    """Return the matrices with adapters where none are given: routed experts take none."""
+    routed = any(kind.feed_forward.num_experts for kind in model.kinds)
+    return "attention" if routed else "all"
+
+
 def adapting(
     lora: int | None,
     qlora: int | None,
@@ -78,7 +84,9 @@ def adapting(
 ) -> Adapting | None:
     """Return what ``--lora`` and its kin ask for; None without one of them."""
     if lora is not None and qlora is not None:
-        raise InputError("--lora and --qlora: choose one of them")
+        if lora != qlora:
+            raise InputError(f"--lora {lora} and --qlora {qlora}: choose one of them")
+        lora = None  # of the same rank, on a frozen base in 4 bits
     if lora is None and qlora is None:
         if lora_alpha is not None or lora_targets is not None:
             raise InputError("--lora-alpha and --lora-targets belong to --lora or --qlora")
@@ -157,7 +165,7 @@ def build_scenario(
             "gradient_precision", gradient_precision or "auto", get_args(KeptPrecision)
         ),  # type: ignore[arg-type]
         freeze=check_freeze(freeze or "", "freeze"),
-        **({} if adapter is None else adapter.fields()),
+        **({} if adapter is None else adapter.fields(model)),
     )
     require_consistent(workload)
     assumptions += _about_optimizer(workload)
@@ -179,6 +187,16 @@ def build_scenario(
             + ("shared out by ZeRO-3 too" if shared else "whole on every data rank")
         )
     if adapter is not None:
+        if adapter.targets is None and workload.adapter_targets != "all":
+            assumptions.append(
+                f"adapters on {workload.adapter_targets} (default: the matrices of routed experts "
+                "are one tensor, which takes no adapter)"
+            )
+        if adapter.kind == "qlora" and workload.adapter_targets != "all" and not every:
+            assumptions.append(
+                "4 bits for matrices with adapters, 16 for the others (all in 4 bits: --software "
+                "hf-trainer)"
+            )
         assumptions.append(
             "ZeRO-3 shards the frozen base too"
             if shared

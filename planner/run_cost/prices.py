@@ -17,8 +17,8 @@ HOUR: Final = 3600.0
 MOST_DOLLARS: Final = 1e6  # an hour of one accelerator
 ABOUT_COST: Final = "all accelerators of a plan are paid for, from the first step to the last"
 ABOUT_ENERGY: Final = (
-    "energy: every accelerator draws its board's power limit all the time; without hosts, network "
-    "and cooling"
+    "energy at the boards' power limits: every accelerator draws it all the time; without hosts, "
+    "network and cooling"
 )
 
 

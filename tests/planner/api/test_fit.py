@@ -323,7 +323,16 @@ def test_the_plan_of_an_adapter_comes_back_from_its_file(tmp_path: Path) -> None
     assert file.workload.adapter_rank == 8
     assert file.model == answer.scenario.model
     with pytest.raises(InputError, match="choose one of them"):
-        planner.fit("llama-3.2-1b", "2xA100-80GB", lora=8, qlora=8)
+        planner.fit("llama-3.2-1b", "2xA100-80GB", lora=8, qlora=16)
+
+
+def test_both_adapters_of_one_rank_are_those_on_a_base_in_4_bits() -> None:
+    """A fix, ``--qlora 8``, is appended to ``--lora 8``."""
+    options: dict[str, Any] = {"seq_len": 512, "zero_stage": 0}
+    both = planner.fit("llama-3.2-1b", "2xA100-80GB", lora=8, qlora=8, **options)
+    assert (
+        both.to_dict() == planner.fit("llama-3.2-1b", "2xA100-80GB", qlora=8, **options).to_dict()
+    )
 
 
 @pytest.mark.parametrize(("device", "said"), [("gpu", "204.8 GB/s"), ("cpu", "saves nothing")])
