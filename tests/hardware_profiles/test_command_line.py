@@ -159,3 +159,44 @@ def test_a_command_may_also_be_a_function() -> None:
     made = command(add, name="add", help="Add.")
     assert isinstance(made, click.Command)
     assert parse(made, ["3"], "add") == [5]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Haul:
+    """Options with names in other tools, and an argument that a second one replaces."""
+
+    goods: Annotated[str, Option("GOODS", help="of what kind")]
+    place: Annotated[str, Option("PLACE", help="home, away", elsewhere=("town",), replaceable=True)]
+    gear: Annotated[Literal["low", "high"], Option(elsewhere=("fast=high", "speed"))] = "low"
+    wheel_count: Annotated[int, Option("--wheels", short="w", help="turning")] = 4
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--fast", "Did you mean --gear high?"),
+        ("--speed", "Did you mean --gear?"),
+        ("--high", "Did you mean --gear high?"),
+        ("--wheel-count", "Did you mean --wheels?"),
+        ("--wheels6", "Did you mean --wheels 6?"),
+        ("--town", "PLACE gives it: home, away"),
+        ("--wheel", "Did you mean --wheels?"),
+        ("--gears", "Did you mean --gear?"),
+        ("--xy", "No such option: --xy; see"),
+        ("--gear", "--gear needs a value: low, high"),
+        ("--wheels", "--wheels needs a value, --wheels N: turning"),
+    ],
+)
+def test_a_word_of_another_tool_names_the_option(word: str, message: str) -> None:
+    made = command(Haul, name="haul", help="Go.")
+    with pytest.raises(InputError) as error:
+        parse(made, ["coal", "home", word], "haul")
+    assert message in str(error.value)
+
+
+def test_a_second_argument_replaces_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    made = command(Haul, name="haul", help="Go.")
+    assert parse(made, ["coal", "home", "--wheels", "6", "away"], "haul").place == "away"
+    assert capsys.readouterr().err == "away instead of home\n"
+    with pytest.raises(InputError, match="the arguments are GOODS PLACE"):
+        parse(made, ["coal", "home", "away", "far"], "haul")

@@ -98,7 +98,7 @@ def test_the_stub_declares_what_the_functions_take() -> None:
         ({"mbs": 8}, "It is micro_batch_size (on the command line --micro-batch-size)"),
         ({"seqlen": 4096}, "unknown option 'seqlen'. Did you mean seq_len?"),
         ({"sequence_length": 4096}, "Did you mean seq_len?"),
-        ({"gradient_checkpointing": True}, "Did you mean recompute?"),
+        ({"gradient_checkpointing": True}, "Did you mean recompute='full'?"),
         ({"quite_different": 1}, "Known: model, cluster, global_batch_size"),
         ({"model": "gpt2"}, "fit: multiple values for argument 'model'; see help(planner.fit)"),
     ],
