@@ -55,7 +55,7 @@ def test_there_are_sixty_questions_and_no_two_are_alike() -> None:
 
 
 # Fixes of an answer as shown: peak, and options that are appended to the command
-FIX = re.compile(r"^(?:Fixes)? +([\d.,]+) GiB  .*?((?:\d+x[\w-]+ )?--.*)$")
+FIX = re.compile(r"^(?:Fixes)? +([\d.,]+) GiB  .*?((?:\d+x[\w-]+ )?--.*?)(?:  .*)?$")
 
 
 def answer_to(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
