@@ -72,6 +72,7 @@ class LayerBackward(Struct, frozen=True):
     kind: int = 0  # index into the model's kinds
     recomputed: bool = False  # of a layer that is recomputed, if the plan recomputes
     has_core: bool = False  # selective recomputation has restored the attention core
+    exists: Flag = True  # the rank has such layers
 
     def unpacked(self, used: tuple[Real, Real] | None) -> Real:
         """Bytes of the matrix that is unpacked at this point, and of its workspace.
@@ -260,10 +261,10 @@ def _layers(view: RankView) -> _RankBytes:
         alone = np.maximum(alone, one.at_mlp + one.working)
         if software.sharding.blockwise_backward:
             points = _backward(view, number, kind, trained, one)
-            if recomputed < count:
-                backward += points
-            if recomputed:
-                recomputed_backward += _recomputed(view, kind, one, points)
+            backward += _existing(points, np.less(recomputed, count))
+            if np.any(recomputed):
+                points = _recomputed(view, kind, one, points)
+                recomputed_backward += _existing(points, np.greater(recomputed, 0))
     # offloaded, the layers behind it have left the device already
     done_before = np.where(table.offloads_activations, 0.0, done_before)
     working = np.maximum(working, with_recompute - done_before) + copies
@@ -373,6 +374,13 @@ def _backward(
             )
         )
     return points
+
+
+def _existing(points: list[LayerBackward], exists: Flag) -> list[LayerBackward]:
+    """Return the points of the ranks that have such layers."""
+    if np.all(exists):
+        return points
+    return [replace(point, exists=exists) for point in points] if np.any(exists) else []
 
 
 def _recomputed(

@@ -34,9 +34,9 @@ def messages(view: RankView, in_flight: Real) -> Real:
     apart = inputs - np.where(table.offloads_activations, 0.0, alone)
     received = (apart + rank.hidden_states_received - inputs) * in_flight
     under_way: Real = 2.0
-    if rank.first and rank.num_stages == 1:
+    if rank.first:
         follows = np.isin(table.pipeline_schedule, (GPIPE, ONE_F_ONE_B)) & (in_flight > 1.0)
-        under_way = np.where(follows, 2.0, 1.0)
+        under_way = np.where(follows | np.greater(rank.num_stages, 1), 2.0, 1.0)
     last_kind = model.kinds[model.pattern[-1]]
     if not rank.last and last_kind.norms_after and last_kind.norm == "layer":
         under_way = under_way + 1.0

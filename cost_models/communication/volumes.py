@@ -220,7 +220,7 @@ def pipeline_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     table, rank = view.table, view.rank
     message = view.compute_bytes * view.tokens * view.model.hidden_size / view.sequence_shards
     stages = 2.0 * table.virtual_stages - float(rank.first) - float(rank.last)
-    stages = stages - 2.0 * float(rank.has_adjacent_stages)
+    stages = stages - 2.0 * rank.has_adjacent_stages
     m = 1.0 * table.num_microbatches
     sent = Traffic(stages * m, rank.hidden_states_sent * m * message)
     return {("pipeline", "send"): sent.times(np.where(table.pipeline_parallel > 1, 1.0, 0.0))}

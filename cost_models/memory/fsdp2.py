@@ -22,6 +22,7 @@ Units: bytes, columns of a plan table.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -84,7 +85,7 @@ class LayerGroup(Struct, frozen=True):
     ends: tuple[GroupEnd, ...]
     kind: int | None = None  # of the model's kinds; None: any, they are of one size
     recomputed: bool = False  # recomputed ones, if the plan recomputes
-    in_stack: bool = False  # another layer of its stack
+    in_stack: Flag = False  # another layer of its stack
 
     def contains(self, layer: LayerBackward) -> bool:
         """Whether a point belongs to the backward pass of one of these layers."""
@@ -361,15 +362,15 @@ class Blocks(Struct, frozen=True):
         for layer, number, mode, buffers, freed, unpacked in blocks:
             group, key = self.groups[number], (number, layer.kind, layer.recomputed)
             if key not in left:
-                before = others + layer.positions_gradient * float(group.in_stack)
+                before = others + layer.positions_gradient * group.in_stack
                 left[key] = [before - end.freed(layer, live.saved_by_kind) for end in group.ends]
             for end, of_modes, saved in zip(group.ends, behind[number], left[key], strict=True):
                 accumulated, freed_before = of_modes[mode]
                 now = np.maximum(saved + layer.added, 0.0)
                 parts = (accumulated, now, logits, buffers, freed + freed_before)
                 _, exists = modes[mode]
-                both = exists if end.exists is True else np.logical_and(exists, end.exists)
-                points.append(StepPoint(self._as_gradients(parts, unpacked), both))
+                exists = _all_of(exists, end.exists, layer.exists)
+                points.append(StepPoint(self._as_gradients(parts, unpacked), exists))
         return points
 
     def _behind(self, gradients: Real, done: Real) -> list[tuple[Real, Real]]:
@@ -396,13 +397,13 @@ class Blocks(Struct, frozen=True):
         for layer in live.layer_backward:
             if not group.contains(layer):
                 continue
-            alone = layer.alone + layer.positions_gradient * float(group.in_stack)
+            alone = layer.alone + layer.positions_gradient * group.in_stack
             unpacked = layer.unpacked(used)
             for last, exists, whole, freed_before in modes:
                 buffers, freed = self._buffers(layer, group.block, last)
                 freed = freed + freed_before
                 point = self._as_gradients((whole, alone, zeros, buffers, freed), unpacked)
-                points.append(StepPoint(point, exists))
+                points.append(StepPoint(point, _all_of(exists, layer.exists)))
         # late weight gradients are reduced while others are still pending: the copy in the
         # precision of the reduction, and its result next to the accumulated gradient
         copies = self.reduction * (1.0 + 1.0 / self.shards) + self.compute * self.mixed
@@ -564,7 +565,9 @@ class _LayerElements(Struct, frozen=True):
             found.append(
                 LayerGroup(
                     block=self.block(near.kind, behind, ahead),
-                    ends=tuple(GroupEnd(head + self.passed(each[0]), each) for each in counts),
+                    ends=tuple(
+                        GroupEnd(head + self.passed(each[0]), each, near.exists) for each in counts
+                    ),
                     kind=near.kind,
                     recomputed=near.recomputed,
                     in_stack=_same_stack(model, near.kind, near.previous),
@@ -578,14 +581,20 @@ class _LayerElements(Struct, frozen=True):
         """Return the rank's first layer; no block is gathered during its backward pass."""
         if rank.layer_neighbours:
             return groups[-1]
-        several = bool(backward_layers(model, rank) > 1)
-        before = self.own(None) if several else head
+        several = np.greater(backward_layers(model, rank), 1)
+        before = np.where(several, self.own(None), head)
         return LayerGroup(self.block(None, before, 0.0), (), in_stack=several)
 
 
 def _last_shares(model: ModelSpec, *, alone: bool) -> tuple[float, float]:
     """Return the share of the head's and the embedding's last parameter in its block."""
     return last_trained_share(model.head), 0.0 if alone else last_trained_share(model.embedding)
+
+
+def _all_of(*flags: Flag) -> Flag:
+    """Return whether all flags are set."""
+    found = [flag for flag in flags if flag is not True]
+    return reduce(np.logical_and, found) if found else True
 
 
 def _same_stack(model: ModelSpec, kind: int, other: int) -> bool:

@@ -57,7 +57,7 @@ def weight_gradients_pending_at_end(table: PlanTable, rank: PipelineRank) -> Rea
     1.
     """
     split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
-    stages = 1.0 if rank.num_stages == 1 else rank.index + 1.0
+    stages = np.where(np.equal(rank.num_stages, 1), 1.0, rank.index + 1.0)
     return np.where(split, stages / rank.num_stages, 0.0)
 
 

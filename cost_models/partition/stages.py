@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cost_models.arrays import Real
+from cost_models.arrays import Flag, Real
 from cost_models.model.spec import ModelSpec, Weight
 from cost_models.partition.recomputed_layers import RecomputedLayers
 from cost_models.partition.schedules import owned_stages
@@ -231,6 +231,7 @@ class LayerNeighbours(Struct, frozen=True):
     next: int  # kind of the layer whose backward pass runs next
     first: tuple[LayerCounts, LayerCounts]  # layers done before the first of these layers
     last: tuple[LayerCounts, LayerCounts]  # layers done before the last of them
+    exists: Flag = True  # the rank has such layers
 
     @property
     def key(self) -> tuple[int, bool, int, int]:

@@ -25,7 +25,7 @@ from cost_models.memory.peak import rank_host_bytes, rank_step_points
 from cost_models.partition.plan_stages import STAGES_BY, stages_of
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.partition.stages import PipelineRank
+from cost_models.partition.stages import LayerNeighbours, PipelineRank
 from cost_models.plan.factored import factored, find_projections, mask_of
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import block_seconds, block_time, price, price_memory
@@ -42,6 +42,7 @@ COUNTS: Final = (
     "index",
     "recomputed_first_layers",
     "num_stages",
+    "has_adjacent_stages",
     "hidden_states_sent",
     "hidden_states_received",
     "max_message_states",
@@ -161,17 +162,15 @@ def _groups(
 
 def _kind(rank: PipelineRank) -> tuple[Any, ...]:
     """Return the properties of a rank that select formulas; the others are numbers."""
-    layers = zip(rank.kind_counts, rank.recomputed, strict=True)
+    near = rank.layer_neighbours
     return (
         rank.first,
         rank.last,
-        rank.has_adjacent_stages,
+        rank.is_whole_model,
         rank.bridge,
         rank.shared_gradients,
-        min(rank.num_stages, 2),
-        min(sum(rank.kind_counts), 2),
-        tuple((count > 0, again > 0, again < count) for count, again in layers),
-        tuple(near.key for near in rank.layer_neighbours),
+        tuple(count > 0 for count in rank.kind_counts),
+        (near[0].kind, near[-1].key) if near else (),
     )
 
 
@@ -244,13 +243,31 @@ def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
     }
     for name in COUNTS_BY_KIND:
         found[name] = by_kind([getattr(rank, name) for rank in ranks])
-    neighbours = []
-    for alike in zip(*(rank.layer_neighbours for rank in ranks), strict=True):
-        first = tuple(by_kind([near.first[part] for near in alike]) for part in range(2))
-        last = tuple(by_kind([near.last[part] for near in alike]) for part in range(2))
-        same = all(near.first is near.last for near in alike)
-        neighbours.append(replace(alike[0], first=first, last=first if same else last))
+    by_key = [{near.key: near for near in rank.layer_neighbours} for rank in ranks]
+    # every group of any rank; the one of the first layer, which all ranks have, is the last
+    keys = list(dict.fromkeys(key for near in by_key for key in reversed(near)))[::-1]
+    neighbours = [_joint([near.get(key) for near in by_key], column) for key in keys]
     return replace(ranks[0], **found, layer_neighbours=tuple(neighbours))
+
+
+def _joint(
+    alike: Sequence[LayerNeighbours | None], column: Callable[[list[Any]], Any]
+) -> LayerNeighbours:
+    """Return a group of layers of several ranks, with columns of counts; None: has no such layers.
+
+    Counts of a rank without such layers are those of any other rank: its points do not exist.
+    """
+    known = [near for near in alike if near is not None]
+    ends = [
+        tuple(
+            tuple(column(list(counts)) for counts in zip(*each, strict=True))
+            for each in zip(*(getattr(near or known[0], end) for near in alike), strict=True)
+        )
+        for end in ("first", "last")
+    ]
+    same = all(near.first is near.last for near in known)
+    exists = column([near is not None for near in alike])
+    return replace(known[0], first=ends[0], last=ends[0] if same else ends[1], exists=exists)
 
 
 def _steps(scenario: Scenario, group: _Group) -> Floats:
