@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import FactoredColumn, align, expand
+from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.columnar.projections import Frame, Index, Projection, distinct
 from cost_models.memory.host import HostBytes
@@ -86,10 +87,11 @@ def table_memory(
     if _few(scenario, table):
         return price_memory(scenario, table.plain())
     peak, memory, nvme = (np.zeros(len(table)) for _ in range(3))
-    for rows, group in _groups(scenario, table, by_rank=len(table) <= MERGED):
-        peak[rows] = np.maximum(peak[rows], _peaks(scenario, group, enough))
-        for largest, mine in zip((memory, nvme), _hosts(scenario, group), strict=True):
-            largest[rows] = np.maximum(largest[rows], mine)
+    groups = _groups_of_ranks if len(table) <= MERGED else _groups
+    for rows, group in groups(scenario, table):
+        found = _peaks(scenario, group, enough), *_hosts(scenario, group)
+        for largest, mine in zip((peak, memory, nvme), found, strict=True):
+            np.maximum.at(largest, rows, mine)
         group.frame.release()
     return peak, HostBytes(memory, nvme)
 
@@ -136,19 +138,16 @@ def _few(scenario: Scenario, table: PlanTable) -> bool:
 
 
 def _groups(
-    scenario: Scenario, table: PlanTable, cluster: Index | None = None, *, by_rank: bool = False
+    scenario: Scenario, table: PlanTable, cluster: Index | None = None
 ) -> Iterator[tuple[Index, _Group]]:
     """Yield groups of plans that are priced together, with their rows of the table.
 
-    ``cluster``: number of each row's cluster. ``by_rank``: one group for each kind of rank, of all
-    plans that have such ranks, instead of one for all ranks of each plan.
+    ``cluster``: number of each row's cluster.
     """
     block, contents = stages_of(scenario, table)
     groups: dict[Any, list[int]] = {}
     for number, ranks in enumerate(contents):
-        kinds = tuple(dict.fromkeys(_kind(rank) for rank in ranks))
-        for some in ((kind,) for kind in kinds) if by_rank else (kinds,):
-            groups.setdefault(some, []).append(number)
+        groups.setdefault(tuple(dict.fromkeys(map(_kind, ranks))), []).append(number)
     for kinds, blocks in groups.items():
         mine = np.zeros(len(contents), dtype=bool)
         mine[blocks] = True
@@ -158,6 +157,31 @@ def _groups(
             of_blocks = [contents[b] for b in present]
             own = None if cluster is None else cluster[part]
             yield part, _Group.of(table.rows(part), position, of_blocks, kinds, own)
+
+
+def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Index, _Group]]:
+    """Yield one group for each kind of rank: a row for each such rank of each plan.
+
+    The rows of the table are repeated for plans with several ranks of a kind.
+    """
+    block, contents = stages_of(scenario, table)
+    splits = np.isin(decode(table.pipeline_schedule), SPLIT_CODES)
+    groups: dict[Any, list[tuple[Index, PipelineRank]]] = {}
+    for number, ranks in enumerate(contents):
+        rows = np.flatnonzero(block == number)
+        for rank in ranks:
+            alike = groups.setdefault(_kind(rank), [])
+            alike.append((rows, replace(rank, positions=(rank.index,))))
+            if rank.last_index > rank.index:
+                # of ranks with the same contents the last one has the most pending weight gradients
+                late = replace(rank, index=rank.last_index, positions=(rank.last_index,))
+                alike.append((rows[splits[rows]], late))
+    for kind, alike in groups.items():
+        alike = [one for one in alike if len(one[0])]
+        rows = np.concatenate([rows for rows, _ in alike])
+        number = np.repeat(np.arange(len(alike)), [len(rows) for rows, _ in alike])
+        of_rows = [[rank] for _, rank in alike]
+        yield rows, _Group.of(table.rows(rows), number, of_rows, (kind,), block_by=())
 
 
 def _kind(rank: PipelineRank) -> tuple[Any, ...]:
@@ -195,8 +219,13 @@ class _Group(Struct, frozen=True):
         contents: list[Sequence[PipelineRank]],
         kinds: tuple[Any, ...],
         cluster: Index | None = None,
+        *,
+        block_by: Sequence[str] = STAGES_BY,
     ) -> _Group:
-        """Align the ranks of all blocks; a block with fewer ranks repeats its last one."""
+        """Align the ranks of all blocks; a block with fewer ranks repeats its last one.
+
+        ``block_by``: columns that determine a row's block.
+        """
         slots: list[list[int]] = []
         for kind in kinds:
             alike = [[i for i, r in enumerate(ranks) if _kind(r) == kind] for ranks in contents]
@@ -205,7 +234,7 @@ class _Group(Struct, frozen=True):
         table, frame = factored(plain)
         number = np.zeros(1, dtype=np.intp)
         if len(contents) > 1:
-            projection = frame.add(block, len(contents), source=mask_of(table, STAGES_BY))
+            projection = frame.add(block, len(contents), source=mask_of(table, block_by))
             number = FactoredColumn(projection, np.arange(len(contents)))  # type: ignore[assignment]
         clusters = None
         if cluster is not None:
