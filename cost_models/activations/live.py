@@ -239,7 +239,7 @@ def _layers(view: RankView) -> _RankBytes:
         strict=True,
     )
     for number, count, recomputed, after, kind, trained in counts:
-        if not count or kind.forward_only:
+        if kind.forward_only or not np.any(count):
             continue
         one = _layer(view, kind)
         # copies that are made while later layers run backward

@@ -120,7 +120,7 @@ def communication_units(model: ModelSpec, rank: PipelineRank) -> list[Communicat
     found = [
         CommunicationUnit(count, kind.weights, 2.0)
         for count, kind in zip(rank.kind_counts, model.kinds, strict=True)
-        if count
+        if np.any(count)
     ]
     if rank.is_whole_model and model.tie_embeddings:
         return [*found, CommunicationUnit(1, model.outer, 1.0)]

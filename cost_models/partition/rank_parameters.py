@@ -44,7 +44,7 @@ def rank_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> R
         routed_numel(kind, table.expert_tensor, table.expert_parallel) for kind in model.kinds
     ]
     apart = tuple(np.where(table.experts_apart, each, 0.0) for each in experts)
-    present = [size for n, size in zip(rank.kind_counts, layers, strict=True) if n]
+    present = [size for n, size in zip(rank.kind_counts, layers, strict=True) if np.any(n)]
     embedding, head = _embedding_numel(model, rank, tensor), _head_numel(model, rank, table)
     return RankParameters(
         total=_sum_of_layers(rank, layers) + embedding + head,

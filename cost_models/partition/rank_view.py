@@ -113,7 +113,7 @@ class RankView(Struct, frozen=True, dict=True):
     def layers(self) -> list[LayersOfKind]:
         """Layers of the rank by kind, without kinds that have none."""
         counts = zip(self.model.kinds, self.rank.kind_counts, self.rank.recomputed, strict=True)
-        return [LayersOfKind(*each) for each in counts if each[1]]
+        return [LayersOfKind(*each) for each in counts if np.any(each[1])]
 
     def with_table(self, table: PlanTable) -> RankView:
         """Return the same rank under other plans."""

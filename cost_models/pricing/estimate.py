@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from cost_models.partition.stages import (
     PipelineRank,
 )
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.rank_rows import RankRows, joined, of_ranks
 from cost_models.pricing.utilisation import counted_flops, peak_flops
 from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding
@@ -37,6 +39,7 @@ from cost_models.step_time.rank_time import rank_seconds
 from cost_models.step_time.step import step_seconds
 
 Floats = NDArray[np.float64]
+RankMemory = tuple[MemoryParts, int]  # and the moment of its peak
 
 
 class PredictionTable(Struct, frozen=True):
@@ -77,37 +80,90 @@ def price(
 
     Stages: ``layer_ranges``, else those of the scenario, else even ones.
     """
-    blocks = []
-    order = []
-    group, contents = stages_of(scenario, table, layer_ranges)
-    for position, ranks in enumerate(contents):
-        rows = np.flatnonzero(group == position)
-        blocks.append(_price_block(scenario, table.rows(rows), ranks))
-        order.append(rows)
-    back = np.argsort(np.concatenate(order), kind="stable")
+    return _price(scenario, table, layer_ranges, [])[0]
+
+
+def price_with_ranks(
+    scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> tuple[PredictionTable, list[list[RankMemory]]]:
+    """Return ``price`` and ``memories_by_rank``."""
+    every = _every_rank(scenario, table, layer_ranges)
+    priced, memories = _price(scenario, table, layer_ranges, every)
+    return priced, _by_plan(table, every, memories)
+
+
+def _price(
+    scenario: Scenario,
+    table: PlanTable,
+    layer_ranges: Sequence[tuple[int, int]] | None,
+    others: Sequence[RankRows],
+) -> tuple[PredictionTable, list[_Memory]]:
+    """Return predictions of plans, and the memory of other ranks."""
+    blocks = _blocks(scenario, table, layer_ranges)
+    in_memory = [_with_last(table.rows(rows), ranks) for rows, ranks in blocks]
+    pairs = [
+        (rows, rank) for (rows, _), ranks in zip(blocks, in_memory, strict=True) for rank in ranks
+    ]
+    memories = of_ranks(scenario, table, [*pairs, *others], _memory_of)
+    of_time = [(rows, rank) for rows, ranks in blocks for rank in ranks]
+    each_memory = iter(memories)
+    each_seconds = iter(of_ranks(scenario, table, of_time, seconds_of))
+    priced = [
+        _price_block(
+            scenario,
+            table.rows(rows),
+            (ranks, list(islice(each_seconds, len(ranks)))),
+            (full, list(islice(each_memory, len(full)))),
+        )
+        for (rows, ranks), full in zip(blocks, in_memory, strict=True)
+    ]
+    back = np.argsort(np.concatenate([rows for rows, _ in blocks]), kind="stable")
 
     def join(columns: list[Any]) -> NDArray[Any]:
         joined: NDArray[Any] = np.concatenate([np.asarray(column) for column in columns])[back]
         return joined
 
-    return PredictionTable(
+    found = PredictionTable(
         memory=MemoryParts(
             **{
-                name: join([getattr(b.memory, name) for b in blocks])
+                name: join([getattr(b.memory, name) for b in priced])
                 for name in MemoryParts.__struct_fields__
             }
         ),
-        limiting_rank=join([b.limiting_rank for b in blocks]).astype(np.int64),
-        moment=join([b.moment for b in blocks]).astype(np.int64),
+        limiting_rank=join([b.limiting_rank for b in priced]).astype(np.int64),
+        moment=join([b.moment for b in priced]).astype(np.int64),
         time=TimeParts(
             **{
-                name: join([getattr(b.time, name) for b in blocks])
+                name: join([getattr(b.time, name) for b in priced])
                 for name in TimeParts.__struct_fields__
             }
         ),
-        slowest_rank=join([b.slowest_rank for b in blocks]).astype(np.int64),
-        host=HostBytes(join([b.host.memory for b in blocks]), join([b.host.nvme for b in blocks])),
+        slowest_rank=join([b.slowest_rank for b in priced]).astype(np.int64),
+        host=HostBytes(join([b.host.memory for b in priced]), join([b.host.nvme for b in priced])),
     )
+    return found, memories[len(pairs) :]
+
+
+Positions = tuple[tuple[int, ...], ...]  # for each of the distinct ranks, those it stands for
+Block = tuple[NDArray[np.intp], Sequence[PipelineRank]]  # rows with the same stages, their ranks
+
+
+def _blocks(
+    scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> list[Block]:
+    group, contents = stages_of(scenario, table, layer_ranges)
+    return [(np.flatnonzero(group == number), ranks) for number, ranks in enumerate(contents)]
+
+
+def _with_last(table: PlanTable, ranks: Sequence[PipelineRank]) -> list[PipelineRank]:
+    """Return ranks, and the last one of those with the same contents where it differs.
+
+    It has the most pending weight gradients.
+    """
+    found = list(ranks)
+    if np.isin(table.pipeline_schedule, SPLIT_CODES).any():
+        found += [structs.replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
+    return found
 
 
 def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], HostBytes]:
@@ -117,62 +173,88 @@ def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], Ho
     even ones.
     """
     peak, memory, nvme = (np.zeros(len(table)) for _ in range(3))
-    group, contents = stages_of(scenario, table, None)
-    for position, ranks in enumerate(contents):
-        rows = np.flatnonzero(group == position)
-        parts, _, _, host = _block_memory(scenario, table.rows(rows), ranks)
-        peak[rows], memory[rows], nvme[rows] = parts.peak, host.memory, host.nvme
+    pairs = [
+        (rows, rank)
+        for rows, ranks in _blocks(scenario, table)
+        for rank in _with_last(table.rows(rows), ranks)
+    ]
+    found = of_ranks(scenario, table, pairs, _memory_of)
+    for (rows, _), one in zip(pairs, found, strict=True):
+        for largest, mine in zip((peak, memory, nvme), (one.peak, one.host, one.nvme), strict=True):
+            largest[rows] = np.maximum(largest[rows], mine)
     return peak, HostBytes(memory, nvme)
 
 
-def _block_memory(
-    scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
-) -> tuple[MemoryParts, NDArray[np.int64], NDArray[np.int64], HostBytes]:
-    """Return the memory of the rank with the largest peak, the rank, its moment, the host bytes."""
-    priced = list(ranks)
-    if np.isin(table.pipeline_schedule, SPLIT_CODES).any():
-        # of ranks with the same contents the last one has the most pending weight gradients
-        priced += [structs.replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
-    views = [RankView(scenario, table, rank) for rank in priced]
-    memory, limiting, moment = stack_ranks([rank_memory(view) for view in views])
-    gpus = scenario.cluster.gpus_per_node
-    hosts = [rank_host_bytes(view).of_node(table, gpus) for view in views]
-    host = HostBytes(
-        np.max(np.stack([h.memory for h in hosts]), axis=0),
-        np.max(np.stack([h.nvme for h in hosts]), axis=0),
-    )
-    limiting_index = np.array([rank.index for rank in priced])[np.asarray(limiting)]
-    return memory, limiting_index, np.asarray(moment), host
+class _Memory(MemoryParts, frozen=True):
+    """Memory of one rank: parts and moment of the peak, and bytes of a node off the device."""
+
+    moment: Real
+    host: Real
+    nvme: Real
+
+
+def _memory_of(view: RankView) -> _Memory:
+    parts, moment = rank_memory(view)
+    host = rank_host_bytes(view).of_node(view.table, view.cluster.gpus_per_node)
+    return _Memory(**asdict(parts), moment=moment, host=host.memory, nvme=host.nvme)
 
 
 def _price_block(
-    scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
+    scenario: Scenario,
+    table: PlanTable,
+    by_time: tuple[Sequence[PipelineRank], Sequence[RankSeconds]],
+    by_memory: tuple[Sequence[PipelineRank], Sequence[_Memory]],
 ) -> PredictionTable:
     """Price plans of the same stages: their number, positions and recomputed layers."""
-    memory, limiting, moment, host = _block_memory(scenario, table, ranks)
-    time, slowest = block_time(scenario, table, ranks, block_seconds(scenario, table, ranks))
+    ranks, seconds = by_time
+    full, memories = by_memory
+    memory, limiting, moment = stack_ranks([(each, each.moment) for each in memories])
+    host = HostBytes(
+        np.max(np.stack([each.host for each in memories]), axis=0),
+        np.max(np.stack([each.nvme for each in memories]), axis=0),
+    )
+    time, slowest = block_time(scenario, table, [rank.positions for rank in ranks], seconds)
+    limiting_index = np.array([rank.index for rank in full])[np.asarray(limiting)]
     slowest_index = np.array([rank.index for rank in ranks])[np.asarray(slowest)]
-    return PredictionTable(memory, limiting, moment, time, slowest_index, host)
+    return PredictionTable(memory, limiting_index, np.asarray(moment), time, slowest_index, host)
 
 
-def block_seconds(
-    scenario: Scenario, table: PlanTable, ranks: Sequence[PipelineRank]
-) -> list[RankSeconds]:
-    """Return the seconds of every rank under plans of the same stages."""
-    columns = scenario.columns
+def seconds_by_pipeline(
+    scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
+) -> Iterator[tuple[NDArray[np.intp], Positions, list[RankSeconds]]]:
+    """Yield rows with the same pipeline, the positions of its ranks, and the seconds of each.
+
+    The contents of the ranks may differ between the rows.
+    """
+    pipelines: dict[tuple[Positions, int], list[Block]] = {}
+    for rows, ranks in _blocks(scenario, table, layer_ranges):
+        positions = tuple(rank.positions for rank in ranks)
+        key = positions, int(table.virtual_stages[rows[0]])
+        pipelines.setdefault(key, []).append((rows, ranks))
+    pairs = [
+        (rows, ranks[place])
+        for (positions, _), blocks in pipelines.items()
+        for place in range(len(positions))
+        for rows, ranks in blocks
+    ]
+    found = iter(of_ranks(scenario, table, pairs, seconds_of))
+    for (positions, _), blocks in pipelines.items():
+        each = [joined(list(islice(found, len(blocks)))) for _ in positions]
+        yield np.concatenate([rows for rows, _ in blocks]), positions, each
+
+
+def seconds_of(view: RankView) -> RankSeconds:
+    """Return the seconds of a rank."""
+    scenario, columns = view.scenario, view.scenario.columns
     rate = (
         rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
         if columns is None
         else columns.rates
     )
-    views = [RankView(scenario, table, rank) for rank in ranks]
-    seconds = [rank_seconds(view, rate) for view in views]
+    seconds = rank_seconds(view, rate)
     if not (scenario.on_gpu and OPTIMIZER_TRAITS[scenario.workload.optimizer].paged):
         return seconds
-    return [
-        structs.replace(one, optimizer=one.optimizer + _paged_seconds(view))
-        for one, view in zip(seconds, views, strict=True)
-    ]
+    return structs.replace(seconds, optimizer=seconds.optimizer + _paged_seconds(view))
 
 
 def _paged_seconds(view: RankView) -> Real:
@@ -186,7 +268,7 @@ def _paged_seconds(view: RankView) -> Real:
 def block_time(
     scenario: Scenario,
     table: PlanTable,
-    ranks: Sequence[PipelineRank],
+    positions: Sequence[Sequence[int]],
     seconds: Sequence[RankSeconds],
     bound: Real | None = None,
 ) -> tuple[TimeParts, Real]:
@@ -196,16 +278,13 @@ def block_time(
     """
     return step_seconds(
         seconds,
-        [rank.positions for rank in ranks],
+        positions,
         table,
         Hiding.of(scenario.software),
         on_gpu=scenario.on_gpu,
         core_share=scenario.core_share,
         bound=bound,
     )
-
-
-RankMemory = tuple[MemoryParts, int]  # and the moment of its peak
 
 
 def rank_memories(
@@ -220,20 +299,31 @@ def memories_by_rank(
     scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> list[list[RankMemory]]:
     """Return the memory of every pipeline rank of every plan; stages as in ``price``."""
-    answers: list[list[RankMemory]] = [[] for _ in range(len(table))]
-    group, blocks = stages_of(scenario, table, layer_ranges)
-    for number in range(len(blocks)):
-        rows = np.flatnonzero(group == number)
-        few, plan = table.rows(rows), table.plan(int(rows[0]))
+    every = _every_rank(scenario, table, layer_ranges)
+    return _by_plan(table, every, of_ranks(scenario, table, every, _memory_of))
+
+
+def _every_rank(
+    scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None
+) -> list[RankRows]:
+    """Return every pipeline rank, in order, with the rows of its plans."""
+    found = []
+    for rows, _ in _blocks(scenario, table, layer_ranges):
+        plan = table.plan(int(rows[0]))
         ranges = layer_ranges or default_layer_ranges(scenario, plan)
         for rank in range(plan.pipeline_parallel):
-            parts, moment = rank_memory(
-                RankView(scenario, few, pipeline_rank(scenario, plan, ranges, rank))
-            )
-            columns = (*astuple(parts), moment)
-            by_plan = zip(*(np.broadcast_to(c, len(rows)).tolist() for c in columns), strict=True)
-            for row, (*terms, at) in zip(rows.tolist(), by_plan, strict=True):
-                answers[row].append((MemoryParts(*terms), at))
+            found.append((rows, pipeline_rank(scenario, plan, ranges, rank)))
+    return found
+
+
+def _by_plan(
+    table: PlanTable, ranks: Sequence[RankRows], memories: Sequence[_Memory]
+) -> list[list[RankMemory]]:
+    answers: list[list[RankMemory]] = [[] for _ in range(len(table))]
+    for (rows, _), memory in zip(ranks, memories, strict=True):
+        by_plan = zip(*(np.asarray(column).tolist() for column in astuple(memory)), strict=True)
+        for row, (*terms, at, _, _) in zip(rows.tolist(), by_plan, strict=True):
+            answers[row].append((MemoryParts(*terms), at))
     return answers
 
 

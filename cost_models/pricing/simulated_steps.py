@@ -13,10 +13,9 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from cost_models.partition.plan_stages import stages_of
 from cost_models.partition.schedules import stages_of_rank
 from cost_models.plan.plan import Plan, PlanTable, Schedule
-from cost_models.pricing.estimate import PredictionTable, block_seconds, block_time
+from cost_models.pricing.estimate import PredictionTable, block_time, seconds_by_pipeline
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import owners
 from cost_models.step_time.pipeline_simulation import makespan
@@ -57,20 +56,17 @@ def simulated_steps(
     ``layer_ranges``: stages, as in ``estimate.price``.
     """
     steps = np.empty(len(table))
-    group, contents = stages_of(scenario, table, layer_ranges)
-    for number, ranks in enumerate(contents):
-        rows = np.flatnonzero(group == number)
+    for rows, positions, seconds in seconds_by_pipeline(scenario, table, layer_ranges):
         few = table.rows(rows)
-        seconds = block_seconds(scenario, few, ranks)
         passes = np.stack(
             [
                 [np.broadcast_to(getattr(each, name), len(rows)) for each in seconds]
                 for name in PASSES
             ]
         )
-        owner = owners([rank.positions for rank in ranks])
+        owner = owners(positions)
         bound = np.array([_pipeline(few.plan(i), passes[:, owner, i]) for i in range(len(rows))])
-        time, _ = block_time(scenario, few, ranks, seconds, bound)
+        time, _ = block_time(scenario, few, positions, seconds, bound)
         steps[rows] = time.step
     return steps
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.partition.plan_stages import stages_of
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import PlanTable
-from cost_models.pricing.estimate import Floats, block_seconds, block_time
+from cost_models.pricing.estimate import Floats, block_time, seconds_by_pipeline
 from cost_models.scenario import Scenario
 
 
@@ -23,11 +22,9 @@ def step_times(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
     of the second column, which therefore never grows with a rate.
     """
     seconds, least = np.empty(len(table)), np.empty(len(table))
-    group, contents = stages_of(scenario, table)
-    for position, ranks in enumerate(contents):
-        rows = np.flatnonzero(group == position)
+    for rows, positions, of_ranks in seconds_by_pipeline(scenario, table):
         few = table.rows(rows)
-        parts, _ = block_time(scenario, few, ranks, block_seconds(scenario, few, ranks))
+        parts, _ = block_time(scenario, few, positions, of_ranks)
         splits = np.isin(few.pipeline_schedule, SPLIT_CODES)
         seconds[rows] = parts.step
         least[rows] = np.where(splits, parts.step - parts.bubble, parts.step)

@@ -26,10 +26,11 @@ from cost_models.memory.peak import rank_host_bytes, rank_step_points
 from cost_models.partition.plan_stages import STAGES_BY, stages_of
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.partition.stages import LayerNeighbours, PipelineRank
+from cost_models.partition.stages import PipelineRank
 from cost_models.plan.factored import factored, find_projections, mask_of
 from cost_models.plan.plan import PlanTable
-from cost_models.pricing.estimate import block_seconds, block_time, price, price_memory
+from cost_models.pricing.estimate import block_time, price, price_memory, seconds_of
+from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
 from cost_models.step_time.parts import RankSeconds, TimeParts
@@ -38,19 +39,7 @@ from cost_models.step_time.pipeline_bound import owners, pipeline_bound
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 1_000_000  # plans of one group
 MERGED: Final = 200_000  # plans up to which ranks of equal kinds are priced together for all plans
-FEW: Final = 1_000  # plans for which distinct rows are not worth finding
-COUNTS: Final = (
-    "index",
-    "recomputed_first_layers",
-    "num_stages",
-    "has_adjacent_stages",
-    "hidden_states_sent",
-    "hidden_states_received",
-    "max_message_states",
-    "decoder_stages",
-    "position_tables",
-)
-COUNTS_BY_KIND: Final = ("kind_counts", "recomputed", "after_recomputed")
+FEW: Final = 2_500  # plans for which distinct rows are not worth finding
 
 
 class PricedTable(Struct, frozen=True):
@@ -80,7 +69,7 @@ def table_memory(
     """Return the peaks of legal plans, and their bytes on hosts.
 
     ``enough``: for a plan with more bytes than that at some point, the result may be those bytes
-    instead of the peak.
+    instead of the peak, unless all plans have more.
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
@@ -93,6 +82,8 @@ def table_memory(
         for largest, mine in zip((peak, memory, nvme), found, strict=True):
             np.maximum.at(largest, rows, mine)
         group.frame.release()
+    if peak.min() > enough:
+        return table_memory(scenario, table)
     return peak, HostBytes(memory, nvme)
 
 
@@ -133,8 +124,8 @@ def table_step_bounds(
 
 
 def _few(scenario: Scenario, table: PlanTable) -> bool:
-    """Whether plans are priced by their stages: few plans, with few different ones."""
-    return not scenario.on_gpu or (len(table) < FEW and not np.any(table.recompute_layers))
+    """Whether plans are priced row by row, without finding distinct rows."""
+    return not scenario.on_gpu or len(table) < FEW
 
 
 def _groups(
@@ -147,7 +138,7 @@ def _groups(
     block, contents = stages_of(scenario, table)
     groups: dict[Any, list[int]] = {}
     for number, ranks in enumerate(contents):
-        groups.setdefault(tuple(dict.fromkeys(map(_kind, ranks))), []).append(number)
+        groups.setdefault(tuple(dict.fromkeys(map(kind_of, ranks))), []).append(number)
     for kinds, blocks in groups.items():
         mine = np.zeros(len(contents), dtype=bool)
         mine[blocks] = True
@@ -164,38 +155,24 @@ def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Ind
 
     The rows of the table are repeated for plans with several ranks of a kind.
     """
-    block, contents = stages_of(scenario, table)
+    block, blocks = stages_of(scenario, table)
     splits = np.isin(decode(table.pipeline_schedule), SPLIT_CODES)
-    groups: dict[Any, list[tuple[Index, PipelineRank]]] = {}
-    for number, ranks in enumerate(contents):
-        rows = np.flatnonzero(block == number)
+    groups: dict[Any, list[RankRows]] = {}
+    for position, ranks in enumerate(blocks):
+        rows = np.flatnonzero(block == position)
         for rank in ranks:
-            alike = groups.setdefault(_kind(rank), [])
+            alike = groups.setdefault(kind_of(rank), [])
             alike.append((rows, replace(rank, positions=(rank.index,))))
             if rank.last_index > rank.index:
                 # of ranks with the same contents the last one has the most pending weight gradients
                 late = replace(rank, index=rank.last_index, positions=(rank.last_index,))
                 alike.append((rows[splits[rows]], late))
     for kind, alike in groups.items():
-        alike = [one for one in alike if len(one[0])]
-        rows = np.concatenate([rows for rows, _ in alike])
-        number = np.repeat(np.arange(len(alike)), [len(rows) for rows, _ in alike])
-        of_rows = [[rank] for _, rank in alike]
-        yield rows, _Group.of(table.rows(rows), number, of_rows, (kind,), block_by=())
-
-
-def _kind(rank: PipelineRank) -> tuple[Any, ...]:
-    """Return the properties of a rank that select formulas; the others are numbers."""
-    near = rank.layer_neighbours
-    return (
-        rank.first,
-        rank.last,
-        rank.is_whole_model,
-        rank.bridge,
-        rank.shared_gradients,
-        tuple(count > 0 for count in rank.kind_counts),
-        (near[0].kind, near[-1].key) if near else (),
-    )
+        some = [(rows, [rank]) for rows, rank in alike if len(rows)]
+        every = np.concatenate([rows for rows, _ in some])
+        number = np.repeat(np.arange(len(some)), [len(rows) for rows, _ in some])
+        contents: list[Sequence[PipelineRank]] = [rank for _, rank in some]
+        yield every, _Group.of(table.rows(every), number, contents, (kind,), block_by=())
 
 
 class _Group(Struct, frozen=True):
@@ -228,7 +205,7 @@ class _Group(Struct, frozen=True):
         """
         slots: list[list[int]] = []
         for kind in kinds:
-            alike = [[i for i, r in enumerate(ranks) if _kind(r) == kind] for ranks in contents]
+            alike = [[i for i, r in enumerate(ranks) if kind_of(r) == kind] for ranks in contents]
             for place in range(max(map(len, alike))):
                 slots.append([found[min(place, len(found) - 1)] for found in alike])
         table, frame = factored(plain)
@@ -258,45 +235,9 @@ class _Group(Struct, frozen=True):
 
 def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
     """Return one rank whose numbers are columns, where they differ between the blocks."""
-
-    def column(values: list[int]) -> Any:
-        if len(set(values)) == 1:
-            return values[0]
-        return FactoredColumn(number.projection, np.array(values)[number.values])
-
-    def by_kind(counts: list[tuple[int, ...]]) -> tuple[Any, ...]:
-        return tuple(column(list(values)) for values in zip(*counts, strict=True))
-
-    found: dict[str, Any] = {
-        name: column([getattr(rank, name) for rank in ranks]) for name in COUNTS
-    }
-    for name in COUNTS_BY_KIND:
-        found[name] = by_kind([getattr(rank, name) for rank in ranks])
-    by_key = [{near.key: near for near in rank.layer_neighbours} for rank in ranks]
-    # every group of any rank; the one of the first layer, which all ranks have, is the last
-    keys = list(dict.fromkeys(key for near in by_key for key in reversed(near)))[::-1]
-    neighbours = [_joint([near.get(key) for near in by_key], column) for key in keys]
-    return replace(ranks[0], **found, layer_neighbours=tuple(neighbours))
-
-
-def _joint(
-    alike: Sequence[LayerNeighbours | None], column: Callable[[list[Any]], Any]
-) -> LayerNeighbours:
-    """Return a group of layers of several ranks, with columns of counts; None: has no such layers.
-
-    Counts of a rank without such layers are those of any other rank: its points do not exist.
-    """
-    known = [near for near in alike if near is not None]
-    ends = [
-        tuple(
-            tuple(column(list(counts)) for counts in zip(*each, strict=True))
-            for each in zip(*(getattr(near or known[0], end) for near in alike), strict=True)
-        )
-        for end in ("first", "last")
-    ]
-    same = all(near.first is near.last for near in known)
-    exists = column([near is not None for near in alike])
-    return replace(known[0], first=ends[0], last=ends[0] if same else ends[1], exists=exists)
+    return joint_rank(
+        ranks, lambda values: FactoredColumn(number.projection, np.array(values)[number.values])
+    )
 
 
 def _steps(scenario: Scenario, group: _Group) -> Floats:
@@ -312,8 +253,9 @@ def _steps_and_bounds(scenario: Scenario, group: _Group) -> tuple[Floats, Floats
 
 
 def _time(scenario: Scenario, group: _Group) -> TimeParts:
-    seconds = block_seconds(scenario, group.table, group.ranks)
-    time, _ = block_time(scenario, group.table, group.ranks, seconds, _bound(group, seconds))
+    seconds = [seconds_of(RankView(scenario, group.table, rank)) for rank in group.ranks]
+    positions = [rank.positions for rank in group.ranks]
+    time, _ = block_time(scenario, group.table, positions, seconds, _bound(group, seconds))
     return time
 
 

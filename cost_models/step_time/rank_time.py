@@ -172,7 +172,7 @@ def adapter_waits(view: RankView, rate: Rates) -> Pair:
     if not np.any(wraps):
         return forward, backward
     for layers in view.layers:
-        if not layers.trained:
+        if not np.any(layers.trained):
             continue
         wait = adapter_wait(
             layers.kind, view.tokens, table.tensor_parallel, view.compute_bytes, rate, software

@@ -12,7 +12,7 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
-from cost_models.pricing.estimate import PredictionTable, RankMemory, memories_by_rank, price
+from cost_models.pricing.estimate import PredictionTable, RankMemory, price_with_ranks
 from cost_models.pricing.prediction import (
     MemoryPrediction,
     TimePrediction,
@@ -142,9 +142,8 @@ def assess_plans(
     if not plans:
         return []
     table = PlanTable.from_plans(list(plans))
-    priced = price(scenario, table, layer_ranges)
+    priced, ranks = price_with_ranks(scenario, table, layer_ranges)
     priced = with_simulated_steps(scenario, table, priced, layer_ranges)
-    ranks = memories_by_rank(scenario, table, layer_ranges)
     return [
         _assessment(scenario, plan, priced.row(row), of_plan)
         for row, (plan, of_plan) in enumerate(zip(plans, ranks, strict=True))

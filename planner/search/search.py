@@ -191,8 +191,6 @@ class _Space:
         if priced is None:
             enough = EXACT * budget_bytes(scenario.cluster)  # larger peaks need not be exact
             peak, verdicts = verdicts_of(scenario, legal, enough)
-            if len(legal) and peak.min() > enough:
-                peak, verdicts = verdicts_of(scenario, legal)
         else:
             peak, verdicts = priced.peak, priced.verdicts
         smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
