@@ -1,0 +1,1 @@
+"""Measurements of one GPU beside predictions: ``python -m benchmarks.gpu``."""

@@ -1,0 +1,223 @@
+"""Measures one GPU beside its predictions in under ten minutes: ``python -m benchmarks.gpu``.
+
+Kernels: matmuls of transformers in every precision that the card has, fused attention, copies,
+launches, and one matmul over seconds. Plans: some forty that fit on one GPU (families, batches,
+recomputation, adapters, optimizers, compiled or not) trained by the executor: seconds of a step,
+live tensors, reserved and device memory, and MFU, each beside its prediction. Writes
+``kernels.csv``, ``plans.csv`` and ``device.json`` (card, driver, versions, date) into a folder.
+
+    --out FOLDER        default: gpu-measured
+    --accelerator NAME  as in ``shardplan hardware``; default: by the name of the card
+    --seconds N         begin nothing after so many seconds (default 540)
+    --tiny              small sizes on this machine's CPU, which show that all of it works
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import json
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.child import ChildError, in_child
+from benchmarks.gpu.kernels import kernel_rows
+from benchmarks.gpu.plans import KINDS, plans, row_of, tiny_plans
+from hardware_profiles.cluster.catalogue import find_accelerator
+from hardware_profiles.cluster.local_machine import cpu_cluster
+from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.errors import InputError
+
+KERNEL_SHARE = 0.35  # of the time
+CHILD_SECONDS = 90.0  # of one plan
+GIB = 2.0**30
+
+
+def device_facts(device: str) -> dict[str, Any]:
+    """Return card, driver and versions; runs in a process that may use the GPU."""
+    import torch
+
+    facts: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
+    if device == "cpu":
+        return {**facts, "name": "cpu"}
+    card = torch.cuda.get_device_properties(0)
+    return {
+        **facts,
+        "name": card.name,
+        "memory_bytes": card.total_memory,
+        "multiprocessors": card.multi_processor_count,
+        "capability": f"{card.major}.{card.minor}",
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+    }
+
+
+def _driver() -> str:
+    """Return the version of the driver; "" where the system does not tell it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return "" if found is None else found[0]
+
+
+def accelerator_name(card: str, memory: float) -> str:
+    """Return the catalogue's name of a card as torch names it.
+
+    >>> accelerator_name("NVIDIA H100 80GB HBM3", 85e9)
+    'H100-SXM-80GB'
+    >>> accelerator_name("NVIDIA H200", 150e9), accelerator_name("Tesla T4", 16e9)
+    ('H200-SXM-141GB', 'T4')
+    >>> accelerator_name("NVIDIA GeForce RTX 4090", 25e9)
+    'RTX-4090'
+    """
+    words = re.sub(r"\b(nvidia|tesla|geforce|quadro)\b", "", card, flags=re.I)
+    words = re.sub(r"\bHBM3\b", "SXM", words)  # boards with other memory are named after them
+    words = re.sub(r"\b\d+ ?GB\b", "", words).strip()
+    tries = ["-".join(f"{words} {size}GB".split()) for size in _sizes(memory)]
+    for name in (*tries, "-".join(words.split())):
+        try:
+            return find_accelerator(name).name
+        except InputError:
+            continue
+    raise InputError(f"{card}: not in the catalogue; name it with --accelerator")
+
+
+def _sizes(memory: float) -> list[int]:
+    """Return the sizes in GB that a card may be named after, the nearest first."""
+    gib = memory / GIB
+    return sorted(range(round(gib), round(gib * 1.2) + 2), key=lambda size: abs(size - gib * 1.02))
+
+
+def cluster_of(facts: dict[str, Any], accelerator: str | None) -> Cluster:
+    """Return a cluster of the one device."""
+    if facts["name"] != "cpu":
+        name = accelerator or accelerator_name(facts["name"], facts["memory_bytes"])
+        return parse_cluster(f"1x{name}")
+    from executor.machine.measure import measure_machine
+
+    return cpu_cluster(measure_machine(1))
+
+
+def trained_rows(cluster: Cluster, end: float, *, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the row of every plan that begins in time."""
+    import executor.training.trainer  # noqa: F401  imported once here, forked with every plan
+
+    for trained in tiny_plans() if tiny else plans():
+        left = end - time.perf_counter()
+        if left <= 0.0:
+            yield {"plan": trained.words, "failed": "no time was left"}
+            continue
+        row = row_of(trained, cluster, CHILD_SECONDS)
+        print(plan_line(row), flush=True)
+        yield row
+
+
+def kernel_line(row: dict[str, Any]) -> str:
+    """Return a kernel as a line: microseconds, predicted and measured, and the error."""
+    found = f"{1e6 * row['seconds']:12,.1f}"
+    if row.get("predicted") is None:
+        return f"{row['op']:<20} {row.get('precision', ''):<5} {row['shape']:<46} {found}"
+    error = row["predicted"] / row["seconds"] - 1.0
+    return (
+        f"{row['op']:<20} {row.get('precision', ''):<5} {row['shape']:<46} {found} "
+        f"{1e6 * row['predicted']:12,.1f} {error:+7.0%}"
+    )
+
+
+def plan_line(row: dict[str, Any]) -> str:
+    """Return a plan as a line: milliseconds and GiB, measured and predicted, and the errors."""
+    if "failed" in row:
+        return f"{row['plan']:<58} {row['failed']}"
+    cells = [f"{1e3 * row['seconds']:9.1f}", _beside(row["predicted_seconds"], row["seconds"])]
+    for kind in KINDS:
+        if kind in row:
+            cells.append(f"{row[kind] / GIB:7.2f}")
+            cells.append(_beside(row[f"predicted_{kind}"], row[kind]))
+    mfu = "" if row.get("mfu") is None else f" MFU {row['mfu']:.1%}"
+    return f"{row['plan']:<58} {' '.join(cells)}{mfu}"
+
+
+def _beside(predicted: float, measured: float) -> str:
+    return f"{predicted / measured - 1.0:+7.1%}"
+
+
+def summary(rows: Sequence[dict[str, Any]], names: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each quantity: runs, median and largest error, bias."""
+    for name in names:
+        errors = [
+            row[f"predicted_{name}"] / row[name] - 1.0
+            for row in rows
+            if row.get(name) and row.get(f"predicted_{name}")
+        ]
+        if errors:
+            sizes = sorted(map(abs, errors))
+            yield (
+                f"{name:<10} {len(errors):3d} plans: median {statistics.median(sizes):.1%}, "
+                f"largest {sizes[-1]:.1%}, bias {statistics.mean(errors):+.1%}"
+            )
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows with all columns that any of them has."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and write; return 1 where there is no GPU."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("gpu-measured"))
+    parser.add_argument("--accelerator")
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args(arguments)
+    begin, device = time.perf_counter(), "cpu" if options.tiny else "cuda"
+    try:
+        facts = in_child(device_facts, device, timeout=60.0)
+        cluster = cluster_of(facts, options.accelerator)
+    except (ChildError, InputError) as error:
+        print(f"benchmarks.gpu: {error}", file=sys.stderr)
+        return 1
+    facts |= {"date": datetime.date.today().isoformat(), "accelerator": cluster.accelerator.name}
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(facts))
+    seconds = KERNEL_SHARE * options.seconds
+    try:
+        kernels = in_child(
+            kernel_rows, device, cluster.accelerator, seconds, timeout=seconds + CHILD_SECONDS
+        )
+    except ChildError as error:
+        kernels = []
+        print(f"kernels: {error}", file=sys.stderr)
+    print(f"{'kernel':<73} {'µs':>12} {'predicted':>12}   error")
+    for row in kernels:
+        print(kernel_line(row))
+    write_csv(options.out / "kernels.csv", kernels)
+    names = "ms, live, reserved, device memory in GiB, each with the error of its prediction"
+    print(f"\n{'plan':<58} {names}")
+    rows: list[dict[str, Any]] = []
+    for row in trained_rows(cluster, begin + options.seconds, tiny=options.tiny):
+        rows.append(row)
+        write_csv(options.out / "plans.csv", rows)
+    for line in summary(rows, ("seconds", *KINDS)):
+        print(line)
+    facts["seconds"] = round(time.perf_counter() - begin, 1)
+    (options.out / "device.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
