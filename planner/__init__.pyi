@@ -102,7 +102,7 @@ def plan(
     inputs: Sequence[str] | None = ...,
     fix: str | Mapping[str, Any] | None = ...,
     objective: str = ...,
-    top: int | str = ...,
+    top: int | str | None = ...,
     price: str | float | None = ...,
     tokens: str | float | None = ...,
     carbon: str | float | None = ...,

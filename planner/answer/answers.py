@@ -186,6 +186,8 @@ class PlanAnswer(DetailedAnswer):
     fixed: Mapping[str, Any]
     staged: StagedPlan | None = None  # a plan with uneven stages that beats the first one
     placed: PlacedPlan | None = None  # a plan with its own order of ranks; may be staged
+    further: tuple[Assessment, ...] = ()  # next plans, which fill rows that several plans share
+    rows: int | None = None  # of the table; None: as many as a short answer has room for
 
     @property
     def best(self) -> Plan:
@@ -236,6 +238,8 @@ class PlanAnswer(DetailedAnswer):
             assumptions=self.assumptions,
             staged=self.staged,
             placed=self.placed,
+            further=self.further,
+            rows=self.rows,
             verbose=verbose,
         )
 

@@ -42,7 +42,7 @@ from planner.text.paragraphs import (
     plain,
     width,
 )
-from planner.text.tables import fitting_table, without_columns, without_doubles
+from planner.text.tables import table_of_plans, without_doubles
 
 if TYPE_CHECKING:
     from planner.advice.ways_out import WayOut
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 MOST_REASONS: Final = 3  # legality rules that are listed
 
 MOST_ROWS: Final = 4  # of a table in a short answer
-USUAL_TOP: Final = 10  # plans unless --top is given
 MOST_RANKS: Final = 16  # ranks of an order that are listed
 
 
@@ -88,7 +87,10 @@ def _model_lines(scenario: Scenario) -> list[str]:
         f"{model.name}  {size} · {workload.precision} {workload.optimizer} · "
         f"{workload.seq_len:,} tokens · global batch {workload.global_batch_size:,}"
     )
-    return plain(line if len(line) <= width() else line.replace(" parameters", "", 1))
+    for long, short in ((" parameters", ""), ("global batch", "batch")):
+        if len(line) > width():
+            line = line.replace(long, short, 1)
+    return plain(line)
 
 
 def time_line(time: TimePrediction) -> str:
@@ -374,27 +376,35 @@ SHORT_SCHEDULE: Final = {
 }
 
 
-def ranked_table(assessments: Sequence[Assessment], most: int | None = None) -> list[str]:
+def ranked_table(
+    assessments: Sequence[Assessment], most: int | None = None, *, hint: bool = True
+) -> list[str]:
     """Return a table of the plans, best first; plans with the same figures share a row.
 
-    ``most``: rows.
+    ``most``: rows; ``hint``: whether the number of the others is shown.
     """
-    rows, choices = _ranked_rows(assessments)
-    different = without_doubles(rows[1:], choices)
+    rows, choices = ranked_rows(assessments)
+    lines, hidden = table_of_plans(rows, choices, LEAST_IMPORTANT, usual_cells(), most=most)
+    return [*lines, more_rows(hidden)] if hidden and hint else lines
+
+
+def usual_cells() -> dict[str, str]:
+    """Return the cells of columns that are left out where every plan has them, by heading."""
     usual = {name: _cell(USUAL[field]) for name, field in COLUMNS if field in USUAL}
-    usual["schedule"] = NO_SCHEDULE
-    shown = without_columns([rows[0], *different[:most]], usual)
-    lines = fitting_table(shown, LEAST_IMPORTANT)
-    hidden = len(different) - len(different[:most])
-    return [*lines, f"  {hidden} more with -v"] if hidden else lines
+    return {**usual, "schedule": NO_SCHEDULE}
 
 
-def shown_rows(plans: int, *, verbose: bool) -> int | None:
-    """Return the number of rows of a table; None: all, in detail or where --top is given."""
-    return MOST_ROWS if plans == USUAL_TOP and not verbose else None
+def more_rows(hidden: int) -> str:
+    """Return the line below a table that is not whole."""
+    return f"  {hidden} more with -v"
 
 
-def _ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], int]:
+def shown_rows(rows: int | None, *, verbose: bool) -> int | None:
+    """Return the number of rows of a table; None: all. ``rows``: those that --top gives."""
+    return rows if rows is not None or verbose else MOST_ROWS
+
+
+def ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], int]:
     """Return the cells of the table with its head, and the number of columns of the plan."""
     heads = [*(name for name, _ in COLUMNS), "schedule"]
     rows = [[*heads, "GiB", "margin", "step", "tok/s/gpu", "MFU"]]
@@ -417,7 +427,7 @@ def _ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], in
 
 def runner_up(assessments: Sequence[Assessment]) -> Assessment | None:
     """Return the first plan whose row is not that of the best one; None: all are alike."""
-    rows, choices = _ranked_rows(assessments)
+    rows, choices = ranked_rows(assessments)
     for row, assessment in zip(rows[2:], assessments[1:], strict=True):
         if len(without_doubles([rows[1], row], choices)) > 1:
             return assessment
@@ -445,15 +455,23 @@ def plan_text(
     assumptions: Sequence[str],
     staged: StagedPlan | None = None,
     placed: PlacedPlan | None = None,
+    further: Sequence[Assessment] = (),
+    rows: int | None = None,
     verbose: bool = False,
 ) -> str:
-    """Return the answer of ``plan`` as text."""
+    """Return the answer of ``plan`` as text.
+
+    ``rows``: those of the table, where --top gives them; ``further``: plans behind the given number
+    of plans, which fill the rows where several plans share one.
+    """
     best = assessments[0]
     lines = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
         lines += labelled("TIGHT", tight_words(scenario, best.plan))
-    most = shown_rows(len(assessments), verbose=verbose)
-    lines += ranked_table(assessments, most and most - sum(x is not None for x in (staged, placed)))
+    most = shown_rows(rows, verbose=verbose)
+    if most == MOST_ROWS and rows is None:
+        most -= sum(x is not None for x in (staged, placed))
+    lines += ranked_table([*assessments, *further], most, hint=rows is None)
     lines.append("")
     lines += labelled("Best", short_plan(best.plan))
     lines += labelled("Step", time_line(best.time))
@@ -479,10 +497,9 @@ def plan_text(
 
 def tight_words(scenario: Scenario, plan: Plan) -> str:
     """Return what a tight plan means, and which option may find plans that fit."""
-    words = "no plan fits with its whole interval; these may run out of memory"
     if scenario.on_gpu and plan.offload == "none":
-        words += " (--allow offload also looks at plans that keep parts in the host's memory)"
-    return words
+        return "these may run out of memory; --allow offload keeps parts on the host"
+    return "no plan fits with its whole interval; these may run out of memory"
 
 
 def _why_not(best: Assessment, other: Assessment) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
@@ -34,7 +34,7 @@ from planner.request.stage_layers import without_list
 from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import parse_run_request
 from planner.search.partial_recompute import PINNED
-from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error
+from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error, survey_answer
 from planner.survey.cases import (
     WorkloadRequest,
     read_at_most,
@@ -47,6 +47,8 @@ from planner.survey.inverse import InverseAnswer, answer_inverse, models_of
 from planner.traced.answers import TracedPlanAnswer
 from planner.traced.fit_and_plan import plan_module
 
+USUAL_TOP: Final = 10  # plans unless --top is given
+MOST_ALIKE: Final = 4  # plans that share a row of a table
 PlanAnswers = PlanAnswer | SurveyAnswer | InverseAnswer | TracedPlanAnswer
 
 
@@ -65,7 +67,10 @@ def plan(request: PlanRequest) -> PlanAnswers:
     Raises NoLegalPlanError if no plan fits; it names the rules that removed the most candidates.
     """
     fixed, by_stage = without_list(_fixed(request.fix))
-    top = check_value(option(PlanRequest, "top"), request.top)
+    rows = request.top
+    if rows is not None:
+        rows = check_value(option(PlanRequest, "top"), rows)
+    top = rows or USUAL_TOP
     constraints = parse_requirements(request.require)
     require_consistent(constraints, fixed)
     survey_request = SurveyRequest(
@@ -78,7 +83,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
             request.tokens, request.budget, request.days, request.carbon, request.failures
         ),
         prices=parse_prices(request.price),
-        top=top,
+        top=top * (1 if rows is None else MOST_ALIKE),
+        rows=rows,
     )
     if request.find is not None:
         check_choice("find", request.find, FINDS)
@@ -94,6 +100,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
             unknown={**of_layers, **adapters},
             fixed=fixed,
             top=top,
+            rows=rows,
         )
     refuse_inputs(request.inputs)
     models = models_of(request.model, request.find)
@@ -126,7 +133,9 @@ def plan(request: PlanRequest) -> PlanAnswers:
     if not simple:
         return _survey(scenarios, survey_request)
     places = request.objective == "time" and can_be_placed(scenarios[0].scenario.cluster)
-    wide = max(top, WIDE) if places else top  # what is placed may have its own stages, too
+    wide = (
+        max(survey_request.top, WIDE) if places else survey_request.top
+    )  # what is placed may have its own stages, too
     (case,) = survey(scenarios, replace(survey_request, top=wide, places=False))
     scenario, result = case.scenario, case.result
     assert result is not None
@@ -134,8 +143,9 @@ def plan(request: PlanRequest) -> PlanAnswers:
         if places and constraints:  # in an order of its own a plan may be as required
             return _survey(scenarios, survey_request)
         raise no_plan_error([case], survey_request)
-    seen, result = result.plans, result.first(top)
+    seen, result = result.plans[: max(top, WIDE)], result.first(top)
     assessments = tuple(found.assessment for found in case.found[:top])
+    further = () if rows is None else tuple(found.assessment for found in case.found[top:])
     pinned = any(name in fixed for name in PINNED)
     free = request.objective == "time" and not constraints and not pinned
     fits = assessments[0].fits
@@ -148,6 +158,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
         fixed=fixed,
         staged=staged,
         placed=best_placed(scenario, seen, staged) if places and fits else None,
+        further=further,
+        rows=rows,
     )
 
 
@@ -157,7 +169,7 @@ def _survey(scenarios: Sequence[Any], survey_request: SurveyRequest) -> SurveyAn
     if not best:
         raise no_plan_error(cases, survey_request)
     found = tuple(best)
-    return SurveyAnswer(
+    return survey_answer(
         survey_request, cases, found, tuple(assumptions_of(cases, found, survey_request))
     )
 

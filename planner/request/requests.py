@@ -528,10 +528,16 @@ class SearchOptions:
         ),
     ] = "time"
     top: Annotated[
-        int,
+        int | None,
         Meta(ge=1, le=1000),
-        Option(common=True, help="plans to show (default: {default})", group=SEARCH),
-    ] = 10
+        Option(
+            common=True,
+            help="plans to show (default: as many as the answer has room for, 10 with -v)",
+            group=SEARCH,
+            default="10, in a short answer as many as it has room for",
+            why="an answer of at most 15 lines",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

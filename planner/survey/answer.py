@@ -47,6 +47,7 @@ class SurveyAnswer(DetailedAnswer):
     cases: tuple[SurveyCase, ...]
     ranked: tuple[RankedPlan, ...]
     assumptions: tuple[str, ...]
+    further: tuple[RankedPlan, ...] = ()  # next plans, which fill rows that several plans share
 
     @property
     def best(self) -> Plan:
@@ -119,16 +120,32 @@ class SurveyAnswer(DetailedAnswer):
             "confidence": confidence(self.scenario),
         }
 
-    def text(self, *, verbose: bool = False) -> str:
-        """Return the text; ``verbose``: with all assumptions, sources and counts."""
+    def text(self, *, verbose: bool = False, lines_before: int = 0) -> str:
+        """Return the text; ``verbose``: with all assumptions, sources and counts.
+
+        ``lines_before``: lines above it, which a short answer counts.
+        """
         return survey_text(
             self.request,
             self.cases,
             self.ranked,
+            further=self.further,
             counts=total_counts(self.cases),
             assumptions=self.assumptions,
             verbose=verbose,
+            lines_before=lines_before,
         )
+
+
+def survey_answer(
+    request: SurveyRequest,
+    cases: tuple[SurveyCase, ...],
+    found: tuple[RankedPlan, ...],
+    assumptions: tuple[str, ...],
+) -> SurveyAnswer:
+    """Return an answer with as many plans as --top gives, and the plans that follow."""
+    top = len(found) if request.rows is None or request.pareto else request.rows
+    return SurveyAnswer(request, cases, found[:top], assumptions, found[top:])
 
 
 def case_document(case: SurveyCase) -> dict[str, Any]:

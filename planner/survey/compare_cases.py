@@ -48,7 +48,8 @@ class SurveyRequest:
     offload_if_needed: bool = True  # if nothing fits without
     job: RunRequest = field(default_factory=RunRequest)
     prices: Prices = field(default_factory=Prices)
-    top: int = 10
+    top: int = 10  # plans that are found
+    rows: int | None = None  # plans that are shown, where --top gives them
     places: bool = True  # optimise the order of ranks on irregular trees
 
 

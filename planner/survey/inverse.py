@@ -33,10 +33,10 @@ from planner.request.constraints import Constraint
 from planner.request.divisors import divisors
 from planner.request.model import ModelLike, model_of
 from planner.request.scenario import MAX_BATCH, MAX_SEQ_LEN, AssumedScenario
-from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error
+from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error, survey_answer
 from planner.survey.cases import WorkloadRequest
 from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, ranked, survey
-from planner.survey.text import inverse_text
+from planner.survey.text import inverse_lines
 from planner.text.answer import DetailedAnswer
 
 COARSEST: Final = 4096  # tokens; largest step between sequence lengths
@@ -103,13 +103,9 @@ class InverseAnswer(DetailedAnswer):
             if self.next_attempt is None
             else (self.next_attempt.words, self.next_attempt.cases)
         )
-        return inverse_text(
-            self.find,
-            self.words,
-            beyond,
-            tried=bool(self.tried),
-            answer=self.answer.text(verbose=verbose),
-        )
+        lines = inverse_lines(self.find, self.words, beyond, tried=bool(self.tried))
+        answer = self.answer.text(verbose=verbose, lines_before=len(lines))
+        return "\n".join([*lines, answer])
 
 
 def models_of(model: ModelLike, find: str | None) -> list[ModelLike]:
@@ -167,9 +163,9 @@ class _Inverse:
         cases = found.cases
         best = tuple(ranked(cases, request))
         assumptions = tuple(assumptions_of(cases, best, request))
-        survey_answer = SurveyAnswer(request, cases, best, assumptions)
+        forward = survey_answer(request, cases, best, assumptions)
         return InverseAnswer(
-            self.find, found.value, found.words, tuple(tried), next_attempt, survey_answer
+            self.find, found.value, found.words, tuple(tried), next_attempt, forward
         )
 
     def nothing(self, tried: Sequence[Attempt]) -> NoLegalPlanError:

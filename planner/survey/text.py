@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
+from textwrap import shorten
 from typing import Any, Final
 
 from cost_models.units import format_count, format_gib, format_per_second, format_seconds
+from planner.answer.text import LEAST_IMPORTANT as LEAST_OF_RANKED
 from planner.answer.text import (
     bottleneck,
     head,
+    more_rows,
     placed_words,
+    ranked_rows,
     searched,
     short_head,
     short_plan,
-    shown_rows,
     tight_words,
     time_line,
+    usual_cells,
 )
 from planner.assessment.confidence import confidence_words
 from planner.run_cost.text import WATT_HOUR, amount, dollars, run_lines
@@ -25,8 +29,8 @@ from planner.run_cost.training_run import DAY
 from planner.search.search import Counts
 from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, sort_key
 from planner.text.assumed import assumed
-from planner.text.paragraphs import labelled, plain
-from planner.text.tables import fitting_table, marked_table
+from planner.text.paragraphs import LINES, labelled, plain, width
+from planner.text.tables import fitting_table, marked_table, table_of_plans
 
 BILLION: Final = 1e9
 MOST_BETWEEN: Final = 3  # from this number on, similar plans share one line
@@ -46,10 +50,10 @@ LABELS: Final = {
     "most-tokens": "Most",
 }
 MOST_WHY: Final = 3
-MOST_CASES: Final = 5  # of a table in a short answer
-MOST_ROWS_OF_SEVERAL: Final = 3  # below a table of cases
+FEWEST_ROWS: Final = 2  # of a table in a short answer
 # columns that are left out first where the terminal is narrow
 LEAST_IMPORTANT: Final = ("MFU", "gpu-hours", "GiB", "tok/s", "step")
+LEAST_OF_PLANS: Final = (*LEAST_OF_RANKED, "micro")
 
 
 def survey_text(
@@ -57,24 +61,51 @@ def survey_text(
     cases: Sequence[SurveyCase],
     ranked: Sequence[RankedPlan],
     *,
+    further: Sequence[RankedPlan] = (),
     counts: Counts,
     assumptions: Sequence[str],
     verbose: bool = False,
+    lines_before: int = 0,
 ) -> str:
-    """Return the answer of ``plan`` for several clusters, with prices or a training run."""
+    """Return the answer of ``plan`` for several clusters, with prices or a training run.
+
+    ``further``: plans that fill the rows of a table where several plans share one;
+    ``lines_before``: lines above this text, which a short answer counts.
+    """
     best = ranked[0]
     lines = [*head(best.scenario), ""] if verbose else short_head(best.scenario)
     if not best.fits:
         lines += labelled("TIGHT", tight_words(best.scenario, best.plan))
-    if len(cases) > 1:
-        lines += [*case_table(request, cases, None if verbose else MOST_CASES), ""]
     if request.pareto is not None:
         first, second = (OBJECTIVE_WORDS[name] for name in request.pareto)
         lines += labelled("Front", f"no plan has less {first} without more {second}")
-    most = shown_rows(len(ranked), verbose=verbose or request.pareto is not None)
-    if most is not None and len(cases) > 1:
-        most = MOST_ROWS_OF_SEVERAL
-    lines += [*plan_table(request, ranked, most), ""]
+    below = _below_tables(request, best, counts, assumptions, verbose=verbose)
+    if verbose:
+        lines += [*case_table(request, cases), ""] if len(cases) > 1 else []
+        rows = [*ranked, *further] if request.rows is not None else ranked
+        return "\n".join([*lines, *plan_table(request, rows, request.rows), "", *below])
+    room = LINES - lines_before - len(lines) - len(below) - 2  # an empty line, the next command
+    several = len(cases) > 1 and request.pareto is None
+    if several:
+        lines += case_table(request, cases, room - (0 if request.rows is None else 1))
+    if several and request.rows is not None:
+        lines.append("")
+    if not several or request.rows is not None:
+        most = max(FEWEST_ROWS, room - 2) if request.rows is None else request.rows
+        lines += short_plan_table(request, [*ranked, *further], most)
+    return "\n".join([*lines, "", *below])
+
+
+def _below_tables(
+    request: SurveyRequest,
+    best: RankedPlan,
+    counts: Counts,
+    assumptions: Sequence[str],
+    *,
+    verbose: bool,
+) -> list[str]:
+    """Return the paragraphs about the best plan."""
+    lines = [] if verbose else labelled("Best", short_plan(best.plan))
     lines += labelled("Step", time_line(best.assessment.time))
     if verbose:
         lines += labelled("Bottleneck", bottleneck(best.assessment))
@@ -88,33 +119,72 @@ def survey_text(
     lines += assumed(assumptions, verbose=verbose)
     if verbose:
         lines += labelled("Confidence", confidence_words(best.scenario))
-    return "\n".join(lines)
+    return lines
 
 
 def case_table(
-    request: SurveyRequest, cases: Sequence[SurveyCase], most: int | None = None
+    request: SurveyRequest, cases: Sequence[SurveyCase], room: int | None = None
 ) -> list[str]:
     """Return the best plan of every case, best first; cases without a plan last, with reasons.
 
-    ``most``: cases of each kind.
+    ``room``: lines; then cases without a plan take one each, and those left out are counted.
     """
     good = sorted(
         (case for case in cases if case.found), key=lambda c: sort_key(request)(c.found[0])
     )
+    without = [case for case in cases if not case.found]
+    shown, shown_without = len(good), len(without)
+    if room is not None and len(cases) > room - 1:
+        left = max(FEWEST_ROWS, room - 2)
+        shown_without = min(len(without), max(1, left - len(good)))
+        shown = min(len(good), left - shown_without)
     several = len({case.scenario.workload.precision for case in cases}) > 1
     columns = _columns(request, good)
     rows = [["cluster", *(["precision"] if several else []), *(heading for heading, _ in columns)]]
-    for case in good[:most]:
+    for case in good[:shown]:
         found = case.found[0]
         name = [case.name, *([found.scenario.workload.precision] if several else [])]
         rows.append([*name, *(cell(found) for _, cell in columns)])
     lines = fitting_table(rows, LEAST_IMPORTANT, left=("cluster", "precision"))
-    without = [case for case in cases if not case.found]
-    for case in without[:most]:
+    for case in without[:shown_without]:
         precision = f" {case.scenario.workload.precision}" if several else ""
-        lines += plain(f"{case.name}{precision}: {reason_without_plan(case)}", "  ")
-    hidden = 0 if most is None else max(0, len(good) - most) + max(0, len(without) - most)
-    return [*lines, f"  {hidden} more with -v"] if hidden else lines
+        words = f"{case.name}{precision}: {reason_without_plan(case)}"
+        if room is None:
+            lines += plain(words, "  ")
+        else:
+            lines.append(f"  {shorten(words, width() - 2, placeholder=' …')}")
+    hidden = len(cases) - shown - shown_without
+    return [*lines, more_rows(hidden)] if hidden else lines
+
+
+def short_plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan], most: int) -> list[str]:
+    """Return a table of the ranked plans with a row each, as that of one cluster.
+
+    ``most``: rows; those of a front are taken evenly from the whole.
+    """
+    rows, choices = ranked_rows([found.assessment for found in ranked])
+    priced = any(found.step.dollars is not None for found in ranked)
+    energy = "energy" in (request.objective, *(request.pareto or ()))
+    heads, *others = rows
+    table = [["cluster", "precision", *heads]]
+    table[0] += ["$/Btok"] * priced + ["kWh/Btok"] * energy
+    for found, cells in zip(ranked, others, strict=True):
+        row = [found.scenario.cluster.name, found.scenario.workload.precision, *cells]
+        row += [dollars(_scaled(found, "cost"))] * priced
+        row += [amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] * energy
+        table.append(row)
+    usual = usual_cells()
+    usual |= {name: table[1][at] for at, name in enumerate(("cluster", "precision"))}
+    lines, hidden = table_of_plans(
+        table,
+        choices + 2,
+        LEAST_OF_PLANS,
+        usual,
+        most=most,
+        spread=request.pareto is not None,
+        left=("cluster", "precision"),
+    )
+    return [*lines, more_rows(hidden)] if hidden and request.rows is None else lines
 
 
 def reason_without_plan(case: SurveyCase) -> str:
@@ -142,7 +212,7 @@ def _columns(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column
     has_run = request.job.is_given
     columns: list[tuple[bool, str, Callable[[RankedPlan], str]]] = [
         (True, "gpus", lambda found: f"{found.plan.world_size:,}"),
-        (True, "GiB", lambda found: format_gib(found.assessment.memory.peak_bytes)),
+        (True, "GiB", _peak),
         (True, "step", lambda found: format_seconds(found.assessment.time.step_seconds)),
         (True, "tok/s", lambda found: format_per_second(found.step.tokens / found.step.seconds)),
         (True, "MFU", _mfu),
@@ -154,6 +224,11 @@ def _columns(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column
         (has_run and priced, "dollars", _of_run("dollars", dollars)),
     ]
     return [(heading, cell) for wanted, heading, cell in columns if wanted]
+
+
+def _peak(found: RankedPlan) -> str:
+    peak = format_gib(found.assessment.memory.peak_bytes)
+    return peak if found.fits else f"{peak} tight"
 
 
 def _mfu(found: RankedPlan) -> str:
@@ -280,27 +355,26 @@ def _between(ranked: Sequence[RankedPlan]) -> dict[int, str]:
     return lines
 
 
-def inverse_text(
+def inverse_lines(
     find: str,
     words: str,
     next_attempt: tuple[str, Sequence[SurveyCase]] | None,
     *,
     tried: bool,
-    answer: str,
-) -> str:
-    """Return the answer of ``plan --find``; ``next_attempt``: the next candidate."""
+) -> list[str]:
+    """Return the answer of ``plan --find`` above its plan; ``next_attempt``: the next candidate."""
     lines = labelled(LABELS[find], words)
     if next_attempt is not None:
         words, cases = next_attempt
         lines += labelled("Checked", f"{words}: {_why_no_plan(cases)}")
     elif tried:
         lines += labelled("Checked", "no larger or smaller candidate is left to try")
-    return "\n".join([*lines, "", answer])
+    return [*lines, ""]
 
 
 def _why_no_plan(cases: Sequence[SurveyCase]) -> str:
     """Return why a candidate has no plan, cluster by cluster."""
-    reasons = [f"{case.name} is tight: it may run out of memory" for case in cases if case.found]
+    reasons = [f"{case.name} is tight" for case in cases if case.found]
     reasons += [f"{case.name} {reason_without_plan(case)}" for case in cases if not case.found]
     left = len(reasons) - MOST_WHY
     more = f", and {left} more" if left > 0 else ""

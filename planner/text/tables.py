@@ -38,6 +38,51 @@ def fitting_table(
     return lines
 
 
+def table_of_plans(
+    rows: Sequence[Sequence[str]],
+    choices: int,
+    least_first: Iterable[str],
+    usual: Mapping[str, str],
+    *,
+    most: int | None = None,
+    spread: bool = False,
+    left: Collection[str] = (),
+) -> tuple[list[str], int]:
+    """Return a table as wide as the terminal at most, and the number of rows that it leaves out.
+
+    Rows that are equal in the columns that have room, but for one choice, share a row.
+    ``choices``: number of cells, from the first on, that describe the plan; ``least_first``:
+    headings of columns that may be left out, in this order; ``usual``: values of columns that are
+    left out where every row has them; ``most``: rows; ``spread``: those shown are taken evenly from
+    all, the first and the last included.
+    """
+    cells = [list(row) for row in rows]
+    chosen = set(cells[0][:choices])
+    for heading in (None, *least_first):
+        if heading in cells[0]:
+            at = cells[0].index(heading)
+            cells = [[*row[:at], *row[at + 1 :]] for row in cells]
+        different = without_doubles(cells[1:], sum(name in chosen for name in cells[0]))
+        kept = _spread(different, most) if spread else different[:most]
+        shown = without_columns([cells[0], *kept], usual)
+        lines = marked_table(shown, [at for at, name in enumerate(shown[0]) if name in left])
+        if max(map(len, lines)) <= width():
+            break
+    return lines, len(different) - len(kept)
+
+
+def _spread(rows: list[list[str]], most: int | None) -> list[list[str]]:
+    """Return at most that many rows, at even distances.
+
+    >>> _spread([["1"], ["2"], ["3"], ["4"], ["5"]], 3)
+    [['1'], ['3'], ['5']]
+    """
+    if most is None or len(rows) <= most:
+        return rows
+    gaps = max(1, most - 1)
+    return [rows[round(at * (len(rows) - 1) / gaps)] for at in range(most)]
+
+
 def without_columns(rows: Sequence[Sequence[str]], usual: Mapping[str, str]) -> list[list[str]]:
     """Return a table without the columns that have their usual value in every row.
 

@@ -131,6 +131,7 @@ class TracedPlanAnswer(DetailedAnswer):
     assumptions: tuple[str, ...]
     fixed: Mapping[str, Any]
     cut: Cut | None = None  # into pipeline stages, which the executor does not train
+    rows: int | None = None  # of the table; None: as many as a short answer has room for
 
     @property
     def best(self) -> Plan:
@@ -166,5 +167,6 @@ class TracedPlanAnswer(DetailedAnswer):
             assumptions=self.assumptions,
             following=train_with(self.scenario, self.best),
             cut=self.cut,
+            rows=self.rows,
             verbose=verbose,
         )

@@ -104,6 +104,7 @@ def plan_module(
     unknown: Mapping[str, Any],
     fixed: Mapping[str, Any],
     top: int,
+    rows: int | None = None,
 ) -> TracedPlanAnswer:
     """Search for the best plan of a module."""
     _refuse(unknown, model)
@@ -139,6 +140,7 @@ def plan_module(
         assumptions=notes,
         fixed=dict(fixed),
         cut=cut,
+        rows=rows,
     )
 
 

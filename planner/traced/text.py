@@ -24,7 +24,7 @@ from planner.text.assumed import assumed
 from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines
 from planner.text.paragraphs import labelled, labelled_line, plain
-from planner.text.tables import fitting_table, without_doubles
+from planner.text.tables import table_of_plans
 from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, TracedTime
 from planner.traced.stages import Cut
 from planner.traced.ways_out import TracedWayOut
@@ -136,16 +136,17 @@ def plan_text(
     assumptions: Sequence[str],
     following: str,
     cut: Cut | None = None,
+    rows: int | None = None,
     verbose: bool = False,
 ) -> str:
-    """Return the answer of ``plan`` as text."""
+    """Return the answer of ``plan`` as text; ``rows``: those of its table that --top gives."""
     best = assessments[0]
     lines = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
         lines += labelled(
             "TIGHT", "no plan fits with its whole interval; these may run out of memory"
         )
-    lines += _table(assessments, shown_rows(len(assessments), verbose=verbose))
+    lines += _table(assessments, shown_rows(rows, verbose=verbose))
     lines.append("")
     lines += labelled("Best", time_line(best.time))
     if verbose:
@@ -216,5 +217,4 @@ def _table(assessments: Sequence[TracedAssessment], most: int | None) -> list[st
                 "–" if time.mfu is None else f"{100 * time.mfu:.1f} %",
             ]
         )
-    different = without_doubles(rows[1:], len(columns))
-    return fitting_table([rows[0], *different[:most]], ("margin", "MFU"))
+    return table_of_plans(rows, len(columns), ("margin", "MFU"), {}, most=most)[0]
