@@ -107,6 +107,9 @@ class Positional(click.Argument):
 
 
 _WORD: Final = re.compile(r"([A-Za-z][\w-]*)=(.+)", re.DOTALL)
+TOGETHER: Final = "\u00a0"  # a space at which no line breaks
+CONTINUED: Final = " \\"  # at the end of a line of a command that goes on
+_OPTION_VALUE: Final = re.compile(r"(?<=\s)(--?[a-z][\w-]*) (?=[^\s-])")
 FILES: Final = ("PATH", "DIR", "FOLDER", "FILE", "SOURCE")  # of a word for a value
 _SWITCH: Final = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
@@ -303,9 +306,24 @@ class Command(click.Command):
         """Write the examples as they are typed, then the text at the end."""
         if self.examples:
             with formatter.section("Examples"):
-                for example in self.examples:
-                    formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+                write_examples(formatter, self.examples)
         super().format_epilog(ctx, formatter)
+
+
+def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
+    """Write commands as they are typed; a long one goes on in the next line, behind a backslash."""
+    indent = " " * formatter.current_indent
+    for example in examples:
+        kept = _OPTION_VALUE.sub(rf"\1{TOGETHER}", example)
+        lines = textwrap.wrap(
+            kept,
+            formatter.width - len(CONTINUED),
+            initial_indent=indent,
+            subsequent_indent=2 * indent,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        formatter.write(f"{CONTINUED}\n".join(lines).replace(TOGETHER, " ") + "\n")
 
 
 class LazyGroup(click.Group):
@@ -326,7 +344,7 @@ class LazyGroup(click.Group):
         self.table = table
         self.epilog_of_commands = epilog_of_commands
         self.order = order  # of the titles of options
-        self.examples = examples or {}  # of every command
+        self.examples = examples or {}  # of every command; "": of the group
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """Return the option ``--help`` in our words."""
@@ -372,6 +390,13 @@ class LazyGroup(click.Group):
             ctx.exit(super().invoke(ctx) or 0)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples as they are typed, then the text at the end."""
+        if self.examples.get(""):
+            with formatter.section("Examples"):
+                write_examples(formatter, self.examples[""])
+        super().format_epilog(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lines of help without importing a command."""
@@ -553,14 +578,15 @@ def usage_error(
         return str(error.message)
     names = getattr(getattr(error, "param", None), "opts", [])
     values = [value for name in names if (value := _value_of(name, words)) is not None]
-    value = f" ({names[-1]} {values[-1]})" if values else ""
     command = program if context is None else context.command_path
     message = error.format_message().rstrip(".")
+    value = f" ({names[-1]} {values[-1]})" if values and values[-1] not in message else ""
     if isinstance(error, click.NoSuchOption):
         message = f"No such option: {error.option_name}{_instead(error, words, advice)}"
     elif isinstance(error, click.BadOptionUsage) and (needed := _value_needed(error)):
         message, value = needed, ""
-    return f"shardplan: {message}{value}; see {command} --help"
+    text = f"shardplan: {message}{value}"
+    return f"{text} See {command} --help" if text[-1] == "?" else f"{text}; see {command} --help"
 
 
 def _instead(error: Any, words: Sequence[str], advice: Advice | None) -> str:

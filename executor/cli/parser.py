@@ -29,6 +29,10 @@ COMMANDS: Final = {
 }
 # at the end of the help of a command
 EXAMPLES: Final = {
+    "": (
+        "python -m executor run plan.json --data corpus.txt --steps 100",
+        "python -m executor measure --processes 2",
+    ),
     "run": (
         "shardplan run plan.json --data corpus.txt --steps 100 -o runs/first",
         "shardplan run plan.json --dry-run",

@@ -9,9 +9,12 @@ from typing import Annotated, Final, NamedTuple
 
 from hardware_profiles.command_line import command, parse
 from hardware_profiles.errors import InputError, ShardplanError
+from hardware_profiles.message import error_text
 from hardware_profiles.options import Option
+from hardware_profiles.terminal import say
 
 PROGRAM: Final = "python -m executor.verify"
+EXAMPLES: Final = (f"{PROGRAM} --matrix --only llama", f"{PROGRAM} --matrix --part 1/4")
 
 
 class Part(NamedTuple):
@@ -53,16 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     text = "Compare plans of tiny models with a single process."
     try:
-        options: MatrixOptions = parse(
-            command(MatrixOptions, name=PROGRAM, help=text), words, PROGRAM
-        )
+        made = command(MatrixOptions, name=PROGRAM, help=text)
+        made.examples = EXAMPLES
+        options: MatrixOptions = parse(made, words, PROGRAM)
         if not options.matrix:
             raise InputError(f"--matrix is missing; see {PROGRAM} --help")
         from executor.verify.prove import prove
 
         return prove(options.part, options.only, write=options.write)
     except ShardplanError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(error_text(f"shardplan: {error}"))
         return error.exit_code
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 EXAMPLES: Final = {
+    "": (  # of the program itself
+        "shardplan fit llama-3-8b 8xA100-80GB --seq-len 8192",
+        "shardplan plan llama-3-8b 8xH100-SXM --global-batch-size 64",
+    ),
     "fit": (
         "shardplan fit llama-3-8b 8xA100-80GB --seq-len 8192",
         "shardplan fit llama-2-70b 8xA100-40GB --lora 16 --tp 8",

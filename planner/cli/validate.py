@@ -37,7 +37,7 @@ def validate(
             "--only",
             metavar="NAME",
             values=source_groups,
-            help="a source group (may be repeated)",
+            help="a source group (may be repeated): {values}",
         ),
     ] = None,
     time: Annotated[bool, Option("--time", help="only step times")] = False,

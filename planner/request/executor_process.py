@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -81,10 +82,15 @@ def measure(processes: int, say: Say) -> None:
     )
     report("measuring matmuls, memory and messages")
     command = [sys.executable, "-m", "executor", "measure", "--processes", str(processes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_unwrapped())
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise RunError(f"measuring this machine failed: {last[0]}")
+
+
+def _unwrapped() -> dict[str, str]:
+    """Return the environment in which the executor writes an error in one line."""
+    return {name: value for name, value in os.environ.items() if name != "COLUMNS"}
 
 
 def is_module(model: object) -> bool:
@@ -127,7 +133,12 @@ def trace(
         command.append(f"--input={text}")
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_SECONDS,
+            env=_unwrapped(),
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"{name}: no trace within {TIMEOUT_SECONDS:.0f} s") from None

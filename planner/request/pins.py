@@ -35,9 +35,10 @@ def parse_fixed(text: str, where: str = FIX) -> dict[str, Any]:
         name = SHORT_NAMES.get(key, key)
         if key not in names:
             hint = did_you_mean(key, names)
+            known = [one.short for one in declared(Plan).values() if one.option is not None]
             raise InputError(
                 f"{where} {item!r}: {key!r} is not a part of a plan. "
-                + (hint or f"Known: {', '.join(one.short for one in declared(Plan).values())}")
+                + (hint or f"Known: {', '.join(known)}")
             )
         parsed = _parse_value(name, value, where)
         if name in fixed and fixed[name] != parsed:

@@ -275,7 +275,8 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> str:
     """Return a known word, or raise with the nearest one."""
     if value not in known:
         hint = did_you_mean(str(value), known)
-        raise InputError(f"{name} = {value!r} (must be one of {', '.join(known)}). {hint}".strip())
+        text = f"{name} = {value!r} (must be one of {', '.join(known)})"
+        raise InputError(f"{text}. {hint}" if hint else text)
     return value
 
 

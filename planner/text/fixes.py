@@ -11,6 +11,7 @@ from cost_models.units import format_bytes
 from planner.text.paragraphs import INDENT, LINES, labelled, width
 
 FEWEST: Final = 3  # fixes that are listed, even if the answer becomes longer
+MANY_TIMES: Final = 99.5  # from here on ratios have no rounded digits
 LABEL: Final = "Fixes"
 NEXT: Final = "append the options of a fix to the command (each was checked to fit)"
 NEXT_SHORT: Final = "append the options of a fix (-v: all fixes and options)"
@@ -32,11 +33,15 @@ def pace(seconds: float, before: float) -> str:
 
     >>> pace(1.0, 1.0), pace(1.2, 1.0), pace(5.0, 1.0), pace(0.8, 1.0), pace(0.1, 1.0)
     ('as fast', '20 % slower', '5× slower', '25 % faster', '10× faster')
+    >>> pace(1.0, 212.0)
+    '212× faster'
     """
     ratio = seconds / before
     word, times = ("slower", ratio) if ratio > 1.0 else ("faster", 1.0 / ratio)
     if times < 1.015:
         return "as fast"
+    if times >= MANY_TIMES:
+        return f"{times:,.0f}× {word}"
     return f"{times:.2g}× {word}" if times >= 2.0 else f"{100 * (times - 1.0):.0f} % {word}"
 
 

@@ -107,6 +107,20 @@ def test_the_words_of_every_example_are_options(name: str) -> None:
         command(name).make_context(name, words[words.index(name) + 1 :])
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("name", ["", *OWN, *EXECUTOR_COMMANDS])
+def test_help_is_as_wide_as_the_terminal(name: str, columns: int) -> None:
+    made = app if not name else command(name)
+    context = made.context_class(made, info_name=name, terminal_width=columns - 2)
+    lines = made.get_help(context).splitlines()
+    assert max(map(len, lines)) <= columns
+    at = lines.index("Examples:")
+    shown = "\n".join(lines[at + 1 : [*lines, ""].index("", at)]).replace(" \\\n", " ")
+    typed = [" ".join(line.split()) for line in shown.splitlines()]
+    assert typed == list(EXAMPLES[""] if not name else made.examples)
+    assert len(typed) == 2
+
+
 @pytest.mark.slow(seconds=60)
 def test_examples_run(tmp_path: Path) -> None:
     (tmp_path / "RUNS.csv").write_text("model,gpu,num_gpus,seq_len\ngpt2,A100-SXM,8,1024\n")
