@@ -26,6 +26,7 @@ from cost_models.communication.ring_and_tree import (
 from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import AXES, KINDS
 from cost_models.plan.plan import PlanTable
+from hardware_profiles.cluster.catalogue import link_share
 from hardware_profiles.cluster.link_tree import accelerators_below, with_bandwidths
 from hardware_profiles.cluster.links import group_link, mean_hop_latency, point_to_point_link
 from hardware_profiles.cluster.nvlink_domains import exchange_bandwidth
@@ -76,7 +77,8 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
 
     ``inside``: share of the bandwidth on the innermost tier, between the accelerators of a node or
     rack, unless that of the accelerator's own link is measured (``link_share``). ``between``: share
-    on the network.
+    on the network, less where the catalogue has a smaller one for that kind of link (TCP) and its
+    bandwidth was not measured.
     """
     chip, link = cluster.accelerator, cluster.tiers[0]
     own = link.name == chip.link and link.bandwidth.value == chip.link_bandwidth.value
@@ -96,7 +98,8 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
 
     innermost = cluster.gpus_per_node if cluster.levels else cluster.tiers[0].domain_size
     alone = innermost == 1  # one accelerator a node: network only
-    shares = [between if alone else inside, *(between for _ in cluster.tiers[1:])]
+    outer = [_network_share(tier.name, tier.bandwidth, between) for tier in cluster.tiers]
+    shares = outer if alone else [inside, *outer[1:]]
     tiers = tuple(lowered(tier, share) for tier, share in zip(cluster.tiers, shares, strict=True))
     if not cluster.levels:
         return replace(cluster, tiers=tiers)
@@ -105,8 +108,14 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     for number, level in enumerate(cluster.levels):
         widest = np.bincount(level.above, weights=below[number]).max()
         in_nodes = bool(widest <= cluster.gpus_per_node) or number == 0
-        levels.append(with_bandwidths(level, inside if in_nodes and not alone else between))
+        network = _network_share(level.name, level.bandwidth[0], between)
+        levels.append(with_bandwidths(level, inside if in_nodes and not alone else network))
     return replace(cluster, tiers=tiers, levels=tuple(levels))
+
+
+def _network_share(link: str, bandwidth: Figure, usual: float) -> float:
+    share = link_share(link)
+    return usual if share is None or bandwidth.kind == "measured" else min(usual, share.value)
 
 
 def achieved_by(software: SoftwareProfile, cluster: Cluster) -> Cluster:

@@ -2,9 +2,10 @@
 
     data/accelerators/*.toml   [[accelerator]]  one table a device, grouped by family
     data/nodes/*.toml          [[node]]         servers, cloud instances, racks
-    latencies.toml        [link]           seconds a message by kind of link
-    sources.toml          [sources]        short key = where a number was read
-    not_priced.toml       [[not_priced]]   names of devices that are not priced, and the reason
+    data/links.toml            [latency]        seconds a message by kind of link
+                               [share]          of the line rate, by kind of link
+    data/sources.toml          [sources]        short key = where a number was read
+    data/not_priced.toml       [[not_priced]]   names of devices that are not priced, and the reason
 
 Every number carries a kind and the key of a source; ``note`` adds words to it. Kinds: *measured* by
 us; *published*: measured by others; *datasheet*: the vendor's figure, read where the source says;
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 from msgspec import Meta, Struct, defstruct
 
@@ -169,9 +170,25 @@ def link_latency(link: str) -> Figure:
     >>> link_latency("NVLink3").value, link_latency("InfiniBand HDR").value
     (3.4e-06, 1.4e-05)
     """
-    known = _latencies()
+    known = _links("latency")
+    return known[_longest_key(link, known) or "other"]
+
+
+def link_share(link: str) -> Figure | None:
+    """Return the share of a link's rate that large collectives reach; None: as on InfiniBand.
+
+    >>> share = link_share("Ethernet")
+    >>> share is not None and share.value, link_share("InfiniBand HDR")
+    (0.54, None)
+    """
+    known = _links("share")
+    key = _longest_key(link, known)
+    return None if key is None else known[key]
+
+
+def _longest_key(link: str, known: Iterable[str]) -> str | None:
     fitting = [key for key in known if link.lower().startswith(key.lower())]
-    return known[max(fitting, key=len, default="other")]
+    return max(fitting, key=len, default=None)
 
 
 def unknown(name: str, what: str, known: Iterable[str]) -> str:
@@ -291,8 +308,9 @@ _Node: Final = struct_of(
 )
 
 
-class _Latencies(Struct, frozen=True, forbid_unknown_fields=True):
-    link: dict[str, _CatalogueFigure]
+class _Links(Struct, frozen=True, forbid_unknown_fields=True):
+    latency: dict[str, _CatalogueFigure]
+    share: dict[str, _CatalogueShare]
 
 
 class _Sources(Struct, frozen=True, forbid_unknown_fields=True):
@@ -336,11 +354,11 @@ def _node_index() -> _Index[Node]:
     return index
 
 
-@lru_cache(maxsize=1)
-def _latencies() -> dict[str, Figure]:
-    path = FOLDER / "latencies.toml"
-    found = convert(read_toml(path, "latencies"), _Latencies, path.name)
-    return {link: _figure(entry, _catalogue_source) for link, entry in found.link.items()}
+@lru_cache(maxsize=2)
+def _links(table: Literal["latency", "share"]) -> dict[str, Figure]:
+    path = FOLDER / "links.toml"
+    found = getattr(convert(read_toml(path, "links"), _Links, path.name), table)
+    return {link: _figure(entry, _catalogue_source) for link, entry in found.items()}
 
 
 @lru_cache(maxsize=1)

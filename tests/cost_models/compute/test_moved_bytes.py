@@ -289,6 +289,7 @@ def test_networks_and_links_inside_a_node_reach_their_own_share() -> None:
 
 def test_a_link_whose_share_was_measured_reaches_that() -> None:
     cards = parse_cluster("2x8xRTX-PRO-6000")
+    cards = replace(cards, tiers=(cards.tiers[0], replace(cards.tiers[1], name="InfiniBand")))
     inside, between = achieved(cards, 0.5, 0.9).tiers
     assert inside.bandwidth.value == pytest.approx(0.645 * 63e9)
     assert between.bandwidth.value == pytest.approx(0.9 * cards.tiers[1].bandwidth.value)
@@ -298,6 +299,18 @@ def test_a_link_whose_share_was_measured_reaches_that() -> None:
     measured = Figure(20e9, "measured", "nccl-tests")
     said = replace(cards, tiers=(replace(cards.tiers[0], bandwidth=measured), cards.tiers[1]))
     assert achieved(said, 0.5, 0.9).tiers[0].bandwidth.value == 10e9
+
+
+def test_tcp_between_nodes_reaches_half_of_its_line_rate() -> None:
+    cards = parse_cluster("2x8xRTX-4090")
+    network = cards.tiers[1]
+    assert network.name == "Ethernet"
+    assert achieved(cards, 0.5, 0.9).tiers[1].bandwidth.value == 0.54 * network.bandwidth.value
+    measured = Figure(5e9, "measured", "nccl-tests")
+    said = replace(cards, tiers=(cards.tiers[0], replace(network, bandwidth=measured)))
+    assert achieved(said, 0.5, 0.9).tiers[1].bandwidth.value == 4.5e9
+    alone = achieved(parse_cluster("2x1xRTX-4090"), 0.5, 0.9)
+    assert alone.tiers[-1].bandwidth.value == 0.54 * network.bandwidth.value
 
 
 def test_collectives_in_chunks_leave_the_first_and_what_is_longer_than_the_matmuls() -> None:

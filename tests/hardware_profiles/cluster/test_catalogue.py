@@ -12,6 +12,7 @@ from hardware_profiles.cluster.catalogue import (
     accelerators_named,
     find_accelerator,
     link_latency,
+    link_share,
     match_accelerator,
     match_node,
     nodes,
@@ -164,7 +165,8 @@ def test_an_ambiguous_node_lists_the_choices():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("A100-88GB", "A100-SXM-80GB"), ("H10", "H20"), ("xyzzy", "lists them")]
+    ("name", "hint"),
+    [("A100-88GB", "A100-SXM-80GB"), ("H10", "H100-SXM-80GB"), ("xyzzy", "lists them")],
 )
 def test_an_unknown_name_is_an_error_with_a_hint(name, hint):
     with pytest.raises(InputError, match=hint):
@@ -224,10 +226,17 @@ def test_latencies_are_those_of_nccl():
     assert link_latency("a link nobody knows").kind == "assumed"
 
 
+def test_tcp_reaches_less_of_its_line_rate_than_rdma():
+    share = link_share("Ethernet 100 Gb/s")
+    assert share is not None
+    assert 0.4 <= share.value <= 0.6
+    assert [link_share(name) for name in ("RoCE", "InfiniBand", "EFA", "NVLink4")] == [None] * 4
+
+
 def test_every_source_is_used():
     sources = tomllib.loads((FOLDER / "sources.toml").read_text())["sources"]
     files = [*FOLDER.glob("accelerators/*.toml"), *FOLDER.glob("nodes/*.toml")]
-    text = "".join(file.read_text() for file in [*files, FOLDER / "latencies.toml"])
+    text = "".join(file.read_text() for file in [*files, FOLDER / "links.toml"])
     assert [key for key in sources if f'source = "{key}"' not in text] == []
 
 
