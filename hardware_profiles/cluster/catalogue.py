@@ -308,7 +308,7 @@ _Node: Final = struct_of(
 )
 
 
-class _Links(Struct, frozen=True, forbid_unknown_fields=True):
+class _LinkTables(Struct, frozen=True, forbid_unknown_fields=True):
     latency: dict[str, _CatalogueFigure]
     share: dict[str, _CatalogueShare]
 
@@ -357,7 +357,7 @@ def _node_index() -> _Index[Node]:
 @lru_cache(maxsize=2)
 def _links(table: Literal["latency", "share"]) -> dict[str, Figure]:
     path = FOLDER / "links.toml"
-    found = getattr(convert(read_toml(path, "links"), _Links, path.name), table)
+    found = getattr(convert(read_toml(path, "links"), _LinkTables, path.name), table)
     return {link: _figure(entry, _catalogue_source) for link, entry in found.items()}
 
 
