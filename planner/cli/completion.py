@@ -28,7 +28,7 @@ def completion(
     app = click.get_current_context().find_root().command
     found = get_completion_class(shell)
     assert found is not None
-    show(found(app, {}, "shardplan", VARIABLE).source())
+    show(found(app, {}, "shardplan", VARIABLE).source().rstrip())
 
 
 def complete_in_executor(commands: Sequence[str]) -> None:

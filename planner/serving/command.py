@@ -53,7 +53,9 @@ def vllm_options(scenario: ServingScenario, plan: Plan) -> str | None:
     on_gpu = scenario.cluster.accelerator.device == "gpu"
     if not on_gpu or workload.kv_precision in ("int8", "int4"):
         return None
-    words = [f"--tensor-parallel-size {plan.tensor_parallel}"]
+    words = []
+    if plan.tensor_parallel > 1:
+        words.append(f"--tensor-parallel-size {plan.tensor_parallel}")
     if plan.pipeline_parallel > 1:
         words.append(f"--pipeline-parallel-size {plan.pipeline_parallel}")
     if plan.data_parallel > 1:

@@ -23,7 +23,7 @@ from planner.serving.scenario import (
 from planner.serving.times import ServingTimePrediction
 from planner.serving.ways_out import ServingWayOut
 from planner.text.assumed import assumed
-from planner.text.bars import MOST_BARS, part_bars
+from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines
 from planner.text.paragraphs import labelled, plain
 
@@ -73,7 +73,7 @@ def serving_text(
     else:
         lines = [*_short_head(scenario, " ".join(layout)), *verdict_lines(assessment)]
     parts = {name: value for name, value in memory.parts.items() if value > 0.0}
-    lines += part_bars(parts, assessment.budget.size, None if verbose else MOST_BARS)
+    above, lines = lines, []
     if verbose:
         lines += labelled("Budget", budget_words(assessment.budget))
     if not fits and verbose:
@@ -90,6 +90,9 @@ def serving_text(
     options = vllm_options(scenario, plan) if fits else None
     if options is not None:
         lines += labelled("As vLLM's", options)
+    others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
+    most = None if verbose else bars_with_room(others)
+    lines = [*above, *part_bars(parts, assessment.budget.size, most, ["kv_cache"]), *lines]
     if not fits:
         lines += _fixes(ways_out, lines, verbose)
     return "\n".join(lines)

@@ -50,7 +50,7 @@ LABELS: Final = {
     "most-tokens": "Most",
 }
 MOST_WHY: Final = 3
-FEWEST_ROWS: Final = 2  # of a table in a short answer
+FEWEST_ROWS: Final = 1  # of a table in a short answer
 # columns that are left out first where the terminal is narrow
 LEAST_IMPORTANT: Final = ("MFU", "gpu-hours", "GiB", "tok/s", "step")
 LEAST_OF_PLANS: Final = (*LEAST_OF_RANKED, "micro")

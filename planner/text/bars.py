@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from cost_models.memory.parts import PART_WORDS
@@ -44,11 +44,17 @@ def bars_with_room(lines: int) -> int:
     return max(FEWEST_BARS, min(MOST_BARS, LINES - lines - 1))
 
 
-def part_bars(parts: Mapping[str, float], budget: float, most: int | None = None) -> list[str]:
+def part_bars(
+    parts: Mapping[str, float],
+    budget: float,
+    most: int | None = None,
+    always: Collection[str] = (),
+) -> list[str]:
     """Return each part above zero and their sum as bars, largest first, with a mark at the budget.
 
     The whole width is the budget, or the sum where it is larger. ``most``: bars of parts; those of
-    less than ``SMALL`` of the sum and those beyond ``most`` share the last one.
+    less than ``SMALL`` of the sum and those beyond ``most`` share the last one; parts in ``always``
+    do so last.
     """
     total = sum(parts.values())
     rows = [(PART_WORDS[name], value) for name, value in _largest_first(parts)]
@@ -56,7 +62,10 @@ def part_bars(parts: Mapping[str, float], budget: float, most: int | None = None
         kept = min(most, sum(value >= SMALL * total for _, value in rows))
         if len(rows) > kept + 1 or len(rows) > most:
             kept = min(kept, most - 1)
-            rows[kept:] = [(_joined(rows[kept:]), sum(value for _, value in rows[kept:]))]
+            first = sorted(rows, key=lambda row: row[0] not in {PART_WORDS[n] for n in always})
+            rest = [row for row in rows if row not in first[:kept]]
+            rows = [row for row in rows if row not in rest]
+            rows.append((_joined(rest), sum(value for _, value in rest)))
     scale = max(total, budget)
     return [_bar(name, value, scale, budget) for name, value in [*rows, ("total", total)]]
 
