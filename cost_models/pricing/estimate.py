@@ -97,7 +97,7 @@ def _price(
     table: PlanTable,
     layer_ranges: Sequence[tuple[int, int]] | None,
     others: Sequence[RankRows],
-) -> tuple[PredictionTable, list[_Memory]]:
+) -> tuple[PredictionTable, list[_PeakAndHost]]:
     """Return predictions of plans, and the memory of other ranks."""
     blocks = _blocks(scenario, table, layer_ranges)
     in_memory = [_with_last(table.rows(rows), ranks) for rows, ranks in blocks]
@@ -185,7 +185,7 @@ def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], Ho
     return peak, HostBytes(memory, nvme)
 
 
-class _Memory(MemoryParts, frozen=True):
+class _PeakAndHost(MemoryParts, frozen=True):
     """Memory of one rank: parts and moment of the peak, and bytes of a node off the device."""
 
     moment: Real
@@ -193,17 +193,17 @@ class _Memory(MemoryParts, frozen=True):
     nvme: Real
 
 
-def _memory_of(view: RankView) -> _Memory:
+def _memory_of(view: RankView) -> _PeakAndHost:
     parts, moment = rank_memory(view)
     host = rank_host_bytes(view).of_node(view.table, view.cluster.gpus_per_node)
-    return _Memory(**asdict(parts), moment=moment, host=host.memory, nvme=host.nvme)
+    return _PeakAndHost(**asdict(parts), moment=moment, host=host.memory, nvme=host.nvme)
 
 
 def _price_block(
     scenario: Scenario,
     table: PlanTable,
     by_time: tuple[Sequence[PipelineRank], Sequence[RankSeconds]],
-    by_memory: tuple[Sequence[PipelineRank], Sequence[_Memory]],
+    by_memory: tuple[Sequence[PipelineRank], Sequence[_PeakAndHost]],
 ) -> PredictionTable:
     """Price plans of the same stages: their number, positions and recomputed layers."""
     ranks, seconds = by_time
@@ -317,7 +317,7 @@ def _every_rank(
 
 
 def _by_plan(
-    table: PlanTable, ranks: Sequence[RankRows], memories: Sequence[_Memory]
+    table: PlanTable, ranks: Sequence[RankRows], memories: Sequence[_PeakAndHost]
 ) -> list[list[RankMemory]]:
     answers: list[list[RankMemory]] = [[] for _ in range(len(table))]
     for (rows, _), memory in zip(ranks, memories, strict=True):
