@@ -6,6 +6,7 @@ torch 2.11 to 2.13 and transformers 5.17 or newer; tests/executor/test_compat.py
 from __future__ import annotations
 
 import datetime
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ __all__ = [
     "all_gather",
     "all_to_all",
     "apply_rotary_pos_emb",
+    "causal_convolution",
     "causal_lm",
     "cpu_attention",
     "cpu_attention_backward",
@@ -57,6 +59,7 @@ __all__ = [
     "end_backward",
     "fake_world",
     "foreach_multiply_",
+    "gated_delta_rule",
     "grouped_mm",
     "hugging_face_config",
     "in_backward",
@@ -383,6 +386,23 @@ def propagating_global_shapes(notify: Callable[[bool], None]) -> Iterator[None]:
         yield
     finally:
         setattr(ShardingPropagator, name, original)
+
+
+def causal_convolution(*arguments: Any, **options: Any) -> torch.Tensor:
+    """Convolve (B, channels, S) along the tokens before each, written out in torch."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as module
+
+    convolved: torch.Tensor = inspect.unwrap(module.causal_conv1d_fn)(*arguments, **options)
+    return convolved
+
+
+def gated_delta_rule(*arguments: Any, **options: Any) -> tuple[torch.Tensor, Any]:
+    """Apply the gated delta rule in chunks, written out in torch; return output and state."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as module
+
+    rule = inspect.unwrap(module.torch_chunk_gated_delta_rule)
+    found: tuple[torch.Tensor, Any] = rule(*arguments, **options)
+    return found
 
 
 @contextmanager

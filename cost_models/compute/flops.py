@@ -18,7 +18,7 @@ import numpy as np
 from cost_models.arrays import Count, Real, padding
 from cost_models.model.lora import SECOND, adapter_names, embedding_is_frozen
 from cost_models.model.parameters import active_parameters
-from cost_models.model.spec import Attention, LayerKind, ModelSpec, Weight
+from cost_models.model.spec import Attention, DeltaRule, LayerKind, ModelSpec, Weight
 from cost_models.partition.recomputed_layers import RecomputedLayers
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import RECOMPUTE, PlanTable, split_layers
@@ -27,6 +27,7 @@ from cost_models.plan.workload import Workload
 # FLOP of an attention core's backward pass over its forward's, by kernel
 # Source: Dao, FlashAttention-2 (arXiv:2307.08691), sec. 3.1.2: five matmuls for two
 CORE_BACKWARD: Final = {"eager": 2.0, "flash": 2.5}
+CONVOLUTION: Final = "conv1d.weight"  # of linear attention
 
 
 def six_n_d(num_parameters: Real, tokens: Real) -> Real:
@@ -82,11 +83,18 @@ def delta_rule_flops_per_token(attention: Attention, seq_len: Count | Real) -> R
     rule = attention.delta_rule
     if rule is None:
         return np.zeros_like(np.multiply(1.0, seq_len))
-    tokens, kernel = np.maximum(1.0, np.multiply(1.0, seq_len)), float(rule.conv_kernel)
-    convolution = 2.0 * kernel * attention.conv_channels * (tokens + kernel - 1.0) / tokens
     key, value = attention.head_dim, attention.value_head_dim
     each = rule.chunk * (4.0 * key + 2.0 * value) + 6.0 * key * value
-    return attention.num_heads * each * padding(tokens, rule.chunk) + convolution
+    products = attention.num_heads * each * padding(seq_len, rule.chunk)
+    return products + _convolution_flops_per_token(attention, rule, seq_len)
+
+
+def _convolution_flops_per_token(
+    attention: Attention, rule: DeltaRule, seq_len: Count | Real
+) -> Real:
+    """Forward FLOP of the convolution, padded in front of the sequence, for one token."""
+    tokens, kernel = np.maximum(1.0, np.multiply(1.0, seq_len)), float(rule.conv_kernel)
+    return 2.0 * kernel * attention.conv_channels * (tokens + kernel - 1.0) / tokens
 
 
 def delta_rule_backward_flops_per_token(attention: Attention, seq_len: Count | Real) -> Real:
@@ -173,10 +181,15 @@ def core_flops_per_token(kind: LayerKind, seq_len: Count, *, masked: bool = Fals
 def core_backward_flops_per_token(kind: LayerKind, seq_len: Count, kernel: str) -> Real:
     """Backward FLOP that a dispatcher counts of all attention cores of a layer for one token.
 
-    Two products for each one (eager), or five for two (flash).
+    Two products for each one (eager), or five for two (flash); a frozen convolution has no gradient
+    of its weights.
     """
-    if kind.attention.delta_rule is not None and kernel == "eager":
-        return delta_rule_backward_flops_per_token(kind.attention, seq_len)
+    rule = kind.attention.delta_rule
+    if rule is not None and kernel == "eager":
+        found = delta_rule_backward_flops_per_token(kind.attention, seq_len)
+        if any(w.frozen and w.name.endswith(CONVOLUTION) for w in kind.weights):
+            found = found - _convolution_flops_per_token(kind.attention, rule, seq_len)
+        return found
     return CORE_BACKWARD[kernel] * core_flops_per_token(kind, seq_len)
 
 
@@ -356,7 +369,15 @@ def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real])
 
 
 def value_flops_per_token(kind: LayerKind, seq_len: Count) -> float:
-    """Forward FLOP of the second matmul of a layer's attention cores for one token."""
+    """Forward FLOP of the last matmul of a layer's attention cores for one token.
+
+    Scores with values: 2 a e s. Linear attention: the update of the last chunk's state, 2 a C d e
+    for a sequence.
+    """
+    own, rule = kind.attention, kind.attention.delta_rule
+    if rule is not None:
+        update = 2.0 * rule.chunk * own.num_heads * own.head_dim * own.value_head_dim
+        return float(update / np.multiply(1.0, seq_len))
     cores = [kind.attention] + ([kind.cross_attention] if kind.cross_attention else [])
     return float(
         sum(2.0 * a.num_heads * a.value_head_dim * np.multiply(1.0, seq_len) for a in cores)

@@ -95,6 +95,8 @@ def untrained_in_fp8(model: ModelSpec, workload: Workload) -> str | None:
         return f"num_experts = {experts} with precision fp8 (only 0)"
     if workload.adapter != "none":
         return f"adapter = {workload.adapter} with precision fp8 (only none)"
+    if model.has_linear_attention:
+        return f"model_type {model.family} with precision fp8 (no linear attention)"
     if model.bridge:
         return f"model_type {model.family} with precision fp8 (no encoder-decoder)"
     return None
@@ -122,6 +124,13 @@ def _of_config(model: ModelSpec, workload: Workload) -> Iterator[str]:
         width = model.config.get("word_embed_proj_dim") or model.hidden_size
         if width != model.hidden_size:
             yield f"word_embed_proj_dim = {width} for opt (only hidden_size)"
+    if model.has_linear_attention and workload.attention_kernel != "eager":
+        yield (
+            f"attention_kernel = {workload.attention_kernel} with linear attention (only eager: "
+            "the rule is written out in torch)"
+        )
+    if model.has_linear_attention and workload.document_mask:
+        yield "packing documents with linear attention (only concat or none)"
     for kind in model.kinds:
         attention = kind.attention
         if not attention.causal and model.config.get("use_bidirectional_attention"):

@@ -48,11 +48,12 @@ def prepare(
 ) -> PreparedRun:
     """Read and check a plan and its data."""
     file = read_plan_file(path)
+    workload = replace(file.workload, document_mask=data.packing == "documents")
     try:
-        check_supported(file)
+        check_supported(replace(file, workload=workload))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    if (unknown := unproven(file.model, file.workload, file.plan)) is not None:
+    if (unknown := unproven(file.model, workload, file.plan)) is not None:
         raise InputError(f"{path}: the executor is not proven to run this plan: {unknown}")
     file, notes = with_current_prediction(file, documents=data.packing == "documents")
     sizes: dict[str, Any] = {

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from executor.parallel.tensor_parallel import TensorAxis
 # Initial values are drawn in blocks of whole rows, each from its own seed, so that a rank draws
 # only its own rows and every layout gives the same tensor.
 BLOCK_NUMEL: Final = 1 << 20
+CONVOLUTION_DIMS: Final = 3  # (out, in of a group, tokens)
+Value = TypeVar("Value")
 Ranges = tuple[tuple[int, int], ...]  # [start, stop) pieces along one dimension
 Pieces = tuple[Ranges, ...]  # per dimension: the part of a tensor on one rank
 
@@ -46,6 +48,8 @@ class ParameterLayout:
     is_adapter: bool = False  # LoRA matrix
     quantised: bool = False  # stored in 4 bits, see ``executor.ops.nf4``
     transposed: bool = False  # a matrix stored (in, out)
+    # logarithms of numbers drawn uniformly between these; None: as ``std`` says
+    log_uniform: tuple[float, float] | None = None
 
     @property
     def is_matrix(self) -> bool:
@@ -116,14 +120,17 @@ def _layout(
         summand = experts.tensor_sharded
     is_norm = weight.part == "norm" and name.endswith("weight")
     starts_at_zero = weight.role not in ("linear", "lookup", "expert")
+    starts_at_zero = starts_at_zero and len(weight.shape) < CONVOLUTION_DIMS
+    logarithms = _of_name(family.log_uniform, name)
     if weight.is_adapter:  # Hu et al. (arXiv:2106.09685), sec. 4.1: A at random, B zero
         starts_at_zero = name.endswith(SECOND)
         std = weight.shape[1] ** -0.5
     return ParameterLayout(
         name=name,
         shape=weight.shape,
-        std=None if starts_at_zero else std,
-        constant=family.initial_norm if is_norm else 0.0,
+        std=None if starts_at_zero and logarithms is None else std,
+        constant=_of_name(family.initial_constants, name) or family.initial_norm * is_norm,
+        log_uniform=logarithms,
         shard_dim=cut,
         parts=weight.parts or (() if cut is None else (weight.shape[cut],)),
         partial_gradient=whole and axis.size > 1 and summand,
@@ -133,6 +140,11 @@ def _layout(
         quantised=weight.quantised,
         transposed=weight.transposed,
     )
+
+
+def _of_name(values: Mapping[str, Value], name: str) -> Value | None:
+    """Return the value whose key ends a parameter's name."""
+    return next((value for end, value in values.items() if name.endswith(end)), None)
 
 
 def random_initializer(seed: int) -> Initializer:
@@ -161,7 +173,11 @@ def _rows(layout: ParameterLayout, seed: int, start: int, stop: int) -> Tensor:
         digest = hashlib.sha256(f"{seed}/{layout.name}/{block}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         first = block * rows_per_block
-        values = torch.empty(rows, width).normal_(0.0, layout.std or 0.0, generator=generator)
+        values = torch.empty(rows, width)
+        if layout.log_uniform is not None:
+            values.uniform_(*layout.log_uniform, generator=generator).log_()
+        else:
+            values.normal_(0.0, layout.std or 0.0, generator=generator)
         kept.append(values[max(0, start - first) : stop - first])
     return torch.cat(kept).view(-1, *layout.shape[1:])
 

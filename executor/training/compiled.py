@@ -17,7 +17,7 @@ from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Adapter
 from executor.model.stage import Stage
 from executor.parallel.mesh import gather_json
-from executor.support import SPAN_FAMILIES
+from executor.support import UNCOMPILED_FAMILIES
 from hardware_profiles.errors import InputError
 
 MAX_MESSAGE: Final = 200  # characters of the compiler's error
@@ -25,7 +25,7 @@ MAX_MESSAGE: Final = 200  # characters of the compiler's error
 
 def check_compilable(plan: Plan, family: str = "", adapter: Adapter = "none") -> None:
     """Raise an InputError for a plan whose compiled layers were not compared with eager ones."""
-    if family in SPAN_FAMILIES:
+    if family in UNCOMPILED_FAMILIES:
         raise InputError(
             f"--compile: for {family} compiled values are not proven equal to eager ones"
         )

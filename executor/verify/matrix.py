@@ -16,7 +16,15 @@ from executor.support import SPAN_FAMILIES, own_scenario
 from executor.verify.tiny_models import CONFIGS, tiny
 
 MAX_RANKS: Final = 8
-MIXTURES: Final = ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+MIXTURES: Final = (
+    "deepseek_v3",
+    "gpt_oss",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_next",
+)
 V_SHAPED: Final = ("zbv", "dualpipev")  # two stages per rank, in opposite order
 INTERLEAVED: Final = ("interleaved_1f1b", "interleaved_zero_bubble")
 

@@ -64,6 +64,20 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "norm_topk_prob": True,
         "mlp_only_layers": [0],
     },
+    "qwen3_next": {
+        **_LLAMA,
+        "head_dim": 16,
+        "linear_num_value_heads": 8,
+        "linear_num_key_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "full_attention_interval": 2,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+        "mlp_only_layers": [0],
+    },
     "olmoe": {**_LLAMA, "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48},
     "gpt_oss": {
         **_LLAMA,
@@ -109,6 +123,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "decoder_start_token_id": 0,
     },
 }
+KERNELS: Final = {"qwen3_next": "eager"}  # of families that are trained with no other
 _LAYERS: Final = {"gpt2": "n_layer", "t5": "num_layers"}  # T5: of the encoder and of the decoder
 _TIED: Final = ("bert", "t5")  # which are trained no other way
 
@@ -123,7 +138,7 @@ def tiny(
     stage_recompute_layers: tuple[int, ...] | None = None,
     precision: str = "fp64",
     optimizer: str = "sgd",
-    attention_kernel: str = "flash",
+    attention_kernel: str = "",
     lora: int = 0,
     qlora: int = 0,
     adapter_targets: str = "all",
@@ -140,7 +155,7 @@ def tiny(
         global_batch_size=plan.global_batch_size,
         precision=cast(Any, precision),
         optimizer=cast(Any, optimizer),
-        attention_kernel=cast(Any, attention_kernel),
+        attention_kernel=cast(Any, attention_kernel or KERNELS.get(family, "flash")),
         adapter="lora" if lora else "qlora" if qlora else "none",
         adapter_rank=lora or qlora,
         adapter_alpha=2.0 * (lora or qlora),

@@ -29,6 +29,17 @@ def test_all_to_all_takes_what_we_give_it():
     assert list(inspect.signature(compat.all_to_all).parameters)[:2] == ["output", "input"]
 
 
+def test_the_delta_rule_takes_what_we_give_it():
+    from transformers.models.qwen3_next import modeling_qwen3_next as module
+
+    rule = inspect.signature(module.torch_chunk_gated_delta_rule).parameters
+    assert list(rule)[:3] == ["query", "key", "value"]
+    assert {"g", "beta", "use_qk_l2norm_in_kernel"} <= set(rule)
+    convolution = inspect.signature(module.causal_conv1d_fn).parameters
+    assert list(convolution)[:3] == ["hidden_states", "weight", "bias"]
+    assert "activation" in convolution
+
+
 # arguments of the attention kernels in the order in which we give them, the named ones last
 KERNELS = {
     "cpu_attention": "query key value dropout_p is_causal attn_mask scale",

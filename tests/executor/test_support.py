@@ -82,6 +82,21 @@ REFUSED: dict[str, tuple[Plan, dict[str, Any], str]] = {
         {"family": "mixtral", "router_jitter_noise": 0.1},
         r"router_jitter_noise = 0\.1 \(only 0\)",
     ),
+    "fused rule": (
+        Plan(),
+        {"family": "qwen3_next", "attention_kernel": "flash"},
+        r"attention_kernel = flash with linear attention \(only eager",
+    ),
+    "linear attention in fp8": (
+        Plan(),
+        {"family": "qwen3_next", "precision": "fp8", "num_experts": 0},
+        r"qwen3_next with precision fp8 \(no linear attention",
+    ),
+    "linear attention over ranks": (
+        Plan(context_parallel=2),
+        {"family": "qwen3_next"},
+        r"context_parallel = 2: the linear attention",
+    ),
     "clipped queries": (Plan(), {"family": "olmoe", "clip_qkv": 8.0}, r"clip_qkv = 8\.0"),
 }
 

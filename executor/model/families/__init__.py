@@ -26,6 +26,7 @@ from executor.model.families.llama_like import (
     STARCODER2,
 )
 from executor.model.families.moe import DEEPSEEK, GPT_OSS, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
+from executor.model.families.qwen3_next import QWEN3_NEXT
 from executor.model.families.t5 import T5
 
 FAMILIES: Final[dict[str, Family]] = {
@@ -52,6 +53,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_next": QWEN3_NEXT,
     "smollm3": SMOLLM3,
     "starcoder2": STARCODER2,
     "t5": T5,

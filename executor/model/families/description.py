@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -69,6 +69,9 @@ class Family:
     logits_multiplier: Callable[[Any], float] = lambda _: 1.0
     softmax_in_fp32: bool = True
     initial_norm: float = 1.0  # initial weight of norms
+    # other initial values, by the end of a name: constants, and logarithms of uniform numbers
+    initial_constants: Mapping[str, float] = field(default_factory=dict)
+    log_uniform: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     scaled_down_weights: tuple[str, ...] = ()  # projections initialised 1 / sqrt(2 layers) smaller
 
     @property

@@ -22,7 +22,7 @@ from executor.training import trainer as train
 from executor.verify.parity import TOLERANCE, Verification
 from tests.executor.tiny import tiny, verified
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "qwen3_next")
 WHOLE_EXPERTS: dict[str, Any] = {"expert_tensor_parallel": False}
 SP: dict[str, Any] = {"sequence_parallel": True}
 
