@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from hardware_profiles.options import Option
-from planner.cli.options import Json, PlanPath
+from planner.cli.options import Json, PlanPath, Verbose
 from planner.cli.outputs import print_answer
 from planner.request import proposals
 
@@ -29,9 +29,10 @@ def explain(
         ),
     ] = True,
     json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Explain a plan: its limits, sensitivity of the choice, and comparisons with other plans."""
     from planner.explanation.explain import explain as ask
 
     answer = ask(plan, why_not=why_not or (), sensitivity=sensitivity)
-    print_answer(answer, json=json)
+    print_answer(answer, json=json, verbose=verbose)

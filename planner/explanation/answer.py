@@ -14,7 +14,7 @@ from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_bytes, format_gib, format_seconds
 from planner.advice.ways_out import WayOut
 from planner.answer.answers import header
-from planner.answer.text import head, time_line
+from planner.answer.text import head, short_head, time_line
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.verdict import WORDS
 from planner.explanation.glossary import MEMORY_EXPLANATIONS, changes, explain_time, signed_seconds
@@ -22,9 +22,10 @@ from planner.explanation.machine_figures import format_value
 from planner.explanation.sensitivity import BatchChoice, Crossover, Sensitivity
 from planner.explanation.why_not import SAME, WhyNot
 from planner.request.command import describe_plan
-from planner.text.answer import Answer
+from planner.text.answer import DetailedAnswer
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
 
+EACH: Final = ", for each accelerator"  # left out in a short answer
 SMALL: Final = 0.005  # share of a step or a peak; smaller terms are left out
 
 
@@ -71,7 +72,7 @@ class BindingTerms:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation(Answer):
+class Explanation(DetailedAnswer):
     """Explanation of one plan; ``best``: the best plan of the search, None if nothing fits."""
 
     scenario: Scenario
@@ -159,28 +160,38 @@ class Explanation(Answer):
             "ways_out": [way.to_dict() for way in self.ways_out],
         }
 
-    def __str__(self) -> str:
-        return explanation_text(self)
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: what every part means, every figure of the machine."""
+        return explanation_text(self, verbose=verbose)
 
 
-def explanation_text(found: Explanation) -> str:
+def explanation_text(found: Explanation, *, verbose: bool = False) -> str:
     """Return the answer of ``explain`` as text."""
-    lines = [*head(found.scenario), ""]
+    lines = [*head(found.scenario), ""] if verbose else short_head(found.scenario)
     lines += labelled("Plan", describe_plan(found.plan))
     for number, sentence in enumerate(found.description):
         lines += labelled("In words" if not number else "", sentence)
-    lines += ["", *labelled("Step", time_line(found.assessment.time))]
-    lines += _time(found)
-    lines += _memory(found)
+    lines += [""] * verbose
+    lines += labelled("Step", time_line(found.assessment.time))
+    lines += _time(found, verbose=verbose)
+    lines += _memory(found, verbose=verbose)
     lines += _ways(found)
-    lines += ["", *_best(found)]
-    lines += _sensitivity(found)
+    lines += [""] * verbose
+    lines += _best(found)
+    lines += _sensitivity(found, verbose=verbose)
     for reason in found.why_not:
         lines += ["", *_why_not(reason)]
     return "\n".join(lines)
 
 
-def _time(found: Explanation) -> list[str]:
+def _time(found: Explanation, *, verbose: bool) -> list[str]:
+    if not verbose:
+        shown = [term for term in found.binds().time if term.share >= SMALL]
+        parts = (
+            f"{TIME_WORDS[term.part]} {100 * term.share:.0f} % ({format_seconds(term.seconds)})"
+            for term in shown
+        )
+        return labelled("", ", ".join(parts))
     lines = []
     for term in found.binds().time:
         if term.share >= SMALL:
@@ -192,7 +203,7 @@ def _time(found: Explanation) -> list[str]:
     return lines
 
 
-def _memory(found: Explanation) -> list[str]:
+def _memory(found: Explanation, *, verbose: bool) -> list[str]:
     memory, margin = found.assessment.memory, found.assessment.margin_bytes
     word = f"{format_bytes(margin)} left" if margin >= 0 else f"{format_bytes(-margin)} too much"
     where = f"stage {memory.limiting_stage}, {MOMENT_WORDS[memory.moment]}"
@@ -201,6 +212,10 @@ def _memory(found: Explanation) -> list[str]:
         f"{WORDS[found.verdict]}: {format_gib(memory.peak_bytes)} of "
         f"{format_bytes(found.assessment.budget.size)} at the peak ({where}), {word}",
     )
+    if not verbose:
+        shown = [term for term in found.binds().memory if term.share >= SMALL]
+        sizes = (f"{PART_WORDS[term.part]} {format_bytes(term.size)}" for term in shown)
+        return lines + labelled("", ", ".join(sizes))
     for term in found.binds().memory:
         if term.share >= SMALL:
             words = (
@@ -239,13 +254,20 @@ def _best(found: Explanation) -> list[str]:
 # --- what would change it ---
 
 
-def _sensitivity(found: Explanation) -> list[str]:
+def _sensitivity(found: Explanation, *, verbose: bool) -> list[str]:
     if found.varied is None or not found.sensitivity:
         return []
     about = "this plan" if found.varied == found.plan else "the best plan"
-    lines = labelled("Sensitive", f"what would make another plan better than {about}:")
-    for one in found.sensitivity:
-        lines += indented(_figure(one, found.varied, found.scenario))
+    more = "" if verbose else " (-v: which)"
+    lines = labelled("Sensitive", f"what would make another plan better than {about}{more}:")
+    changing = [one for one in found.sensitivity if one.less or one.more]
+    for one in found.sensitivity if verbose else changing:
+        words = _figure(one, found.varied, found.scenario) if verbose else _threshold(one)
+        lines += indented(words)
+    without = [one.words for one in found.sensitivity if one not in changing]
+    if without and not verbose:
+        words = "nothing changes from half to four times the value of "
+        lines += indented(words + ", ".join(without))
     batches = []
     for batch in found.batches:
         if batch.plan is None:
@@ -259,6 +281,17 @@ def _sensitivity(found: Explanation) -> list[str]:
         size = found.scenario.workload.global_batch_size
         lines += indented(f"global batch, now {size:,}. With {'; '.join(batches)}")
     return lines
+
+
+def _threshold(one: Sensitivity) -> str:
+    """Return the values of a figure from which on another plan is better."""
+    ends = (("below", one.less), ("from", one.more))
+    words = [
+        f"{word} {format_value(change.value, one.unit)} ({change.scale:.2f}x)"
+        for word, change in ends
+        if change is not None
+    ]
+    return f"{one.words.removesuffix(EACH)} {' or '.join(words)}"
 
 
 def _figure(one: Sensitivity, best: Plan, scenario: Scenario) -> str:

@@ -13,7 +13,8 @@ INDENT: Final = 11
 LINES: Final = 15  # of an answer without its details
 TOGETHER: Final = "\u00a0"  # a space at which no line breaks
 _BEFORE_UNIT: Final = re.compile(
-    r"(?<=\d) (?=%|[TKMG]iB\b|m?s\b|h\b|min\b|slower\b|faster\b|tokens\b)|(?<=\bof) (?=\d)"
+    r"(?<=\d) (?=%|[TKMG]iB\b|[TG]B/s|TFLOP/s|m?s\b|h\b|min\b|slower\b|faster\b|tokens\b)"
+    r"|(?<=\bof) (?=\d)"
 )
 _OPTION: Final = re.compile(r"(?<=\s)(--?[a-z][\w-]*) (?=[^\s-])")
 MOMENT_WORDS: Final = {

@@ -17,12 +17,13 @@ from cost_models.pricing.estimate import price
 from cost_models.pricing.prediction import TIME_PARTS
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import Scenario
+from cost_models.step_time.parts import TIME_WORDS
 from cost_models.uncertainty import memory_spread
 from hardware_profiles.errors import InputError
 from planner.assessment.assess import amounts, assess, plan_file
 from planner.assessment.verdict import budget_bytes
 from planner.cli.app import app
-from planner.explanation.answer import _figure
+from planner.explanation.answer import SMALL, _figure
 from planner.explanation.choices import MOST_NUMBERED, Choices, priced_choices
 from planner.explanation.explain import explain
 from planner.explanation.glossary import changes, describe, layout, place, same_layout
@@ -454,6 +455,15 @@ def test_the_text_tells_all_of_it_in_lines_of_100_columns(
         assert f"\n{label} " in text
     assert "global batch, now 8" in text
     assert max(len(line) for line in text.splitlines()) <= 100
+    whole = found.text(verbose=True)
+    for term in found.binds().time:
+        if term.share >= SMALL:
+            assert TIME_WORDS[term.part] in text
+            assert " ".join(term.words.split()) in " ".join(whole.split())
+    for one in found.sensitivity:
+        assert one.words.split(",")[0] in " ".join(text.split())
+        assert f"{one.words}, now" in " ".join(whole.split())
+    assert len(text.split("Why not")[0].splitlines()) < len(whole.split("Why not")[0].splitlines())
 
 
 @pytest.mark.slow
