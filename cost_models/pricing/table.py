@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import FactoredColumn, align, expand
@@ -39,6 +39,7 @@ from cost_models.step_time.pipeline_bound import owners, pipeline_bound
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 1_000_000  # plans of one group
 MERGED: Final = 200_000  # plans up to which ranks of equal kinds are priced together for all plans
+ONE_GROUP: Final = 50_000  # plans below which all are one group
 FEW: Final = 2_500  # plans for which distinct rows are not worth finding
 
 
@@ -55,12 +56,7 @@ def price_table(scenario: Scenario, table: PlanTable) -> PricedTable:
     if _few(scenario, table):
         priced = price(scenario, table.plain())
         return PricedTable(priced.step, priced.peak, priced.host)
-    step, peak, memory, nvme = (np.empty(len(table)) for _ in range(4))
-    for rows, group in _groups(scenario, table):
-        step[rows], peak[rows] = _steps(scenario, group), _peaks(scenario, group)
-        memory[rows], nvme[rows] = _hosts(scenario, group)
-        group.frame.release()
-    return PricedTable(step, peak, HostBytes(memory, nvme))
+    return PricedTable(table_steps(scenario, table), *table_memory(scenario, table))
 
 
 def table_memory(
@@ -68,8 +64,8 @@ def table_memory(
 ) -> tuple[Floats, HostBytes]:
     """Return the peaks of legal plans, and their bytes on hosts.
 
-    ``enough``: for a plan with more bytes than that at some point, the result may be those bytes
-    instead of the peak, unless all plans have more.
+    ``enough``: for a plan with more bytes in tensors than that at some point, the result may be
+    those bytes instead of the peak, unless all plans have more.
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
@@ -82,7 +78,7 @@ def table_memory(
         for largest, mine in zip((peak, memory, nvme), found, strict=True):
             np.maximum.at(largest, rows, mine)
         group.frame.release()
-    if peak.min() > enough:
+    if peak.min() > enough + scenario.software.memory.context_bytes:
         return table_memory(scenario, table)
     return peak, HostBytes(memory, nvme)
 
@@ -133,13 +129,16 @@ def _groups(
 ) -> Iterator[tuple[Index, _Group]]:
     """Yield groups of plans that are priced together, with their rows of the table.
 
-    ``cluster``: number of each row's cluster.
+    Few plans are one group, so that all ranks share the results of operations; others are grouped
+    by the kinds of their ranks. ``cluster``: number of each row's cluster.
     """
     block, contents = stages_of(scenario, table)
     groups: dict[Any, list[int]] = {}
     for number, ranks in enumerate(contents):
-        groups.setdefault(tuple(dict.fromkeys(map(kind_of, ranks))), []).append(number)
-    for kinds, blocks in groups.items():
+        key = () if len(table) < ONE_GROUP else tuple(dict.fromkeys(map(kind_of, ranks)))
+        groups.setdefault(key, []).append(number)
+    for blocks in groups.values():
+        kinds = dict.fromkeys(kind_of(rank) for number in blocks for rank in contents[number])
         mine = np.zeros(len(contents), dtype=bool)
         mine[blocks] = True
         rows = np.flatnonzero(mine[block])
@@ -147,7 +146,7 @@ def _groups(
             present, position = distinct(block[part])
             of_blocks = [contents[b] for b in present]
             own = None if cluster is None else cluster[part]
-            yield part, _Group.of(table.rows(part), position, of_blocks, kinds, own)
+            yield part, _Group.of(table.rows(part), position, of_blocks, tuple(kinds), own)
 
 
 def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Index, _Group]]:
@@ -163,15 +162,14 @@ def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Ind
         for rank in ranks:
             alike = groups.setdefault(kind_of(rank), [])
             alike.append((rows, replace(rank, positions=(rank.index,))))
-            if rank.last_index > rank.index:
+            if rank.last_index > rank.index and splits[rows].any():
                 # of ranks with the same contents the last one has the most pending weight gradients
                 late = replace(rank, index=rank.last_index, positions=(rank.last_index,))
-                alike.append((rows[splits[rows]], late))
+                alike.append((rows, late))
     for kind, alike in groups.items():
-        some = [(rows, [rank]) for rows, rank in alike if len(rows)]
-        every = np.concatenate([rows for rows, _ in some])
-        number = np.repeat(np.arange(len(some)), [len(rows) for rows, _ in some])
-        contents: list[Sequence[PipelineRank]] = [rank for _, rank in some]
+        every = np.concatenate([rows for rows, _ in alike])
+        number = np.repeat(np.arange(len(alike)), [len(rows) for rows, _ in alike])
+        contents: list[Sequence[PipelineRank]] = [[rank] for _, rank in alike]
         yield every, _Group.of(table.rows(every), number, contents, (kind,), block_by=())
 
 
@@ -183,7 +181,8 @@ class _Group(Struct, frozen=True):
     frame: Frame
     block: Any  # column: index into ``contents``
     contents: list[Sequence[PipelineRank]]
-    slots: list[list[int]]  # of each rank below, its index in the contents of each block
+    # of each rank below, its index in the contents of each block; None: not in that block
+    slots: list[list[int | None]]
     ranks: list[PipelineRank]
     memory_ranks: list[PipelineRank]
     clusters: tuple[Projection, Index] | None  # column of the rows' clusters, and their numbers
@@ -199,15 +198,18 @@ class _Group(Struct, frozen=True):
         *,
         block_by: Sequence[str] = STAGES_BY,
     ) -> _Group:
-        """Align the ranks of all blocks; a block with fewer ranks repeats its last one.
+        """Align the ranks of all blocks; a block with fewer ranks of a kind repeats its last one.
 
         ``block_by``: columns that determine a row's block.
         """
-        slots: list[list[int]] = []
+        slots: list[list[int | None]] = []
+        kinds_of = [[kind_of(rank) for rank in ranks] for ranks in contents]
         for kind in kinds:
-            alike = [[i for i, r in enumerate(ranks) if kind_of(r) == kind] for ranks in contents]
+            alike = [[i for i, own in enumerate(those) if own == kind] for those in kinds_of]
             for place in range(max(map(len, alike))):
-                slots.append([found[min(place, len(found) - 1)] for found in alike])
+                slots.append(
+                    [found[min(place, len(found) - 1)] if found else None for found in alike]
+                )
         table, frame = factored(plain)
         number = np.zeros(1, dtype=np.intp)
         if len(contents) > 1:
@@ -218,19 +220,25 @@ class _Group(Struct, frozen=True):
             present, codes = distinct(cluster)
             clusters = frame.add(codes, len(present)), present
         find_projections(table, frame)
-        columns = [
-            _columns([ranks[i] for ranks, i in zip(contents, slot, strict=True)], number)
-            for slot in slots
-        ]
+        columns = [_columns(_ranks_of(contents, slot), number) for slot in slots]
         memory_ranks = list(columns)
         if np.any(np.isin(table.pipeline_schedule, SPLIT_CODES)):
             # of ranks with the same contents the last one has the most pending weight gradients
             for slot in slots:
-                those = [ranks[i] for ranks, i in zip(contents, slot, strict=True)]
+                those = _ranks_of(contents, slot)
                 if any(rank.last_index > rank.index for rank in those):
                     late = [replace(rank, index=rank.last_index) for rank in those]
                     memory_ranks.append(_columns(late, number))
         return cls(plain, table, frame, number, contents, slots, columns, memory_ranks, clusters)
+
+
+def _ranks_of(
+    contents: Sequence[Sequence[PipelineRank]], slot: Sequence[int | None]
+) -> list[PipelineRank]:
+    """Return a rank of each block; another block's where it has none."""
+    found = [None if i is None else ranks[i] for ranks, i in zip(contents, slot, strict=True)]
+    any_rank = next(rank for rank in found if rank is not None)
+    return [rank or any_rank for rank in found]
 
 
 def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
@@ -253,10 +261,22 @@ def _steps_and_bounds(scenario: Scenario, group: _Group) -> tuple[Floats, Floats
 
 
 def _time(scenario: Scenario, group: _Group) -> TimeParts:
-    seconds = [seconds_of(RankView(scenario, group.table, rank)) for rank in group.ranks]
+    seconds = [
+        _where_present(group, slot, seconds_of(RankView(scenario, group.table, rank)))
+        for slot, rank in zip(group.slots, group.ranks, strict=True)
+    ]
     positions = [rank.positions for rank in group.ranks]
     time, _ = block_time(scenario, group.table, positions, seconds, _bound(group, seconds))
     return time
+
+
+def _where_present(group: _Group, slot: Sequence[int | None], seconds: RankSeconds) -> RankSeconds:
+    """Return the seconds of a rank; 0 in blocks without it, so that it is never the slowest."""
+    present = np.array([index is not None for index in slot])
+    if present.all():
+        return seconds
+    exists = FactoredColumn(group.block.projection, present[group.block.values])
+    return RankSeconds(*(np.where(exists, value, 0) for value in astuple(seconds)))
 
 
 def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
