@@ -221,6 +221,22 @@ def offloads(pinned: PinnedPlan) -> Iterator[Change]:
         yield pinned.change(PLAN, "offload", words, f"--offload {offload}", offload=offload)
 
 
+def sixteen_bits(pinned: PinnedPlan) -> Iterator[Change]:
+    """Yield the training of all weights in bf16, without fp32 copies, and with 8-bit states."""
+    scenario, workload = pinned.scenario, pinned.scenario.workload
+    if not (workload.precision == "bf16" and workload.master_weights and not workload.freeze):
+        return
+    if workload.adapter == "none" and workload.optimizer in ("adam", "adamw", SMALL_OPTIMIZER):
+        lean = replace(workload, optimizer=SMALL_OPTIMIZER, master_weights=False)
+        yield pinned.with_scenario(
+            TRAINING,
+            "16 bits",
+            "weights in bf16 alone, 8-bit states",
+            f"--optimizer {SMALL_OPTIMIZER} --no-master-weights",
+            replace(scenario, workload=lean),
+        )
+
+
 def _divisors(number: int, *, whole: bool = False) -> list[int]:
     """Return the divisors of a number, largest first; the number itself only if ``whole``."""
     most = number if whole else number // 2

@@ -2,7 +2,7 @@
 
 They come in the order in which people try them: smaller micro-batches, more recomputation, more
 sharding, another split; an optimizer with smaller states, adapters, shorter sequences; offload; a
-larger accelerator, more accelerators in the node, more nodes.
+larger accelerator, more accelerators in the node, more nodes; weights in 16 bits alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from planner.advice.changes import (
     offloads,
     other_plans,
     other_trainings,
+    sixteen_bits,
 )
 from planner.assessment.assess import Assessment, assess
 from planner.assessment.reach import is_legal
@@ -35,8 +36,11 @@ from planner.search.first_plan import FLAT, first_plan
 MOST_SOFTWARE: Final = 5  # ways on the same accelerators
 RANKS: Final = ("data_parallel", "tensor_parallel", "context_parallel")
 # kinds that are left out where one of others fits: more changes than needed
-NEEDLESS: Final = {"both": ("micro-batch", "recompute"), "batch": ("micro-batch",)}
-MOST_WAYS: Final = MOST_SOFTWARE + 2  # a larger accelerator, and more of them
+NEEDLESS: Final = {
+    "both": ("micro-batch", "recompute"),
+    "batch": ("micro-batch",),
+}
+MOST_WAYS: Final = MOST_SOFTWARE + 3  # a larger accelerator, more of them, 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,8 @@ def ways_out(
     found = _first_of_kinds(changes, MOST_SOFTWARE)
     for hardware in (larger_accelerators(pinned), more_accelerators(pinned)):
         found += _first_of_kinds(hardware, 1)
+    if not any(way.kind == "optimizer" for way in found):
+        found += _first_of_kinds(sixteen_bits(pinned), 1)
     return tuple(found)
 
 

@@ -185,7 +185,8 @@ def verdict_lines(assessed: MemoryAssessment[PeakMemory]) -> list[str]:
         f"{format_bytes(budget)}, likely {format_gib(memory.low_bytes)} to "
         f"{format_gib(memory.high_bytes)}; {word} {format_bytes(abs(margin))}"
     )
-    share = f" ({100 * abs(margin) / budget:.0f} %)"
+    percent = 100 * abs(margin) / budget
+    share = f" ({percent:.0f} %)" if percent >= 1 else " (under 1 %)"
     return hanging(label, words + share if len(label + words + share) <= width() else words)
 
 
@@ -302,7 +303,7 @@ def _reach(reach: Reach | None) -> list[str]:
         parts.append(f"micro-batch size {reach.largest_micro_batch_size:,}")
     if reach is not None and reach.longest_seq_len:
         parts.append(f"sequences of {reach.longest_seq_len:,} tokens")
-    return labelled("Maximum", ", or ".join(parts)) if parts else []
+    return labelled("Maximum", ", or ".join(parts) + ", with this plan") if parts else []
 
 
 def _fixes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from cost_models.legality.rules import FEWEST, require_legal
@@ -179,6 +180,8 @@ def _default_plan(
             + f" = {ranks} does not divide "
             f"the {num_gpus} accelerators"
         )
+    if batch_given:
+        _require_whole_shares(question.scenario.workload.global_batch_size, fixed)
     data = value("data_parallel", max(1, num_gpus // ranks), "all accelerators that are left")
     micro = value("micro_batch_size", 1, "one sequence")
     if not batch_given:
@@ -210,6 +213,16 @@ def _default_plan(
         num_microbatches=count,
     )
     return question, plan, assumptions
+
+
+def _require_whole_shares(batch: int, fixed: Mapping[str, Any]) -> None:
+    """Raise where pinned ranks and micro-batches cannot share out the batch."""
+    pinned = [f for f in ("micro_batch_size", "data_parallel") if f in fixed]
+    share = prod(fixed[name] for name in pinned)
+    if batch % share:
+        given = " x ".join(f"{name} {fixed[name]}" for name in pinned)
+        whole = f" = {share}" if len(pinned) > 1 else ""
+        raise InputError(f"global_batch_size {batch} is not a multiple of {given}{whole}")
 
 
 def _fewest_microbatches(fixed: Mapping[str, Any], pipeline: int) -> int:

@@ -17,17 +17,35 @@ WATT_HOUR: Final = 3600.0
 
 
 def dollars(value: float | None) -> str:
-    """Format an amount of money; unknown is a dash."""
+    """Format an amount of money; unknown is a dash.
+
+    >>> dollars(1.5), dollars(801.2), dollars(2112859.0)
+    ('$1.50', '$801', '$2,110,000')
+    """
     if value is None:
         return "–"
-    return f"${value:,.2f}" if value < 100 else f"${value:,.0f}"
+    return f"${value:,.2f}" if value < 100 else f"${amount(value)}"
 
 
 def amount(value: float | None) -> str:
-    """Format a number with at least three digits; unknown is a dash."""
+    """Format a number with three figures; unknown is a dash.
+
+    >>> amount(0.5), amount(12.34), amount(29507.0)
+    ('0.5', '12.3', '29,500')
+    """
     if value is None:
         return "–"
-    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,.3g}" if value < 100 else f"{float(f'{value:.3g}'):,.0f}"
+
+
+def days(seconds: float) -> str:
+    """Format the days of a run.
+
+    >>> days(1.66 * DAY), days(6147.8 * DAY)
+    ('1.7', '6,150')
+    """
+    count = seconds / DAY
+    return f"{count:,.1f}" if count < 100 else amount(count)
 
 
 def run_lines(
@@ -43,7 +61,7 @@ def run_lines(
 def short_words(run: TrainingRun) -> str:
     """Return days, hours, dollars and CO2 of a training run with its failures."""
     tokens, whole = format_count(run.cost.tokens).replace(".00", ""), run.with_failures
-    words = f"{tokens} tokens: {whole.seconds / DAY:,.1f} days, {whole.gpu_hours:,.0f} GPU hours"
+    words = f"{tokens} tokens: {days(whole.seconds)} days, {amount(whole.gpu_hours)} GPU hours"
     if whole.dollars is not None:
         words += f", {dollars(whole.dollars)}"
     if whole.co2_kg is not None:
@@ -55,7 +73,7 @@ def run_words(cost: RunCost, assessment: Assessment, num_gpus: int) -> str:
     """Return a training run without failures in one sentence."""
     words = (
         f"{format_count(cost.tokens)} tokens are {cost.steps:,} steps: "
-        f"{cost.seconds / DAY:,.1f} days, {cost.gpu_hours:,.0f} accelerator hours"
+        f"{days(cost.seconds)} days, {amount(cost.gpu_hours)} accelerator hours"
     )
     if cost.dollars is not None:
         time = assessment.time
@@ -88,7 +106,7 @@ def failure_words(run: RunCostWithFailures) -> str:
         f"steps ({format_seconds(estimate.checkpoint_interval_seconds)}) stops training for "
         f"{format_seconds(stall)}{behind}; {format_seconds(estimate.restart_seconds)} to start "
         f"again: {100 * estimate.goodput:.1f} % of the time is progress, {amount(run.failures)} "
-        f"failures, {run.seconds / DAY:,.1f} days, {run.gpu_hours:,.0f} accelerator hours"
+        f"failures, {days(run.seconds)} days, {amount(run.gpu_hours)} accelerator hours"
     )
     if run.dollars is not None:
         words += f", {dollars(run.dollars)}"

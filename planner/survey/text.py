@@ -24,8 +24,7 @@ from planner.answer.text import (
     usual_cells,
 )
 from planner.assessment.confidence import confidence_words
-from planner.run_cost.text import WATT_HOUR, amount, dollars, run_lines
-from planner.run_cost.training_run import DAY
+from planner.run_cost.text import WATT_HOUR, amount, days, dollars, run_lines
 from planner.search.search import Counts
 from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, sort_key
 from planner.text.assumed import assumed
@@ -219,8 +218,8 @@ def _columns(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column
         (priced, "$/Btok", lambda found: dollars(_scaled(found, "cost"))),
         (energy, "kWh/Btok", lambda found: amount(_scaled(found, "energy", 1e3 * WATT_HOUR))),
         (has_run and request.job.tokens is None, "tokens", _of_run("tokens", format_count)),
-        (has_run, "days", _of_run("seconds", lambda seconds: f"{seconds / DAY:,.1f}")),
-        (has_run, "gpu-hours", _of_run("gpu_hours", lambda hours: f"{hours:,.0f}")),
+        (has_run, "days", _of_run("seconds", days)),
+        (has_run, "gpu-hours", _of_run("gpu_hours", amount)),
         (has_run and priced, "dollars", _of_run("dollars", dollars)),
     ]
     return [(heading, cell) for wanted, heading, cell in columns if wanted]
