@@ -33,7 +33,7 @@ from hardware_profiles.options import (
     spellings,
 )
 from hardware_profiles.shells import use_shells
-from hardware_profiles.terminal import say
+from hardware_profiles.terminal import printable, say
 
 use_shells()
 HELP: Final = {"help_option_names": ["-h", "--help"]}
@@ -138,6 +138,10 @@ class HelpContext(click.Context):
     """Context of a command that formats its help with :class:`HelpFormatter`."""
 
     formatter_class = HelpFormatter
+
+    def get_help(self) -> str:
+        """Return the help with characters that standard output can print."""
+        return printable(super().get_help())
 
 
 def _help_option(option: click.Option | None) -> click.Option | None:

@@ -98,6 +98,15 @@ def _is_c_locale() -> bool:
     return os.environ.get("LC_ALL") in ("C", "POSIX") and not chosen
 
 
+def printable(text: str) -> str:
+    """Return a text in ASCII if standard output has no more characters."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return transliterate(text)
+    return text
+
+
 def show(text: object) -> None:
     """Print on standard output; a reader that went away (``| head -1``) is no error."""
     clear()

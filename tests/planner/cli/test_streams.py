@@ -91,3 +91,15 @@ def test_a_terminal_shows_the_activity_and_erases_it() -> None:
     assert seen.endswith(b"\r\x1b[K")
     assert b"\n" not in seen
     assert "FITS" in answer
+
+
+@pytest.mark.parametrize("encoding", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}])
+def test_help_is_ascii_too(encoding: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "planner", "plan", "--help"],
+        env={**os.environ, **encoding},
+        capture_output=True,
+        check=True,
+    )
+    text = done.stdout.decode("ascii")
+    assert "CLUSTER[,...]" in text
