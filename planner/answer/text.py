@@ -35,6 +35,7 @@ from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines, pace
 from planner.text.paragraphs import (
     INDENT,
+    LINES,
     MOMENT_WORDS,
     hanging,
     labelled,
@@ -437,7 +438,9 @@ def runner_up(assessments: Sequence[Assessment]) -> Assessment | None:
 
 def _shown_value(plan: Plan, field: str) -> object:
     """Return a field of a plan, at its usual value where it has no effect."""
-    if field == "context_parallel_method" and plan.context_parallel == 1:
+    alone = {"context_parallel_method": "context_parallel"}
+    alone["expert_tensor_parallel"] = "tensor_parallel"
+    if field in alone and getattr(plan, alone[field]) == 1:
         return USUAL[field]
     return getattr(plan, field)
 
@@ -469,11 +472,7 @@ def plan_text(
     lines = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
         lines += labelled("TIGHT", tight_words(scenario, best.plan))
-    most = shown_rows(rows, verbose=verbose)
-    if most == MOST_ROWS and rows is None:
-        most -= sum(x is not None for x in (staged, placed))
-    lines += ranked_table([*assessments, *further], most, hint=rows is None)
-    lines.append("")
+    above, lines = lines, []
     lines += labelled("Best", short_plan(best.plan))
     lines += labelled("Step", time_line(best.time))
     if verbose:
@@ -493,7 +492,11 @@ def plan_text(
     lines += assumed(assumptions, verbose=verbose)
     if verbose:
         lines += labelled("Confidence", confidence_words(scenario))
-    return "\n".join(lines)
+    most = shown_rows(rows, verbose=verbose)
+    if rows is None and most is not None:  # besides an empty line, head, hint and next command
+        most = max(1, min(most, LINES - len(above) - len(lines) - 4))
+    table = ranked_table([*assessments, *further], most, hint=rows is None)
+    return "\n".join([*above, *table, "", *lines])
 
 
 def tight_words(scenario: Scenario, plan: Plan) -> str:
