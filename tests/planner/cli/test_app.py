@@ -259,7 +259,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no arguments": (["fit"], "Missing argument 'MODEL'"),
     "top 0": ([*PLAN, "--top", "0"], "top = 0 (must be a whole number from 1 to 1,000)"),
     "top negative": ([*PLAN, "--top=-1"], "top = -1 (must"),
-    "top text": ([*PLAN, "--top", "many"], "(--top many)"),
+    "top text": ([*PLAN, "--top", "many"], "'--top': 'many' is not a whole number"),
     "more processes than we start": (["fit", "gpt2", "here:1000"], "from 1 to 128"),
     "a device as a model": (["fit", "/dev/zero", "8xA100-80GB"], "not a regular file"),
     "fix unknown": ([*PLAN, "--fix", "tpp=2"], "Did you mean tp"),
