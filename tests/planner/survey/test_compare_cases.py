@@ -219,9 +219,15 @@ def test_a_front_tells_plans_that_differ_in_layers_alone_in_one_line() -> None:
     fixed = "tp=1,pp=1,mbs=1,zero=3,dp_replicate=1"
     answer = planner.plan("llama-3-8b", "8xH100-SXM", pareto="time,memory", fix=fixed)
     assert isinstance(answer, SurveyAnswer)
-    lines = [line for line in str(answer).splitlines() if "--micro-batch-size 1" in line]
-    shown = [line for line in str(answer).splitlines() if "between, --recompute-layers" in line]
+    text = answer.text(verbose=True).splitlines()
+    lines = [line for line in text if "--micro-batch-size 1" in line]
+    shown = [line for line in text if "between, --recompute-layers" in line]
     between = sum(int(line.split("… ")[1].split()[0]) for line in shown)
     assert shown
     assert len(answer.ranked) == between + len(lines)
     assert len(answer.to_dict()["plans"]) == len(answer.ranked)
+    short = str(answer).splitlines()
+    rows = [line for line in short if " full " in line or " none " in line]
+    assert f"  {len(answer.ranked) - len(rows)} more with -v" in short
+    smallest = min(ranked.assessment.memory.peak_bytes for ranked in answer.ranked)
+    assert f" {smallest / 2**30:.1f} " in rows[-1]  # both ends of the front
