@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-import planner
+from benchmarks.accuracy import answer
 from benchmarks.memory_intervals import beside
 from cost_models.uncertainty import time_spread
 from planner.validation.cluster_of_row import accelerator_of
@@ -20,9 +20,9 @@ from planner.validation.runs_file import PUBLISHED, read_runs
 
 def compared_runs() -> pd.DataFrame:
     """Return the published runs whose time is compared, with ``error`` as in ``shortest``."""
-    answer = planner.validate(what="time")
-    rows = answer.rows
-    counted = rows.source_group.isin(answer.summary["time"]["over_groups"]["groups"])
+    validated = answer("published")
+    rows = validated.rows
+    counted = rows.source_group.isin(validated.summary["time"]["over_groups"]["groups"])
     rows = rows[rows.time_error.notna() & ~rows.partial & counted]
     named = {row.name: row for row in read_runs(PUBLISHED)}
     cards = [accelerator_of(Reading(named[name])) for name in rows.row_id]

@@ -19,7 +19,7 @@ def commands() -> str:
     return "\n".join(re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
 
 
-@pytest.mark.slow(seconds=150)
+@pytest.mark.slow(seconds=220)
 @pytest.mark.distributed
 def test_the_page_runs_from_a_plan_to_a_text(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -125,14 +125,6 @@ def test_the_table_counts_no_more_runs_than_were_published() -> None:
         assert 0 < int(row["runs"]) <= sum(published.count(group) for group in groups)
 
 
-@pytest.mark.slow(seconds=40)
-def test_the_table_is_that_of_the_published_runs() -> None:
-    """If this fails: python -m benchmarks.compared_runs --write."""
-    from benchmarks.compared_runs import table
-
-    assert COMPARED_RUNS.read_text(encoding="utf-8") == table()
-
-
 def test_the_age_of_a_measurement_is_named() -> None:
     scenario = replace(make_scenario("llama", precision="fp32"), cluster=machine())
     days = (datetime.date.today() - datetime.date(2026, 1, 1)).days
