@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable
@@ -35,15 +38,21 @@ def load(scenario: Scenario, plan: Plan) -> float:
 
     Infinity for plans that are illegal or do not fit into the host's memory.
     """
-    if not is_legal(scenario, plan):
-        return math.inf
-    peaks, host = price_memory(scenario, PlanTable.from_plans([plan]))
-    if host_codes(scenario.cluster, host)[0]:
-        return math.inf
-    return load_of_peak(scenario, float(peaks[0]))
+    return float(loads(scenario, PlanTable.from_plans([plan]))[0])
 
 
-def load_of_peak(scenario: Scenario, peak: float) -> float:
+def loads(scenario: Scenario, table: PlanTable) -> NDArray[np.float64]:
+    """Return ``load`` of every plan of a table."""
+    found = np.full(len(table), np.inf)
+    legal = np.flatnonzero(legality_codes(scenario, table) == 0)
+    if len(legal):
+        peaks, host = price_memory(scenario, table.rows(legal))
+        held = host_codes(scenario.cluster, host) == 0
+        found[legal] = np.where(held, load_of_peak(scenario, peaks), np.inf)
+    return found
+
+
+def load_of_peak(scenario: Scenario, peak: Any) -> Any:
     """Return the upper end of the interval of a predicted peak as a share of the budget."""
     spread, budget = memory_spread(scenario.software.name), budget_bytes(scenario.cluster)
     return peak * (1.0 + spread.above) / budget
@@ -103,15 +112,12 @@ def fewest_recomputed(scenario: Scenario, plan: Plan) -> int:
 
     0: none, or all, of the smallest stage's layers.
     """
-    smallest = scenario.model.num_layers // plan.num_stages
-
-    def load_without(layers: int) -> float:
-        count = smallest - layers
-        some = replace(plan, recompute="full", recompute_layers=count, recompute_every=0)
-        return load(scenario, some)
-
-    most = largest(load_without, smallest - 1)
-    return smallest - most if most else 0
+    counts = np.arange(1, scenario.model.num_layers // plan.num_stages)
+    some = replace(plan, recompute="full", recompute_every=0)
+    table = PlanTable.from_plans([some]).rows(np.zeros_like(counts))
+    over = loads(scenario, replace(table, recompute_layers=counts)) > 1.0
+    fewest = int(counts[over].max(initial=0)) + 1
+    return fewest if fewest <= len(counts) else 0
 
 
 def largest(load: Callable[[int], float], highest: int, start: int = 2) -> int:
