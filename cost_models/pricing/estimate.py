@@ -30,7 +30,7 @@ from cost_models.partition.stages import (
     PipelineRank,
 )
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.pricing.rank_rows import RankRows, joined, of_ranks
+from cost_models.pricing.rank_rows import RankRows, joined, of_ranks, with_last
 from cost_models.pricing.utilisation import counted_flops, peak_flops
 from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding
@@ -100,7 +100,7 @@ def _price(
 ) -> tuple[PredictionTable, list[_PeakAndHost]]:
     """Return predictions of plans, and the memory of other ranks."""
     blocks = _blocks(scenario, table, layer_ranges)
-    in_memory = [_with_last(table.rows(rows), ranks) for rows, ranks in blocks]
+    in_memory = [_in_memory(table.rows(rows), ranks) for rows, ranks in blocks]
     pairs = [
         (rows, rank) for (rows, _), ranks in zip(blocks, in_memory, strict=True) for rank in ranks
     ]
@@ -155,15 +155,10 @@ def _blocks(
     return [(np.flatnonzero(group == number), ranks) for number, ranks in enumerate(contents)]
 
 
-def _with_last(table: PlanTable, ranks: Sequence[PipelineRank]) -> list[PipelineRank]:
-    """Return ranks, and the last one of those with the same contents where it differs.
-
-    It has the most pending weight gradients.
-    """
-    found = list(ranks)
-    if np.isin(table.pipeline_schedule, SPLIT_CODES).any():
-        found += [structs.replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
-    return found
+def _in_memory(table: PlanTable, ranks: Sequence[PipelineRank]) -> list[PipelineRank]:
+    """Return the ranks of plans of the same stages whose memory is priced."""
+    splits = bool(np.isin(table.pipeline_schedule, SPLIT_CODES).any())
+    return with_last(ranks, splits_backward=splits)
 
 
 def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], HostBytes]:
@@ -176,7 +171,7 @@ def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], Ho
     pairs = [
         (rows, rank)
         for rows, ranks in _blocks(scenario, table)
-        for rank in _with_last(table.rows(rows), ranks)
+        for rank in _in_memory(table.rows(rows), ranks)
     ]
     found = of_ranks(scenario, table, pairs, _memory_of)
     for (rows, _), one in zip(pairs, found, strict=True):

@@ -50,6 +50,15 @@ def kind_of(rank: PipelineRank) -> tuple[Any, ...]:
     )
 
 
+def with_last(ranks: Sequence[PipelineRank], *, splits_backward: bool) -> list[PipelineRank]:
+    """Return ranks, and the last one of those with the same contents where it differs.
+
+    Under schedules that split the backward pass it has the most pending weight gradients.
+    """
+    late = [replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
+    return [*ranks, *late] if splits_backward else list(ranks)
+
+
 def joint_rank(ranks: Sequence[PipelineRank], column: Column) -> PipelineRank:
     """Return ranks of a kind as one, whose numbers are columns where they differ."""
 

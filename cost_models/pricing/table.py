@@ -30,7 +30,7 @@ from cost_models.partition.stages import PipelineRank
 from cost_models.plan.factored import factored, find_projections, mask_of
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import block_time, price, price_memory, seconds_of
-from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of
+from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of, with_last
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
 from cost_models.step_time.parts import RankSeconds, TimeParts
@@ -159,13 +159,9 @@ def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Ind
     groups: dict[Any, list[RankRows]] = {}
     for position, ranks in enumerate(blocks):
         rows = np.flatnonzero(block == position)
-        for rank in ranks:
+        for rank in with_last(ranks, splits_backward=bool(splits[rows].any())):
             alike = groups.setdefault(kind_of(rank), [])
             alike.append((rows, replace(rank, positions=(rank.index,))))
-            if rank.last_index > rank.index and splits[rows].any():
-                # of ranks with the same contents the last one has the most pending weight gradients
-                late = replace(rank, index=rank.last_index, positions=(rank.last_index,))
-                alike.append((rows, late))
     for kind, alike in groups.items():
         every = np.concatenate([rows for rows, _ in alike])
         number = np.repeat(np.arange(len(alike)), [len(rows) for rows, _ in alike])
