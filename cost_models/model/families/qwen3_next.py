@@ -26,10 +26,12 @@ from cost_models.model.families.llama_like import (
     qk_norms,
     rms_norms,
 )
-from cost_models.model.families.moe import read_experts
-from cost_models.model.families.qwen_moe import gated_shared_mixture, sparse_layers
+from cost_models.model.families.qwen_moe import (
+    gated_shared_mixture,
+    read_shared_mixture,
+    sparse_layers,
+)
 from cost_models.model.families.reader import (
-    MAX_FFN,
     MAX_HEADS,
     MAX_LAYERS,
     Config,
@@ -83,14 +85,7 @@ def qwen3_next(config: Config) -> ModelSpec:
     sizes = read_sizes(config)
     rotated = rotary_fraction(config, "partial_rotary_factor", default=ROTATED)
     check_rotary(config, sizes.head_dim, rotated)
-    shared = config.size("shared_expert_intermediate_size", MAX_FFN)
-    sparse = read_experts(
-        config,
-        "num_experts",
-        config.size("moe_intermediate_size", MAX_FFN),
-        shared_ffn_hidden_size=shared,
-        low=0,
-    )
+    sparse = read_shared_mixture(config)
     dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
     linear_attention = _linear_attention(config)
     full = ordinary_attention(

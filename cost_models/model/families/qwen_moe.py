@@ -84,17 +84,22 @@ QWEN3_MOE = Defaults(
 )
 
 
-def qwen2_moe(config: Config) -> ModelSpec:
-    """Qwen1.5-MoE and Qwen2-57B-A14B (arXiv:2407.10671): a gated shared expert in each mixture."""
-    sizes = read_sizes(config)
+def read_shared_mixture(config: Config) -> FeedForward:
+    """Read the sizes of routed experts and of the shared one."""
     shared = config.size("shared_expert_intermediate_size", MAX_FFN)
-    feed_forward = read_experts(
+    return read_experts(
         config,
         "num_experts",
         config.size("moe_intermediate_size", MAX_FFN),
         shared_ffn_hidden_size=shared,
         low=0,
     )
+
+
+def qwen2_moe(config: Config) -> ModelSpec:
+    """Qwen1.5-MoE and Qwen2-57B-A14B (arXiv:2407.10671): a gated shared expert in each mixture."""
+    sizes = read_sizes(config)
+    feed_forward = read_shared_mixture(config)
     hidden_size = sizes.hidden_size
     mlp = gated_shared_mixture(hidden_size, feed_forward)
     first_full = config.index("max_window_layers", MAX_LAYERS)
