@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 from msgspec import Meta, Struct, defstruct
 
@@ -170,7 +170,7 @@ def link_latency(link: str) -> Figure:
     >>> link_latency("NVLink3").value, link_latency("InfiniBand HDR").value
     (3.4e-06, 1.4e-05)
     """
-    known = _links("latency")
+    known = _links().latency
     return known[_longest_key(link, known) or "other"]
 
 
@@ -181,7 +181,7 @@ def link_share(link: str) -> Figure | None:
     >>> share is not None and share.value, link_share("InfiniBand HDR")
     (0.54, None)
     """
-    known = _links("share")
+    known = _links().share
     key = _longest_key(link, known)
     return None if key is None else known[key]
 
@@ -313,6 +313,11 @@ class _LinkTables(Struct, frozen=True, forbid_unknown_fields=True):
     share: dict[str, _CatalogueShare]
 
 
+class _LinkFigures(Struct, frozen=True):
+    latency: dict[str, Figure]
+    share: dict[str, Figure]
+
+
 class _Sources(Struct, frozen=True, forbid_unknown_fields=True):
     sources: dict[str, str]
 
@@ -354,11 +359,16 @@ def _node_index() -> _Index[Node]:
     return index
 
 
-@lru_cache(maxsize=2)
-def _links(table: Literal["latency", "share"]) -> dict[str, Figure]:
+@lru_cache(maxsize=1)
+def _links() -> _LinkFigures:
     path = FOLDER / "links.toml"
-    found = getattr(convert(read_toml(path, "links"), _LinkTables, path.name), table)
-    return {link: _figure(entry, _catalogue_source) for link, entry in found.items()}
+    found = convert(read_toml(path, "links"), _LinkTables, path.name)
+    return _LinkFigures(
+        *(
+            {link: _figure(entry, _catalogue_source) for link, entry in table.items()}
+            for table in (found.latency, found.share)
+        )
+    )
 
 
 @lru_cache(maxsize=1)
