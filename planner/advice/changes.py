@@ -315,15 +315,12 @@ def _quantised_base(pinned: PinnedPlan) -> Change:
     """Return the same adapters on a base in 4 bits."""
     scenario = pinned.scenario
     workload = replace(scenario.workload, adapter="qlora")
-    every = scenario.software.frozen.quantises_every_matrix
-    base = without_adapters(scenario.model)
-    model = adapted(base, workload, quantises_every_matrix=every)
     return pinned.with_scenario(
         TRAINING,
         "qlora",
         "the frozen base in 4 bits, --qlora instead of --lora",
         f"--qlora {workload.adapter_rank}",
-        replace(scenario, model=model, workload=workload),
+        _adapted_anew(replace(scenario, workload=workload)),
     )
 
 
@@ -333,16 +330,21 @@ def _quantised_wholly(pinned: PinnedPlan) -> Iterator[Change]:
     if scenario.software.frozen.quantises_every_matrix:
         return
     software = software_profile(QUANTISING)
-    model = adapted(
-        without_adapters(scenario.model), scenario.workload, quantises_every_matrix=True
-    )
     yield pinned.with_scenario(
         TRAINING,
         "trainer",
         "a trainer that quantises every matrix",
         f"--software {software.name}",
-        replace(scenario, model=model, software=software),
+        _adapted_anew(replace(scenario, software=software)),
     )
+
+
+def _adapted_anew(scenario: Scenario) -> Scenario:
+    """Return the scenario with the adapters of its workload, as its trainer makes them."""
+    every = scenario.software.frozen.quantises_every_matrix
+    base = without_adapters(scenario.model)
+    model = adapted(base, scenario.workload, quantises_every_matrix=every)
+    return replace(scenario, model=model)
 
 
 def larger_accelerators(pinned: PinnedPlan) -> Iterator[Change]:
