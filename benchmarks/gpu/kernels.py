@@ -140,6 +140,8 @@ def matmul_row(device: str, precision: str, shape: tuple[int, int, int], rate: R
     """Return the times of one matmul; None where the device cannot multiply in the precision."""
     import torch
 
+    from executor.compat import scaled_matmul
+
     m, k, n = shape
     try:
         left = torch.randn(m, k, device=device)
@@ -149,7 +151,7 @@ def matmul_row(device: str, precision: str, shape: tuple[int, int, int], rate: R
             one = torch.ones((), device=device)
 
             def call() -> object:
-                return torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
+                return scaled_matmul(a, b, one, one, out_dtype=torch.bfloat16)
         else:
             dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
             x, y = left.to(dtype[precision]), right.to(dtype[precision]).t()
