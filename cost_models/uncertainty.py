@@ -11,6 +11,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from hardware_profiles.cluster.schema import Accelerator
+from hardware_profiles.software.engine import PLUS
 
 MemoryKind = Literal["allocated", "reserved", "device"]  # live tensors, allocator, whole device
 
@@ -145,7 +146,7 @@ def memory_spread(software: str, kind: MemoryKind = "device") -> Spread:
     """
     if software == "shardplan":
         return MEMORY
-    if software in UNDESCRIBED:
+    if software in UNDESCRIBED or PLUS in software:
         return MEMORY_UNDESCRIBED
     first = software.split("-")[0]
     if kind == "allocated" and first in ALLOCATED_BY_TRAINER:

@@ -43,16 +43,21 @@ P = TypeVar("P", bound=Profile)
 
 
 def profile_of(
-    kind: type[P], document: Mapping[str, Any], where: str, parent_of: Callable[[str], P]
+    kind: type[P],
+    document: Mapping[str, Any],
+    where: str,
+    parent_of: Callable[[str], P],
+    shared: Mapping[str, Mapping[str, Entry]] | None = None,
 ) -> P:
-    """Read a profile; missing figures are those of the profile it ``inherits``."""
+    """Read a profile; missing figures are ``shared`` ones, or of the profile it ``inherits``."""
     values = dict(document)
     parent: dict[str, Any] = {}
     if "inherits" in values:
         parent = to_builtins(parent_of(convert(values.pop("inherits"), str, f"{where}: inherits")))
     sources: dict[str, str] = dict(parent.get("sources", {}))
     for group in (f.name for f in fields(kind) if f.name not in Profile.__struct_fields__):
-        entries = convert(values.get(group, {}), dict[str, Entry], f"{where}: {group}")
+        entries = dict((shared or {}).get(group, {}))
+        entries |= convert(values.get(group, {}), dict[str, Entry], f"{where}: {group}")
         sources.update((f"{group}.{name}", entry.source) for name, entry in entries.items())
         own = {name: entry.value for name, entry in entries.items()}
         values[group] = {**parent.get(group, {}), **own}

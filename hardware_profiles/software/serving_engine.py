@@ -9,7 +9,7 @@ from hardware_profiles.fields import Amount, read_toml
 from hardware_profiles.software.kernels import ForwardKernels, Host
 from hardware_profiles.software.profile import Profile, ProfileGroup, profile_of
 
-FOLDER = Path(__file__).parent / "engines"
+FOLDER = Path(__file__).parent / "serving"
 
 
 class Scheduler(ProfileGroup, frozen=True, kw_only=True):

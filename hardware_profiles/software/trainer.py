@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import Amount, read_toml
+from hardware_profiles.fields import Amount, convert, read_toml
+from hardware_profiles.software.engine import PLUS, engine_names, engines_together
 from hardware_profiles.software.kernels import ForwardKernels, Host
 from hardware_profiles.software.profile import Profile, ProfileGroup, profile_of
 
 FOLDER = Path(__file__).parent / "trainers"
+UNKNOWN: Final = "torch-trainer"  # an ordinary training loop of torch
 
 
 class Precision(ProfileGroup, frozen=True, kw_only=True):
@@ -217,13 +220,51 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def software_names() -> list[str]:
+    """Return what ``--software`` may name: profiles, and engines with a plus between them."""
+    return [*profile_names(), *engine_names()]
+
+
 @cache
 def software_profile(name: str) -> SoftwareProfile:
-    """Load a software profile by name."""
-    if name not in profile_names():
-        known = f"Known: {', '.join(profile_names())}"
-        hint = did_you_mean(str(name), profile_names())
-        raise InputError(f"software profile {name!r} is unknown. {f'{hint} {known}'.strip()}")
-    path = FOLDER / f"{name}.toml"
-    document = read_toml(path, "a software profile")
-    return profile_of(SoftwareProfile, document, str(path), software_profile)
+    """Load a software profile by name, or compose one: ``fsdp2+adamw-fused``.
+
+    An expression may begin with a profile, of which its engines are parts: ``hf-trainer+fsdp2``.
+    Without one they are parts of an ordinary training loop (``UNKNOWN``).
+
+    >>> software_profile("fsdp2+adamw-fused").optimizer.fused
+    True
+    """
+    if name in profile_names():
+        path = FOLDER / f"{name}.toml"
+        document = dict(read_toml(path, "a software profile"))
+        engines = convert(document.pop("engines", []), list[str], f"{path}: engines")
+        shared = engines_together(engines)
+        return profile_of(SoftwareProfile, document, str(path), software_profile, shared)
+    names = [part.strip() for part in name.split(PLUS)]
+    base = names.pop(0) if names[0] in profile_names() else UNKNOWN
+    for part in names:
+        if part not in engine_names():
+            raise InputError(_unknown(name, part))
+    document = {"name": name, "description": f"{base} with {', '.join(names)}", "inherits": base}
+    shared = engines_together(names)
+    return profile_of(SoftwareProfile, document, name, software_profile, shared)
+
+
+def names_engines(text: str) -> bool:
+    """Return whether a text is an expression of engines, each of which exists; not a profile.
+
+    >>> names_engines("fsdp2 + adamw-fused"), names_engines("hf-trainer"), names_engines("a+b")
+    (True, False, False)
+    """
+    known = set(software_names())
+    return text not in profile_names() and all(p.strip() in known for p in text.split(PLUS))
+
+
+def _unknown(name: str, part: str) -> str:
+    """Return the message for a name that is neither a profile nor an engine."""
+    where = f" of {name!r}" if PLUS in name else ""
+    hint = did_you_mean(part, software_names())
+    engines = f"or engines with {PLUS} between them: {', '.join(engine_names())}"
+    known = f"Known: {', '.join(profile_names())}; {engines}"
+    return f"software profile {part!r}{where} is unknown. {f'{hint} {known}'.strip()}"

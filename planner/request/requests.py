@@ -37,7 +37,7 @@ from cost_models.plan.workload import (
 from cost_models.serving.number_formats import KV_PRECISIONS, WEIGHT_PRECISIONS
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import Declared, Option, declared, optional
-from hardware_profiles.software.trainer import profile_names
+from hardware_profiles.software.trainer import software_names
 from planner.request import proposals
 from planner.request.choices import ALLOWED, FINDS, OBJECTIVES, ClusterLike
 from planner.request.model import ModelLike
@@ -245,9 +245,9 @@ class LayerOptions:
         str | None,
         Option(
             metavar="NAME",
-            values=profile_names,
+            values=software_names,
             elsewhere=("trainer", "framework"),
-            help="trainer that is priced: {values}",
+            help="trainer that is priced, or its engines with + between them: {values}",
             group=TRAINING,
             default="shardplan",
             why="the bundled executor. `megatron` is Megatron-LM of 2021–22; "

@@ -17,7 +17,7 @@ from cost_models.plan.plan import OFFLOADS, RECOMPUTE, Plan
 from cost_models.plan.workload import MIXED, Adapter, AttentionKernel, Precision, Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from hardware_profiles.software.trainer import software_profile
+from hardware_profiles.software.trainer import names_engines, software_profile
 from planner.request.scenario import default_precision
 from planner.validation.cluster_of_row import cluster_of
 from planner.validation.micro_batch import with_usual_micro_batch
@@ -86,7 +86,11 @@ def _case(reading: Reading) -> Case:
         for group, figures in trainer.figures.items()
         for name, value in figures.items()
     }
-    software = software_profile(trainer.profile).changed(changes)
+    engines = row.words("framework")
+    if names_engines(engines):
+        changes, software = {}, software_profile(engines)
+    else:
+        software = software_profile(trainer.profile).changed(changes)
     adapter = look_up(words_table().adapter, row)
     first = adapter.first_layer if adapter else 0
     model = _adapted(base, model_key, workload, software.frozen.quantises_every_matrix, first)
@@ -94,7 +98,7 @@ def _case(reading: Reading) -> Case:
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
     changed = tuple(sorted(changes.items()))
     plan = with_usual_micro_batch(reading, scenario, plan)
-    key = (model_key, cluster_key, workload, trainer.profile, changed, stages, first)
+    key = (model_key, cluster_key, workload, software.name, changed, stages, first)
     return Case(row, scenario, plan, tuple(reading.defaults), key)
 
 

@@ -14,7 +14,7 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 from cost_models.plan.plan import SCHEDULES, Plan
 from hardware_profiles.options import declared
 from hardware_profiles.shells import Bash, Fish, Zsh
-from hardware_profiles.software.trainer import profile_names
+from hardware_profiles.software.trainer import software_names
 from planner.cli import app as cli
 from planner.cli.app import COMMANDS, app
 from planner.cli.completion import VARIABLE
@@ -65,7 +65,7 @@ def test_clusters() -> None:
     [
         (("fit", "a", "b", "--schedule", ""), list(SCHEDULES)),
         (("fit", "a", "b", "--recompute", "sel"), ["selective", "selective_ops"]),
-        (("fit", "a", "b", "--software", "mega"), profile_names()),
+        (("fit", "a", "b", "--software", "mega"), software_names()),
         (("plan", "a", "b", "--precision", "bf16,f"), ["fp16", "fp32", "fp64", "fp8"]),
         (("plan", "a", "b", "--objective", "c"), ["cost"]),
         (("plan", "a", "b", "--find", "large"), ["largest-micro-batch", "largest-model"]),

@@ -317,6 +317,7 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("llm.q (C++/CUDA)") == "torch-compile"
     assert profile("MaxText (JAX)") == "xla"
     assert profile("NVIDIA DeepLearningExamples PyTorch (20.06)") == "apex-bert"
+    assert profile("hf-trainer+adamw-fused", notes="torch.compile") == "hf-trainer+adamw-fused"
     fused = case(framework="torchtune", notes="compile; chunked CE; opt-in-bwd", optimizer="adamw")
     assert fused.scenario.software.optimizer.in_backward
     assert not fused.scenario.workload.master_weights
