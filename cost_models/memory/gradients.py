@@ -11,25 +11,16 @@ from msgspec.structs import asdict
 
 from cost_models.arrays import Count, Flag, Real
 from cost_models.columnar.columns import by_value
-from cost_models.memory.model_states import accumulated_gradient_bytes, reduced_gradient_bytes
+from cost_models.memory.model_states import (
+    accumulated_gradient_bytes,
+    reduced_gradient_bytes,
+    shares,
+)
 from cost_models.model.spec import ModelSpec
-from cost_models.partition.rank_parameters import RankParameters
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
-
-
-def shares(params: RankParameters, table: PlanTable) -> list[tuple[Real, Count]]:
-    """Return elements and the ranks that share them: experts that are apart, and all else."""
-    return _shared(params.total, params.expert_total, table)
-
-
-def _shared(numel: Real, apart: Real, table: PlanTable) -> list[tuple[Real, Count]]:
-    return [
-        (numel - apart, table.shard_ranks),
-        (apart, np.maximum(1, table.expert_shard_ranks)),
-    ]
 
 
 def reduces_once(software: SoftwareProfile, table: PlanTable) -> Flag:
@@ -71,12 +62,12 @@ def gradients_of(view: RankView, in_flight: Real) -> Gradients:
         buffer = gradient * params.total
         return Gradients(buffer, buffer, buffer, buffer, buffer)
     reduction, table = _Reduction(view, gradient), view.table
-    parts = shares(params, table)
+    parts = shares(params.total, params.expert_total, table)
     reduced = reduction.reduced(parts)
     later = reduction.accumulated(parts, by_value(table.num_microbatches > 1))
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it
     embedding = reduction.coming([(params.embedding, table.shard_ranks)])
-    layer = reduction.coming(_shared(params.largest_layer, params.expert_layer, table))
+    layer = reduction.coming(shares(params.largest_layer, params.expert_layer, table))
     return Gradients(
         full_flight=reduction.accumulated(parts, by_value(table.num_microbatches > in_flight)),
         later=later,

@@ -11,10 +11,23 @@ States of the optimizer: ``optimizer_states``.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from msgspec import Struct
 
+from cost_models.activations.fp8 import fp8_weight_bytes
 from cost_models.arrays import Count, Flag, Real
+from cost_models.communication.zero_plus_plus import secondary_bytes
+from cost_models.memory.ledger import Row, either, product
+from cost_models.model.lora import has_frozen
+from cost_models.partition.frozen_weights import frozen_bytes
+from cost_models.partition.rank_view import RankView
+from cost_models.plan.plan import PlanTable
+
+MASTER: Final = "master weights"
+# elements, ranks that share them, and their unit: of all weights, and of experts
+SYMBOLS: Final = (("P", "/d", "parameters"), ("E", "/d'", "expert parameters"))
 
 
 class ModelStates(Struct, frozen=True):
@@ -51,42 +64,95 @@ def adam_mixed_precision(num_params: Real, data_parallel: Count, zero_stage: Cou
     )
 
 
-def weight_bytes(
+def weight_rows(
     num_params: Real,
     shard_ranks: Count,
     zero_stage: Count,
     compute_bytes: float,
     master_bytes: float,
-) -> Real:
-    """Weights in the precision of the matmuls, whole below ZeRO-3; under ZeRO-3 the fp32 shards.
+    *,
+    experts: bool = False,
+) -> list[Row]:
+    """Weights in the precision of the matmuls, and master weights stored separately from them.
 
-        c P   (z <= 2)      w P / d   (z = 3)
+        z <= 2   c P, and w P / (d if z >= 1) of master weights; under z = 0 in mixed precision only
+        z = 3    w P / d
 
     Source: ZeRO sec. 5 (P_os+g+p); FSDP keeps the shards in master precision and casts when it
-    gathers
-    (Zhao et al., arXiv:2304.11277, sec. 4.4).
+    gathers (Zhao et al., arXiv:2304.11277, sec. 4.4). ``experts``: sharded over ranks of their own.
     """
-    whole = compute_bytes * np.multiply(1.0, num_params)
-    shard = master_bytes * np.multiply(1.0, num_params) / shard_ranks
-    return np.where(np.greater_equal(zero_stage, 3), shard, whole)
+    numel, ranks, unit = SYMBOLS[experts]
+    sharded, mixed = np.greater_equal(zero_stage, 3), compute_bytes != master_bytes
+    params = np.multiply(1.0, num_params)
+    apart = np.where(np.equal(zero_stage, 0), float(mixed), np.where(sharded, 0.0, 1.0))
+    shards = optimizer_shards(shard_ranks, zero_stage)
+    return [
+        product(
+            "weights",
+            "weights",
+            ("c", compute_bytes, "bytes"),
+            (numel, np.where(sharded, 0.0, params), unit),
+        ),
+        product(
+            "weights",
+            "sharded master weights" if mixed else "sharded weights",
+            ("w", master_bytes, "bytes"),
+            (numel, np.where(sharded, params, 0.0), unit),
+            (ranks, shard_ranks, "ranks"),
+        ),
+        product(
+            "weights",
+            MASTER,
+            ("w", master_bytes, "bytes"),
+            (numel, apart * params, unit),
+            (ranks, shards, "ranks"),
+        ),
+    ]
 
 
-def master_copy_bytes(
-    num_params: Real,
-    shard_ranks: Count,
-    zero_stage: Count,
-    compute_bytes: float,
-    master_bytes: float,
-) -> Real:
-    """Master weights stored separately from the weights: w [apart] P / (d if z >= 1).
+def rank_weights(view: RankView) -> list[Row]:
+    """All copies of a rank's weights: trained, fp32 master, frozen, ZeRO++'s shards, fp8.
 
-    Separate in mixed precision: a shard next to whole weights. Under ZeRO-3 the shards are the
-    weights themselves (``weight_bytes``).
+    Of offloaded weights only the shards of the running and of the next layer: 2 w P_layer / d. A
+    tensor that one rank holds alone, in one precision, is not sharded: its ZeRO stage is 0.
     """
-    replicas = float(compute_bytes != master_bytes)
-    sharded = np.where(np.less(zero_stage, 3), 1.0, 0.0)
-    apart = np.where(np.equal(zero_stage, 0), replicas, sharded)
-    return master_bytes * apart * num_params / optimizer_shards(shard_ranks, zero_stage)
+    workload, table, params = view.workload, view.table, view.parameters
+    compute, master = workload.compute_bytes, workload.master_bytes
+    rows: list[Row] = []
+    for number, (numel, ranks) in enumerate(shares(params.total, params.expert_total, table)):
+        stage = np.where((ranks > 1) | (compute != master), table.zero_stage, 0)
+        rows += weight_rows(numel, ranks, stage, compute, master, experts=number > 0)
+    offloads = table.offloads_weights
+    if np.any(offloads):
+        fetched = product(
+            "weights",
+            "shards in transfer of the layer that runs and the next one",
+            ("2 w", 2.0 * master, "bytes"),
+            ("P_layer", params.largest_layer, "parameters"),
+            ("/d", np.maximum(1, table.shard_ranks), "ranks"),
+        )
+        rows = [either(~offloads, row) for row in rows] + [either(offloads, fetched)]
+    if np.any(table.secondary_ranks > 1):
+        shared = params.total - params.expert_total
+        size = secondary_bytes(shared, compute, table)
+        rows.append(Row("weights", "secondary copy", size, formula="c · P / n"))
+    if workload.precision == "fp8":
+        size = fp8_weight_bytes(view)
+        rows.append(Row("weights", "fp8 copies", size, formula="copies · P of the matrices"))
+    if has_frozen(view.model):
+        size = frozen_bytes(view)
+        rows.append(Row("weights", "frozen base", size, formula="bytes of the frozen weights"))
+    return rows
+
+
+def shares(total: Real, experts: Real, table: PlanTable) -> list[tuple[Real, Count]]:
+    """Return elements and the ranks that share them: all but separate experts, and these if any."""
+    if not np.any(experts):
+        return [(total, table.shard_ranks)]
+    return [
+        (total - experts, table.shard_ranks),
+        (experts, np.maximum(1, table.expert_shard_ranks)),
+    ]
 
 
 def optimizer_shards(shard_ranks: Count | Real, zero_stage: Count) -> Real:

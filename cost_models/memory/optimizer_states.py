@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from cost_models.arrays import Count, Real
 from cost_models.communication.volumes import communication_units
-from cost_models.memory.model_states import optimizer_shards
+from cost_models.memory.ledger import Row, product
+from cost_models.memory.model_states import SYMBOLS, optimizer_shards, shares
 from cost_models.model.spec import Weight
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.tensor_sharding import shard_dim, shards_within_experts
@@ -181,7 +182,38 @@ def rank_states(view: RankView) -> StateBytes:
     return StateBytes(resident, paged)
 
 
-def update_bytes(view: RankView, updated: Real) -> Real:
+def optimizer_rows(view: RankView) -> list[Row]:
+    """States on the device: k s n where every parameter has as many; offloaded ones leave it."""
+    workload, table, params = view.workload, view.table, view.parameters
+    traits, offloads = OPTIMIZER_TRAITS[workload.optimizer], table.offloads_optimizer
+    if not traits.is_uniform or traits.paged:
+        size = np.where(offloads, 0.0, rank_states(view).resident)
+        return [Row("optimizer", "states", size, formula="states of every tensor")]
+    return [
+        product(
+            "optimizer",
+            "states",
+            ("k s", workload.state_bytes * traits.states, "bytes"),
+            (symbol, np.where(offloads, 0.0, numel), unit),
+            (divided, optimizer_shards(ranks, table.zero_stage), "ranks"),
+        )
+        for (symbol, divided, unit), (numel, ranks) in zip(
+            SYMBOLS, shares(params.total, params.expert_total, table), strict=False
+        )
+    ]
+
+
+def updated_elements(view: RankView) -> Real:
+    """Elements that a rank's optimizer updates: P / d from ZeRO-1 on."""
+    params, table = view.parameters, view.table
+    parts = shares(params.total, params.expert_total, table)
+    return sum(
+        (numel / optimizer_shards(ranks, table.zero_stage) for numel, ranks in parts),
+        start=np.zeros(len(table)),
+    )
+
+
+def update_bytes(view: RankView) -> Real:
     """Temporary bytes of the update, in addition to weights, gradients and states.
 
         fused kernel       0
@@ -190,14 +222,13 @@ def update_bytes(view: RankView, updated: Real) -> Real:
                            iterates and their two products with themselves
 
     Source: torch 2.13, optim/adam.py, _adafactor.py, _muon.py (Newton-Schulz).
-    ``updated``: elements that the rank updates.
     """
     workload, software = view.workload, view.software
     traits = OPTIMIZER_TRAITS[workload.optimizer]
     if traits.whole_matrices:
         return _whole_matrix_bytes(view)
     fused = software.optimizer.fused and workload.optimizer in FUSED
-    return workload.state_bytes * (0.0 if fused else traits.foreach_copies) * updated
+    return workload.state_bytes * (0.0 if fused else traits.foreach_copies) * updated_elements(view)
 
 
 def update_accesses(workload: Workload, software: SoftwareProfile) -> float:

@@ -1,15 +1,7 @@
 """Peak memory of one accelerator: its parts at the moment of a step when their sum is largest.
 
-A training step has eight moments that can be the peak; all are priced, and the peak is the largest:
-
-    loss_forward    activations of all micro-batches in flight; logits and their fp32 copies
-    loss_backward   the same; logits, their gradient and fp32 copies
-    head            the same activations; the head's gradient while it is reduced
-    backward        the same activations; working memory of one layer's backward pass
-    later_backward  one micro-batch less in flight, and gradients of finished ones
-    last_layer      gradients of all later layers; one layer's activations and its backward pass
-    embedding       gradients of all layers; the embedding's while it is reduced
-    optimizer       reduced gradients; no activations
+A training step has eight moments that can be the peak (``ledger.MOMENTS``); all are priced, and the
+peak is the largest.
 
 Units: bytes. Every argument may be a column of a plan table whose rows share the stages
 and the recomputed layers (the contents of a rank are found once for them, see ``stages``).
@@ -23,52 +15,34 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cost_models.activations.fp8 import fp8_weight_bytes
 from cost_models.activations.live import LiveActivations, live_activations
-from cost_models.arrays import Count, Real, pick
+from cost_models.arrays import Real, pick
 from cost_models.columnar.columns import by_value
 from cost_models.communication.host_link import without_offload
-from cost_models.communication.zero_plus_plus import (
-    gathering_buffer,
-    reducing_buffer,
-    secondary_bytes,
-)
+from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.autocast_copies import absent_copies
 from cost_models.memory.fsdp1 import flat_buffers, flat_gradients, units
 from cost_models.memory.fsdp2 import Blocks
-from cost_models.memory.gradients import Gradients, gradients_of, shares
+from cost_models.memory.gradients import Gradients, gradients_of
 from cost_models.memory.head_gradients import HeadGradients, head_gradients
 from cost_models.memory.host import HostBytes, offloaded_bytes
-from cost_models.memory.model_states import (
-    master_copy_bytes,
-    optimizer_shards,
-    weight_bytes,
-)
+from cost_models.memory.ledger import MOMENTS
+from cost_models.memory.ledger import total as total_of
+from cost_models.memory.model_states import rank_weights
 from cost_models.memory.optimizer_states import (
     OPTIMIZER_TRAITS,
     StateBytes,
+    optimizer_rows,
     rank_states,
     update_bytes,
+    updated_elements,
 )
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.step_points import StepPoint, TransientParts, largest_point, total
-from cost_models.partition.frozen_weights import dequantisation_buffers, frozen_bytes
-from cost_models.partition.rank_parameters import RankParameters
+from cost_models.partition.frozen_weights import dequantisation_buffers
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.plan.plan import PlanTable
 from hardware_profiles.software.trainer import SoftwareProfile
-
-MOMENTS = (
-    "loss_forward",
-    "loss_backward",
-    "head",
-    "backward",
-    "later_backward",
-    "last_layer",
-    "embedding",
-    "optimizer",
-)
 
 
 def rank_memory(view: RankView) -> tuple[MemoryParts, Real]:
@@ -135,63 +109,18 @@ def rank_step_points(view: RankView) -> tuple[States, Real, list[list[StepPoint]
         table.pipeline_parallel > 1, 0.0, software.memory.buffer_bytes_without_pipeline
     )
     constant = live.messages + (software.memory.buffer_bytes + single) * view.on_gpu
-    update = update_bytes(view, _updated(view.parameters, table))
+    update = update_bytes(view)
     update = np.where(table.offloads_optimizer, 0.0, update)
     if software.sharding.blockwise_backward:
         points = _block_points(view, live, update)
     else:
         points = _layer_points(view, live, update)
-    return (_weights(view), _optimizer(view)), constant, points
-
-
-def _state_terms(view: RankView) -> list[tuple[Real, Count, Count, float, float]]:
-    """Return arguments of ``weight_bytes``: for separately sharded experts, and for all else.
-
-    A tensor that one rank holds alone, in one precision, is not sharded: its ZeRO stage is 0.
-    """
-    workload, table = view.workload, view.table
-    compute, master = workload.compute_bytes, workload.master_bytes
-    return [
-        (
-            numel,
-            ranks,
-            np.where((ranks > 1) | (compute != master), table.zero_stage, 0),
-            compute,
-            master,
-        )
-        for numel, ranks in shares(view.parameters, table)
-    ]
-
-
-def _weights(view: RankView) -> Real:
-    """Bytes of all copies of the weights: trained, fp32 master, frozen, ZeRO++'s shards, fp8.
-
-    Of offloaded weights only the shards of the running and of the next layer: 2 w P_layer / d.
-    """
-    workload, table, params = view.workload, view.table, view.parameters
-    weights: Real = np.zeros(len(table))
-    for term in _state_terms(view):
-        weights = weights + weight_bytes(*term)
-    fetched = 2.0 * workload.master_bytes * params.largest_layer / np.maximum(1, table.shard_ranks)
-    weights = np.where(table.offloads_weights, fetched, weights) + master_weights(view)
-    shared = params.total - params.expert_total
-    weights = weights + secondary_bytes(shared, workload.compute_bytes, table)
-    if workload.precision == "fp8":
-        weights = weights + fp8_weight_bytes(view)
-    return weights + frozen_bytes(view)
-
-
-def master_weights(view: RankView) -> Real:
-    """Bytes of master weights that are stored separately; offloaded weights take them along."""
-    masters: Real = np.zeros(len(view.table))
-    for term in _state_terms(view):
-        masters = masters + master_copy_bytes(*term)
-    return np.where(view.table.offloads_weights, 0.0, masters)
-
-
-def _optimizer(view: RankView) -> Real:
-    """Bytes of optimizer states on the device; offloaded states leave it."""
-    return np.where(view.table.offloads_optimizer, 0.0, _states(view).resident)
+    zeros = np.zeros(len(table))
+    return (
+        (zeros + total_of(rank_weights(view)), zeros + total_of(optimizer_rows(view))),
+        constant,
+        points,
+    )
 
 
 def _gradients(view: RankView, live: LiveActivations) -> Gradients:
@@ -310,35 +239,25 @@ def rank_host_bytes(view: RankView) -> HostBytes:
     paged = OPTIMIZER_TRAITS[workload.optimizer].paged
     if not view.on_gpu or not (paged or np.any(table.offload > 0)):
         return HostBytes(zeros, zeros)
-    params = view.parameters
     states = _states(view)
     live = live_activations(view)
     return offloaded_bytes(
         workload,
         table,
-        _updated(params, table),
+        updated_elements(view),
         states.resident + states.paged,
         states.paged,
         live.offloaded,
     )
 
 
-def _updated(params: RankParameters, table: PlanTable) -> Real:
-    """Elements that a rank's optimizer updates: P / d from ZeRO-1 on."""
-    parts_of = shares(params, table)
-    return sum(
-        (numel / optimizer_shards(ranks, table.zero_stage) for numel, ranks in parts_of),
-        start=np.zeros(len(table)),
-    )
-
-
 def _states(view: RankView) -> StateBytes:
     """Bytes of optimizer states: k s a parameter, or tensor by tensor where these differ."""
-    workload, table = view.workload, view.table
+    workload = view.workload
     rule = OPTIMIZER_TRAITS[workload.optimizer]
     if rule.is_uniform and not rule.paged:
         each = workload.state_bytes * rule.states
-        return StateBytes(each * _updated(view.parameters, table), np.zeros(len(table)))
+        return StateBytes(each * updated_elements(view), np.zeros(len(view.table)))
     return rank_states(view)
 
 

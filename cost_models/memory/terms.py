@@ -18,8 +18,9 @@ from cost_models.activations.encoder_decoder import shared_bytes_per_token
 from cost_models.activations.live import LiveActivations, layer_bytes, live_activations
 from cost_models.arrays import Real
 from cost_models.communication.host_link import without_offload
+from cost_models.memory.ledger import MOMENTS, total
+from cost_models.memory.model_states import MASTER, rank_weights
 from cost_models.memory.parts import MemoryParts
-from cost_models.memory.peak import MOMENTS, master_weights
 from cost_models.partition.frozen_weights import frozen_bytes
 from cost_models.partition.rank_parameters import RankParameters
 from cost_models.partition.rank_view import RankView
@@ -95,7 +96,7 @@ def _states(view: RankView, plan: Plan, parts: MemoryParts) -> list[Term]:
         shared = view.software.sharding.frozen_weights and plan.zero_stage == 3
         numbers = format_bytes(frozen) + ("" if shared else ", not sharded")
         terms.append(Term("weights", "frozen base", "bytes of the frozen weights", numbers, frozen))
-    masters = first(master_weights(view))
+    masters = first(total(row for row in rank_weights(view) if row.name == MASTER))
     for part, name, least, size in (
         ("weights", "fp32 master weights", 1, masters),
         ("weights", _weight_name(view.workload, plan), 3, first(parts.weights) - frozen - masters),

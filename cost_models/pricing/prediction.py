@@ -13,8 +13,8 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from cost_models.memory.ledger import MOMENTS
 from cost_models.memory.parts import MemoryParts
-from cost_models.memory.peak import MOMENTS
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.estimate import (

@@ -16,7 +16,8 @@ from cost_models.activations.frozen_layers import sharded_input_bytes
 from cost_models.activations.live import layer_bytes
 from cost_models.activations.logits import logits_bytes_per_token
 from cost_models.memory.allocator import shown_bytes
-from cost_models.memory.peak import MOMENTS, rank_timeline
+from cost_models.memory.ledger import MOMENTS
+from cost_models.memory.peak import rank_timeline
 from cost_models.model.families import model_spec
 from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.lora import adapted, is_adapted, quantised_bytes

@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cost_models.legality.rules import require_legal
-from cost_models.memory.peak import MOMENTS, master_weights, rank_timeline
-from cost_models.memory.terms import first
+from cost_models.memory.ledger import MOMENTS, first, total
+from cost_models.memory.model_states import MASTER, rank_weights
+from cost_models.memory.peak import rank_timeline
 from cost_models.model.families import model_spec
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
 from cost_models.plan.plan import Plan, PlanTable
@@ -69,13 +70,14 @@ def predicted(layers: int, tokens: int, recompute: str, *, autocast: bool) -> fl
     table = PlanTable.from_plans([plan])
     view = rank_view(case.model, case.workload, case.software, table, rank)
     moments = rank_timeline(view)
+    masters = first(total(row for row in rank_weights(view) if row.name == MASTER))
     beside = [
         parts.gradients
         + parts.activations
         + parts.logits
         + parts.buffers
         # 16-bit copies are allocated as they are used, fp32 and 16-bit weights are there before
-        + (parts.weights - first(master_weights(view)) if autocast else 0.0)
+        + (parts.weights - masters if autocast else 0.0)
         for parts in moments[: MOMENTS.index("optimizer")]
     ]
     return float(np.max(beside))

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_models.memory.ledger import total
 from cost_models.memory.model_states import (
     accumulated_gradient_bytes,
     adam_mixed_precision,
-    master_copy_bytes,
     optimizer_shards,
     reduced_gradient_bytes,
-    weight_bytes,
+    weight_rows,
 )
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.plan.workload import COMPUTE_BYTES, MASTER_BYTES, Optimizer
@@ -57,8 +57,7 @@ def our_states(
     compute, master = COMPUTE_BYTES[precision], MASTER_BYTES[precision]
     states = master * OPTIMIZER_TRAITS[name].states * parameters
     return float(
-        weight_bytes(parameters, ranks, zero_stage, compute, master)
-        + master_copy_bytes(parameters, ranks, zero_stage, compute, master)
+        total(weight_rows(parameters, ranks, zero_stage, compute, master))
         + states / optimizer_shards(ranks, zero_stage)
         + reduced_gradient_bytes(parameters, ranks, zero_stage, master)
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from cost_models.memory.ledger import MOMENTS
 from cost_models.memory.optimizer_states import (
     BLOCK,
     OPTIMIZER_TRAITS,
@@ -21,7 +22,6 @@ from cost_models.memory.optimizer_states import (
     update_bytes,
     update_flops,
 )
-from cost_models.memory.peak import MOMENTS
 from cost_models.model.spec import ModelSpec, Weight
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.stages import even_split_contents
@@ -265,7 +265,7 @@ def test_muon_takes_a_whole_matrix_and_its_products() -> None:
     model = sample_model("llama")
     (rank,) = even_split_contents(model, 1, 1)
     workload = Workload(8, 8, optimizer="muon")
-    found = update_bytes(rank_view(model, workload, OURS, table(), rank), 0.0)
+    found = update_bytes(rank_view(model, workload, OURS, table(), rank))
     rows, columns = CONFIGS["llama"]["intermediate_size"], CONFIGS["llama"]["hidden_size"]
     assert float(found[0]) == (4 + 4) * rows * columns + 4 * columns**2  # type: ignore[index]
     assert all(is_layer_matrix(w) for w in model.kinds[0].weights if w.role == "linear")

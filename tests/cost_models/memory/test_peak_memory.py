@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_models.memory.ledger import MOMENTS
 from cost_models.memory.parts import MemoryParts
-from cost_models.memory.peak import MOMENTS
 from cost_models.memory.timeline import timelines
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec

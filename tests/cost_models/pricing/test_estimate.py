@@ -19,6 +19,7 @@ from cost_models.compute.head import head_seconds
 from cost_models.compute.rates import Rates
 from cost_models.legality.rules import legality_codes
 from cost_models.memory import model_states, optimizer_states
+from cost_models.memory.ledger import total
 from cost_models.memory.peak import rank_timeline
 from cost_models.model import parameters
 from cost_models.model.families import model_spec
@@ -436,11 +437,8 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "adam_mixed_precision": lambda t: (
             model_states.adam_mixed_precision(7.5e9, t.data_parallel, t.zero_stage).total
         ),
-        "weight_bytes": lambda t: model_states.weight_bytes(
-            1e9, t.data_parallel, t.zero_stage, *states
-        ),
-        "master_copy_bytes": lambda t: model_states.master_copy_bytes(
-            1e9, t.data_parallel, t.zero_stage, *states
+        "weight_rows": lambda t: total(
+            model_states.weight_rows(1e9, t.data_parallel, t.zero_stage, *states)
         ),
         "eight_bit_bytes": lambda t: (
             optimizer_states.eight_bit_bytes(1e5 / t.data_parallel, 2.0)[1]

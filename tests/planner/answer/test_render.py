@@ -125,7 +125,7 @@ def test_parts_have_the_same_names_with_and_without_zero() -> None:
 
 
 def test_every_moment_and_every_part_of_a_step_has_words() -> None:
-    from cost_models.memory.peak import MOMENTS
+    from cost_models.memory.ledger import MOMENTS
     from cost_models.pricing.prediction import TIME_PARTS
 
     assert set(MOMENT_WORDS) == set(MOMENTS)

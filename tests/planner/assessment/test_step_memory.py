@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import planner
 from cost_models.legality.rules import legality_codes
-from cost_models.memory.peak import MOMENTS
+from cost_models.memory.ledger import MOMENTS
 from cost_models.memory.terms import SMALL
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.prediction import MEMORY_PARTS

@@ -1,0 +1,144 @@
+"""The ledger of a step: rows of tensors, the events at which they live, and the largest sum.
+
+A row is a product of factors, or adds up other rows, or takes the least or the most of them. It
+lives from the event ``born`` to the event ``dies``. An event may have several points, each with
+rows of its own, of which the largest counts. The events, in the order of a step:
+
+    loss_forward    activations of all micro-batches in flight; logits and their fp32 copies
+    loss_backward   the same; logits, their gradient and fp32 copies
+    head            the same activations; the head's gradient while it is reduced
+    backward        the same activations; working memory of one layer's backward pass
+    later_backward  one micro-batch less in flight, and gradients of finished ones
+    last_layer      gradients of all later layers; one layer's activations and its backward pass
+    embedding       gradients of all layers; the embedding's while it is reduced
+    optimizer       reduced gradients; no activations
+
+Units: bytes. Sizes and factors are numbers or columns of a plan table; text is made only for print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cost_models.arrays import Count, Flag, Real
+
+MOMENTS: Final = (
+    "loss_forward",
+    "loss_backward",
+    "head",
+    "backward",
+    "later_backward",
+    "last_layer",
+    "embedding",
+    "optimizer",
+)
+(
+    LOSS_FORWARD,
+    LOSS_BACKWARD,
+    HEAD,
+    BACKWARD,
+    LATER_BACKWARD,
+    LAST_LAYER,
+    EMBEDDING,
+    OPTIMIZER,
+) = range(len(MOMENTS))
+SUM, LEAST, MOST, EITHER = range(4)  # how a row follows from other rows
+
+
+class Factor(NamedTuple):
+    """A factor of a row: a letter of the papers, its value, its unit; "/d" divides."""
+
+    symbol: str
+    value: Real | Count
+    unit: str = ""
+
+
+Given: TypeAlias = tuple[str, Real | Count] | tuple[str, Real | Count, str]
+
+
+class Row(Struct, frozen=True):
+    """Bytes of tensors of one part of the memory, and how they follow from their factors."""
+
+    part: str
+    name: str
+    size: Real
+    factors: tuple[Factor, ...] = ()  # whose product is the size
+    formula: str = ""  # of a row without factors
+    rows: tuple[Row, ...] = ()  # of which the size is the sum, the least, the most, or one
+    rule: int = SUM
+    flag: Flag = True  # of ``EITHER``: whether the first one counts
+    born: int = LOSS_FORWARD
+    dies: int = OPTIMIZER
+
+    def during(self, born: int, dies: int | None = None) -> Row:
+        """Return the row with another life; ``dies``: the same event."""
+        return replace(self, born=born, dies=born if dies is None else dies)
+
+    def leaves(self, part: str = "") -> Iterator[Row]:
+        """Yield the products that count under the one plan of a table, by the part they are in."""
+        part = part or self.part
+        if not self.rows:
+            yield replace(self, part=part)
+        elif self.rule == SUM:
+            for row in self.rows:
+                yield from row.leaves(part)
+        elif self.rule == EITHER:
+            yield from self.rows[0 if first(self.flag) else 1].leaves(part)
+        else:
+            choose = min if self.rule == LEAST else max
+            yield from choose(self.rows, key=lambda row: first(row.size)).leaves(part)
+
+
+def product(part: str, name: str, *factors: Given) -> Row:
+    """Return the row whose size is the product of its factors.
+
+    >>> product("weights", "shards", ("w", 4.0, "bytes"), ("P", 8e9), ("/d", 64)).size
+    500000000.0
+    """
+    found = tuple(Factor(*each) for each in factors)
+    size: Real = found[0].value
+    for symbol, value, _ in found[1:]:
+        size = size / value if symbol[0] == "/" else size * value
+    return Row(part, name, size, found)
+
+
+def added(*rows: Row) -> Row:
+    """Return the sum of rows of one part."""
+    if len(rows) == 1:
+        return rows[0]
+    return Row(rows[0].part, rows[0].name, total(rows), rows=rows)
+
+
+def least(one: Row, other: Row) -> Row:
+    """Return the smaller row, plan by plan."""
+    size = np.minimum(one.size, other.size)
+    return Row(one.part, one.name, size, rows=(one, other), rule=LEAST)
+
+
+def most(one: Row, other: Row) -> Row:
+    """Return the larger row, plan by plan."""
+    size = np.maximum(one.size, other.size)
+    return Row(one.part, one.name, size, rows=(one, other), rule=MOST)
+
+
+def either(flag: Flag, one: Row, other: Row | None = None) -> Row:
+    """Return the first row under the plans with the flag, and the second, or none, elsewhere."""
+    other = Row(one.part, one.name, 0.0) if other is None else other
+    size = np.where(flag, one.size, other.size)
+    return Row(one.part, one.name, size, rows=(one, other), rule=EITHER, flag=flag)
+
+
+def total(rows: Iterable[Row]) -> Real:
+    """Return the bytes of all rows."""
+    sizes = (row.size for row in rows)
+    return sum(sizes, start=next(sizes, 0.0))
+
+
+def first(value: Real | Flag) -> float:
+    """Return the number of a table with one row."""
+    return float(np.ravel(np.asarray(value))[0])
