@@ -20,7 +20,7 @@ SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     """Return the model of a row and a key that is equal for equal models."""
     name = str(reading.row.get("model") or reading.row.name)
-    config = _preset(name) or _config(reading, name)
+    config = _preset(reading, name) or _config(reading, name)
     words = entry_of(words_table().architecture, reading.row)
     if words.untied:
         config = {**config, "tie_word_embeddings": False}
@@ -59,10 +59,36 @@ def _without_gates(spec: ModelSpec) -> ModelSpec:
     return replace(spec, kinds=tuple(kinds))
 
 
-def _preset(name: str) -> Mapping[str, Any] | None:
+def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
+    """Return the config of the preset that a row names, with as many layers as the row gives.
+
+    None without such a preset, or where the row's hidden size is not the preset's.
+    """
     known = words_table().presets.get(name.lower(), name)
     found = load_preset(known) if is_preset(known) else preset_of_shape(known)
-    return None if found is None else found.config
+    if found is None:
+        return None
+    row, spec = reading.row, _spec(json.dumps(found.config, sort_keys=True), name)
+    if row.get("hidden_size") not in (None, spec.hidden_size):
+        return None
+    layers = row.get("num_layers")
+    if spec.bridge or layers in (None, spec.num_layers):  # two stacks: one number is not enough
+        return found.config
+    if layers > spec.num_layers:
+        raise Unpriceable(f"{layers} layers of {name}, which has {spec.num_layers}")
+    reading.defaults.append(f"{name} cut to its first {layers} layers")
+    return _first_layers(found.config, spec.num_layers, layers)
+
+
+def _first_layers(config: Mapping[str, Any], whole: int, layers: int) -> Mapping[str, Any]:
+    """Return a config whose number of layers, and whose lists of all layers, are cut."""
+    key = "n_layer" if "n_layer" in config else "num_hidden_layers"
+    lists = {
+        name: value[:layers]
+        for name, value in config.items()
+        if isinstance(value, list) and len(value) == whole
+    }
+    return {**config, **lists, key: layers}
 
 
 def _config(reading: Reading, name: str) -> Mapping[str, Any]:
@@ -71,6 +97,8 @@ def _config(reading: Reading, name: str) -> Mapping[str, Any]:
     if any(row.get(name) is None for name in SIZES):
         missing = [name for name in SIZES if row.get(name) is None]
         hint = f". {similar}" if (similar := similar_presets(name)) else ""
+        if is_preset(words_table().presets.get(name.lower(), name)):
+            hint = f". hidden_size {row.get('hidden_size')} is not that of {name}"
         raise Unpriceable(f"the architecture is not given ({', '.join(missing)}){hint}")
     words = entry_of(words_table().architecture, row)
     kind = row.words("model_kind") or "dense"

@@ -107,7 +107,7 @@ def test_every_default_is_listed() -> None:
         ({"num_kv_heads": 4, "gated_mlp": False}, "starcoder2"),
         ({"model_kind": "encoder"}, "bert"),
         ({"model": "mpt-7b"}, "bloom"),
-        ({"model": "llama3-8b"}, "llama"),
+        ({"model": "llama3-8b", "hidden_size": 4096}, "llama"),
         (
             {"model_kind": "moe", "gated_mlp": True, "num_experts": 8, "experts_per_token": 2},
             "mixtral",
@@ -461,3 +461,30 @@ def test_vtrains_sums_of_layers_neither_recompute_nor_pad_nor_hide() -> None:
 @pytest.mark.parametrize("entry", words_table().node, ids=lambda entry: entry.value)
 def test_nodes_that_words_stand_for_are_in_the_catalogue(entry: Name) -> None:
     assert match_node(entry.value) is not None  # else the usual node is taken, without a word
+
+
+def preset(**cells: Any) -> Case:
+    """Return a row that names a preset and gives no sizes but those in ``cells``."""
+    usual = {"gpu": "H100-SXM", "num_gpus": 8, "seq_len": 2048, "precision": "bf16"}
+    return case_of(Row(line=2, **{**usual, **cells}))
+
+
+@pytest.mark.parametrize(
+    ("model", "layers"), [("llama-3-8b", 4), ("deepseek-v3", 8), ("gemma-3-27b", 10), ("gpt2", 6)]
+)
+def test_a_preset_is_cut_to_the_layers_of_the_row(model: str, layers: int) -> None:
+    whole, cut = preset(model=model).scenario.model, preset(model=model, num_layers=layers)
+    assert cut.scenario.model.num_layers == layers
+    assert cut.scenario.model.pattern == whole.pattern[:layers]
+    assert f"{model} cut to its first {layers} layers" in cut.defaults
+    assert preset(model=model, num_layers=whole.num_layers).scenario.model == whole
+
+
+def test_a_row_that_contradicts_its_preset_is_not_priced_as_the_preset() -> None:
+    with pytest.raises(Unpriceable, match="40 layers of llama-3-8b, which has 32"):
+        preset(model="llama-3-8b", num_layers=40)
+    with pytest.raises(Unpriceable, match="hidden_size 2048 is not that of llama-3-8b"):
+        preset(model="llama-3-8b", hidden_size=2048)
+    sizes = {"num_layers": 16, "hidden_size": 2048, "num_heads": 16, "vocab_size": 128256}
+    found = preset(model="llama-3-8b", **sizes, gated_mlp=True).scenario.model
+    assert (found.num_layers, found.hidden_size) == (16, 2048)
