@@ -140,8 +140,12 @@ def test_an_ambiguous_name_lists_the_choices(name, choices):
     ("name", "usual", "covered"),
     [
         ("H100", "H100-SXM-80GB", "H100-SXM-80GB H100-SXM-96GB H100-PCIe-80GB H100-NVL-94GB"),
-        ("A100", "A100-SXM-80GB", "A100-SXM-40GB A100-SXM-80GB A100-PCIe-40GB A100-PCIe-80GB"),
-        ("a100 sxm", "A100-SXM-80GB", "A100-SXM-40GB A100-SXM-80GB"),
+        (
+            "A100",
+            "A100-SXM-80GB",
+            "A100-SXM-40GB A100-SXM-80GB A100-PCIe-40GB A100-PCIe-80GB A100-SXM-64GB",
+        ),
+        ("a100 sxm", "A100-SXM-80GB", "A100-SXM-40GB A100-SXM-80GB A100-SXM-64GB"),
         ("A100-PCIe", "A100-PCIe-80GB", "A100-PCIe-40GB A100-PCIe-80GB"),
         ("GH200", "GH200-96GB", "GH200-96GB GH200-141GB"),
         ("A100-40GB", "A100-SXM-40GB", "A100-SXM-40GB A100-PCIe-40GB"),
