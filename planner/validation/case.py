@@ -80,7 +80,7 @@ def _case(reading: Reading) -> Case:
     cluster, cluster_key = cluster_of(reading)
     base, model_key = model_of(reading)
     plan, batch = _plan(reading, base)
-    workload = _workload(reading, batch, default_precision(cluster.accelerator))
+    workload = _workload(reading, base, batch, default_precision(cluster.accelerator))
     changes = {
         f"{group}.{name}": value
         for group, figures in trainer.figures.items()
@@ -238,7 +238,7 @@ def _offload(row: Row) -> Any:
     return word
 
 
-def _workload(reading: Reading, batch: int, precision: str) -> Workload:
+def _workload(reading: Reading, model: ModelSpec, batch: int, precision: str) -> Workload:
     row = reading.row
     named = look_up(words_table().precision, row)
     word: Any = (
@@ -264,7 +264,7 @@ def _workload(reading: Reading, batch: int, precision: str) -> Workload:
         gradient_precision=gradients.value if gradients else "auto",
         document_mask=documents is not None,
         document_length=documents.length if documents else 0,
-        **_adapter(row),
+        **_adapter(reading, model),
     )
 
 
@@ -287,17 +287,22 @@ def _keeps_master_weights(row: Row, precision: str) -> bool:
     return entry.value if entry else entry_of(words_table().software, row).master_weights
 
 
-def _adapter(row: Row) -> dict[str, Any]:
+def _adapter(reading: Reading, model: ModelSpec) -> dict[str, Any]:
+    row = reading.row
     if row.words("peft") in ("", "none"):
         return {}
     kind = look_up(words_table().adapter, row)
     if kind is None or kind.value not in get_args(Adapter):
         raise Unpriceable(f"peft {row.get('peft')!r} is not priced")
     rank = number_in(words_table().adapter_rank, row) or DEFAULT_RANK
+    targets = entry_of(words_table().targets, row).value
+    if targets == "all" and any(kind.feed_forward.num_experts for kind in model.kinds):
+        reading.defaults.append("adapters of attention alone: those of routed experts are left out")
+        targets = "attention"
     return {
         "adapter": kind.value,
         "adapter_rank": rank,
         "adapter_alpha": 2.0 * rank,
-        "adapter_targets": entry_of(words_table().targets, row).value,
+        "adapter_targets": targets,
         "quantisation": entry_of(words_table().quantisation, row).value,
     }

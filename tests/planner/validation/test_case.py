@@ -488,3 +488,11 @@ def test_a_row_that_contradicts_its_preset_is_not_priced_as_the_preset() -> None
     sizes = {"num_layers": 16, "hidden_size": 2048, "num_heads": 16, "vocab_size": 128256}
     found = preset(model="llama-3-8b", **sizes, gated_mlp=True).scenario.model
     assert (found.num_layers, found.hidden_size) == (16, 2048)
+
+
+def test_adapters_of_a_mixture_are_those_of_its_attention() -> None:
+    found = preset(model="mixtral-8x7b", peft="lora r=8 (all-linear)", framework="HF Trainer")
+    assert found.scenario.workload.adapter_targets == "attention"
+    assert any("routed experts are left out" in default for default in found.defaults)
+    dense = preset(model="llama-2-7b", peft="lora r=8 (all-linear)", framework="HF Trainer")
+    assert dense.scenario.workload.adapter_targets == "all"
