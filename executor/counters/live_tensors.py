@@ -29,6 +29,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from executor.counters.allocator_replay import AllocatorEvent, events_of
 from executor.counters.collectives_and_flops import NAMESPACES, is_wrapped
 from executor.counters.memory_peak import (
     BACKWARD,
@@ -119,6 +120,10 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
             reserved_bytes=torch.cuda.max_memory_reserved(),
         )
 
+    def events(self) -> list[AllocatorEvent]:
+        """Return the requests and releases of storages so far, in order, with their streams."""
+        return events_of(self._lives)
+
     def __enter__(self) -> MemoryTracker:
         if self._device == "cuda" and not self._fake:
             torch.cuda.reset_peak_memory_stats()
@@ -194,6 +199,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
     ) -> StorageLifetime:
         key = storage._cdata
         life = StorageLifetime(storage.nbytes(), created, self._phases[created], category)
+        life.stream = id(torch.cpu.current_stream())
         life.storage = weakref.ref(storage, partial(self._freed, key, life))
         self._live[key] = life
         self._lives.append(life)

@@ -64,6 +64,7 @@ class StorageLifetime:
     freed: int | None = None
     communicated: bool = False
     storage: Any = None  # weak reference
+    stream: int = 0  # on which it was requested
 
 
 def peak_of(

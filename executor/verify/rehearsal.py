@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -33,6 +34,7 @@ from executor.compat import (
     outside_fake_mode,
     propagating_global_shapes,
 )
+from executor.counters.allocator_replay import AllocatorEvent
 from executor.counters.live_tensors import Hint, MemoryTracker
 from executor.counters.memory_peak import MemoryPeak
 from executor.data.batch import Batch
@@ -57,7 +59,28 @@ def rehearse(
     ``sends_stay``: a sent message counts until the end of the step, as with gloo, which does not
     report its completion; otherwise until the next message is sent.
     """
-    return MemoryPeak(**in_forked_process(partial(_rehearse, file, rank, documents, sends_stay)))
+    run = partial(_rehearse, file, rank, documents, sends_stay, (), _peak)
+    return MemoryPeak(**in_forked_process(run))
+
+
+def allocator_events(
+    file: PlanFile, rank: int, lengths: Sequence[int] = ()
+) -> list[AllocatorEvent]:
+    """Return the requests and releases of device memory of one rank, in a separate process.
+
+    ``lengths``: tokens of the sequences of each step, at most the workload's, for plans without
+    pipeline and context parallelism; by default two steps of the workload's.
+    """
+    run = partial(_rehearse, file, rank, file.workload.document_mask, False, lengths, _events)
+    return [AllocatorEvent(*event) for event in in_forked_process(run)]
+
+
+def _peak(tracker: MemoryTracker) -> dict[str, Any]:
+    return tracker.result().to_dict()
+
+
+def _events(tracker: MemoryTracker) -> list[AllocatorEvent]:
+    return tracker.events()
 
 
 def in_forked_process(function: Callable[[], Any]) -> Any:
@@ -85,7 +108,14 @@ def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
     os._exit(0)
 
 
-def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> dict[str, Any]:
+def _rehearse(
+    file: PlanFile,
+    rank: int,
+    documents: bool,
+    sends_stay: bool,
+    lengths: Sequence[int],
+    answer: Callable[[MemoryTracker], Any],
+) -> Any:
     host_reads.read_values, host_reads.read_counts = _zeros, _spread_evenly
     torch.nn.functional.dropout = _dropout
     torch.nn.functional.scaled_dot_product_attention = partial(
@@ -101,7 +131,8 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
         kind.__init__ = outside_fake_mode(kind.__init__)  # type: ignore[method-assign]
     with fake_world(rank, file.plan.world_size):
         trainer = train.Trainer(file, device=torch.device("cpu"), start=_start)
-        batch = _batch(file, trainer, documents)
+        steps = [_with_length(file, length) for length in lengths] or [file] * STEPS
+        batch = _batch(steps[0], trainer, documents)
         tracker = memory_tracker(trainer, _hint(file, trainer.stages))
         tracker.tag("other", [batch.inputs, batch.labels, batch.starts])
         for stage in trainer.stages:
@@ -111,9 +142,16 @@ def _rehearse(file: PlanFile, rank: int, documents: bool, sends_stay: bool) -> d
             tracker.muted = propagating
 
         with propagating_global_shapes(ignore_operators), tracker:
-            for _ in range(STEPS):
+            for number, step in enumerate(steps):
+                if number and step is not file:
+                    batch = _batch(step, trainer, documents)
+                trainer.file = step
                 trainer.step(batch)
-        return tracker.result().to_dict()
+        return answer(tracker)
+
+
+def _with_length(file: PlanFile, length: int) -> PlanFile:
+    return replace(file, workload=replace(file.workload, seq_len=length))
 
 
 def _start(layout: ParameterLayout, pieces: Pieces) -> Tensor:
