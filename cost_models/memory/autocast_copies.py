@@ -12,9 +12,14 @@ from __future__ import annotations
 import numpy as np
 
 from cost_models.arrays import Real
-from cost_models.partition.rank_parameters import RankParameters
+from cost_models.memory.ledger import BACKWARD, LAST_LAYER, LATER_BACKWARD, MOMENTS, Row
+from cost_models.model.lora import frozen_part, has_frozen
+from cost_models.partition.rank_parameters import RankParameters, rank_parameters
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import FULL, PlanTable
+from cost_models.plan.workload import Workload
+from hardware_profiles.software.trainer import SoftwareProfile
 
 
 def absent_copies(
@@ -49,3 +54,47 @@ def absent_copies(
     walking = every - below
     absent = (lookup, lookup + again, lookup + again, walking, walking, every, every, every)
     return tuple(compute_bytes * numel for numel in absent)
+
+
+def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float:
+    """Bytes of an element of gathered weights, and of their gradients before the reduction.
+
+        c    weights are cast, then gathered: MixedPrecision of torch's FSDP
+        w    autocast casts what was gathered, matrix by matrix
+
+    Source: torch 2.13, distributed/fsdp/_flat_param.py (pre_unshard: the low-precision shard is
+    gathered if parameters have mixed precision, else the shard itself).
+    """
+    autocasts = software.precision.autocasts_weights
+    return workload.master_bytes if autocasts else workload.compute_bytes
+
+
+def autocast_rows(view: RankView) -> list[Row]:
+    """Return the copies next to fp32 weights that ZeRO-3 shards: c P less the absent ones.
+
+    Without ZeRO-3 the copies are the weights in compute precision of ``model_states``. A layer's
+    own copies live during its backward pass. Of weights that are views of a flat parameter
+    autocast caches no copy, but autograd keeps what a matrix multiplied. Shapes: columns.
+    """
+    workload, software, table = view.workload, view.software, view.table
+    compute = workload.compute_bytes
+    if not software.precision.autocasts_weights or compute == workload.master_bytes:
+        return []
+    if not np.any(table.zero_stage >= 3):
+        return []
+    parts = [view.parameters]
+    if has_frozen(view.model) and software.frozen.in_fp32:
+        parts.append(rank_parameters(frozen_part(view.model, quantised=False), view.rank, table))
+    tied, rows = view.model.tie_embeddings, []
+    sizes = [np.zeros(len(table)) for _ in MOMENTS]
+    for params in parts:
+        absent = absent_copies(params, view.rank, table, compute, tied=tied)
+        for moment, missing in enumerate(absent):
+            sizes[moment] = sizes[moment] + compute * params.total - missing
+        for moment in (BACKWARD, LATER_BACKWARD, LAST_LAYER):
+            sizes[moment] = sizes[moment] + compute * params.largest_layer
+    for moment, size in enumerate(sizes):
+        copies = np.where(table.zero_stage >= 3, size, 0.0)
+        formula = "c · (P − weights without a copy)"
+        rows.append(Row("buffers", "autocast's copies", copies, formula=formula).during(moment))
+    return rows

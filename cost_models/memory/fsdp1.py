@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from cost_models.arrays import Flag, Real
+from cost_models.memory.autocast_copies import gathered_bytes
 from cost_models.model.lora import frozen_part, has_frozen, quantised_bytes, trainable_part
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
@@ -35,11 +36,12 @@ def units(view: RankView) -> Units:
     """Return the sizes of a rank's units: trained, frozen and quantised weights together."""
     model, workload, software = view.model, view.workload, view.software
     table, rank = view.table, view.rank
-    compute = workload.compute_bytes
+    compute = gathered_bytes(workload, software)
     parts = [(trainable_part(model), compute, True)]
     if has_frozen(model):
         among = software.gradients.include_frozen
-        parts.append((frozen_part(model, quantised=False), compute, among))
+        plain = compute if software.frozen.in_fp32 else workload.compute_bytes
+        parts.append((frozen_part(model, quantised=False), plain, among))
         small = quantised_bytes(workload.quantisation)
         parts.append((frozen_part(model, quantised=True), small, False))
     beside = any(w.is_adapter for kind in model.kinds for w in kind.weights)
@@ -58,9 +60,11 @@ def units(view: RankView) -> Units:
     return Units(root, layer, root_gradient, layer_gradient, whole)
 
 
-def is_sharded(table: PlanTable) -> Flag:
-    """Whether a plan gathers at all."""
+def is_gathered(software: SoftwareProfile, table: PlanTable) -> Flag:
+    """Whether a plan's units are gathered, or cast by NO_SHARD, for their passes alone."""
     found: Flag = (table.zero_stage >= 3) & (table.shard_ranks > 1)
+    if software.sharding.casts_unsharded:
+        found = found | (table.zero_stage == 0)
     return found
 
 
@@ -76,7 +80,7 @@ def flat_buffers(
     The root's own hook gathers the last layer ahead (BACKWARD_PRE: _pre_backward_hook).
     Elsewhere that of ``others``. Whole gradients that are added up (no_sync) are no buffers.
     """
-    sharded = is_sharded(table)
+    sharded = is_gathered(software, table)
     kept = software.gradients.accumulated_unsharded & (table.num_microbatches > 1)
     root, layer = (np.where(kept, 0.0, g) for g in (whole.root_gradient, whole.layer_gradient))
     gathered = whole.root + software.sharding.gathered_layers * whole.layer
@@ -101,7 +105,7 @@ def flat_gradients(
     """
     if not software.gradients.accumulated_unsharded:
         return {}
-    kept = is_sharded(table) & (table.num_microbatches > 1)
+    kept = (table.zero_stage >= 3) & (table.shard_ranks > 1) & (table.num_microbatches > 1)
     beside = 0.0 if software.activations.longest_sequences_first else whole.all_gradients
     at = {
         "full_flight": beside,

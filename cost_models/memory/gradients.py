@@ -73,7 +73,7 @@ def gradients_of(view: RankView, in_flight: Real) -> Gradients:
         later=later,
         last_layer=np.maximum(later, reduced - embedding - layer),
         embedding=np.maximum(later, reduced - embedding),
-        reduced=reduced,
+        reduced=reduction.reduced(parts, until_update=False),
     )
 
 
@@ -103,14 +103,13 @@ class _Reduction(Struct, frozen=True):
         )
         return sum(each, start=np.zeros(len(table)))
 
-    def reduced(self, parts: list[tuple[Real, Count]]) -> Real:
-        """Bytes after the reduction."""
-        table = self.view.table
-        each = (
-            reduced_gradient_bytes(numel, ranks, table.zero_stage, self.gradient)
-            for numel, ranks in parts
-        )
-        return sum(each, start=np.zeros(len(table)))
+    def reduced(self, parts: list[tuple[Real, Count]], *, until_update: bool = True) -> Real:
+        """Bytes after the reduction; ``until_update``: and before the optimizer frees others'."""
+        zero = self.view.table.zero_stage
+        if until_update and self.view.software.gradients.whole_until_update:
+            zero = np.where(zero == 1, 0, zero)
+        each = (reduced_gradient_bytes(numel, ranks, zero, self.gradient) for numel, ranks in parts)
+        return sum(each, start=np.zeros(len(self.view.table)))
 
     def coming(self, parts: list[tuple[Real, Count]]) -> Real:
         """Bytes after the reduction of gradients that do not exist before their block's pass."""

@@ -113,15 +113,26 @@ def weight_rows(
 def rank_weights(view: RankView) -> list[Row]:
     """All copies of a rank's weights: trained, fp32 master, frozen, ZeRO++'s shards, fp8.
 
-    Of offloaded weights only the shards of the running and of the next layer: 2 w P_layer / d. A
-    tensor that one rank holds alone, in one precision, is not sharded: its ZeRO stage is 0.
+    DeepSpeed's ZeRO-3 has shards in compute precision, too: c P / d. FSDP1 without sharding has the
+    fp32 weights alone (``casts_unsharded``). Of offloaded weights only the shards of the running
+    and of the next layer: 2 w P_layer / d. A tensor that one rank holds alone, in one precision, is
+    not sharded: its ZeRO stage is 0.
     """
     workload, table, params = view.workload, view.table, view.parameters
     compute, master = workload.compute_bytes, workload.master_bytes
-    rows: list[Row] = []
+    sharding, rows = view.software.sharding, list[Row]()
     for number, (numel, ranks) in enumerate(shares(params.total, params.expert_total, table)):
         stage = np.where((ranks > 1) | (compute != master), table.zero_stage, 0)
+        if sharding.casts_unsharded:
+            ranks = np.where(table.zero_stage == 0, 1, ranks)
+            stage = np.where(table.zero_stage == 0, 3, stage)
         rows += weight_rows(numel, ranks, stage, compute, master, experts=number > 0)
+        if sharding.compute_shards and compute != master:
+            symbol, divided, unit = SYMBOLS[number > 0]
+            count = (symbol, np.where(stage >= 3, numel, 0.0), unit)
+            each = ("c", compute, "bytes")
+            name = "shards in compute precision"
+            rows.append(product("weights", name, each, count, (divided, ranks, "ranks")))
     offloads = table.offloads_weights
     if np.any(offloads):
         fetched = product(

@@ -218,6 +218,8 @@ def update_bytes(view: RankView) -> Real:
 
         fused kernel       0
         over lists         s copies n of all n that the rank updates
+        tensor by tensor   2 s n of the largest tensor: the root and its quotient; 3 s n of a
+                           layer's largest, as the quotient of the one before it still lives
         whole matrices     w n + 4 n + 4 min(r, c)^2 of the largest one: the update, two bf16
                            iterates and their two products with themselves
 
@@ -228,6 +230,8 @@ def update_bytes(view: RankView) -> Real:
     if traits.whole_matrices:
         return _whole_matrix_bytes(view)
     fused = software.optimizer.fused and workload.optimizer in FUSED
+    if software.optimizer.loops and not fused:
+        return workload.state_bytes * traits.foreach_copies * _elements_of_a_loop(view)
     return workload.state_bytes * (0.0 if fused else traits.foreach_copies) * updated_elements(view)
 
 
@@ -281,6 +285,17 @@ def update_flops(view: RankView) -> Real:
             each = 4.0 * least**2 * most + 2.0 * least**3
             flops = flops + ITERATIONS * each * count
     return flops / optimizer_shards(table.shard_ranks, table.zero_stage)
+
+
+def _elements_of_a_loop(view: RankView) -> Real:
+    """Elements of the temporaries of an update that takes one tensor after the other."""
+    largest = np.zeros(len(view.table))
+    for block in communication_units(view.trained_model, view.rank):
+        for weight in block.weights:
+            lead, rows, columns = local_shape(weight, view.table, view.table.zero_stage)
+            copies = 3.0 if is_layer_matrix(weight) else 2.0
+            largest = np.maximum(largest, copies * lead * rows * columns)
+    return largest
 
 
 def _whole_matrix_bytes(view: RankView) -> Real:

@@ -20,13 +20,13 @@ from cost_models.arrays import Real, pick
 from cost_models.columnar.columns import by_value
 from cost_models.communication.host_link import without_offload
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
-from cost_models.memory.autocast_copies import absent_copies
+from cost_models.memory.autocast_copies import absent_copies, autocast_rows, gathered_bytes
 from cost_models.memory.fsdp1 import flat_buffers, flat_gradients, units
 from cost_models.memory.fsdp2 import Blocks
 from cost_models.memory.gradients import Gradients, gradients_of
 from cost_models.memory.head_gradients import HeadGradients, head_gradients
 from cost_models.memory.host import HostBytes, offloaded_bytes
-from cost_models.memory.ledger import MOMENTS
+from cost_models.memory.ledger import MOMENTS, Row
 from cost_models.memory.ledger import total as total_of
 from cost_models.memory.model_states import rank_weights
 from cost_models.memory.optimizer_states import (
@@ -39,6 +39,7 @@ from cost_models.memory.optimizer_states import (
 )
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.step_points import StepPoint, TransientParts, largest_point, total
+from cost_models.memory.wrapper_buffers import update_with_copies, wrapper_rows
 from cost_models.partition.frozen_weights import dequantisation_buffers
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
@@ -109,18 +110,30 @@ def rank_step_points(view: RankView) -> tuple[States, Real, list[list[StepPoint]
         table.pipeline_parallel > 1, 0.0, software.memory.buffer_bytes_without_pipeline
     )
     constant = live.messages + (software.memory.buffer_bytes + single) * view.on_gpu
-    update = update_bytes(view)
+    update = update_with_copies(view, update_bytes(view))
     update = np.where(table.offloads_optimizer, 0.0, update)
     if software.sharding.blockwise_backward:
         points = _block_points(view, live, update)
     else:
         points = _layer_points(view, live, update)
+    points = _with_rows(points, [*wrapper_rows(view), *autocast_rows(view)])
     zeros = np.zeros(len(table))
     return (
         (zeros + total_of(rank_weights(view)), zeros + total_of(optimizer_rows(view))),
         constant,
         points,
     )
+
+
+def _with_rows(points: list[list[StepPoint]], rows: list[Row]) -> list[list[StepPoint]]:
+    """Return the points with the rows that live at each of them, as buffers."""
+    if not rows:
+        return points
+    found = []
+    for moment, at in enumerate(points):
+        size = sum((row.size for row in rows if row.born <= moment <= row.dies), start=np.zeros(1))
+        found.append([replace(p, parts=(*p.parts[:3], p.parts[3] + size, p.parts[4])) for p in at])
+    return found
 
 
 def _gradients(view: RankView, live: LiveActivations) -> Gradients:
@@ -285,6 +298,9 @@ def _buffers(view: RankView, in_flight: Real) -> Buffers:
     params = view.parameters
     workload, table, rank = view.workload, view.table, view.rank
     compute, reduction = workload.compute_bytes, workload.reduction_bytes
+    if not view.software.gradients.in_master_precision:
+        reduction = workload.gradient_bytes(in_master_precision=False)
+    whole = gathered_bytes(workload, view.software)
     zero, sharded = table.zero_stage, table.zero_stage >= 1
     every = zero >= 2
     last_block = params.embedding if rank.first else params.largest_layer
@@ -298,9 +314,10 @@ def _buffers(view: RankView, in_flight: Real) -> Buffers:
         2.0 * head,
         np.where(sharded & np.logical_not(several), head, 0.0),
     )
-    gathered = np.where(zero >= 3, compute + gathering_buffer(table), 0.0)
+    gathered = np.where(zero >= 3, whole + gathering_buffer(table), 0.0)
     reduced = reducing_buffer(reduction, table)
-    reducing = np.where(sharded, compute + reduced, compute if mixed else 0.0)
+    own = np.where(zero >= 3, whole, compute)
+    reducing = np.where(sharded, own + reduced, compute if mixed else 0.0)
     now = every | by_value(in_flight <= 1.0)
     # before accumulation: a layer's gradient in compute precision (FSDP), or those of the two
     # matrices that share an input
@@ -314,7 +331,7 @@ def _buffers(view: RankView, in_flight: Real) -> Buffers:
     split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
     at_end = np.where(split & copied, reduction * (1.0 + 1.0 / ranks) + compute * mixed, 0.0)
     return Buffers(
-        loss_forward=compute * gathering + left_over,
+        loss_forward=own * gathering + left_over,
         loss_backward=gathered * (head + layer) + left_over,
         head=np.where(now, (gathered + reducing) * head + gathered * layer * (head > 0.0), 0.0),
         backward=np.maximum(reducing_layer, fresh),

@@ -34,12 +34,18 @@ class TrainerGradients(ProfileGroup, frozen=True, kw_only=True):
     accumulated_unsharded: bool  # no_sync: unsharded gradients until the last micro-batch
     include_frozen: bool  # gradients of flat parameters span the frozen weights in them
     accumulation_bytes: Amount  # moved per parameter when a micro-batch's gradient is added
+    bucket_copies: Amount  # of all gradients, in buckets that replicas all-reduce
+    whole_until_update: bool  # ZeRO-1 keeps all of them to the end of the backward pass
+    beside_buffer: bool  # 16-bit gradients stay next to ``whole_buffer`` until the next backward
 
 
 class TrainerOptimizer(ProfileGroup, frozen=True, kw_only=True):
     """Kernels of the optimizer step."""
 
     fused: bool  # one kernel updates in place; otherwise updates make copies of shards
+    loops: bool  # if not fused, over tensors: temporaries of the largest one
+    copied_bytes: Amount  # per updated element, of gradients flattened and cast for the update
+    group_elements: Amount  # that ZeRO-3 updates at once; 0: all
     in_backward: bool  # weights are updated as their gradients arrive, which are then freed
     gradient_accesses: Amount  # of each gradient element
     moved_bytes: Amount  # per parameter
@@ -53,6 +59,11 @@ class Sharding(ProfileGroup, frozen=True, kw_only=True):
     flat_parameters: bool  # torch FSDP1: the root's weights stay gathered through the step
     gathered_layers: Amount  # layers whose weights are gathered at once (prefetch)
     frozen_weights: bool  # ZeRO-3 shards frozen weights like all others
+    bucket_elements: Amount  # of buckets in which ZeRO reduces gradients of the compute precision
+    bucket_hidden_squares: Amount  # the same, in multiples of the squared hidden size
+    live_elements: Amount  # of gathered weights that ZeRO-3 does not release; 0: its layers' only
+    compute_shards: bool  # ZeRO-3 keeps shards in compute precision next to the fp32 ones
+    casts_unsharded: bool  # fp32 weights alone, cast unit by unit, where nothing is sharded, too
     adapters_apart: bool  # ZeRO-3 gathers each adapter as its own group; the host waits for it
 
 
@@ -120,6 +131,7 @@ class Frozen(ProfileGroup, frozen=True, kw_only=True):
     """Weights that are not trained."""
 
     quantises_every_matrix: bool  # QLoRA: of all layers (true), or the adapted ones
+    in_fp32: bool  # weights that are not quantised have the precision of trained ones
     quantised_input_bytes: Amount  # saved per input element of a frozen 4-bit matrix
     unpacking_share: Amount  # of the memory rate, reached by kernels that unpack 4-bit weights
     saves_inputs: bool  # a function of the trainer's own saves the inputs of frozen matrices

@@ -1,0 +1,116 @@
+"""Buffers of data-parallel wrappers: buckets of DDP and DeepSpeed, tensors that exist twice.
+
+Symbols   P trained elements of a rank   d ranks that ZeRO shards over   z ZeRO stage
+          g bytes of a kept gradient   c compute_bytes   w master_bytes   h hidden size
+Units     bytes; columns of a plan table. The figures are those of a trainer's engines.
+
+Source: torch 2.13, csrc/distributed/c10d/reducer.cpp (initialize_buckets: a tensor as large as the
+bucket's gradients, which are copied into it unless they are views of it); DeepSpeed,
+deepspeed/runtime/zero/stage_1_and_2.py (setup_buckets, step), stage3.py
+(_setup_for_real_optimizer, _prepare_fp32_grad_for_sub_group), partitioned_param_coordinator.py
+(__params_to_release) and bf16_optimizer.py. Leaves out: the fp64 copy of one gradient while its
+norm is computed; parameters below ZeRO-3's persistence threshold, which stay whole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.arrays import Flag, Real
+from cost_models.memory.ledger import (
+    EMBEDDING,
+    LAST_LAYER,
+    LATER_BACKWARD,
+    LOSS_BACKWARD,
+    LOSS_FORWARD,
+    OPTIMIZER,
+    Row,
+    product,
+)
+from cost_models.memory.optimizer_states import updated_elements
+from cost_models.partition.rank_view import RankView
+
+
+def wrapper_rows(view: RankView) -> list[Row]:
+    """Return the buffers of a rank's wrapper that its trainer's engines name.
+
+        DDP's buckets        B g P       z = 0, d > 1; from the first step on
+        reduce buckets       c E         z >= 1; during a backward pass, of ZeRO-3 always
+        weights kept whole   c (min(P, L) - P_layer)   z = 3; not released before the backward pass
+        16-bit gradients     c P         next to whole fp32 ones, until the next backward pass
+
+    E elements of a bucket, given or a multiple of h^2; L weights that may stay gathered. Source:
+    the module's.
+    """
+    software, table, params = view.software, view.table, view.parameters
+    gradients, sharding, workload = software.gradients, software.sharding, view.workload
+    compute, rows = workload.compute_bytes, []
+    zero, several = table.zero_stage, table.shard_ranks > 1
+    if gradients.bucket_copies:
+        kept = workload.gradient_bytes(in_master_precision=gradients.in_master_precision)
+        rows.append(
+            product(
+                "buffers",
+                "DDP's buckets",
+                ("B", gradients.bucket_copies, "copies"),
+                ("g", kept, "bytes"),
+                ("P", _where((zero == 0) & several, params.total), "parameters"),
+            )
+        )
+    if elements := bucket_elements(view):
+        each = (("c", compute, "bytes"), ("E", _where((zero >= 1) & several, elements), "elements"))
+        row = product("buffers", "reduce buckets", *each)
+        while_passing = ("E", _where((zero >= 1) & (zero < 3) & several, elements), "elements")
+        always = ("E", _where((zero >= 3) & several, elements), "elements")
+        rows += [
+            product("buffers", row.name, each[0], while_passing).during(LOSS_BACKWARD, EMBEDDING),
+            product("buffers", row.name, each[0], always),
+        ]
+    if sharding.live_elements:
+        beyond = np.minimum(params.total, sharding.live_elements) - params.largest_layer
+        kept_whole = _where((zero >= 3) & several, np.maximum(0.0, beyond))
+        factors = (("c", compute, "bytes"), ("L", kept_whole, "parameters"))
+        row = product("buffers", "weights that are not released", *factors)
+        rows.append(row.during(LOSS_FORWARD, LATER_BACKWARD))
+    if gradients.beside_buffer:
+        factors = (("c", compute, "bytes"), ("P", params.total, "parameters"))
+        done = product("buffers", "gradients in compute precision", *factors)
+        rows.append(done.during(LAST_LAYER, OPTIMIZER))
+        accumulated = _where(table.num_microbatches > 1, params.total)
+        earlier = product("buffers", done.name, factors[0], ("P", accumulated, "parameters"))
+        rows.append(earlier.during(LOSS_FORWARD))
+    return rows
+
+
+def bucket_elements(view: RankView) -> float:
+    """Elements of a trainer's reduce buckets: given, and a multiple of h^2 (transformers' auto)."""
+    sharding = view.software.sharding
+    return sharding.bucket_elements + sharding.bucket_hidden_squares * view.model.hidden_size**2
+
+
+def update_with_copies(view: RankView, update: Real) -> Real:
+    """Bytes of the update with gradients that are flattened and cast for it.
+
+        max(u n, t + (w - g) n)    n = P / d, under ZeRO-3 at most S
+
+    u bytes of the copies of an element while it is cast; then the fp32 gradient replaces the kept
+    one, and the optimizer has its temporaries t, ``update``. Source: DeepSpeed, stage_1_and_2.py,
+    step: flatten(averaged_gradients), then to(float32), while these still live.
+    """
+    optimizer, workload, table = view.software.optimizer, view.workload, view.table
+    if not optimizer.copied_bytes:
+        return update
+    precision = view.software.gradients.in_master_precision
+    kept = workload.gradient_bytes(in_master_precision=precision)
+    count = updated_elements(view)
+    if optimizer.group_elements:
+        grouped = np.minimum(count, optimizer.group_elements)
+        count = np.where(table.zero_stage >= 3, grouped, count)
+    cast = update + max(0.0, workload.master_bytes - kept) * count
+    copied = np.maximum(optimizer.copied_bytes * count, cast)
+    return np.where(table.zero_stage >= 1, copied, update)
+
+
+def _where(flag: Flag, value: Real) -> Real:
+    found: Real = np.where(flag, value, 0.0)
+    return found

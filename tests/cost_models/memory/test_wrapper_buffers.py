@@ -1,0 +1,178 @@
+"""Buffers of DDP and DeepSpeed: by hand, and on the memory of real torch processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from cost_models.memory.ledger import EMBEDDING, LOSS_BACKWARD, LOSS_FORWARD, OPTIMIZER, first
+from cost_models.memory.model_states import rank_weights
+from cost_models.memory.optimizer_states import update_bytes
+from cost_models.memory.peak import rank_timeline
+from cost_models.memory.wrapper_buffers import update_with_copies, wrapper_rows
+from cost_models.partition.rank_view import RankView
+from cost_models.partition.stages import even_split_contents
+from cost_models.plan.plan import Plan, PlanTable
+from hardware_profiles.software.trainer import software_profile
+from tests.allocations import peak_allocated
+from tests.samples import make_scenario, rank_view
+
+WIDTH = 256
+
+
+def view_of(software: str, plan: Plan, **workload: Any) -> RankView:
+    scenario = make_scenario("llama", software="shardplan", **workload)
+    (rank,) = even_split_contents(scenario.model, 1, 1)
+    table = PlanTable.from_plans([plan])
+    profile = software_profile(software)
+    return rank_view(scenario.model, scenario.workload, profile, table, rank)
+
+
+def alive(view: RankView, moment: int) -> dict[str, float]:
+    """Bytes by name of the rows that live at a moment."""
+    found: dict[str, float] = {}
+    for row in wrapper_rows(view):
+        if row.born <= moment <= row.dies and first(row.size) > 0.0:
+            found[row.name] = found.get(row.name, 0.0) + first(row.size)
+    return found
+
+
+def test_ddp_has_buckets_as_large_as_all_gradients() -> None:
+    plan = Plan(data_parallel=4)
+    view = view_of("ddp", plan)
+    numel = first(view.parameters.total)
+    assert alive(view, LOSS_FORWARD) == alive(view, OPTIMIZER) == {"DDP's buckets": 4.0 * numel}
+    assert not alive(view_of("ddp-bucket-views", plan), OPTIMIZER)
+    assert not alive(view_of("ddp", Plan()), OPTIMIZER)
+    assert not alive(view_of("fsdp2", Plan(data_parallel=4, zero_stage=3)), OPTIMIZER)
+    halves = view_of("ddp", plan, master_weights=False)
+    assert alive(halves, OPTIMIZER) == {"DDP's buckets": 2.0 * numel}
+
+
+def test_deepspeed_reduces_in_buckets_while_a_backward_pass_runs() -> None:
+    two = view_of("deepspeed-zero2", Plan(data_parallel=4, zero_stage=2))
+    assert not alive(two, LOSS_FORWARD)
+    assert not alive(two, OPTIMIZER)
+    assert alive(two, LOSS_BACKWARD) == alive(two, EMBEDDING) == {"reduce buckets": 1e9}
+    three = view_of("deepspeed-zero3", Plan(data_parallel=4, zero_stage=3))
+    assert alive(three, OPTIMIZER) == {"reduce buckets": 1e9}
+    auto = view_of("deepspeed-zero2+deepspeed-auto-buckets", Plan(data_parallel=4, zero_stage=2))
+    assert alive(auto, LOSS_BACKWARD) == {"reduce buckets": 2.0 * 64**2}
+
+
+def test_deepspeed_casts_a_partition_for_the_update() -> None:
+    """ZeRO-2 on 4 ranks: 2 bytes kept, 2 flattened, 4 cast; then 4 and what the update takes."""
+    for kernels, others in (("adamw-fused", 0.0), ("adamw-foreach", 4.0)):
+        view = view_of(f"deepspeed-zero2+{kernels}", Plan(data_parallel=4, zero_stage=2))
+        shard = first(view.parameters.total) / 4.0
+        kept = shard * 2.0
+        expected = max(8.0 * shard, (4.0 + others) * shard)
+        assert kept + first(update_with_copies(view, update_bytes(view))) == expected
+    whole = view_of("deepspeed-bf16-optimizer", Plan(data_parallel=4, zero_stage=1))
+    fused = np.zeros(1)
+    assert first(update_with_copies(whole, fused)) == 0.0
+
+
+def test_zero_3_of_deepspeed_has_16_bit_shards_next_to_fp32_ones() -> None:
+    plan = Plan(data_parallel=4, zero_stage=3)
+    for software, each in (("deepspeed-zero3", 6.0), ("fsdp2", 4.0)):
+        view = view_of(software, plan)
+        weights = sum(first(row.size) for row in rank_weights(view))
+        assert weights == each * first(view.parameters.total) / 4.0
+
+
+def test_bf16_optimizer_has_whole_gradients_in_both_precisions() -> None:
+    view = view_of("deepspeed-bf16-optimizer", Plan(data_parallel=4, zero_stage=1))
+    numel = first(view.parameters.total)
+    at_update = rank_timeline(view)[OPTIMIZER]
+    assert first(at_update.gradients) == 4.0 * numel
+    assert alive(view, OPTIMIZER) == {"gradients in compute precision": 2.0 * numel}
+    assert not alive(view, LOSS_FORWARD)
+
+
+def test_zero_1_of_deepspeed_keeps_gradients_whole_to_the_update() -> None:
+    one, two = (
+        rank_timeline(view_of(f"deepspeed-zero{stage}", Plan(data_parallel=4, zero_stage=stage)))
+        for stage in (1, 2)
+    )
+    assert first(one[EMBEDDING].gradients) == 4.0 * first(two[EMBEDDING].gradients)
+    assert first(one[OPTIMIZER].gradients) == first(two[OPTIMIZER].gradients)
+
+
+def test_no_shard_has_fp32_weights_alone() -> None:
+    plan = Plan(data_parallel=4)
+    for software, each in (("fsdp1-no-shard", 4.0), ("ddp", 6.0)):
+        view = view_of(software, plan)
+        weights = sum(first(row.size) for row in rank_weights(view))
+        assert weights == each * first(view.parameters.total)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def layers() -> torch.nn.Sequential:
+    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(8)))
+
+
+@pytest.mark.parametrize(("views", "copies"), [(False, 2.0), (True, 1.0)])
+def test_torch_has_buckets_next_to_gradients(alone: None, views: bool, copies: float) -> None:
+    model, made = layers(), list[DistributedDataParallel]()
+    numel = sum(weight.numel() for weight in model.parameters())
+
+    def step() -> None:  # the buckets of the second step replace the first one's
+        made.clear()
+        for weight in model.parameters():
+            weight.grad = None
+        made.append(DistributedDataParallel(model, gradient_as_bucket_view=views))
+        for _ in range(2):
+            model.zero_grad()
+            made[0](torch.randn(1, WIDTH)).sum().backward()
+
+    peak = peak_allocated(step, *model.parameters())
+    assert peak / (4.0 * numel) == pytest.approx(copies, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("options", "copies"),
+    [
+        ({"foreach": False}, 3.0 / 8.0),
+        ({"foreach": True}, 1.0),
+        ({"fused": True}, 0.0),
+    ],
+)
+def test_temporaries_of_adamw_are_those_of_its_kernels(
+    options: dict[str, bool], copies: float
+) -> None:
+    model = layers()
+    numel = sum(weight.numel() for weight in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    gradients = [weight.grad for weight in model.parameters()]
+
+    def step() -> None:
+        for weight, gradient in zip(model.parameters(), gradients, strict=True):
+            weight.grad = gradient
+        optimizer.step()
+
+    optimizer.step()
+    assert peak_allocated(step) / (4.0 * numel) == pytest.approx(copies, abs=0.03)
+
+
+def test_a_loop_over_tensors_has_temporaries_of_the_largest() -> None:
+    view = view_of("adamw-for-loop", Plan())
+    model = view.model
+    assert first(update_bytes(view)) == 2.0 * 4.0 * model.vocab_size * model.hidden_size
+    everything = view_of("adamw-foreach", Plan())
+    assert first(update_bytes(everything)) == 4.0 * first(view.parameters.total)
+    assert first(update_bytes(view_of("adamw-fused", Plan()))) == 0.0
