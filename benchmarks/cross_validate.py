@@ -39,7 +39,6 @@ from planner.validation.pricing import why_impossible
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, read_runs
 from planner.validation.statistics import FEWEST
-from planner.validation.words import words_table
 
 MOST: Final = 0.22  # log 1.25: what one row can count
 STEPS: Final = tuple(0.025 * n for n in range(-4, 5))  # relative to the value in the code
@@ -212,10 +211,9 @@ def _write(constant: Constant, value: float) -> None:
 
 def published() -> list[Work]:
     """All published rows whose time counts, of sources that are in the mean over sources."""
-    left_out = words_table().left_out.time
     groups: dict[tuple[Any, ...], list[tuple[Case, float]]] = defaultdict(list)
     for row in read_runs(PUBLISHED):
-        if row.group in left_out or not tests_time(row):
+        if row.left_out is not None or not tests_time(row):
             continue
         try:
             case = case_of(row)

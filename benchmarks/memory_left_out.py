@@ -2,9 +2,8 @@
 
 Prices every run of ``planner validate`` and of ``benchmarks/unseen_*.csv`` whose peak is known,
 twice: with its trainer's profile, and as if no profile described its trainer. For the second price
-only those entries of ``planner/validation/words.toml`` count that name no trainer, source, model or
-accelerator: compiled or not, Liger's kernels, cuDNN's attention, and the profile of any other
-trainer.
+only the entries ``[[unnamed]]`` of ``planner/validation/words.toml`` count: compiled or not,
+Liger's kernels, cuDNN's attention, and the profile of any other trainer.
 
 For both, prints the errors of every source and the share of its runs inside the shortest interval
 that holds 90 % of the runs of all other sources (each source counts the same). The same interval of
@@ -15,24 +14,15 @@ rounded up.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Final
 
 import numpy as np
 import pandas as pd
-from msgspec.structs import replace
 
 import planner
 from benchmarks.accuracy import UNSEEN
 from benchmarks.memory_intervals import shortest
 from planner.validation.statistics import verdict_figures
-from planner.validation.words import SoftwareEntry, reading_with, words_table
-
-NAMING: Final = frozenset({"framework", "source", "gpu", "model"})
-
-
-def naming_no_trainer(entries: tuple[SoftwareEntry, ...]) -> tuple[SoftwareEntry, ...]:
-    """Return the entries whose conditions are none of ``NAMING``."""
-    return tuple(entry for entry in entries if not NAMING & set(entry.when))
+from planner.validation.words import without_trainers
 
 
 def compared_runs(*, described: bool) -> pd.DataFrame:
@@ -40,9 +30,7 @@ def compared_runs(*, described: bool) -> pd.DataFrame:
 
     ``described``: whether profiles of trainers count.
     """
-    table = words_table()
-    undescribed = replace(table, software=naming_no_trainer(table.software))
-    with nullcontext() if described else reading_with(undescribed):
+    with nullcontext() if described else without_trainers():
         answers = [planner.validate(path, what="memory") for path in (None, *UNSEEN.values())]
     rows = pd.concat([answer.rows for answer in answers], ignore_index=True)
     rows = rows[rows.tests_memory & ~rows.partial.astype(bool) & rows.verdict.notna()]

@@ -33,6 +33,7 @@ from planner.validation.runs_file import (
     bad_cells_text,
     read_runs_file,
 )
+from planner.validation.vocabulary import not_understood
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +62,7 @@ ROW_KEYS: Final = (
     "outcome",
     "partial",
     "defaults",
+    "not_understood",
     "skipped",
 )
 
@@ -104,7 +106,8 @@ class ValidateAnswer(Answer):
 
         refuse_existing_files(folder, force=force)
         folder.mkdir(parents=True, exist_ok=True)
-        flat = self.rows.assign(defaults=self.rows.defaults.map("; ".join))
+        lists = ("defaults", "not_understood")
+        flat = self.rows.assign(**{name: self.rows[name].map("; ".join) for name in lists})
         texts = (
             flat.to_csv(index=False),
             self.groups.to_csv(index=False),
@@ -290,7 +293,9 @@ def _record(
         "outcome": row.get("outcome"),
         "tests_memory": tests_memory(row),
         "partial": partial,
+        "left_out": row.left_out,
         "defaults": defaults,
+        "not_understood": not_understood(row),
         "skipped": skipped,
     }
 

@@ -6,28 +6,29 @@ An empty cell takes a default, which is listed in the result. A row that cannot 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from cost_models.model.freezing import without_adapters_before
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
-from cost_models.plan.plan import OFFLOADS, RECOMPUTE, Plan
-from cost_models.plan.workload import MIXED, Adapter, AttentionKernel, Precision, Workload
+from cost_models.plan.plan import Offload, Plan
+from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from hardware_profiles.software.trainer import names_engines, software_profile
 from planner.request.scenario import default_precision
 from planner.validation.cluster_of_row import cluster_of
 from planner.validation.micro_batch import with_usual_micro_batch
 from planner.validation.model_of_row import model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
-from planner.validation.words import entry_of, look_up, number_in, words_table
+from planner.validation.trainer_of_row import note_unknown_trainer, profile_of_trainer, trainer_of
+from planner.validation.words import SoftwareEntry, look_up, words_table
+from planner.validation.workload_of_row import workload_of
 
 NEAR: Final = 0.8  # fraction of the virtual stages in the row; with fewer it is a different plan
-DEFAULT_RANK: Final = 8  # of adapters of unknown rank; the effect on memory and time is small
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +75,20 @@ def case_of(row: Row) -> Case:
 
 def _case(reading: Reading) -> Case:
     row = reading.row
-    if unpriced := look_up(words_table().unpriced, row):
-        raise Unpriceable(unpriced.why)
-    trainer = entry_of(words_table().software, row)
+    if row.not_priced is not None:
+        raise Unpriceable(row.not_priced)
+    trainer = trainer_of(row)
+    note_unknown_trainer(reading)
     cluster, cluster_key = cluster_of(reading)
     base, model_key = model_of(reading)
-    plan, batch = _plan(reading, base)
-    workload = _workload(reading, base, batch, default_precision(cluster.accelerator))
-    changes = {
-        f"{group}.{name}": value
-        for group, figures in trainer.figures.items()
-        for name, value in figures.items()
-    }
-    engines = row.words("framework")
-    if names_engines(engines):
-        changes, software = {}, software_profile(engines)
-    else:
-        software = software_profile(trainer.profile).changed(changes)
+    plan, batch = _plan(reading, base, trainer)
+    workload = workload_of(reading, base, batch, default_precision(cluster.accelerator), trainer)
+    software, changed = profile_of_trainer(trainer)
     adapter = look_up(words_table().adapter, row)
     first = adapter.first_layer if adapter else 0
     model = _adapted(base, model_key, workload, software.frozen.quantises_every_matrix, first)
-    stages = _stages(row, plan)
+    stages = _stages(row, plan, model.num_layers)
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
-    changed = tuple(sorted(changes.items()))
     plan = with_usual_micro_batch(reading, scenario, plan)
     key = (model_key, cluster_key, workload, software.name, changed, stages, first)
     return Case(row, scenario, plan, tuple(reading.defaults), key)
@@ -117,16 +109,12 @@ def _adapted(
     return _MODELS[full]
 
 
-def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
+def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[Plan, int]:
     row = reading.row
     num_gpus = reading.need("num_gpus")
     tensor = reading.value("tensor_parallel", 1, "none")
     pipeline = reading.value("pipeline_parallel", 1, "none")
-    virtual = 1
-    if pipeline > 1:
-        recipe = look_up(words_table().interleaved, row)
-        usual = max(1, -(-model.num_layers // (pipeline * recipe.layers))) if recipe else 1
-        virtual = reading.value("virtual_stages", usual, "its recipe" if recipe else "none")
+    virtual = reading.value("virtual_stages", 1, "none") if pipeline > 1 else 1
     virtual = _virtual_stages(reading, model, pipeline, virtual)
     context = reading.value("context_parallel", 1, "none")
     ranks = tensor * pipeline * context
@@ -139,14 +127,10 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
     batch = _batch(reading, micro * data)
     if batch % (micro * data):
         raise Unpriceable(f"a batch of {batch} is not a multiple of {micro} x {data}")
-    zero = look_up(words_table().zero_stage, row)
-    stage = zero.value if zero else reading.value("zero_stage", 0, "of that trainer")
+    stage = _zero_stage(reading)
     recompute, layers = _recompute(reading, model, pipeline * virtual)
-    shard = (
-        row.get("dp_shard")
-        or number_in(words_table().shard_ranks, row)
-        or (row.get("gpus_per_node") if look_up(words_table().sharding, row) else None)
-    )
+    shards_inside_nodes = look_up(words_table().sharding, row) is not None
+    shard = row.dp_shard or (row.gpus_per_node if shards_inside_nodes else None)
     experts = row.get("expert_parallel") or 1
     return Plan(
         data_parallel=data,
@@ -155,7 +139,7 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
         virtual_stages=virtual,
         pipeline_schedule="interleaved_1f1b" if virtual > 1 else "1f1b",
         zero_stage=stage if data * context > 1 else 0,
-        sequence_parallel=_sequence_parallel(reading, tensor),
+        sequence_parallel=_sequence_parallel(reading, tensor, trainer),
         recompute=recompute,
         recompute_layers=layers,
         micro_batch_size=micro,
@@ -169,22 +153,32 @@ def _plan(reading: Reading, model: ModelSpec) -> tuple[Plan, int]:
 
 
 def _cuts_experts(row: Row, tensor: int, experts: int) -> bool:
-    """Whether experts are sharded over tensor-parallel ranks, by words or the trainer's default."""
-    cut = number_in(words_table().expert_tensor, row)
+    """Whether experts are sharded over tensor-parallel ranks."""
+    cut = row.expert_tensor_parallel
     if cut not in (None, 1, tensor):
         raise Unpriceable(f"experts cut over {cut} of {tensor} tensor-parallel ranks")
-    default = look_up(words_table().expert_tensor_parallel, row)
-    usual = cut is None and default is not None and default.value
-    return tensor == 1 or experts == 1 or cut == tensor or usual
+    return tensor == 1 or experts == 1 or cut == tensor
 
 
-def _stages(row: Row, plan: Plan) -> tuple[tuple[int, int], ...] | None:
-    """Return the layers [first, last) of every stage if the row's source gives uneven stages."""
-    given = look_up(words_table().stages, row)
-    if given is None or len(given.layers) != plan.num_stages:
+def _stages(row: Row, plan: Plan, num_layers: int) -> tuple[tuple[int, int], ...] | None:
+    """Return the layers [first, last) of every stage if the row gives uneven stages."""
+    if row.layers_by_stage is None:
         return None
-    ends = list(accumulate(given.layers, initial=0))
+    given = re.findall(r"\d+", row.layers_by_stage)
+    ends = list(accumulate(map(int, given), initial=0))
+    if len(given) != plan.num_stages or ends[-1] != num_layers:
+        raise Unpriceable(
+            f"layers_by_stage {row.layers_by_stage!r} (must be {plan.num_stages} numbers that "
+            f"add up to {num_layers} layers)"
+        )
     return tuple(pairwise(ends))
+
+
+def _zero_stage(reading: Reading) -> int:
+    entry = look_up(words_table().zero_stage, reading.row)
+    if entry and (entry.always or reading.row.zero_stage is None):
+        return entry.value
+    return int(reading.value("zero_stage", 0, "of that trainer"))
 
 
 def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: int) -> int:
@@ -199,110 +193,35 @@ def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: 
 
 
 def _batch(reading: Reading, least: int) -> int:
-    """Return sequences per step: given, found in words, the trainer's default, or the minimum."""
-    row = reading.row
-    words = number_in(words_table().batch, row) or entry_of(words_table().software, row).batch
-    if row.get("global_batch_size") is None and words:
-        return max(least, int(words) // least * least)
+    """Return sequences per step: given, or the minimum."""
     return int(reading.value("global_batch_size", least, "one micro-batch for each data rank"))
 
 
-def _sequence_parallel(reading: Reading, tensor: int) -> bool:
+def _sequence_parallel(reading: Reading, tensor: int, trainer: SoftwareEntry) -> bool:
     if tensor == 1:
         return False
-    if entry_of(words_table().software, reading.row).without_sequence_parallel:
+    if trainer.without_sequence_parallel:
         return bool(reading.value("sequence_parallel", False, "this trainer has none"))
     return bool(reading.value("sequence_parallel", True, "with tensor parallelism"))
 
 
 def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, int]:
     """Return the recompute setting and the recomputed layers of a stage (0: all)."""
-    entry = look_up(words_table().recompute, reading.row)
+    row = reading.row
+    entry = look_up(words_table().recompute, row)
+    if entry is None and row.recompute is not None:
+        raise Unpriceable(f"recompute {row.recompute!r} is not known")
     word = entry.value if entry else reading.value("recompute", "none", "not given")
-    if word not in RECOMPUTE:
-        raise Unpriceable(f"recompute {word!r} is not known")
-    layers = number_in(words_table().recompute_layers, reading.row)
-    if layers is not None and word == "full":
-        return ("full", layers) if layers else ("none", 0)
+    if row.recompute_layers is not None and word == "full":
+        return ("full", row.recompute_layers) if row.recompute_layers else ("none", 0)
     if entry and entry.layers is not None:
         reading.defaults.append(f"recompute of {entry.layers:g} of the layers")
         return word, max(1, round(entry.layers * model.num_layers / stages))
     return word, 0
 
 
-def _offload(row: Row) -> Any:
+def _offload(row: Row) -> Offload:
     entry = look_up(words_table().offload, row)
-    word = entry.value if entry else row.get("offload") or "none"
-    if word not in OFFLOADS:
-        raise Unpriceable(f"offload {row.get('offload')!r} is not priced")
-    return word
-
-
-def _workload(reading: Reading, model: ModelSpec, batch: int, precision: str) -> Workload:
-    row = reading.row
-    named = look_up(words_table().precision, row)
-    word: Any = (
-        named.value if named else reading.value("precision", precision, "of that accelerator")
-    )
-    if word not in get_args(Precision):
-        raise Unpriceable(f"precision {row.get('precision')} is not priced")
-    reading.value("optimizer", "adamw", "the usual one")
-    documents = look_up(words_table().documents, row)
-    optimizer = look_up(words_table().optimizer, row)
-    if optimizer is None and row.get("optimizer"):
-        raise Unpriceable(f"optimizer {row.get('optimizer')!r} is not priced")
-    states = look_up(words_table().states, row)
-    gradients = look_up(words_table().gradients, row)
-    return Workload(
-        seq_len=reading.need("seq_len"),
-        global_batch_size=batch,
-        precision=word,
-        optimizer=optimizer.value if optimizer and row.get("optimizer") else "adamw",
-        attention_kernel=_attention(reading),
-        master_weights=_keeps_master_weights(row, word),
-        optimizer_state_precision=states.value if states else "auto",
-        gradient_precision=gradients.value if gradients else "auto",
-        document_mask=documents is not None,
-        document_length=documents.length if documents else 0,
-        **_adapter(reading, model),
-    )
-
-
-def _attention(reading: Reading) -> AttentionKernel:
-    flash, entry = reading.row.flash_attention, look_up(words_table().attention, reading.row)
-    if entry and entry.always:
-        return entry.value
-    if flash not in (None, "unknown"):
-        return "eager" if flash == "0" else "flash"
-    kernel: AttentionKernel = entry.value if entry else "flash"
-    reading.defaults.append(f"attention {kernel} (default: flash_attention is not given)")
-    return kernel
-
-
-def _keeps_master_weights(row: Row, precision: str) -> bool:
-    """Whether weights are updated in fp32: the optimizer's words override the trainer's default."""
-    if precision not in MIXED:
-        return True
-    entry = look_up(words_table().master_weights, row)
-    return entry.value if entry else entry_of(words_table().software, row).master_weights
-
-
-def _adapter(reading: Reading, model: ModelSpec) -> dict[str, Any]:
-    row = reading.row
-    if row.words("peft") in ("", "none"):
-        return {}
-    kind = look_up(words_table().adapter, row)
-    if kind is None or kind.value not in get_args(Adapter):
-        raise Unpriceable(f"peft {row.get('peft')!r} is not priced")
-    rank = number_in(words_table().adapter_rank, row) or DEFAULT_RANK
-    targets = entry_of(words_table().targets, row).value
-    if targets == "all" and any(kind.feed_forward.num_experts for kind in model.kinds):
-        reading.defaults.append("adapters of attention alone: those of routed experts are left out")
-        targets = "attention"
-    return {
-        "adapter": kind.value,
-        "adapter_rank": rank,
-        "adapter_alpha": 2.0 * rank,
-        "adapter_targets": targets,
-        "quantisation": entry_of(words_table().quantisation, row).value,
-    }
+    if entry is None and row.offload is not None:
+        raise Unpriceable(f"offload {row.offload!r} is not priced")
+    return entry.value if entry else "none"

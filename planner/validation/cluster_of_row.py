@@ -33,8 +33,11 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     if total % each:
         raise Unpriceable(f"{total} accelerators are no whole nodes of {each}")
     speed = row.get("inter_link_gbps_per_gpu") if total > each else None
-    node = look_up(words_table().node, row)
-    key = (accelerator.name, total // each, each, speed, node.value if node else None)
+    if row.node is not None and match_node(row.node) is None:
+        raise Unpriceable(
+            f"node {row.node!r} is not in the catalogue (shardplan hardware lists it)"
+        )
+    key = (accelerator.name, total // each, each, speed, row.node)
     return _build(*key), key
 
 

@@ -41,8 +41,7 @@ def is_partial(row: Row) -> bool:
 
 def denied_by(row: Row) -> str | None:
     """Return why the described run cannot have produced the measurement; None if it can."""
-    entry = look_up(words_table().partial, row)
-    return entry.why if entry else None
+    return row.set_apart
 
 
 def measured_memory(row: Row) -> MeasuredMemory | None:

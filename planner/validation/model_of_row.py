@@ -24,10 +24,8 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     words = entry_of(words_table().architecture, reading.row)
     if words.untied:
         config = {**config, "tie_word_embeddings": False}
-    if words.vocabulary is not None:
-        config = {**config, "vocab_size": words.vocabulary}
-    if words.drops_in_every_family:
-        config = {**config, "_dropout": words.dropout}
+    if reading.row.dropout is not None:
+        config = {**config, "_dropout": reading.row.dropout}
     key = json.dumps(config, sort_keys=True)
     return _spec(key, name), f"{name} {key}"
 

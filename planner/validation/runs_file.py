@@ -30,6 +30,7 @@ Count = Annotated[int, Meta(ge=1, le=100_000_000)] | None
 Number = Annotated[float, Meta(ge=0.0, le=1e12)] | None
 Share = Annotated[float, Meta(ge=0.0, le=1000.0)] | None  # per cent
 Rate = Annotated[float, Meta(ge=0.0, le=1e6)] | None
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)] | None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     source_group: str | None = None  # owner of the measurements; errors are averaged by it
     source_quote: str | None = None  # the figure as printed
     framework: str | None = None  # the trainer, chooses the software profile
+    software: str | None = None  # profile or engines; "; group.figure=value" for each that differs
     model: str | None = None  # a preset, or any name next to the sizes
     model_kind: str | None = None  # dense, encoder, moe, moe-mla
     params_billion: Rate = None  # parameters, 1e9
@@ -58,11 +60,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     experts_per_token: Small = None
     num_shared_experts: Annotated[int, Meta(ge=0, le=10_000)] | None = None
     moe_ffn_hidden_size: Width = None  # width of an expert
+    dropout: Fraction = None  # of hidden state and attention
     seq_len: Count = None
     gpu: str | None = None
     gpu_mem_gb: Annotated[float, Meta(ge=0.0, le=1e5)] | None = None  # nominal, GB
     num_gpus: Ranks = None
     gpus_per_node: Ranks = None
+    node: str | None = None  # kind of node, where it is not the accelerator's usual one
     intra_link: str | None = None  # link inside a node
     inter_link_gbps_per_gpu: Rate = None  # network, Gb/s one way per accelerator
     tensor_parallel: Ranks = None
@@ -71,15 +75,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     virtual_stages: Small = None
     context_parallel: Ranks = None
     expert_parallel: Ranks = None
+    expert_tensor_parallel: Ranks = None
+    layers_by_stage: str | None = None  # of every pipeline stage, e.g. "2 4 4 2"
     data_parallel: Ranks = None
     dp_shard: Ranks = None  # ranks of a sharding group (HSDP)
     zero_stage: Annotated[int, Meta(ge=0, le=3)] | None = None
     recompute: str | None = None  # none, selective, full
+    recompute_layers: Annotated[int, Meta(ge=0, le=10_000)] | None = None  # of a pipeline stage
     offload: str | None = None
     micro_batch_size: Count = None  # sequences
     global_batch_size: Count = None  # sequences
     precision: str | None = None  # bf16, fp16, fp8, fp32
     optimizer: str | None = None
+    master_weights: bool | None = None  # weights are updated in fp32
+    gradient_precision: Literal["fp32", "bf16"] | None = None  # of gradients that are reduced
+    document_length: Count = None  # mean tokens of documents that are packed and masked
     peft: str | None = None  # none, lora r=16 ..., qlora ...
     flash_attention: Literal["1", "0", "unknown"] | None = None
     outcome: Literal["ok", "oom"] | None = None
@@ -91,11 +101,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     hfu_pct: Share = None  # hardware FLOP utilisation
     peak_memory_gib: Rate = None
     memory_definition: str | None = None  # torch allocated, torch reserved, nvidia-smi
-    notes: str | None = None  # words that choose the software profile
+    notes: str | None = None  # settings in words
     derived: str | None = None  # fields computed from others
     assumed: str | None = None  # fields the source does not give
     check: str | None = None  # how the figures agree
     usable: Literal["time", "mem", "time+mem", "oom", "partial"] | None = None
+    not_priced: str | None = None  # why the row cannot be priced
+    set_apart: str | None = None  # why the cells cannot be those of the measured run
+    left_out: str | None = None  # why the source's step times stay out of the mean over sources
 
     def get(self, column: str) -> Any:
         """Return a value by the name of its column; None where the cell is empty."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.validation.words import words_table
-
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -25,7 +23,8 @@ def summary_of(rows: pd.DataFrame, quantities: Sequence[str]) -> dict[str, Any]:
     if "time" in quantities:
         from planner.validation.statistics import ranking_figures
 
-        found["ranking"] = ranking_figures(_compared(rows, "time"))
+        compared = _compared(rows, "time")
+        found["ranking"] = ranking_figures(compared[compared.left_out.isna()])
     if "memory" in quantities:
         from planner.validation.statistics import verdict_figures
 
@@ -38,13 +37,19 @@ def _compared(rows: pd.DataFrame, what: str, *, partial: bool = False) -> pd.Dat
     return rows[rows[f"{what}_error"].notna() & (rows.partial == partial)]
 
 
+def _left_out(rows: pd.DataFrame) -> dict[str, str]:
+    """Return the sources whose step times stay out of the mean over sources, with the reason."""
+    found = rows[rows.left_out.notna()].drop_duplicates("source_group")
+    return {str(row.source_group): str(row.left_out) for row in found.itertuples()}
+
+
 def _figures(rows: pd.DataFrame, what: str) -> dict[str, Any]:
     from planner.validation.statistics import error_figures, grouped_figures, over_groups
 
-    left_out = getattr(words_table().left_out, what)
+    left_out = _left_out(rows) if what == "time" else {}
     compared, partial = _compared(rows, what), _compared(rows, what, partial=True)
     columns = (f"{what}_error", f"{what}_inside", f"{what}_half_width")
-    found: dict[str, Any] = {"n": len(compared), "left_out": dict(left_out)}
+    found: dict[str, Any] = {"n": len(compared), "left_out": left_out}
     if len(compared):
         found["by"] = grouped_figures(compared, what)
         found["over_groups"] = over_groups(found["by"]["source_group"], left_out)

@@ -49,7 +49,28 @@ def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
     if count := sum(bool(row["defaults"]) for row in rows):
         many = "s" if count > 1 else ""
         lines.append(f"Empty cells of {count:,} row{many} took defaults: --json lists them")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_not_understood(rows)])
+
+
+def _not_understood(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Words without a meaning, each once, with the first row that has them."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for words in row["not_understood"]:
+            found.setdefault(words, []).append(row["row_id"])
+    if found:
+        yield "Not understood, and not priced:"
+    for words, names in list(found.items())[:MOST_REASONS]:
+        others = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        yield from textwrap.wrap(
+            f"{words} ({names[0]}{others})",
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
+    if len(found) > MOST_REASONS:
+        yield f"  and {len(found) - MOST_REASONS:,} more: --json lists them by row"
 
 
 def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""Meaning of the words in the cells of RUNS.csv: look-ups in words.toml.
+"""Settings that the terms in the cells of RUNS.csv stand for: look-ups in words.toml.
 
-A section is a list of entries; the first entry whose conditions are met applies. A condition is a
-column and words: a text cell must contain all of them (ignoring case), a number must equal one of
-them. ``without`` lists words that none of these cells may contain. An entry without conditions
-always applies.
+A section is a list of entries; of those whose conditions are met, the most specific one applies. A
+condition is a column and terms of its vocabulary (vocabulary.toml): the cell must contain all of
+them; ``anywhere`` is every cell that is read. In a column without a vocabulary the cell must
+contain the words, and a number must equal one of them. An entry without conditions always applies.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
-from cost_models.plan.plan import Offload
+from cost_models.plan.plan import Offload, Recompute
 from cost_models.plan.workload import AttentionKernel, Optimizer, Quantisation
 from cost_models.uncertainty import MemoryKind
+from hardware_profiles.errors import InputError
 from hardware_profiles.fields import convert, read_toml
 from planner.validation.runs_file import COLUMNS, TEXTS, Row
+from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
 
 TABLE: Final = Path(__file__).parent / "words.toml"
 
@@ -31,10 +35,15 @@ Count = Annotated[int, Meta(ge=1, le=10**6)]
 
 
 class Conditions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conditions of an entry of a section; a subclass adds the meaning of the words."""
+    """Conditions of an entry of a section; a subclass adds what the terms stand for."""
 
-    when: dict[str, tuple[str, ...]] = {}  # words by column
-    without: tuple[str, ...] = ()
+    when: dict[str, tuple[str, ...]] = {}  # terms by column
+
+    @property
+    def specificity(self) -> tuple[int, int, int]:
+        """Conditions, terms, and conditions on a column of their own."""
+        own = sum(column != ANYWHERE for column in self.when)
+        return len(self.when), sum(map(len, self.when.values())), own
 
 
 class Name(Conditions, frozen=True, kw_only=True):
@@ -74,9 +83,10 @@ class StoredPrecision(Conditions, frozen=True, kw_only=True):
 
 
 class ZeroStageEntry(Conditions, frozen=True, kw_only=True):
-    """ZeRO stage."""
+    """ZeRO stage; ``always``: whatever the column zero_stage says."""
 
     value: Annotated[int, Meta(ge=0, le=3)] = field(name="is")
+    always: bool = False
 
 
 class AdapterEntry(Name, frozen=True, kw_only=True):
@@ -91,21 +101,12 @@ class ArchitectureEntry(Conditions, frozen=True, kw_only=True):
     dropout: Fraction
     family: Literal["bloom"] | None = None
     untied: bool = False  # the output projection is a matrix of its own
-    vocabulary: Count | None = None
-    drops_in_every_family: bool = False  # dropout, even where the family has none
 
 
 class AttentionEntry(Conditions, frozen=True, kw_only=True):
-    """Attention kernel; ``always``: whatever the column flash_attention says."""
+    """Attention kernel."""
 
     value: AttentionKernel = field(name="is")
-    always: bool = False
-
-
-class DocumentsEntry(Conditions, frozen=True, kw_only=True):
-    """Tokens of a packed document."""
-
-    length: Count
 
 
 class FlopsEntry(Conditions, frozen=True, kw_only=True):
@@ -122,12 +123,6 @@ class GpuEntry(Conditions, frozen=True, kw_only=True):
     before_name: bool = False
 
 
-class InterleavedEntry(Conditions, frozen=True, kw_only=True):
-    """Layers of a virtual stage."""
-
-    layers: Count
-
-
 class MemoryEntry(Conditions, frozen=True, kw_only=True):
     """Kind of measured memory, and the pipeline rank on which it was measured."""
 
@@ -135,16 +130,10 @@ class MemoryEntry(Conditions, frozen=True, kw_only=True):
     rank: Literal["first", "last", "fullest"] = "fullest"
 
 
-class Reason(Conditions, frozen=True, kw_only=True):
-    """Why a row is not priced, or not compared."""
-
-    why: str
-
-
 class RecomputeEntry(Conditions, frozen=True, kw_only=True):
     """Recompute setting, and the share of the layers that recompute."""
 
-    value: Literal["none", "full"] = field(name="is")
+    value: Recompute = field(name="is")
     layers: Fraction | None = None
 
 
@@ -161,13 +150,6 @@ class SoftwareEntry(Conditions, frozen=True, kw_only=True):
     figures: dict[str, dict[str, bool | float | str]] = field(name="with", default_factory=dict)
     without_sequence_parallel: bool = False
     master_weights: bool = True
-    batch: Count | None = None  # sequences
-
-
-class StagesEntry(Conditions, frozen=True, kw_only=True):
-    """Layers of every pipeline stage."""
-
-    layers: tuple[Count, ...]
 
 
 class Pattern(Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,13 +159,6 @@ class Pattern(Struct, frozen=True, forbid_unknown_fields=True):
     pattern: str
 
 
-class LeftOut(Struct, frozen=True, forbid_unknown_fields=True):
-    """Source groups that are not part of the means over groups, with the reason."""
-
-    time: dict[str, str]
-    memory: dict[str, str]
-
-
 class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file; a field is a section."""
 
@@ -191,33 +166,22 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     adapter_rank: tuple[Pattern, ...]
     architecture: tuple[ArchitectureEntry, ...]
     attention: tuple[AttentionEntry, ...]
-    batch: tuple[Pattern, ...]
-    documents: tuple[DocumentsEntry, ...]
-    expert_tensor: tuple[Pattern, ...]
-    expert_tensor_parallel: tuple[Flag, ...]
     flops: tuple[FlopsEntry, ...]
     gpu: tuple[GpuEntry, ...]
     gradients: tuple[StoredPrecision, ...]
-    interleaved: tuple[InterleavedEntry, ...]
-    left_out: LeftOut
     master_weights: tuple[Flag, ...]
     memory: tuple[MemoryEntry, ...]
-    node: tuple[Name, ...]
     offload: tuple[OffloadEntry, ...]
     optimizer: tuple[OptimizerEntry, ...]
-    partial: tuple[Reason, ...]
     precision: tuple[Name, ...]
     presets: dict[str, str]
     quantisation: tuple[QuantisationEntry, ...]
     recompute: tuple[RecomputeEntry, ...]
-    recompute_layers: tuple[Pattern, ...]
-    shard_ranks: tuple[Pattern, ...]
     sharding: tuple[ShardingEntry, ...]
     software: tuple[SoftwareEntry, ...]
-    stages: tuple[StagesEntry, ...]
     states: tuple[StoredPrecision, ...]
     targets: tuple[Name, ...]
-    unpriced: tuple[Reason, ...]
+    unnamed: tuple[SoftwareEntry, ...]
     zero_stage: tuple[ZeroStageEntry, ...]
 
 
@@ -238,9 +202,9 @@ _REPLACED: Final[ContextVar[WordsTable | None]] = ContextVar("words table", defa
 
 
 @contextmanager
-def reading_with(table: WordsTable) -> Iterator[None]:
-    """Read the rows of tables of runs with other entries."""
-    token = _REPLACED.set(table)
+def without_trainers() -> Iterator[None]:
+    """Read rows as if no software profile described a trainer (``[[unnamed]]`` alone)."""
+    token = _REPLACED.set(replace(_own_table(), software=()))
     try:
         yield
     finally:
@@ -257,46 +221,102 @@ def words_table_from(path: Path) -> WordsTable:
         else section
         for name, section in values.items()
     }
-    return convert(sections, WordsTable, str(path))
+    table = convert(sections, WordsTable, str(path))
+    for name in sections.keys() - patterns - {"presets"}:
+        _check(getattr(table, name), f"{path}: [[{name}]]")
+    return table
 
 
 def _with_conditions(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry with its columns under ``when``."""
-    conditions = {key: value for key, value in entry.items() if key in COLUMNS}
-    rest = {key: value for key, value in entry.items() if key not in COLUMNS}
-    return {"when": conditions, **rest}
+    """Return an entry with its conditions (columns with a list of terms) under ``when``."""
+    columns = {*COLUMNS, ANYWHERE}
+    when = {key: value for key, value in entry.items() if key in columns and type(value) is list}
+    return {"when": when, **{key: value for key, value in entry.items() if key not in when}}
+
+
+def _check(section: Sequence[Conditions], where: str) -> None:
+    """Refuse terms that no phrase stands for, and entries that tie on some row for certain."""
+    for entry in section:
+        for column, terms in entry.when.items():
+            known = vocabulary().terms(column)
+            for term in terms:
+                if known and term not in known:
+                    raise InputError(f"{where}: {column} = {term!r} is no term of the vocabulary")
+    for one, other in combinations(section, 2):
+        if _tie(one, other) and not any(_covers(third, one, other) for third in section):
+            raise InputError(
+                f"{where}: two entries are equally specific and apply to the same rows: "
+                f"{_text(one) or 'without conditions'} and {_text(other) or 'without conditions'}"
+            )
+
+
+def _tie(one: Conditions, other: Conditions) -> bool:
+    """Whether one phrase of each column fulfils both entries, which are equally specific."""
+    if one.specificity != other.specificity or one.when.keys() != other.when.keys():
+        return False
+    return all(
+        set(terms) == set(other.when[column])
+        or any(
+            found >= {*terms, *other.when[column]}
+            for found in vocabulary().phrases(column).values()
+        )
+        for column, terms in one.when.items()
+    )
+
+
+def _covers(entry: Conditions, one: Conditions, other: Conditions) -> bool:
+    """Whether a more specific entry applies wherever two others do."""
+    return entry.specificity > one.specificity and all(
+        set(terms) <= {*one.when.get(column, ()), *other.when.get(column, ())}
+        for column, terms in entry.when.items()
+    )
+
+
+def _text(entry: Conditions) -> str:
+    return ", ".join(f"{column} = {sorted(terms)}" for column, terms in sorted(entry.when.items()))
 
 
 def look_up(section: Sequence[Entry], row: Row) -> Entry | None:
-    """Return the first entry of a section that applies to a row; None if none does."""
-    return next((entry for entry in section if _applies(entry, row)), None)
+    """Return the most specific entry of a section that applies to a row; None if none does.
+
+    Of equally specific ones: the one whose terms stand first in the cells.
+    """
+    found = [
+        (entry.specificity, [-place for place in sorted(places)], _text(entry), entry)
+        for entry in section
+        if (places := _places(entry, row)) is not None
+    ]
+    return max(found, key=lambda one: one[:-1])[-1] if found else None
 
 
 def entry_of(section: Sequence[Entry], row: Row) -> Entry:
-    """Return the first entry that applies, of a section whose last entry applies to every row."""
+    """Return the entry that applies, of a section with an entry for every row."""
     found = look_up(section, row)
     assert found is not None
     return found
 
 
-def _applies(entry: Conditions, row: Row) -> bool:
-    if entry.without:
-        cells = [row.words(column) for column in entry.when]
-        if any(word in cell for word in entry.without for cell in cells):
-            return False
-    return all(_matches(column, words, row) for column, words in entry.when.items())
+def _places(entry: Conditions, row: Row) -> list[int] | None:
+    """Return where the terms of an entry stand in their cells; None if one is missing."""
+    found = []
+    for column, words in entry.when.items():
+        for word in words:
+            place = _place(column, word, row)
+            if place is None:
+                return None
+            found.append(place)
+    return found
 
 
-def _matches(column: str, words: Sequence[str], row: Row) -> bool:
-    """Whether a text contains all words ("": is empty), or a number equals one of them."""
-    if column == "gpu":  # an A1000 is no A100
-        text = row.words(column)
-        return all(re.search(re.escape(word) + _whole_number(word), text) for word in words)
-    if column in TEXTS:
-        cell = row.words(column)
-        return all(word in cell if word else not cell for word in words)
+def _place(column: str, word: str, row: Row) -> int | None:
+    """Return where a term or word stands in a cell, 0 of an equal number; None if it does not."""
+    if vocabulary().terms(column):
+        return terms_of(row, column).get(word)
+    if column in TEXTS:  # an A1000 is no A100
+        match = re.search(re.escape(word) + _whole_number(word), row.words(column))
+        return match.start() if match else None
     value = row.get(column)
-    return value is not None and f"{value:g}" in words
+    return 0 if value is not None and f"{value:g}" == word else None
 
 
 def _whole_number(word: str) -> str:

@@ -10,13 +10,11 @@ import pytest
 
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
-from hardware_profiles.cluster.catalogue import match_node
 from planner.assessment.verdict import budget_bytes
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import denied_by, measured_memory, measured_step
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, Row, read_runs
-from planner.validation.words import Name, look_up, words_table
 
 GPT = {
     "model": "a GPT",
@@ -118,10 +116,8 @@ def test_the_family_follows_from_the_sizes(cells: dict[str, Any], family: str) -
     assert case(**cells).scenario.model.family == family
 
 
-def test_megatrons_functional_tests_keep_its_defaults() -> None:
-    """Dropout 0.1 in every family; experts cut as all else, unless the test's name says etp1."""
-    golden = {
-        "framework": "Megatron-Core (functional-test golden values)",
+def test_dropout_experts_and_stages_are_as_their_columns_say() -> None:
+    mixture = {
         "model_kind": "moe",
         "num_experts": 8,
         "experts_per_token": 2,
@@ -129,8 +125,8 @@ def test_megatrons_functional_tests_keep_its_defaults() -> None:
         "tensor_parallel": 2,
         "expert_parallel": 4,
     }
-    for name, cut in (("gpt3_te_8experts2parallel", True), ("gpt3_8experts_etp1_ep4", False)):
-        found = case(model=name, **golden)
+    for ranks, cut in ((2, True), (1, False), (None, False)):
+        found = case(dropout=0.1, expert_tensor_parallel=ranks, **mixture)
         assert found.plan.expert_tensor_parallel is cut
         model = found.scenario.model
         assert (model.family, model.hidden_dropout, model.attention_dropout) == (
@@ -138,23 +134,15 @@ def test_megatrons_functional_tests_keep_its_defaults() -> None:
             0.1,
             0.1,
         )
-    elsewhere = case(gated_mlp=True, framework="TRL")
-    assert elsewhere.scenario.model.attention_dropout == 0.0
+    assert case(gated_mlp=True).scenario.model.attention_dropout == 0.0
     with pytest.raises(Unpriceable, match="experts cut over 2 of 4"):
-        case(model="gpt3_tp2_etp2_x", **golden | {"tensor_parallel": 4})
-    usual, weekly = (
-        case(model=name, seq_len=1024, framework=golden["framework"])
-        for name in ("gpt3_mcore_te_tp2", "gpt3_weekly_mcore_tp2")
-    )
-    assert usual.scenario.workload.attention_kernel == "eager"
-    assert weekly.scenario.workload.attention_kernel == "flash"
-
-
-def test_stages_of_uneven_layers_are_pinned() -> None:
-    cells = {"framework": "Megatron-Core (functional-test golden values)", "num_layers": 12}
-    uneven = case(model="te_tp1_pp4_vp1_uneven_pipeline", pipeline_parallel=4, **cells)
+        case(**mixture | {"tensor_parallel": 4, "expert_tensor_parallel": 2})
+    stages = {"num_layers": 12, "pipeline_parallel": 4}
+    uneven = case(layers_by_stage="2 4 4 2", **stages)
     assert uneven.scenario.layer_ranges == ((0, 2), (2, 6), (6, 10), (10, 12))
-    assert case(model="te_tp1_pp4_vp1", pipeline_parallel=4, **cells).scenario.layer_ranges is None
+    assert case(**stages).scenario.layer_ranges is None
+    with pytest.raises(Unpriceable, match="must be 4 numbers that add up to 12 layers"):
+        case(layers_by_stage="2 4 4 3", **stages)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +159,12 @@ def test_stages_of_uneven_layers_are_pinned() -> None:
         ({"peft": "adapter_v2"}, "peft 'adapter_v2' is not priced"),
         ({"model_kind": "hybrid-mamba"}, "model_kind 'hybrid-mamba' is not priced"),
         ({"gpu": "A1000", "gpu_mem_gb": 8.0}, "not in the catalogue"),
+        ({"node": "nobody's"}, 'node "nobody\'s" is not in the catalogue'),
+        ({"not_priced": "two figures contradict"}, "two figures contradict"),
+        ({"software": "megatrom"}, "Did you mean megatron?"),
+        ({"software": "megatron; overlap"}, "'overlap' (must be group.figure=value)"),
+        ({"software": "megatron; overlap.tensor=1"}, "'overlap.tensor' is no figure of megatron"),
+        ({"software": "megatron; overlap.data_parallel=x"}, "must be a number or true, false"),
     ],
 )
 def test_what_cannot_be_priced_says_why(cells: dict[str, Any], reason: str) -> None:
@@ -178,30 +172,23 @@ def test_what_cannot_be_priced_says_why(cells: dict[str, Any], reason: str) -> N
         case(**cells)
 
 
-def test_a_family_of_cards_is_named_by_its_first_letters() -> None:
-    """ "gb" stands for GB200 and GB300; "gb200" for that card alone."""
-    recipe = {"framework": "Megatron-Bridge/26.08", "precision": "mxfp8", "gpus_per_node": 4}
-    for model, hides in (("deepseek-v3", True), ("gpt-oss-120b", False)):
-        words = {"model": model, "gpu": "GB300", "expert_parallel": 64, **recipe}
-        entry = look_up(words_table().software, Row(line=2, **words))
-        assert entry is not None
-        overlap = entry.figures.get("overlap", {})
-        assert overlap.get("expert_exchange_between_nodes", False) is hides
+def test_the_column_software_counts_before_the_name_of_the_trainer() -> None:
+    def software(text: str) -> Any:
+        return case(framework="TRL", software=text).scenario.software
+
+    assert software("megatron").name == "megatron"
+    changed = software("megatron; overlap.tensor_reduction=false; loss.chunk_tokens=1024")
+    assert (changed.overlap.tensor_reduction, changed.loss.chunk_tokens) == (False, 1024.0)
+    assert software("fsdp2+adamw-fused").optimizer.fused
+    assert not case(framework="TRL", software="megatron").scenario.workload.master_weights
 
 
 def test_words_in_notes_count() -> None:
     hybrid = case(framework="fms-fsdp", zero_stage=3, notes="sharding HSDP", gpus_per_node=8)
     assert hybrid.plan.dp_replicate == 2
-    some = case(recompute="full", notes="config 5b.yaml (TP2, 3 checkpointed layers)")
+    some = case(recompute="full", recompute_layers=3)
     assert (some.plan.recompute, some.plan.recompute_layers) == ("full", 3)
-    none = case(recompute="full", notes="config 5b.yaml (TP2, 0 checkpointed layers)")
-    assert none.plan.recompute == "none"
-    experts = {"tensor_parallel": 4, "num_experts": 8, "experts_per_token": 2, "expert_parallel": 4}
-    for words, cut in (("ETP=4", True), ("ETP=1", False), ("", False)):
-        found = case(**experts, notes=words, moe_ffn_hidden_size=1024, model_kind="moe")
-        assert found.plan.expert_tensor_parallel is cut
-    with pytest.raises(Unpriceable, match="experts cut over 2 of 4"):
-        case(**experts, notes="ETP=2", moe_ffn_hidden_size=1024, model_kind="moe")
+    assert case(recompute="full", recompute_layers=0).plan.recompute == "none"
     blocks = case(framework="fms-fsdp", recompute="selective")
     assert (blocks.plan.recompute, blocks.plan.recompute_layers) == ("full", 12)
 
@@ -210,23 +197,27 @@ def test_what_trainers_reduce_recompute_and_shard_is_as_their_words_say() -> Non
     def gradients(framework: str, **cells: Any) -> float:
         return case(framework=framework, **cells).scenario.workload.reduction_bytes
 
-    assert gradients("Megatron-LM", precision="fp16") == 2.0
+    assert gradients("Megatron-LM", precision="fp16", gradient_precision="bf16") == 2.0
     assert gradients("Megatron-LM", precision="bf16") == 4.0
     assert gradients("NeMo/Megatron-Core", precision="bf16") == 2.0
-    jax = case(framework="MaxText (JAX)", gpu="H100-SXM", recompute=None, zero_stage=3)
-    assert jax.plan.recompute == "full"
-    jax = case(framework="MaxText (JAX)", zero_stage=3, notes="FSDP group 8 of 16")
+    jax = case(framework="MaxText (JAX)", zero_stage=3, dp_shard=8)
     assert (jax.plan.data_parallel, jax.plan.dp_replicate) == (16, 2)
     tuned = case(framework="NeMo/Megatron-Core", peft="lora", gated_mlp=True)
     assert tuned.scenario.workload.adapter_targets == "q,k,v"
 
 
-def test_what_a_row_says_counts_before_what_its_trainer_usually_does() -> None:
-    assert case(framework="PaxML (JAX)").plan.recompute == "full"
-    assert case(framework="PaxML (JAX)", recompute="none").plan.recompute == "none"
-    assert case(framework="MaxText", gpu="H100-SXM").plan.recompute == "full"
-    said = case(framework="MaxText", gpu="H100-SXM", recompute="selective")
-    assert said.plan.recompute == "selective"
+def test_nothing_is_recomputed_unless_a_row_says_so() -> None:
+    assert case(framework="PaxML (JAX)").plan.recompute == "none"
+    assert case(framework="MaxText", recompute="selective").plan.recompute == "selective"
+
+
+def test_columns_of_precisions_count_before_the_words() -> None:
+    told = case(precision="bf16", gradient_precision="bf16", master_weights=False)
+    assert told.scenario.workload.gradient_precision == "bf16"
+    assert not told.scenario.workload.master_weights
+    words = {"optimizer": "adamw (states in parameter dtype)", "precision": "bf16"}
+    assert not case(**words).scenario.workload.master_weights
+    assert case(**words, master_weights=True).scenario.workload.master_weights
 
 
 def test_deepspeed_shares_states_in_bf16_whatever_its_stage() -> None:
@@ -244,13 +235,10 @@ def test_precisions_of_moments_and_gradients_are_as_the_optimizer_is_described()
     assert less < price(plain.scenario, PlanTable.from_plans([plain.plan])).peak[0]
 
 
-def test_stages_are_interleaved_where_a_source_says_so_but_not_how() -> None:
-    meta = {"framework": "Meta internal", "num_layers": 24, "tensor_parallel": 2}
-    some = case(pipeline_parallel=4, virtual_stages=None, **meta)
-    assert (some.plan.virtual_stages, some.scenario.software.name) == (6, "nemo")
-    assert any("virtual_stages 6 (default: its recipe)" in default for default in some.defaults)
-    assert case(pipeline_parallel=4, virtual_stages=3, **meta).plan.virtual_stages == 3
-    assert case(pipeline_parallel=1, virtual_stages=None, **meta).plan.virtual_stages == 1
+def test_stages_are_interleaved_as_recipes_say() -> None:
+    assert published("llama3-paper-0001").plan.pipeline_schedule == "interleaved_1f1b"
+    assert published("llama3-paper-0001").scenario.software.name == "nemo"
+    assert case(pipeline_parallel=4).plan.virtual_stages == 1
 
 
 def test_sequence_parallelism_is_assumed_of_trainers_that_have_it() -> None:
@@ -272,10 +260,10 @@ def test_words_may_know_the_board_better_than_its_name() -> None:
     assert board(gpus_per_node=16, notes="DGX-2H") == "V100-SXM3-32GB-H"
 
 
-def test_a_source_may_have_nodes_of_its_own() -> None:
+def test_a_row_may_name_its_kind_of_node() -> None:
     four = {"gpu": "H200-SXM", "gpu_mem_gb": 141, "gpus_per_node": 4, "num_gpus": 8}
     usual = case(**four).scenario.cluster
-    own = case(**four, source="KempnerInstitute/KempnerForge").scenario.cluster
+    own = case(**four, node="HGX-H200-4GPU").scenario.cluster
     assert usual.tiers[0].peer_bandwidth is None
     assert own.tiers[0].peer_bandwidth is not None
     assert own.tiers[0].peer_bandwidth.value == 150e9
@@ -295,8 +283,9 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
         return case(framework=framework, **cells).scenario.software.name
 
     trl = "HF transformers SFTTrainer + accelerate FSDP"
-    assert profile(f"{trl} (none)", source="a100_80gb.csv") == "hf-trainer-early"
-    assert profile(f"{trl} (foak-fast-kernels)", source="a100_80gb_liger.csv") == "hf-trainer-foak"
+    assert profile(f"{trl} (none)") == "hf-trainer"
+    assert profile(f"{trl} (none)", software="hf-trainer-early") == "hf-trainer-early"
+    assert profile(f"{trl} (foak-fast-kernels)") == "hf-trainer-foak"
     assert profile(f"{trl} (foak-fast-kernels-liger)") == "hf-trainer-liger"
     assert profile("lit-gpt 8641822", peft="qlora (bnb.nf4) r=8 q,v") == "lit-gpt-nf4"
     assert profile("litgpt", peft="lora r=32 query,value") == "litgpt"
@@ -323,8 +312,8 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert not fused.scenario.workload.master_weights
 
 
-def test_packed_samples_and_cells_of_other_runs_are_in_the_words() -> None:
-    packed = case(source="NVIDIA/dgxc-benchmarking@v25.04.02:ft_llama3/README_8b.md")
+def test_packed_samples_and_cells_of_other_runs_have_columns() -> None:
+    packed = case(document_length=200)
     assert packed.scenario.workload.document_mask
     assert packed.scenario.workload.document_length == 200
     assert not case().scenario.workload.document_mask
@@ -364,12 +353,8 @@ def test_what_litgpt_does_otherwise_is_in_the_words() -> None:
     lora = case(**lit, peft="lora r=8 q,v")
     assert lora.scenario.software.activations.longest_sequences_first
     assert not any(kind.forward_only for kind in lora.scenario.model.kinds)
-    newer = {**lit, "framework": "litgpt", "flash_attention": "1"}
-    assert not case(
-        **newer, peft="lora r=8 q,v"
-    ).scenario.software.activations.longest_sequences_first
-    capped = case(**{**newer, "model": "gemma2-2b"}, peft="lora r=8 q,v")
-    assert capped.scenario.workload.attention_kernel == "eager"
+    newer = case(**lit | {"framework": "litgpt"}, peft="lora r=8 q,v")
+    assert not newer.scenario.software.activations.longest_sequences_first
 
 
 def test_time_is_taken_as_it_was_measured() -> None:
@@ -448,19 +433,13 @@ def test_what_a_recipe_says_of_sharding_counts() -> None:
 
 def test_vtrains_sums_of_layers_neither_recompute_nor_pad_nor_hide() -> None:
     """The table of one node says full recomputation and 51200; that of many holds runs."""
-    source = "VIA-Research/vTrain@f8dda84:data/ground_truth_{}.csv"
-    cells = {"framework": "Megatron-DeepSpeed (2022)", "recompute": "full", "tensor_parallel": 2}
-    one, many = (case(source=source.format(n), **cells) for n in ("single", "multi"))
+    one, many = published("vtrain-single-4"), published("vtrain-multi-0")
+    assert one.row.left_out == "sums of 32 measured layers, not measured steps"
     assert (one.plan.recompute, many.plan.recompute) == ("none", "full")
     assert (one.scenario.model.vocab_size, many.scenario.model.vocab_size) == (50257, 51200)
     software, usual = one.scenario.software, many.scenario.software
     assert (software.loss.pads_vocabulary, usual.loss.pads_vocabulary) == (False, True)
     assert (software.overlap.tensor_reduction, usual.overlap.tensor_reduction) == (False, True)
-
-
-@pytest.mark.parametrize("entry", words_table().node, ids=lambda entry: entry.value)
-def test_nodes_that_words_stand_for_are_in_the_catalogue(entry: Name) -> None:
-    assert match_node(entry.value) is not None  # else the usual node is taken, without a word
 
 
 def preset(**cells: Any) -> Case:
@@ -496,3 +475,9 @@ def test_adapters_of_a_mixture_are_those_of_its_attention() -> None:
     assert any("routed experts are left out" in default for default in found.defaults)
     dense = preset(model="llama-2-7b", peft="lora r=8 (all-linear)", framework="HF Trainer")
     assert dense.scenario.workload.adapter_targets == "all"
+
+
+def test_a_changed_profile_says_why() -> None:
+    rows = [row for row in read_runs(PUBLISHED) if row.software is not None]
+    assert len(rows) > 1000
+    assert [row.name for row in rows if "software" not in (row.assumed or "")] == []

@@ -1,0 +1,83 @@
+"""The trainer of a row: its software profile with changed figures, and its usual settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.software.trainer import SoftwareProfile, names_engines, software_profile
+from planner.validation.reading import Reading
+from planner.validation.runs_file import Row
+from planner.validation.vocabulary import terms_of
+from planner.validation.words import SoftwareEntry, entry_of, look_up, words_table
+
+CHANGES = ";"  # between a profile and the figures that differ: "megatron; overlap.data_parallel=1"
+
+
+def trainer_of(row: Row) -> SoftwareEntry:
+    """Return what words.toml says of a row's trainer, with the profile of the row's own columns.
+
+    The column ``software`` counts before ``framework``, which may name engines.
+    """
+    table = words_table()
+    named = look_up(table.software, row)
+    entry = named or entry_of(table.unnamed, row)
+    if not table.software:  # as if no profile described a trainer
+        return entry
+    if row.software is not None:
+        profile, figures = _parsed(row.software)
+        return replace(entry, profile=profile, figures=figures)
+    if names_engines(row.words("framework")):
+        return replace(entry, profile=row.words("framework"), figures={})
+    return entry
+
+
+def note_unknown_trainer(reading: Reading) -> None:
+    """Record that the trainer of a row has no profile, and what is priced in its place."""
+    row = reading.row
+    if row.software is not None or look_up(words_table().software, row) is not None:
+        return
+    if names_engines(row.words("framework")) or "torch loop" in terms_of(row, "framework"):
+        return
+    name = "framework is not given" if row.framework is None else f"framework {row.framework!r}"
+    reading.defaults.append(f"{name}: trainer unknown, priced as an ordinary torch loop")
+
+
+def profile_of_trainer(
+    trainer: SoftwareEntry,
+) -> tuple[SoftwareProfile, tuple[tuple[str, Any], ...]]:
+    """Return the profile of a trainer, and the changed figures by "group.figure"."""
+    profile = software_profile(trainer.profile)
+    changes = {
+        f"{group}.{name}": value
+        for group, figures in trainer.figures.items()
+        for name, value in figures.items()
+    }
+    for name in changes.keys() - profile.sources.keys():
+        hint = did_you_mean(name, profile.sources)
+        raise InputError(f"software: {name!r} is no figure of {trainer.profile}. {hint}".strip())
+    return profile.changed(changes), tuple(sorted(changes.items()))
+
+
+def _parsed(text: str) -> tuple[str, dict[str, dict[str, bool | float | str]]]:
+    """Return profile (or engines) and figures of a cell: ``megatron; loss.chunk_tokens=1024``."""
+    profile, *changes = (part.strip() for part in text.split(CHANGES))
+    figures: dict[str, dict[str, bool | float | str]] = {}
+    for change in changes:
+        name, equals, value = (part.strip() for part in change.partition("="))
+        group, dot, figure = name.partition(".")
+        if not (equals and dot and value):
+            raise InputError(f"software: {change!r} (must be group.figure=value)")
+        figures.setdefault(group, {})[figure] = _value(name, value)
+    return profile, figures
+
+
+def _value(name: str, text: str) -> bool | float:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"software: {name} = {text!r} (must be a number or true, false)") from None

@@ -1,0 +1,250 @@
+"""Vocabulary of RUNS.csv: phrases in the text of a cell become terms (vocabulary.toml).
+
+A cell is normalised (case, punctuation, plurals, "8-bit"), and its phrases are read from left to
+right, the longest first, so that "NeMo AutoModel" is no "NeMo". A phrase after "no", "not" or
+"without", or before "=0", "=false", "off", is a term that starts with "not ". Words outside every
+phrase are not understood.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from hardware_profiles.fields import convert, read_toml
+from planner.validation.runs_file import Row
+
+TABLE: Final = Path(__file__).parent / "vocabulary.toml"
+# columns with settings, all of which ``anywhere`` stands for
+READ_COLUMNS: Final = (
+    "framework",
+    "notes",
+    "recompute",
+    "optimizer",
+    "peft",
+    "precision",
+    "offload",
+)
+ANYWHERE: Final = "anywhere"  # the section of phrases that every column may contain
+NEGATIONS: Final = frozenset({"no", "not", "without", "non", "disable", "disabled"})
+OFF: Final = frozenset({"off", "false", "disabled"})
+ON: Final = frozenset({"on", "true", "enabled"})
+NOT_PLURAL: Final = frozenset({"transformers", "ops", "bias", "axis"})
+REPLACED: Final = (
+    (r"\bw/o\b", "without"),
+    (r"c\+\+", "cpp"),
+    (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
+    (r"\b2nd\b", "second"),
+    (r"\b(\w+)is(e|ed|er|ers|ing|ation)\b", r"\1iz\2"),  # British spelling
+    (r"(?<=[a-z0-9])[.](?=[a-z])", " "),  # torch.compile; a release keeps its dots
+)
+TOKEN: Final = re.compile(r"(?P<equals>[=:]\s*)?(?P<word>[a-z0-9][a-z0-9.?]*)")
+
+
+class Token(NamedTuple):
+    """A normalised word, and whether it follows an equals sign or a colon."""
+
+    word: str
+    is_value: bool
+
+
+def tokens_of(text: str) -> tuple[Token, ...]:
+    """Return the normalised words of a text.
+
+    >>> [token.word for token in tokens_of("8-bit Optimisers, w/o torch.compile")]
+    ['8bit', 'optimizer', 'without', 'torch', 'compile']
+    """
+    text = text.lower()
+    for pattern, replacement in REPLACED:
+        text = re.sub(pattern, replacement, text)
+    return tuple(
+        Token(_singular(found["word"].rstrip(".")), found["equals"] is not None)
+        for found in TOKEN.finditer(text)
+    )
+
+
+def _singular(word: str) -> str:
+    plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
+    return word[:-1] if plural and word not in NOT_PLURAL else word
+
+
+@dataclass(frozen=True, slots=True)
+class CellTerms:
+    """Terms of a cell, each with the position of its first phrase, and the words in no phrase."""
+
+    terms: Mapping[str, int]
+    rest: tuple[Token, ...]
+
+
+class Document(Struct, frozen=True, forbid_unknown_fields=True):
+    """The file: phrases by column and term; words without any effect on a price."""
+
+    phrases: dict[str, dict[str, tuple[str, ...]]]
+    without_effect: tuple[str, ...]
+    releases: dict[str, tuple[str, str]]  # of a term: software, and its first release
+
+
+class CellVocabulary:
+    """Phrases of every column."""
+
+    def __init__(self, document: Document) -> None:
+        self._phrases = {
+            column: _by_words(document.phrases, column)
+            for column in {*document.phrases, *READ_COLUMNS}
+        }
+        self._longest = max(len(words) for one in self._phrases.values() for words in one)
+        self._without_effect = frozenset(
+            token.word for text in document.without_effect for token in tokens_of(text)
+        )
+        self._releases = {
+            term: (tuple(token.word for token in tokens_of(name)), _release(since))
+            for term, (name, since) in document.releases.items()
+        }
+        self._terms = {
+            column: _with_negations(phrases) | set(self._releases)
+            for column, phrases in self._phrases.items()
+        }
+        self._read = cache(self._read_text)
+
+    def terms(self, column: str) -> frozenset[str]:
+        """Return the terms that a column may contain; none of a column without a vocabulary."""
+        return self._terms.get(column, frozenset())
+
+    def phrases(self, column: str) -> Mapping[tuple[str, ...], frozenset[str]]:
+        """Return the terms of every phrase (normalised words) of a column."""
+        return self._phrases.get(column, {})
+
+    def read(self, column: str, text: str) -> CellTerms:
+        """Return the terms in a cell."""
+        return self._read(column, text)
+
+    def _read_text(self, column: str, text: str) -> CellTerms:
+        tokens = tokens_of(text)
+        terms: dict[str, int] = {}
+        rest: list[Token] = []
+        at = 0
+        while at < len(tokens):
+            start, end, names = self._phrase_at(column, tokens, at)
+            if not names:
+                rest.append(tokens[at])
+                at += 1
+                continue
+            off, end = _switch(tokens, end)
+            for name in names:
+                terms.setdefault(f"not {name}" if off or start > at else name, at)
+            at = end
+        terms |= {name: at for name, at in self._newer(tokens) if name not in terms}
+        return CellTerms(
+            MappingProxyType(terms), tuple(token for token in rest if not self._is_filler(token))
+        )
+
+    def _phrase_at(
+        self, column: str, tokens: Sequence[Token], at: int
+    ) -> tuple[int, int, frozenset[str]]:
+        """Return start, end and terms of the longest phrase, which a negation may precede."""
+        negated = tokens[at].word in NEGATIONS
+        for size in range(min(len(tokens) - at, self._longest), 0, -1):
+            for start in (at, at + 1) if negated else (at,):
+                words = tuple(token.word for token in tokens[start : start + size])
+                if len(words) == size and words in self._phrases[column]:
+                    return start, start + size, self._phrases[column][words]
+        return at, at, frozenset()
+
+    def _newer(self, tokens: Sequence[Token]) -> Iterator[tuple[str, int]]:
+        """Terms of releases that are as new as stated."""
+        for term, (name, since) in self._releases.items():
+            size = len(name)
+            for at in range(len(tokens) - size):
+                words = tuple(token.word for token in tokens[at : at + size])
+                number = tokens[at + size].word
+                if words == name and number[:1].isdigit() and _release(number) >= since:
+                    yield term, at
+
+    def _is_filler(self, token: Token) -> bool:
+        """Whether a word is a number, a release, a commit or a word without effect."""
+        return token.word in self._without_effect or any(map(str.isdigit, token.word))
+
+
+def _by_words(
+    sections: Mapping[str, Mapping[str, Sequence[str]]], column: str
+) -> dict[tuple[str, ...], frozenset[str]]:
+    found: dict[tuple[str, ...], frozenset[str]] = {}
+    for name in {ANYWHERE, column}:
+        for term, phrases in sections.get(name, {}).items():
+            for phrase in phrases:
+                words = tuple(token.word for token in tokens_of(phrase))
+                found[words] = found.get(words, frozenset()) | {term}
+    return found
+
+
+def _with_negations(phrases: Mapping[tuple[str, ...], frozenset[str]]) -> frozenset[str]:
+    terms = frozenset(term for found in phrases.values() for term in found)
+    return terms | {f"not {term}" for term in terms}
+
+
+def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
+    """Return whether a switch after a phrase is off, and the end of the switch."""
+    if end == len(tokens):
+        return False, end
+    word, is_value = tokens[end]
+    if word in OFF or (is_value and word in ("0", "no", "none")):
+        return True, end + 1
+    if word in ON or (is_value and word in ("1", "yes")):
+        return False, end + 1
+    return False, end
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Return the numbers of a release.
+
+    >>> _release("0.34.2"), _release("2.9rc1")
+    ((0, 34, 2), (2, 9))
+    """
+    numbers = (re.match(r"\d+", part) for part in text.split("."))
+    return tuple(int(number[0]) for number in numbers if number)
+
+
+@cache
+def vocabulary() -> CellVocabulary:
+    """Return the vocabulary that comes with shardplan."""
+    return CellVocabulary(convert(read_toml(TABLE, "the vocabulary"), Document, str(TABLE)))
+
+
+def terms_of(row: Row, column: str) -> Mapping[str, int]:
+    """Return the terms of a cell, or of all cells ("anywhere"), each with its first position."""
+    if column != ANYWHERE:
+        return vocabulary().read(column, row.words(column)).terms
+    found: dict[str, int] = {}
+    for name in READ_COLUMNS:
+        for term, at in vocabulary().read(name, row.words(name)).terms.items():
+            found.setdefault(term, at)
+    return found
+
+
+def not_understood(row: Row) -> list[str]:
+    """Return the words of a row that have no meaning here, by column; of notes, settings only."""
+    found = []
+    for column in READ_COLUMNS:
+        rest = vocabulary().read(column, row.words(column)).rest
+        words = [token.word for token in rest]
+        if column == "notes":
+            words = [text for text in SETTING.findall(row.words(column)) if _is_unknown(text, rest)]
+        if words:
+            found.append(f"{column}: {' '.join(words)}")
+    return found
+
+
+SETTING: Final = re.compile(r"[a-z_][\w-]*=[\w.+-]+")
+
+
+def _is_unknown(setting: str, rest: Sequence[Token]) -> bool:
+    """Whether the name of a setting, as ``name=value``, is in no phrase."""
+    name = tokens_of(setting.partition("=")[0])
+    return bool(name) and name[-1].word in {token.word for token in rest}

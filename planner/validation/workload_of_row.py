@@ -1,0 +1,100 @@
+"""The workload of a row: batch, precision, optimizer, attention and adapters."""
+
+from __future__ import annotations
+
+from typing import Any, Final, get_args
+
+from cost_models.model.spec import ModelSpec
+from cost_models.plan.workload import MIXED, Adapter, AttentionKernel, Precision, Workload
+from planner.validation.reading import Reading, Unpriceable
+from planner.validation.runs_file import Row
+from planner.validation.vocabulary import terms_of
+from planner.validation.words import SoftwareEntry, entry_of, look_up, number_in, words_table
+
+TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
+DEFAULT_RANK: Final = 8  # of adapters of unknown rank; the effect on memory and time is small
+
+
+def workload_of(
+    reading: Reading, model: ModelSpec, batch: int, precision: str, trainer: SoftwareEntry
+) -> Workload:
+    """Return the work of a row; ``precision``: where the cell is empty."""
+    row = reading.row
+    named = look_up(words_table().precision, row)
+    word: Any = (
+        named.value if named else reading.value("precision", precision, "of that accelerator")
+    )
+    if word not in get_args(Precision):
+        raise Unpriceable(f"precision {row.precision} is not priced")
+    reading.value("optimizer", "adamw", "the usual one")
+    optimizer = look_up(words_table().optimizer, row)
+    if optimizer is None and row.optimizer is not None:
+        raise Unpriceable(f"optimizer {row.optimizer!r} is not priced")
+    states = look_up(words_table().states, row)
+    gradients = look_up(words_table().gradients, row)
+    return Workload(
+        seq_len=reading.need("seq_len"),
+        global_batch_size=batch,
+        precision=word,
+        optimizer=optimizer.value if optimizer else "adamw",
+        attention_kernel=_attention(reading),
+        master_weights=_keeps_master_weights(row, word, trainer),
+        optimizer_state_precision=states.value if states else "auto",
+        gradient_precision=row.gradient_precision or (gradients.value if gradients else "auto"),
+        document_mask=row.document_length is not None,
+        document_length=row.document_length or 0,
+        **_adapter(reading, model),
+    )
+
+
+def _attention(reading: Reading) -> AttentionKernel:
+    flash, entry = reading.row.flash_attention, look_up(words_table().attention, reading.row)
+    if flash not in (None, "unknown"):
+        return "eager" if flash == "0" else "flash"
+    kernel: AttentionKernel = entry.value if entry else "flash"
+    reading.defaults.append(f"attention {kernel} (default: flash_attention is not given)")
+    return kernel
+
+
+def _keeps_master_weights(row: Row, precision: str, trainer: SoftwareEntry) -> bool:
+    """Whether weights are updated in fp32: as the row says, else as the trainer does."""
+    if precision not in MIXED:
+        return True
+    if row.master_weights is not None:
+        return row.master_weights
+    entry = look_up(words_table().master_weights, row)
+    return entry.value if entry else trainer.master_weights
+
+
+def _adapter(reading: Reading, model: ModelSpec) -> dict[str, Any]:
+    row = reading.row
+    kind = look_up(words_table().adapter, row)
+    if row.peft is None or (kind and kind.value == "none"):
+        return {}
+    if kind is None or kind.value not in get_args(Adapter):
+        raise Unpriceable(f"peft {row.peft!r} is not priced")
+    rank = number_in(words_table().adapter_rank, row) or DEFAULT_RANK
+    targets = _targets(row)
+    if targets == "all" and any(kind.feed_forward.num_experts for kind in model.kinds):
+        reading.defaults.append("adapters of attention alone: those of routed experts are left out")
+        targets = "attention"
+    return {
+        "adapter": kind.value,
+        "adapter_rank": rank,
+        "adapter_alpha": 2.0 * rank,
+        "adapter_targets": targets,
+        "quantisation": entry_of(words_table().quantisation, row).value,
+    }
+
+
+def _targets(row: Row) -> str:
+    """Return the matrices with adapters: those that the cell names, else the trainer's."""
+    terms = terms_of(row, "peft")
+    every = {name: name for name in TARGETS}
+    shorter = {"qkv": ("q", "k", "v"), "mlp": ("gate", "up", "down")}
+    named = {one for term in terms for one in shorter.get(term, (every.get(term),)) if one}
+    if "all" in terms or len(named) == len(TARGETS):
+        return "all"
+    if named:
+        return ",".join(name for name in TARGETS if name in named)
+    return entry_of(words_table().targets, row).value

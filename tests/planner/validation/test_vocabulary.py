@@ -1,0 +1,372 @@
+"""Phrasings of settings: what each cell is priced as, and what is reported as not understood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.validation.case import Case, case_of
+from planner.validation.runs_file import Row
+from planner.validation.vocabulary import not_understood, terms_of, tokens_of, vocabulary
+from planner.validation.words import words_table
+
+LLAMA = {
+    "model": "llama-2-7b",
+    "seq_len": 2048,
+    "gpu": "H100-SXM",
+    "num_gpus": 8,
+    "micro_batch_size": 1,
+    "precision": "bf16",
+}
+
+
+def case(**cells: Any) -> Case:
+    return case_of(Row(line=2, **{**LLAMA, **cells}))
+
+
+RECOMPUTE = {
+    ("full", 0): [
+        "full",
+        "Full",
+        "all layers",
+        "gradient checkpointing",
+        "gradient-checkpointing",
+        "activation checkpointing",
+        "gradient_checkpointing=1",
+        "every layer",
+        "full AC",
+        "true",
+    ],
+    ("selective", 0): [
+        "selective",
+        "attention only",
+        "core attention",
+        "selective activation recomputation",
+        "core_attn",
+    ],
+    ("full", 16): [
+        "every second layer",
+        "every 2nd layer",
+        "every other layer",
+        "1 of 2 layers",
+        "alternating layers",
+    ],
+    ("full", 13): [  # 0.4 of the layers: what runs again
+        "selective op",
+        "per-op SAC",
+        "op-level selective",
+        "selective AC by op",
+        "SAC per op",
+    ],
+    ("none", 0): ["none", "no", "off", "no gradient checkpointing", "w/o checkpointing", "0"],
+    ("selective_ops", 0): ["selective_ops", "selective ops", "Selective-Ops"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in RECOMPUTE.items() for text in texts]
+)
+def test_recomputation(words: str, expected: tuple[str, int]) -> None:
+    plan = case(recompute=words).plan
+    assert (plan.recompute, plan.recompute_layers) == expected
+
+
+OPTIMIZERS = {
+    "adamw": ["adamw", "AdamW", "Adam", "torch AdamW, fused", "FusedAdam", "adamw_torch_fused"],
+    "adamw_8bit": ["8-bit Adam", "adamw 8bit", "AdamW8bit", "bnb-8bit-adam", "adamw_bnb_8bit"],
+    "paged_adamw": ["paged AdamW", "PagedAdamW (bitsandbytes)", "paged_adamw_32bit"],
+    "paged_adamw_8bit": ["paged AdamW 8-bit", "PagedAdamW8bit", "paged_adamw_8bit"],
+    "lamb": ["LAMB", "FusedLAMB", "fused lamb"],
+    "sgd_momentum": ["SGD with momentum", "sgd, momentum 0.9", "momentum"],
+    "adafactor": ["adafactor", "Adafactor", "Ada-Factor"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in OPTIMIZERS.items() for text in texts]
+)
+def test_optimizers(words: str, expected: str) -> None:
+    assert case(optimizer=words).scenario.workload.optimizer == expected
+
+
+ADAPTERS = {
+    ("none", "nf4"): ["none", "full fine-tuning", "no", "w/o LoRA"],
+    ("lora", "nf4"): ["lora r=16", "LoRA rank 16", "low-rank adapters r=16"],
+    ("qlora", "nf4"): ["qlora r=16", "QLoRA (bnb 4bit) r=16", "4-bit LoRA r=16", "lora, bnb-nf4"],
+    ("qlora", "nf4_double"): [
+        "qlora (nf4 double quant)",
+        "qlora (nf4-dq)",
+        "qlora, nf4, nested",
+        "QLoRA bitsandbytes 4-bit, double quantisation",
+    ],
+    ("qlora", "int4"): ["qlora (gptq) r=8", "LoRA on GPTQ 4-bit", "lora, int4 GPTQ"],
+    ("qlora", "int8"): ["lora on int8 GPTQ", "LoRA, load_in_8bit", "lora over LLM.int8()"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in ADAPTERS.items() for text in texts]
+)
+def test_adapters(words: str, expected: tuple[str, str]) -> None:
+    workload = case(peft=words).scenario.workload
+    assert workload.adapter == expected[0]
+    assert workload.adapter == "none" or workload.quantisation == expected[1]
+    assert "6" not in words or workload.adapter_rank == 16
+
+
+TARGETS = {
+    "q,v": ["lora q,v", "lora q_proj,v_proj", "LoRA (query, value)", "lora v_proj + q_proj"],
+    "q,k,v,o": ["lora (q,k,v,o)", "lora q_proj k_proj v_proj o_proj", "LoRA qkv, o"],
+    "all": ["lora all-linear", "lora q,k,v,o,gate,up,down", "LoRA on qkv, o and mlp"],
+    "gate,up,down": ["lora mlp", "lora gate_proj,up_proj,down_proj", "lora up, gate, down"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in TARGETS.items() for text in texts]
+)
+def test_matrices_with_adapters(words: str, expected: str) -> None:
+    assert case(peft=words).scenario.workload.adapter_targets == expected
+
+
+STAGES = {
+    0: ["torch DDP", "PyTorch DistributedDataParallel", "FSDP NO_SHARD", "ZeRO-0"],
+    1: ["DeepSpeed ZeRO-1", "zero1", "distributed optimizer", "ZeroRedundancyOptimizer"],
+    2: ["DeepSpeed ZeRO-2", "zero2", "FSDP SHARD_GRAD_OP", "zero_stage=2"],
+    3: ["DeepSpeed ZeRO stage 3", "zero3", "FSDP full shard", "FULL_SHARD", "fsdp2", "HSDP"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in STAGES.items() for text in texts]
+)
+@pytest.mark.parametrize("column", ["framework", "notes"])
+def test_sharding(words: str, expected: int, column: str) -> None:
+    assert case(**{column: words}).plan.zero_stage == expected
+    assert case(**{column: words}, zero_stage=1).plan.zero_stage == 1
+
+
+OFFLOADS = {
+    "optimizer": ["optimizer", "optimizer states to CPU", "cpu (optimizer)", "Optim. to host"],
+    "activations": ["activations to CPU", "saved tensors", "activation offloading"],
+    "weights": ["params to CPU", "cpu (optimizer+params)", "weights and optimizer"],
+    "none": ["none", "no", "no offload"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in OFFLOADS.items() for text in texts]
+)
+def test_offload(words: str, expected: str) -> None:
+    assert case(offload=words, zero_stage=3).plan.offload == expected
+
+
+PRECISIONS = {
+    "bf16": ["bf16", "bfloat16", "BF16 mixed"],
+    "fp16": ["fp16", "float16", "half precision"],
+    "fp32": ["fp32", "float32", "single precision"],
+    "fp8": ["fp8", "float8", "MXFP8", "FP8 tensorwise"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in PRECISIONS.items() for text in texts]
+)
+def test_precision(words: str, expected: str) -> None:
+    assert case(precision=words).scenario.workload.precision == expected
+
+
+MEMORY = {
+    ("allocated", "fullest"): [
+        "torch max_memory_allocated",
+        "peak allocated",
+        "peak active (torch)",
+    ],
+    ("allocated", "first"): ["max_memory_allocated of rank 0", "allocated, first stage"],
+    ("reserved", "fullest"): ["torch max_memory_reserved", "reserved (torch)", "peak reserved, GB"],
+    ("device", "fullest"): ["nvidia-smi", "nvidia-smi memory.used", "NVML", "device level"],
+    ("allocated", "last"): ["torch allocated (last rank)", "allocated on the last stage"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in MEMORY.items() for text in texts]
+)
+def test_kinds_of_memory(words: str, expected: tuple[str, str]) -> None:
+    from planner.validation.measurement import measured_memory
+
+    found = measured_memory(Row(peak_memory_gib=1.0, memory_definition=words))
+    assert found is not None
+    assert (found.kind, found.rank) == expected
+
+
+SOFTWARE = {
+    "nemo": [
+        "Megatron-Core",
+        "Megatron-LM (core 0.6.0)",
+        "Megatron-LM with TE, 2023",
+        "Megatron-LM + Transformer Engine",
+        "mcore",
+        "NeMo",
+        "NeMo Megatron",
+        "NVIDIA NeMo Framework 24.07",
+        "Primus (Megatron-LM)",
+    ],
+    "megatron": [
+        "Megatron-LM",
+        "Megatron-DeepSpeed",
+        "gpt-neox",
+        "Megatron-LM + DeepSpeed",
+        "Megatron-DeepSpeed (2021)",
+    ],
+    "megatron-2021": ["Megatron-LM (2021)", "Megatron-LM of 2020", "megatron 2021"],
+    "torch-trainer": [
+        "NeMo AutoModel",
+        "NeMo-Automodel 0.1",
+        "PyTorch FSDP",
+        "torch DDP",
+        "PyTorch Lightning",
+        "DeepSpeed",
+        "Colossal-AI",
+        "OLMo-core",
+        "open_lm",
+        "somebody's own",
+    ],
+    "hf-trainer": [
+        "TRL",
+        "Axolotl",
+        "LLaMA-Factory",
+        "llama_factory",
+        "Hugging Face Trainer",
+        "transformers 4.48",
+        "Accelerate 0.34",
+        "TRL on accelerate, no liger",
+    ],
+    "hf-trainer-liger": ["TRL with Liger", "Axolotl, liger kernels", "HF Trainer, fused linear CE"],
+    "hf-trainer-foak": ["unsloth", "Unsloth (TRL SFTTrainer)", "TRL with Unsloth"],
+    "xla": ["MaxText", "levanter", "PaxML (JAX)", "JAX"],
+    "torchtitan": [
+        "torchtitan 0.1.0, torch.compile",
+        "TorchTitan compile=1",
+        "torchtitan, compile on",
+        "torchtitan with model compile enabled",
+    ],
+    "shardplan": [
+        "torchtitan",
+        "torchtitan compile=0",
+        "torchtitan (no compile)",
+        "torchtitan w/o torch.compile",
+        "torchtitan, compile: false",
+        "torchtitan, not compiled",
+    ],
+    "torchtune": ["torchtune", "torchtune full_finetune_single_device", "TorchTune 0.4"],
+    "torchtune-chunked": ["torchtune, chunked CE", "torchtune (compile, chunked cross-entropy)"],
+    "composer": ["llm-foundry", "MosaicML Composer", "composer"],
+    "torch-compile": ["own loop, torch.compile", "PyTorch, compiled", "PyTorch DDP compile=true"],
+}
+
+
+@pytest.mark.parametrize(
+    ("framework", "expected"), [(text, key) for key, texts in SOFTWARE.items() for text in texts]
+)
+def test_trainers(framework: str, expected: str) -> None:
+    assert case(framework=framework).scenario.software.name == expected
+
+
+LOSSES = {
+    ("torch-trainer+fused-linear-loss", 1024.0): [
+        "fused linear CE",
+        "fused linear cross-entropy",
+        "cut cross entropy",
+    ],
+    ("torch-trainer", 1024.0): ["chunked CE", "chunked loss", "cross-entropy in chunks"],
+    ("torch-trainer+compiled-loss", 0.0): ["compiled CE", "compiled loss", "loss: compiled loss"],
+    ("torch-compile+compiled-chunked-loss", 1024.0): [
+        "chunked CE, compile",
+        "torch.compile; chunked loss",
+        "compile=1 chunked_loss=1",
+    ],
+    ("hf-trainer-liger", 1024.0): ["Liger", "liger kernels", "use_liger=true"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in LOSSES.items() for text in texts]
+)
+def test_losses_of_a_trainer_without_a_profile(words: str, expected: tuple[str, float]) -> None:
+    found = case(framework="somebody's own", notes=words).scenario.software
+    assert (found.name, found.loss.chunk_tokens) == expected
+
+
+@pytest.mark.parametrize("words", ["fused CE", "fused cross-entropy", "Triton cross entropy"])
+def test_a_fused_loss_has_no_fp32_logits(words: str) -> None:
+    found = case(framework="somebody's own", notes=words).scenario.software
+    assert (found.loss.fp32_logits_copies, found.loss.forward_bytes) == (0.0, 4.0)
+
+
+def test_an_unknown_trainer_is_named() -> None:
+    def words(framework: str | None) -> str:
+        return "; ".join(case(framework=framework).defaults)
+
+    assert "'somebody's own': trainer unknown" in words("somebody's own").replace('"', "'")
+    assert "framework is not given: trainer unknown" in words(None)
+    for known in ("PyTorch FSDP", "TRL", "fsdp2+adamw-fused"):
+        assert "trainer unknown" not in words(known)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"recompute": "full, but reentrant"}, ["recompute: but reentrant"]),
+        ({"optimizer": "adamw with shampoo blocks"}, ["optimizer: shampoo"]),
+        ({"peft": "lora r=16 on q,v plus prompts"}, ["peft: plus prompt"]),
+        ({"precision": "bf16 stochastic"}, ["precision: stochastic"]),
+        ({"offload": "optimizer and gradients"}, ["offload: gradient"]),
+        ({"framework": "TRL 0.9 with my patches"}, ["framework: my patche"]),
+        ({"notes": "ran at night; bucket_size=5e8; compile=0"}, ["notes: bucket_size=5e8"]),
+        ({"notes": "any prose; max seq 512"}, []),
+        ({"framework": "torchtitan 0.1.0 (FSDP2)", "recompute": "selective op"}, []),
+        ({"optimizer": "adamw (fp32 master and states)"}, []),
+    ],
+)
+def test_what_was_not_understood_is_reported(cells: dict[str, Any], expected: list[str]) -> None:
+    assert not_understood(Row(**cells)) == expected
+
+
+def test_a_longer_name_is_not_caught_by_a_shorter_one() -> None:
+    assert "nemo" not in terms_of(Row(framework="NeMo AutoModel"), "framework")
+    assert "megatron" not in terms_of(Row(framework="Megatron-DeepSpeed"), "framework")
+    assert "lora" not in terms_of(Row(peft="QLoRA"), "peft")
+
+
+def test_releases_are_compared_as_numbers() -> None:
+    def since(text: str) -> bool:
+        return "accelerate since 0.34" in terms_of(Row(framework=text), "framework")
+
+    assert [since(f"accelerate {n}") for n in ("0.34", "0.34.2", "1.0", "0.9", "0.33.0")] == [
+        *(True, True, True, False, False)
+    ]
+
+
+def test_every_term_has_a_meaning() -> None:
+    """A term that no entry names would be consumed without any effect."""
+    table = words_table()
+    named = {
+        term.removeprefix("not ")
+        for section in (getattr(table, name) for name in table.__struct_fields__)
+        if isinstance(section, tuple)
+        for entry in section
+        for terms in getattr(entry, "when", {}).values()
+        for term in terms
+    }
+    by_code = {"torch loop", *("q", "k", "v", "o", "gate", "up", "down", "mlp", "qkv", "all")}
+    columns = ("framework", "recompute", "optimizer", "peft", "precision", "offload")
+    for column in (*columns, "memory_definition", "flops_definition"):
+        found = {term for terms in vocabulary().phrases(column).values() for term in terms}
+        assert found - named - by_code == set(), column
+
+
+def test_words_are_normalised() -> None:
+    words = [token.word for token in tokens_of("8-bit Optimisers; w/o torch.compile=0, v1.2.3")]
+    assert words == ["8bit", "optimizer", "without", "torch", "compile", "0", "v1.2.3"]
