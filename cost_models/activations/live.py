@@ -55,7 +55,7 @@ from cost_models.partition.in_flight import in_flight_peaks, weight_gradients_pe
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import FULL, GPIPE, NONE, SELECTIVE, SELECTIVE_OPS
 
-TOKEN_ID_BYTES: Final = 8.0  # int64 inputs and labels
+TOKEN_ID_BYTES: Final = 16.0  # int64 inputs and labels
 
 
 class LayerBackward(Struct, frozen=True):
@@ -98,15 +98,30 @@ class LayerBackward(Struct, frozen=True):
         )
 
 
-class LiveActivations(Struct, frozen=True):
-    """Bytes of activations of one pipeline rank when most micro-batches are in flight."""
+class SavedByLayers(Struct, frozen=True):
+    """Layers of a kind whose tensors are saved alike."""
 
+    count: Real
+    per_token: Real  # bytes that one of them saves
+    recomputed: bool  # if the plan recomputes
+
+
+class LiveActivations(Struct, frozen=True):
+    """Bytes of activations of one pipeline rank when most micro-batches are in flight.
+
+    ``memory.saved_tensors`` lists those that layers and head have saved.
+    """
+
+    tokens: Real  # of a micro-batch
     in_flight: Real  # micro-batches, counted by the rank's layers
+    at_head: Real  # micro-batches whose head has run
     pending: Real  # micro-batches whose weight gradients are pending
-    pending_bytes: Real  # of ``saved``, the operands of these
-    saved: Real  # by layers and head of all micro-batches in flight, and logits of finished heads
-    saved_later: Real  # with one micro-batch less in flight
-    stage: Real  # of ``saved``, by all layers of one of the rank's stages for one micro-batch
+    layers: tuple[SavedByLayers, ...]
+    on_device: Real | None  # offloaded: the running layer, and the previous one in transfer
+    shared_per_token: Real  # kept for all layers, of each micro-batch in flight
+    operands_per_token: Real  # of pending weight gradients, of each micro-batch
+    tables: Real  # rotary tables and masks of all micro-batches in flight
+    stage: Real  # saved by all layers of one of the rank's stages for one micro-batch
     working: Real  # of one layer's backward pass: gradients, and recomputed tensors
     last_layer: Real  # ``working`` and saved tensors of the layer whose backward pass is the last
     layer_backward: tuple[LayerBackward, ...]  # points of it, where blocks are sharded one by one
@@ -115,7 +130,7 @@ class LiveActivations(Struct, frozen=True):
     head_backward: Real  # of the output projection's backward pass
     head_norm: Real  # of the last norm's backward pass
     head_gradient: Real  # gradient of the head's input, which the layers receive
-    head_saved: Real  # of ``saved``, by the head: freed before the layers' backward pass
+    head_per_token: Real  # saved by the head, until the layers' backward pass
     logits_forward: Real  # of the micro-batch at the loss
     logits_backward: Real
     logits_gradient: Real  # of the same, after its backward pass
@@ -127,38 +142,32 @@ class LiveActivations(Struct, frozen=True):
 def live_activations(view: RankView) -> LiveActivations:
     """Return the activations of a pipeline rank at its peak, in bytes.
 
-    ``saved`` = layers x in flight + operands of pending weight gradients + head + token ids +
-    tables and masks. Sources: the modules of ``activations``, term by term.
+    Sources: the modules of ``activations``, term by term.
     """
     table, rank, tokens = view.table, view.rank, view.tokens
     layers = _layers(view)
     in_flight, pending = _at_peak(view, layers)
-    ids = 2.0 * TOKEN_ID_BYTES
     head_saved, kept, forward, backward = head_bytes_per_token(view)
     # GPipe's last stage runs all forward passes before the first loss is differentiated
     waiting = np.where(
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
     )
-    tables = _table_bytes(view, in_flight)
-    one_less = np.maximum(in_flight - 1.0, 0.0)
-    every, every_later = layers.saved * in_flight, layers.saved * one_less
-    # offloaded: the running layer, and the previous one in transfer to the host
-    on_device = np.where(table.offloads_activations, 2.0 * layers.largest, np.inf)
-    offloaded = every - np.minimum(every, on_device)
-    every, every_later = np.minimum(every, on_device), np.minimum(every_later, on_device)
-    shared = shared_bytes_per_token(view)
-    shared = shared + embedding_bytes_per_token(view)
-    every, every_later = every + shared * in_flight, every_later + shared * one_less
-    late = layers.operands * pending
-    saved = every + late + (head_saved + ids) * waiting + kept * (waiting - 1.0)
-    saved_later = every_later + late + (head_saved + ids + kept) * np.maximum(waiting - 1.0, 0.0)
+    offloaded, on_device = np.zeros(len(table)), None
+    if np.any(table.offloads_activations):
+        on_device = np.where(table.offloads_activations, 2.0 * layers.largest * tokens, np.inf)
+        offloaded = np.maximum(0.0, layers.saved * in_flight * tokens - on_device)
+    shared = shared_bytes_per_token(view) + embedding_bytes_per_token(view)
     at_end = layers.operands * weight_gradients_pending_at_end(table, rank)
     return LiveActivations(
+        tokens=tokens,
         in_flight=in_flight,
+        at_head=waiting,
         pending=pending,
-        pending_bytes=late * tokens,
-        saved=saved * tokens + tables,
-        saved_later=saved_later * tokens + tables,
+        layers=tuple(layers.kinds),
+        on_device=on_device,
+        shared_per_token=shared,
+        operands_per_token=layers.operands,
+        tables=_table_bytes(view, in_flight),
         # offloaded tensors are not on the device
         stage=np.where(table.offloads_activations, 0.0, layers.saved * tokens / rank.num_stages),
         working=layers.working * tokens,
@@ -167,14 +176,14 @@ def live_activations(view: RankView) -> LiveActivations:
         head_backward=head_backward_bytes_per_token(view) * tokens,
         head_norm=head_norm_bytes_per_token(view) * tokens,
         head_gradient=head_gradient_bytes_per_token(view) * tokens,
-        head_saved=head_saved * tokens,
+        head_per_token=head_saved,
         last_layer=(np.maximum(layers.alone, at_end) + shared) * tokens,
         logits_forward=forward * tokens,
         logits_backward=backward * tokens,
         logits_gradient=kept * tokens,
         logits_later=np.where(waiting > 1.0, (backward - kept) * tokens, 0.0),
         messages=messages(view, in_flight) * tokens,
-        offloaded=offloaded * tokens,
+        offloaded=offloaded,
     )
 
 
@@ -211,6 +220,7 @@ class _RankBytes(Struct, frozen=True):
     """Bytes a token of a rank's layers for one micro-batch."""
 
     saved: Real  # for the backward pass, by all layers
+    kinds: list[SavedByLayers]
     operands: Real  # of weight gradients, between input gradients and weight gradients
     working: Real  # added by the backward pass of one layer
     alone: Real  # the same and that layer's saved tensors
@@ -226,6 +236,7 @@ def _layers(view: RankView) -> _RankBytes:
     saved = operands = working = alone = largest = copies = zeros
     with_recompute: Real = zeros  # ``working`` of recomputed layers
     done_before: Real = zeros
+    kinds: list[SavedByLayers] = []
     backward: list[LayerBackward] = []
     recomputed_backward: list[LayerBackward] = []
     by_kind: list[tuple[Real, Real]] = [(0.0, 0.0)] * len(model.kinds)
@@ -247,6 +258,10 @@ def _layers(view: RankView) -> _RankBytes:
             model, view.workload.compute_bytes, software, table
         )
         saved = saved + recomputed * one.left + (count - recomputed) * one.saved
+        if np.any(np.less(recomputed, count)):
+            kinds.append(SavedByLayers(count - recomputed, one.saved, False))
+        if np.any(recomputed):
+            kinds.append(SavedByLayers(recomputed, one.left, True))
         if rank.layer_neighbours:  # offloaded tensors were freed before
             moved = table.offloads_activations
             by_kind[number] = np.where(moved, 0.0, one.saved), np.where(moved, 0.0, one.left)
@@ -275,7 +290,7 @@ def _layers(view: RankView) -> _RankBytes:
     backward += recomputed_backward
     if not backward:  # no layer has a backward pass
         backward = [LayerBackward(zeros, zeros, zeros, zeros, zeros, zeros - 1.0, "reduced", False)]
-    return _RankBytes(saved, operands, working, alone + copies, largest, backward, by_kind)
+    return _RankBytes(saved, kinds, operands, working, alone + copies, largest, backward, by_kind)
 
 
 class _LayerBytes(Struct, frozen=True):

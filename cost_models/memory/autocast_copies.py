@@ -26,18 +26,17 @@ def absent_copies(
     params: RankParameters,
     rank: PipelineRank,
     table: PlanTable,
-    compute_bytes: float,
     *,
     tied: bool,
 ) -> tuple[Real, ...]:
-    """Bytes of copies that do not exist at each of ``memory.MOMENTS``.
+    """Elements of copies that do not exist at each of ``MOMENTS``.
 
-        forward pass of the loss     c E          an embedding is looked up in fp32, unless tied
-        its backward pass, the head  c (E + R)    recomputed layers cast theirs later
-        backward pass of a layer     c (P - K)    its own copies are in the buffers
-        from the last layer on       c P
+        forward pass of the loss     E        an embedding is looked up in fp32, unless tied
+        its backward pass, the head  E + R    recomputed layers cast theirs later
+        backward pass of a layer     P - K    its own copies are in the buffers
+        from the last layer on       P
 
-    Symbols: c ``compute_bytes``, P all weights, E the embedding, R recomputed layers, K layers
+    Symbols: P all weights, E the embedding, R recomputed layers, K layers
     below the current one that are not recomputed. Shapes: columns of the table's length.
     """
     every = np.multiply(params.total, np.ones(len(table)))
@@ -52,8 +51,7 @@ def absent_copies(
         kept = kept + (count - repeated) * size
     below = np.maximum(kept - params.largest_layer, 0.0)
     walking = every - below
-    absent = (lookup, lookup + again, lookup + again, walking, walking, every, every, every)
-    return tuple(compute_bytes * numel for numel in absent)
+    return (lookup, lookup + again, lookup + again, walking, walking, every, every, every)
 
 
 def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float:
@@ -88,9 +86,9 @@ def autocast_rows(view: RankView) -> list[Row]:
     tied, rows = view.model.tie_embeddings, []
     sizes = [np.zeros(len(table)) for _ in MOMENTS]
     for params in parts:
-        absent = absent_copies(params, view.rank, table, compute, tied=tied)
+        absent = absent_copies(params, view.rank, table, tied=tied)
         for moment, missing in enumerate(absent):
-            sizes[moment] = sizes[moment] + compute * params.total - missing
+            sizes[moment] = sizes[moment] + compute * (params.total - missing)
         for moment in (BACKWARD, LATER_BACKWARD, LAST_LAYER):
             sizes[moment] = sizes[moment] + compute * params.largest_layer
     for moment, size in enumerate(sizes):

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cost_models.arrays import Flag, Real
 from cost_models.memory.autocast_copies import gathered_bytes
+from cost_models.memory.gradients import Gradients
+from cost_models.memory.ledger import Row, added, either, product
 from cost_models.model.lora import frozen_part, has_frozen, quantised_bytes, trainable_part
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
@@ -70,8 +73,8 @@ def is_gathered(software: SoftwareProfile, table: PlanTable) -> Flag:
 
 def flat_buffers(
     software: SoftwareProfile, table: PlanTable, whole: Units, others: object
-) -> dict[str, Real]:
-    """Buffers, besides the shards, at each of ``memory.Buffers``' moments, where a plan shards.
+) -> dict[str, Row]:
+    """Buffers, besides the shards, at each moment of ``layerwise.Buffers``, where a plan shards.
 
         loss      root gathered after the layers' forward passes; in the backward pass g - 1 layers
         head      the same and the root's gradient
@@ -82,36 +85,42 @@ def flat_buffers(
     """
     sharded = is_gathered(software, table)
     kept = software.gradients.accumulated_unsharded & (table.num_microbatches > 1)
-    root, layer = (np.where(kept, 0.0, g) for g in (whole.root_gradient, whole.layer_gradient))
-    gathered = whole.root + software.sharding.gathered_layers * whole.layer
-    ahead = gathered - whole.layer
+    each = software.sharding.gathered_layers
+    root = _whole("buffers", "gathered root: embedding, last norm, head", whole.root)
+    fresh = _whole("buffers", "the root's gradient", np.where(kept, 0.0, whole.root_gradient))
+    layer = _whole("buffers", "a layer's gradient", np.where(kept, 0.0, whole.layer_gradient))
+
+    def layers(count: float) -> Row:
+        each = ("bytes of a layer", whole.layer, "bytes")
+        return product("buffers", "gathered layers", ("g", count, "layers"), each)
+
+    backward = added(root, layers(each), fresh, layer)
     at = {
-        "loss_forward": whole.root,
-        "loss_backward": ahead,
-        "head": ahead + root,
-        "backward": gathered + root + layer,
-        "last_layer": gathered + root + layer,
-        "embedding": whole.root + root,
+        "loss_forward": root,
+        "loss_backward": added(root, layers(each - 1.0)),
+        "head": added(root, layers(each - 1.0), fresh),
+        "backward": backward,
+        "last_layer": backward,
+        "embedding": added(root, fresh),
     }
-    return {name: np.where(sharded, value, getattr(others, name)) for name, value in at.items()}
+    return {name: either(sharded, row, getattr(others, name)) for name, row in at.items()}
 
 
 def flat_gradients(
-    software: SoftwareProfile, table: PlanTable, whole: Units, others: object
-) -> dict[str, Real]:
+    software: SoftwareProfile, table: PlanTable, whole: Units, others: Gradients
+) -> Gradients:
     """Whole gradients of all units, where they are added up before they are reduced (no_sync).
 
     If the longest sequences come first, no gradients are accumulated at their peak.
     """
     if not software.gradients.accumulated_unsharded:
-        return {}
+        return others
     kept = (table.zero_stage >= 3) & (table.shard_ranks > 1) & (table.num_microbatches > 1)
-    beside = 0.0 if software.activations.longest_sequences_first else whole.all_gradients
-    at = {
-        "full_flight": beside,
-        "later": beside,
-        "last_layer": whole.all_gradients,
-        "embedding": whole.all_gradients,
-        "reduced": whole.all_gradients,
-    }
-    return {name: np.where(kept, size, getattr(others, name)) for name, size in at.items()}
+    row = _whole("gradients", "whole gradients of all units", whole.all_gradients)
+    early = software.activations.longest_sequences_first
+    none = {name: replace(row, size=0.0) for name in ("full_flight", "later")} if early else {}
+    return others.replaced(kept, row, **none)
+
+
+def _whole(part: str, name: str, size: Real) -> Row:
+    return Row(part, name, size, formula="bytes of the unit")

@@ -30,14 +30,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cost_models.activations.live import LayerBackward, LiveActivations
-from cost_models.arrays import Flag, Real
+from cost_models.arrays import Count, Flag, Real
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
-from cost_models.memory.gradients import rearranged_bytes
-from cost_models.memory.step_points import StepPoint, TransientParts, backward_layers
+from cost_models.memory.gradients import gradients_of, rearranged_bytes
+from cost_models.memory.ledger import Point, Row, added, either, least, most, product, total
+from cost_models.memory.model_states import gradients as gradient_row
+from cost_models.memory.saved_tensors import activation, logits, saved_rows
 from cost_models.model.lora import embedding_is_frozen
 from cost_models.model.parameters import block_numel
 from cost_models.model.spec import ModelSpec
+from cost_models.partition.frozen_weights import dequantisation_buffers
 from cost_models.partition.rank_parameters import RankParameters, last_trained_share
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
@@ -46,6 +49,9 @@ from cost_models.partition.stages import NO_LAYER, LayerCounts, PipelineRank
 from cost_models.plan.plan import SCHEDULES, PlanTable
 
 DUALPIPEV: Final = SCHEDULES.index("dualpipev")
+RUNNING: Final = "backward pass of a layer"
+LEFT_OVER: Final = "left over from a reduction"
+UNPACKED: Final = "dequantised matrix"
 
 
 class LayerBlock(Struct, frozen=True):
@@ -65,17 +71,19 @@ class GroupEnd(Struct, frozen=True):
     passed: Real | tuple[LayerCounts, LayerCounts]
     exists: Flag = True
 
-    def freed(self, layer: LayerBackward, kept: Sequence[tuple[Real, Real]]) -> Real:
-        """Activation bytes of the layers whose backward pass is finished.
+    def freed(self, layer: LayerBackward, kept: Sequence[tuple[Real, Real]]) -> Row:
+        """Activations of the layers whose backward pass is finished, which count negative.
 
         ``kept``: bytes of a layer of each kind, and of a recomputed one.
         """
+        name = "layers whose backward pass is done"
         if not isinstance(self.passed, tuple):
-            return self.passed * layer.saved
+            each = ("b·s·a", layer.saved, "bytes")
+            return product("activations", name, ("−k", -1.0 * self.passed, "layers"), each)
         found: Real = 0.0
         for count, recomputed, (every, left) in zip(*self.passed, kept, strict=True):
-            found = found + (count - recomputed) * every + recomputed * left
-        return found
+            found = found - (count - recomputed) * every - recomputed * left
+        return Row("activations", name, found, formula="− k · b·s · a of each kind")
 
 
 class LayerGroup(Struct, frozen=True):
@@ -98,9 +106,7 @@ class BlockBackward(NamedTuple):
     layer: LayerBackward
     group: int
     mode: int
-    buffers: Real
-    freed: Real  # gathered weights of this layer that are freed
-    unpacked: Real  # a matrix, see ``LayerBackward.unpacked``
+    rows: tuple[Row, ...]  # buffers, and gathered weights of this layer that are freed
 
 
 class Blocks(Struct, frozen=True):
@@ -206,24 +212,30 @@ class Blocks(Struct, frozen=True):
             split=by_value(_splits(table)),
         )
 
-    def _fresh(self, elements: Real, at_once: Real | None = None) -> Real:
-        """Bytes of a block's gradients before they are accumulated.
+    def _fresh(self, elements: Real, at_once: Real | None = None) -> Row:
+        """Return a block's gradients before they are accumulated.
 
         Where they are added to existing memory matrix by matrix, only ``at_once`` elements: of a
         layer, its two largest matrices.
         """
         at_once = self.largest_pair if at_once is None else at_once
-        added = np.where(self.added, np.minimum(elements, at_once), elements)
-        return self.compute * np.where(self.managed, elements, added)
+        some = np.where(self.added, np.minimum(elements, at_once), elements)
+        some = np.where(self.managed, elements, some)
+        return _buffer("fresh weight gradients", "c", self.compute, some)
 
-    def _tied_gradient(self) -> Real:
-        """Bytes of the head's gradient of a tied table, until the embedding adds its own."""
-        return self.compute * self.tied_table
+    def _gathered(self, name: str, elements: Real) -> Row:
+        """Return gathered weights, under ZeRO-3."""
+        return _buffer(name, "c", self.gathered, np.where(self.zero_3, elements, 0.0))
+
+    def _tied_gradient(self, copies: float = 1.0) -> Row:
+        """Return the head's gradient of a tied table, until the embedding adds its own."""
+        each = copies * self.compute
+        return _buffer("gradient of the tied table", "c", each, self.tied_table)
 
     def _reduced(
         self, elements: Real, last: bool, shards: Real | None = None, end: float = 0.0
-    ) -> Real:
-        """Bytes of a block's gradients while they are reduced, or only accumulated.
+    ) -> Row:
+        """Return a block's gradients while they are reduced, or only accumulated.
 
         ``end``: the share of the last parameter, whose fresh gradient lives through the reduction
         where it is scattered (a variable of torch's foreach_reduce still refers to it).
@@ -235,96 +247,100 @@ class Blocks(Struct, frozen=True):
         both = np.maximum(c + self.copied, both)
         copied = np.where(self.accumulates & ~self.reduces_each, g, both)
         reduces = self.managed & (last | self.reduces_each)
-        return np.where(reduces, copied * elements, self._fresh(elements))
+        name, symbol = "gradients while they are reduced", "max(c + g, g + g/d)"
+        return either(reduces, _buffer(name, symbol, copied, elements), self._fresh(elements))
 
-    def _freed(self, elements: Real, last: bool) -> Real:
-        """Bytes of gathered weights of blocks that are done for this step."""
-        return self.compute * np.where(self.frees & last, elements, 0.0)
+    def _freed(self, elements: Real, last: bool = True) -> tuple[Row, ...]:
+        """Return gathered weights of blocks that are done for this step, which count negative."""
+        if not (last and np.any(self.frees)):
+            return ()
+        freed = ("P", np.where(self.frees, elements, 0.0), "parameters")
+        name = "gathered weights of blocks that are done"
+        return (product("weights", name, ("−c", -self.compute, "bytes"), freed),)
 
-    def _accumulated(self, gradients: Real, coming: Real, last: bool) -> Real:
-        """Bytes of accumulated gradients: the last micro-batch reduces them by block."""
-        whole = self.managed & self.accumulates & ~self.reduces_each & last
-        shard = self.reduction / self.shards
-        mine = self.reduction * coming + shard * (self.total - coming)
-        return np.where(whole, np.minimum(gradients, mine), gradients)
-
-    def _single(self, done: Real) -> Real:
-        """Reduced gradients of the blocks that are done, where a step has one micro-batch."""
-        return np.where(self.added, 0.0, self.reduction / self.shards * done)
-
-    def _before(self, gradients: Real, done: Real, last: bool) -> Real:
-        """Gradients in the first of two micro-batches: only those of blocks that are done."""
-        each = self.reduction / np.where(self.reduces_each, self.shards, 1.0)
-        return np.where(
-            self.two_micro_batches & (not last), np.minimum(gradients, each * done), gradients
+    def _accumulated(self, gradients: Row, coming: Real, last: bool) -> Row:
+        """Return accumulated gradients: the last micro-batch reduces them by block."""
+        if not last:
+            return gradients
+        whole = np.logical_and(self.managed & ~self.reduces_each, self.accumulates)
+        mine = added(
+            gradient_row("gradients of blocks to come", self.reduction, coming),
+            gradient_row("reduced gradients", self.reduction, self.total - coming, self.shards),
         )
+        return either(whole, least(gradients, mine), gradients)
+
+    def _single(self, done: Real) -> Row:
+        """Return reduced gradients of the blocks that are done in a step of one micro-batch."""
+        done = np.where(self.added, 0.0, done)
+        return gradient_row("reduced gradients", self.reduction, done, self.shards)
+
+    def _before(self, gradients: Row, done: Real, last: bool) -> Row:
+        """Return gradients; in the first of two micro-batches those of finished blocks."""
+        if last:
+            return gradients
+        shards = np.where(self.reduces_each, self.shards, 1.0)
+        mine = gradient_row("gradients of blocks that are done", self.reduction, done, shards)
+        return either(self.two_micro_batches, least(gradients, mine), gradients)
 
     def _prefetched(self) -> Real:
         """Elements of the last layer, gathered while the head runs; none with a tied table."""
         return np.where(self.tied > 0.0, 0.0, self.highest)
 
-    def _left_over(self) -> Real:
-        return (
-            (self.reduces_each & self.accumulates & self.managed)
-            * self.reduction
-            * self.reduced_last
-        )
+    def _left_over(self) -> Row:
+        kept = self.reduces_each & self.accumulates & self.managed
+        return gradient_row(LEFT_OVER, self.reduction, kept * self.reduced_last)
 
-    def at_loss_forward(self) -> Real:
-        """Bytes of the gathered head (two copies while it is gathered)."""
-        first = np.where(self.sharded & self.frees & ~self.accumulates, self.head, 0.0)
-        gathering = np.where(self.zero_3, 2.0 * self.head + self.tied, first)
-        return self.gathered * gathering
+    def at_loss_forward(self) -> Row:
+        """Return the gathered head (two copies while it is gathered)."""
+        before = np.where(self.sharded & self.frees & ~self.accumulates, self.head, 0.0)
+        gathering = np.where(self.zero_3, 2.0 * self.head + self.tied, before)
+        return _buffer("gathered head", "c", self.gathered, gathering)
 
-    def at_loss_backward(self) -> Real:
-        """Bytes of the gathered head, and of the last layer that is being gathered."""
-        whole = np.where(self.zero_3, self.head + self._prefetched() + self.tied, 0.0)
-        return self.gathered * whole
+    def at_loss_backward(self) -> Row:
+        """Return the gathered head, and the last layer that is being gathered."""
+        whole = self.head + self._prefetched() + self.tied
+        return self._gathered("gathered head and next layer", whole)
 
-    def at_loss(self, gradients: Real, live: LiveActivations) -> list[tuple[Real, Real]]:
-        """Gradients and activations at the loss."""
-        left = self._left_over()
-        return [(now + left, saved) for now, saved in self._at_peak(gradients, live)]
+    def at_loss(self, gradients: Row, live: LiveActivations) -> list[tuple[Row, Row, Row]]:
+        """Return gradients and activations at the loss."""
+        saved, left = added(*saved_rows(live)), self._left_over()
+        return [(now, left, kept) for now, kept in self._at_peak(gradients, saved, live)]
 
-    def _at_peak(self, gradients: Real, live: LiveActivations) -> list[tuple[Real, Real]]:
+    def _at_peak(self, gradients: Row, saved: Row, live: LiveActivations) -> list[tuple[Row, Row]]:
         """Gradients and activations; DualPipeV of few micro-batches peaks at two points."""
         if not np.any(self.peaks_early):
-            return [(gradients, live.saved)]
-        first = np.where(self.peaks_early, gradients * self.later_share, gradients)
-        less = np.where(self.peaks_early, live.stage, 0.0)
-        return [(first, live.saved), (gradients, live.saved - less)]
-
-    def at_head(self, gradients: Real, live: LiveActivations) -> list[StepPoint]:
-        """Points of the head: its weight gradient with that of the logits; then its reduction."""
-        points: list[StepPoint] = []
-        for now, saved in self._at_peak(gradients, live):
-            points += self._at_head(now, replace(live, saved=saved))
-        return points
-
-    def _at_head(self, gradients: Real, live: LiveActivations) -> list[StepPoint]:
-        block = self.head + self.tied
-        zeros = np.zeros_like(live.saved)
-        ahead = self.head + self.tied + self._prefetched()
-        ahead = self.gathered * np.where(self.zero_3, ahead, 0.0)
-        projection, with_left = ahead + self._fresh(block, block), gradients + self._left_over()
-        after_head = live.saved - live.head_saved + live.head_norm
-        with_head = live.saved + live.head_backward
-        points = [
-            StepPoint(
-                self._as_gradients((with_left, with_head, live.logits_gradient, projection, zeros))
-            ),
-            StepPoint(self._as_gradients((with_left, after_head, zeros, projection, zeros))),
+            return [(gradients, saved)]
+        size = gradients.size * self.later_share
+        share = Row("gradients", "of the rank's last stage", size, formula="a share of g · P")
+        stage = activation("one stage's layers, freed", -live.stage)
+        return [
+            (either(self.peaks_early, share, gradients), saved),
+            (gradients, added(saved, either(self.peaks_early, stage))),
         ]
-        after_head = live.saved - live.head_saved + live.head_gradient
-        for last, exists in self._modes():
-            coming = self._prefetched() + self.tied
-            coming = self.gathered * np.where(self.zero_3, coming, 0.0)
-            reduced = self._reduced(self.head, last, end=self.ends[0])
-            buffers = coming + reduced + self._tied_gradient()
-            freed = self._freed(self.head, last)
-            now = self._before(gradients, 0.0 * self.head, last)
-            point = self._as_gradients((now, after_head, zeros, buffers, freed))
-            points.append(StepPoint(point, exists))
+
+    def at_head(self, gradients: Row, live: LiveActivations) -> list[Point]:
+        """Points of the head: its weight gradient with that of the logits; then its reduction."""
+        rest, inputs = saved_rows(live)
+        block = self.head + self.tied
+        ahead = self._gathered("gathered head and next layer", block + self._prefetched())
+        projection, left = (ahead, self._fresh(block, block)), self._left_over()
+        backward = activation("backward pass of the projection", live.head_backward)
+        norm = activation("backward pass of the last norm", live.head_norm)
+        of_input = activation("gradient of the head's input", live.head_gradient)
+        of_logits = logits("gradient of the logits", live.logits_gradient)
+        coming = self._gathered("gathered next layer", self._prefetched() + self.tied)
+        points = []
+        for now, saved in self._at_peak(gradients, rest, live):
+            kept = (now, left)
+            points += [
+                self._point((*kept, saved, inputs, backward, of_logits, *projection)),
+                self._point((*kept, saved, norm, *projection)),
+            ]
+            for last, exists in self._modes():
+                reduced = self._reduced(self.head, last, end=self.ends[0])
+                buffers = (coming, reduced, self._tied_gradient(), *self._freed(self.head, last))
+                before = self._before(now, 0.0 * self.head, last)
+                points.append(self._point((before, saved, of_input, *buffers), exists))
         return points
 
     def backward(
@@ -336,126 +352,130 @@ class Blocks(Struct, frozen=True):
         """
         found = []
         for layer in live.layer_backward:
-            unpacked = layer.unpacked(used)
+            unpacked = _unpacked(layer, used)
             for number, group in enumerate(self.groups):
                 if not group.contains(layer):
                     continue
                 for mode, (last, _) in enumerate(self._modes()):
-                    buffers, freed = self._buffers(layer, group.block, last)
-                    found.append(BlockBackward(layer, number, mode, buffers, freed, unpacked))
+                    rows = self._buffers(layer, group.block, last)
+                    found.append(BlockBackward(layer, number, mode, rows + unpacked))
         return found
 
     def at_layer(
-        self, gradients: Real, live: LiveActivations, logits: Real, blocks: Sequence[BlockBackward]
-    ) -> list[StepPoint]:
+        self,
+        gradients: Row,
+        others: Row,
+        live: LiveActivations,
+        logits: tuple[Row, ...],
+        blocks: Sequence[BlockBackward],
+    ) -> list[Point]:
         """Points of a layer's backward pass: of the first, the second, or the last but one.
 
         Layer by layer activations are freed and reduced gradients added, so that the maximum is at
-        one end of a group. ``blocks``: of ``backward``.
+        one end of a group. ``others``: saved activations; ``blocks``: of ``backward``.
         """
-        others, modes = live.saved - live.head_saved, self._modes()
+        modes = self._modes()
         behind = [
             [self._behind(gradients, end.done) for end in group.ends] for group in self.groups
         ]
-        left: dict[tuple[int, int, bool], list[Real]] = {}  # the same at all points of a layer
+        left: dict[tuple[int, int, bool], list[Row]] = {}  # the same at all points of a layer
         points = []
-        for layer, number, mode, buffers, freed, unpacked in blocks:
+        for layer, number, mode, rows in blocks:
             group, key = self.groups[number], (number, layer.kind, layer.recomputed)
             if key not in left:
-                before = others + layer.positions_gradient * group.in_stack
-                left[key] = [before - end.freed(layer, live.saved_by_kind) for end in group.ends]
+                before = (others, *_positions(layer, group))
+                left[key] = [
+                    added(*before, end.freed(layer, live.saved_by_kind)) for end in group.ends
+                ]
+            running, none = activation(RUNNING, layer.added), activation(RUNNING, 0.0)
             for end, of_modes, saved in zip(group.ends, behind[number], left[key], strict=True):
-                accumulated, freed_before = of_modes[mode]
-                now = np.maximum(saved + layer.added, 0.0)
-                parts = (accumulated, now, logits, buffers, freed + freed_before)
-                _, exists = modes[mode]
-                exists = _all_of(exists, end.exists, layer.exists)
-                points.append(StepPoint(self._as_gradients(parts, unpacked), exists))
+                kept = most(added(saved, running), none)
+                now = (*of_modes[mode], kept, *logits, *rows)
+                exists = _all_of(modes[mode][1], end.exists, layer.exists)
+                points.append(self._point(now, exists))
         return points
 
-    def _behind(self, gradients: Real, done: Real) -> list[tuple[Real, Real]]:
+    def _behind(self, gradients: Row, done: Real) -> list[tuple[Row, ...]]:
         """Gradients, and freed gathered weights, after the blocks that are done; by mode."""
         found = []
         for last, _ in self._modes():
             kept = self._before(gradients, done, last)
             kept = self._accumulated(kept, self.total - done, last)
-            found.append((kept + self._single(done), self._freed(done, last)))
+            found.append((added(kept, self._single(done)), *self._freed(done, last)))
         return found
 
     def at_last_layer(
-        self, gradients: Real, live: LiveActivations, used: tuple[Real, Real] | None
-    ) -> list[StepPoint]:
+        self, gradients: Row, live: LiveActivations, used: tuple[Real, Real] | None
+    ) -> list[Point]:
         """Points of the first layer's backward pass, when no other activations are left."""
-        zeros = np.zeros_like(live.saved)
-        group = self.first_layer
-        done = self.total - self.embedding - self.lowest
+        group, coming = self.first_layer, self.embedding + self.lowest
+        done = self.total - coming
         modes = []
         for last, exists in self._modes():
-            whole = self._accumulated(gradients, self.embedding + self.lowest, last)
-            modes.append((last, exists, self._before(whole, done, last), self._freed(done, last)))
+            kept = self._before(self._accumulated(gradients, coming, last), done, last)
+            modes.append((last, exists, (kept, *self._freed(done, last))))
         points = []
         for layer in live.layer_backward:
             if not group.contains(layer):
                 continue
-            alone = layer.alone + layer.positions_gradient * group.in_stack
-            unpacked = layer.unpacked(used)
-            for last, exists, whole, freed_before in modes:
-                buffers, freed = self._buffers(layer, group.block, last)
-                freed = freed + freed_before
-                point = self._as_gradients((whole, alone, zeros, buffers, freed), unpacked)
-                points.append(StepPoint(point, _all_of(exists, layer.exists)))
+            alone = (activation(RUNNING, layer.alone), *_positions(layer, group))
+            for last, exists, before in modes:
+                buffers = self._buffers(layer, group.block, last) + _unpacked(layer, used)
+                exists = _all_of(exists, layer.exists)
+                points.append(self._point((*before, *alone, *buffers), exists))
+        if not np.any(self.split):
+            return points
         # late weight gradients are reduced while others are still pending: the copy in the
         # precision of the reduction, and its result next to the accumulated gradient
         copies = self.reduction * (1.0 + 1.0 / self.shards) + self.compute * self.mixed
-        late = np.where(self.split & self.managed, copies * self.layer, 0.0)
-        late = late if used is None else late + used[0]
-        point = (gradients, live.last_layer, zeros, late, zeros)
-        points.append(StepPoint(point, self.split))
+        elements = np.where(self.managed, self.layer, 0.0)
+        late = [_buffer("late weight gradients", "c + g + g/d", copies, elements)]
+        if used is not None:
+            late.append(Row("buffers", UNPACKED, used[0], formula="c · P_matrix"))
+        pending = activation("operands of pending weight gradients", live.last_layer)
+        points.append(Point((gradients, pending, *late), self.split))
         return points
 
-    def at_embedding(self, gradients: Real) -> list[StepPoint]:
+    def at_embedding(self, gradients: Row) -> list[Point]:
         """Points of the embedding: its gradient (whole, also of rows not read), its reduction."""
-        zeros = np.zeros_like(self.total)
-        points = []
+        points, done = [], self.total - self.embedding
+        # the sum of both gradients of a tied table: torch, input_buffer.cpp
+        both, table = self._tied_gradient(2.0), self._gathered("gathered table", self.tied)
+        fresh = self._fresh(self.embedding, self.embedding)
         for last, exists in self._modes():
-            left = np.where(
-                last | self.reduces_each, self.reduction * self.first_layer.block.own, 0.0
-            )
-            whole = np.where(self.zero_3, self.gathered * self.tied, 0.0) + self._tied_gradient()
-            whole = whole + self._tied_gradient()  # the sum of both: torch, input_buffer.cpp
-            fresh = self._fresh(self.embedding, self.embedding)
-            whole = whole + fresh + np.where(self.managed, left, 0.0)
-            kept = self._accumulated(gradients, self.embedding, last)
-            kept = self._before(kept, self.total - self.embedding, last)
-            freed = self._freed(self.total - self.embedding, last)
-            points.append(StepPoint(self._as_gradients((kept, zeros, zeros, whole, freed)), exists))
+            left = np.where(self.managed & (last | self.reduces_each), 1.0, 0.0)
+            left_over = _buffer(LEFT_OVER, "g", self.reduction * left, self.first_layer.block.own)
+            kept = self._before(self._accumulated(gradients, self.embedding, last), done, last)
+            rows = (table, both, fresh, left_over, *self._freed(done, last))
+            points.append(self._point((kept, *rows), exists))
             reduced = self._reduced(self.embedding, last, end=self.ends[1])
-            freed = self._freed(self.total, last)
-            points.append(
-                StepPoint(self._as_gradients((kept, zeros, zeros, reduced, freed)), exists)
-            )
+            rows = (reduced, *self._freed(self.total, last))
+            points.append(self._point((kept, *rows), exists))
         return points
 
-    def at_embedding_of_others(self, gradients: Real, live: LiveActivations) -> StepPoint:
+    def at_embedding_of_others(self, gradients: Row, saved: Row) -> Point:
         """Point of the embedding's gradient while other micro-batches are in flight (gpipe)."""
-        zeros = np.zeros_like(live.saved)
-        coming = np.where(self.zero_3, self.gathered * self.tied, 0.0)
-        coming = coming + self._reduced(self.embedding, False, end=self.ends[1])
-        return StepPoint((gradients, live.saved, zeros, coming, zeros), self.accumulates)
+        reduced = self._reduced(self.embedding, False, end=self.ends[1])
+        rows = (gradients, saved, self._gathered("gathered table", self.tied), reduced)
+        return Point(rows, self.accumulates)
 
-    def all_freed(self) -> Real:
-        """Bytes of gathered weights that are freed while the optimizer runs."""
-        return self.compute * np.where(self.frees, self.total, 0.0)
+    def all_freed(self) -> tuple[Row, ...]:
+        """Return gathered weights, which are freed while the optimizer runs."""
+        return self._freed(self.total)
 
-    def _as_gradients(self, point: TransientParts, used: Real = 0.0) -> TransientParts:
+    def _point(self, rows: tuple[Row, ...], exists: Flag = True) -> Point:
         """Count as gradients those of a single micro-batch that no rank reduces, not as buffers."""
-        gradients, activations, logits, buffers, freed = point
-        stay = ~(self.managed | self.accumulates)
+        stay = np.logical_not(self.managed | self.accumulates)
         if not np.any(stay):
-            return gradients, activations, logits, buffers + used, freed
-        missing = np.maximum(self.reduction * self.total - gradients, 0.0)
-        named = np.where(stay, np.minimum(buffers, missing), 0.0)
-        return gradients + named, activations, logits, buffers - named + used, freed
+            return Point(rows, exists)
+        fresh = added(*(r for r in rows if r.part == "buffers" and r.name != UNPACKED))
+        kept = total(row for row in rows if row.part == "gradients")
+        missing = np.maximum(self.reduction * self.total - kept, 0.0)
+        to_come = Row("gradients", "gradients to come", missing, formula="g · P − done")
+        named = replace(least(fresh, to_come), part="gradients")
+        rest = Row("buffers", "further copies of gradients", fresh.size - named.size)
+        others = tuple(r for r in rows if r.part != "buffers" or r.name == UNPACKED)
+        return Point((*others, either(stay, named), either(stay, rest, fresh)), exists)
 
     def _modes(self) -> list[tuple[bool, Flag]]:
         """Return whether a micro-batch is the last one, and the plans where it may be the peak."""
@@ -464,41 +484,95 @@ class Blocks(Struct, frozen=True):
             (False, self.accumulates),
         ]
 
-    def _buffers(self, layer: LayerBackward, block: LayerBlock, last: bool) -> tuple[Real, Real]:
+    def _buffers(self, layer: LayerBackward, block: LayerBlock, last: bool) -> tuple[Row, ...]:
         """Return buffers, and freed weights, at one point of a layer's backward pass."""
-        tied: Real = 0.0
+        tied: tuple[Row, ...] = ()
         if np.any(self.tied):
-            tied = self._tied_gradient() + np.where(self.zero_3, self.gathered * self.tied, 0.0)
-        reduces = self.managed & (last | self.reduces_each)
+            tied = (self._tied_gradient(), self._gathered("gathered table", self.tied))
+        reduces, g, apart = self.managed & (last | self.reduces_each), self.reduction, False
         separate: Real = 0.0
         if np.any(block.experts):
             separate = np.minimum(np.where(reduces, block.experts, 0.0), layer.gradients)
-        experts = self.reduction * (1.0 + 1.0 / self.expert_shards) * separate
+            apart = True
+
+        def experts(name: str, symbol: str, each: Real) -> tuple[Row, ...]:
+            return (_buffer(name, symbol, each, separate),) if apart else ()
+
         if layer.complete:
-            coming = np.where(self.zero_3, self.gathered * block.ahead, 0.0)
             rest = self._reduced(layer.gradients - separate, last)
-            shard = self.reduction / self.expert_shards * separate
-            return tied + coming + rest + shard, self._freed(layer.gradients, last)
+            shard = experts("reduced experts", "g/d'", g / self.expert_shards)
+            coming = self._gathered("gathered next layer", block.ahead)
+            return (added(*tied, coming, rest, *shard), *self._freed(layer.gradients, last))
         own = block.own + block.experts
-        ahead = np.where(self.zero_3, self.gathered * (own + block.ahead), 0.0)
+        ahead = own + block.ahead
         if layer.experts == "reducing":
-            going = self._reduced(separate, last, self.expert_shards) + self.rearranged * separate
+            going = self._reduced(separate, last, self.expert_shards)
+            moved = experts("rearranged experts", "c/3", self.rearranged)
+            rows = (going, *moved, self._fresh(layer.gradients - separate))
+        elif layer.experts == "reduced":
+            left = np.where(reduces & (separate == 0.0), block.before, 0.0)
+            copies = g * (1.0 + 1.0 / self.expert_shards)
+            done = experts("reduced experts and their copy", "g + g/d'", copies)
             fresh = self._fresh(layer.gradients - separate)
-            return tied + ahead + going + fresh, self._freed(separate, last)
-        if layer.experts != "reduced":
-            left = np.where(reduces, self.reduction * block.before, 0.0)
-            if np.any(block.experts) and layer.experts in ("gathered", "gathering"):
+            rows = (_buffer(LEFT_OVER, "g", g, left), fresh, *done)
+        else:
+            if apart and layer.experts in ("gathered", "gathering"):
                 # experts are gathered before the next layer, then copied out of the gathered
                 # buffer, and once more where they are cut inside
-                copies = (1.0 + np.greater(self.rearranged, 0.0)) * float(
-                    layer.experts == "gathering"
-                )
-                alone = self.gathered * (own + copies * block.experts)
-                ahead = np.where(self.zero_3 & (block.experts > 0.0), alone, ahead)
-            return tied + ahead + left + self._fresh(layer.gradients), 0.0 * self.layer
-        left = np.where(reduces & (separate == 0.0), self.reduction * block.before, 0.0)
-        fresh = self._fresh(layer.gradients - separate)
-        return tied + ahead + left + fresh + experts, self._freed(separate, last)
+                copies = (1.0 + np.greater(self.rearranged, 0.0)) * (layer.experts == "gathering")
+                ahead = np.where(block.experts > 0.0, own + copies * block.experts, ahead)
+            left = np.where(reduces, block.before, 0.0)
+            rows = (_buffer(LEFT_OVER, "g", g, left), self._fresh(layer.gradients))
+            apart = False
+        freed = self._freed(separate, last) if apart else ()
+        return (added(*tied, self._gathered("gathered layers", ahead), *rows), *freed)
+
+
+def block_points(view: RankView, live: LiveActivations, update: Row) -> list[list[Point]]:
+    """Return the points of each of ``MOMENTS``; ``update``: temporary tensors of the optimizer."""
+    blocks = Blocks.of(view, live.in_flight + live.pending)
+    gradients = gradients_of(view, live.in_flight + live.pending)
+    quantised = any(w.quantised for kind in view.model.kinds for w in kind.weights)
+    used = dequantisation_buffers(view) if quantised else None
+    flight, backward = gradients.full_flight, blocks.backward(live, used)
+    rest, later = saved_rows(live)[0], saved_rows(live, 1.0)[0]
+    both, at_loss = "logits, their gradient and copies", blocks.at_loss(flight, live)
+    losses = (
+        (logits("logits and copies", live.logits_forward), blocks.at_loss_forward()),
+        (logits(both, live.logits_backward), blocks.at_loss_backward()),
+    )
+    next_loss = logits(both, live.logits_later)
+    freed = activation("the head's inputs, freed", -live.head_per_token * live.tokens)
+    return [
+        *([Point((*rows, *loss)) for rows in at_loss] for loss in losses),
+        blocks.at_head(flight, live),
+        blocks.at_layer(flight, rest, live, (), backward),
+        [
+            *blocks.at_layer(gradients.later, added(later, freed), live, (next_loss,), backward),
+            blocks.at_embedding_of_others(gradients.later, later),
+        ],
+        blocks.at_last_layer(gradients.last_layer, live, used),
+        blocks.at_embedding(gradients.embedding),
+        [Point((gradients.reduced, update, *blocks.all_freed()))],
+    ]
+
+
+def _buffer(name: str, symbol: str, each: Real, elements: Real) -> Row:
+    return product("buffers", name, (symbol, each, "bytes"), ("P_block", elements, "parameters"))
+
+
+def _positions(layer: LayerBackward, group: LayerGroup) -> tuple[Row, ...]:
+    """Return the gradient of position biases that all layers of a stack share."""
+    if not np.any(layer.positions_gradient):
+        return ()
+    size = layer.positions_gradient * group.in_stack
+    return (activation("gradient of position biases", size),)
+
+
+def _unpacked(layer: LayerBackward, used: tuple[Real, Real] | None) -> tuple[Row, ...]:
+    if used is None:
+        return ()
+    return (Row("buffers", UNPACKED, layer.unpacked(used), formula="c · P_matrix + workspace"),)
 
 
 class _LayerElements(Struct, frozen=True):
@@ -549,7 +623,7 @@ class _LayerElements(Struct, frozen=True):
         others also the last one, which may be the only one of its size.
         """
         if not rank.layer_neighbours:
-            own, whole, layers = self.own(None), self.largest, backward_layers(model, rank)
+            own, whole, layers = self.own(None), self.largest, _backward_layers(model, rank)
             more = layers > 2
             ends = [GroupEnd(head + whole, 1, more)] if np.any(more) else []
             if np.any(layers > 3):  # of three, the second is the last but one
@@ -581,7 +655,7 @@ class _LayerElements(Struct, frozen=True):
         """Return the rank's first layer; no block is gathered during its backward pass."""
         if rank.layer_neighbours:
             return groups[-1]
-        several = np.greater(backward_layers(model, rank), 1)
+        several = np.greater(_backward_layers(model, rank), 1)
         before = np.where(several, self.own(None), head)
         return LayerGroup(self.block(None, before, 0.0), (), in_stack=several)
 
@@ -589,6 +663,12 @@ class _LayerElements(Struct, frozen=True):
 def _last_shares(model: ModelSpec, *, alone: bool) -> tuple[float, float]:
     """Return the share of the head's and the embedding's last parameter in its block."""
     return last_trained_share(model.head), 0.0 if alone else last_trained_share(model.embedding)
+
+
+def _backward_layers(model: ModelSpec, rank: PipelineRank) -> Count:
+    """Layers of a rank that have a backward pass."""
+    counts = zip(rank.kind_counts, model.kinds, strict=True)
+    return sum(count for count, kind in counts if not kind.forward_only)
 
 
 def _all_of(*flags: Flag) -> Flag:

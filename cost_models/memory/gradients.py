@@ -1,9 +1,11 @@
 """Gradients that one accelerator holds at the moments of a step that can be its peak.
 
-Units: bytes. Every argument may be a column of a plan table.
+Units: bytes; rows of the ledger, columns of a plan table.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -11,9 +13,11 @@ from msgspec.structs import asdict
 
 from cost_models.arrays import Count, Flag, Real
 from cost_models.columnar.columns import by_value
+from cost_models.memory.ledger import Row, added, either, most
 from cost_models.memory.model_states import (
-    accumulated_gradient_bytes,
-    reduced_gradient_bytes,
+    accumulated_gradients,
+    gradients,
+    reduced_gradients,
     shares,
 )
 from cost_models.model.spec import ModelSpec
@@ -32,98 +36,108 @@ def reduces_once(software: SoftwareProfile, table: PlanTable) -> Flag:
 
 
 class Gradients(Struct, frozen=True):
-    """Bytes of gradients at the moments of ``MOMENTS``."""
+    """Rows of gradients at the moments of ``MOMENTS``."""
 
-    full_flight: Real  # while all micro-batches are in flight
-    later: Real  # once the first of them is done
-    last_layer: Real  # when the last backward pass is at the first layer
-    embedding: Real  # when it is at the embedding
-    reduced: Real  # what the optimizer reads
+    full_flight: Row  # while all micro-batches are in flight
+    later: Row  # once the first of them is done
+    last_layer: Row  # when the last backward pass is at the first layer
+    embedding: Row  # when it is at the embedding
+    reduced: Row  # what the optimizer reads
 
-    def where_offloaded(self, table: PlanTable, layer: Real) -> Gradients:
-        """Offloaded gradients, which leave with the weights: at most a layer's shard stays."""
-        moves = table.offloads_weights
-        shard = layer / np.maximum(1, table.shard_ranks)
-        at = {name: np.where(moves, shard, value) for name, value in asdict(self).items()}
-        return Gradients(**{**at, "reduced": np.where(moves, 0.0, self.reduced)})
+    def replaced(self, flag: Flag, row: Row, **others: Row) -> Gradients:
+        """Return another row under the plans with a flag; ``others``: at single moments."""
+        at = asdict(self).items()
+        return Gradients(**{name: either(flag, others.get(name, row), own) for name, own in at})
 
 
 def gradients_of(view: RankView, in_flight: Real) -> Gradients:
-    """Return the gradients as the trainer and the ZeRO stage accumulate and reduce them."""
-    software, params = view.software, view.parameters
-    gradient = view.workload.gradient_bytes(
-        in_master_precision=software.gradients.in_master_precision
-    )
+    """Return the gradients as the trainer and the ZeRO stage accumulate and reduce them.
+
+    Offloaded ones leave with the weights: at most a layer's shard stays.
+    """
+    software, params, table = view.software, view.parameters, view.table
+    each = view.workload.gradient_bytes(in_master_precision=software.gradients.in_master_precision)
+    none = Row("gradients", "gradients", np.zeros(len(table)))
     if software.optimizer.in_backward:  # only what one block's gradients take
-        none = np.zeros(len(view.table))
-        layer, outer = gradient * params.largest_layer, gradient * params.embedding
-        return Gradients(none, none, layer, outer, none)
-    if software.gradients.whole_buffer:
-        buffer = gradient * params.total
-        return Gradients(buffer, buffer, buffer, buffer, buffer)
-    reduction, table = _Reduction(view, gradient), view.table
+        layer = gradients("of the layer being updated", each, params.largest_layer)
+        outer = gradients("of the embedding", each, params.embedding)
+        found = Gradients(none, none, layer, outer, none)
+    elif software.gradients.whole_buffer:
+        whole = gradients("one buffer of all gradients", each, params.total)
+        found = Gradients(whole, whole, whole, whole, whole)
+    else:
+        found = _accumulated(view, each, in_flight)
+    if not np.any(table.offloads_weights):
+        return found
+    shards = np.maximum(1, table.shard_ranks)
+    layer = gradients(
+        "of a layer, on their way to the host",
+        view.workload.reduction_bytes,
+        params.largest_layer,
+        shards,
+    )
+    return found.replaced(table.offloads_weights, layer, reduced=none)
+
+
+def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
+    """Return gradients that micro-batches add up, block by block in the last one."""
+    params, table = view.parameters, view.table
     parts = shares(params.total, params.expert_total, table)
-    reduced = reduction.reduced(parts)
-    later = reduction.accumulated(parts, by_value(table.num_microbatches > 1))
+
+    def accumulated(when: Flag) -> Row:
+        rows = []
+        for number, (numel, ranks) in enumerate(parts):
+            row = accumulated_gradients(
+                numel,
+                ranks,
+                table.zero_stage,
+                each,
+                accumulates=when,
+                defers_reduction=reduces_once(view.software, table),
+                experts=number > 0,
+            )
+            buffer = gradients("one buffer of all gradients", each, numel, experts=number > 0)
+            rows.append(either(_is_whole_replica(view, ranks), buffer, row))
+        return added(*rows)
+
+    # those of other ranks are freed when the optimizer starts
+    whole = view.software.gradients.whole_until_update
+    zero = np.where(table.zero_stage == 1, 0, table.zero_stage) if whole else table.zero_stage
+
+    def reduced(parts: Sequence[tuple[Real, Count]], zero_stage: Count, sign: float = 1.0) -> Row:
+        return added(
+            *(
+                reduced_gradients(n, ranks, zero_stage, sign * each, experts=number > 0)
+                for number, (n, ranks) in enumerate(parts)
+            )
+        )
+
+    def coming(total: Real, experts: Real) -> Row:
+        """Gradients that do not exist before their block's pass, which count negative."""
+        found = shares(total, experts, table)
+        new = [(np.where(_is_whole_replica(view, ranks), 0.0, n), ranks) for n, ranks in found]
+        return reduced(new, zero, -1.0)
+
+    later, last = accumulated(by_value(table.num_microbatches > 1)), reduced(parts, zero)
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it
-    embedding = reduction.coming([(params.embedding, table.shard_ranks)])
-    layer = reduction.coming(shares(params.largest_layer, params.expert_layer, table))
+    embedding = added(last, coming(params.embedding, 0.0))
+    layer = coming(params.largest_layer, params.expert_layer)
     return Gradients(
-        full_flight=reduction.accumulated(parts, by_value(table.num_microbatches > in_flight)),
+        full_flight=accumulated(by_value(table.num_microbatches > in_flight)),
         later=later,
-        last_layer=np.maximum(later, reduced - embedding - layer),
-        embedding=np.maximum(later, reduced - embedding),
-        reduced=reduction.reduced(parts, until_update=False),
+        last_layer=most(later, added(embedding, layer)),
+        embedding=most(later, embedding),
+        reduced=reduced(parts, table.zero_stage) if whole else last,
     )
 
 
-class _Reduction(Struct, frozen=True):
-    """How gradients are accumulated and reduced; parts: elements, ranks that share them."""
-
-    view: RankView
-    gradient: float  # bytes of an element
-
-    def accumulated(self, parts: list[tuple[Real, Count]], when: Flag) -> Real:
-        """Bytes between micro-batches, where an earlier one left them."""
-        table = self.view.table
-        each = (
-            np.where(
-                self._is_whole_replica(ranks),
-                self.gradient * part,
-                accumulated_gradient_bytes(
-                    part,
-                    ranks,
-                    table.zero_stage,
-                    self.gradient,
-                    accumulates=when,
-                    defers_reduction=reduces_once(self.view.software, table),
-                ),
-            )
-            for part, ranks in parts
-        )
-        return sum(each, start=np.zeros(len(table)))
-
-    def reduced(self, parts: list[tuple[Real, Count]], *, until_update: bool = True) -> Real:
-        """Bytes after the reduction; ``until_update``: and before the optimizer frees others'."""
-        zero = self.view.table.zero_stage
-        if until_update and self.view.software.gradients.whole_until_update:
-            zero = np.where(zero == 1, 0, zero)
-        each = (reduced_gradient_bytes(numel, ranks, zero, self.gradient) for numel, ranks in parts)
-        return sum(each, start=np.zeros(len(self.view.table)))
-
-    def coming(self, parts: list[tuple[Real, Count]]) -> Real:
-        """Bytes after the reduction of gradients that do not exist before their block's pass."""
-        return self.reduced(
-            [(np.where(self._is_whole_replica(ranks), 0.0, n), ranks) for n, ranks in parts]
-        )
-
-    def _is_whole_replica(self, ranks: Count) -> Flag:
-        """Whether replicas keep one buffer of all gradients through the step."""
-        workload, software = self.view.workload, self.view.software
-        in_place = workload.compute_bytes == workload.master_bytes
-        keeps = software.gradients.whole_replica_buffer and in_place
-        found: Flag = by_value((self.view.table.zero_stage == 0) & np.greater(ranks, 1) & keeps)
-        return found
+def _is_whole_replica(view: RankView, ranks: Count) -> Flag:
+    """Whether replicas keep one buffer of all gradients through the step."""
+    workload, software = view.workload, view.software
+    in_place = workload.compute_bytes == workload.master_bytes
+    keeps = software.gradients.whole_replica_buffer and in_place
+    found: Flag = by_value((view.table.zero_stage == 0) & np.greater(ranks, 1) & keeps)
+    return found
 
 
 def rearranged_bytes(model: ModelSpec, workload: Workload, table: PlanTable) -> Real:

@@ -7,19 +7,22 @@ Units: bytes. Every argument may be a column of a plan table.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from msgspec import Struct
 
 from cost_models.arrays import Real
+from cost_models.memory.ledger import Given, Row, product
 from cost_models.partition.rank_view import RankView
 
 
 class HeadGradients(Struct, frozen=True):
-    """Bytes at the moments of ``MOMENTS``, on top of accumulated gradients."""
+    """Rows at the moments of ``MOMENTS``, on top of accumulated gradients."""
 
-    head: list[tuple[Real, Real]]  # and what is left of the logits, at each of its places
-    layers: Real  # during the layers' backward passes
-    embedding: Real
+    head: list[tuple[Row, Row]]  # and what is left of the logits, at each of its places
+    layers: Row  # during the layers' backward passes
+    embedding: Row
 
 
 def head_gradients(view: RankView, logits: Real) -> HeadGradients:
@@ -44,18 +47,26 @@ def head_gradients(view: RankView, logits: Real) -> HeadGradients:
     whole = (table.zero_stage == 0) | (table.shard_ranks <= 1)
     apart = whole & (not software.gradients.whole_buffer)
     each = np.where(apart, workload.compute_bytes, 0.0)
-    tied = each * (params.embedding if alone else 0.0)
-    head = tied + each * params.head
-    beside = np.where(head > 0.0, logits, 0.0)
-    places: list[tuple[Real, Real]] = [(head, beside)]
+    tied = params.embedding if alone else 0.0
+    block = each * (tied + params.head)
+    beside = np.where(block > 0.0, logits, 0.0)
+
+    def copied(name: str, elements: Given, copies: Real) -> Row:
+        return product("buffers", name, ("c · copies", each * copies, "bytes"), elements)
+
+    head = partial(copied, "gradients of the head", ("H", tied + params.head, "parameters"))
+    table_of = partial(copied, "gradients of a tied table", ("E", tied, "parameters"))
+
+    def left(size: Real) -> Row:
+        return Row("logits", "gradient of the logits", size, formula="c · V/t · b·s")
+
     if not software.loss.chunk_tokens or software.loss.chunks_logits:
-        return HeadGradients(places, tied, 3.0 * tied)
-    places = [(head, logits)]
+        return HeadGradients([(head(1.0), left(beside))], table_of(1.0), table_of(3.0))
+    places = [(head(1.0), left(logits))]
     tokens = 1.0 * workload.seq_len * table.micro_batch_size / table.context_parallel
     chunks = np.maximum(1.0, tokens / software.loss.chunk_tokens)
     several = chunks > 1.0
     for more in (1.0, 2.0):
-        gradients = head + np.where(several, more * head, 0.0)
-        left = beside * np.where(several, np.maximum(0.0, 1.0 - more / chunks), 1.0)
-        places.append((gradients, left))
-    return HeadGradients(places, tied, np.where(several, 2.0, 3.0) * tied)
+        kept = beside * np.where(several, np.maximum(0.0, 1.0 - more / chunks), 1.0)
+        places.append((head(np.where(several, 1.0 + more, 1.0)), left(kept)))
+    return HeadGradients(places, table_of(1.0), table_of(np.where(several, 2.0, 3.0)))

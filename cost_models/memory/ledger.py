@@ -18,14 +18,14 @@ Units: bytes. Sizes and factors are numbers or columns of a plan table; text is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cost_models.arrays import Count, Flag, Real
+from cost_models.arrays import Count, Flag, Real, pick
 
 MOMENTS: Final = (
     "loss_forward",
@@ -47,6 +47,7 @@ MOMENTS: Final = (
     EMBEDDING,
     OPTIMIZER,
 ) = range(len(MOMENTS))
+PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 SUM, LEAST, MOST, EITHER = range(4)  # how a row follows from other rows
 
 
@@ -83,7 +84,7 @@ class Row(Struct, frozen=True):
         """Yield the products that count under the one plan of a table, by the part they are in."""
         part = part or self.part
         if not self.rows:
-            yield replace(self, part=part)
+            yield replace(self, part=part, size=first(self.size))
         elif self.rule == SUM:
             for row in self.rows:
                 yield from row.leaves(part)
@@ -101,7 +102,7 @@ def product(part: str, name: str, *factors: Given) -> Row:
     500000000.0
     """
     found = tuple(Factor(*each) for each in factors)
-    size: Real = found[0].value
+    size: Real = found[0].value  # type: ignore[assignment]
     for symbol, value, _ in found[1:]:
         size = size / value if symbol[0] == "/" else size * value
     return Row(part, name, size, found)
@@ -133,12 +134,59 @@ def either(flag: Flag, one: Row, other: Row | None = None) -> Row:
     return Row(one.part, one.name, size, rows=(one, other), rule=EITHER, flag=flag)
 
 
+class Point(Struct, frozen=True):
+    """Rows that live at one point of an event only, and the plans whose steps have that point."""
+
+    rows: tuple[Row, ...]
+    exists: Flag = True
+
+
+class Ledger(Struct, frozen=True):
+    """All rows of a rank's step: those that live through events, and those of single points."""
+
+    rows: tuple[Row, ...]
+    points: Sequence[Sequence[Point]]  # of each event
+
+    def live(self, moment: int) -> list[Row]:
+        """Return the rows that live through an event."""
+        return [row for row in self.rows if row.born <= moment <= row.dies]
+
+    def parts(self, moment: int) -> dict[str, Real]:
+        """Return the bytes of each part at the largest point of an event."""
+        sums = part_sums(self.live(moment))
+        found = [part_sums(point.rows, point.exists) for point in self.points[moment]]
+        zeros = np.zeros_like(_transient(sums))
+        index = np.argmax(np.stack([_transient(each) + zeros for each in found]), axis=0)
+        return {part: sums[part] + pick([each[part] for each in found], index) for part in PARTS}
+
+    def leaves(self, moment: int) -> list[Row]:
+        """Return the products that were added up at an event, under the one plan of a table."""
+        rows, points = self.live(moment), [p for p in self.points[moment] if first(p.exists)]
+        if points:
+            rows += max(points, key=lambda point: first(total(point.rows))).rows
+        return [leaf for row in rows for leaf in row.leaves() if leaf.size]
+
+
+def part_sums(rows: Iterable[Row], exists: Flag = True) -> dict[str, Real]:
+    """Return the bytes of each part; 0 under plans that do not have the rows."""
+    sums: dict[str, Real] = dict.fromkeys(PARTS, 0.0)
+    for row in rows:
+        sums[row.part] = sums[row.part] + row.size
+    if exists is True:
+        return sums
+    return {part: np.where(exists, size, 0.0) for part, size in sums.items()}
+
+
+def _transient(sums: dict[str, Real]) -> Real:
+    return sum(sums.values(), start=0.0)
+
+
 def total(rows: Iterable[Row]) -> Real:
     """Return the bytes of all rows."""
     sizes = (row.size for row in rows)
     return sum(sizes, start=next(sizes, 0.0))
 
 
-def first(value: Real | Flag) -> float:
+def first(value: Real | Count | Flag) -> float:
     """Return the number of a table with one row."""
     return float(np.ravel(np.asarray(value))[0])

@@ -89,7 +89,7 @@ def weight_rows(
     return [
         product(
             "weights",
-            "weights",
+            "weights in compute precision",
             ("c", compute_bytes, "bytes"),
             (numel, np.where(sharded, 0.0, params), unit),
         ),
@@ -171,7 +171,7 @@ def optimizer_shards(shard_ranks: Count | Real, zero_stage: Count) -> Real:
     return np.where(np.greater_equal(zero_stage, 1), np.multiply(1.0, shard_ranks), 1.0)
 
 
-def accumulated_gradient_bytes(
+def accumulated_gradients(
     num_params: Real,
     shard_ranks: Count,
     zero_stage: Count,
@@ -179,7 +179,8 @@ def accumulated_gradient_bytes(
     *,
     accumulates: Flag,
     defers_reduction: Flag,
-) -> Real:
+    experts: bool = False,
+) -> Row:
     """Gradients that earlier micro-batches have left when the last one starts its backward pass.
 
         0                        one micro-batch
@@ -191,12 +192,34 @@ def accumulated_gradient_bytes(
     """
     sharded = np.logical_and(np.greater_equal(zero_stage, 2), np.logical_not(defers_reduction))
     shards = np.where(sharded, np.multiply(1.0, shard_ranks), 1.0)
-    return np.where(accumulates, gradient_bytes * np.multiply(1.0, num_params) / shards, 0.0)
+    left = np.where(accumulates, np.multiply(1.0, num_params), 0.0)
+    return gradients(
+        "gradients of finished micro-batches", gradient_bytes, left, shards, experts=experts
+    )
 
 
-def reduced_gradient_bytes(
-    num_params: Real, shard_ranks: Count, zero_stage: Count, gradient_bytes: float
-) -> Real:
+def reduced_gradients(
+    num_params: Real,
+    shard_ranks: Count,
+    zero_stage: Count,
+    gradient_bytes: float,
+    *,
+    experts: bool = False,
+) -> Row:
     """Gradients that the optimizer reads: g P, or its shard from ZeRO-1 on."""
     shards = optimizer_shards(shard_ranks, zero_stage)
-    return gradient_bytes * np.multiply(1.0, num_params) / shards
+    return gradients("reduced gradients", gradient_bytes, num_params, shards, experts=experts)
+
+
+def gradients(
+    name: str, each: float, elements: Real, shards: Real = 1.0, *, experts: bool = False
+) -> Row:
+    """Return g P / shards."""
+    symbol, divided, unit = SYMBOLS[experts]
+    return product(
+        "gradients",
+        name,
+        ("g", each, "bytes"),
+        (symbol, np.multiply(1.0, elements), unit),
+        (divided, shards, "ranks"),
+    )

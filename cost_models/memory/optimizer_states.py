@@ -169,9 +169,12 @@ def tensor_states(
 
 
 def rank_states(view: RankView) -> StateBytes:
-    """States of all trained tensors of a pipeline rank."""
+    """States of all trained tensors of a pipeline rank: k s a parameter, or tensor by tensor."""
     workload, table = view.workload, view.table
     traits = OPTIMIZER_TRAITS[workload.optimizer]
+    if traits.is_uniform and not traits.paged:
+        each = workload.state_bytes * traits.states
+        return StateBytes(each * updated_elements(view), np.zeros(len(table)))
     resident, paged = np.zeros(len(table)), np.zeros(len(table))
     for block in communication_units(view.trained_model, view.rank):
         for weight in block.weights:
@@ -186,13 +189,14 @@ def optimizer_rows(view: RankView) -> list[Row]:
     """States on the device: k s n where every parameter has as many; offloaded ones leave it."""
     workload, table, params = view.workload, view.table, view.parameters
     traits, offloads = OPTIMIZER_TRAITS[workload.optimizer], table.offloads_optimizer
+    name = f"states of {workload.optimizer}"
     if not traits.is_uniform or traits.paged:
         size = np.where(offloads, 0.0, rank_states(view).resident)
-        return [Row("optimizer", "states", size, formula="states of every tensor")]
+        return [Row("optimizer", name, size, formula="k s of every tensor")]
     return [
         product(
             "optimizer",
-            "states",
+            name,
             ("k s", workload.state_bytes * traits.states, "bytes"),
             (symbol, np.where(offloads, 0.0, numel), unit),
             (divided, optimizer_shards(ranks, table.zero_stage), "ranks"),

@@ -22,7 +22,8 @@ from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.columnar.projections import Frame, Index, Projection, distinct
 from cost_models.memory.host import HostBytes
-from cost_models.memory.peak import rank_host_bytes, rank_step_points
+from cost_models.memory.ledger import total
+from cost_models.memory.peak import rank_host_bytes, rank_ledger
 from cost_models.partition.plan_stages import STAGES_BY, stages_of
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
@@ -40,6 +41,7 @@ Floats = NDArray[np.float64]
 AT_ONCE: Final = 1_000_000  # plans of one group
 MERGED: Final = 200_000  # plans up to which ranks of equal kinds are priced together for all plans
 ONE_GROUP: Final = 50_000  # plans below which all are one group
+ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
 FEW: Final = 2_500  # plans for which distinct rows are not worth finding
 
 
@@ -308,23 +310,26 @@ def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
     firsts: dict[tuple[int, int], Any] = {}
     seconds: dict[int, Any] = {}
     for rank in group.memory_ranks:
-        view = RankView(scenario, group.table, rank)
-        (weights, optimizer), constant, moments = rank_step_points(view)
-        states, known = weights + optimizer, {}
-        for point in (point for moment in moments for point in moment):
-            if not np.any(point.exists):
-                continue
-            gradients, activations, logits, buffers, freed = point.parts
-            first = states + gradients
-            if point.exists is not True:
-                first = np.where(point.exists, first, MISSING)
-            first = first + (buffers - freed)
-            key = id(activations), id(logits)
-            if key not in known:
-                known[key] = activations + (logits + constant)
-            second = known[key]
-            seconds[id(second)] = second
-            firsts[id(first), id(second)] = first
+        ledger = rank_ledger(RankView(scenario, group.table, rank))
+        known: dict[tuple[int, ...], Any] = {}
+        for moment, points in enumerate(ledger.points):
+            live = ledger.live(moment)
+            states = total(row for row in live if row.part != "buffers")
+            constant = [row for row in live if row.part == "buffers"]
+            for point in points:
+                if not np.any(point.exists):
+                    continue
+                own = total(row for row in point.rows if row.part not in ACTIVATIONS)
+                one = states + own
+                if point.exists is not True:
+                    one = np.where(point.exists, one, MISSING)
+                rows = [*(row for row in point.rows if row.part in ACTIVATIONS), *constant]
+                key = tuple(id(row.size) for row in rows)
+                if key not in known:
+                    known[key] = total(rows)
+                other = known[key]
+                seconds[id(other)] = other
+                firsts[id(one), id(other)] = one
     position = {name: number for number, name in enumerate(seconds)}
     partners = [position[second] for _, second in firsts]
     allocated = largest_sums(

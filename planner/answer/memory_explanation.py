@@ -85,9 +85,8 @@ def _timeline(step: StepMemory, budget: float) -> list[str]:
 def _terms(step: StepMemory) -> list[str]:
     lines = ["The largest terms at the peak"]
     for term in step.terms:
-        lines += hanging(
-            f"  {format_bytes(term.size):>10}  ", f"{PART_WORDS[term.part]}: {term.name}"
-        )
+        size = "−" * (term.size < 0.0) + format_bytes(abs(term.size))
+        lines += hanging(f"  {size:>10}  ", f"{PART_WORDS[term.part]}: {term.name}")
         numbers = f" = {term.numbers}" if term.numbers else ""
         lines += labelled("", f"  {term.formula}{numbers}")
     return lines

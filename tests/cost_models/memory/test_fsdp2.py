@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from cost_models.activations.live import LayerBackward, LiveActivations, live_activations
 from cost_models.memory.fsdp2 import Blocks
 from cost_models.memory.gradients import gradients_of
-from cost_models.memory.step_points import StepPoint, largest_point, total
+from cost_models.memory.ledger import Ledger, Point, Row, part_sums, total
 from cost_models.model.families import model_spec
 from cost_models.model.lora import trainable_part
 from cost_models.partition.rank_parameters import rank_parameters
@@ -43,7 +43,8 @@ class Case:
         self.blocks = Blocks.of(view, live.in_flight + live.pending)
         self.gradients = gradients_of(view, live.in_flight + live.pending)
         zeros = dict.fromkeys(LiveActivations.__struct_fields__, np.zeros(1))
-        nothing = zeros | {"layer_backward": (NOTHING,), "saved_by_kind": ()}
+        nothing = zeros | {"layer_backward": (NOTHING,), "saved_by_kind": (), "layers": ()}
+        nothing["on_device"] = None
         self.empty = LiveActivations(**nothing)  # no activations at all
 
     @property
@@ -65,12 +66,18 @@ class Case:
 
         First at the last micro-batch, then at one before: of the first layer, then of the others.
         """
-        live = replace(self.empty, layer_backward=(layer,), saved=np.full(1, saved))
-        zeros = np.zeros(1)
-        found = self.blocks.at_layer(
-            zeros + gradients, live, zeros, self.blocks.backward(live, None)
-        )
-        return [number(total(place.masked())) for place in found]
+        live = replace(self.empty, layer_backward=(layer,))
+        kept, others = row("gradients", gradients), row("activations", saved)
+        found = self.blocks.at_layer(kept, others, live, (), self.blocks.backward(live, None))
+        return [bytes_at(point) for point in found]
+
+
+def row(part: str, size: float) -> Row:
+    return Row(part, "given", np.full(1, size))
+
+
+def bytes_at(point: Point) -> float:
+    return number(point.exists) * number(total(point.rows))
 
 
 def number(value: Any) -> float:
@@ -80,10 +87,10 @@ def number(value: Any) -> float:
 def test_zero_3_gathers_the_head_and_the_layer_that_comes() -> None:
     case = Case(Plan(data_parallel=8, zero_stage=3))
     # two copies while it is gathered; at the loss's backward pass the last layer comes
-    assert number(case.blocks.at_loss_forward()) == 2 * 2 * case.head
-    assert number(case.blocks.at_loss_backward()) == 2 * (case.head + case.layer)
+    assert number(case.blocks.at_loss_forward().size) == 2 * 2 * case.head
+    assert number(case.blocks.at_loss_backward().size) == 2 * (case.head + case.layer)
     below = Case(Plan(data_parallel=8, zero_stage=2))
-    assert number(below.blocks.at_loss_backward()) == 0.0
+    assert number(below.blocks.at_loss_backward().size) == 0.0
 
 
 def test_a_layer_before_its_gradients_under_zero_3() -> None:
@@ -135,27 +142,27 @@ def test_one_precision_on_one_rank_reduces_nothing() -> None:
 def test_the_embedding_is_accumulated_while_others_are_in_flight() -> None:
     """The gradient in 16 bits, beside the fp32 sum that it has just begun."""
     case = Case(Plan(pipeline_parallel=2, num_microbatches=4, pipeline_schedule="gpipe"))
-    live = replace(case.empty, saved=np.full(1, 50.0))
-    place = case.blocks.at_embedding_of_others(case.gradients.later, live)
-    gradients, activations, _, buffers, _ = (number(part) for part in place.parts)
-    assert (gradients, activations) == (4 * number(case.sizes.total), 50.0)
-    assert buffers == 2 * case.embedding
+    saved = row("activations", 50.0)
+    place = case.blocks.at_embedding_of_others(case.gradients.later, saved)
+    parts = {part: number(size) for part, size in part_sums(place.rows).items()}
+    assert (parts["gradients"], parts["activations"]) == (4 * number(case.sizes.total), 50.0)
+    assert parts["buffers"] == 2 * case.embedding
     alone = Case(Plan())
-    assert number(total(alone.blocks.at_embedding_of_others(np.ones(1), live).masked())) == 0.0
+    assert bytes_at(alone.blocks.at_embedding_of_others(row("gradients", 1.0), saved)) == 0.0
 
 
 def test_replicas_copy_once_more() -> None:
     """ZeRO-0 in mixed precision: in and out of the reduction, and the quotient."""
     done = LayerBackward(0.0, 0.0, 0.0, np.ones(1), 0.0, -1.0, "reduced", True)
     replicas, shards = Case(Plan(data_parallel=8)), Case(Plan(data_parallel=8, zero_stage=1))
-    assert number(replicas.blocks._reduced(done.gradients, True)) == 4 + 4 + 4
-    assert number(shards.blocks._reduced(done.gradients, True)) == 2 + 4
+    assert number(replicas.blocks._reduced(done.gradients, True).size) == 4 + 4 + 4
+    assert number(shards.blocks._reduced(done.gradients, True).size) == 2 + 4
 
 
 def test_whole_gradients_leave_block_by_block() -> None:
     """ZeRO-1 with several micro-batches: the last pass leaves shards behind it."""
     case = Case(Plan(data_parallel=8, zero_stage=1, num_microbatches=4))
-    whole = number(case.gradients.later)
+    whole = number(case.gradients.later.size)
     everything = number(case.sizes.total)
     assert whole == 4 * everything
     last, before, *_ = case.layer_points(NOTHING, whole)
@@ -176,8 +183,7 @@ def test_experts_by_themselves() -> None:
     def buffers(experts_are: str) -> float:
         layer = replace(NOTHING, gradients=np.full(1, experts), experts=experts_are)
         block = replace(case.blocks.groups[0].block, before=case.head, ahead=0.0)
-        found, freed = case.blocks._buffers(layer, block, True)
-        return number(found) + number(freed)
+        return sum(abs(number(row.size)) for row in case.blocks._buffers(layer, block, True))
 
     assert buffers("fresh") == 2 * experts + 4 * case.head
     rearranged = number(case.blocks.rearranged) * experts
@@ -196,7 +202,7 @@ def test_zero_3_copies_experts_out_of_what_was_gathered() -> None:
     def gathered(experts_are: str) -> float:
         layer = replace(NOTHING, gradients=np.zeros(1), experts=experts_are)
         left = 4 * number(block.before)
-        return number(case.blocks._buffers(layer, block, True)[0]) - left
+        return number(case.blocks._buffers(layer, block, True)[0].size) - left
 
     cut_inside = number(case.blocks.rearranged) > 0.0
     assert gathered("gathering") == 2 * (case.layer + (1 + cut_inside) * experts)
@@ -207,14 +213,14 @@ def test_zero_3_copies_experts_out_of_what_was_gathered() -> None:
 
 def test_a_packed_matrix_is_there_where_it_is_used() -> None:
     case = Case(Plan())
-    zeros, matrix, helping = np.zeros(1), np.full(1, 100.0), np.full(1, 30.0)
+    none, matrix, helping = row("gradients", 0.0), np.full(1, 100.0), np.full(1, 30.0)
 
     def more(product: float) -> float:
         live = replace(case.empty, layer_backward=(replace(NOTHING, product=np.full(1, product)),))
         packed = case.blocks.backward(live, (matrix, helping))
-        with_it = case.blocks.at_layer(zeros, live, zeros, packed)[0]
-        without = case.blocks.at_layer(zeros, live, zeros, case.blocks.backward(live, None))[0]
-        return number(total(with_it.parts)) - number(total(without.parts))
+        with_it = case.blocks.at_layer(none, none, live, (), packed)[0]
+        without = case.blocks.at_layer(none, none, live, (), case.blocks.backward(live, None))[0]
+        return bytes_at(with_it) - bytes_at(without)
 
     assert more(-1.0) == 0.0
     assert more(10.0) == 100.0 + 30.0 - 10.0
@@ -230,9 +236,9 @@ def test_dualpipev_of_few_steps_has_not_all_at_once() -> None:
             pipeline_schedule="dualpipev",
         )
         case = Case(plan, num_hidden_layers=8)
-        live = replace(case.empty, saved=np.full(1, 50.0), stage=np.full(1, 10.0))
-        found = case.blocks.at_loss(np.full(1, 8.0), live)
-        return [(number(gradients), number(saved)) for gradients, saved in found]
+        live = replace(case.empty, tables=np.full(1, 50.0), stage=np.full(1, 10.0))
+        found = case.blocks.at_loss(row("gradients", 8.0), live)
+        return [(number(gradients.size), number(saved.size)) for gradients, _, saved in found]
 
     assert turn(8) == [(8.0, 50.0)]
     (later, saved), whole = turn(4)
@@ -241,12 +247,13 @@ def test_dualpipev_of_few_steps_has_not_all_at_once() -> None:
     assert whole == (8.0, 40.0)
 
 
-def test_the_largest_point_is_taken_row_by_row() -> None:
-    zeros = np.zeros(2)
-    one = (np.array([1.0, 5.0]), zeros, zeros, zeros, np.array([0.0, 4.5]))
-    other = (np.array([2.0, 2.0]), zeros, zeros, zeros, zeros)
-    found = largest_point([StepPoint(one), StepPoint(other)])
-    assert np.array_equal(found[0], [2.0, 2.0])
-    assert np.array_equal(found[4], [0.0, 0.0])
-    absent = largest_point([StepPoint(one), StepPoint(other, np.array([False, True]))])
-    assert np.array_equal(absent[0], [1.0, 2.0])
+def test_the_largest_point_is_taken_plan_by_plan() -> None:
+    one = Point(
+        (Row("gradients", "", np.array([1.0, 5.0])), Row("weights", "", np.array([0, -4.5])))
+    )
+    other = Row("gradients", "", np.array([2.0, 2.0]))
+    found = Ledger((), [[one, Point((other,))]]).parts(0)
+    assert np.array_equal(found["gradients"], [2.0, 2.0])
+    assert np.array_equal(found["weights"], [0.0, 0.0])
+    absent = Ledger((), [[one, Point((other,), np.array([False, True]))]]).parts(0)
+    assert np.array_equal(absent["gradients"], [1.0, 2.0])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cost_models.memory.head_gradients import HeadGradients, head_gradients
+from cost_models.memory.ledger import first
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
@@ -32,17 +33,17 @@ def waiting(
 
 
 def at_head(found: HeadGradients) -> list[tuple[float, float]]:
-    return [tuple(float(np.ravel(x)[0]) for x in place) for place in found.head]
+    return [(first(gradients.size), first(logits.size)) for gradients, logits in found.head]
 
 
 def test_a_tied_table_waits_for_the_embedding() -> None:
     scenario, found = waiting("llama tied", software_profile("torchtune"), logits=7.0)
     model = scenario.model
     table = 2.0 * model.vocab_size * model.hidden_size
-    assert (float(found.layers[0]), float(found.embedding[0])) == (table, 3.0 * table)
+    assert (first(found.layers.size), first(found.embedding.size)) == (table, 3.0 * table)
     assert at_head(found) == [(table + 2.0 * model.hidden_size, 7.0)]  # and the last norm
     _, apart = waiting("llama", software_profile("torchtune"))
-    assert (float(apart.layers[0]), float(apart.embedding[0])) == (0.0, 0.0)
+    assert (first(apart.layers.size), first(apart.embedding.size)) == (0.0, 0.0)
 
 
 def test_a_loss_in_chunks_makes_it_once_more() -> None:
@@ -52,7 +53,7 @@ def test_a_loss_in_chunks_makes_it_once_more() -> None:
     model = scenario.model
     head = 2.0 * (model.vocab_size + 1) * model.hidden_size
     assert at_head(found) == [(head, 800.0), (2.0 * head, 700.0), (3.0 * head, 600.0)]
-    assert float(found.embedding[0]) == 2.0 * 2.0 * model.vocab_size * model.hidden_size
+    assert first(found.embedding.size) == 2.0 * 2.0 * model.vocab_size * model.hidden_size
     one_chunk = chunked.changed({"loss.chunk_tokens": 8192.0})
     assert at_head(waiting("llama tied", one_chunk, logits=800.0)[1]) == 3 * [(head, 800.0)]
 
@@ -65,7 +66,7 @@ def test_sharded_gradients_and_whole_buffers_have_their_own_terms(
     software: str, plan: Plan
 ) -> None:
     _, found = waiting("llama tied", software_profile(software), plan)
-    assert not any(float(part[0]) for part in (found.layers, found.embedding))
+    assert not any(first(part.size) for part in (found.layers, found.embedding))
     assert not any(sum(at_head(found), ()))
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from cost_models.memory.ledger import total
 from cost_models.memory.model_states import (
-    accumulated_gradient_bytes,
+    accumulated_gradients,
     adam_mixed_precision,
     optimizer_shards,
-    reduced_gradient_bytes,
+    reduced_gradients,
     weight_rows,
 )
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
@@ -59,7 +59,7 @@ def our_states(
     return float(
         total(weight_rows(parameters, ranks, zero_stage, compute, master))
         + states / optimizer_shards(ranks, zero_stage)
-        + reduced_gradient_bytes(parameters, ranks, zero_stage, master)
+        + reduced_gradients(parameters, ranks, zero_stage, master).size
     )
 
 
@@ -93,9 +93,9 @@ def test_states_of_the_executor(
 def test_accumulated_gradients() -> None:
     def gradients(zero_stage: int, *, accumulates: bool = True, defers: bool = False) -> float:
         return float(
-            accumulated_gradient_bytes(
+            accumulated_gradients(
                 1e9, 8, zero_stage, 4.0, accumulates=accumulates, defers_reduction=defers
-            )
+            ).size
         )
 
     assert gradients(3, accumulates=False) == 0

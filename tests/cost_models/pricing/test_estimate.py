@@ -447,16 +447,18 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "factored_numel": lambda t: optimizer_states.factored_numel(
             (1.0, 4096.0 / t.data_parallel, 11008.0 / t.tensor_parallel)
         ),
-        "accumulated_gradient_bytes": lambda t: model_states.accumulated_gradient_bytes(
-            1e9,
-            t.data_parallel,
-            t.zero_stage,
-            4.0,
-            accumulates=t.num_microbatches > 1,
-            defers_reduction=t.pipeline_parallel > 1,
+        "accumulated_gradients": lambda t: (
+            model_states.accumulated_gradients(
+                1e9,
+                t.data_parallel,
+                t.zero_stage,
+                4.0,
+                accumulates=t.num_microbatches > 1,
+                defers_reduction=t.pipeline_parallel > 1,
+            ).size
         ),
-        "reduced_gradient_bytes": lambda t: model_states.reduced_gradient_bytes(
-            1e9, t.data_parallel, t.zero_stage, 4.0
+        "reduced_gradients": lambda t: (
+            model_states.reduced_gradients(1e9, t.data_parallel, t.zero_stage, 4.0).size
         ),
         "ring_all_gather": lambda t: collectives.ring_all_gather(1e9, t.data_parallel, 1e11, 1e-5),
         "ring_all_reduce": lambda t: collectives.ring_all_reduce(1e9, t.data_parallel, 1e11, 1e-5),

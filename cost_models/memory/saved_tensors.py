@@ -1,0 +1,88 @@
+"""Rows of saved activations: of the layers of all micro-batches in flight, of heads, of tables.
+
+Symbols   n micro-batches in flight   L layers that save alike   b·s tokens of a micro-batch
+          a bytes a token, of one layer or one head
+Units     bytes; columns of a plan table.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_models.activations.live import TOKEN_ID_BYTES, LiveActivations
+from cost_models.arrays import Real
+from cost_models.memory.ledger import Given, Row, added, least, product
+
+TOKENS = "b·s"
+IN_FLIGHT = "in flight"
+
+
+def saved_rows(live: LiveActivations, fewer: float = 0.0) -> tuple[Row, Row]:
+    """Return what is saved but for the running head's tensors, and these.
+
+        layers     n L b·s a of each kind of layer; offloaded: those of two layers
+        shared     n b·s a: the encoder's output, position biases, the embedding's
+        operands   of pending weight gradients
+        heads      n b·s a, token ids, logits of finished heads (more than one only under GPipe)
+
+    ``fewer``: micro-batches whose backward pass has ended.
+    """
+    tokens: Given = (TOKENS, live.tokens, "tokens")
+    flight = np.maximum(live.in_flight - fewer, 0.0) if fewer else live.in_flight
+    finished = np.maximum(live.at_head - 1.0, 0.0)
+    heads = finished if fewer else live.at_head
+    rows = [_layers(live, ("n", flight, IN_FLIGHT), tokens)]
+    if np.any(live.shared_per_token):
+        name = "kept for all layers: embedding, encoder's output, position biases"
+        rows.append(_kept(name, flight, tokens, live.shared_per_token))
+    if np.any(live.pending):
+        name = "operands of pending weight gradients"
+        rows.append(_kept(name, live.pending, tokens, live.operands_per_token, "pending"))
+    rows.append(_kept("token ids and labels", heads, tokens, TOKEN_ID_BYTES))
+    if np.any(finished):
+        kept = live.logits_gradient * finished
+        rows.append(_kept("the inputs of finished heads", finished, tokens, live.head_per_token))
+        rows.append(Row("activations", "logits of finished heads", kept, formula="n · b·s · c·V"))
+    if np.any(live.tables):
+        rows.append(Row("activations", "rotary tables, masks", live.tables, formula="tables"))
+    head = product(
+        "activations",
+        "the head's inputs",
+        tokens,
+        ("a", live.head_per_token, "bytes"),
+    )
+    return added(*rows), head
+
+
+def activation(name: str, size: Real) -> Row:
+    """Return a row of activations; its terms are those of a layer."""
+    return Row("activations", name, size, formula="b·s · bytes a token")
+
+
+def logits(name: str, size: Real) -> Row:
+    """Return a row of logits."""
+    return Row("logits", name, size, formula="bytes · V/t · b·s")
+
+
+def _layers(live: LiveActivations, flight: Given, tokens: Given) -> Row:
+    rows = [
+        product(
+            "activations",
+            "saved by layers" if each.recomputed else "saved by layers that always keep them",
+            flight,
+            ("L", each.count, "layers"),
+            tokens,
+            ("a", each.per_token, "bytes"),
+        )
+        for each in live.layers
+    ]
+    if not rows:
+        return Row("activations", "saved by layers", 0.0 * live.tokens)
+    if live.on_device is None:
+        return added(*rows)
+    name, formula = "layers in transfer to the host", "2 · b·s · a"
+    return least(added(*rows), Row("activations", name, live.on_device, formula=formula))
+
+
+def _kept(name: str, count: Real, tokens: Given, each: Real, unit: str = IN_FLIGHT) -> Row:
+    return product("activations", name, ("n", count, unit), tokens, ("a", each, "bytes"))
