@@ -16,7 +16,7 @@ from cost_models.arrays import Real
 from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.plan import FULL
+from cost_models.plan.recompute import FULL, repeats_modules
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -46,7 +46,8 @@ def embedding_bytes_per_token(view: RankView) -> Real:
             w.part == "norm" and not w.frozen for w in kind.weights
         )
         counts = rank.first and opens and not needed and bool(trained)
-        saved = np.where(table.recompute < FULL, float(counts), 0.0)
+        keeps = (table.recompute < FULL) | repeats_modules(table.recompute)
+        saved = np.where(keeps, float(counts), 0.0)
         return 0.0 - saved * _frozen_norm_bytes(model, kind, compute, software) / along
     dropped = (
         software.activations.dropout_mask_bytes * model.hidden_size * (model.embedding_dropout > 0)

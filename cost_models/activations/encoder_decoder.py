@@ -13,7 +13,8 @@ from cost_models.activations.saved import norm_bytes
 from cost_models.arrays import Real
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.plan import NONE, PlanTable
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import NONE
 from cost_models.plan.workload import Workload
 
 

@@ -48,7 +48,8 @@ from cost_models.arrays import FP32, Real
 from cost_models.communication.context_parallel import context_buffer_bytes_per_token, is_blockwise
 from cost_models.model.parameters import block_numel, routed_numel
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
-from cost_models.plan.plan import FULL, PlanTable
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import FULL
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 

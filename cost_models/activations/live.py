@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cost_models.activations.checkpointed_modules import Restored, restored_modules
 from cost_models.activations.document_masks import mask_bytes, masked_key_bytes
 from cost_models.activations.embedding_and_head import (
     embedding_bytes_per_token,
@@ -53,7 +54,14 @@ from cost_models.model.lora import trainable_part
 from cost_models.model.spec import LayerKind
 from cost_models.partition.in_flight import in_flight_peaks, weight_gradients_pending_at_end
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.plan import FULL, GPIPE, NONE, SELECTIVE, SELECTIVE_OPS
+from cost_models.plan.plan import GPIPE
+from cost_models.plan.recompute import (
+    FULL,
+    NONE,
+    SELECTIVE,
+    by_operator,
+    repeats_modules,
+)
 
 TOKEN_ID_BYTES: Final = 16.0  # int64 inputs and labels
 
@@ -303,17 +311,21 @@ class _LayerBytes(Struct, frozen=True):
     at_mlp: Real  # of ``saved``, alive during the MLP's backward pass
     operands: Real  # of pending weight gradients
     working: Real  # gradients of activations that are alive at once
+    modules: Restored | None  # of modules that are computed again one by one
 
     @property
     def beyond_results(self) -> Real:
-        """Bytes that ``selective_ops`` recomputes; each kept result is freed as it is read."""
+        """Bytes recomputed operator by operator; each kept result is freed as it is read."""
         return np.maximum(0.0, self.at_mlp - (self.left - self.input))
 
     def recomputed(self, recompute: Count) -> Real:
         """Bytes that the layer's backward pass restores."""
         core = np.where(recompute == SELECTIVE, self.at_mlp - self.selective, 0.0)
         restored = np.where(recompute == FULL, self.at_mlp, core)
-        return np.where(recompute == SELECTIVE_OPS, self.beyond_results, restored)
+        if self.modules is not None:  # the MLP's are freed before attention's are restored
+            one = np.maximum(self.modules.attention, self.modules.feed_forward)
+            restored = np.where(repeats_modules(recompute), one, restored)
+        return np.where(by_operator(recompute), self.beyond_results, restored)
 
 
 def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
@@ -324,6 +336,11 @@ def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
     left = _saved(view, regions, table.recompute)
     full = table.recompute == FULL
     left = left + software.activations.layer_input_extra_bytes * model.hidden_size * full
+    kept, modules = _saved(view, regions, FULL), None
+    if np.any(repeats_modules(table.recompute)):
+        modules = restored_modules(view, kind, regions)
+        fewer = np.maximum(kept, saved - modules.attention - modules.feed_forward)
+        left = np.where(repeats_modules(table.recompute), fewer, left)
     at_mlp = saved
     if kind.norms_after:  # the norm's backward pass comes before the MLP's
         norm = norm_bytes(kind, model.hidden_size, compute, software)
@@ -332,7 +349,7 @@ def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
         saved=saved,
         left=left,
         selective=_saved(view, regions, SELECTIVE),
-        input=_saved(view, regions, FULL),
+        input=kept,
         at_mlp=at_mlp,
         operands=due_bytes_per_token(
             kind,
@@ -343,6 +360,7 @@ def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
             table.sequence_parallel,
         ),
         working=_working(view, kind),
+        modules=modules,
     )
 
 
@@ -408,9 +426,14 @@ def _recomputed(
     # the input that was kept is one of the layer's saved tensors
     rest = one.saved - saves_input(kind, view.workload.compute_bytes) * one.input
     found = []
+    behind = False  # attention's modules are restored, for its core and all that follows
     for point in points:
+        behind = behind or point.has_core
         restored = np.where(table.recompute == FULL, rest, core * point.has_core)
-        restored = np.where(table.recompute == SELECTIVE_OPS, one.beyond_results, restored)
+        restored = np.where(by_operator(table.recompute), one.beyond_results, restored)
+        if one.modules is not None:
+            again = one.modules.feed_forward + one.modules.attention * behind
+            restored = np.where(repeats_modules(table.recompute), again, restored)
         found.append(replace(point, added=restored + point.added, saved=one.left, recomputed=True))
     return found
 
@@ -430,7 +453,7 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
     more = _attention_copies(view, kind, blockwise)
     regions = replace(regions, split=regions.split + more, core=regions.core + more)
     regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
-    if not np.any(table.recompute == SELECTIVE_OPS):
+    if not np.any(by_operator(table.recompute)):
         return regions
     split, along, whole = kept_results(model, workload, table, kind)
     return replace(regions, results_split=split, results_along=along, results_whole=whole)

@@ -22,7 +22,7 @@ from msgspec import Struct
 from cost_models.activations.delta_rule import around_rule_bytes, rule_bytes
 from cost_models.arrays import FP32, Count, Flag, Real
 from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
-from cost_models.plan.plan import FULL, SELECTIVE, SELECTIVE_OPS
+from cost_models.plan.recompute import EVERY_SECOND_MM, FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -41,7 +41,7 @@ class Regions(Struct, frozen=True):
     inputs: float  # inputs of column-parallel matrices
     split: Real  # between the matrices
     core: Real  # of ``split``, what selective recomputation drops
-    # kept by ``selective_ops`` besides the layer's input, see ``kept_results``
+    # kept operator by operator besides the layer's input, see ``kept_results``
     results_split: Real = 0.0  # over the tensor-parallel ranks
     results_along: Real = 0.0  # along the sequence, with sequence parallelism
     results_whole: Real = 0.0  # on every rank
@@ -317,7 +317,9 @@ def saved_bytes_per_token(
                    + routed (/ t where tensor-parallel ranks hold experts whole)
         selective  without the attention core's own tensors
         full       the layer's input: c h / (t if sp)
-        selective_ops  that, and results of matmuls, fused attention and collectives
+        selective_ops  that, and results of matmuls, fused attention and collectives;
+                   ops:every-2nd-mm  fewer of them (``selective_ops.kept_results``)
+        modules:...  see ``checkpointed_modules``
 
     Source: Korthikanti et al. (arXiv:2205.05198), eq. 2, 4, 6; generalised to grouped queries,
     gated MLPs and flash attention.
@@ -338,8 +340,8 @@ def saved_bytes_per_token(
     kept = full + regions.results_split / tensor_parallel
     kept = kept + regions.results_along / along_sequence + regions.results_whole
     return np.select(
-        [np.equal(recompute, code) for code in (FULL, SELECTIVE, SELECTIVE_OPS)],
-        [full, selective, kept],
+        [np.equal(recompute, code) for code in (FULL, SELECTIVE, SELECTIVE_OPS, EVERY_SECOND_MM)],
+        [full, selective, kept, kept],
         everything,
     )
 

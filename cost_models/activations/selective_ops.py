@@ -1,4 +1,4 @@
-"""Results that ``selective_ops`` saves of a layer: of its matmuls, attention and collectives.
+"""Results that are kept operator by operator: of matmuls, attention and collectives.
 
 Symbols   h hidden_size   a, k query and key/value heads   d head_dim   e value_head_dim
           t tensor_parallel   n context_parallel   c compute_bytes   r adapter rank
@@ -6,8 +6,10 @@ Units     bytes a token; columns of a plan table where they differ by plan.
 
 Norms, activations, rotary embeddings, residual sums and the scores of eager attention are computed
 again. Source: the save list of torch's selective checkpointing (torch.utils.checkpoint,
-create_selective_checkpoint_contexts); the executor adds all collectives to it
-(executor/ops/recompute.py), so that none is repeated.
+create_selective_checkpoint_contexts); with ``selective_ops`` the executor adds all collectives to
+it and leaves out results that nothing reads (executor/ops/recompute.py). ``ops:every-2nd-mm`` keeps
+what torchtitan's policy saves: results of every other matmul without a bias, whether read or not,
+of fused attention, and of sums and exchanges over ranks; of grouped matmuls none.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from cost_models.activations.saved import SINK_FEATURES
 from cost_models.arrays import FP32, Real
 from cost_models.communication.context_parallel import ULYSSES, exchanged_key_heads, is_blockwise
 from cost_models.model.spec import Attention, LayerKind, ModelSpec
+from cost_models.partition.recomputed_layers import repeated_matrices
 from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import EVERY_SECOND_MM
 from cost_models.plan.workload import Workload
 
 
@@ -37,6 +41,8 @@ def kept_results(
 ) -> Results:
     """Return the results of one layer that stay until its backward pass.
 
+    ops:every-2nd-mm   of the matrices below, those that ``repeated_matrices`` leaves out
+
     column-cut matrices   c (out) / t                   their adapters: c r more
     attention, fused      c a e / t + 4 a / t           0 for an eager core
     row-cut matrices      c h (/ t if sp), the sum      read again where a norm follows, or the
@@ -50,15 +56,18 @@ def kept_results(
     along: Real = np.zeros(len(table))
     whole: Real = np.zeros(len(table))
     attention_read = kind.norms_after or not kind.parallel_residual
+    second = np.equal(table.recompute, EVERY_SECOND_MM)
+    again = {weight.name for weight in repeated_matrices(kind)}
     for weight in (w for w in kind.weights if w.role == "linear"):
-        outputs = float((weight.shape[::-1] if weight.transposed else weight.shape)[0])
+        features = float((weight.shape[::-1] if weight.transposed else weight.shape)[0])
+        outputs = np.where(second & (weight.name in again), 0.0, features)
         if weight.sharding == "column":
             split = split + compute * outputs
         elif weight.sharding == "row" and not weight.is_adapter:
             mixed = bool(kind.feed_forward.num_experts)
             read = attention_read if weight.part == "attention" else kind.norms_after or mixed
-            along = along + compute * outputs * read
-        elif weight.is_adapter and outputs == hidden and weight.sharding == "replicate":
+            along = along + compute * outputs * (second | read)
+        elif weight.is_adapter and features == hidden and weight.sharding == "replicate":
             read = attention_read if weight.part == "attention" else kind.norms_after
             along = along + np.where(tensor > 1.0, 0.0, compute * outputs * read)
         elif weight.is_adapter:
@@ -102,10 +111,12 @@ def _mixture_results(kind: LayerKind, hidden: float, compute: float, table: Plan
     tensor, cut = 1.0 * table.tensor_parallel, table.expert_tensor_parallel
     inner = (2.0 if experts.gated else 1.0) * experts.ffn_hidden_size
     share = table.expert_tensor / tensor  # of the tokens that a rank routes
-    rows = np.where(table.expert_parallel > 1, 3.0, 1.0) * experts.experts_per_token * hidden
-    whole = compute * share * (rows + experts.num_experts)
+    grouped = np.where(table.recompute == EVERY_SECOND_MM, 0.0, 1.0)  # results of grouped matmuls
+    rows = np.where(table.expert_parallel > 1, 2.0, 0.0) + grouped
+    rows = rows * experts.experts_per_token * hidden
+    whole = compute * share * (rows + grouped * experts.num_experts)
     parallel = tensor > 1.0
     gathered = parallel & np.where(cut, table.sequence_parallel, ~table.sequence_parallel)
     whole = whole + np.where(gathered, compute * hidden, 0.0)
     along = np.where(parallel & cut, compute * hidden, 0.0)
-    return Results(zero + compute * experts.experts_per_token * inner, along, whole)
+    return Results(grouped * compute * experts.experts_per_token * inner, along, whole)

@@ -7,7 +7,8 @@ import numpy as np
 from cost_models.activations.saved import saves_input
 from cost_models.arrays import Real
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.plan import FULL, GPIPE, ONE_F_ONE_B, SELECTIVE_OPS
+from cost_models.plan.plan import GPIPE, ONE_F_ONE_B
+from cost_models.plan.recompute import FULL, by_operator
 
 
 def messages(view: RankView, in_flight: Real) -> Real:
@@ -27,7 +28,7 @@ def messages(view: RankView, in_flight: Real) -> Real:
     one = compute * model.hidden_size / along
     saves_itself = saves_input(model.kinds[model.pattern[0]], compute)
     inputs = rank.num_stages - float(rank.first)
-    keeps_input = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
+    keeps_input = (table.recompute == FULL) | by_operator(table.recompute)
     alone = np.where(keeps_input, 1.0 * rank.recomputed_first_layers, 0.0)
     alone = np.where(saves_itself, inputs, alone)
     # offloaded: the layer's copy leaves, the received tensor stays

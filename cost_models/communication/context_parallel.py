@@ -18,7 +18,8 @@ from cost_models.arrays import FP32, Count, Flag, Real
 from cost_models.communication.traffic import Traffic
 from cost_models.model.spec import Attention
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.plan import CONTEXT_METHODS, FULL, SELECTIVE, PlanTable
+from cost_models.plan.plan import CONTEXT_METHODS, PlanTable
+from cost_models.plan.recompute import CORE, FULL, repeats_module
 
 RING, ULYSSES, ALLGATHER = (
     CONTEXT_METHODS.index(name) for name in ("ring", "ulysses", "allgather")
@@ -72,7 +73,7 @@ def context_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     """
     table, compute, tokens = view.table, view.compute_bytes, view.tokens
     n, t = 1.0 * table.context_parallel, table.tensor_parallel
-    core = np.where((table.recompute == FULL) | (table.recompute == SELECTIVE), 1.0, 0.0)
+    core = np.where((table.recompute == FULL) | repeats_module(table.recompute, CORE), 1.0, 0.0)
     full = np.where(table.recompute == FULL, 1.0, 0.0)
     zero: Real = np.zeros(len(table))
     sends = gathers = scatters = exchanges = Traffic(zero, zero)
@@ -129,7 +130,7 @@ def exposed_context_seconds(
     table = view.table
     n = 1.0 * table.context_parallel
     wide = max(FP32, view.compute_bytes) / view.compute_bytes
-    core = (table.recompute == FULL) | (table.recompute == SELECTIVE)
+    core = (table.recompute == FULL) | repeats_module(table.recompute, CORE)
     again = np.where(core, view.rank.recomputed_share, 0.0)
     forward = (n - 1.0) * (1.0 + again)
     backward = (n - 1.0) + n * wide

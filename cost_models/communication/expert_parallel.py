@@ -14,7 +14,7 @@ from cost_models.columnar.columns import on_distinct_rows
 from cost_models.communication.traffic import Traffic, no_traffic
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.plan import FULL
+from cost_models.plan.recompute import FULL, repeats_module
 from hardware_profiles.cluster.nvlink_domains import domains_spanned
 
 COUNT_BYTES = 8.0  # an int64
@@ -25,7 +25,7 @@ def expert_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
 
     For each layer and micro-batch:
 
-        counts    8 E        forward (again with full recomputation)
+        counts    8 E        forward (again with full recomputation, or of ``moe``)
         rows      c n k h    twice forward (dispatch and combine; recomputed too), twice backward
 
     Forward-only (frozen) layers have the forward part alone. The bytes of one rank depend on the
@@ -35,7 +35,8 @@ def expert_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     Source: Lepikhin et al., GShard (arXiv:2006.16668), sec. 3.2; no token is dropped.
     """
     table, hidden_bytes = view.table, view.compute_bytes * view.model.hidden_size
-    again = np.where(table.recompute == FULL, 1.0, 0.0)
+    repeats = (table.recompute == FULL) | repeats_module(table.recompute, "moe")
+    again = np.where(repeats, 1.0, 0.0)
     tokens = routed_tokens(view)
     total = no_traffic(len(table))
     for layers in view.layers:

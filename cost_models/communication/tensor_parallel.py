@@ -22,7 +22,7 @@ from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.recomputed_layers import needs_output
-from cost_models.plan.plan import FULL
+from cost_models.plan.recompute import EVERY_SECOND_MM, FULL, repeats_module
 
 
 class LayerCollectives(Struct, frozen=True):
@@ -76,23 +76,23 @@ def tensor_traffic(
     latent attention has two column-parallel steps, as wide as its latents, and one more gathered
     input: the keys with positions. The backward pass gathers the input of a column-parallel matrix
     again, or has saved it (``options``). Recomputation stops at the last tensor that is needed: it
-    skips the layer's last collective, unless a norm or a dropout follows it. Not included:
-    gradients summed once a step (``shared_gradient_traffic``). Forward-only (frozen) layers have
-    the forward part alone. If a layer casts before it gathers (fp8), elements of the embedding's
-    and the head's collectives still have c bytes.
+    skips the layer's last collective, unless a norm or a dropout follows it. A module that is
+    computed again repeats its own half of the layer's, ``ops:every-2nd-mm`` the gathering half. Not
+    included: gradients summed once a step (``shared_gradient_traffic``). Forward-only (frozen)
+    layers have the forward part alone. If a layer casts before it gathers (fp8), elements of the
+    embedding's and the head's collectives still have c bytes.
 
     Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
     4.2.2; the loss: Shoeybi et al., sec. 3.
     """  # noqa: D400
     table, rank = view.table, view.rank
-    again = np.where(table.recompute == FULL, 1.0, 0.0)
     layers = [
         _Layers(
             one.kind,
             _layer_collectives(view, one.kind, by_matrix=options.gathers_per_matrix),
             one.count,
             one.trained,
-            one.run_again * again,
+            one.run_again * _repeated_share(view, one.kind),
         )
         for one in view.layers
     ]
@@ -188,6 +188,14 @@ def _norm_statistics(view: RankView, layers: Sequence[_Layers]) -> Traffic:
     )
     count = view.table.num_microbatches * norms
     return Traffic(count, count * 2.0 * max(FP32, view.compute_bytes) * view.tokens)
+
+
+def _repeated_share(view: RankView, kind: LayerKind) -> Real:
+    """Share of a layer's forward collectives that its recomputation repeats."""
+    table = view.table
+    block = repeats_module(table.recompute, "moe" if kind.feed_forward.num_experts else "mlp")
+    half = block | ((table.recompute == EVERY_SECOND_MM) & table.sequence_parallel)
+    return np.where(table.recompute == FULL, 1.0, np.where(half, 0.5, 0.0))
 
 
 def _layer_collectives(view: RankView, kind: LayerKind, *, by_matrix: bool) -> LayerCollectives:

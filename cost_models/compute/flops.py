@@ -19,9 +19,10 @@ from cost_models.arrays import Count, Real, padding
 from cost_models.model.lora import SECOND, adapter_names, embedding_is_frozen
 from cost_models.model.parameters import active_parameters
 from cost_models.model.spec import Attention, DeltaRule, LayerKind, ModelSpec, Weight
-from cost_models.partition.recomputed_layers import RecomputedLayers
+from cost_models.partition.recomputed_layers import RecomputedLayers, repeated_by_setting
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.plan.plan import RECOMPUTE, PlanTable, split_layers
+from cost_models.plan.plan import PlanTable, split_layers
+from cost_models.plan.recompute import CORE, FULL, by_operator, repeats_module
 from cost_models.plan.workload import Workload
 
 # FLOP of an attention core's backward pass over its forward's, by kernel
@@ -46,10 +47,15 @@ def linear_flops_per_token(kind: LayerKind) -> float:
 
     An expert's matrices meet experts_per_token of num_experts of the tokens.
     """
+    return _matmul_flops(kind, kind.weights)
+
+
+def _matmul_flops(kind: LayerKind, weights: Iterable[Weight]) -> float:
+    """Forward FLOP of some matrices of a layer for one token."""
     experts = kind.feed_forward
     share = experts.experts_per_token / max(1, experts.num_experts)
-    dense = sum(2.0 * w.numel for w in kind.weights if w.role == "linear")
-    return dense + share * sum(2.0 * w.numel for w in kind.weights if w.role == "expert")
+    dense = sum(2.0 * w.numel for w in weights if w.role == "linear")
+    return dense + share * sum(2.0 * w.numel for w in weights if w.role == "expert")
 
 
 def attention_flops_per_token(attention: Attention, num_keys: Real) -> Real:
@@ -271,7 +277,8 @@ def hardware_flops_per_step(
     Forward once; backward two matmuls for each one, and five for the two of a flash kernel, which
     computes the scores again. Full recomputation repeats a layer up to the last tensor that is
     needed (its last matrix only where a norm or a dropout follows), selective the attention core,
-    selective_ops only an eager core. ``layer_ranges``: the stages of a single plan, else even ones;
+    selective_ops only an eager core, ops:every-2nd-mm that and ``repeated_matrices``, a set of
+    modules their matrices and cores. ``layer_ranges``: the stages of a single plan, else even ones;
     they matter if only some layers of a stage recompute. ``stage_recompute_layers``: of each stage,
     of a single plan. Dense models without context parallelism (which skips blocks that a causal
     mask hides).
@@ -297,9 +304,9 @@ def hardware_flops_per_step(
     once -= idle + (embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0)
     # tensor-parallel ranks compute the gradient of the projection's input nevertheless
     unneeded = np.where(table.tensor_parallel > 1, 0.0, _unneeded_head_gradient(model))
-    full = np.where(table.recompute == RECOMPUTE.index("full"), 1.0, 0.0)
-    selective = np.where(table.recompute == RECOMPUTE.index("selective"), 1.0, 0.0)
-    ops = np.where(table.recompute == RECOMPUTE.index("selective_ops"), 1.0, 0.0)
+    full = np.where(table.recompute == FULL, 1.0, 0.0)
+    selective = np.where(repeats_module(table.recompute, CORE), 1.0, 0.0)
+    ops = np.where(by_operator(table.recompute), 1.0, 0.0)
     repeats = _recomputed_layers(model, table, layer_ranges, stage_recompute_layers)
     adapters = _adapter_extras(model, table, [n * full for n in repeats])
     # an eager core ends with its second matmul, whose result the backward pass does not need
@@ -313,6 +320,10 @@ def hardware_flops_per_step(
         of_core = of_core - eager * value_flops_per_token(kind, workload.seq_len)
         again = again + number * (full * whole + selective * of_core)
         again = again + number * ops * eager * core_flops_per_token(kind, workload.seq_len)
+        last = _rows(kind)[-1:] if _last_matrix(model, kind) else []
+        for repeats_it, matrices in repeated_by_setting(kind, table):
+            left = [w for w in matrices if w not in last]
+            again = again + np.where(repeats_it, number * _matmul_flops(kind, left), 0.0)
     return tokens * (once - unneeded + again + adapters)
 
 

@@ -12,7 +12,8 @@ from cost_models.arrays import Real
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.plan import FULL, SELECTIVE_OPS, PlanTable
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import FULL, by_operator
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -38,7 +39,7 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     forward = software.host.layer_operators_forward + more
     backward = software.host.layer_operators_backward + more
     outside = software.host.microbatch_operators / (forward + backward)
-    repeats_forward = (table.recompute == FULL) | (table.recompute == SELECTIVE_OPS)
+    repeats_forward = (table.recompute == FULL) | by_operator(table.recompute)
     again = np.where(repeats_forward, forward, 0.0)
     mixed = workload.compute_bytes != workload.master_bytes
     outer = rank.first + rank.last + (rank.bridge == "between")

@@ -7,6 +7,8 @@ Units     seconds; every function broadcasts over plan columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
@@ -241,6 +243,38 @@ def elementwise_bytes_per_token(
     With expert parallelism they are permuted by rank before the exchange and by expert after it,
     and both once more on the way back: 4 k more.
     """
+    norms, activation = norm_and_activation_bytes(
+        kind, hidden_size, compute_bytes, tensor_parallel, sequence_parallel, software
+    )
+    along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
+    blocks = 2.0 + (kind.cross_attention is not None)
+    residual = (
+        software.kernels.residual_accesses + hidden_dropout * software.kernels.dropout_accesses
+    )
+    whole: Real = hidden_size * (blocks * residual)
+    feed_forward = kind.feed_forward
+    if feed_forward.num_experts:
+        copies = np.where(np.greater(expert_parallel, 1), 7.0, 3.0)
+        whole = whole + hidden_size * (copies * feed_forward.experts_per_token + 1.0)
+    attention = kind.attention
+    query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+    split = software.kernels.rotary_accesses * query_key * attention.rotary
+    # gates: of attention one kernel (two reads, one write), of linear attention with a norm
+    if attention.gated or attention.delta_rule is not None:
+        split += GATE_ACCESSES * attention.num_heads * attention.value_head_dim
+    moved = compute_bytes * (whole / along + split / np.multiply(1.0, tensor_parallel))
+    return norms + activation + moved
+
+
+def norm_and_activation_bytes(
+    kind: LayerKind,
+    hidden_size: int,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    sequence_parallel: Flag,
+    software: ForwardSoftware,
+) -> tuple[Real, Real]:
+    """Bytes a token that norms move, and the activation of the MLP (or of all experts)."""
     norm = {
         "layer": software.kernels.layer_norm_accesses,
         "layer_in_fp32": software.kernels.layer_norm_in_fp32_accesses,
@@ -248,28 +282,12 @@ def elementwise_bytes_per_token(
         kind.norm,
         software.kernels.rms_norm_accesses + software.kernels.rms_norm_fp32_bytes / compute_bytes,
     )
-    along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
-    blocks = 2.0 + (kind.cross_attention is not None)
-    residual = (
-        software.kernels.residual_accesses + hidden_dropout * software.kernels.dropout_accesses
-    )
-    whole: Real = hidden_size * (kind.num_norms * norm + blocks * residual)
-    feed_forward = kind.feed_forward
-    if feed_forward.num_experts:
-        copies = np.where(np.greater(expert_parallel, 1), 7.0, 3.0)
-        whole = whole + hidden_size * (copies * feed_forward.experts_per_token + 1.0)
+    feed_forward, tensor = kind.feed_forward, np.multiply(1.0, tensor_parallel)
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
-    activation = (
-        software.kernels.activation_accesses if kind.feed_forward.gated else 2.0
-    )  # read, write
-    split = activation * (width + feed_forward.shared_ffn_hidden_size)
-    attention = kind.attention
-    query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
-    split += software.kernels.rotary_accesses * query_key * attention.rotary
-    # gates: of attention one kernel (two reads, one write), of linear attention with a norm
-    if attention.gated or attention.delta_rule is not None:
-        split += GATE_ACCESSES * attention.num_heads * attention.value_head_dim
-    return compute_bytes * (whole / along + split / np.multiply(1.0, tensor_parallel))
+    accesses = software.kernels.activation_accesses if feed_forward.gated else 2.0  # read, write
+    inner = compute_bytes * accesses * (width + feed_forward.shared_ffn_hidden_size)
+    norms = compute_bytes * hidden_size * kind.num_norms * norm
+    return norms / np.where(sequence_parallel, tensor, 1.0), inner / tensor
 
 
 def bias_elements(kind: LayerKind, tensor_parallel: Count) -> Real:
@@ -341,6 +359,9 @@ class LayerWork(Struct, frozen=True):
     expert_tensor: Count | None = None  # ranks that cut an expert; None: tensor_parallel
     expert_parallel: Count = 1
     recompute_around: Flag = False  # all operators but matmuls and attention
+    recompute_matrices: Sequence[tuple[Flag, tuple[Weight, ...]]] = ()  # where repeated alone
+    recompute_norms: Flag = False
+    recompute_activation: Flag = False
     computed_score_share: Real = 1.0  # share of a query's keys that the core computes
     hidden_dropout: bool = False
     attention_dropout: bool = False
@@ -396,8 +417,12 @@ def layer_seconds(work: LayerWork) -> PassSeconds:
 
 def layer_matrices(work: LayerWork) -> Matmuls:
     """Seconds of the layer's matrices, those of routed experts and of adapters included."""
+    return _matrices_of(work, work.kind.weights)
+
+
+def _matrices_of(work: LayerWork, weights: tuple[Weight, ...]) -> Matmuls:
     return matrices_seconds(
-        work.kind.weights,
+        weights,
         work.tokens,
         work.tensor_parallel,
         work.compute_bytes,
@@ -496,16 +521,28 @@ def with_fp8_casts(work: LayerWork, forward: Real, inputs: Real) -> tuple[Real, 
 
 
 def recompute_seconds(work: LayerWork, forward: Real, core: Real, moved: Real) -> Real:
-    """Seconds of recomputation: forward pass without its last matrix, or core and elementwise."""
+    """Seconds of recomputation: forward pass without its last matrix, or its parts.
+
+    Parts: the core, all elementwise operators, those of norms or of the activation, and matrices.
+    """
     again = np.where(work.recompute_core, core, 0.0) + np.where(work.recompute_around, moved, 0.0)
-    unread = matrices_seconds(
-        skipped_last_matrix(work.kind, hidden_dropout=work.hidden_dropout, software=work.software),
-        work.tokens,
-        work.tensor_parallel,
-        work.compute_bytes,
-        work.rate,
+    last = skipped_last_matrix(
+        work.kind, hidden_dropout=work.hidden_dropout, software=work.software
     )
-    return np.where(work.recompute_full, forward - unread.forward, again)
+    for repeats_it, matrices in work.recompute_matrices:
+        left = tuple(w for w in matrices if w not in last)
+        again = again + np.where(repeats_it, _matrices_of(work, left).forward, 0.0)
+    norms, activation = norm_and_activation_bytes(
+        work.kind,
+        work.hidden_size,
+        work.element,
+        work.tensor_parallel,
+        work.sequence_parallel,
+        work.software,
+    )
+    again = again + np.where(work.recompute_norms, work.each * norms, 0.0)
+    again = again + np.where(work.recompute_activation, work.each * activation, 0.0)
+    return np.where(work.recompute_full, forward - _matrices_of(work, last).forward, again)
 
 
 def _trained(work: LayerWork) -> Real:

@@ -18,6 +18,8 @@ TRAINED: Final[dict[str, tuple[Any, ...]]] = {
     "gradient_precision": ("auto",),
     "quantisation": ("nf4",),
 }
+# settings of recomputation that the executor runs
+RECOMPUTED: Final = ("none", "selective", "full", "selective_ops")
 # fields of a plan that the executor reads; it runs every other field at its default only
 SUPPORTED_FIELDS: Final = frozenset(
     (
@@ -59,6 +61,10 @@ def unsupported_field(plan: Plan) -> str | None:
     Fields at their default pass: a field that is new in ``Plan`` is refused until the executor
     supports it.
     """
+    if plan.recompute not in RECOMPUTED:
+        return (
+            f"recompute = {plan.recompute} (only {', '.join(RECOMPUTED)}; others are priced only)"
+        )
     default = type(plan)()
     for field in fields(plan):
         value, only = getattr(plan, field.name), getattr(default, field.name)

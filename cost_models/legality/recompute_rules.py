@@ -6,7 +6,8 @@ import numpy as np
 
 from cost_models.legality.rule import Rule
 from cost_models.partition.recomputed_layers import by_stage_error
-from cost_models.plan.plan import RECOMPUTE, SELECTIVE_OPS, Plan
+from cost_models.plan.plan import Plan
+from cost_models.plan.recompute import FULL, SHOWN, by_operator
 from cost_models.scenario import Scenario
 
 
@@ -31,22 +32,22 @@ RECOMPUTE_RULES: tuple[Rule, ...] = (
         ),
         lambda s, p: (
             f"recompute_layers = {_recompute_layers_text(s, p)} selects the recomputed layers: it "
-            f"needs recompute {' or '.join(RECOMPUTE[1:])} (got none)"
+            f"needs recompute {' or '.join(SHOWN[1:])} (got none)"
         ),
     ),
     Rule(
         "recompute_offload",
-        lambda s, t: (t.recompute == SELECTIVE_OPS) & t.offloads_activations,
+        lambda s, t: by_operator(t.recompute) & t.offloads_activations,
         lambda s, p: (
-            f"recompute selective_ops with offload {p.offload}: its kept results cannot leave the "
+            f"recompute {p.recompute} with offload {p.offload}: its kept results cannot leave the "
             "device (choose recompute none, selective or full, or offload none or optimizer)"
         ),
     ),
     Rule(
         "recompute_encoder_decoder",
-        lambda s, t: (t.recompute == SELECTIVE_OPS) & any(k.cross_attention for k in s.model.kinds),
+        lambda s, t: (t.recompute > FULL) & any(k.cross_attention for k in s.model.kinds),
         lambda s, p: (
-            "recompute selective_ops is not supported for encoder-decoder models (must be none, "
+            f"recompute {p.recompute} is not supported for encoder-decoder models (must be none, "
             "selective or full)"
         ),
     ),

@@ -17,7 +17,8 @@ from cost_models.model.lora import frozen_part, has_frozen
 from cost_models.partition.rank_parameters import RankParameters, rank_parameters
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import PipelineRank
-from cost_models.plan.plan import FULL, PlanTable
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import FULL
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
+from cost_models.arrays import Flag
 from cost_models.model.spec import LayerKind, Weight
-from cost_models.plan.plan import Plan, split_layers
+from cost_models.plan.plan import Plan, PlanTable, split_layers
+from cost_models.plan.recompute import EVERY_SECOND_MM, repeats_module, repeats_modules
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -102,3 +105,47 @@ def skipped_last_matrix(
         return ()
     matrices = [w for w in kind.weights if w.part == "mlp" and w.role == "linear"]
     return tuple(w for w in matrices[-1:] if not w.is_adapter)
+
+
+def repeated_matrices(kind: LayerKind) -> tuple[Weight, ...]:
+    """Return the matrices that ``ops:every-2nd-mm`` computes again, in order.
+
+    torchtitan's policy counts ``aten.mm`` and saves every other result, the first one included;
+    a matmul with a bias is another operator, which it does not save. Nor does it save the router's.
+    """
+    stems = {w.name.rpartition(".")[0] for w in kind.weights if w.name.endswith(".bias")}
+    matrices = [w for w in kind.weights if w.role == "linear"]
+    counted = [w for w in matrices if w.part != "router" and w.name.rpartition(".")[0] not in stems]
+    saved = {w.name for w in counted[::2]}
+    return tuple(w for w in matrices if w.name not in saved)
+
+
+def module_matrices(kind: LayerKind, module: str) -> tuple[Weight, ...]:
+    """Return the matrices of a module that ``modules:...`` computes again."""
+    mixed = bool(kind.feed_forward.num_experts)
+    parts = {
+        "mlp": () if mixed else ("mlp",),
+        "moe": ("router", "experts", "shared_experts", "mlp") if mixed else (),
+        "shared_experts": ("shared_experts",) if mixed else (),
+    }
+    matrices = [w for w in kind.weights if w.role in ("linear", "expert")]
+    if module == "mla_up_proj" and kind.attention.kv_lora_rank:
+        return tuple(w for w in matrices if w.part == "attention" and w.sharding == "column")
+    return tuple(w for w in matrices if w.part in parts.get(module, ()))
+
+
+def repeated_by_setting(kind: LayerKind, table: PlanTable) -> list[tuple[Flag, tuple[Weight, ...]]]:
+    """Return sets of matrices of a layer, and the plans that compute each again alone.
+
+    A module inside another one that is computed again (``moe``) is not listed twice.
+    """
+    recompute = table.recompute
+    found = [(np.equal(recompute, EVERY_SECOND_MM), repeated_matrices(kind))]
+    if np.any(repeats_modules(recompute)):
+        moe = repeats_module(recompute, "moe")
+        shared = repeats_module(recompute, "shared_experts") & ~moe
+        found += [(moe, module_matrices(kind, "moe"))]
+        found += [(shared, module_matrices(kind, "shared_experts"))]
+        for module in ("mlp", "mla_up_proj"):
+            found += [(repeats_module(recompute, module), module_matrices(kind, module))]
+    return [(again, matrices) for again, matrices in found if matrices and np.any(again)]

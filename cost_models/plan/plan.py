@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeV
 
 from msgspec import Meta
 
+from cost_models.plan.recompute import RECOMPUTE, SHOWN, read_setting
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import Option, declared, read_fields
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     Column = NDArray[Any]
 
-Recompute = Literal["none", "selective", "full", "selective_ops"]
 Schedule = Literal[
     "gpipe",
     "1f1b",
@@ -46,10 +46,7 @@ Offload = Literal[
 OffloadDevice = Literal["cpu", "nvme"]
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 Layers = Annotated[int, Meta(ge=0, le=10**6)]
-RECOMPUTE: Final[tuple[str, ...]] = get_args(Recompute)
-# codes of the column ``recompute``
-NONE, SELECTIVE, FULL, SELECTIVE_OPS = range(len(RECOMPUTE))
-SEARCHED_RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+SEARCHED_RECOMPUTE: Final = ("none", "selective", "full")
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
 GPIPE, ONE_F_ONE_B = (SCHEDULES.index(name) for name in ("gpipe", "1f1b"))
 CONTEXT_METHODS: Final[tuple[str, ...]] = get_args(ContextMethod)
@@ -213,10 +210,12 @@ class Plan(Ranks[int]):
         ),
     ] = False
     recompute: Annotated[
-        Recompute,
+        str,
         Option(
             common=True,
             as_text=True,
+            values=SHOWN,
+            metavar="SETTING",
             help="{values}; full:1/2: every other layer",
             elsewhere=(
                 "gradient_checkpointing=full",
@@ -234,8 +233,11 @@ class Plan(Ranks[int]):
             "`--recompute-layers` is given)",
             why="`selective_ops` (results of matmuls, fused attention and collectives stay, the "
             "rest is computed again; not for t5, nor with offloaded activations) is priced and run "
-            "where it is requested, here or with `--fix`; `full:1/2` recomputes the first one of "
-            "every two layers of each stage (any n of k, also of `selective`)",
+            "where it is requested, here or with `--fix`, as is `ops:every-2nd-mm` (torchtitan's "
+            "selective op: also every second matmul is computed again); `modules:core_attn+mlp` "
+            "(Megatron Core's `--recompute-modules`; also layernorm, moe, moe_act, mla_up_proj, "
+            "shared_experts) is priced; `full:1/2` or `every:2` recomputes the first one of every "
+            "two layers of each stage (any n of k, also of the others)",
         ),
     ] = "none"
     micro_batch_size: Annotated[  # sequences
@@ -420,12 +422,15 @@ class Plan(Ranks[int]):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> Plan:
         """Read and check single values; ``cost_models.legality`` checks combinations."""
-        return cls(**read_fields(cls, values, where))
+        read = read_fields(cls, values, where)
+        return cls(**{**read, "recompute": read_setting(read["recompute"], f"{where}: ")})
 
 
 # fields whose values are words: a table holds their positions in these lists
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    name: one.choices for name, one in declared(Plan).items() if one.choices
+    name: RECOMPUTE if name == "recompute" else one.choices
+    for name, one in declared(Plan).items()
+    if one.choices or name == "recompute"
 }
 FLAGS: Final = tuple(name for name, one in declared(Plan).items() if one.type is bool)
 

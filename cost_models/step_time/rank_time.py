@@ -48,7 +48,9 @@ from cost_models.memory.gradients import reduces_once
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, update_accesses, update_flops
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.plan import FULL, NVME, SELECTIVE, SELECTIVE_OPS
+from cost_models.partition.recomputed_layers import repeated_by_setting
+from cost_models.plan.plan import NVME
+from cost_models.plan.recompute import CORE, FULL, by_operator, repeats_module
 from cost_models.step_time.data_parallel_phases import data_phases
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
@@ -138,7 +140,7 @@ def device_seconds(view: RankView, rate: Rates) -> DeviceSeconds:
 def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
     """Return the work of one layer under the plans of a view."""
     model, workload, table = view.model, view.workload, view.table
-    around = table.recompute == SELECTIVE_OPS
+    around = by_operator(table.recompute)
     scores_again = (workload.attention_kernel == "eager") & ~is_blockwise(table)
     return LayerWork(
         kind=as_computed(kind, workload, view.software),
@@ -150,8 +152,13 @@ def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
         expert_tensor=table.expert_tensor,
         expert_parallel=table.expert_parallel,
         recompute_full=table.recompute == FULL,
-        recompute_core=(table.recompute == SELECTIVE) | (around & scores_again),
+        recompute_core=np.logical_or(repeats_module(table.recompute, CORE), around & scores_again),
         recompute_around=around,
+        recompute_matrices=repeated_by_setting(kind, table),
+        recompute_norms=repeats_module(table.recompute, "layernorm"),
+        recompute_activation=repeats_module(table.recompute, "moe_act")
+        | repeats_module(table.recompute, "moe")
+        | repeats_module(table.recompute, "mlp"),
         kernel=workload.attention_kernel,
         compute_bytes=view.compute_bytes,
         rate=rate,

@@ -6,7 +6,8 @@ import numpy as np
 
 from cost_models.arrays import Real
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.plan.plan import FULL, PlanTable
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import FULL
 from hardware_profiles.software.trainer import SoftwareProfile
 
 

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from cost_models.arrays import Real, pick
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.memory.parts import MemoryParts
-from cost_models.plan.plan import RECOMPUTE, PlanTable
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import RECOMPUTE
 from cost_models.plan.workload import MASTER_BYTES, Workload
 from cost_models.traced.module import OUTSIDE, Stretch, Tensors, TracedModule, stretches
 from hardware_profiles.software.trainer import SoftwareProfile

@@ -29,6 +29,8 @@ RECOMPUTE: Final = {
     "costs little and saves its memory (selective recomputation).",
     "selective_ops": "Results of matrix products are kept, the cheap rest is computed a second "
     "time in the backward pass.",
+    "ops:every-2nd-mm": "Results of attention and of every other matrix product are kept, the rest "
+    "is computed a second time in the backward pass.",
     "full": "Only the input of a layer is kept; the layer is computed a second time in the "
     "backward pass, which costs up to a third more computation and saves most of the memory (full "
     "recomputation).",
@@ -83,7 +85,9 @@ def _sentences(scenario: Scenario, plan: Plan) -> Iterator[str]:
             f"{ranks} ranks; tokens travel to their experts and back, "
             f"{place(scenario.cluster, plan, 'expert')}."
         )
-    yield RECOMPUTE[plan.recompute] + _some_layers(scenario, plan)
+    setting, _, modules = plan.recompute.partition("modules:")
+    named = f"Parts of a layer are computed a second time in the backward pass: {modules}."
+    yield (named if modules else RECOMPUTE[setting]) + _some_layers(scenario, plan)
     if plan.offload != "none":
         yield f"Offloaded to the memory or the drives of the host: {plan.offload}."
 

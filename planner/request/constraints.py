@@ -153,7 +153,7 @@ def _word(column: str, text: str, where: str) -> Any:
         return known[text.lower()]
     if text not in WORDS[column]:
         hint = did_you_mean(text, WORDS[column])
-        raise InputError(f"{where}: must be one of {', '.join(WORDS[column])}. {hint}".strip())
+        raise InputError(f"{where}: must be {_domain(column)}. {hint}".strip())
     return WORDS[column].index(text)
 
 
@@ -245,7 +245,7 @@ def _domain(name: str) -> str:
     if name in FLAGS:
         return "on or off"
     if name in WORDS:
-        return f"one of {', '.join(WORDS[name])}"
+        return f"one of {', '.join(declared(Plan)[name].values)}"
     low, high = _bounds(name)
     if name in RESULTS:
         return "above 0" + ("" if math.isinf(high) else f" and at most {high:g}")

@@ -67,7 +67,7 @@ def pinned(flag: str, value: str | None = None) -> str | None:
                 return f"{one.short}=on"
             if one.option.example is not None:
                 return one.option.example
-            for word in (value or "", *reversed(one.choices), "2"):
+            for word in (value or "", *reversed(one.values), "2"):
                 with contextlib.suppress(InputError):
                     if parse_fixed(f"{one.short}={word}").keys() == {name}:
                         return f"{one.short}={word}"

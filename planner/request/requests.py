@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     class PlanOptions(Plan):
         """The fields of a plan, each of which may be left out, in their longer notations too."""
 
-        recompute: str = "none"  # type: ignore[assignment]
         recompute_layers: int | str | Sequence[int] = 0  # type: ignore[assignment]
 else:
     PlanOptions = optional(Plan, "PlanOptions", "The fields of a plan; None: left out.")

@@ -10,10 +10,12 @@ from typing import Any, Final
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.recomputed_layers import read_recompute_layers_by_stage
 from cost_models.plan.plan import Plan
+from cost_models.plan.recompute import read_setting
 from hardware_profiles.errors import InputError
 
 LIST: Final = re.compile(r"\d+(,\d+)+")
-SHARE: Final = re.compile(r"(\w+):(\d{1,6})/(\d{1,6})")
+SHARE: Final = re.compile(r"(.+):(\d{1,6})/(\d{1,6})")
+EVERY: Final = re.compile(r"every:(\d{1,6})")
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -59,6 +61,8 @@ def _counts(layers: str | Sequence[int]) -> list[int]:
 def read_recompute(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return plan options with ``full:n/k`` and numbers of stages read into plain values.
 
+    >>> read_recompute({"recompute": "full:1/2"}) == read_recompute({"recompute": "every:2"})
+    True
     >>> read_recompute({"recompute": "full:1/2"})
     {'recompute': 'full', 'recompute_layers': 1, 'recompute_every': 2}
     >>> read_recompute({"recompute_layers": "4,2,0,0"})
@@ -70,9 +74,14 @@ def read_recompute(options: Mapping[str, Any]) -> dict[str, Any]:
         read["recompute_layers"] = _numbers(layers)
     elif isinstance(layers, (list, tuple)):
         read["recompute_layers"] = read_recompute_layers_by_stage(list(layers), "recompute_layers")
-    if isinstance(words, str) and ":" in words:
+    if isinstance(words, str):
+        if every := EVERY.fullmatch(words):
+            words = f"full:1/{every[1]}"
         found = SHARE.fullmatch(words)
-        if found is None or not 1 <= int(found[2]) <= int(found[3]):
+        if found is None:
+            read["recompute"] = read_setting(words)
+            return read
+        if not 1 <= int(found[2]) <= int(found[3]):
             raise InputError(
                 f"recompute = {words[:60]} (must be such as full:1/2, the first n of every k "
                 "layers of a stage, with 1 <= n <= k)"
@@ -80,7 +89,7 @@ def read_recompute(options: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("recompute_layers", "recompute_every"):
             if read.get(name):
                 raise InputError(f"recompute = {words} and {name}: choose one of them")
-        read["recompute"] = found[1]
+        read["recompute"] = read_setting(found[1])
         read["recompute_layers"], read["recompute_every"] = int(found[2]), int(found[3])
     return read
 

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
 from cost_models.legality.rules import legality_codes
-from cost_models.plan.plan import RECOMPUTE, PlanTable
+from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import RECOMPUTE
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from planner.search.feasible import Feasible

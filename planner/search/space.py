@@ -15,13 +15,13 @@ from cost_models.partition.schedules import LOOPED, V_SHAPED, default_virtual_st
 from cost_models.plan.plan import (
     CONTEXT_METHODS,
     OFFLOADS,
-    RECOMPUTE,
     SCHEDULES,
     SEARCHED_RECOMPUTE,
     WORDS,
     Plan,
     PlanTable,
 )
+from cost_models.plan.recompute import RECOMPUTE
 from cost_models.plan.workload import Workload
 from hardware_profiles.errors import InputError
 from planner.request.divisors import divisors

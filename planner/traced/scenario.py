@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from cost_models.memory.parts import MemoryParts
-from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.recompute import RECOMPUTE
 from cost_models.plan.workload import Workload
 from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, to_json
 from cost_models.step_time.parts import TimeParts

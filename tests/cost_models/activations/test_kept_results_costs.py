@@ -15,7 +15,8 @@ from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import even_split_contents
-from cost_models.plan.plan import FULL, NONE, SELECTIVE_OPS, Plan, PlanTable
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.recompute import FULL, NONE, SELECTIVE_OPS
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price, rank_communication
 from tests.samples import legal_table, llama, make_scenario, rank_view

@@ -6,7 +6,7 @@ import pytest
 from cost_models.activations.saved import layer_regions, norm_bytes, saved_bytes_per_token
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
-from cost_models.plan.plan import FULL, NONE, SELECTIVE
+from cost_models.plan.recompute import FULL, NONE, SELECTIVE
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
 from tests.samples import GPT3, llama, sample_model

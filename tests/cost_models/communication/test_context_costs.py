@@ -15,7 +15,8 @@ from cost_models.communication.volumes import rank_traffic
 from cost_models.memory.saved_tensors import saved_rows
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
-from cost_models.plan.plan import CONTEXT_METHODS, RECOMPUTE, Plan, PlanTable
+from cost_models.plan.plan import CONTEXT_METHODS, Plan, PlanTable
+from cost_models.plan.recompute import WORDS
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
@@ -46,7 +47,7 @@ def test_a_table_is_priced_as_its_rows(model: str) -> None:
             zero_stage=zero, recompute=recompute, dp_replicate=copies, num_microbatches=4,  # type: ignore[arg-type]
         )
         for method, zero, recompute, copies in itertools.product(
-            CONTEXT_METHODS, (1, 3), RECOMPUTE, (1, 2)
+            CONTEXT_METHODS, (1, 3), (*WORDS, "modules:core_attn+mlp"), (1, 2)
         )
     ]  # fmt: skip
     table = price(scenario, PlanTable.from_plans(plans))

@@ -16,7 +16,8 @@ from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec, Weight
 from cost_models.partition.stages import PipelineRank, even_split_contents
 from cost_models.partition.tensor_sharding import data_shard, shard_dim, tensor_parallel_shape
-from cost_models.plan.plan import RECOMPUTE, Plan, PlanTable
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.recompute import WORDS
 from cost_models.plan.workload import Workload
 from tests.samples import CONFIGS, rank_view
 
@@ -37,7 +38,7 @@ def _plans(pipeline_parallel: int) -> list[Plan]:
     return [
         Plan(d, t, pipeline_parallel, 1, "1f1b", z, sp and t > 1, recompute, 1, 8)
         for d, t, z, sp, recompute in itertools.product(
-            (1, 2, 3), (1, 2, 4), (0, 1, 2, 3), (False, True), RECOMPUTE
+            (1, 2, 3), (1, 2, 4), (0, 1, 2, 3), (False, True), (*WORDS, "modules:core_attn+mlp")
         )
     ]
 

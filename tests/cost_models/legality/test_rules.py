@@ -16,7 +16,8 @@ from cost_models.legality.rules import (
 from cost_models.model.families import model_spec
 from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.spec import ModelSpec
-from cost_models.plan.plan import RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.plan.plan import SCHEDULES, Plan, PlanTable
+from cost_models.plan.recompute import RECOMPUTE
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import simulated_steps

@@ -19,7 +19,8 @@ from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.plan_stages import default_layer_ranges
-from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, SCHEDULES, Plan, PlanTable
+from cost_models.plan.recompute import RECOMPUTE
 from cost_models.plan.workload import Optimizer, Workload
 from cost_models.pricing.estimate import price, rank_memories
 from cost_models.scenario import Scenario

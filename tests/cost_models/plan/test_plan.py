@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, RECOMPUTE, SCHEDULES, Plan, PlanTable
+from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, SCHEDULES, Plan, PlanTable
+from cost_models.plan.recompute import RECOMPUTE
 from hardware_profiles.errors import InputError
 
 COUNTS = st.integers(1, 10**6)

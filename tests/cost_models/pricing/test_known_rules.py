@@ -19,7 +19,8 @@ from cost_models.model.families import model_spec
 from cost_models.model.lora import QUANTISED_BYTES, adapted
 from cost_models.model.parameters import kind_numel
 from cost_models.model.presets import load_preset
-from cost_models.plan.plan import FULL, NONE, SELECTIVE, Plan, PlanTable
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.recompute import FULL, NONE, SELECTIVE
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario

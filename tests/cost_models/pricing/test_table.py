@@ -12,7 +12,8 @@ from cost_models.columnar.columns import FactoredColumn
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.factored import factored
-from cost_models.plan.plan import OFFLOADS, RECOMPUTE, PlanTable
+from cost_models.plan.plan import OFFLOADS, PlanTable
+from cost_models.plan.recompute import RECOMPUTE
 from cost_models.pricing.estimate import price
 from cost_models.pricing.table import price_table, table_memory
 from cost_models.scenario import Scenario

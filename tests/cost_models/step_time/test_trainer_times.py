@@ -14,7 +14,8 @@ from cost_models.compute.layer import LayerWork, layer_seconds, trained_elements
 from cost_models.compute.rates import rates
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
-from cost_models.plan.plan import FULL, Plan, PlanTable
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.recompute import FULL
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from cost_models.step_time.tensor_parallel_overlap import tensor_seconds

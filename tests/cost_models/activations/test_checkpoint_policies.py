@@ -1,0 +1,210 @@
+"""Bytes and FLOP of checkpoint policies, against torch's own selective checkpoints and counter."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from cost_models.activations.live import layer_bytes
+from cost_models.compute.flops import hardware_flops_per_step
+from cost_models.model.families import model_spec
+from cost_models.model.presets import load_preset
+from cost_models.partition.stages import even_split_contents
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.recompute import MODULES, RECOMPUTE, read_setting, repeats_module
+from cost_models.plan.workload import Workload
+from hardware_profiles.errors import InputError
+from hardware_profiles.software.trainer import software_profile
+from planner.request.stage_layers import read_recompute
+from tests.samples import make_scenario, rank_view
+
+TOKENS = 64
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {**SIZES},
+    "qwen2": {**SIZES},  # queries, keys and values have biases: addmm
+    "qwen3": {**SIZES, "head_dim": 16},
+    "gpt2": {
+        "n_embd": 64, "n_inner": 160, "n_layer": 2, "n_head": 4, "vocab_size": 96,
+        "n_positions": 128, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    },
+}  # fmt: skip
+ATEN = torch.ops.aten
+ATTENTION = ATEN._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def every_second_mm() -> Any:
+    """Return the contexts of torchtitan's selective op: its policy counts mm and saves odd ones."""
+    counts = {False: 0, True: 0}
+
+    def policy(context: Any, operator: Any, *given: Any, **named: Any) -> CheckpointPolicy:
+        saves = operator is ATTENTION
+        if operator is ATEN.mm.default:
+            counts[context.is_recompute] += 1
+            saves = counts[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+class Living(TorchDispatchMode):  # type: ignore[misc]
+    """Storages that operators have made and that are alive; views of weights are not."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.made: dict[int, Any] = {}
+        self.weights = {weight.untyped_storage()._cdata for weight in weights}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.weights:
+                    self.made[storage._cdata] = (weakref.ref(storage), storage.nbytes())
+        return found
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for alive, size in self.made.values() if alive() is not None)
+
+
+Wrap = Callable[[Any], None]
+
+
+def of_layers(layer: Any) -> None:
+    layer.forward = partial(
+        checkpoint, layer.forward, use_reentrant=False, context_fn=every_second_mm
+    )
+
+
+def of_mlps(layer: Any) -> None:
+    layer.mlp.forward = partial(checkpoint, layer.mlp.forward, use_reentrant=False)
+
+
+def traced(config: dict[str, Any], wrap: Wrap | None) -> tuple[float, float]:
+    """Return bytes that a layer keeps for its backward pass, and FLOP of a step.
+
+    Bytes: what two layers keep less what one keeps; rotary tables and the head cancel.
+    """
+    kept, flops = [], 0.0
+    for layers in (1, 2):
+        name = "n_layer" if config["model_type"] == "gpt2" else "num_hidden_layers"
+        about = AutoConfig.for_model(**{**config, name: layers})
+        about._attn_implementation = "sdpa"
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(about).to(torch.float32)
+        base = model.model if hasattr(model, "model") else model.transformer
+        for layer in base.layers if hasattr(base, "layers") else base.h:
+            if wrap is not None:
+                wrap(layer)
+        tokens = torch.arange(TOKENS)[None] % 96
+        with Living(model.parameters()) as living:
+            loss = model(tokens, use_cache=False).logits.sum()
+            kept.append(living.bytes)
+        del loss
+        with FlopCounterMode(display=False) as counter:
+            model(tokens, use_cache=False).logits.sum().backward()
+        flops = float(counter.get_total_flops())
+    return (kept[1] - kept[0]) / TOKENS, flops
+
+
+def priced(config: dict[str, Any], recompute: str) -> tuple[float, float]:
+    """Return bytes that a layer keeps for a token, and hardware FLOP of a step."""
+    about = AutoConfig.for_model(**config).to_dict()
+    model = model_spec(about, name="small")
+    workload = Workload(TOKENS, 1, precision="fp32")
+    table = PlanTable.from_plans([Plan(recompute=recompute)])
+    (rank,) = even_split_contents(model, 1, 1)
+    software = make_scenario(seq_len=TOKENS, global_batch_size=1).software
+    kept = layer_bytes(rank_view(model, workload, software, table, rank)) / TOKENS
+    flops = hardware_flops_per_step(model, workload, table)
+    return float(np.ravel(kept)[0]) / model.num_layers, float(np.ravel(flops)[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("setting", "wrap"), [("none", None), ("ops:every-2nd-mm", of_layers), ("modules:mlp", of_mlps)]
+)
+def test_a_setting_keeps_and_repeats_what_torch_does(
+    family: str, setting: str, wrap: Wrap | None
+) -> None:
+    config = {"model_type": family, **FAMILIES[family]}
+    kept, flops = priced(config, setting)
+    _, plain = priced(config, "none")
+    measured, counted = traced(config, wrap)
+    _, counted_plain = traced(config, None)
+    assert kept == pytest.approx(measured, rel=1e-6)
+    assert flops - plain == pytest.approx(counted - counted_plain, rel=1e-6)
+
+
+def test_modules_of_a_megatron_layer_by_hand() -> None:
+    """Llama-3-8B in bf16: input, norms, matrices; one kernel a norm and an activation."""
+    model, workload = (
+        model_spec(load_preset("llama-3-8b").config, name="llama-3-8b"),
+        Workload(8192, 1, precision="bf16"),
+    )
+    h, f = 4096.0, 14336.0
+    software = software_profile("megatron-core")
+
+    def kept(setting: str) -> float:
+        table = PlanTable.from_plans([Plan(recompute=setting)])
+        (rank,) = even_split_contents(model, 1, 1)
+        found = layer_bytes(rank_view(model, workload, software, table, rank))
+        return float(np.ravel(found)[0]) / 8192 / model.num_layers
+
+    every = kept("none")
+    copies = software.activations.activation_saved["default"] + 3.0
+    copies = software.activations.activation_saved.get("silu", copies - 3.0) + 3.0
+    assert every - kept("modules:mlp") == pytest.approx(2.0 * copies * f)
+    assert every - kept("modules:layernorm") == pytest.approx(2.0 * 2.0 * h, rel=0.001)
+    assert every - kept("modules:core_attn+mlp") == pytest.approx(
+        every - kept("selective") + 2.0 * copies * f
+    )
+
+
+def test_a_set_of_modules_is_read_in_any_order_and_a_wrong_one_refused() -> None:
+    assert read_setting("modules:mlp,layernorm") == "modules:layernorm+mlp"
+    assert len(RECOMPUTE) == len(set(RECOMPUTE))
+    assert set(map(read_setting, RECOMPUTE)) == {*RECOMPUTE} - {"modules:core_attn"}
+    with pytest.raises(InputError, match="'mpl' is no module that is computed again"):
+        read_setting("modules:mpl")
+    with pytest.raises(InputError, match="must be one of none, selective, full"):
+        read_setting("some")
+    codes = np.arange(len(RECOMPUTE))
+    for module in MODULES:
+        named = [module in word.partition(":")[2].split("+") for word in RECOMPUTE]
+        named[RECOMPUTE.index("selective")] = module == "core_attn"
+        assert repeats_module(codes, module).tolist() == named
+
+
+def test_every_is_a_short_form_of_a_share_of_the_layers() -> None:
+    assert read_recompute({"recompute": "every:3"}) == {
+        "recompute": "full", "recompute_layers": 1, "recompute_every": 3
+    }  # fmt: skip
+    assert read_recompute({"recompute": "ops:every-2nd-mm:1/2"})["recompute"] == "ops:every-2nd-mm"
