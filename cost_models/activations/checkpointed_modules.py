@@ -74,8 +74,8 @@ def restored_modules(view: RankView, kind: LayerKind, regions: Regions) -> Resto
     whole = where("moe", 1.0)
     copies = activation_copies(feed_forward, software) + (3.0 if feed_forward.gated else 1.0)
     shared = copies * compute * feed_forward.shared_ffn_hidden_size / tensor
-    made = max(0.0, copies - (2.0 if feed_forward.gated else 1.0)) * compute
-    made = made * feed_forward.experts_per_token * feed_forward.ffn_hidden_size / tensor
+    each = max(0.0, copies - (2.0 if feed_forward.gated else 1.0)) * compute
+    made = each * feed_forward.experts_per_token * feed_forward.ffn_hidden_size / tensor
     rows = regions.routed - compute * hidden * float(routes_only)
     found = found + whole * (inside + np.maximum(0.0, rows) * share)
     rest = where("shared_experts", shared) + where("moe_act", made)
