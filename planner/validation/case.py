@@ -15,6 +15,7 @@ from cost_models.model.freezing import without_adapters_before
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import Offload, Plan
+from cost_models.plan.recompute import read_setting
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
@@ -209,6 +210,8 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
     """Return the recompute setting and the recomputed layers of a stage (0: all)."""
     row = reading.row
     entry = look_up(words_table().recompute, row)
+    if row.recompute is not None and ":" in row.recompute:  # a setting as --recompute takes it
+        return read_setting(row.recompute), 0
     if entry is None and row.recompute is not None:
         raise Unpriceable(f"recompute {row.recompute!r} is not known")
     word = entry.value if entry else reading.value("recompute", "none", "not given")

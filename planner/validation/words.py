@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from cost_models.plan.plan import Offload, Recompute
+from cost_models.plan.plan import Offload
 from cost_models.plan.workload import AttentionKernel, Optimizer, Quantisation
 from cost_models.uncertainty import MemoryKind
 from hardware_profiles.errors import InputError
@@ -133,7 +133,7 @@ class MemoryEntry(Conditions, frozen=True, kw_only=True):
 class RecomputeEntry(Conditions, frozen=True, kw_only=True):
     """Recompute setting, and the share of the layers that recompute."""
 
-    value: Recompute = field(name="is")
+    value: str = field(name="is")
     layers: Fraction | None = None
 
 
