@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.software.engine import PLUS
 from hardware_profiles.software.trainer import SoftwareProfile, names_engines, software_profile
 from planner.validation.reading import Reading
 from planner.validation.runs_file import Row
@@ -31,7 +32,19 @@ def trainer_of(row: Row) -> SoftwareEntry:
         return replace(entry, profile=profile, figures=figures)
     if names_engines(row.words("framework")):
         return replace(entry, profile=row.words("framework"), figures={})
-    return entry
+    if named is not None and not named.takes_engines:
+        return entry
+    return _with_engine(entry, row)
+
+
+def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
+    """Return an entry with the engine that a row names, if that shards as the row says."""
+    engine = look_up(words_table().engines, row)
+    if engine is None:
+        return entry
+    profile = f"{entry.profile}{PLUS}{engine.add}"
+    shards = software_profile(profile).sharding.largest_zero_stage
+    return replace(entry, profile=profile) if (row.zero_stage or 0) <= shards else entry
 
 
 def note_unknown_trainer(reading: Reading) -> None:

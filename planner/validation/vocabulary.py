@@ -42,17 +42,18 @@ REPLACED: Final = (
     (r"c\+\+", "cpp"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\b2nd\b", "second"),
-    (r"\b(\w+)is(e|ed|er|ers|ing|ation)\b", r"\1iz\2"),  # British spelling
+    (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
     (r"(?<=[a-z0-9])[.](?=[a-z])", " "),  # torch.compile; a release keeps its dots
 )
 TOKEN: Final = re.compile(r"(?P<equals>[=:]\s*)?(?P<word>[a-z0-9][a-z0-9.?]*)")
 
 
 class Token(NamedTuple):
-    """A normalised word, and whether it follows an equals sign or a colon."""
+    """A normalised word, whether it follows an equals sign or a colon, and its own spelling."""
 
     word: str
     is_value: bool
+    text: str
 
 
 def tokens_of(text: str) -> tuple[Token, ...]:
@@ -65,7 +66,11 @@ def tokens_of(text: str) -> tuple[Token, ...]:
     for pattern, replacement in REPLACED:
         text = re.sub(pattern, replacement, text)
     return tuple(
-        Token(_singular(found["word"].rstrip(".")), found["equals"] is not None)
+        Token(
+            _singular(found["word"].rstrip(".")),
+            found["equals"] is not None,
+            found["word"].rstrip("."),
+        )
         for found in TOKEN.finditer(text)
     )
 
@@ -193,7 +198,7 @@ def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
     """Return whether a switch after a phrase is off, and the end of the switch."""
     if end == len(tokens):
         return False, end
-    word, is_value = tokens[end]
+    word, is_value, _ = tokens[end]
     if word in OFF or (is_value and word in ("0", "no", "none")):
         return True, end + 1
     if word in ON or (is_value and word in ("1", "yes")):
@@ -233,7 +238,7 @@ def not_understood(row: Row) -> list[str]:
     found = []
     for column in READ_COLUMNS:
         rest = vocabulary().read(column, row.words(column)).rest
-        words = [token.word for token in rest]
+        words = [token.text for token in rest]
         if column == "notes":
             words = [text for text in SETTING.findall(row.words(column)) if _is_unknown(text, rest)]
         if words:

@@ -137,6 +137,12 @@ class RecomputeEntry(Conditions, frozen=True, kw_only=True):
     layers: Fraction | None = None
 
 
+class EngineEntry(Conditions, frozen=True, kw_only=True):
+    """An engine that a trainer's profile is composed with."""
+
+    add: str
+
+
 class ShardingEntry(Conditions, frozen=True, kw_only=True):
     """The group inside which weights are sharded."""
 
@@ -149,6 +155,7 @@ class SoftwareEntry(Conditions, frozen=True, kw_only=True):
     profile: str
     figures: dict[str, dict[str, bool | float | str]] = field(name="with", default_factory=dict)
     without_sequence_parallel: bool = False
+    takes_engines: bool = False  # ``[[engines]]`` count
     master_weights: bool = True
 
 
@@ -166,6 +173,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     adapter_rank: tuple[Pattern, ...]
     architecture: tuple[ArchitectureEntry, ...]
     attention: tuple[AttentionEntry, ...]
+    engines: tuple[EngineEntry, ...]
     flops: tuple[FlopsEntry, ...]
     gpu: tuple[GpuEntry, ...]
     gradients: tuple[StoredPrecision, ...]

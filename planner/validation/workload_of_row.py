@@ -93,6 +93,8 @@ def _targets(row: Row) -> str:
     every = {name: name for name in TARGETS}
     shorter = {"qkv": ("q", "k", "v"), "mlp": ("gate", "up", "down")}
     named = {one for term in terms for one in shorter.get(term, (every.get(term),)) if one}
+    if "attention" in terms and not named & {"q", "k", "v", "o"}:
+        named |= {"q", "k", "v", "o"}
     if "all" in terms or len(named) == len(TARGETS):
         return "all"
     if named:

@@ -44,12 +44,14 @@ RECOMPUTE = {
         "core attention",
         "selective activation recomputation",
         "core_attn",
+        "activation-checkpointing=selective",
     ],
     ("full", 16): [
         "every second layer",
         "every 2nd layer",
         "every other layer",
         "1 of 2 layers",
+        "AC every 2 layers",
         "alternating layers",
     ],
     ("full", 13): [  # 0.4 of the layers: what runs again
@@ -58,8 +60,10 @@ RECOMPUTE = {
         "op-level selective",
         "selective AC by op",
         "SAC per op",
+        "selective, per-op",
+        "SAC (op)",
     ],
-    ("none", 0): ["none", "no", "off", "no gradient checkpointing", "w/o checkpointing", "0"],
+    ("none", 0): ["none", "no", "off", "no gradient checkpointing", "w/o checkpointing", "AC off"],
     ("selective_ops", 0): ["selective_ops", "selective ops", "Selective-Ops"],
 }
 
@@ -92,7 +96,7 @@ def test_optimizers(words: str, expected: str) -> None:
 
 ADAPTERS = {
     ("none", "nf4"): ["none", "full fine-tuning", "no", "w/o LoRA"],
-    ("lora", "nf4"): ["lora r=16", "LoRA rank 16", "low-rank adapters r=16"],
+    ("lora", "nf4"): ["lora r=16", "LoRA rank 16", "low-rank adapters r=16", "LoRA-16", "lora r16"],
     ("qlora", "nf4"): ["qlora r=16", "QLoRA (bnb 4bit) r=16", "4-bit LoRA r=16", "lora, bnb-nf4"],
     ("qlora", "nf4_double"): [
         "qlora (nf4 double quant)",
@@ -118,7 +122,12 @@ def test_adapters(words: str, expected: tuple[str, str]) -> None:
 TARGETS = {
     "q,v": ["lora q,v", "lora q_proj,v_proj", "LoRA (query, value)", "lora v_proj + q_proj"],
     "q,k,v,o": ["lora (q,k,v,o)", "lora q_proj k_proj v_proj o_proj", "LoRA qkv, o"],
-    "all": ["lora all-linear", "lora q,k,v,o,gate,up,down", "LoRA on qkv, o and mlp"],
+    "all": [
+        "lora all-linear",
+        "lora q,k,v,o,gate,up,down",
+        "LoRA on qkv, o and mlp",
+        "LoRA, attention + mlp",
+    ],
     "gate,up,down": ["lora mlp", "lora gate_proj,up_proj,down_proj", "lora up, gate, down"],
 }
 
@@ -225,7 +234,7 @@ SOFTWARE = {
         "NeMo AutoModel",
         "NeMo-Automodel 0.1",
         "PyTorch FSDP",
-        "torch DDP",
+        "FSDP",
         "PyTorch Lightning",
         "DeepSpeed",
         "Colossal-AI",
@@ -246,6 +255,16 @@ SOFTWARE = {
     "hf-trainer-liger": ["TRL with Liger", "Axolotl, liger kernels", "HF Trainer, fused linear CE"],
     "hf-trainer-foak": ["unsloth", "Unsloth (TRL SFTTrainer)", "TRL with Unsloth"],
     "xla": ["MaxText", "levanter", "PaxML (JAX)", "JAX"],
+    "torch-trainer+fsdp1": ["PyTorch FSDP1", "FSDP full shard", "FullyShardedDataParallel"],
+    "torch-trainer+fsdp2": ["PyTorch FSDP2", "fully_shard", "NeMo AutoModel (FSDP2)"],
+    "torch-trainer+fsdp1-no-shard": ["FSDP NO_SHARD", "PyTorch FSDP, no_shard", "no-shard FSDP"],
+    "torch-trainer+ddp": ["torch DDP", "PyTorch DistributedDataParallel", "Lightning, DDP"],
+    "torch-trainer+deepspeed-zero2": ["DeepSpeed ZeRO-2", "deepspeed, zero2", "DeepSpeed stage 2"],
+    "hf-trainer+deepspeed-zero3": [
+        "HF Trainer + DeepSpeed ZeRO-3",
+        "Axolotl, deepspeed zero3",
+        "TRL on DeepSpeed (zero_stage=3)",
+    ],
     "torchtitan": [
         "torchtitan 0.1.0, torch.compile",
         "TorchTitan compile=1",
@@ -263,7 +282,7 @@ SOFTWARE = {
     "torchtune": ["torchtune", "torchtune full_finetune_single_device", "TorchTune 0.4"],
     "torchtune-chunked": ["torchtune, chunked CE", "torchtune (compile, chunked cross-entropy)"],
     "composer": ["llm-foundry", "MosaicML Composer", "composer"],
-    "torch-compile": ["own loop, torch.compile", "PyTorch, compiled", "PyTorch DDP compile=true"],
+    "torch-compile": ["own loop, torch.compile", "PyTorch, compiled", "Lightning compile=true"],
 }
 
 
@@ -305,6 +324,15 @@ def test_a_fused_loss_has_no_fp32_logits(words: str) -> None:
     assert (found.loss.fp32_logits_copies, found.loss.forward_bytes) == (0.0, 4.0)
 
 
+def test_an_engine_counts_where_it_shards_as_the_row_says() -> None:
+    assert case(framework="PyTorch DDP", zero_stage=0).scenario.software.name.endswith("+ddp")
+    assert case(framework="PyTorch DDP", zero_stage=1).scenario.software.name == "torch-trainer"
+    sharded = case(framework="DeepSpeed", zero_stage=3).scenario
+    assert sharded.software.name == "torch-trainer+deepspeed-zero3"
+    assert case(framework="TRL, DeepSpeed", zero_stage=3).scenario.workload.master_weights
+    assert not case(framework="TRL", zero_stage=3).scenario.workload.master_weights
+
+
 def test_an_unknown_trainer_is_named() -> None:
     def words(framework: str | None) -> str:
         return "; ".join(case(framework=framework).defaults)
@@ -320,10 +348,10 @@ def test_an_unknown_trainer_is_named() -> None:
     [
         ({"recompute": "full, but reentrant"}, ["recompute: but reentrant"]),
         ({"optimizer": "adamw with shampoo blocks"}, ["optimizer: shampoo"]),
-        ({"peft": "lora r=16 on q,v plus prompts"}, ["peft: plus prompt"]),
+        ({"peft": "lora r=16 on q,v plus prompts"}, ["peft: plus prompts"]),
         ({"precision": "bf16 stochastic"}, ["precision: stochastic"]),
-        ({"offload": "optimizer and gradients"}, ["offload: gradient"]),
-        ({"framework": "TRL 0.9 with my patches"}, ["framework: my patche"]),
+        ({"offload": "optimizer and gradients"}, ["offload: gradients"]),
+        ({"framework": "TRL 0.9 with my patches"}, ["framework: my patches"]),
         ({"notes": "ran at night; bucket_size=5e8; compile=0"}, ["notes: bucket_size=5e8"]),
         ({"notes": "any prose; max seq 512"}, []),
         ({"framework": "torchtitan 0.1.0 (FSDP2)", "recompute": "selective op"}, []),
@@ -360,7 +388,10 @@ def test_every_term_has_a_meaning() -> None:
         for terms in getattr(entry, "when", {}).values()
         for term in terms
     }
-    by_code = {"torch loop", *("q", "k", "v", "o", "gate", "up", "down", "mlp", "qkv", "all")}
+    by_code = {
+        "torch loop",
+        *("q", "k", "v", "o", "gate", "up", "down", "mlp", "qkv", "attention", "all"),
+    }
     columns = ("framework", "recompute", "optimizer", "peft", "precision", "offload")
     for column in (*columns, "memory_definition", "flops_definition"):
         found = {term for terms in vocabulary().phrases(column).values() for term in terms}
