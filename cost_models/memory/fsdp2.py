@@ -473,7 +473,8 @@ class Blocks(Struct, frozen=True):
         missing = np.maximum(self.reduction * self.total - kept, 0.0)
         to_come = Row("gradients", "gradients to come", missing, formula="g · P − done")
         named = replace(least(fresh, to_come), part="gradients")
-        rest = Row("buffers", "further copies of gradients", fresh.size - named.size)
+        beyond = fresh.size - named.size
+        rest = Row("buffers", "sum of a tied table's gradients", beyond, formula="c · P beyond")
         others = tuple(r for r in rows if r.part != "buffers" or r.name == UNPACKED)
         return Point((*others, either(stay, named), either(stay, rest, fresh)), exists)
 

@@ -153,10 +153,14 @@ class Ledger(Struct, frozen=True):
 
     def parts(self, moment: int) -> dict[str, Real]:
         """Return the bytes of each part at the largest point of an event."""
-        sums = part_sums(self.live(moment))
-        found = [part_sums(point.rows, point.exists) for point in self.points[moment]]
-        zeros = np.zeros_like(_transient(sums))
-        index = np.argmax(np.stack([_transient(each) + zeros for each in found]), axis=0)
+        sums, points = part_sums(self.live(moment)), self.points[moment]
+        zeros = np.zeros_like(sum(sums.values()))
+        found = [part_sums(point.rows, point.exists) for point in points]
+        sizes = [
+            np.where(point.exists, sum(each.values()), -np.inf) + zeros
+            for point, each in zip(points, found, strict=True)
+        ]
+        index = np.argmax(np.stack(sizes), axis=0)
         return {part: sums[part] + pick([each[part] for each in found], index) for part in PARTS}
 
     def leaves(self, moment: int) -> list[Row]:
@@ -175,10 +179,6 @@ def part_sums(rows: Iterable[Row], exists: Flag = True) -> dict[str, Real]:
     if exists is True:
         return sums
     return {part: np.where(exists, size, 0.0) for part, size in sums.items()}
-
-
-def _transient(sums: dict[str, Real]) -> Real:
-    return sum(sums.values(), start=0.0)
 
 
 def total(rows: Iterable[Row]) -> Real:
