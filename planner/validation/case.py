@@ -15,7 +15,7 @@ from cost_models.model.freezing import without_adapters_before
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import Offload, Plan
-from cost_models.plan.recompute import read_setting
+from cost_models.plan.recompute import MODULES, PREFIX, RECOMPUTE, read_setting
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
@@ -26,6 +26,7 @@ from planner.validation.model_of_row import model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.trainer_of_row import note_unknown_trainer, profile_of_trainer, trainer_of
+from planner.validation.vocabulary import terms_of
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
 
@@ -210,8 +211,8 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
     """Return the recompute setting and the recomputed layers of a stage (0: all)."""
     row = reading.row
     entry = look_up(words_table().recompute, row)
-    if row.recompute is not None and ":" in row.recompute:  # a setting as --recompute takes it
-        return read_setting(row.recompute), 0
+    if setting := _modules(row):
+        return setting, 0
     if entry is None and row.recompute is not None:
         raise Unpriceable(f"recompute {row.recompute!r} is not known")
     word = entry.value if entry else reading.value("recompute", "none", "not given")
@@ -221,6 +222,16 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
         reading.defaults.append(f"recompute of {entry.layers:g} of the layers")
         return word, max(1, round(entry.layers * model.num_layers / stages))
     return word, 0
+
+
+def _modules(row: Row) -> str | None:
+    """Return the setting of the modules that a row names, as ``--recompute`` takes it."""
+    text = row.words("recompute")
+    if ":" in text and (text in RECOMPUTE or text.startswith(PREFIX)):
+        return read_setting(text)
+    terms = terms_of(row, "recompute")
+    named = [module for module in MODULES if f"module {module}" in terms and "full" not in terms]
+    return read_setting(PREFIX + "+".join(named)) if named else None
 
 
 def _offload(row: Row) -> Offload:

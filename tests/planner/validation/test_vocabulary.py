@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cost_models.plan.recompute import MODULES
 from planner.validation.case import Case, case_of
 from planner.validation.runs_file import Row
 from planner.validation.vocabulary import not_understood, terms_of, tokens_of, vocabulary
@@ -54,7 +55,8 @@ RECOMPUTE = {
         "AC every 2 layers",
         "alternating layers",
     ],
-    ("full", 13): [  # 0.4 of the layers: what runs again
+    ("ops:every-2nd-mm", 0): [
+        "ops:every-2nd-mm",
         "selective op",
         "per-op SAC",
         "op-level selective",
@@ -62,6 +64,17 @@ RECOMPUTE = {
         "SAC per op",
         "selective, per-op",
         "SAC (op)",
+    ],
+    ("modules:mlp", 0): ["modules:mlp", "mlp only", "selective (MLP)"],
+    ("modules:core_attn+mlp", 0): [
+        "modules:mlp,core_attn",
+        "core_attn, mlp",
+        "MLP + core attention",
+    ],
+    ("modules:layernorm+moe_act", 0): [
+        "layernorm, moe_act",
+        "moe-act and layernorm",
+        "norms+moe_act",
     ],
     ("none", 0): ["none", "no", "off", "no gradient checkpointing", "w/o checkpointing", "AC off"],
     ("selective_ops", 0): ["selective_ops", "selective ops", "Selective-Ops"],
@@ -388,10 +401,8 @@ def test_every_term_has_a_meaning() -> None:
         for terms in getattr(entry, "when", {}).values()
         for term in terms
     }
-    by_code = {
-        "torch loop",
-        *("q", "k", "v", "o", "gate", "up", "down", "mlp", "qkv", "attention", "all"),
-    }
+    matrices = {"q", "k", "v", "o", "gate", "up", "down", "mlp", "qkv", "attention", "all"}
+    by_code = {"torch loop", *matrices, *(f"module {name}" for name in MODULES)}
     columns = ("framework", "recompute", "optimizer", "peft", "precision", "offload")
     for column in (*columns, "memory_definition", "flops_definition"):
         found = {term for terms in vocabulary().phrases(column).values() for term in terms}
