@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cost_models.arrays import Real
+from cost_models.arrays import FP32, Real
 from cost_models.model.lora import DEQUANTISED_AT_ONCE, STORED_BYTES, frozen_part, has_frozen
 from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import Weight
@@ -18,7 +18,7 @@ from cost_models.partition.rank_view import RankView
 
 
 def frozen_bytes(view: RankView) -> Real:
-    """Bytes of frozen weights: c P, w P or quantised with scales; ZeRO-3 may shard them.
+    """Bytes of frozen weights: c P, w P, 4 P or quantised with scales; ZeRO-3 may shard them.
 
     nf4          0.5 + 4/64 bytes an element (4.5 bits)
     nf4_double   0.5 + 1/64 + 4/(64 · 256)    (4.127 bits)
@@ -36,7 +36,10 @@ def frozen_bytes(view: RankView) -> Real:
         outputs = float(weight.shape[-1] if weight.transposed else weight.shape[0])
         rows = outputs / (table.tensor_parallel if weight.sharding == "column" else 1)
         stored = stored + count * (element * numel + row * rows)
-    each = view.workload.master_bytes if view.software.frozen.in_fp32 else view.compute_bytes
+    frozen = view.software.frozen
+    each = view.workload.master_bytes if frozen.in_fp32 else view.compute_bytes
+    if frozen.fp32_beside_quantised and view.workload.adapter == "qlora":
+        each = max(FP32, each)
     whole = each * plain.total + stored
     shared = view.software.sharding.frozen_weights & (table.zero_stage >= 3)
     return whole / np.where(shared, np.multiply(1.0, table.shard_ranks), 1.0)

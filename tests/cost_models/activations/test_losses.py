@@ -1,0 +1,105 @@
+"""Bytes a logit of each loss, as an engine states them and as torch allocates them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+from cost_models.activations.logits import logits_bytes_per_token
+from hardware_profiles.software.trainer import software_profile
+
+SEQUENCES, TOKENS, VOCABULARY, HIDDEN = 2, 512, 2048, 4
+
+
+class Peak(TorchDispatchMode):  # type: ignore[misc]
+    """Most bytes of the storages that operators have made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, Any] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.made[storage._cdata] = (weakref.ref(storage), storage.nbytes())
+        alive = sum(size for one, size in self.made.values() if one() is not None)
+        self.most = max(self.most, alive)
+        return found
+
+
+def torch_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = F.linear(x, weight)
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def of_16_bits(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = F.linear(x, weight)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def of_transformers_now(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = F.linear(x, weight)
+    return ForCausalLMLoss(logits=logits, labels=labels, vocab_size=VOCABULARY)
+
+
+def of_transformers_2024(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = F.linear(x, weight)
+    logits = logits.float()
+    shifted = logits[:, :-1].contiguous()
+    return F.cross_entropy(shifted.flatten(0, 1), labels[:, 1:].flatten())
+
+
+def in_chunks(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    chunks = [F.linear(part, weight) for part in x.chunk(8, dim=1)]
+    losses = (
+        F.cross_entropy(logits.flatten(0, 1).float(), part.flatten(), reduction="sum")
+        for logits, part in zip(chunks, labels.chunk(8, dim=1), strict=True)
+    )
+    total: Tensor = sum(losses, start=torch.zeros(()))
+    return total / labels.numel()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "torch-loss": torch_loss,
+    "16-bit-loss": of_16_bits,
+    "unshifted-loss": of_transformers_now,
+    "shifted-loss": of_transformers_2024,
+    "chunked-loss": in_chunks,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_engine_states_what_torch_allocates(name: str) -> None:
+    weight = torch.randn(VOCABULARY, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(SEQUENCES, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(0, VOCABULARY, (SEQUENCES, TOKENS))
+    logits = SEQUENCES * TOKENS * VOCABULARY
+    with Peak() as peak:
+        loss = LOSSES[name](x, weight, labels)
+        forward, peak.most = peak.most / logits, 0
+        loss.backward()
+        backward = peak.most / logits
+    software = software_profile(f"torch-trainer+{name}")
+    stated = logits_bytes_per_token(1, 2.0, 1, software, SEQUENCES * TOKENS)
+    assert stated.forward == pytest.approx(forward, abs=0.1)
+    # where gradients are not the peak, the forward pass's stands for both
+    assert max(stated.forward, stated.backward) == pytest.approx(max(forward, backward), abs=0.1)
+
+
+def test_a_fused_loss_has_the_logits_alone_and_a_cut_one_none() -> None:
+    fused = logits_bytes_per_token(1, 2.0, 1, software_profile("fused-loss"), 8192.0)
+    assert (fused.kept, fused.forward, fused.backward) == (2.0, 2.0, 2.0)
+    cut = logits_bytes_per_token(1, 2.0, 1, software_profile("cut-loss"), 8192.0)
+    assert cut.backward < 0.2
