@@ -21,92 +21,35 @@ Units: bytes, columns of a plan table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cost_models.activations.live import LayerBackward, LiveActivations
-from cost_models.arrays import Count, Flag, Real
+from cost_models.arrays import Flag, Real
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.gradients import gradients_of, rearranged_bytes
+from cost_models.memory.layer_groups import LayerBlock, LayerElements, LayerGroup
 from cost_models.memory.ledger import Point, Row, added, either, least, most, product, total
 from cost_models.memory.model_states import gradients as gradient_row
 from cost_models.memory.saved_tensors import activation, logits, saved_rows
 from cost_models.model.lora import embedding_is_frozen
 from cost_models.model.parameters import block_numel
-from cost_models.model.spec import ModelSpec
 from cost_models.partition.frozen_weights import dequantisation_buffers
-from cost_models.partition.rank_parameters import RankParameters, last_trained_share
+from cost_models.partition.rank_parameters import last_trained_share
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.shared_tensors import tied_weights
-from cost_models.partition.stages import NO_LAYER, LayerCounts, PipelineRank
-from cost_models.plan.plan import SCHEDULES, PlanTable
+from cost_models.plan.plan import SCHEDULES
 
 DUALPIPEV: Final = SCHEDULES.index("dualpipev")
 RUNNING: Final = "backward pass of a layer"
 LEFT_OVER: Final = "left over from a reduction"
 UNPACKED: Final = "dequantised matrix"
-
-
-class LayerBlock(Struct, frozen=True):
-    """A layer in its backward pass, and the blocks around it; elements."""
-
-    own: Real  # gathered and reduced with it: all but separately sharded experts
-    experts: Real  # separately sharded: over other ranks than the layer
-    before: Real  # of the block that was reduced before
-    ahead: Real  # of the block that is gathered meanwhile
-
-
-class GroupEnd(Struct, frozen=True):
-    """The first or the last layer of a group."""
-
-    done: Real  # elements of all blocks whose backward pass is done
-    # layers whose backward pass is done: their number, or by kind all of them and recomputed ones
-    passed: Real | tuple[LayerCounts, LayerCounts]
-    exists: Flag = True
-
-    def freed(self, layer: LayerBackward, kept: Sequence[tuple[Real, Real]]) -> Row:
-        """Activations of the layers whose backward pass is finished, which count negative.
-
-        ``kept``: bytes of a layer of each kind, and of a recomputed one.
-        """
-        name = "layers whose backward pass is done"
-        if not isinstance(self.passed, tuple):
-            each = ("b·s·a", layer.saved, "bytes")
-            return product("activations", name, ("−k", -1.0 * self.passed, "layers"), each)
-        found: Real = 0.0
-        for count, recomputed, (every, left) in zip(*self.passed, kept, strict=True):
-            found = found - (count - recomputed) * every - recomputed * left
-        return Row("activations", name, found, formula="− k · b·s · a of each kind")
-
-
-class LayerGroup(Struct, frozen=True):
-    """Layers with the same neighbours in backward order."""
-
-    block: LayerBlock
-    ends: tuple[GroupEnd, ...]
-    kind: int | None = None  # of the model's kinds; None: any, they are of one size
-    recomputed: bool = False  # recomputed ones, if the plan recomputes
-    in_stack: Flag = False  # another layer of its stack
-
-    def contains(self, layer: LayerBackward) -> bool:
-        """Whether a point belongs to the backward pass of one of these layers."""
-        return self.kind is None or (self.kind, self.recomputed) == (layer.kind, layer.recomputed)
-
-
-class BlockBackward(NamedTuple):
-    """One point of a layer's backward pass, in one of the two modes (``Blocks._modes``)."""
-
-    layer: LayerBackward
-    group: int
-    mode: int
-    rows: tuple[Row, ...]  # buffers, and gathered weights of this layer that are freed
 
 
 class Blocks(Struct, frozen=True):
@@ -144,9 +87,8 @@ class Blocks(Struct, frozen=True):
     tied_table: Real  # of these, of the tied table
     reduced_last: Real  # of the block that a backward pass reduced last
     split: Flag  # weight gradients are computed after those of inputs
-    peaks_early: (
-        Flag  # DualPipeV of 2 p micro-batches: its peak precedes its first stage's backward
-    )
+    # DualPipeV of 2 p micro-batches: its peak precedes its first stage's backward
+    peaks_early: Flag
     later_share: Real  # of gradients: those of the rank's last stage
 
     @classmethod
@@ -155,6 +97,7 @@ class Blocks(Struct, frozen=True):
         model, workload, software = view.model, view.workload, view.software
         table, rank, params = view.table, view.rank, view.parameters
         tensor, near = table.tensor_parallel, rank.layer_neighbours
+        schedule, pipelined = table.pipeline_schedule, table.pipeline_parallel > 1
         mixed = workload.compute_bytes != workload.master_bytes
         ranks = table.data_parallel * table.context_parallel
         sharded = table.zero_stage >= 1
@@ -168,7 +111,7 @@ class Blocks(Struct, frozen=True):
         several = by_value(table.num_microbatches > 1)
         unreduced = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
         head, tied = params.head + zeros, params.embedding + zeros if alone else zeros
-        layers = _LayerElements.of(params, unreduced, zeros)
+        layers = LayerElements.of(params, unreduced, zeros)
         behind = params.embedding + zeros if trains_first else layers.lowest(rank)
         # the block that was reduced before the last layer
         before = np.where(tied > 0.0, 0.0, head)
@@ -199,17 +142,24 @@ class Blocks(Struct, frozen=True):
             highest=layers.own(near[0].kind if near else None),
             embedding=params.embedding + zeros,
             total=params.total + zeros,
-            ends=_last_shares(model, alone=alone),
+            ends=(
+                last_trained_share(model.head),
+                0.0 if alone else last_trained_share(model.embedding),
+            ),
             largest_pair=params.largest_pair + zeros,
             rearranged=rearranged_bytes(model, workload, table),
             expert_shards=np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0),
             tied=tied,
             tied_table=zeros + block_numel(tied_weights(model) if alone else (), tensor),
             reduced_last=behind,
-            peaks_early=by_value(_peaks_early(table) & bool(rank.first and rank.last)),
-            later_share=(0.5 * (params.total - params.embedding) + 0.5 * params.head)
-            / params.total,
-            split=by_value(_splits(table)),
+            peaks_early=by_value(
+                (schedule == DUALPIPEV)
+                & pipelined
+                & (table.num_microbatches == 2 * table.pipeline_parallel)
+                & bool(rank.first and rank.last)
+            ),
+            later_share=0.5 * (params.total - params.embedding + params.head) / params.total,
+            split=by_value(np.isin(schedule, SPLIT_CODES) & pipelined),
         )
 
     def _fresh(self, elements: Real, at_once: Real | None = None) -> Row:
@@ -250,7 +200,7 @@ class Blocks(Struct, frozen=True):
         name, symbol = "gradients while they are reduced", "max(c + g, g + g/d)"
         return either(reduces, _buffer(name, symbol, copied, elements), self._fresh(elements))
 
-    def _freed(self, elements: Real, last: bool = True) -> tuple[Row, ...]:
+    def freed(self, elements: Real, last: bool = True) -> tuple[Row, ...]:
         """Return gathered weights of blocks that are done for this step, which count negative."""
         if not (last and np.any(self.frees)):
             return ()
@@ -268,11 +218,6 @@ class Blocks(Struct, frozen=True):
             gradient_row("reduced gradients", self.reduction, self.total - coming, self.shards),
         )
         return either(whole, least(gradients, mine), gradients)
-
-    def _single(self, done: Real) -> Row:
-        """Return reduced gradients of the blocks that are done in a step of one micro-batch."""
-        done = np.where(self.added, 0.0, done)
-        return gradient_row("reduced gradients", self.reduction, done, self.shards)
 
     def _before(self, gradients: Row, done: Real, last: bool) -> Row:
         """Return gradients; in the first of two micro-batches those of finished blocks."""
@@ -338,70 +283,54 @@ class Blocks(Struct, frozen=True):
             ]
             for last, exists in self._modes():
                 reduced = self._reduced(self.head, last, end=self.ends[0])
-                buffers = (coming, reduced, self._tied_gradient(), *self._freed(self.head, last))
+                buffers = (coming, reduced, self._tied_gradient(), *self.freed(self.head, last))
                 before = self._before(now, 0.0 * self.head, last)
                 points.append(self._point((before, saved, of_input, *buffers), exists))
         return points
 
-    def backward(
-        self, live: LiveActivations, used: tuple[Real, Real] | None
-    ) -> list[BlockBackward]:
-        """Return buffers at each point of the backward pass of every group's layers.
-
-        ``used``: bytes of an unpacked matrix and of its workspace; None: no matrix is packed.
-        """
-        found = []
-        for layer in live.layer_backward:
-            unpacked = _unpacked(layer, used)
-            for number, group in enumerate(self.groups):
-                if not group.contains(layer):
-                    continue
-                for mode, (last, _) in enumerate(self._modes()):
-                    rows = self._buffers(layer, group.block, last)
-                    found.append(BlockBackward(layer, number, mode, rows + unpacked))
-        return found
-
-    def at_layer(
+    def at_layers(
         self,
-        gradients: Row,
-        others: Row,
         live: LiveActivations,
-        logits: tuple[Row, ...],
-        blocks: Sequence[BlockBackward],
-    ) -> list[Point]:
+        used: tuple[Real, Real] | None,
+        *cases: tuple[Row, Row, tuple[Row, ...]],
+    ) -> list[list[Point]]:
         """Points of a layer's backward pass: of the first, the second, or the last but one.
 
         Layer by layer activations are freed and reduced gradients added, so that the maximum is at
-        one end of a group. ``others``: saved activations; ``blocks``: of ``backward``.
+        one end of a group. ``cases``: gradients, saved activations, and logits, each with points of
+        its own. ``used``: bytes of an unpacked matrix and of its workspace; None: none is packed.
         """
-        modes = self._modes()
-        behind = [
-            [self._behind(gradients, end.done) for end in group.ends] for group in self.groups
-        ]
-        left: dict[tuple[int, int, bool], list[Row]] = {}  # the same at all points of a layer
-        points = []
-        for layer, number, mode, rows in blocks:
-            group, key = self.groups[number], (number, layer.kind, layer.recomputed)
-            if key not in left:
-                before = (others, *_positions(layer, group))
-                left[key] = [
-                    added(*before, end.freed(layer, live.saved_by_kind)) for end in group.ends
-                ]
-            running, none = activation(RUNNING, layer.added), activation(RUNNING, 0.0)
-            for end, of_modes, saved in zip(group.ends, behind[number], left[key], strict=True):
-                kept = most(added(saved, running), none)
-                now = (*of_modes[mode], kept, *logits, *rows)
-                exists = _all_of(modes[mode][1], end.exists, layer.exists)
-                points.append(self._point(now, exists))
+        modes, none = self._modes(), activation(RUNNING, 0.0)
+        points: list[list[Point]] = [[] for _ in cases]
+        for group in self.groups:
+            behind = [[self._behind(own, end.done) for end in group.ends] for own, _, _ in cases]
+            left: dict[tuple[int, bool], list[list[Row]]] = {}  # the same at all points of a layer
+            for layer in filter(group.contains, live.layer_backward):
+                key = layer.kind, layer.recomputed
+                if key not in left:
+                    freed = [end.freed(layer, live.saved_by_kind) for end in group.ends]
+                    more = _positions(layer, group)
+                    left[key] = [[added(kept, *more, f) for f in freed] for _, kept, _ in cases]
+                running = activation(RUNNING, layer.added)
+                for mode, (last, may_peak) in enumerate(modes):
+                    rows = self._buffers(layer, group.block, last) + _unpacked(layer, used)
+                    for case, (_, _, of_loss) in enumerate(cases):
+                        for at, end in enumerate(group.ends):
+                            kept = most(added(left[key][case][at], running), none)
+                            now = (*behind[case][at][mode], kept, *of_loss, *rows)
+                            exists = _all_of(may_peak, end.exists, layer.exists)
+                            points[case].append(self._point(now, exists))
         return points
 
     def _behind(self, gradients: Row, done: Real) -> list[tuple[Row, ...]]:
         """Gradients, and freed gathered weights, after the blocks that are done; by mode."""
         found = []
+        alone = np.where(self.added, 0.0, done)  # of a single micro-batch
+        single = gradient_row("reduced gradients", self.reduction, alone, self.shards)
         for last, _ in self._modes():
             kept = self._before(gradients, done, last)
             kept = self._accumulated(kept, self.total - done, last)
-            found.append((added(kept, self._single(done)), *self._freed(done, last)))
+            found.append((added(kept, single), *self.freed(done, last)))
         return found
 
     def at_last_layer(
@@ -413,7 +342,7 @@ class Blocks(Struct, frozen=True):
         modes = []
         for last, exists in self._modes():
             kept = self._before(self._accumulated(gradients, coming, last), done, last)
-            modes.append((last, exists, (kept, *self._freed(done, last))))
+            modes.append((last, exists, (kept, *self.freed(done, last))))
         points = []
         for layer in live.layer_backward:
             if not group.contains(layer):
@@ -446,10 +375,10 @@ class Blocks(Struct, frozen=True):
             left = np.where(self.managed & (last | self.reduces_each), 1.0, 0.0)
             left_over = _buffer(LEFT_OVER, "g", self.reduction * left, self.first_layer.block.own)
             kept = self._before(self._accumulated(gradients, self.embedding, last), done, last)
-            rows = (table, both, fresh, left_over, *self._freed(done, last))
+            rows = (table, both, fresh, left_over, *self.freed(done, last))
             points.append(self._point((kept, *rows), exists))
             reduced = self._reduced(self.embedding, last, end=self.ends[1])
-            rows = (reduced, *self._freed(self.total, last))
+            rows = (reduced, *self.freed(self.total, last))
             points.append(self._point((kept, *rows), exists))
         return points
 
@@ -458,10 +387,6 @@ class Blocks(Struct, frozen=True):
         reduced = self._reduced(self.embedding, False, end=self.ends[1])
         rows = (gradients, saved, self._gathered("gathered table", self.tied), reduced)
         return Point(rows, self.accumulates)
-
-    def all_freed(self) -> tuple[Row, ...]:
-        """Return gathered weights, which are freed while the optimizer runs."""
-        return self._freed(self.total)
 
     def _point(self, rows: tuple[Row, ...], exists: Flag = True) -> Point:
         """Count as gradients those of a single micro-batch that no rank reduces, not as buffers."""
@@ -503,7 +428,7 @@ class Blocks(Struct, frozen=True):
             rest = self._reduced(layer.gradients - separate, last)
             shard = experts("reduced experts", "g/d'", g / self.expert_shards)
             coming = self._gathered("gathered next layer", block.ahead)
-            return (added(*tied, coming, rest, *shard), *self._freed(layer.gradients, last))
+            return (added(*tied, coming, rest, *shard), *self.freed(layer.gradients, last))
         own = block.own + block.experts
         ahead = own + block.ahead
         if layer.experts == "reducing":
@@ -525,7 +450,7 @@ class Blocks(Struct, frozen=True):
             left = np.where(reduces, block.before, 0.0)
             rows = (_buffer(LEFT_OVER, "g", g, left), self._fresh(layer.gradients))
             apart = False
-        freed = self._freed(separate, last) if apart else ()
+        freed = self.freed(separate, last) if apart else ()
         return (added(*tied, self._gathered("gathered layers", ahead), *rows), *freed)
 
 
@@ -535,8 +460,7 @@ def block_points(view: RankView, live: LiveActivations, update: Row) -> list[lis
     gradients = gradients_of(view, live.in_flight + live.pending)
     quantised = any(w.quantised for kind in view.model.kinds for w in kind.weights)
     used = dequantisation_buffers(view) if quantised else None
-    flight, backward = gradients.full_flight, blocks.backward(live, used)
-    rest, later = saved_rows(live)[0], saved_rows(live, 1.0)[0]
+    flight, later = gradients.full_flight, saved_rows(live, 1.0)[0]
     both, at_loss = "logits, their gradient and copies", blocks.at_loss(flight, live)
     losses = (
         (logits("logits and copies", live.logits_forward), blocks.at_loss_forward()),
@@ -544,17 +468,20 @@ def block_points(view: RankView, live: LiveActivations, update: Row) -> list[lis
     )
     next_loss = logits(both, live.logits_later)
     freed = activation("the head's inputs, freed", -live.head_per_token * live.tokens)
+    backward, later_backward = blocks.at_layers(
+        live,
+        used,
+        (flight, saved_rows(live)[0], ()),
+        (gradients.later, added(later, freed), (next_loss,)),
+    )
     return [
         *([Point((*rows, *loss)) for rows in at_loss] for loss in losses),
         blocks.at_head(flight, live),
-        blocks.at_layer(flight, rest, live, (), backward),
-        [
-            *blocks.at_layer(gradients.later, added(later, freed), live, (next_loss,), backward),
-            blocks.at_embedding_of_others(gradients.later, later),
-        ],
+        backward,
+        [*later_backward, blocks.at_embedding_of_others(gradients.later, later)],
         blocks.at_last_layer(gradients.last_layer, live, used),
         blocks.at_embedding(gradients.embedding),
-        [Point((gradients.reduced, update, *blocks.all_freed()))],
+        [Point((gradients.reduced, update, *blocks.freed(blocks.total)))],
     ]
 
 
@@ -576,120 +503,7 @@ def _unpacked(layer: LayerBackward, used: tuple[Real, Real] | None) -> tuple[Row
     return (Row("buffers", UNPACKED, layer.unpacked(used), formula="c · P_matrix + workspace"),)
 
 
-class _LayerElements(Struct, frozen=True):
-    """Elements of a rank's layers: of the largest, then of each kind."""
-
-    sizes: tuple[Real, ...]
-    experts: tuple[Real, ...]
-    separate: tuple[Real, ...]
-
-    @classmethod
-    def of(cls, params: RankParameters, unreduced: Flag, zeros: Real) -> Self:
-        separate = (params.expert_layer, *params.expert_layers)
-        return cls(
-            tuple(size + zeros for size in (params.largest_layer, *params.layers)),
-            tuple(np.where(unreduced, 0.0, each) + zeros for each in separate),
-            tuple(each + zeros for each in separate),
-        )
-
-    @property
-    def largest(self) -> Real:
-        """The largest layer, whole."""
-        return self.sizes[0]
-
-    def own(self, kind: int | None) -> Real:
-        """Elements gathered with a layer of a kind; None: all kinds are of one size."""
-        number = 0 if kind is None else kind + 1
-        return self.sizes[number] - self.separate[number]
-
-    def lowest(self, rank: PipelineRank) -> Real:
-        """Elements gathered with the rank's first layer."""
-        return self.own(rank.layer_neighbours[-1].kind if rank.layer_neighbours else None)
-
-    def block(self, kind: int | None, before: Real, ahead: Real) -> LayerBlock:
-        """Return a layer of a kind and the blocks around it."""
-        number = 0 if kind is None else kind + 1
-        return LayerBlock(self.own(kind), self.experts[number], before, ahead)
-
-    def passed(self, passed: LayerCounts) -> Real:
-        """Elements of layers by kind."""
-        return sum(n * size for n, size in zip(passed, self.sizes[1:], strict=True))
-
-    def groups(
-        self, model: ModelSpec, rank: PipelineRank, head: Real, before: Real
-    ) -> tuple[LayerGroup, ...]:
-        """Return all layers but the rank's first one, whose backward pass is the last.
-
-        Of layers of one size: the first in backward order, the second, and the last but one. Of
-        others also the last one, which may be the only one of its size.
-        """
-        if not rank.layer_neighbours:
-            own, whole, layers = self.own(None), self.largest, _backward_layers(model, rank)
-            more = layers > 2
-            ends = [GroupEnd(head + whole, 1, more)] if np.any(more) else []
-            if np.any(layers > 3):  # of three, the second is the last but one
-                ends.append(GroupEnd(head + (layers - 2.0) * whole, layers - 2.0, more))
-            first = LayerGroup(self.block(None, before, own), (GroupEnd(head, 0),))
-            others = LayerGroup(self.block(None, own, own), tuple(ends), in_stack=True)
-            return (first, others) if ends else (first,)
-        found = []
-        for near in rank.layer_neighbours:
-            behind = before if near.previous == NO_LAYER else self.own(near.previous)
-            ahead = 0.0 if near.next == NO_LAYER else self.own(near.next)
-            counts = [near.first] if near.first is near.last else [near.first, near.last]
-            found.append(
-                LayerGroup(
-                    block=self.block(near.kind, behind, ahead),
-                    ends=tuple(
-                        GroupEnd(head + self.passed(each[0]), each, near.exists) for each in counts
-                    ),
-                    kind=near.kind,
-                    recomputed=near.recomputed,
-                    in_stack=_same_stack(model, near.kind, near.previous),
-                )
-            )
-        return tuple(found)
-
-    def first(
-        self, model: ModelSpec, rank: PipelineRank, head: Real, groups: tuple[LayerGroup, ...]
-    ) -> LayerGroup:
-        """Return the rank's first layer; no block is gathered during its backward pass."""
-        if rank.layer_neighbours:
-            return groups[-1]
-        several = np.greater(_backward_layers(model, rank), 1)
-        before = np.where(several, self.own(None), head)
-        return LayerGroup(self.block(None, before, 0.0), (), in_stack=several)
-
-
-def _last_shares(model: ModelSpec, *, alone: bool) -> tuple[float, float]:
-    """Return the share of the head's and the embedding's last parameter in its block."""
-    return last_trained_share(model.head), 0.0 if alone else last_trained_share(model.embedding)
-
-
-def _backward_layers(model: ModelSpec, rank: PipelineRank) -> Count:
-    """Layers of a rank that have a backward pass."""
-    counts = zip(rank.kind_counts, model.kinds, strict=True)
-    return sum(count for count, kind in counts if not kind.forward_only)
-
-
 def _all_of(*flags: Flag) -> Flag:
     """Return whether all flags are set."""
     found = [flag for flag in flags if flag is not True]
     return reduce(np.logical_and, found) if found else True
-
-
-def _same_stack(model: ModelSpec, kind: int, other: int) -> bool:
-    return other != NO_LAYER and model.kinds[kind].stack == model.kinds[other].stack
-
-
-def _peaks_early(table: PlanTable) -> Flag:
-    """Whether the schedule is DualPipeV with 2 p micro-batches."""
-    few = table.num_microbatches == 2 * table.pipeline_parallel
-    found: Flag = (table.pipeline_schedule == DUALPIPEV) & (table.pipeline_parallel > 1) & few
-    return found
-
-
-def _splits(table: PlanTable) -> Flag:
-    """Whether weight gradients are computed after those of inputs."""
-    found: Flag = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
-    return found

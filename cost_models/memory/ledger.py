@@ -37,16 +37,8 @@ MOMENTS: Final = (
     "embedding",
     "optimizer",
 )
-(
-    LOSS_FORWARD,
-    LOSS_BACKWARD,
-    HEAD,
-    BACKWARD,
-    LATER_BACKWARD,
-    LAST_LAYER,
-    EMBEDDING,
-    OPTIMIZER,
-) = range(len(MOMENTS))
+LOSS_FORWARD, LOSS_BACKWARD, HEAD, BACKWARD = range(4)
+LATER_BACKWARD, LAST_LAYER, EMBEDDING, OPTIMIZER = range(4, len(MOMENTS))
 PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 SUM, LEAST, MOST, EITHER = range(4)  # how a row follows from other rows
 

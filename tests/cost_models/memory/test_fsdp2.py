@@ -68,7 +68,7 @@ class Case:
         """
         live = replace(self.empty, layer_backward=(layer,))
         kept, others = row("gradients", gradients), row("activations", saved)
-        found = self.blocks.at_layer(kept, others, live, (), self.blocks.backward(live, None))
+        (found,) = self.blocks.at_layers(live, None, (kept, others, ()))
         return [bytes_at(point) for point in found]
 
 
@@ -217,10 +217,11 @@ def test_a_packed_matrix_is_there_where_it_is_used() -> None:
 
     def more(product: float) -> float:
         live = replace(case.empty, layer_backward=(replace(NOTHING, product=np.full(1, product)),))
-        packed = case.blocks.backward(live, (matrix, helping))
-        with_it = case.blocks.at_layer(none, none, live, (), packed)[0]
-        without = case.blocks.at_layer(none, none, live, (), case.blocks.backward(live, None))[0]
-        return bytes_at(with_it) - bytes_at(without)
+        packed, plain = (
+            case.blocks.at_layers(live, used, (none, none, ()))[0][0]
+            for used in ((matrix, helping), None)
+        )
+        return bytes_at(packed) - bytes_at(plain)
 
     assert more(-1.0) == 0.0
     assert more(10.0) == 100.0 + 30.0 - 10.0
