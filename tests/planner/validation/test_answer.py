@@ -178,6 +178,41 @@ def test_every_row_shows_prediction_measurement_and_error(tmp_path: Path) -> Non
     assert text.endswith("\nEmpty cells of 4 rows took defaults: --json lists them")
 
 
+def test_words_without_a_meaning_are_listed_after_the_rows(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "row_id,framework,optimizer,recompute,notes,model,gpu,gpu_mem_gb,num_gpus,seq_len,outcome\n"
+        "a,my trainer,adamw (shampoo blocks),full,foo=1,llama-3-8b,H100-SXM,80,8,2048,ok\n"
+        "b,TRL,adamw (shampoo blocks),full,compile=0,llama-3-8b,H100-SXM,80,8,2048,ok\n"
+    )
+    answer = planner.validate(path)
+    listed = str(answer)[str(answer).index("Not understood") :].splitlines()
+    assert listed[:4] == [
+        "Not understood, and not priced:",
+        "  framework: my (a)",
+        "  notes: foo=1 (a)",
+        "  optimizer: shampoo (a and 1 more)",
+    ]
+    words = [row["not_understood"] for row in answer.to_dict()["rows"]]
+    assert words == [
+        ["framework: my", "notes: foo=1", "optimizer: shampoo"],
+        ["optimizer: shampoo"],
+    ]
+    assert any("trainer unknown" in text for text in answer.rows.defaults[0])
+    answer.write(tmp_path / "out")
+    assert "optimizer: shampoo" in (tmp_path / "out" / FILES[0]).read_text()
+
+
+def test_a_source_that_is_left_out_stays_beside_the_means(tmp_path: Path) -> None:
+    header, *rows = RUNS.splitlines()
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([f"{header},left_out", f"{rows[0]},only a sketch", f"{rows[3]},"]))
+    time = planner.validate(path).summary["time"]
+    assert time["left_out"] == {"mine": "only a sketch"}
+    assert time["over_groups"]["groups"] == []
+    assert time["by"]["source_group"]["mine"]["n"] == 1
+
+
 def test_a_file_without_a_good_row_is_refused(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
