@@ -174,7 +174,8 @@ class CellVocabulary:
 
     def _is_filler(self, token: Token) -> bool:
         """Whether a word is a number, a release, a commit or a word without effect."""
-        return token.word in self._without_effect or any(map(str.isdigit, token.word))
+        known = token.word in self._without_effect or token.word in NEGATIONS
+        return known or any(map(str.isdigit, token.word))
 
 
 def _by_words(
