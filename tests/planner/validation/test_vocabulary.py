@@ -307,34 +307,28 @@ def test_trainers(framework: str, expected: str) -> None:
 
 
 LOSSES = {
-    ("torch-trainer+fused-linear-loss", 1024.0): [
+    "torch-trainer+fused-linear-loss": [
         "fused linear CE",
         "fused linear cross-entropy",
         "cut cross entropy",
     ],
-    ("torch-trainer", 1024.0): ["chunked CE", "chunked loss", "cross-entropy in chunks"],
-    ("torch-trainer+compiled-loss", 0.0): ["compiled CE", "compiled loss", "loss: compiled loss"],
-    ("torch-compile+compiled-chunked-loss", 1024.0): [
+    "torch-trainer+fused-loss": ["fused CE", "fused cross-entropy", "Triton cross entropy"],
+    "torch-trainer+chunked-loss": ["chunked CE", "chunked loss", "cross-entropy in chunks"],
+    "torch-trainer+compiled-loss": ["compiled CE", "compiled loss", "loss: compiled loss"],
+    "torch-compile+compiled-chunked-loss": [
         "chunked CE, compile",
         "torch.compile; chunked loss",
         "compile=1 chunked_loss=1",
     ],
-    ("hf-trainer-liger", 1024.0): ["Liger", "liger kernels", "use_liger=true"],
+    "hf-trainer-liger": ["Liger", "liger kernels", "use_liger=true"],
 }
 
 
 @pytest.mark.parametrize(
     ("words", "expected"), [(text, key) for key, texts in LOSSES.items() for text in texts]
 )
-def test_losses_of_a_trainer_without_a_profile(words: str, expected: tuple[str, float]) -> None:
-    found = case(framework="somebody's own", notes=words).scenario.software
-    assert (found.name, found.loss.chunk_tokens) == expected
-
-
-@pytest.mark.parametrize("words", ["fused CE", "fused cross-entropy", "Triton cross entropy"])
-def test_a_fused_loss_has_no_fp32_logits(words: str) -> None:
-    found = case(framework="somebody's own", notes=words).scenario.software
-    assert (found.loss.fp32_logits_copies, found.loss.forward_bytes) == (0.0, 4.0)
+def test_losses_of_a_trainer_without_a_profile(words: str, expected: str) -> None:
+    assert case(framework="somebody's own", notes=words).scenario.software.name == expected
 
 
 def test_an_engine_counts_where_it_shards_as_the_row_says() -> None:
