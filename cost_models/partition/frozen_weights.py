@@ -38,7 +38,7 @@ def frozen_bytes(view: RankView) -> Real:
         stored = stored + count * (element * numel + row * rows)
     frozen = view.software.frozen
     each = view.workload.master_bytes if frozen.in_fp32 else view.compute_bytes
-    if frozen.fp32_beside_quantised and view.workload.adapter == "qlora":
+    if frozen.unquantised_in_fp32 and view.workload.adapter == "qlora":
         each = max(FP32, each)
     whole = each * plain.total + stored
     shared = view.software.sharding.frozen_weights & (table.zero_stage >= 3)

@@ -132,7 +132,7 @@ class Frozen(ProfileGroup, frozen=True, kw_only=True):
 
     quantises_every_matrix: bool  # QLoRA: of all layers (true), or the adapted ones
     in_fp32: bool  # weights that are not quantised have the precision of trained ones
-    fp32_beside_quantised: bool  # of a quantised base: norms, embedding and head become fp32
+    unquantised_in_fp32: bool  # with 4-bit matrices: norms, embedding and head become fp32
     quantised_input_bytes: Amount  # saved per input element of a frozen 4-bit matrix
     unpacking_share: Amount  # of the memory rate, reached by kernels that unpack 4-bit weights
     saves_inputs: bool  # a function of the trainer's own saves the inputs of frozen matrices
