@@ -39,6 +39,7 @@ WORDS: Final[dict[str, dict[str, Any]]] = {
     "whole-experts": {"expert_tensor_parallel": False},
     "full": {"recompute": "full"},
     "selective": {"recompute": "selective"},
+    "selective_ops": {"recompute": "selective_ops"},
     "lora": {"adapter": "lora"},
     "qlora": {"adapter": "qlora"},
     "documents": {"document_mask": True},

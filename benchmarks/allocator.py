@@ -1,0 +1,178 @@
+"""Reserved memory beside live memory, of steps replayed by torch's caching allocator.
+
+``python -m benchmarks.allocator`` traces the steps of the bundled executor on fake tensors
+(``executor.verify.rehearsal``) and replays their requests, with and without expandable segments.
+
+    live        largest bytes of tensors
+    transient   the part of them that a step frees: all but weights and optimizer states
+    reserved    largest bytes of segments on a device of unlimited memory
+    needed      smallest device limit under which the steps succeed
+
+It prints reserved and needed bytes as shares of the live bytes, and what they are above the live
+bytes as shares of the transient bytes; the medians of the latter are the constants of
+``cost_models.memory.allocator``. Steps of several lengths stand for ragged batches.
+
+    --only TEXT    cases whose line has this text; several: any of them
+    --json         one JSON document
+
+Left out: memory inside kernels, cuBLAS workspaces, the CUDA context, NCCL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.memory_truth.cases import read
+from executor.counters.allocator_replay import AllocatorEvent, least_limit, replay
+from executor.counters.caching_allocator import AllocatorSettings
+from executor.verify.rehearsal import allocator_events
+
+CASES: Final = (
+    "llama-3-8b:8 s512 fp32",
+    "llama-3-8b:4 s2048 b2 fp32",
+    "llama-3-8b:4 s2048 b2 fp32 m2",
+    "llama-3-8b:8 s2048 b4 fp32 full",
+    "gpt2-xl:6 s1024 b4 fp32",
+    "llama-3-8b:4 s2048 b2",
+    "llama-3-8b:4 s2048 b2 m2 sgd",
+    "llama-3-8b:4 s8192 dp8 zero2 m4",
+    "llama-3-8b:8 s8192 dp8 zero3",
+    "llama-3-8b:8 s4096 dp8 zero3 selective_ops",
+    "llama-3-8b:16 s8192 dp64 zero3 b2 full",
+    "llama-3-8b:8 s4096 dp64 zero3 m4",
+    "mixtral-8x7b:2 s4096 dp8 zero3",
+    "mixtral-8x7b:2 s4096 dp8 ep8 zero1",
+    "llama-3-8b:8 s2048 b4 lora16",
+    "llama-3-8b:8 s2048 b4 qlora16 full",
+    "llama-3-8b:8 s8192 tp4 sp dp2 zero1",
+    "llama-3-8b:16 s8192 tp2 pp4 m8",
+)
+RAGGED: Final = (
+    "llama-3-8b:4 s2048 b2 fp32",
+    "llama-3-8b:8 s2048 b4 fp32 full",
+    "llama-3-8b:4 s2048 b2",
+    "llama-3-8b:4 s8192 dp64 zero3",
+    "llama-3-8b:8 s8192 dp64 zero3 b2 full",
+    "llama-3-8b:8 s2048 b4 lora16",
+)
+RAGGED_STEPS: Final = 8
+MULTIPLE: Final = 8  # tokens to which a ragged batch is padded
+SETTINGS: Final = {
+    "default": AllocatorSettings(),
+    "expandable": AllocatorSettings(expandable_segments=True),
+}
+FIGURES: Final = ("reserved", "needed")
+
+
+def ragged_lengths(seq_len: int) -> list[int]:
+    """Return the lengths of some steps, from a quarter of the sequence length to all of it."""
+    shares = np.random.default_rng(0).uniform(0.25, 1.0, RAGGED_STEPS)
+    return [int(share * seq_len) // MULTIPLE * MULTIPLE for share in shares] + [seq_len]
+
+
+def transient_bytes(events: Sequence[AllocatorEvent], peak: int) -> int:
+    """Return the peak less all tensors that are never released."""
+    released = {event.tensor for event in events if event.size is None}
+    return peak - sum(event.size or 0 for event in events if event.tensor not in released)
+
+
+def row_of(line: str, *, ragged: bool) -> dict[str, Any]:
+    """Trace and replay the first rank of a case."""
+    case = read(line)[0]
+    lengths = ragged_lengths(case.file.workload.seq_len) if ragged else ()
+    events = allocator_events(case.file, case.rank, lengths)
+    live = replay(events).peak_live
+    transient = transient_bytes(events, live)
+    row: dict[str, Any] = {"case": line, "ragged": ragged, "live": live, "transient": transient}
+    for name, settings in SETTINGS.items():
+        found = {
+            "reserved": replay(events, settings).peak_reserved,
+            "needed": least_limit(events, settings),
+        }
+        for figure in FIGURES:
+            row[f"{name}_{figure}"] = found[figure]
+            row[f"{name}_{figure}_ratio"] = found[figure] / live
+            row[f"{name}_{figure}_share"] = (found[figure] - live) / transient
+    return row
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print one row."""
+    cells = [
+        f"{row[f'{name}_{figure}_ratio']:7.3f} {row[f'{name}_{figure}_share']:7.3f}"
+        for name in SETTINGS
+        for figure in FIGURES
+    ]
+    kind = "ragged" if row["ragged"] else ""
+    gib = 2.0**30
+    print(
+        f"{row['case']:<44} {kind:<7} {row['live'] / gib:7.2f} {row['transient'] / gib:7.2f}  "
+        + "  ".join(cells),
+        flush=True,
+    )
+
+
+def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the median share of each figure, of uniform and of ragged batches."""
+    table = pd.DataFrame(rows)
+    return [
+        {
+            "ragged": bool(ragged),
+            "expandable": name == "expandable",
+            "cases": len(group),
+            **{figure: float(group[f"{name}_{figure}_share"].median()) for figure in FIGURES},
+            **{
+                f"{figure}_largest_ratio": float(group[f"{name}_{figure}_ratio"].max())
+                for figure in FIGURES
+            },
+        }
+        for ragged, group in table.groupby("ragged")
+        for name in SETTINGS
+    ]
+
+
+def main(arguments_list: Sequence[str] | None = None) -> int:
+    """Trace, replay and print the cases."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", metavar="TEXT")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(arguments_list)
+    cases = [(line, False) for line in CASES] + [(line, True) for line in RAGGED]
+    if arguments.only:
+        cases = [case for case in cases if any(text in case[0] for text in arguments.only)]
+    if not arguments.json:
+        print(f"{'':<52} {'GiB':>7} {'':>7}  {'default':<32}  expandable")
+        heads = "  ".join(f"{figure:>7}   share" for _ in SETTINGS for figure in FIGURES)
+        print(f"{'':<52} {'live':>7} transient {heads}")
+    rows = []
+    for line, ragged in cases:
+        rows.append(row_of(line, ragged=ragged))
+        if not arguments.json:
+            show(rows[-1])
+    found = medians(rows)
+    if arguments.json:
+        print(json.dumps({"schema_version": 1, "rows": rows, "medians": found}, indent=1))
+        return 0
+    print("\nmedian of (bytes - live) / transient, and the largest ratio to live:")
+    for group in found:
+        batches = "ragged" if group["ragged"] else "uniform"
+        segments = "expandable" if group["expandable"] else "default"
+        print(
+            f"  {batches:<8} {segments:<11} reserved {group['reserved']:6.3f} "
+            f"({group['reserved_largest_ratio']:.2f})  needed {group['needed']:6.3f} "
+            f"({group['needed_largest_ratio']:.2f})  {group['cases']} cases"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
