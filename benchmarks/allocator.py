@@ -90,7 +90,9 @@ def row_of(line: str, *, ragged: bool) -> dict[str, Any]:
     events = allocator_events(case.file, case.rank, lengths)
     live = replay(events).peak_live
     transient = transient_bytes(events, live)
-    row: dict[str, Any] = {"case": line, "ragged": ragged, "live": live, "transient": transient}
+    streams = len({event.stream for event in events})
+    row: dict[str, Any] = {"case": line, "ragged": ragged, "streams": streams}
+    row |= {"live": live, "transient": transient}
     for name, settings in SETTINGS.items():
         found = {
             "reserved": replay(events, settings).peak_reserved,
@@ -122,9 +124,11 @@ def show(row: dict[str, Any]) -> None:
 def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the median share of each figure, of uniform and of ragged batches."""
     table = pd.DataFrame(rows)
+    table["side_streams"] = table.streams > 1
     return [
         {
             "ragged": bool(ragged),
+            "side_streams": bool(side),
             "expandable": name == "expandable",
             "cases": len(group),
             **{figure: float(group[f"{name}_{figure}_share"].median()) for figure in FIGURES},
@@ -133,7 +137,7 @@ def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 for figure in FIGURES
             },
         }
-        for ragged, group in table.groupby("ragged")
+        for (ragged, side), group in table.groupby(["ragged", "side_streams"])
         for name in SETTINGS
     ]
 
@@ -166,8 +170,9 @@ def main(arguments_list: Sequence[str] | None = None) -> int:
     for group in found:
         batches = "ragged" if group["ragged"] else "uniform"
         segments = "expandable" if group["expandable"] else "default"
+        streams = "side streams" if group["side_streams"] else "one stream"
         print(
-            f"  {batches:<8} {segments:<11} reserved {group['reserved']:6.3f} "
+            f"  {batches:<8} {streams:<13} {segments:<11} reserved {group['reserved']:6.3f} "
             f"({group['reserved_largest_ratio']:.2f})  needed {group['needed']:6.3f} "
             f"({group['needed_largest_ratio']:.2f})  {group['cases']} cases"
         )

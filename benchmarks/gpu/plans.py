@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from benchmarks.gpu.child import ChildError, in_child
 from cost_models.memory.allocator import shown_bytes
+from cost_models.memory.outside_torch import outside_bytes
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.estimate import price, throughput
@@ -143,14 +144,13 @@ def row_of(trained: Trained, cluster: Cluster, timeout: float) -> dict[str, Any]
 def predicted(scenario: Scenario, file: PlanFile) -> dict[str, Any]:
     """Return the predicted step and the three kinds of peaks."""
     priced = price(scenario, PlanTable.from_plans([file.plan]))
-    assert priced.memory.allocated is not None
-    allocated = float(priced.memory.allocated[0])
-    sizes = {
-        f"predicted_{kind}": shown_bytes(
-            kind, allocated, scenario.software, budget_bytes(scenario.cluster)
-        )
+    software, cluster = scenario.software, scenario.cluster
+    outside = outside_bytes(software, cluster, PlanTable.from_plans([file.plan]))
+    shown = {
+        kind: shown_bytes(kind, priced.memory, outside, software, budget_bytes(cluster))
         for kind in KINDS
     }
+    sizes = {f"predicted_{kind}": float(size[0]) for kind, size in shown.items()}
     return {"predicted_seconds": float(priced.step[0]), **sizes}
 
 

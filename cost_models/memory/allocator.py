@@ -1,32 +1,97 @@
-"""Memory that torch reserves and that nvidia-smi shows, from the bytes of live tensors.
+"""Memory that torch reserves, and that nvidia-smi shows, from the bytes of live tensors.
 
-The caching allocator keeps free blocks while memory is available; near the end of memory only
-``memory.allocator_slack`` of them remains. The context is the driver's and the libraries' own
-memory: CUDA's modules, cuBLAS and cuDNN workspaces.
+Three figures, largest bytes on one device:
 
-Units: bytes.
+    allocated  tensors
+    reserved   segments of the caching allocator: tensors and free blocks
+    device     what nvidia-smi shows: segments, the CUDA context, NCCL's communicators
+
+Weights and optimizer states are requested once and stay; free blocks come of transient tensors:
+gradients, activations, logits and buffers, whose sizes and order change within a step. What is
+reserved beyond the tensors is therefore a share of the transient bytes alone:
+
+    reserved = allocated + share * transient
+
+A stream reuses only its own blocks, so the share is larger where gathered weights and gradients
+have streams of their own (FSDP). Near the limit torch returns segments without a live block, so a
+run needs less than it reserves where memory is plentiful; a verdict uses the needed bytes.
+
+Units: bytes. Source: replays of torch's allocator (``executor.counters.caching_allocator``) over
+traced steps; the shares are medians of ``python -m benchmarks.allocator``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from cost_models.arrays import Real
+from cost_models.memory.parts import MemoryParts
 from cost_models.uncertainty import MemoryKind
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
-def shown_bytes(
-    kind: MemoryKind, allocated: float, software: SoftwareProfile, budget: float
-) -> float:
-    """Return a peak as torch or the device shows it: ``allocated`` itself, reserved, or in use.
+class FreeShares(Struct, frozen=True):
+    """Free blocks in reserved segments, as shares of the transient bytes at the peak."""
 
-        reserved  a (1 + cache), at most the device's memory, at least a (1 + slack)
-        device    the same and the context
+    needed: float  # at the smallest limit under which the steps succeed
+    cached: float  # where memory is plentiful
 
-    Source: torch's caching allocator frees its cached blocks before it gives up
-    (c10/cuda/CUDACachingAllocator.cpp); the shares are the profile's, each with its source.
+
+# medians of ``python -m benchmarks.allocator``, by (expandable segments, side streams, ragged
+# batches)
+FREE_SHARES: Final[Mapping[tuple[bool, bool, bool], FreeShares]] = {
+    (False, False, False): FreeShares(needed=0.031, cached=0.070),
+    (False, True, False): FreeShares(needed=0.075, cached=0.407),
+    (True, False, False): FreeShares(needed=0.009, cached=0.074),
+    (True, True, False): FreeShares(needed=0.011, cached=0.354),
+    (False, False, True): FreeShares(needed=0.170, cached=0.781),
+    (False, True, True): FreeShares(needed=0.123, cached=0.648),
+    (True, False, True): FreeShares(needed=0.027, cached=0.318),
+    (True, True, True): FreeShares(needed=0.011, cached=0.142),
+}
+
+
+def free_shares(software: SoftwareProfile) -> FreeShares:
+    """Return the shares of a trainer: its segments, its batches, whether it empties the cache."""
+    memory = software.memory
+    shares = FREE_SHARES[memory.expandable_segments, memory.side_streams, memory.ragged_batches]
+    return FreeShares(shares.needed, shares.needed) if memory.empties_cache else shares
+
+
+def free_bytes(software: SoftwareProfile, gradients: Real, others: Real) -> Real:
+    """Return the free blocks that a run needs: share * (G + A).
+
+    ``gradients``: G, transient unless the trainer keeps one buffer of them all; ``others``: A, of
+    activations, logits and buffers.
     """
+    return free_shares(software).needed * transient_bytes(software, gradients, others)
+
+
+def transient_bytes(software: SoftwareProfile, gradients: Real, others: Real) -> Real:
+    """Return the bytes that a step frees, of gradients and of all other transient tensors."""
+    return others if software.gradients.whole_buffer else gradients + others
+
+
+def shown_bytes(
+    kind: MemoryKind, parts: MemoryParts, outside: Real, software: SoftwareProfile, budget: float
+) -> Real:
+    """Return a peak as torch or the device shows it: allocated, reserved, or in use.
+
+    reserved  a + cached * transient, at most the device's memory, at least a + needed *
+              transient
+    device    the same and ``outside``: context and communicators
+    """
+    allocated: Real = parts.allocated
     if kind == "allocated":
         return allocated
-    least = allocated * (1.0 + software.memory.allocator_slack)
-    most = max(least, budget - software.memory.context_bytes)
-    reserved = min(allocated * (1.0 + software.memory.allocator_cache), most)
-    return reserved if kind == "reserved" else reserved + software.memory.context_bytes
+    others = parts.activations + parts.logits + parts.buffers
+    transient = transient_bytes(software, parts.gradients, others)
+    shares = free_shares(software)
+    least = allocated + shares.needed * transient
+    most = np.maximum(least, budget - outside)
+    reserved = np.minimum(allocated + shares.cached * transient, most)
+    return reserved if kind == "reserved" else reserved + outside

@@ -68,6 +68,12 @@ class Row(Struct, frozen=True):
     born: int = LOSS_FORWARD
     dies: int = OPTIMIZER
 
+    @property
+    def persists(self) -> bool:
+        """Whether it is of weights or optimizer states that live through the whole step."""
+        through = self.born == LOSS_FORWARD and self.dies == OPTIMIZER
+        return through and self.part in ("weights", "optimizer")
+
     def during(self, born: int, dies: int | None = None) -> Row:
         """Return the row with another life; ``dies``: the same event."""
         return replace(self, born=born, dies=born if dies is None else dies)
@@ -142,6 +148,10 @@ class Ledger(Struct, frozen=True):
     def live(self, moment: int) -> list[Row]:
         """Return the rows that live through an event."""
         return [row for row in self.rows if row.born <= moment <= row.dies]
+
+    def kept(self) -> list[Row]:
+        """Return the weights and optimizer states that live through the whole step."""
+        return [row for row in self.rows if row.persists]
 
     def parts(self, moment: int) -> dict[str, Real]:
         """Return the bytes of each part at the largest point of an event."""

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from cost_models.activations.live import live_activations
 from cost_models.arrays import Real, pick
 from cost_models.communication.host_link import without_offload
+from cost_models.memory.allocator import free_bytes
 from cost_models.memory.autocast_copies import autocast_rows
 from cost_models.memory.fsdp2 import block_points
 from cost_models.memory.host import HostBytes, offloaded_bytes
 from cost_models.memory.layerwise import layer_points
-from cost_models.memory.ledger import MOMENTS, Ledger, Row
+from cost_models.memory.ledger import MOMENTS, Ledger, Row, total
 from cost_models.memory.model_states import rank_weights
 from cost_models.memory.optimizer_states import (
     OPTIMIZER_TRAITS,
@@ -25,6 +26,7 @@ from cost_models.memory.optimizer_states import (
     update_bytes,
     updated_elements,
 )
+from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.wrapper_buffers import update_with_copies, wrapper_rows
 from cost_models.partition.rank_view import RankView
@@ -48,15 +50,17 @@ def rank_timeline(view: RankView) -> tuple[MemoryParts, ...]:
     """Return the parts of one pipeline rank at each of ``MOMENTS``; columns, as above.
 
     ``rank_memory`` returns the largest of them. ``runtime`` is given for each moment: the device's
-    own share, and the allocator's slack on the memory allocated at that moment.
+    own share, and the free blocks that the allocator needs at that moment.
     """
-    ledger, memory = rank_ledger(view), view.software.memory
-    found = []
+    ledger, found = rank_ledger(view), []
+    kept = total(ledger.kept())
+    outside = outside_bytes(view.software, view.cluster, view.table)
     for moment in range(len(MOMENTS)):
         parts = MemoryParts(**ledger.parts(moment), runtime=np.zeros(len(view.table)))
         if view.on_gpu:
-            runtime = memory.context_bytes + memory.allocator_slack * parts.allocated
-            parts = replace(parts, runtime=runtime)
+            others = parts.allocated - kept - parts.gradients
+            free = free_bytes(view.software, parts.gradients, others)
+            parts = replace(parts, runtime=outside + free)
         found.append(parts)
     return tuple(found)
 

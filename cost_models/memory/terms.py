@@ -9,7 +9,9 @@ from typing import Final
 
 from msgspec import Struct
 
+from cost_models.memory.allocator import free_shares
 from cost_models.memory.ledger import Factor, Row, first
+from cost_models.memory.outside_torch import communicator_bytes, context_bytes
 from cost_models.memory.parts import PART_WORDS, MemoryParts
 from cost_models.memory.peak import rank_ledger
 from cost_models.partition.rank_view import RankView
@@ -40,7 +42,8 @@ def memory_terms(
     The terms of a part add up to it; what is freed counts negative. Rows below ``SMALL`` of the
     peak are one term of their part, or none where their sum is as small.
     """
-    ledger = rank_ledger(RankView(scenario, PlanTable.from_plans([plan]), rank))
+    table = PlanTable.from_plans([plan])
+    ledger = rank_ledger(RankView(scenario, table, rank))
     rows = [(row, first(row.size)) for row in ledger.leaves(moment)]
     least = SMALL * first(parts.peak)
     terms = [_term(row, size) for row, size in rows if abs(size) >= least]
@@ -49,7 +52,7 @@ def memory_terms(
         if abs(sum(rest.values())) >= least:
             terms.append(Term(part, f"smaller {words}", ", ".join(rest), "", sum(rest.values())))
     if scenario.on_gpu:
-        terms.append(_runtime(scenario, parts))
+        terms += _runtime(scenario, table, parts)
     return sorted(terms, key=lambda term: -term.size)
 
 
@@ -73,13 +76,20 @@ def _number(factor: Factor) -> str:
     return f"{sign}{shown}{unit}".replace("-", "−")
 
 
-def _runtime(scenario: Scenario, parts: MemoryParts) -> Term:
-    memory = scenario.software.memory
-    return Term(
-        "runtime",
-        "context, libraries, what the allocator cannot use",
-        "context + slack · allocated",
-        f"{format_bytes(memory.context_bytes)} + {100 * memory.allocator_slack:.3g} % × "
-        f"{format_bytes(first(parts.allocated))}",
-        first(parts.runtime),
-    )
+def _runtime(scenario: Scenario, table: PlanTable, parts: MemoryParts) -> list[Term]:
+    """Return the terms of memory outside tensors: context, communicators, free blocks."""
+    software, cluster = scenario.software, scenario.cluster
+    architecture = cluster.accelerator.architecture
+    context = context_bytes(software, architecture)
+    groups = first(communicator_bytes(cluster, table))
+    share, free = free_shares(software).needed, first(parts.runtime) - context - groups
+    segments = "expandable segments" if software.memory.expandable_segments else "segments"
+    transient = f"{100 * share:.3g} % × {format_bytes(free / share)}"
+    terms = [
+        Term(
+            "runtime", f"CUDA context of {architecture}", "a figure of the generation", "", context
+        ),
+        Term("runtime", "NCCL communicators", "channels · FIFOs, group by group", "", groups),
+        Term("runtime", f"free blocks in {segments}", "share · transient tensors", transient, free),
+    ]
+    return [term for term in terms if term.size]

@@ -21,8 +21,10 @@ from cost_models.columnar.columns import FactoredColumn, align, expand
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.columnar.projections import Frame, Index, Projection, distinct
+from cost_models.memory.allocator import free_bytes, free_shares
 from cost_models.memory.host import HostBytes
 from cost_models.memory.ledger import total
+from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.peak import rank_host_bytes, rank_ledger
 from cost_models.partition.plan_stages import STAGES_BY, stages_of
 from cost_models.partition.rank_view import RankView
@@ -66,23 +68,24 @@ def table_memory(
 ) -> tuple[Floats, HostBytes]:
     """Return the peaks of legal plans, and their bytes on hosts.
 
-    ``enough``: for a plan with more bytes in tensors than that at some point, the result may be
-    those bytes instead of the peak, unless all plans have more.
+    ``enough``: for a plan with more bytes in torch's allocator than that at some point, the result
+    may come of those bytes instead of the peak, unless all plans have more.
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
     if _few(scenario, table):
         return price_memory(scenario, table.plain())
-    peak, memory, nvme = (np.zeros(len(table)) for _ in range(3))
+    used, outside, memory, nvme = (np.zeros(len(table)) for _ in range(4))
     groups = _groups_of_ranks if len(table) <= MERGED else _groups
     for rows, group in groups(scenario, table):
         found = _peaks(scenario, group, enough), *_hosts(scenario, group)
-        for largest, mine in zip((peak, memory, nvme), found, strict=True):
+        for largest, mine in zip((used, memory, nvme), found, strict=True):
             np.maximum.at(largest, rows, mine)
+        outside[rows] = outside_bytes(scenario.software, scenario.cluster, group.plain)
         group.frame.release()
-    if peak.min() > enough + scenario.software.memory.context_bytes:
+    if used.min() > enough:
         return table_memory(scenario, table)
-    return peak, HostBytes(memory, nvme)
+    return used + outside, HostBytes(memory, nvme)
 
 
 def table_steps(scenario: Scenario, table: PlanTable) -> Floats:
@@ -305,7 +308,12 @@ def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
 
 
 def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
-    """Return the largest bytes of any rank at any point of a step, or some above ``enough``."""
+    """Return the largest bytes of any rank at any point of a step, or some above ``enough``.
+
+    Of tensors, and of the free blocks that they need.
+    """
+    free = 1.0 + free_shares(scenario.software).needed
+    of_gradients = 1.0 + float(free_bytes(scenario.software, 1.0, 0.0))
     # bytes as sums of two columns, since many points of many ranks share one of them
     firsts: dict[tuple[int, int], Any] = {}
     seconds: dict[int, Any] = {}
@@ -314,29 +322,32 @@ def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
         known: dict[tuple[int, ...], Any] = {}
         for moment, points in enumerate(ledger.points):
             live = ledger.live(moment)
-            states = total(row for row in live if row.part != "buffers")
+            states = total(ledger.kept())
+            changing = [row for row in live if row.part != "buffers" and not row.persists]
+            if changing:
+                states = states + free * total(changing)
             constant = [row for row in live if row.part == "buffers"]
             for point in points:
                 if not np.any(point.exists):
                     continue
-                own = total(row for row in point.rows if row.part not in ACTIVATIONS)
-                one = states + own
+                own = [row for row in point.rows if row.part not in ACTIVATIONS]
+                gradients = total(row for row in own if row.part == "gradients")
+                rest = total(row for row in own if row.part != "gradients")
+                one = states + (of_gradients * gradients + free * rest)
                 if point.exists is not True:
                     one = np.where(point.exists, one, MISSING)
                 rows = [*(row for row in point.rows if row.part in ACTIVATIONS), *constant]
                 key = tuple(id(row.size) for row in rows)
                 if key not in known:
-                    known[key] = total(rows)
+                    known[key] = free * total(rows)
                 other = known[key]
                 seconds[id(other)] = other
                 firsts[id(one), id(other)] = one
     position = {name: number for number, name in enumerate(seconds)}
     partners = [position[second] for _, second in firsts]
-    allocated = largest_sums(
+    return largest_sums(
         group.frame, list(firsts.values()), list(seconds.values()), partners, enough
     )
-    software = scenario.software
-    return allocated + (software.memory.context_bytes + software.memory.allocator_slack * allocated)
 
 
 def _hosts(scenario: Scenario, group: _Group) -> tuple[Floats, Floats]:

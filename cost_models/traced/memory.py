@@ -28,12 +28,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.arrays import Real, pick
+from cost_models.memory.allocator import free_bytes
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
+from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import RECOMPUTE
 from cost_models.plan.workload import MASTER_BYTES, Workload
 from cost_models.traced.module import OUTSIDE, Stretch, Tensors, TracedModule, stretches
+from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.trainer import SoftwareProfile
 
 # maximum temporary copies of the largest tensor in an optimizer step (torch 2.13 without foreach):
@@ -85,18 +88,18 @@ def traced_memory(
     workload: Workload,
     software: SoftwareProfile,
     table: PlanTable,
-    *,
-    on_gpu: bool,
+    cluster: Cluster | None = None,
 ) -> tuple[MemoryParts, NDArray[np.int64]]:
     """Return the parts at the peak, and the peak's segment (OPTIMIZER_MOMENT: the optimizer step).
 
-    Shapes: columns of the table's length. Activations include the gradients of the running block.
+    ``cluster``: None leaves out the memory outside tensors, as on CPUs. Shapes: columns of the
+    table's length. Activations include the gradients of the running block.
     """
     parts, moments, order = [], [], []
     for code in np.unique(table.recompute):
         rows = np.flatnonzero(table.recompute == code)
         stretches_of_pass = stretches(module.passes[RECOMPUTE[int(code)]])
-        found = _memory(module, stretches_of_pass, workload, software, table.rows(rows), on_gpu)
+        found = _memory(module, stretches_of_pass, workload, software, table.rows(rows), cluster)
         parts.append(found[0])
         moments.append(found[1])
         order.append(rows)
@@ -114,7 +117,7 @@ def _memory(
     workload: Workload,
     software: SoftwareProfile,
     table: PlanTable,
-    on_gpu: bool,
+    cluster: Cluster | None,
 ) -> tuple[MemoryParts, NDArray[np.int64]]:
     sizes = BlockSizes.of(module, np.where(table.zero_stage == 0, 1, table.dp_shard))
     trained, zeros = sizes.total("gradient_shards"), np.zeros(len(table))
@@ -134,12 +137,10 @@ def _memory(
     )
     weights = sizes.total("weight_shards") + module.buffer_bytes + gathered
     states = OPTIMIZER_TRAITS[workload.optimizer].states * trained
-    allocated = weights + states + gradients + activations + buffers
-    runtime = (
-        software.memory.context_bytes + software.memory.allocator_slack * allocated
-        if on_gpu
-        else zeros
-    )
+    runtime: Real = zeros
+    if cluster is not None and cluster.accelerator.device != "cpu":
+        free = free_bytes(software, gradients, activations + buffers)
+        runtime = outside_bytes(software, cluster, table) + free
     parts = MemoryParts(weights, gradients, states, activations, zeros, buffers, runtime)
     return parts, np.asarray(places)[where]
 

@@ -39,6 +39,16 @@ class NcclTuning:
     tree_ll128_one_node: float  # share
     network_overhead: float  # seconds that every step of a ring over nodes takes at least
     nvls_architectures: tuple[str, ...]
+    memory: NcclMemory
+
+
+class NcclMemory(Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes on a device."""
+
+    channel: Amount  # of a channel without connections
+    connection: Amount  # of a channel to one neighbour
+    channels: Mapping[str, int]  # of a communicator, by the link inside a node
+    exchange: Amount  # of an all-to-all, to each rank of the node
 
 
 class _Limits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +73,7 @@ class _NcclFile(Struct, frozen=True, forbid_unknown_fields=True):
     hop: _Hops
     share: _Rows
     limits: _Limits
+    memory: NcclMemory
 
 
 @cache
@@ -78,6 +89,7 @@ def nccl_tuning() -> NcclTuning:
         base=found.base,
         hop=asdict(found.hop),
         share=found.share,
+        memory=found.memory,
         **asdict(found.limits),
     )
 

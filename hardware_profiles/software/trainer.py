@@ -203,9 +203,11 @@ class RuntimeMemory(ProfileGroup, frozen=True, kw_only=True):
 
     buffer_bytes: Amount  # of collectives, whatever the model
     buffer_bytes_without_pipeline: Amount  # more of the same on one stage
-    context_bytes: Amount
-    allocator_slack: Amount  # share of what is allocated: blocks that cannot be returned
-    allocator_cache: Amount  # reserved / allocated - 1 where memory is plentiful
+    context_bytes: Mapping[str, Amount]  # by the accelerator's architecture
+    expandable_segments: bool  # PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+    side_streams: bool  # gathered weights and gradients in blocks of other streams
+    ragged_batches: bool  # padded to their own longest sequence: shapes change between steps
+    empties_cache: bool  # torch.cuda.empty_cache() between steps
 
 
 class SoftwareProfile(Profile, frozen=True, kw_only=True):

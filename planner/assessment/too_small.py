@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
+from cost_models.memory.outside_torch import context_bytes
 from cost_models.scenario import Scenario
 from planner.assessment.host_memory import HOST_SHARE
 from planner.assessment.verdict import budget_bytes
@@ -49,9 +50,9 @@ def too_small(scenario: Scenario, offload: str = "none", device: str = "cpu") ->
     """
     if not scenario.on_gpu:
         return False
-    cluster, software = scenario.cluster, scenario.software
+    cluster = scenario.cluster
     shared = least_bytes(scenario, offload) / cluster.num_gpus
-    runtime = software.memory.context_bytes + software.memory.allocator_slack * shared
+    runtime = context_bytes(scenario.software, cluster.accelerator.architecture)
     if shared + runtime > budget_bytes(cluster):
         return True
     if cluster.host_memory is None or device != "cpu":

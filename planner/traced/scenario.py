@@ -210,7 +210,7 @@ def assess_traced(scenario: TracedScenario, plans: list[Plan]) -> list[TracedAss
         return []
     table = PlanTable.from_plans(plans)
     parts, moments = traced_memory(
-        scenario.module, scenario.workload, scenario.software, table, on_gpu=scenario.on_gpu
+        scenario.module, scenario.workload, scenario.software, table, scenario.cluster
     )
     times = traced_time(
         scenario.module, scenario.workload, scenario.cluster, scenario.software, table

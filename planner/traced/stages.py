@@ -35,7 +35,9 @@ from cost_models.communication.traffic import Traffic
 from cost_models.compute.kernel_launch import host_wait
 from cost_models.compute.layer import optimizer_seconds
 from cost_models.compute.rates import Rates, rates
+from cost_models.memory.allocator import free_bytes
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, update_accesses
+from cost_models.memory.outside_torch import outside_bytes
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import MASTER_BYTES
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
@@ -246,7 +248,9 @@ class TracedStageCosts:
         update = copies * float(module.tensors.largest())
         allocated = states_bytes + np.maximum(busy, update)
         software = self.scenario.software
-        runtime = software.memory.context_bytes + software.memory.allocator_slack * allocated
+        free = free_bytes(software, master * trained, np.maximum(busy, update))
+        table = PlanTable.from_plans([self.plan])
+        runtime = outside_bytes(software, self.scenario.cluster, table) + free
         found = np.full(len(nodes) + 1, np.inf)
         found[first + 1 :] = allocated + (runtime if self.scenario.on_gpu else 0.0)
         return found

@@ -11,6 +11,8 @@ import numpy as np
 
 from cost_models.legality.rules import CODES, RULES, legality_codes
 from cost_models.memory.allocator import shown_bytes
+from cost_models.memory.outside_torch import outside_bytes
+from cost_models.memory.parts import MemoryParts
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price, rank_memories, throughput
@@ -111,8 +113,7 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
         mfu = throughput(scenario, case.plan, step)[1]
         time = priced.row(number).time
         hfu = hardware_utilisation(mfu, float(np.sum(time.compute)), float(np.sum(time.recompute)))
-        allocated = float(priced.memory.allocated[number])  # type: ignore[index]
-        peak = _compared_peak(case, device, allocated, budget)
+        peak = _compared_peak(case, priced.row(number).memory, device, budget)
         measured = measured_memory(case.row)
         own = around if measured is None else memory_spread(scenario.software.name, measured.kind)
         found[case.row.name] = CasePrediction(
@@ -125,7 +126,7 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
     return found
 
 
-def _compared_peak(case: Case, device: float, allocated: float, budget: float) -> float:
+def _compared_peak(case: Case, parts: MemoryParts, device: float, budget: float) -> float:
     """Return the predicted peak of the kind and on the pipeline rank that the row measured."""
     measured = measured_memory(case.row)
     if measured is None:
@@ -133,5 +134,8 @@ def _compared_peak(case: Case, device: float, allocated: float, budget: float) -
     scenario = case.scenario
     if measured.rank != "fullest" and case.plan.pipeline_parallel > 1:
         ranks = rank_memories(scenario, case.plan, default_layer_ranges(scenario, case.plan))
-        allocated = float(ranks[0 if measured.rank == "first" else -1][0].allocated)
-    return shown_bytes(measured.kind, allocated, scenario.software, budget)
+        parts = ranks[0 if measured.rank == "first" else -1][0]
+    table = PlanTable.from_plans([case.plan])
+    outside = outside_bytes(scenario.software, scenario.cluster, table)
+    shown = shown_bytes(measured.kind, parts, outside, scenario.software, budget)
+    return float(np.ravel(shown)[0])

@@ -15,8 +15,9 @@ import pytest
 from cost_models.activations.frozen_layers import sharded_input_bytes
 from cost_models.activations.live import layer_bytes
 from cost_models.activations.logits import logits_bytes_per_token
-from cost_models.memory.allocator import shown_bytes
+from cost_models.memory.allocator import free_shares, shown_bytes
 from cost_models.memory.ledger import MOMENTS
+from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import rank_timeline
 from cost_models.model.families import model_spec
 from cost_models.model.freezing import with_frozen_parts
@@ -29,6 +30,7 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
+from cost_models.uncertainty import MemoryKind
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 
@@ -261,11 +263,17 @@ def test_an_optimizer_in_the_backward_pass_keeps_no_gradients() -> None:
 
 def test_what_torch_reserves_and_the_device_shows() -> None:
     software: SoftwareProfile = software_profile("hf-trainer")
-    budget = 80e9
-    assert shown_bytes("allocated", 10e9, software, budget) == 10e9
-    assert shown_bytes("reserved", 10e9, software, budget) == pytest.approx(11.6e9)
-    device = shown_bytes("device", 10e9, software, budget)
-    assert device == pytest.approx(11.6e9 + software.memory.context_bytes)
+    shares, budget, outside = free_shares(software), 80e9, 2e9
+
+    def shown(kind: MemoryKind, states: float, transient: float) -> float:
+        quarter = 0.25 * transient
+        parts = MemoryParts(states, quarter, 0.0, 2 * quarter, 0.0, quarter, 0.0)
+        return float(shown_bytes(kind, parts, outside, software, budget))
+
+    assert shown("allocated", 6e9, 4e9) == 10e9
+    assert shown("reserved", 6e9, 4e9) == pytest.approx(10e9 + shares.cached * 4e9)
+    assert shown("device", 6e9, 4e9) == shown("reserved", 6e9, 4e9) + outside
+    assert shown("reserved", 60e9, 0.0) == 60e9  # states have no free blocks
     # near the end of memory cached blocks are given back
-    assert shown_bytes("device", 71e9, software, budget) == pytest.approx(budget)
-    assert shown_bytes("reserved", 79e9, software, budget) == pytest.approx(79e9 * 1.11)
+    assert shown("device", 6e9, 70e9) == pytest.approx(6e9 + 70e9 * (1 + shares.needed) + outside)
+    assert shown("device", 56e9, 20e9) == pytest.approx(budget)

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_models.memory.allocator import free_shares
 from cost_models.memory.ledger import MOMENTS
+from cost_models.memory.outside_torch import context_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.timeline import timelines
 from cost_models.model.families import model_spec
@@ -114,7 +116,10 @@ def test_on_a_cpu_there_is_no_context_and_no_allocator() -> None:
     assert memory_of(on_cpu, Plan()).runtime[0] == 0  # type: ignore[index]
     gpu = memory_of(on_gpu, Plan())
     software = on_gpu.software
-    expected = software.memory.context_bytes + software.memory.allocator_slack * gpu.allocated[0]  # type: ignore[index]
+    transient = gpu.gradients + gpu.activations + gpu.logits + gpu.buffers
+    free = free_shares(software).needed * transient[0]  # type: ignore[index]
+    architecture = on_gpu.cluster.accelerator.architecture
+    expected = context_bytes(software, architecture) + free
     assert gpu.runtime[0] == pytest.approx(expected)  # type: ignore[index]
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cost_models.columnar.columns import FactoredColumn
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.legality.rules import legality_codes
+from cost_models.memory.outside_torch import outside_bytes
 from cost_models.plan.factored import factored
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.plan.recompute import RECOMPUTE
@@ -185,12 +186,13 @@ def test_a_peak_that_is_too_large_may_be_a_bound(monkeypatch: pytest.MonkeyPatch
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
     table = table.rows(legality_codes(scenario, table) == 0)
     exact, _ = table_memory(scenario, table)
-    context = scenario.software.memory.context_bytes  # beside what is added up
+    outside = outside_bytes(scenario.software, scenario.cluster, table.plain())
+    inside = exact - outside
     for share in (1.0, 10.0):
-        enough = float(np.percentile(exact, share)) - context
+        enough = float(np.percentile(inside, share))
         found, _ = table_memory(scenario, table, enough)
-        small = exact <= enough + context
+        small = inside <= enough
         assert np.array_equal(found[small], exact[small])
-        assert (found[~small] > enough).all()
+        assert ((found - outside)[~small] > enough).all()
         assert (found <= exact).all()
         assert (found < exact).any()

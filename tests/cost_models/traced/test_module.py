@@ -21,6 +21,7 @@ from hardware_profiles.software.trainer import software_profile
 from tests.traced_sample import document, large, sample
 
 SOFTWARE = software_profile("shardplan")
+CLUSTER = parse_cluster("1xA100-80GB")
 
 
 def memory(module: TracedModule, plan: Plan, *, on_gpu: bool = False) -> tuple[MemoryParts, int]:
@@ -29,7 +30,7 @@ def memory(module: TracedModule, plan: Plan, *, on_gpu: bool = False) -> tuple[M
         Workload(1, plan.global_batch_size, precision="fp32"),
         SOFTWARE,
         PlanTable.from_plans([plan]),
-        on_gpu=on_gpu,
+        CLUSTER if on_gpu else None,
     )
     values = {name: float(getattr(parts, name)[0]) for name in MemoryParts.__struct_fields__}
     return MemoryParts(**values), int(moment[0])
@@ -132,7 +133,7 @@ def test_a_table_is_priced_as_every_row_alone():
     cluster = parse_cluster("8xA100-SXM-80GB")
 
     def priced(rows: PlanTable) -> list[np.ndarray]:
-        parts, moment = traced_memory(module, workload, SOFTWARE, rows, on_gpu=True)
+        parts, moment = traced_memory(module, workload, SOFTWARE, rows, CLUSTER)
         time = traced_time(module, workload, cluster, SOFTWARE, rows)
         columns = [*astuple(parts), moment]
         return [np.asarray(c) for c in (*columns, *astuple(time))]
@@ -146,7 +147,7 @@ def test_a_table_is_priced_as_every_row_alone():
 
 def test_extreme_sizes_stay_finite():
     table = PlanTable.from_plans([Plan(1, micro_batch_size=10**6), Plan(8, zero_stage=3)])
-    parts, _ = traced_memory(large(1e11), Workload(1, 8), SOFTWARE, table, on_gpu=True)
+    parts, _ = traced_memory(large(1e11), Workload(1, 8), SOFTWARE, table, CLUSTER)
     assert np.all(np.isfinite(parts.peak))
     assert np.all(np.asarray(parts.peak) > 0)
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_models.communication.volumes import pipeline_traffic
+from cost_models.memory.outside_torch import context_bytes
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import contents_of_rank
@@ -216,7 +217,7 @@ def test_memory_moves_layers_from_the_first_stage() -> None:
     even = split_layers(32, 4)
     need = max(peaks(scenario, plan, even))
     spread = 1.0 + memory_spread(scenario.software.name).above
-    runtime = scenario.software.memory.context_bytes
+    runtime = context_bytes(scenario.software, scenario.cluster.accelerator.architecture)
     tight = with_budget(scenario, spread * (runtime + 0.93 * (need - runtime)))
     found = best_stages(tight, plan)
     assert found is not None

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import planner
+from cost_models.memory.allocator import free_shares
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.traced.graph import ModuleNodes
@@ -99,7 +100,7 @@ def test_one_stage_is_the_whole_module(recompute: str) -> None:
     costs = TracedStageCosts.of(here, plan)
     whole = costs.cut([0, len(costs.nodes)])
     table = PlanTable.from_plans([plan])
-    parts, _ = traced_memory(here.module, here.workload, SOFTWARE, table, on_gpu=True)
+    parts, _ = traced_memory(here.module, here.workload, SOFTWARE, table, here.cluster)
     assert whole.peak == pytest.approx(float(parts.peak[0]), rel=0.05)  # type: ignore[index]
     assert whole.stages[0].parameters == 24 + 2 * 32
 
@@ -108,7 +109,7 @@ def test_a_stage_holds_a_micro_batch_more_for_each_stage_behind_it() -> None:
     plan = Plan(4, 1, 2, zero_stage=1, micro_batch_size=2, num_microbatches=4)
     costs = TracedStageCosts.of(scenario(32), plan)
     once, twice = (costs.peaks(0, flight)[2] for flight in (1, 2))
-    slack = 1.0 + SOFTWARE.memory.allocator_slack
+    slack = 1.0 + free_shares(SOFTWARE).needed
     assert twice - once == pytest.approx(
         slack * 2 * 60.0
     )  # the first two nodes keep 60 bytes a row
