@@ -13,7 +13,9 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from cost_models.memory.ledger import MOMENTS
+from cost_models.memory.allocator import shown_bytes
+from cost_models.memory.ledger import MOMENTS, first
+from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
@@ -32,7 +34,7 @@ from cost_models.pricing.utilisation import (
 )
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
-from cost_models.uncertainty import interval, memory_spread
+from cost_models.uncertainty import MemoryKind, interval, memory_spread
 from hardware_profiles.software.trainer import software_profile
 
 MEMORY_PARTS: Final = MemoryParts.__struct_fields__
@@ -63,11 +65,18 @@ class StageMemory(Struct, frozen=True):
 
 
 class MemoryPrediction(Struct, frozen=True):
-    """Peak memory of the accelerator with the largest peak, its 90 % interval and its parts."""
+    """Peak memory of the accelerator with the largest peak, its 90 % interval and its parts.
+
+    ``peak_bytes`` is what the plan needs; the three figures are what torch and nvidia-smi show
+    where memory is plentiful (``cost_models.memory.allocator``).
+    """
 
     peak_bytes: float
     low_bytes: float
     high_bytes: float
+    peak_allocated_bytes: float
+    peak_reserved_bytes: float
+    device_used_bytes: float
     limiting_stage: int  # first pipeline rank with the largest peak
     moment: str  # one of MOMENTS, at which the peak falls
     parts: MemoryParts
@@ -123,7 +132,9 @@ def predict(scenario: Scenario, plan: Plan, layer_ranges: Ranges) -> Prediction:
     """Return memory, time and communication of one legal plan."""
     table = price(scenario, PlanTable.from_plans([plan]), layer_ranges)
     return Prediction(
-        memory=memory_prediction(scenario, table, rank_memories(scenario, plan, layer_ranges)),
+        memory=memory_prediction(
+            scenario, plan, table, rank_memories(scenario, plan, layer_ranges)
+        ),
         time=time_prediction(scenario, plan, table),
         communication=communication_prediction(scenario, plan, layer_ranges),
     )
@@ -153,18 +164,25 @@ def still_holds(file: PlanFile, fresh: Prediction) -> bool:
 
 
 def memory_prediction(
-    scenario: Scenario, table: PredictionTable, ranks: Sequence[RankMemory]
+    scenario: Scenario, plan: Plan, table: PredictionTable, ranks: Sequence[RankMemory]
 ) -> MemoryPrediction:
     """Return the peak of a table's first plan; ``ranks``: the memory of every pipeline rank."""
     peak = float(table.peak[0])
     low, high = interval(peak, memory_spread(scenario.software.name))
+    parts = MemoryParts(**{n: float(getattr(table.memory, n)[0]) for n in MEMORY_PARTS})
+    allocated, reserved, device = (
+        _shown(scenario, plan, parts, kind) for kind in ("allocated", "reserved", "device")
+    )
     return MemoryPrediction(
         peak_bytes=peak,
         low_bytes=low,
         high_bytes=high,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        device_used_bytes=device,
         limiting_stage=int(table.limiting_rank[0]),
         moment=MOMENTS[int(table.moment[0])],
-        parts=MemoryParts(**{n: float(getattr(table.memory, n)[0]) for n in MEMORY_PARTS}),
+        parts=parts,
         stages=tuple(
             StageMemory(
                 stage=index,
@@ -176,6 +194,16 @@ def memory_prediction(
             for index, (parts, moment) in enumerate(ranks)
         ),
     )
+
+
+def _shown(scenario: Scenario, plan: Plan, parts: MemoryParts, kind: MemoryKind) -> float:
+    """Return a figure of a device; on CPUs, without an allocator of segments, the live bytes."""
+    software, cluster = scenario.software, scenario.cluster
+    if not scenario.on_gpu:
+        return float(parts.allocated)
+    outside = outside_bytes(software, cluster, PlanTable.from_plans([plan]))
+    capacity = cluster.accelerator.memory_capacity.value
+    return first(shown_bytes(kind, parts, outside, software, capacity))
 
 
 def time_prediction(scenario: Scenario, plan: Plan, table: PredictionTable) -> TimePrediction:

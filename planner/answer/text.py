@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from cost_models.memory.parts import PART_WORDS, MemoryParts
 from cost_models.model.parameters import active_parameters
 from cost_models.plan.plan import Plan
-from cost_models.pricing.prediction import TimePrediction
+from cost_models.pricing.prediction import MemoryPrediction, TimePrediction
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TIME_WORDS, TimeParts
 from cost_models.units import (
@@ -238,6 +238,7 @@ def fit_text(
     above, lines = lines, []
     if verbose:
         lines += labelled("Budget", budget_words(assessment.budget))
+        lines += labelled("Memory", _memory_figures(assessment.memory))
     host = host_text(assessment.host)
     if host is not None and (verbose or plan.offload != "none" or assessment.host.short_of):
         lines += labelled("Host", host)
@@ -278,6 +279,15 @@ def _another_plan(assessment: Assessment, ways_out: Sequence[WayOut]) -> list[st
     options = min(found.options, short_plan(found.plan), key=len)
     peak = format_bytes(found.peak_bytes)
     return labelled("", f"FITS with another plan: {peak} with {options}")
+
+
+def _memory_figures(memory: MemoryPrediction) -> str:
+    figures = (
+        ("live", memory.peak_allocated_bytes),
+        ("reserved by torch", memory.peak_reserved_bytes),
+        ("in nvidia-smi", memory.device_used_bytes),
+    )
+    return ", ".join(f"{format_bytes(size)} {words}" for words, size in figures)
 
 
 def _where(plan: Plan, assessment: Assessment) -> str:

@@ -153,7 +153,7 @@ def assess_plans(
 def _assessment(
     scenario: Scenario, plan: Plan, priced: PredictionTable, ranks: Sequence[RankMemory]
 ) -> Assessment:
-    memory = memory_prediction(scenario, priced, ranks)
+    memory = memory_prediction(scenario, plan, priced, ranks)
     budget = memory_budget(scenario.cluster.accelerator)
     host = host_memory(scenario, priced)
     spread = memory_spread(scenario.software.name)
