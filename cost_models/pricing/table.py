@@ -81,7 +81,8 @@ def table_memory(
         found = _peaks(scenario, group, enough), *_hosts(scenario, group)
         for largest, mine in zip((used, memory, nvme), found, strict=True):
             np.maximum.at(largest, rows, mine)
-        outside[rows] = outside_bytes(scenario.software, scenario.cluster, group.plain)
+        fixed = outside_bytes(scenario.software, scenario.cluster, group.table)
+        outside[rows] = expand(fixed, len(group.plain))
         group.frame.release()
     if used.min() > enough:
         return table_memory(scenario, table)
