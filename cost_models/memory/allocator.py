@@ -68,7 +68,8 @@ def free_bytes(software: SoftwareProfile, gradients: Real, others: Real) -> Real
     ``gradients``: G, transient unless the trainer keeps one buffer of them all; ``others``: A, of
     activations, logits and buffers.
     """
-    return free_shares(software).needed * transient_bytes(software, gradients, others)
+    transient = transient_bytes(software, gradients, others)
+    return free_shares(software).needed * np.maximum(transient, 0.0)
 
 
 def transient_bytes(software: SoftwareProfile, gradients: Real, others: Real) -> Real:

@@ -38,7 +38,7 @@ def rank_memory(view: RankView) -> tuple[MemoryParts, Real]:
     Shapes: columns of the table's length. Source: the formulas that yield the rows.
     """
     moments = rank_timeline(view)
-    moment = np.argmax(np.stack([parts.allocated for parts in moments]), axis=0)
+    moment = np.argmax(np.stack([parts.peak for parts in moments]), axis=0)
     at_peak = {
         name: pick([getattr(parts, name) for parts in moments], moment)
         for name in MemoryParts.__struct_fields__

@@ -167,7 +167,7 @@ def questions(draw: st.DrawFn) -> tuple[Scenario, Plan]:
 
 
 def peaks(scenario: Scenario, *plans: Plan) -> list[float]:
-    found: list[float] = price(scenario, PlanTable.from_plans(plans)).peak.tolist()
+    found: list[float] = price(scenario, PlanTable.from_plans(plans)).memory.allocated.tolist()
     return found
 
 
