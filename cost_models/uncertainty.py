@@ -37,8 +37,8 @@ TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
     ("nemo", "Hopper"): Spread(0.08, 0.04, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
     ("nemo", "Blackwell"): Spread(0.11, 0.095, f"{_COMMAND} nemo-perf (and dgxc-benchmarking)"),
     ("nemo", "Blackwell Ultra"): Spread(0.075, 0.135, f"{_COMMAND} nemo-perf"),
-    ("shardplan", "Ampere"): Spread(0.24, 0.10, f"{_COMMAND} ibm-fms-fsdp: A100, no compile"),
-    ("shardplan", "Hopper"): Spread(0.29, 0.16, f"{_COMMAND} ibm-fms-fsdp: H100, no compile"),
+    ("eager-fsdp2", "Ampere"): Spread(0.24, 0.10, f"{_COMMAND} ibm-fms-fsdp: A100, no compile"),
+    ("eager-fsdp2", "Hopper"): Spread(0.29, 0.16, f"{_COMMAND} ibm-fms-fsdp: H100, no compile"),
     ("fms-fsdp", "Ampere"): Spread(0.12, 0.12, f"{_COMMAND} ibm-fms-fsdp: A100, compile"),
     ("fms-fsdp", "Hopper"): Spread(0.10, 0.16, f"{_COMMAND} ibm-fms-fsdp: H100, compile"),
     ("xla", "Hopper"): Spread(0.08, 0.105, f"{_COMMAND} dgxc-benchmarking: MaxText, PaxML"),
@@ -123,7 +123,7 @@ def time_spread(software: str, accelerator: Accelerator, *, experts: bool = Fals
     """
     if accelerator.device == "cpu":
         return TIME_ON_CPU
-    kind = software, accelerator.architecture
+    kind = _compared_as(software), accelerator.architecture
     if experts:
         return TIME_OF_EXPERTS.get(kind, TIME_OF_EXPERTS_ELSEWHERE)
     return TIME_BY_KIND.get(kind, TIME_ELSEWHERE)
@@ -165,7 +165,12 @@ def serving_spreads(accelerator: Accelerator) -> tuple[Spread, Spread]:
 
 def was_compared(software: str, accelerator: Accelerator) -> bool:
     """Return whether published runs of a trainer on this architecture were compared."""
-    return (software, accelerator.architecture) in TIME_BY_KIND
+    return (_compared_as(software), accelerator.architecture) in TIME_BY_KIND
+
+
+def _compared_as(software: str) -> str:
+    """Return the profile of which runs were compared: the executor's is that of eager trainers."""
+    return "eager-fsdp2" if software == "shardplan" else software
 
 
 def interval(value: float, spread: Spread) -> tuple[float, float]:

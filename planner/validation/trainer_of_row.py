@@ -38,13 +38,16 @@ def trainer_of(row: Row) -> SoftwareEntry:
 
 
 def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
-    """Return an entry with the engine that a row names, if that shards as the row says."""
-    engine = look_up(words_table().engines, row)
-    if engine is None:
-        return entry
-    profile = f"{entry.profile}{PLUS}{engine.add}"
-    shards = software_profile(profile).sharding.largest_zero_stage
-    return replace(entry, profile=profile) if (row.zero_stage or 0) <= shards else entry
+    """Return an entry with the engines that a row names, if they shard as the row says."""
+    profile, engine = entry.profile, look_up(words_table().engines, row)
+    if engine is not None:
+        sharded = f"{profile}{PLUS}{engine.add}"
+        shards = software_profile(sharded).sharding.largest_zero_stage
+        profile = sharded if (row.zero_stage or 0) <= shards else profile
+    casts = look_up(words_table().autocast, row)
+    if casts is None or not casts.value:
+        return replace(entry, profile=profile)
+    return replace(entry, profile=f"{profile}{PLUS}autocast", master_weights=True)
 
 
 def note_unknown_trainer(reading: Reading) -> None:

@@ -273,6 +273,8 @@ SOFTWARE = {
     "torch-trainer+fsdp1-no-shard": ["FSDP NO_SHARD", "PyTorch FSDP, no_shard", "no-shard FSDP"],
     "torch-trainer+ddp": ["torch DDP", "PyTorch DistributedDataParallel", "Lightning, DDP"],
     "torch-trainer+deepspeed-zero2": ["DeepSpeed ZeRO-2", "deepspeed, zero2", "DeepSpeed stage 2"],
+    "torch-trainer+fsdp1+autocast": ["PyTorch FSDP1, autocast", "FSDP full shard with torch AMP"],
+    "torch-trainer+autocast": ["somebody's own, automatic mixed precision", "own loop, AMP"],
     "hf-trainer+deepspeed-zero3": [
         "HF Trainer + DeepSpeed ZeRO-3",
         "Axolotl, deepspeed zero3",
@@ -284,7 +286,7 @@ SOFTWARE = {
         "torchtitan, compile on",
         "torchtitan with model compile enabled",
     ],
-    "shardplan": [
+    "eager-fsdp2": [
         "torchtitan",
         "torchtitan compile=0",
         "torchtitan (no compile)",
