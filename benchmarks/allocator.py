@@ -12,6 +12,8 @@ It prints reserved and needed bytes as shares of the live bytes, and what they a
 bytes as shares of the transient bytes; the medians of the latter are the constants of
 ``cost_models.memory.allocator``. Steps of several lengths stand for ragged batches.
 
+    --published    instead: errors of published runs by kind of measurement, and of the nvidia-smi
+                   figures in the notes of runs that report live memory
     --only TEXT    cases whose line has this text; several: any of them
     --json         one JSON document
 
@@ -22,17 +24,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
+import planner
 from benchmarks.memory_truth.cases import read
+from cost_models.memory.allocator import shown_bytes
+from cost_models.memory.ledger import first
+from cost_models.memory.outside_torch import outside_bytes
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.estimate import price
 from executor.counters.allocator_replay import AllocatorEvent, least_limit, replay
-from executor.counters.caching_allocator import AllocatorSettings
+from executor.counters.caching_allocator import MIB, AllocatorSettings
 from executor.verify.rehearsal import allocator_events
+from planner.assessment.verdict import budget_bytes
+from planner.validation.case import case_of
+from planner.validation.measurement import measured_memory
+from planner.validation.runs_file import read_runs
 
 CASES: Final = (
     "llama-3-8b:8 s512 fp32",
@@ -69,6 +83,8 @@ SETTINGS: Final = {
     "expandable": AllocatorSettings(expandable_segments=True),
 }
 FIGURES: Final = ("reserved", "needed")
+PUBLISHED: Final = Path(planner.__file__).parent / "validation" / "published_runs.csv"
+IN_NOTES: Final = re.compile(r"nvidia-smi memory (\d+) MiB")
 
 
 def ragged_lengths(seq_len: int) -> list[int]:
@@ -142,6 +158,43 @@ def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def published() -> pd.Series[float]:
+    """Return relative errors of published peaks, by kind of measurement."""
+    runs = {run.name: run for run in read_runs(PUBLISHED)}
+    compared = planner.validate(what="memory").rows
+    compared = compared[compared.memory_error.notna() & ~compared.partial]
+    errors = []
+    for name, error in zip(compared.row_id, compared.memory_error, strict=True):
+        run = runs[name]
+        measured = measured_memory(run)
+        errors.append(("device" if measured is None else measured.kind, float(error)))
+        noted = IN_NOTES.search(run.notes or "")
+        if noted is not None:
+            errors.append(("device, in notes", device_bytes(run) / (int(noted[1]) * MIB) - 1.0))
+    kinds, values = zip(*errors, strict=True)
+    return pd.Series(values, index=pd.Index(kinds, name="kind"))
+
+
+def device_bytes(run: Any) -> float:
+    """Return what nvidia-smi is predicted to show of a published run."""
+    case = case_of(run)
+    scenario, table = case.scenario, PlanTable.from_plans([case.plan])
+    outside = outside_bytes(scenario.software, scenario.cluster, table)
+    parts, budget = price(scenario, table).memory, budget_bytes(scenario.cluster)
+    return first(shown_bytes("device", parts, outside, scenario.software, budget))
+
+
+def show_published() -> int:
+    """Print the errors of published peaks, kind by kind."""
+    for kind, errors in published().groupby("kind"):
+        size = 100.0 * errors.abs()
+        print(
+            f"{kind:<18} {len(errors):4d} runs: median {size.median():5.2f} %, 90th percentile "
+            f"{size.quantile(0.9):5.2f} %, bias {100.0 * errors.mean():+6.2f} %"
+        )
+    return 0
+
+
 def main(arguments_list: Sequence[str] | None = None) -> int:
     """Trace, replay and print the cases."""
     parser = argparse.ArgumentParser(
@@ -149,7 +202,10 @@ def main(arguments_list: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", action="append", metavar="TEXT")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--published", action="store_true")
     arguments = parser.parse_args(arguments_list)
+    if arguments.published:
+        return show_published()
     cases = [(line, False) for line in CASES] + [(line, True) for line in RAGGED]
     if arguments.only:
         cases = [case for case in cases if any(text in case[0] for text in arguments.only)]
