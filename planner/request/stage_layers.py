@@ -10,7 +10,7 @@ from typing import Any, Final
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.recomputed_layers import read_recompute_layers_by_stage
 from cost_models.plan.plan import Plan
-from cost_models.plan.recompute import read_setting
+from cost_models.plan.recompute import WORDS, read_setting
 from hardware_profiles.errors import InputError
 
 LIST: Final = re.compile(r"\d+(,\d+)+")
@@ -77,11 +77,11 @@ def read_recompute(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(words, str):
         if every := EVERY.fullmatch(words):
             words = f"full:1/{every[1]}"
-        found = SHARE.fullmatch(words)
-        if found is None:
+        found, (whole, colon, _) = SHARE.fullmatch(words), words.partition(":")
+        if found is None and not (colon and whole in WORDS):
             read["recompute"] = read_setting(words)
             return read
-        if not 1 <= int(found[2]) <= int(found[3]):
+        if found is None or not 1 <= int(found[2]) <= int(found[3]):
             raise InputError(
                 f"recompute = {words[:60]} (must be such as full:1/2, the first n of every k "
                 "layers of a stage, with 1 <= n <= k)"
