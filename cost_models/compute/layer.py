@@ -53,10 +53,6 @@ class Matmuls(Struct, frozen=True):
             self.forward + other.forward, self.inputs + other.inputs, self.weights + other.weights
         )
 
-    def times(self, factor: Real) -> Matmuls:
-        """Return all three, multiplied by a factor."""
-        return Matmuls(factor * self.forward, factor * self.inputs, factor * self.weights)
-
 
 def linear_seconds(
     tokens: Real,
@@ -69,12 +65,16 @@ def linear_seconds(
 ) -> Matmuls:
     """Seconds of one matrix: y = x W, dx = dy W', dW = x' dy; each sums over another dimension.
 
-    ``batch``: equal matrices in one kernel (experts).
+    ``batch``: equal matrices in one kernel (experts). Rows in memory are inputs or outputs of a
+    token, of a weight too.
     """
+
+    def one(rows: Real, summed: Real, columns: Real) -> Real:
+        sizes = rows, summed, columns, compute_bytes, rate
+        return matmul_seconds(*sizes, batch=batch, in_memory=(inputs, outputs))
+
     return Matmuls(
-        matmul_seconds(tokens, inputs, outputs, compute_bytes, rate, batch=batch),
-        matmul_seconds(tokens, outputs, inputs, compute_bytes, rate, batch=batch),
-        matmul_seconds(inputs, tokens, outputs, compute_bytes, rate, batch=batch),
+        one(tokens, inputs, outputs), one(tokens, outputs, inputs), one(inputs, tokens, outputs)
     )
 
 
@@ -180,9 +180,15 @@ def attention_core_seconds(
         return flops / (software.kernels.flash_efficiency * rate.flash * rate.matmul)
     whole = np.multiply(1.0, seq_len)
     heads = attention.num_heads * tokens / whole / tensor_parallel
-    products = matmul_seconds(
-        whole, attention.head_dim, whole, compute_bytes, rate, batch=heads
-    ) + matmul_seconds(whole, whole, attention.value_head_dim, compute_bytes, rate, batch=heads)
+    products: Real = 0.0
+    for size, summed, columns in (
+        (attention.head_dim, attention.head_dim, whole),
+        (attention.value_head_dim, whole, attention.value_head_dim),
+    ):
+        shape = whole, summed, columns, compute_bytes, rate
+        products = products + matmul_seconds(
+            *shape, batch=heads, in_memory=(whole, size), batched=True
+        )
     pairs = attention.num_heads * whole * tokens / tensor_parallel
     accesses = software.kernels.eager_scores_accesses + dropout * software.kernels.dropout_accesses
     moved = accesses * compute_bytes * pairs

@@ -7,11 +7,13 @@ Units     seconds; every function broadcasts over plan columns.
 
 A GPU cuts the result into tiles, one for a multiprocessor at a time; a wave is one tile on each of
 them. Partly filled tiles at the edge, and a partly filled last wave, take as long as full ones
-(NVIDIA, Matrix Multiplication Background User's Guide, sec. 2.3 and 3).
+(NVIDIA, Matrix Multiplication Background User's Guide, sec. 2.3 and 3). Rows in memory that do not
+start at multiples of 16 bytes are slow (sec. 2.2: ``misalignment``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -36,6 +38,16 @@ SPLITS: Final = (1.0, 2.0, 4.0)  # parts of the summed dimension, summed afterwa
 FULL_WAVE_SHARE = 0.963  # of R, that a full wave of the largest tiles and a long k reach
 TILE_SETUP = 153.0  # filling the pipeline and writing the tile, in elements of k in 16 bits
 OPERAND_TRAFFIC = 42.0  # the smaller a tile, the more often its operands are read: elements
+# Slowdown of a 16-bit matmul by rows in memory of an odd number of elements, and of an even one that
+# is no multiple of 8: its kernels load 1 or 2 elements at a time. Source: 8192 x 14336 x V on an A100
+# makes 255 TFLOP/s for V a multiple of 16, 138 for other even V, 75 for odd V
+# (EleutherAI/cookbook@27dff48: sizing/results/transformer_data/vocab_v_sweep.out), batched scores of
+# heads of 334 to 350 elements 0.63 of their aligned neighbours (h_sweep.out); odd vocabularies triple
+# a head's time (Netflix Technology Blog, Scaling LLM post-training at Netflix, February 2026), 2.9 on
+# vTrain's A100. Leaves out: 0.9 where rows are a multiple of 8, not of 16.
+ODD_SLOWDOWN: Final = 3.0
+EVEN_SLOWDOWN: Final = 1.8
+ALIGNED: Final = 8.0  # elements of 16 bits in 16 bytes
 
 
 def matmul_seconds(
@@ -46,14 +58,19 @@ def matmul_seconds(
     rate: Rates,
     *,
     batch: Real = 1.0,
+    in_memory: Sequence[Real] = (),
+    batched: bool = False,
 ) -> Real:
     """Seconds of one matmul, or of a batch of equal ones in one kernel.
 
-        tiles     min over tiles and splits of  waves · 2 u w (k/p + setup) / (R/U e) + partial sums
+        tiles     a · min over tiles and splits of
+                  waves · 2 u w (k/p + setup) / (R/U e) + partial sums
                   waves = ceil(B ceil(m/u) ceil(n/w) p / U)
                   setup in elements of k, more in faster precisions: it takes the same time
                   e = share / (1 + o (1/u + 1/w)), 1 at the largest tile before the share;
                   operands take the same time to read too, so that o grows with the rate
+                  a ``misalignment`` of the operands' rows, whose lengths are ``in_memory``;
+                  at least the library's figure for a batch
         memory    c B (m k + k n + m n) / beta
 
     and the longer of the two (Williams, Waterman, Patterson, Roofline, CACM 52, 2009). Where the
@@ -63,7 +80,30 @@ def matmul_seconds(
     0.002147483648
     """
     achieved = rate.matmul, rate.memory, rate.setup, rate.units
-    return _matmul_seconds(rows, summed, columns, compute_bytes, batch, *achieved)
+    slower = misalignment(in_memory, compute_bytes, rate)
+    if batched:
+        slower = np.where(slower > 1.0, np.maximum(slower, rate.misaligned_batches), slower)
+    return _matmul_seconds(rows, summed, columns, compute_bytes, batch, slower, *achieved)
+
+
+def misalignment(lengths: Sequence[Real], compute_bytes: float, rate: Rates) -> Real:
+    """Slowdown of a GPU's 16-bit matmul by the lengths of its operands' rows in memory: a factor.
+
+    A length that ranks do not divide evenly is taken to be padded.
+
+    >>> gpu = Rates(1e12, 1e12, 0.0, False, units=108.0)
+    >>> misalignment([np.array([50257.0, 50258.0, 50264.0, 6282.125]), 4096.0], 2.0, gpu).tolist()
+    [3.0, 1.8, 1.0, 1.0]
+    """
+    slower: Real = np.asarray(1.0)
+    if compute_bytes != 2.0 or not rate.units or rate.pads_matmuls:
+        return slower
+    for length in lengths:
+        odd, even = np.mod(length, 2.0) == 1.0, np.mod(length, 2.0) == 0.0
+        unaligned = even & (np.mod(length, ALIGNED) != 0.0)
+        here = np.where(odd, ODD_SLOWDOWN, np.where(unaligned, EVEN_SLOWDOWN, 1.0))
+        slower = np.maximum(slower, here)
+    return slower
 
 
 @on_distinct_rows
@@ -73,12 +113,16 @@ def _matmul_seconds(
     columns: Real,
     compute_bytes: float,
     batch: Real,
+    slower: Real,
     matmul: Real,
     memory: Real,
     setup: Real,
     units: float,
 ) -> Real:
-    """Return ``matmul_seconds``; ``matmul``, ``memory``, ``setup``, ``units``: of the rates."""
+    """Return ``matmul_seconds``.
+
+    ``slower``: by rows in memory; ``matmul``, ``memory``, ``setup``, ``units``: of the rates.
+    """
     m, k, n = (np.multiply(1.0, size) for size in (rows, summed, columns))
     moved: Real = compute_bytes * batch * (m * k + k * n + m * n) / memory
     if not units:
@@ -86,7 +130,7 @@ def _matmul_seconds(
         return roofline
     traffic = OPERAND_TRAFFIC * setup
     largest = 1.0 + traffic * (1.0 / TILES[0][0] + 1.0 / TILES[0][1])
-    sizes = np.broadcast(m, k, n, batch, matmul, memory, setup)
+    sizes = np.broadcast(m, k, n, batch, slower, matmul, memory, setup)
     few, shape = sizes.size <= FEW_ROWS, (1,) * sizes.ndim
     parts = np.reshape(SPLITS, (-1, *shape))
     # in fp32, where there are several: written, read
@@ -101,5 +145,5 @@ def _matmul_seconds(
         waves = np.ceil(tiles * parts / units)
         seconds = waves * (k / parts + TILE_SETUP * setup) * per_element + partial_sums
         fastest = np.minimum(fastest, np.min(seconds, axis=(0, 1)))
-    longer: Real = np.where(m * k * n > 0.0, np.maximum(fastest, moved), 0.0)
+    longer: Real = np.where(m * k * n > 0.0, np.maximum(slower * fastest, moved), 0.0)
     return longer

@@ -73,6 +73,8 @@ class Rates(Struct, frozen=True):
     flash: float = 1.0  # share of a flash kernel's efficiency that it reaches on this architecture
     setup: float = 1.0  # over the 16-bit rate: setting up a tile takes as long in any precision
     copies_fp8: bool = False  # matmuls in 8 bits read operands along one direction only
+    pads_matmuls: bool = False  # a compiler pads operands whose rows are not aligned
+    misaligned_batches: float = 1.0  # least slowdown of batched matmuls whose rows are not aligned
     single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
 
     @property
@@ -136,6 +138,8 @@ def rates(
         single=None if measured else best_matmul(accelerator, "fp32"),
         flash=_flash_share(accelerator.architecture, software.kernels.flash_share_since_hopper),
         units=0.0 if measured or units is None else units.value,
+        pads_matmuls=software.kernels.pads_matmuls,
+        misaligned_batches=software.kernels.misaligned_bf16_batches if precision == "bf16" else 1.0,
     )
 
 

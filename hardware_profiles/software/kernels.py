@@ -25,6 +25,8 @@ class ForwardKernels(ProfileGroup, frozen=True, kw_only=True):
     eager_scores_accesses: Amount  # per head and pair of tokens
     flash_efficiency: Amount  # of the achievable matmul rate, on the FLOPs executed
     flash_share_since_hopper: Amount  # of that, on Hopper and later
+    pads_matmuls: bool  # 16-bit operands whose rows are no multiple of 8 elements
+    misaligned_bf16_batches: Amount  # slowdown of batched matmuls of such operands in bf16, or 1
 
 
 class Host(ProfileGroup, frozen=True, kw_only=True):
