@@ -66,6 +66,10 @@ TIME_OF_EXPERTS: Final[Mapping[tuple[str, str], Spread]] = {
 TIME_OF_EXPERTS_ELSEWHERE: Final = Spread(
     0.30, 0.61, "as wide as any compared; all 64 published runs together need -29 to +45 %"
 )
+# Factor by which a link whose bandwidth is assumed may be faster or slower: all-reduces over PCIe
+# range from 0.45 to 0.65 of the link, through TCP from 0.32 to 0.6 (the sources of both in the
+# catalogue's sources.toml)
+ASSUMED_LINK: Final = 1.5
 TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
 # 90th percentile of the traced cases: 3.1 %; the rest allows for allocator slack and library memory
 # on a GPU, which a trace on a CPU does not show.
@@ -171,6 +175,17 @@ def was_compared(software: str, accelerator: Accelerator) -> bool:
 def _compared_as(software: str) -> str:
     """Return the profile of which runs were compared: the executor's is that of eager trainers."""
     return "eager-fsdp2" if software == "shardplan" else software
+
+
+def with_assumed_links(low: float, high: float, communication: float) -> tuple[float, float]:
+    """Return an interval, wider by what links may add or save of their ``communication``.
+
+    >>> with_assumed_links(8.0, 12.0, 3.0)
+    (7.0, 13.5)
+    """
+    return low - communication * (1.0 - 1.0 / ASSUMED_LINK), high + communication * (
+        ASSUMED_LINK - 1.0
+    )
 
 
 def interval(value: float, spread: Spread) -> tuple[float, float]:

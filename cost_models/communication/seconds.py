@@ -30,7 +30,7 @@ from hardware_profiles.cluster.catalogue import link_share
 from hardware_profiles.cluster.link_tree import accelerators_below, with_bandwidths
 from hardware_profiles.cluster.links import group_link, mean_hop_latency, point_to_point_link
 from hardware_profiles.cluster.nvlink_domains import exchange_bandwidth
-from hardware_profiles.cluster.schema import Cluster, Figure, Tier
+from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Tier
 from hardware_profiles.software.trainer import SoftwareProfile
 
 MAX_FUNCTIONS: Final = 64
@@ -81,8 +81,7 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     bandwidth was not measured.
     """
     chip, link = cluster.accelerator, cluster.tiers[0]
-    own = link.name == chip.link and link.bandwidth.value == chip.link_bandwidth.value
-    if chip.link_share is not None and own:
+    if chip.link_share is not None and _is_own_link(chip, link):
         inside = chip.link_share.value
 
     def lowered(tier: Tier, share: float) -> Tier:
@@ -113,9 +112,25 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     return replace(cluster, tiers=tiers, levels=tuple(levels))
 
 
+def _is_own_link(chip: Accelerator, tier: Tier) -> bool:
+    return tier.name == chip.link and tier.bandwidth.value == chip.link_bandwidth.value
+
+
 def _network_share(link: str, bandwidth: Figure, usual: float) -> float:
     share = link_share(link)
     return usual if share is None or bandwidth.kind == "measured" else min(usual, share.value)
+
+
+def assumes_links(cluster: Cluster) -> bool:
+    """Whether the bandwidth that collectives reach is assumed on some tier of a cluster's links."""
+    if cluster.accelerator.device == "cpu" or cluster.num_gpus == 1:
+        return False
+    inner, *outer = cluster.tiers
+    figures: list[Figure | None] = [tier.bandwidth for tier in cluster.tiers]
+    figures += [link_share(tier.name) for tier in (outer if inner.domain_size > 1 else [inner])]
+    if inner.domain_size > 1 and _is_own_link(cluster.accelerator, inner):
+        figures.append(cluster.accelerator.link_share)
+    return any(figure is not None and figure.kind == "assumed" for figure in figures)
 
 
 def achieved_by(software: SoftwareProfile, cluster: Cluster) -> Cluster:

@@ -212,7 +212,7 @@ def time_prediction(scenario: Scenario, plan: Plan, table: PredictionTable) -> T
     parts = TimeParts(**{name: float(getattr(table.time, name)[0]) for name in TIME_PARTS})
     tokens, mfu = throughput(scenario, plan, step)
     hfu = hardware_utilisation(mfu, float(parts.compute), float(parts.recompute))
-    low, high = time_interval(scenario, step, hfu)
+    low, high = time_interval(scenario, step, hfu, float(parts.communication))
     return TimePrediction(
         step_seconds=step,
         low_seconds=low,

@@ -23,10 +23,11 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from cost_models.activations.document_masks import as_computed
+from cost_models.communication.seconds import assumes_links
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.compute.rates import rates
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import interval, time_spread
+from cost_models.uncertainty import interval, time_spread, with_assumed_links
 
 FULL: Final = (
     "model FLOP: 6 N + 12 L h s a token (scores in full, causal or not), of trained parts only; "
@@ -66,9 +67,12 @@ def peak_flops(scenario: Scenario) -> float | None:
     return None if figure is None else figure.value
 
 
-def time_interval(scenario: Scenario, step: float, hfu: float | None) -> tuple[float, float]:
+def time_interval(
+    scenario: Scenario, step: float, hfu: float | None, communication: float
+) -> tuple[float, float]:
     """Return the low and high end of a step's 90 % interval.
 
+    Wider by the part of ``communication`` (seconds of a step) that rests on an assumed bandwidth.
     The low end is no shorter than the counted FLOP and the recomputed ones at the accelerator's
     peak: HFU is 100 % there.
     """
@@ -76,6 +80,8 @@ def time_interval(scenario: Scenario, step: float, hfu: float | None) -> tuple[f
         scenario.software.name, scenario.cluster.accelerator, experts=scenario.model.has_experts
     )
     low, high = interval(step, spread)
+    if assumes_links(scenario.cluster):
+        low, high = with_assumed_links(low, high, communication)
     return max(low, min(step, step * hfu)) if hfu is not None else low, high
 
 

@@ -58,6 +58,12 @@ class TimeParts(Struct, frozen=True):
         """The whole step."""
         return sum(astuple(self), start=np.asarray(0.0))
 
+    @property
+    def communication(self) -> Real:
+        """The seconds that links add to the step."""
+        inside = self.tensor_communication + self.expert_communication + self.context_communication
+        return inside + self.pipeline_communication + self.data_communication
+
 
 class RankSeconds(Struct, frozen=True):
     """Seconds of one pipeline rank: of a micro-batch, and once a step."""

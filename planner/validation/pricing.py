@@ -118,7 +118,7 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
         own = around if measured is None else memory_spread(scenario.software.name, measured.kind)
         found[case.row.name] = CasePrediction(
             step,
-            *time_interval(scenario, step, hfu),
+            *time_interval(scenario, step, hfu, float(np.sum(time.communication))),
             peak,
             *interval(peak, own),
             verdict(device, budget, around),

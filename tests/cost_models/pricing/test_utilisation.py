@@ -96,7 +96,7 @@ def test_the_low_end_is_clipped_at_the_peak() -> None:
     ).scenario
     time = predict(scenario, Plan(data_parallel=8, zero_stage=3), split_layers(80, 1)).time
     assert utilisation_at_low_end(time) == pytest.approx(1.0)
-    low, _ = time_interval(scenario, time.step_seconds, None)
+    low, _ = time_interval(scenario, time.step_seconds, None, 0.0)
     assert low < time.low_seconds  # the spread of errors reaches beyond the peak
 
 
@@ -130,3 +130,17 @@ def test_kept_scores_of_a_causal_mask_are_half() -> None:
     matrices = 6 * (model.num_parameters - 128256 * 4096 - 65 * 4096)
     per_token = matrices + 6 * 4096 * 2**20 * 32
     assert counted_flops(long).flops == pytest.approx(per_token * 2**20 * 8, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "assumed"),
+    [("8xA100-80GB", False), ("2x8xH100-SXM", False), ("1xT4", False), ("4xT4", True)],
+)
+def test_an_assumed_link_widens_the_interval_by_its_part_of_the_step(
+    cluster: str, assumed: bool
+) -> None:
+    scenario = build_scenario(
+        model_of("gpt2"), cluster_of(cluster), seq_len=512, precision="fp16"
+    ).scenario
+    (low, high), (lower, higher) = (time_interval(scenario, 1.0, None, c) for c in (0.0, 0.3))
+    assert (low - lower, higher - high) == pytest.approx((0.1, 0.15) if assumed else (0.0, 0.0))

@@ -237,6 +237,23 @@ def test_tcp_reaches_less_of_its_line_rate_than_rdma():
     assert [link_share(name) for name in ("RoCE", "InfiniBand", "EFA", "NVLink4")] == [None] * 4
 
 
+@pytest.mark.parametrize(
+    ("node", "low", "high"), [("p4d.24xlarge", 29e9, 32e9), ("p5.48xlarge", 370e9, 400e9)]
+)
+def test_the_first_generation_of_efa_reaches_less_of_its_line_rate(node, low, high):
+    """Over 3 and 4 nodes of p4d: NVIDIA/nccl issue 527."""
+    found = match_node(node).entry
+    share = link_share(found.network)
+    assert low < 8 * found.network_bandwidth.value * (0.94 if share is None else share.value) < high
+
+
+@pytest.mark.parametrize(("card", "low", "high"), [("TITAN-RTX", 1.7e9, 3.4e9), ("T4", 2e9, 3e9)])
+def test_cards_on_pcie_3_without_peer_to_peer_go_through_host_memory(card, low, high):
+    """Between an all-reduce through the CPU and what DDP of two TITAN RTX shows."""
+    chip = find_accelerator(card)
+    assert low < chip.link_share.value * chip.link_bandwidth.value < high
+
+
 def test_every_source_is_used():
     sources = tomllib.loads((FOLDER / "sources.toml").read_text())["sources"]
     files = [*FOLDER.glob("accelerators/*.toml"), *FOLDER.glob("nodes/*.toml")]
