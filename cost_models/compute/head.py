@@ -39,7 +39,7 @@ def head_seconds(
     outputs = np.multiply(1.0, model.vocab_size) / tensor_parallel
     inputs = model.head_multiply / model.vocab_size
     others = tuple(w for w in model.head if w.sharding != "vocab")
-    padded = replace(rate, pads_matmuls=rate.pads_matmuls or software.loss.pads_vocabulary)
+    padded = replace(rate, pads_matmuls=software.loss.pads_vocabulary)
     projection = linear_seconds(tokens, inputs, outputs, compute_bytes, padded)
     if projection_is_frozen(model):
         projection = replace(projection, weights=0.0 * projection.weights)

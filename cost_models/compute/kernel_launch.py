@@ -1,7 +1,8 @@
 """Host seconds of kernel launches, and the time that a pass waits for them.
 
 Every operator costs the host a fixed time, whatever its size; the number of operators depends on
-the software. Units: seconds.
+the software, on adapters and on casts to 8 bits. A captured CUDA graph is one operator; synchronous
+launches (CUDA_LAUNCH_BLOCKING=1) hide nothing. Units: seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import numpy as np
 
 from cost_models.arrays import Real
 from cost_models.compute.rates import Rates
-from cost_models.model.spec import ModelSpec
+from cost_models.model.lora import SECOND
+from cost_models.model.spec import LayerKind, ModelSpec
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import FULL, by_operator
@@ -30,26 +32,54 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     Recomputation of layers launches the forward operators again (with ``selective_ops`` the host
     goes through all of them, and the device skips the matmuls). Operators outside the layers are
     split between the passes like a layer's. Sharded weights, and weights with a separate master
-    copy, are handled in groups: every layer, the embedding, the head.
+    copy, are handled in groups: every layer, the embedding, the head. With graphs of layers a layer
+    is one operator in each pass, with a graph of the iteration nothing is launched between captures
+    but the update. A synchronous host also waits for the start of every kernel.
     """
     model, workload, software = view.model, view.workload, view.software
-    table, rank = view.table, view.rank
+    table, rank, host = view.table, view.rank, view.software.host
+    zero = np.zeros(len(table))
+    if host.cuda_graphs == "iteration":
+        return zero, zero
     layers = sum(rank.kind_counts)
     more = _unfused(model, software, workload, table)
-    forward = software.host.layer_operators_forward + more
-    backward = software.host.layer_operators_backward + more
-    outside = software.host.microbatch_operators / (forward + backward)
+    forward = host.layer_operators_forward + more
+    backward = host.layer_operators_backward + more
+    outside = host.microbatch_operators / (forward + backward)
     repeats_forward = (table.recompute == FULL) | by_operator(table.recompute)
-    again = np.where(repeats_forward, forward, 0.0)
     mixed = workload.compute_bytes != workload.master_bytes
     outer = rank.first + rank.last + (rank.bridge == "between")
     groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)
-    around = groups * software.host.group_operators
-    starts_forward = layers * forward + outside * forward + around
-    repeated = sum(layers.run_again for layers in view.layers) * again
-    starts_backward = sum(layers.trained for layers in view.layers) * backward + repeated
-    starts_backward = starts_backward + outside * backward + around
+    around = groups * host.group_operators
+    starts_forward, starts_backward = outside * forward + around, outside * backward + around
+    for each in view.layers:
+        once, back = _layer_operators(each.kind, forward, backward, view)
+        again = np.where(repeats_forward, once, 0.0)
+        starts_forward = starts_forward + each.count * once
+        starts_backward = starts_backward + each.trained * back + each.run_again * again
+    if host.synchronous:
+        operator = operator + host.launch_latency
     return operator * starts_forward, operator * starts_backward
+
+
+def _layer_operators(
+    kind: LayerKind, forward: Real, backward: Real, view: RankView
+) -> tuple[Real, Real]:
+    """Operators of a layer's forward and backward pass: its own, of adapters, of casts to fp8."""
+    host = view.software.host
+    if host.cuda_graphs == "layers":
+        return np.ones_like(forward), np.ones_like(backward)
+    adapters = sum(weight.name.endswith(SECOND) for weight in kind.weights if weight.is_adapter)
+    forward = forward + adapters * host.adapter_operators_forward
+    backward = backward + adapters * host.adapter_operators_backward
+    if view.workload.precision == "fp8":
+        matrices = sum(
+            weight.role in ("linear", "expert") and len(weight.shape) > 1 and not weight.is_adapter
+            for weight in kind.weights
+        )
+        forward = forward + matrices * host.fp8_operators_forward
+        backward = backward + matrices * host.fp8_operators_backward
+    return forward, backward
 
 
 def _unfused(
@@ -64,7 +94,14 @@ def _unfused(
     return np.where(refused, software.host.unfused_softmax_operators, 0.0)
 
 
-def host_wait(starting: Real, device: Real, rate: Rates, *, overlap: float | None = None) -> Real:
+def host_wait(
+    starting: Real,
+    device: Real,
+    rate: Rates,
+    *,
+    overlap: float | None = None,
+    synchronous: bool = False,
+) -> Real:
     """Seconds that a pass waits for its launches.
 
         (s^g + d^g)^(1/g) - d    s seconds of launches, d of the device, g ``overlap``
@@ -73,7 +110,7 @@ def host_wait(starting: Real, device: Real, rate: Rates, *, overlap: float | Non
     after short kernels, and the host is late after synchronisations. With g = 1 nothing overlaps,
     with an infinite g the shorter of the two is hidden completely; HOST_OVERLAP by default. Source
     of the form: Qiao et al., Pollux (arXiv:2008.12260), sec. 3.2, for gradients and their
-    synchronisation. On a CPU the two add up.
+    synchronisation. On a CPU, and with synchronous launches, the two add up.
 
     >>> from msgspec.structs import replace
     >>> gpu = Rates(1e12, 1e12, 0.0, False)
@@ -82,7 +119,7 @@ def host_wait(starting: Real, device: Real, rate: Rates, *, overlap: float | Non
     >>> float(host_wait(1.0, 3.0, replace(gpu, host_is_device=True)))
     1.0
     """
-    if rate.host_is_device:
+    if rate.host_is_device or synchronous:
         return starting
     power = HOST_OVERLAP if overlap is None else overlap
     longer = np.maximum(starting, device)

@@ -38,13 +38,13 @@ SPLITS: Final = (1.0, 2.0, 4.0)  # parts of the summed dimension, summed afterwa
 FULL_WAVE_SHARE = 0.963  # of R, that a full wave of the largest tiles and a long k reach
 TILE_SETUP = 153.0  # filling the pipeline and writing the tile, in elements of k in 16 bits
 OPERAND_TRAFFIC = 42.0  # the smaller a tile, the more often its operands are read: elements
-# Slowdown of a 16-bit matmul by rows in memory of an odd number of elements, and of an even one that
-# is no multiple of 8: its kernels load 1 or 2 elements at a time. Source: 8192 x 14336 x V on an A100
-# makes 255 TFLOP/s for V a multiple of 16, 138 for other even V, 75 for odd V
-# (EleutherAI/cookbook@27dff48: sizing/results/transformer_data/vocab_v_sweep.out), batched scores of
-# heads of 334 to 350 elements 0.63 of their aligned neighbours (h_sweep.out); odd vocabularies triple
-# a head's time (Netflix Technology Blog, Scaling LLM post-training at Netflix, February 2026), 2.9 on
-# vTrain's A100. Leaves out: 0.9 where rows are a multiple of 8, not of 16.
+# Slowdown of a 16-bit matmul by rows in memory of an odd number of elements, and of an even one
+# that is no multiple of 8: its kernels load 1 or 2 elements at a time. Source: 8192 x 14336 x V on
+# an A100 makes 255 TFLOP/s for V a multiple of 16, 138 for other even V, 75 for odd V
+# (EleutherAI/cookbook@27dff48: sizing/results/transformer_data/vocab_v_sweep.out); batched scores
+# of heads of 334 to 350 elements 0.63 of their aligned neighbours (h_sweep.out); odd vocabularies
+# triple a head's time (Netflix Technology Blog, Scaling LLM post-training at Netflix, February
+# 2026), 2.9 on vTrain's A100. Leaves out: 0.9 where rows are a multiple of 8, not of 16.
 ODD_SLOWDOWN: Final = 3.0
 EVEN_SLOWDOWN: Final = 1.8
 ALIGNED: Final = 8.0  # elements of 16 bits in 16 bytes

@@ -217,9 +217,10 @@ def host_seconds(view: RankView, rate: Rates, device: DeviceSeconds, tensor: Pai
     starts = operator_seconds(view, rate.operator)
     adapters = adapter_waits(view, rate)
     forward, backward = device.passes
+    waits = view.software.host.synchronous
     return (
-        host_wait(starts[0], forward + tensor[0], rate) + adapters[0],
-        host_wait(starts[1], backward + tensor[1], rate) + adapters[1],
+        host_wait(starts[0], forward + tensor[0], rate, synchronous=waits) + adapters[0],
+        host_wait(starts[1], backward + tensor[1], rate, synchronous=waits) + adapters[1],
     )
 
 
@@ -278,7 +279,7 @@ def context_seconds(view: RankView, rate: Rates, traffic: Real, core: Real) -> R
 
 
 def optimizer_term(view: RankView, rate: Rates, world: Real, link: float, shard: Real) -> Real:
-    """Seconds of a step outside its passes: the update, and reductions of shared gradients.
+    """Seconds of a step outside its passes: update, training loop, sums of shared gradients.
 
     ``world``: seconds of collectives over all ranks (the gradient norm); ``shard``: parameters that
     the rank updates.
@@ -290,9 +291,11 @@ def optimizer_term(view: RankView, rate: Rates, world: Real, link: float, shard:
     products = update_flops(view) / rate.of_core.matmul
     accesses = update_accesses(view.workload, software)
     on_device = optimizer_seconds(shard, rate, accesses) + products
+    loop = 0.0 if rate.host_is_device else software.host.step_seconds
     return (
         np.where(table.offloads_optimizer, on_host, on_device)
         + software.host.step_operators * rate.operator
+        + loop
         + world
         + sums["tensor"]
         + sums["pipeline"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import Amount, convert, read_toml
@@ -15,6 +15,9 @@ from hardware_profiles.software.profile import Profile, ProfileGroup, profile_of
 
 FOLDER = Path(__file__).parent / "trainers"
 UNKNOWN: Final = "torch-trainer"  # an ordinary training loop of torch
+
+
+CudaGraphs = Literal["none", "layers", "iteration"]
 
 
 class Precision(ProfileGroup, frozen=True, kw_only=True):
@@ -173,6 +176,14 @@ class TrainerHost(Host, frozen=True, kw_only=True):
     fused_softmax_batch: Amount  # the fused softmax takes multiples of this many attention
     # matrices; 0: any number
     unfused_softmax_operators: Amount  # that replace it, in addition
+    adapter_operators_forward: Amount  # per adapted matrix, in addition
+    adapter_operators_backward: Amount
+    fp8_operators_forward: Amount  # per matrix in 8 bits, in addition: casts
+    fp8_operators_backward: Amount
+    step_seconds: Amount  # that the device waits for the training loop: data, logging
+    synchronous: bool  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)
+    launch_latency: Amount  # seconds from a launch to its kernel, waited for if synchronous
+    cuda_graphs: CudaGraphs  # what one launch replays: no graphs, layers, the whole iteration
 
 
 class Communication(ProfileGroup, frozen=True, kw_only=True):

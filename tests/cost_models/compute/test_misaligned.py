@@ -49,9 +49,7 @@ def test_batched_values_reach_the_published_rate(
     batch = 512.0 if size == 128 else 384.0
     lengths = (1024.0, float(size))
     shape = 1024.0, 1024.0, float(size)
-    seconds = float(
-        matmul_seconds(*shape, 2.0, rate, batch=batch, in_memory=lengths, batched=True)
-    )
+    seconds = float(matmul_seconds(*shape, 2.0, rate, batch=batch, in_memory=lengths, batched=True))
     reached = 2.0 * batch * 1024 * 1024 * size / seconds / 1e12
     assert reached == pytest.approx(published, rel=0.4)
 

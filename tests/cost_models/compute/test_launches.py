@@ -1,0 +1,77 @@
+"""Host time of launches: synchronous ones, CUDA graphs, adapters, casts to 8 bits, the loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cost_models.model.families import model_spec
+from cost_models.model.lora import adapted
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.workload import Workload
+from cost_models.pricing.estimate import price
+from cost_models.scenario import Scenario
+from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.software.trainer import software_profile
+from tests.samples import GPT3
+
+SMALL = {**GPT3, "n_embd": 512, "n_head": 8, "n_layer": 12}
+
+
+def host(software: str, figures: dict[str, Any] | None = None, **workload: Any) -> float:
+    return step(software, figures, **workload)[1]
+
+
+def step(
+    software: str, figures: dict[str, Any] | None = None, wide: bool = False, **workload: Any
+) -> tuple[float, float]:
+    """Seconds of a step of a GPT on one H100, and of it the wait for the host."""
+    config = GPT3 if wide else SMALL
+    load = Workload(1024, 8, **{"precision": "bf16", **workload})
+    scenario = Scenario(
+        adapted(model_spec(config, name="gpt"), load),
+        parse_cluster("1xH100-SXM"),
+        load,
+        software_profile(software).changed(figures or {}),
+    )
+    plan = Plan(micro_batch_size=8)
+    priced = price(scenario, PlanTable.from_plans([plan]), [(0, config["n_layer"])])
+    return float(priced.step[0]), float(priced.time.host[0])
+
+
+def test_synchronous_launches_hide_nothing() -> None:
+    """Every operator adds its host time and the way to the device, whatever the device does."""
+    profile = software_profile("megatron").host
+    operators = 12 * (profile.layer_operators_forward + profile.layer_operators_backward)
+    operators += profile.microbatch_operators
+    each = profile.operator_seconds + profile.launch_latency
+    assert each == pytest.approx(47e-6)
+    assert host("megatron+blocking-launches") == pytest.approx(operators * each, rel=1e-6)
+    # where the device is busy, launching ahead hides almost all of it
+    slower, waits = step("megatron+blocking-launches", wide=True)
+    usual, hidden = step("megatron", wide=True)
+    assert slower - usual == pytest.approx(waits - hidden)
+    assert hidden < 0.05 * waits
+
+
+def test_graphs_launch_a_layer_or_an_iteration_at_once() -> None:
+    eager, layers, whole = (host(f"megatron{g}") for g in ("", "+layer-graphs", "+iteration-graph"))
+    assert whole == 0.0
+    assert 0.0 < layers < 0.2 * eager
+
+
+def test_adapters_and_casts_launch_operators_of_their_own() -> None:
+    """Four adapters a layer nearly double the host's time under Megatron."""
+    without = {"host.adapter_operators_forward": 0.0, "host.adapter_operators_backward": 0.0}
+    lora = {"adapter": "lora", "adapter_rank": 8}
+    grown = host("megatron", **lora) / host("megatron", without, **lora)
+    assert 1.5 < grown < 2.2
+    none = {"host.fp8_operators_forward": 0.0, "host.fp8_operators_backward": 0.0}
+    assert host("megatron", precision="fp8") > host("megatron", none, precision="fp8")
+    assert host("megatron", none) == host("megatron")
+
+
+def test_the_loop_adds_its_seconds_to_every_step() -> None:
+    at_rest = step("torch-trainer", {"host.step_seconds": 0.0})[0]
+    assert step("torch-trainer")[0] - at_rest == pytest.approx(4e-3)
