@@ -30,6 +30,10 @@ from planner.validation.vocabulary import terms_of
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
 
+SHARE: Final = re.compile(
+    r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
+    r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
+)
 NEAR: Final = 0.8  # fraction of the virtual stages in the row; with fewer it is a different plan
 
 
@@ -213,15 +217,28 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
     entry = look_up(words_table().recompute, row)
     if setting := _modules(row):
         return setting, 0
-    if entry is None and row.recompute is not None:
+    if entry is None and row.recompute is not None and _share_of_layers(row) is None:
         raise Unpriceable(f"recompute {row.recompute!r} is not known")
-    word = entry.value if entry else reading.value("recompute", "none", "not given")
+    usual = "full" if row.recompute is not None else "none"  # "every 3rd layer"
+    word = entry.value if entry else usual
+    if entry is None and row.recompute is None:
+        reading.value("recompute", "none", "not given")
     if row.recompute_layers is not None and word == "full":
         return ("full", row.recompute_layers) if row.recompute_layers else ("none", 0)
-    if entry and entry.layers is not None:
-        reading.defaults.append(f"recompute of {entry.layers:g} of the layers")
-        return word, max(1, round(entry.layers * model.num_layers / stages))
-    return word, 0
+    share = _share_of_layers(row) or (entry.layers if entry else None)
+    if share is None or word == "none":
+        return word, 0
+    reading.defaults.append(f"recompute of {share:.3g} of the layers")
+    return "full", max(1, round(share * model.num_layers / stages))
+
+
+def _share_of_layers(row: Row) -> float | None:
+    """Return the share in "every 3rd layer", "2 of 5 layers" and the like; None without one."""
+    found = SHARE.search(row.words("recompute"))
+    if found is None:
+        return None
+    part, whole = int(found["part"] or 1), int(found["whole"] or found["every"])
+    return part / whole if 0 < part <= whole else None
 
 
 def _modules(row: Row) -> str | None:

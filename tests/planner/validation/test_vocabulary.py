@@ -39,6 +39,8 @@ RECOMPUTE = {
         "full AC",
         "true",
     ],
+    ("full", 11): ["every 3rd layer", "every 3 layers", "full, 1 of 3 layers", "1/3 layers"],
+    ("full", 24): ["3 of 4 layers", "checkpointing of 3/4 layers", "full (3 in 4 blocks)"],
     ("selective", 0): [
         "selective",
         "attention only",
@@ -197,6 +199,13 @@ PRECISIONS = {
 )
 def test_precision(words: str, expected: str) -> None:
     assert case(precision=words).scenario.workload.precision == expected
+
+
+@pytest.mark.parametrize("words", ["pure bf16", "bf16-true", "BF16 (pure)"])
+def test_pure_precision_has_no_fp32_weights(words: str) -> None:
+    workload = case(precision=words).scenario.workload
+    assert (workload.precision, workload.master_weights) == ("bf16", False)
+    assert case(precision="bf16 mixed, fp32 weights").scenario.workload.master_weights
 
 
 MEMORY = {
