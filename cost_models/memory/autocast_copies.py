@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from cost_models.arrays import Real
-from cost_models.memory.ledger import BACKWARD, LAST_LAYER, LATER_BACKWARD, MOMENTS, Row
+from cost_models.memory.ledger import BACKWARD, LAST_LAYER, LATER_BACKWARD, MOMENTS, Item
 from cost_models.model.lora import frozen_part, has_frozen
 from cost_models.partition.rank_parameters import RankParameters, rank_parameters
 from cost_models.partition.rank_view import RankView
@@ -68,7 +68,7 @@ def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float:
     return workload.master_bytes if autocasts else workload.compute_bytes
 
 
-def autocast_rows(view: RankView) -> list[Row]:
+def autocast_rows(view: RankView) -> list[Item]:
     """Return the copies next to fp32 weights that ZeRO-3 shards: c P less the absent ones.
 
     Without ZeRO-3 the copies are the weights in compute precision of ``model_states``. A layer's
@@ -95,5 +95,5 @@ def autocast_rows(view: RankView) -> list[Row]:
     for moment, size in enumerate(sizes):
         copies = np.where(table.zero_stage >= 3, size, 0.0)
         formula = "c · (P − weights without a copy)"
-        rows.append(Row("buffers", "autocast's copies", copies, formula=formula).during(moment))
+        rows.append(Item("buffers", "autocast's copies", copies, formula=formula).during(moment))
     return rows

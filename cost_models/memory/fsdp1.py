@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from cost_models.arrays import Flag, Real
 from cost_models.memory.autocast_copies import gathered_bytes
 from cost_models.memory.gradients import Gradients
-from cost_models.memory.ledger import Row, added, either, product
+from cost_models.memory.ledger import Item, added, either, product
 from cost_models.model.lora import frozen_part, has_frozen, quantised_bytes, trainable_part
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
@@ -73,7 +73,7 @@ def is_gathered(software: SoftwareProfile, table: PlanTable) -> Flag:
 
 def flat_buffers(
     software: SoftwareProfile, table: PlanTable, whole: Units, others: object
-) -> dict[str, Row]:
+) -> dict[str, Item]:
     """Buffers, besides the shards, at each moment of ``layerwise.Buffers``, where a plan shards.
 
         loss      root gathered after the layers' forward passes; in the backward pass g - 1 layers
@@ -90,7 +90,7 @@ def flat_buffers(
     fresh = _whole("buffers", "the root's gradient", np.where(kept, 0.0, whole.root_gradient))
     layer = _whole("buffers", "a layer's gradient", np.where(kept, 0.0, whole.layer_gradient))
 
-    def layers(count: float) -> Row:
+    def layers(count: float) -> Item:
         each = ("bytes of a layer", whole.layer, "bytes")
         return product("buffers", "gathered layers", ("g", count, "layers"), each)
 
@@ -122,5 +122,5 @@ def flat_gradients(
     return others.replaced(kept, row, **none)
 
 
-def _whole(part: str, name: str, size: Real) -> Row:
-    return Row(part, name, size, formula="bytes of the unit")
+def _whole(part: str, name: str, size: Real) -> Item:
+    return Item(part, name, size, formula="bytes of the unit")

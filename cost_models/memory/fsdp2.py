@@ -34,7 +34,7 @@ from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.gradients import gradients_of, rearranged_bytes
 from cost_models.memory.layer_groups import LayerBlock, LayerElements, LayerGroup
-from cost_models.memory.ledger import Point, Row, added, either, least, most, product, total
+from cost_models.memory.ledger import Item, Point, added, either, least, most, product, total
 from cost_models.memory.model_states import gradients as gradient_row
 from cost_models.memory.saved_tensors import activation, logits, saved_rows
 from cost_models.model.lora import embedding_is_frozen
@@ -162,7 +162,7 @@ class Blocks(Struct, frozen=True):
             split=by_value(np.isin(schedule, SPLIT_CODES) & pipelined),
         )
 
-    def _fresh(self, elements: Real, at_once: Real | None = None) -> Row:
+    def _fresh(self, elements: Real, at_once: Real | None = None) -> Item:
         """Return a block's gradients before they are accumulated.
 
         Where they are added to existing memory matrix by matrix, only ``at_once`` elements: of a
@@ -173,18 +173,18 @@ class Blocks(Struct, frozen=True):
         some = np.where(self.managed, elements, some)
         return _buffer("fresh weight gradients", "c", self.compute, some)
 
-    def _gathered(self, name: str, elements: Real) -> Row:
+    def _gathered(self, name: str, elements: Real) -> Item:
         """Return gathered weights, under ZeRO-3."""
         return _buffer(name, "c", self.gathered, np.where(self.zero_3, elements, 0.0))
 
-    def _tied_gradient(self, copies: float = 1.0) -> Row:
+    def _tied_gradient(self, copies: float = 1.0) -> Item:
         """Return the head's gradient of a tied table, until the embedding adds its own."""
         each = copies * self.compute
         return _buffer("gradient of the tied table", "c", each, self.tied_table)
 
     def _reduced(
         self, elements: Real, last: bool, shards: Real | None = None, end: float = 0.0
-    ) -> Row:
+    ) -> Item:
         """Return a block's gradients while they are reduced, or only accumulated.
 
         ``end``: the share of the last parameter, whose fresh gradient lives through the reduction
@@ -200,7 +200,7 @@ class Blocks(Struct, frozen=True):
         name, symbol = "gradients while they are reduced", "max(c + g, g + g/d)"
         return either(reduces, _buffer(name, symbol, copied, elements), self._fresh(elements))
 
-    def freed(self, elements: Real, last: bool = True) -> tuple[Row, ...]:
+    def freed(self, elements: Real, last: bool = True) -> tuple[Item, ...]:
         """Return gathered weights of blocks that are done for this step, which count negative."""
         if not (last and np.any(self.frees)):
             return ()
@@ -208,7 +208,7 @@ class Blocks(Struct, frozen=True):
         name = "gathered weights of blocks that are done"
         return (product("weights", name, ("−c", -self.compute, "bytes"), freed),)
 
-    def _accumulated(self, gradients: Row, coming: Real, last: bool) -> Row:
+    def _accumulated(self, gradients: Item, coming: Real, last: bool) -> Item:
         """Return accumulated gradients: the last micro-batch reduces them by block."""
         if not last:
             return gradients
@@ -219,7 +219,7 @@ class Blocks(Struct, frozen=True):
         )
         return either(whole, least(gradients, mine), gradients)
 
-    def _before(self, gradients: Row, done: Real, last: bool) -> Row:
+    def _before(self, gradients: Item, done: Real, last: bool) -> Item:
         """Return gradients; in the first of two micro-batches those of finished blocks."""
         if last:
             return gradients
@@ -231,39 +231,41 @@ class Blocks(Struct, frozen=True):
         """Elements of the last layer, gathered while the head runs; none with a tied table."""
         return np.where(self.tied > 0.0, 0.0, self.highest)
 
-    def _left_over(self) -> Row:
+    def _left_over(self) -> Item:
         kept = self.reduces_each & self.accumulates & self.managed
         return gradient_row(LEFT_OVER, self.reduction, kept * self.reduced_last)
 
-    def at_loss_forward(self) -> Row:
+    def at_loss_forward(self) -> Item:
         """Return the gathered head (two copies while it is gathered)."""
         before = np.where(self.sharded & self.frees & ~self.accumulates, self.head, 0.0)
         gathering = np.where(self.zero_3, 2.0 * self.head + self.tied, before)
         return _buffer("gathered head", "c", self.gathered, gathering)
 
-    def at_loss_backward(self) -> Row:
+    def at_loss_backward(self) -> Item:
         """Return the gathered head, and the last layer that is being gathered."""
         whole = self.head + self._prefetched() + self.tied
         return self._gathered("gathered head and next layer", whole)
 
-    def at_loss(self, gradients: Row, live: LiveActivations) -> list[tuple[Row, Row, Row]]:
+    def at_loss(self, gradients: Item, live: LiveActivations) -> list[tuple[Item, Item, Item]]:
         """Return gradients and activations at the loss."""
         saved, left = added(*saved_rows(live)), self._left_over()
         return [(now, left, kept) for now, kept in self._at_peak(gradients, saved, live)]
 
-    def _at_peak(self, gradients: Row, saved: Row, live: LiveActivations) -> list[tuple[Row, Row]]:
+    def _at_peak(
+        self, gradients: Item, saved: Item, live: LiveActivations
+    ) -> list[tuple[Item, Item]]:
         """Gradients and activations; DualPipeV of few micro-batches peaks at two points."""
         if not np.any(self.peaks_early):
             return [(gradients, saved)]
         size = gradients.size * self.later_share
-        share = Row("gradients", "of the rank's last stage", size, formula="a share of g · P")
+        share = Item("gradients", "of the rank's last stage", size, formula="a share of g · P")
         stage = activation("one stage's layers, freed", -live.stage)
         return [
             (either(self.peaks_early, share, gradients), saved),
             (gradients, added(saved, either(self.peaks_early, stage))),
         ]
 
-    def at_head(self, gradients: Row, live: LiveActivations) -> list[Point]:
+    def at_head(self, gradients: Item, live: LiveActivations) -> list[Point]:
         """Points of the head: its weight gradient with that of the logits; then its reduction."""
         rest, inputs = saved_rows(live)
         block = self.head + self.tied
@@ -292,7 +294,7 @@ class Blocks(Struct, frozen=True):
         self,
         live: LiveActivations,
         used: tuple[Real, Real] | None,
-        *cases: tuple[Row, Row, tuple[Row, ...]],
+        *cases: tuple[Item, Item, tuple[Item, ...]],
     ) -> list[list[Point]]:
         """Points of a layer's backward pass: of the first, the second, or the last but one.
 
@@ -304,7 +306,7 @@ class Blocks(Struct, frozen=True):
         points: list[list[Point]] = [[] for _ in cases]
         for group in self.groups:
             behind = [[self._behind(own, end.done) for end in group.ends] for own, _, _ in cases]
-            left: dict[tuple[int, bool], list[list[Row]]] = {}  # the same at all points of a layer
+            left: dict[tuple[int, bool], list[list[Item]]] = {}  # the same at all points of a layer
             for layer in filter(group.contains, live.layer_backward):
                 key = layer.kind, layer.recomputed
                 if key not in left:
@@ -322,7 +324,7 @@ class Blocks(Struct, frozen=True):
                             points[case].append(self._point(now, exists))
         return points
 
-    def _behind(self, gradients: Row, done: Real) -> list[tuple[Row, ...]]:
+    def _behind(self, gradients: Item, done: Real) -> list[tuple[Item, ...]]:
         """Gradients, and freed gathered weights, after the blocks that are done; by mode."""
         found = []
         alone = np.where(self.added, 0.0, done)  # of a single micro-batch
@@ -334,7 +336,7 @@ class Blocks(Struct, frozen=True):
         return found
 
     def at_last_layer(
-        self, gradients: Row, live: LiveActivations, used: tuple[Real, Real] | None
+        self, gradients: Item, live: LiveActivations, used: tuple[Real, Real] | None
     ) -> list[Point]:
         """Points of the first layer's backward pass, when no other activations are left."""
         group, coming = self.first_layer, self.embedding + self.lowest
@@ -360,12 +362,12 @@ class Blocks(Struct, frozen=True):
         elements = np.where(self.managed, self.layer, 0.0)
         late = [_buffer("late weight gradients", "c + g + g/d", copies, elements)]
         if used is not None:
-            late.append(Row("buffers", UNPACKED, used[0], formula="c · P_matrix"))
+            late.append(Item("buffers", UNPACKED, used[0], formula="c · P_matrix"))
         pending = activation("operands of pending weight gradients", live.last_layer)
         points.append(Point((gradients, pending, *late), self.split))
         return points
 
-    def at_embedding(self, gradients: Row) -> list[Point]:
+    def at_embedding(self, gradients: Item) -> list[Point]:
         """Points of the embedding: its gradient (whole, also of rows not read), its reduction."""
         points, done = [], self.total - self.embedding
         # the sum of both gradients of a tied table: torch, input_buffer.cpp
@@ -382,13 +384,13 @@ class Blocks(Struct, frozen=True):
             points.append(self._point((kept, *rows), exists))
         return points
 
-    def at_embedding_of_others(self, gradients: Row, saved: Row) -> Point:
+    def at_embedding_of_others(self, gradients: Item, saved: Item) -> Point:
         """Point of the embedding's gradient while other micro-batches are in flight (gpipe)."""
         reduced = self._reduced(self.embedding, False, end=self.ends[1])
         rows = (gradients, saved, self._gathered("gathered table", self.tied), reduced)
         return Point(rows, self.accumulates)
 
-    def _point(self, rows: tuple[Row, ...], exists: Flag = True) -> Point:
+    def _point(self, rows: tuple[Item, ...], exists: Flag = True) -> Point:
         """Count as gradients those of a single micro-batch that no rank reduces, not as buffers."""
         stay = np.logical_not(self.managed | self.accumulates)
         if not np.any(stay):
@@ -396,10 +398,10 @@ class Blocks(Struct, frozen=True):
         fresh = added(*(r for r in rows if r.part == "buffers" and r.name != UNPACKED))
         kept = total(row for row in rows if row.part == "gradients")
         missing = np.maximum(self.reduction * self.total - kept, 0.0)
-        to_come = Row("gradients", "gradients to come", missing, formula="g · P − done")
+        to_come = Item("gradients", "gradients to come", missing, formula="g · P − done")
         named = replace(least(fresh, to_come), part="gradients")
         beyond = fresh.size - named.size
-        rest = Row("buffers", "sum of a tied table's gradients", beyond, formula="c · P beyond")
+        rest = Item("buffers", "sum of a tied table's gradients", beyond, formula="c · P beyond")
         others = tuple(r for r in rows if r.part != "buffers" or r.name == UNPACKED)
         return Point((*others, either(stay, named), either(stay, rest, fresh)), exists)
 
@@ -410,9 +412,9 @@ class Blocks(Struct, frozen=True):
             (False, self.accumulates),
         ]
 
-    def _buffers(self, layer: LayerBackward, block: LayerBlock, last: bool) -> tuple[Row, ...]:
+    def _buffers(self, layer: LayerBackward, block: LayerBlock, last: bool) -> tuple[Item, ...]:
         """Return buffers, and freed weights, at one point of a layer's backward pass."""
-        tied: tuple[Row, ...] = ()
+        tied: tuple[Item, ...] = ()
         if np.any(self.tied):
             tied = (self._tied_gradient(), self._gathered("gathered table", self.tied))
         reduces, g, apart = self.managed & (last | self.reduces_each), self.reduction, False
@@ -421,7 +423,7 @@ class Blocks(Struct, frozen=True):
             separate = np.minimum(np.where(reduces, block.experts, 0.0), layer.gradients)
             apart = True
 
-        def experts(name: str, symbol: str, each: Real) -> tuple[Row, ...]:
+        def experts(name: str, symbol: str, each: Real) -> tuple[Item, ...]:
             return (_buffer(name, symbol, each, separate),) if apart else ()
 
         if layer.complete:
@@ -454,7 +456,7 @@ class Blocks(Struct, frozen=True):
         return (added(*tied, self._gathered("gathered layers", ahead), *rows), *freed)
 
 
-def block_points(view: RankView, live: LiveActivations, update: Row) -> list[list[Point]]:
+def block_points(view: RankView, live: LiveActivations, update: Item) -> list[list[Point]]:
     """Return the points of each of ``MOMENTS``; ``update``: temporary tensors of the optimizer."""
     blocks = Blocks.of(view, live.in_flight + live.pending)
     gradients = gradients_of(view, live.in_flight + live.pending)
@@ -485,11 +487,11 @@ def block_points(view: RankView, live: LiveActivations, update: Row) -> list[lis
     ]
 
 
-def _buffer(name: str, symbol: str, each: Real, elements: Real) -> Row:
+def _buffer(name: str, symbol: str, each: Real, elements: Real) -> Item:
     return product("buffers", name, (symbol, each, "bytes"), ("P_block", elements, "parameters"))
 
 
-def _positions(layer: LayerBackward, group: LayerGroup) -> tuple[Row, ...]:
+def _positions(layer: LayerBackward, group: LayerGroup) -> tuple[Item, ...]:
     """Return the gradient of position biases that all layers of a stack share."""
     if not np.any(layer.positions_gradient):
         return ()
@@ -497,10 +499,10 @@ def _positions(layer: LayerBackward, group: LayerGroup) -> tuple[Row, ...]:
     return (activation("gradient of position biases", size),)
 
 
-def _unpacked(layer: LayerBackward, used: tuple[Real, Real] | None) -> tuple[Row, ...]:
+def _unpacked(layer: LayerBackward, used: tuple[Real, Real] | None) -> tuple[Item, ...]:
     if used is None:
         return ()
-    return (Row("buffers", UNPACKED, layer.unpacked(used), formula="c · P_matrix + workspace"),)
+    return (Item("buffers", UNPACKED, layer.unpacked(used), formula="c · P_matrix + workspace"),)
 
 
 def _all_of(*flags: Flag) -> Flag:

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from cost_models.arrays import Count, Flag, Real
 from cost_models.columnar.columns import by_value
-from cost_models.memory.ledger import Row, added, either, most
+from cost_models.memory.ledger import Item, added, either, most
 from cost_models.memory.model_states import (
     accumulated_gradients,
     gradients,
@@ -38,13 +38,13 @@ def reduces_once(software: SoftwareProfile, table: PlanTable) -> Flag:
 class Gradients(Struct, frozen=True):
     """Rows of gradients at the moments of ``MOMENTS``."""
 
-    full_flight: Row  # while all micro-batches are in flight
-    later: Row  # once the first of them is done
-    last_layer: Row  # when the last backward pass is at the first layer
-    embedding: Row  # when it is at the embedding
-    reduced: Row  # what the optimizer reads
+    full_flight: Item  # while all micro-batches are in flight
+    later: Item  # once the first of them is done
+    last_layer: Item  # when the last backward pass is at the first layer
+    embedding: Item  # when it is at the embedding
+    reduced: Item  # what the optimizer reads
 
-    def replaced(self, flag: Flag, row: Row, **others: Row) -> Gradients:
+    def replaced(self, flag: Flag, row: Item, **others: Item) -> Gradients:
         """Return another row under the plans with a flag; ``others``: at single moments."""
         at = asdict(self).items()
         return Gradients(**{name: either(flag, others.get(name, row), own) for name, own in at})
@@ -57,7 +57,7 @@ def gradients_of(view: RankView, in_flight: Real) -> Gradients:
     """
     software, params, table = view.software, view.parameters, view.table
     each = view.workload.gradient_bytes(in_master_precision=software.gradients.in_master_precision)
-    none = Row("gradients", "gradients", np.zeros(len(table)))
+    none = Item("gradients", "gradients", np.zeros(len(table)))
     if software.optimizer.in_backward:  # only what one block's gradients take
         layer = gradients("of the layer being updated", each, params.largest_layer)
         outer = gradients("of the embedding", each, params.embedding)
@@ -70,12 +70,8 @@ def gradients_of(view: RankView, in_flight: Real) -> Gradients:
     if not np.any(table.offloads_weights):
         return found
     shards = np.maximum(1, table.shard_ranks)
-    layer = gradients(
-        "of a layer, on their way to the host",
-        view.workload.reduction_bytes,
-        params.largest_layer,
-        shards,
-    )
+    name, each = "of a layer, on their way to the host", view.workload.reduction_bytes
+    layer = gradients(name, each, params.largest_layer, shards)
     return found.replaced(table.offloads_weights, layer, reduced=none)
 
 
@@ -84,7 +80,7 @@ def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
     params, table = view.parameters, view.table
     parts = shares(params.total, params.expert_total, table)
 
-    def accumulated(when: Flag) -> Row:
+    def accumulated(when: Flag) -> Item:
         rows = []
         for number, (numel, ranks) in enumerate(parts):
             row = accumulated_gradients(
@@ -104,7 +100,7 @@ def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
     whole = view.software.gradients.whole_until_update
     zero = np.where(table.zero_stage == 1, 0, table.zero_stage) if whole else table.zero_stage
 
-    def reduced(parts: Sequence[tuple[Real, Count]], zero_stage: Count, sign: float = 1.0) -> Row:
+    def reduced(parts: Sequence[tuple[Real, Count]], zero_stage: Count, sign: float = 1.0) -> Item:
         return added(
             *(
                 reduced_gradients(n, ranks, zero_stage, sign * each, experts=number > 0)
@@ -112,7 +108,7 @@ def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
             )
         )
 
-    def coming(total: Real, experts: Real) -> Row:
+    def coming(total: Real, experts: Real) -> Item:
         """Gradients that do not exist before their block's pass, which count negative."""
         found = shares(total, experts, table)
         new = [(np.where(_is_whole_replica(view, ranks), 0.0, n), ranks) for n, ranks in found]

@@ -13,16 +13,16 @@ import numpy as np
 from msgspec import Struct
 
 from cost_models.arrays import Real
-from cost_models.memory.ledger import Given, Row, product
+from cost_models.memory.ledger import Given, Item, product
 from cost_models.partition.rank_view import RankView
 
 
 class HeadGradients(Struct, frozen=True):
     """Rows at the moments of ``MOMENTS``, on top of accumulated gradients."""
 
-    head: list[tuple[Row, Row]]  # and what is left of the logits, at each of its places
-    layers: Row  # during the layers' backward passes
-    embedding: Row
+    head: list[tuple[Item, Item]]  # and what is left of the logits, at each of its places
+    layers: Item  # during the layers' backward passes
+    embedding: Item
 
 
 def head_gradients(view: RankView, logits: Real) -> HeadGradients:
@@ -51,14 +51,14 @@ def head_gradients(view: RankView, logits: Real) -> HeadGradients:
     block = each * (tied + params.head)
     beside = np.where(block > 0.0, logits, 0.0)
 
-    def copied(name: str, elements: Given, copies: Real) -> Row:
+    def copied(name: str, elements: Given, copies: Real) -> Item:
         return product("buffers", name, ("c · copies", each * copies, "bytes"), elements)
 
     head = partial(copied, "gradients of the head", ("H", tied + params.head, "parameters"))
     table_of = partial(copied, "gradients of a tied table", ("E", tied, "parameters"))
 
-    def left(size: Real) -> Row:
-        return Row("logits", "gradient of the logits", size, formula="c · V/t · b·s")
+    def left(size: Real) -> Item:
+        return Item("logits", "gradient of the logits", size, formula="c · V/t · b·s")
 
     if not software.loss.chunk_tokens or software.loss.chunks_logits:
         return HeadGradients([(head(1.0), left(beside))], table_of(1.0), table_of(3.0))

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from cost_models.activations.live import LayerBackward
 from cost_models.arrays import Count, Flag, Real
-from cost_models.memory.ledger import Row, product
+from cost_models.memory.ledger import Item, product
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import RankParameters
 from cost_models.partition.stages import NO_LAYER, LayerCounts, PipelineRank
@@ -36,7 +36,7 @@ class GroupEnd(Struct, frozen=True):
     passed: Real | tuple[LayerCounts, LayerCounts]
     exists: Flag = True
 
-    def freed(self, layer: LayerBackward, kept: Sequence[tuple[Real, Real]]) -> Row:
+    def freed(self, layer: LayerBackward, kept: Sequence[tuple[Real, Real]]) -> Item:
         """Activations of the layers whose backward pass is finished, which count negative.
 
         ``kept``: bytes of a layer of each kind, and of a recomputed one.
@@ -48,7 +48,7 @@ class GroupEnd(Struct, frozen=True):
         found: Real = 0.0
         for count, recomputed, (every, left) in zip(*self.passed, kept, strict=True):
             found = found - (count - recomputed) * every - recomputed * left
-        return Row("activations", name, found, formula="− k · b·s · a of each kind")
+        return Item("activations", name, found, formula="− k · b·s · a of each kind")
 
 
 class LayerGroup(Struct, frozen=True):

@@ -25,7 +25,7 @@ from cost_models.memory.autocast_copies import absent_copies, gathered_bytes
 from cost_models.memory.fsdp1 import flat_buffers, flat_gradients, units
 from cost_models.memory.gradients import gradients_of
 from cost_models.memory.head_gradients import head_gradients
-from cost_models.memory.ledger import MOMENTS, Point, Row, added, either, most, product
+from cost_models.memory.ledger import MOMENTS, Item, Point, added, either, most, product
 from cost_models.memory.saved_tensors import activation, logits, saved_rows
 from cost_models.partition.frozen_weights import dequantisation_buffers
 from cost_models.partition.rank_view import RankView
@@ -35,15 +35,15 @@ from cost_models.partition.schedules import SPLIT_CODES
 class Buffers(Struct, frozen=True):
     """Rows of gathered weights and of gradients being reduced, at the moments of ``MOMENTS``."""
 
-    loss_forward: Row
-    loss_backward: Row
-    head: Row
-    backward: Row
-    last_layer: Row
-    embedding: Row
+    loss_forward: Item
+    loss_backward: Item
+    head: Item
+    backward: Item
+    last_layer: Item
+    embedding: Item
 
 
-def layer_points(view: RankView, live: LiveActivations, update: Row) -> list[list[Point]]:
+def layer_points(view: RankView, live: LiveActivations, update: Item) -> list[list[Point]]:
     """Return the points of each of ``MOMENTS``; ``update``: temporary tensors of the optimizer."""
     model, workload, software, table = view.model, view.workload, view.software, view.table
     gradients, buffers = gradients_of(view, live.in_flight + live.pending), _buffers(view, live)
@@ -52,7 +52,7 @@ def layer_points(view: RankView, live: LiveActivations, update: Row) -> list[lis
         buffers = replace(buffers, **flat_buffers(software, table, whole, buffers))
         gradients = flat_gradients(software, table, whole, gradients)
     matrix, workspace = dequantisation_buffers(view)
-    unpacked = Row("buffers", "dequantised matrix", matrix + workspace, formula="c · P_matrix")
+    unpacked = Item("buffers", "dequantised matrix", matrix + workspace, formula="c · P_matrix")
     head = head_gradients(view, live.logits_gradient)
     saved, before_later = added(*saved_rows(live)), saved_rows(live, 1.0)[0]
     working = activation("gradients and recomputed tensors of a layer", live.working)
@@ -63,7 +63,7 @@ def layer_points(view: RankView, live: LiveActivations, update: Row) -> list[lis
         logits("logits, their gradient and copies", live.logits_later),
     ]
     flight, layer = gradients.full_flight, (buffers.backward, unpacked, head.layers)
-    moments: list[list[tuple[Row, ...]]] = [
+    moments: list[list[tuple[Item, ...]]] = [
         [(flight, saved, losses[0], buffers.loss_forward)],
         [(flight, saved, losses[1], buffers.loss_backward)],
         [(flight, saved, rest, most(buffers.head, fresh)) for fresh, rest in head.head],
@@ -73,7 +73,7 @@ def layer_points(view: RankView, live: LiveActivations, update: Row) -> list[lis
         [(gradients.embedding, most(buffers.embedding, head.embedding))],
         [(gradients.reduced, update)],
     ]
-    absent: list[tuple[Row, ...]] = [()] * len(MOMENTS)
+    absent: list[tuple[Item, ...]] = [()] * len(MOMENTS)
     if software.precision.autocasts_weights and workload.compute_bytes != workload.master_bytes:
         tied = model.tie_embeddings
         each, name = (
@@ -136,7 +136,7 @@ def _buffers(view: RankView, live: LiveActivations) -> Buffers:
     )
 
 
-def _block(name: str, symbol: str, each: Real, exists: Flag, elements: Real) -> Row:
+def _block(name: str, symbol: str, each: Real, exists: Flag, elements: Real) -> Item:
     """Return bytes of each element of a block, under the plans where it exists."""
     size = elements if exists is True else np.where(exists, elements, 0.0)
     return product("buffers", name, (symbol, each, "bytes"), ("P_block", size, "parameters"))

@@ -1,7 +1,7 @@
 """The ledger of a step: rows of tensors, the events at which they live, and the largest sum.
 
-A row is a product of factors, or adds up other rows, or takes the least or the most of them. It
-lives from the event ``born`` to the event ``dies``. An event may have several points, each with
+A row (``Item``) is a product of factors, or adds up other rows, or takes the least or the most. It
+lives from the event ``created`` to the event ``freed``. An event may have several points, each with
 rows of its own, of which the largest counts. The events, in the order of a step:
 
     loss_forward    activations of all micro-batches in flight; logits and their fp32 copies
@@ -54,7 +54,7 @@ class Factor(NamedTuple):
 Given: TypeAlias = tuple[str, Real | Count] | tuple[str, Real | Count, str]
 
 
-class Row(Struct, frozen=True):
+class Item(Struct, frozen=True):
     """Bytes of tensors of one part of the memory, and how they follow from their factors."""
 
     part: str
@@ -62,23 +62,23 @@ class Row(Struct, frozen=True):
     size: Real
     factors: tuple[Factor, ...] = ()  # whose product is the size
     formula: str = ""  # of a row without factors
-    rows: tuple[Row, ...] = ()  # of which the size is the sum, the least, the most, or one
+    rows: tuple[Item, ...] = ()  # of which the size is the sum, the least, the most, or one
     rule: int = SUM
     flag: Flag = True  # of ``EITHER``: whether the first one counts
-    born: int = LOSS_FORWARD
-    dies: int = OPTIMIZER
+    created: int = LOSS_FORWARD
+    freed: int = OPTIMIZER
 
     @property
     def persists(self) -> bool:
         """Whether it is of weights or optimizer states that live through the whole step."""
-        through = self.born == LOSS_FORWARD and self.dies == OPTIMIZER
+        through = self.created == LOSS_FORWARD and self.freed == OPTIMIZER
         return through and self.part in ("weights", "optimizer")
 
-    def during(self, born: int, dies: int | None = None) -> Row:
-        """Return the row with another life; ``dies``: the same event."""
-        return replace(self, born=born, dies=born if dies is None else dies)
+    def during(self, created: int, freed: int | None = None) -> Item:
+        """Return the row with another life; ``freed``: the same event."""
+        return replace(self, created=created, freed=created if freed is None else freed)
 
-    def leaves(self, part: str = "") -> Iterator[Row]:
+    def leaves(self, part: str = "") -> Iterator[Item]:
         """Yield the products that count under the one plan of a table, by the part they are in."""
         part = part or self.part
         if not self.rows:
@@ -93,7 +93,7 @@ class Row(Struct, frozen=True):
             yield from choose(self.rows, key=lambda row: first(row.size)).leaves(part)
 
 
-def product(part: str, name: str, *factors: Given) -> Row:
+def product(part: str, name: str, *factors: Given) -> Item:
     """Return the row whose size is the product of its factors.
 
     >>> product("weights", "shards", ("w", 4.0, "bytes"), ("P", 8e9), ("/d", 64)).size
@@ -103,53 +103,53 @@ def product(part: str, name: str, *factors: Given) -> Row:
     size: Real = found[0].value  # type: ignore[assignment]
     for symbol, value, _ in found[1:]:
         size = size / value if symbol[0] == "/" else size * value
-    return Row(part, name, size, found)
+    return Item(part, name, size, found)
 
 
-def added(*rows: Row) -> Row:
+def added(*rows: Item) -> Item:
     """Return the sum of rows of one part."""
     if len(rows) == 1:
         return rows[0]
-    return Row(rows[0].part, rows[0].name, total(rows), rows=rows)
+    return Item(rows[0].part, rows[0].name, total(rows), rows=rows)
 
 
-def least(one: Row, other: Row) -> Row:
+def least(one: Item, other: Item) -> Item:
     """Return the smaller row, plan by plan."""
     size = np.minimum(one.size, other.size)
-    return Row(one.part, one.name, size, rows=(one, other), rule=LEAST)
+    return Item(one.part, one.name, size, rows=(one, other), rule=LEAST)
 
 
-def most(one: Row, other: Row) -> Row:
+def most(one: Item, other: Item) -> Item:
     """Return the larger row, plan by plan."""
     size = np.maximum(one.size, other.size)
-    return Row(one.part, one.name, size, rows=(one, other), rule=MOST)
+    return Item(one.part, one.name, size, rows=(one, other), rule=MOST)
 
 
-def either(flag: Flag, one: Row, other: Row | None = None) -> Row:
+def either(flag: Flag, one: Item, other: Item | None = None) -> Item:
     """Return the first row under the plans with the flag, and the second, or none, elsewhere."""
-    other = Row(one.part, one.name, 0.0) if other is None else other
+    other = Item(one.part, one.name, 0.0) if other is None else other
     size = np.where(flag, one.size, other.size)
-    return Row(one.part, one.name, size, rows=(one, other), rule=EITHER, flag=flag)
+    return Item(one.part, one.name, size, rows=(one, other), rule=EITHER, flag=flag)
 
 
 class Point(Struct, frozen=True):
     """Rows that live at one point of an event only, and the plans whose steps have that point."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Item, ...]
     exists: Flag = True
 
 
 class Ledger(Struct, frozen=True):
     """All rows of a rank's step: those that live through events, and those of single points."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Item, ...]
     points: Sequence[Sequence[Point]]  # of each event
 
-    def live(self, moment: int) -> list[Row]:
+    def live(self, moment: int) -> list[Item]:
         """Return the rows that live through an event."""
-        return [row for row in self.rows if row.born <= moment <= row.dies]
+        return [row for row in self.rows if row.created <= moment <= row.freed]
 
-    def kept(self) -> list[Row]:
+    def kept(self) -> list[Item]:
         """Return the weights and optimizer states that live through the whole step."""
         return [row for row in self.rows if row.persists]
 
@@ -157,15 +157,16 @@ class Ledger(Struct, frozen=True):
         """Return the bytes of each part at the largest point of an event."""
         sums, points = part_sums(self.live(moment)), self.points[moment]
         zeros = np.zeros_like(sum(sums.values()))
-        found = [part_sums(point.rows, point.exists) for point in points]
+        found = [part_sums(point.rows) for point in points]
+        sizes = [sum(each.values()) + zeros for each in found]
         sizes = [
-            np.where(point.exists, sum(each.values()), -np.inf) + zeros
-            for point, each in zip(points, found, strict=True)
+            size if point.exists is True else np.where(point.exists, size, -np.inf)
+            for point, size in zip(points, sizes, strict=True)
         ]
         index = np.argmax(np.stack(sizes), axis=0)
         return {part: sums[part] + pick([each[part] for each in found], index) for part in PARTS}
 
-    def leaves(self, moment: int) -> list[Row]:
+    def leaves(self, moment: int) -> list[Item]:
         """Return the products that were added up at an event, under the one plan of a table."""
         rows, points = self.live(moment), [p for p in self.points[moment] if first(p.exists)]
         if points:
@@ -173,17 +174,15 @@ class Ledger(Struct, frozen=True):
         return [leaf for row in rows for leaf in row.leaves() if leaf.size]
 
 
-def part_sums(rows: Iterable[Row], exists: Flag = True) -> dict[str, Real]:
-    """Return the bytes of each part; 0 under plans that do not have the rows."""
+def part_sums(rows: Iterable[Item]) -> dict[str, Real]:
+    """Return the bytes of each part."""
     sums: dict[str, Real] = dict.fromkeys(PARTS, 0.0)
     for row in rows:
         sums[row.part] = sums[row.part] + row.size
-    if exists is True:
-        return sums
-    return {part: np.where(exists, size, 0.0) for part, size in sums.items()}
+    return sums
 
 
-def total(rows: Iterable[Row]) -> Real:
+def total(rows: Iterable[Item]) -> Real:
     """Return the bytes of all rows."""
     sizes = (row.size for row in rows)
     return sum(sizes, start=next(sizes, 0.0))

@@ -19,7 +19,7 @@ from msgspec import Struct
 from cost_models.activations.fp8 import fp8_weight_bytes
 from cost_models.arrays import Count, Flag, Real
 from cost_models.communication.zero_plus_plus import secondary_bytes
-from cost_models.memory.ledger import Row, either, product
+from cost_models.memory.ledger import Item, either, product
 from cost_models.model.lora import has_frozen
 from cost_models.partition.frozen_weights import frozen_bytes
 from cost_models.partition.rank_view import RankView
@@ -72,7 +72,7 @@ def weight_rows(
     master_bytes: float,
     *,
     experts: bool = False,
-) -> list[Row]:
+) -> list[Item]:
     """Weights in the precision of the matmuls, and master weights stored separately from them.
 
         z <= 2   c P, and w P / (d if z >= 1) of master weights; under z = 0 in mixed precision only
@@ -84,33 +84,19 @@ def weight_rows(
     numel, ranks, unit = SYMBOLS[experts]
     sharded, mixed = np.greater_equal(zero_stage, 3), compute_bytes != master_bytes
     params = np.multiply(1.0, num_params)
-    apart = np.where(np.equal(zero_stage, 0), float(mixed), np.where(sharded, 0.0, 1.0))
-    shards = optimizer_shards(shard_ranks, zero_stage)
+    apart = np.where(np.equal(zero_stage, 0), float(mixed), np.where(sharded, 0.0, 1.0)) * params
+    c, w = ("c", compute_bytes, "bytes"), ("w", master_bytes, "bytes")
+    whole, shard = np.where(sharded, 0.0, params), np.where(sharded, params, 0.0)
+    name = "sharded master weights" if mixed else "sharded weights"
+    divided = (ranks, optimizer_shards(shard_ranks, zero_stage), "ranks")
     return [
-        product(
-            "weights",
-            "weights in compute precision",
-            ("c", compute_bytes, "bytes"),
-            (numel, np.where(sharded, 0.0, params), unit),
-        ),
-        product(
-            "weights",
-            "sharded master weights" if mixed else "sharded weights",
-            ("w", master_bytes, "bytes"),
-            (numel, np.where(sharded, params, 0.0), unit),
-            (ranks, shard_ranks, "ranks"),
-        ),
-        product(
-            "weights",
-            MASTER,
-            ("w", master_bytes, "bytes"),
-            (numel, apart * params, unit),
-            (ranks, shards, "ranks"),
-        ),
+        product("weights", "weights in compute precision", c, (numel, whole, unit)),
+        product("weights", name, w, (numel, shard, unit), (ranks, shard_ranks, "ranks")),
+        product("weights", MASTER, w, (numel, apart, unit), divided),
     ]
 
 
-def rank_weights(view: RankView) -> list[Row]:
+def rank_weights(view: RankView) -> list[Item]:
     """All copies of a rank's weights: trained, fp32 master, frozen, ZeRO++'s shards, fp8.
 
     DeepSpeed's ZeRO-3 has shards in compute precision, too: c P / d. FSDP1 without sharding has the
@@ -120,7 +106,7 @@ def rank_weights(view: RankView) -> list[Row]:
     """
     workload, table, params = view.workload, view.table, view.parameters
     compute, master = workload.compute_bytes, workload.master_bytes
-    sharding, rows = view.software.sharding, list[Row]()
+    sharding, rows = view.software.sharding, list[Item]()
     for number, (numel, ranks) in enumerate(shares(params.total, params.expert_total, table)):
         stage = np.where((ranks > 1) | (compute != master), table.zero_stage, 0)
         if sharding.casts_unsharded:
@@ -146,13 +132,13 @@ def rank_weights(view: RankView) -> list[Row]:
     if np.any(table.secondary_ranks > 1):
         shared = params.total - params.expert_total
         size = secondary_bytes(shared, compute, table)
-        rows.append(Row("weights", "secondary copy", size, formula="c · P / n"))
+        rows.append(Item("weights", "secondary copy", size, formula="c · P / n"))
     if workload.precision == "fp8":
         size = fp8_weight_bytes(view)
-        rows.append(Row("weights", "fp8 copies", size, formula="copies · P of the matrices"))
+        rows.append(Item("weights", "fp8 copies", size, formula="copies · P of the matrices"))
     if has_frozen(view.model):
         size = frozen_bytes(view)
-        rows.append(Row("weights", "frozen base", size, formula="bytes of the frozen weights"))
+        rows.append(Item("weights", "frozen base", size, formula="bytes of the frozen weights"))
     return rows
 
 
@@ -180,7 +166,7 @@ def accumulated_gradients(
     accumulates: Flag,
     defers_reduction: Flag,
     experts: bool = False,
-) -> Row:
+) -> Item:
     """Gradients that earlier micro-batches have left when the last one starts its backward pass.
 
         0                        one micro-batch
@@ -193,9 +179,8 @@ def accumulated_gradients(
     sharded = np.logical_and(np.greater_equal(zero_stage, 2), np.logical_not(defers_reduction))
     shards = np.where(sharded, np.multiply(1.0, shard_ranks), 1.0)
     left = np.where(accumulates, np.multiply(1.0, num_params), 0.0)
-    return gradients(
-        "gradients of finished micro-batches", gradient_bytes, left, shards, experts=experts
-    )
+    name = "gradients of finished micro-batches"
+    return gradients(name, gradient_bytes, left, shards, experts=experts)
 
 
 def reduced_gradients(
@@ -205,7 +190,7 @@ def reduced_gradients(
     gradient_bytes: float,
     *,
     experts: bool = False,
-) -> Row:
+) -> Item:
     """Gradients that the optimizer reads: g P, or its shard from ZeRO-1 on."""
     shards = optimizer_shards(shard_ranks, zero_stage)
     return gradients("reduced gradients", gradient_bytes, num_params, shards, experts=experts)
@@ -213,13 +198,8 @@ def reduced_gradients(
 
 def gradients(
     name: str, each: float, elements: Real, shards: Real = 1.0, *, experts: bool = False
-) -> Row:
+) -> Item:
     """Return g P / shards."""
     symbol, divided, unit = SYMBOLS[experts]
-    return product(
-        "gradients",
-        name,
-        ("g", each, "bytes"),
-        (symbol, np.multiply(1.0, elements), unit),
-        (divided, shards, "ranks"),
-    )
+    numel = (symbol, np.multiply(1.0, elements), unit)
+    return product("gradients", name, ("g", each, "bytes"), numel, (divided, shards, "ranks"))

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from cost_models.arrays import Count, Real
 from cost_models.communication.volumes import communication_units
-from cost_models.memory.ledger import Row, product
+from cost_models.memory.ledger import Item, product
 from cost_models.memory.model_states import SYMBOLS, optimizer_shards, shares
 from cost_models.model.spec import Weight
 from cost_models.partition.rank_view import RankView
@@ -185,26 +185,21 @@ def rank_states(view: RankView) -> StateBytes:
     return StateBytes(resident, paged)
 
 
-def optimizer_rows(view: RankView) -> list[Row]:
+def optimizer_rows(view: RankView) -> list[Item]:
     """States on the device: k s n where every parameter has as many; offloaded ones leave it."""
     workload, table, params = view.workload, view.table, view.parameters
     traits, offloads = OPTIMIZER_TRAITS[workload.optimizer], table.offloads_optimizer
     name = f"states of {workload.optimizer}"
     if not traits.is_uniform or traits.paged:
         size = np.where(offloads, 0.0, rank_states(view).resident)
-        return [Row("optimizer", name, size, formula="k s of every tensor")]
-    return [
-        product(
-            "optimizer",
-            name,
-            ("k s", workload.state_bytes * traits.states, "bytes"),
-            (symbol, np.where(offloads, 0.0, numel), unit),
-            (divided, optimizer_shards(ranks, table.zero_stage), "ranks"),
-        )
-        for (symbol, divided, unit), (numel, ranks) in zip(
-            SYMBOLS, shares(params.total, params.expert_total, table), strict=False
-        )
-    ]
+        return [Item("optimizer", name, size, formula="k s of every tensor")]
+    each, rows = ("k s", workload.state_bytes * traits.states, "bytes"), []
+    of_all = shares(params.total, params.expert_total, table)
+    for (symbol, divided, unit), (numel, ranks) in zip(SYMBOLS, of_all, strict=False):
+        elements = (symbol, np.where(offloads, 0.0, numel), unit)
+        shards = (divided, optimizer_shards(ranks, table.zero_stage), "ranks")
+        rows.append(product("optimizer", name, each, elements, shards))
+    return rows
 
 
 def updated_elements(view: RankView) -> Real:

@@ -6,8 +6,10 @@ and the recomputed layers (the contents of a rank are found once for them, see `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from cost_models.activations.live import live_activations
 from cost_models.arrays import Real, pick
@@ -17,7 +19,7 @@ from cost_models.memory.autocast_copies import autocast_rows
 from cost_models.memory.fsdp2 import block_points
 from cost_models.memory.host import HostBytes, offloaded_bytes
 from cost_models.memory.layerwise import layer_points
-from cost_models.memory.ledger import MOMENTS, Ledger, Row, total
+from cost_models.memory.ledger import MOMENTS, Item, Ledger, first, total
 from cost_models.memory.model_states import rank_weights
 from cost_models.memory.optimizer_states import (
     OPTIMIZER_TRAITS,
@@ -29,7 +31,10 @@ from cost_models.memory.optimizer_states import (
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.wrapper_buffers import update_with_copies, wrapper_rows
+from cost_models.partition.plan_stages import pipeline_rank
 from cost_models.partition.rank_view import RankView
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.scenario import Scenario
 
 
 def rank_memory(view: RankView) -> tuple[MemoryParts, Real]:
@@ -65,6 +70,16 @@ def rank_timeline(view: RankView) -> tuple[MemoryParts, ...]:
     return tuple(found)
 
 
+def timelines(
+    scenario: Scenario, plan: Plan, layer_ranges: Sequence[tuple[int, int]]
+) -> list[tuple[MemoryParts, ...]]:
+    """Return, for every pipeline rank of one plan, the parts at each of ``MOMENTS`` as numbers."""
+    table, numbers = PlanTable.from_plans([plan]), range(plan.pipeline_parallel)
+    ranks = [pipeline_rank(scenario, plan, layer_ranges, number) for number in numbers]
+    lines = [rank_timeline(RankView(scenario, table, rank)) for rank in ranks]
+    return [tuple(MemoryParts(*map(first, astuple(at))) for at in line) for line in lines]
+
+
 def rank_ledger(view: RankView) -> Ledger:
     """Return all rows of one pipeline rank's step."""
     if not view.on_gpu:
@@ -73,16 +88,16 @@ def rank_ledger(view: RankView) -> Ledger:
     live = live_activations(view)
     update = update_with_copies(view, update_bytes(view))
     update = np.where(table.offloads_optimizer, 0.0, update)
-    temporary = Row("buffers", "temporary tensors of the update", update, formula="s · copies · n")
+    temporary = Item("buffers", "temporary tensors of the update", update, formula="s · copies · n")
     points = block_points if software.sharding.blockwise_backward else layer_points
     name, formula = "messages between stages", "received inputs · b·s · c·h"
-    messages = Row("buffers", name, live.messages, formula=formula)
+    messages = Item("buffers", name, live.messages, formula=formula)
     rows = [*rank_weights(view), *optimizer_rows(view), messages]
     rows += [*wrapper_rows(view), *autocast_rows(view)]
     if view.on_gpu:
         single = software.memory.buffer_bytes_without_pipeline
         own = software.memory.buffer_bytes + np.where(table.pipeline_parallel > 1, 0.0, single)
-        rows.append(Row("buffers", "the trainer's own", own, formula="a constant of the trainer"))
+        rows.append(Item("buffers", "the trainer's own", own, formula="a constant of the trainer"))
     return Ledger(tuple(rows), points(view, live, temporary))
 
 

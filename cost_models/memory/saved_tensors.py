@@ -11,13 +11,13 @@ import numpy as np
 
 from cost_models.activations.live import TOKEN_ID_BYTES, LiveActivations
 from cost_models.arrays import Real
-from cost_models.memory.ledger import Given, Row, added, least, product
+from cost_models.memory.ledger import Given, Item, added, least, product
 
 TOKENS = "b·s"
 IN_FLIGHT = "in flight"
 
 
-def saved_rows(live: LiveActivations, fewer: float = 0.0) -> tuple[Row, Row]:
+def saved_rows(live: LiveActivations, fewer: float = 0.0) -> tuple[Item, Item]:
     """Return what is saved but for the running head's tensors, and these.
 
         layers     n L b·s a of each kind of layer; offloaded: those of two layers
@@ -42,47 +42,39 @@ def saved_rows(live: LiveActivations, fewer: float = 0.0) -> tuple[Row, Row]:
     if np.any(finished):
         kept = live.logits_gradient * finished
         rows.append(_kept("the inputs of finished heads", finished, tokens, live.head_per_token))
-        rows.append(Row("activations", "logits of finished heads", kept, formula="n · b·s · c·V"))
+        rows.append(Item("activations", "logits of finished heads", kept, formula="n · b·s · c·V"))
     if np.any(live.tables):
-        rows.append(Row("activations", "rotary tables, masks", live.tables, formula="tables"))
-    head = product(
-        "activations",
-        "the head's inputs",
-        tokens,
-        ("a", live.head_per_token, "bytes"),
-    )
-    return added(*rows), head
+        rows.append(Item("activations", "rotary tables, masks", live.tables, formula="tables"))
+    a = ("a", live.head_per_token, "bytes")
+    return added(*rows), product("activations", "the head's inputs", tokens, a)
 
 
-def activation(name: str, size: Real) -> Row:
+def activation(name: str, size: Real) -> Item:
     """Return a row of activations; its terms are those of a layer."""
-    return Row("activations", name, size, formula="b·s · bytes a token")
+    return Item("activations", name, size, formula="b·s · bytes a token")
 
 
-def logits(name: str, size: Real) -> Row:
+def logits(name: str, size: Real) -> Item:
     """Return a row of logits."""
-    return Row("logits", name, size, formula="bytes · V/t · b·s")
+    return Item("logits", name, size, formula="bytes · V/t · b·s")
 
 
-def _layers(live: LiveActivations, flight: Given, tokens: Given) -> Row:
+def _layers(live: LiveActivations, flight: Given, tokens: Given) -> Item:
     rows = [
         product(
             "activations",
             "saved by layers" if each.recomputed else "saved by layers that always keep them",
-            flight,
-            ("L", each.count, "layers"),
-            tokens,
-            ("a", each.per_token, "bytes"),
+            *(flight, ("L", each.count, "layers"), tokens, ("a", each.per_token, "bytes")),
         )
         for each in live.layers
     ]
     if not rows:
-        return Row("activations", "saved by layers", 0.0 * live.tokens)
+        return Item("activations", "saved by layers", 0.0 * live.tokens)
     if live.on_device is None:
         return added(*rows)
     name, formula = "layers in transfer to the host", "2 · b·s · a"
-    return least(added(*rows), Row("activations", name, live.on_device, formula=formula))
+    return least(added(*rows), Item("activations", name, live.on_device, formula=formula))
 
 
-def _kept(name: str, count: Real, tokens: Given, each: Real, unit: str = IN_FLIGHT) -> Row:
+def _kept(name: str, count: Real, tokens: Given, each: Real, unit: str = IN_FLIGHT) -> Item:
     return product("activations", name, ("n", count, unit), tokens, ("a", each, "bytes"))

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from cost_models.memory.allocator import free_shares
-from cost_models.memory.ledger import Factor, Row, first
+from cost_models.memory.ledger import Factor, Item, first
 from cost_models.memory.outside_torch import communicator_bytes, context_bytes
 from cost_models.memory.parts import PART_WORDS, MemoryParts
 from cost_models.memory.peak import rank_ledger
@@ -56,7 +56,7 @@ def memory_terms(
     return sorted(terms, key=lambda term: -term.size)
 
 
-def _term(row: Row, size: float) -> Term:
+def _term(row: Item, size: float) -> Term:
     if not row.factors:
         return Term(row.part, row.name, row.formula, "", size)
     # a letter that divides by one rank is left out

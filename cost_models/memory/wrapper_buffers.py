@@ -24,14 +24,14 @@ from cost_models.memory.ledger import (
     LOSS_BACKWARD,
     LOSS_FORWARD,
     OPTIMIZER,
-    Row,
+    Item,
     product,
 )
 from cost_models.memory.optimizer_states import updated_elements
 from cost_models.partition.rank_view import RankView
 
 
-def wrapper_rows(view: RankView) -> list[Row]:
+def wrapper_rows(view: RankView) -> list[Item]:
     """Return the buffers of a rank's wrapper that its trainer's engines name.
 
         DDP's buckets        B g P       z = 0, d > 1; from the first step on

@@ -11,8 +11,8 @@ from cost_models.activations.live import live_activations
 from cost_models.activations.terms import LayerTerm, layer_terms
 from cost_models.memory.ledger import MOMENTS, first
 from cost_models.memory.parts import MemoryParts
+from cost_models.memory.peak import timelines
 from cost_models.memory.terms import Term, memory_terms
-from cost_models.memory.timeline import timelines
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import stages_of_rank

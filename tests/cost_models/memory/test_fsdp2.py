@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from cost_models.activations.live import LayerBackward, LiveActivations, live_activations
 from cost_models.memory.fsdp2 import Blocks
 from cost_models.memory.gradients import gradients_of
-from cost_models.memory.ledger import Ledger, Point, Row, part_sums, total
+from cost_models.memory.ledger import Item, Ledger, Point, part_sums, total
 from cost_models.model.families import model_spec
 from cost_models.model.lora import trainable_part
 from cost_models.partition.rank_parameters import rank_parameters
@@ -72,8 +72,8 @@ class Case:
         return [bytes_at(point) for point in found]
 
 
-def row(part: str, size: float) -> Row:
-    return Row(part, "given", np.full(1, size))
+def row(part: str, size: float) -> Item:
+    return Item(part, "given", np.full(1, size))
 
 
 def bytes_at(point: Point) -> float:
@@ -250,9 +250,12 @@ def test_dualpipev_of_few_steps_has_not_all_at_once() -> None:
 
 def test_the_largest_point_is_taken_plan_by_plan() -> None:
     one = Point(
-        (Row("gradients", "", np.array([1.0, 5.0])), Row("weights", "", np.array([0, -4.5])))
+        (
+            Item("gradients", "", np.array([1.0, 5.0])),
+            Item("weights", "", np.array([0, -4.5])),
+        )
     )
-    other = Row("gradients", "", np.array([2.0, 2.0]))
+    other = Item("gradients", "", np.array([2.0, 2.0]))
     found = Ledger((), [[one, Point((other,))]]).parts(0)
     assert np.array_equal(found["gradients"], [2.0, 2.0])
     assert np.array_equal(found["weights"], [0.0, 0.0])

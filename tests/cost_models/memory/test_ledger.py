@@ -18,9 +18,9 @@ from cost_models.memory.ledger import (
     MOMENTS,
     OPTIMIZER,
     PARTS,
+    Item,
     Ledger,
     Point,
-    Row,
     added,
     either,
     first,
@@ -74,7 +74,7 @@ def view_of(scenario: Scenario, plan: Plan) -> RankView:
     return RankView(scenario, PlanTable.from_plans([plan]), rank)
 
 
-def products_of(row: Row) -> list[Row]:
+def products_of(row: Item) -> list[Item]:
     return [row] if not row.rows else [leaf for each in row.rows for leaf in products_of(each)]
 
 

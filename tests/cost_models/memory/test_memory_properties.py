@@ -14,7 +14,7 @@ from msgspec.structs import astuple
 from cost_models.legality.rules import legality_codes
 from cost_models.memory.ledger import MOMENTS
 from cost_models.memory.parts import MemoryParts
-from cost_models.memory.timeline import timelines
+from cost_models.memory.peak import timelines
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec

@@ -11,7 +11,7 @@ from cost_models.memory.allocator import free_shares
 from cost_models.memory.ledger import MOMENTS
 from cost_models.memory.outside_torch import context_bytes
 from cost_models.memory.parts import MemoryParts
-from cost_models.memory.timeline import timelines
+from cost_models.memory.peak import timelines
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.plan_stages import default_layer_ranges

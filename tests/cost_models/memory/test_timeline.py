@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import astuple
 
 from cost_models.memory.ledger import MOMENTS
-from cost_models.memory.timeline import timelines
+from cost_models.memory.peak import timelines
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price, rank_memories
