@@ -38,7 +38,7 @@ def alive(view: RankView, moment: int) -> dict[str, float]:
     """Bytes by name of the rows that live at a moment."""
     found: dict[str, float] = {}
     for row in wrapper_rows(view):
-        if row.born <= moment <= row.dies and first(row.size) > 0.0:
+        if row.created <= moment <= row.freed and first(row.size) > 0.0:
             found[row.name] = found.get(row.name, 0.0) + first(row.size)
     return found
 
