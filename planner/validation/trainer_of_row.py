@@ -31,10 +31,13 @@ def trainer_of(row: Row) -> SoftwareEntry:
         profile, figures = _parsed(row.software)
         return replace(entry, profile=profile, figures=figures)
     if names_engines(row.words("framework")):
-        return replace(entry, profile=row.words("framework"), figures={})
-    if named is not None and not named.takes_engines:
+        entry = replace(entry, profile=row.words("framework"), figures={})
+    elif named is None or named.takes_engines:
+        entry = _with_engine(entry, row)
+    launches = look_up(table.launches, row)
+    if launches is None:
         return entry
-    return _with_engine(entry, row)
+    return replace(entry, profile=f"{entry.profile}{PLUS}{launches.add}")
 
 
 def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:

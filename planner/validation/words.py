@@ -178,6 +178,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     flops: tuple[FlopsEntry, ...]
     gpu: tuple[GpuEntry, ...]
     gradients: tuple[StoredPrecision, ...]
+    launches: tuple[EngineEntry, ...]
     master_weights: tuple[Flag, ...]
     memory: tuple[MemoryEntry, ...]
     offload: tuple[OffloadEntry, ...]

@@ -351,6 +351,22 @@ def test_an_engine_counts_where_it_shards_as_the_row_says() -> None:
     assert not case(framework="TRL", zero_stage=3).scenario.workload.master_weights
 
 
+@pytest.mark.parametrize(
+    ("notes", "name"),
+    [
+        ("slurm script exports CUDA_LAUNCH_BLOCKING=1", "nemo+blocking-launches"),
+        ("CUDA_LAUNCH_BLOCKING=0", "nemo"),
+        ("TE CUDA graphs", "nemo+layer-graphs"),
+        ("--cuda-graph-scope full_iteration", "nemo+iteration-graph"),
+        ("no CUDA graphs", "nemo"),
+    ],
+)
+def test_a_row_says_how_its_host_launches(notes: str, name: str) -> None:
+    found = case(framework="Megatron Core", notes=notes).scenario.software
+    assert found.name == name
+    assert found.host.synchronous is ("blocking" in name)
+
+
 def test_an_unknown_trainer_is_named() -> None:
     def words(framework: str | None) -> str:
         return "; ".join(case(framework=framework).defaults)
