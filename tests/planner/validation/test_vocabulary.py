@@ -367,6 +367,12 @@ def test_a_row_says_how_its_host_launches(notes: str, name: str) -> None:
     assert found.host.synchronous is ("blocking" in name)
 
 
+@pytest.mark.parametrize(("peft", "casts"), [("none", True), ("lora r=8", False), ("qlora", False)])
+def test_autocast_is_that_of_trained_fp32_weights(peft: str, casts: bool) -> None:
+    found = case(framework="PyTorch FSDP1", notes="autocast bf16", peft=peft).scenario.software
+    assert found.precision.autocasts_weights is casts
+
+
 def test_an_unknown_trainer_is_named() -> None:
     def words(framework: str | None) -> str:
         return "; ".join(case(framework=framework).defaults)
