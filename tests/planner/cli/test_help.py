@@ -76,7 +76,8 @@ def test_the_groups_have_an_order() -> None:
 
 @pytest.mark.parametrize(("name", "request_class"), [("fit", FitRequest), ("plan", PlanRequest)])
 def test_every_value_is_listed(name: str, request_class: type) -> None:
-    words = set(re.split(r"[\s,;:]+", help_of(name)))
+    text = help_of(name)
+    words = {*re.split(r"[\s,;:]+", text), *re.split(r"[\s,;]+", text)}
     for one in declared(request_class).values():
         if one.option is not None:
             assert set(one.values) <= words, one.name
