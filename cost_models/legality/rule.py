@@ -33,7 +33,8 @@ def freezes_autocast(scenario: Scenario) -> bool:
     """Whether autocast meets frozen weights, which it would cast again at every use."""
     workload = scenario.workload
     frozen = workload.adapter != "none" or bool(workload.freeze)
-    return scenario.software.precision.autocasts_weights and frozen
+    software = scenario.software
+    return software.precision.autocasts_weights and frozen and not software.frozen.in_fp32
 
 
 def too_long(scenario: Scenario) -> bool:

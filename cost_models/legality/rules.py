@@ -317,7 +317,7 @@ RULES: tuple[Rule, ...] = (
         lambda s, p: (
             f"{'freeze' if s.workload.freeze else 'adapter'} = "
             f"{s.workload.freeze or s.workload.adapter}: autocast over fp32 weights trains all of "
-            "them (a frozen base is in 16 bits: --software hf-trainer)"
+            "them (a frozen base is in 16 bits: --software hf-trainer; in fp32, too: +fp32-frozen)"
         ),
     ),
     *FROZEN_RULES,

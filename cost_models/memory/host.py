@@ -48,21 +48,23 @@ def offloaded_bytes(
     states: Real,
     paged: Real,
     activations: Real,
+    frozen: Real = 0.0,
 ) -> HostBytes:
     """Bytes of one rank off its accelerator.
 
         optimizer   w P + k s P, and g P of gradients     16 P with AdamW in fp32
         activations what layers saved, but for two layers
+        frozen      a rank's shards of frozen weights, which go where the weights go
         paged       as much as the driver may move
         nvme        w P + k s P on the drives; in host memory g P and pinned buffers:
                     4 w min(P, 1e9), with the weights 5 c min(P, 1e8) more
 
     Source: ZeRO-Offload (arXiv:2101.06840), sec. 3; ZeRO-Infinity (arXiv:2104.07857), sec. 5 and 6;
     DeepSpeed's estimate_zero3_model_states_mem_needs (16 and 18 bytes a parameter).
-    ``updated``: parameters; ``states``, ``paged``, ``activations``: bytes.
+    ``updated``: parameters; ``states``, ``paged``, ``activations``, ``frozen``: bytes.
     """
     moves = np.where(table.offloads_optimizer, 1.0, 0.0)
-    kept = moves * (workload.master_bytes * updated + states)
+    kept = moves * (workload.master_bytes * updated + states + frozen)
     gradients = moves * workload.reduction_bytes * updated
     on_drives = np.where(table.offload_device == NVME, 1.0, 0.0)
     buffers = STATE_BUFFERS * workload.master_bytes * np.minimum(updated, STATE_BUFFER_ELEMENTS)

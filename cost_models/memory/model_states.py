@@ -21,7 +21,11 @@ from cost_models.arrays import Count, Flag, Real
 from cost_models.communication.zero_plus_plus import secondary_bytes
 from cost_models.memory.ledger import Item, either, product
 from cost_models.model.lora import has_frozen
-from cost_models.partition.frozen_weights import frozen_bytes
+from cost_models.partition.frozen_weights import (
+    frozen_bytes,
+    frozen_layer_bytes,
+    offloads_frozen,
+)
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
 
@@ -100,9 +104,9 @@ def rank_weights(view: RankView) -> list[Item]:
     """All copies of a rank's weights: trained, fp32 master, frozen, ZeRO++'s shards, fp8.
 
     DeepSpeed's ZeRO-3 has shards in compute precision, too: c P / d. FSDP1 without sharding has the
-    fp32 weights alone (``casts_unsharded``). Of offloaded weights only the shards of the running
-    and of the next layer: 2 w P_layer / d. A tensor that one rank holds alone, in one precision, is
-    not sharded: its ZeRO stage is 0.
+    fp32 weights alone (``casts_unsharded``). Of offloaded weights, frozen ones too where they are
+    sharded, only the shards of the running and of the next layer: 2 w P_layer / d. A tensor that
+    one rank holds alone, in one precision, is not sharded: its ZeRO stage is 0.
     """
     workload, table, params = view.workload, view.table, view.parameters
     compute, master = workload.compute_bytes, workload.master_bytes
@@ -138,7 +142,14 @@ def rank_weights(view: RankView) -> list[Item]:
         rows.append(Item("weights", "fp8 copies", size, formula="copies · P of the matrices"))
     if has_frozen(view.model):
         size = frozen_bytes(view)
-        rows.append(Item("weights", "frozen base", size, formula="bytes of the frozen weights"))
+        stays = Item("weights", "frozen base", size, formula="bytes of the frozen weights")
+        leaves = offloads_frozen(view)
+        rows.append(either(np.logical_not(leaves), stays) if np.any(leaves) else stays)
+        if np.any(leaves):
+            layers = 2.0 * frozen_layer_bytes(view)
+            name = "frozen shards in transfer"
+            moved = Item("weights", name, layers, formula="2 · a layer's shard")
+            rows.append(either(leaves, moved))
     return rows
 
 

@@ -31,6 +31,7 @@ from cost_models.memory.optimizer_states import (
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.wrapper_buffers import update_with_copies, wrapper_rows
+from cost_models.partition.frozen_weights import frozen_bytes, offloads_frozen
 from cost_models.partition.plan_stages import pipeline_rank
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import Plan, PlanTable
@@ -117,4 +118,5 @@ def rank_host_bytes(view: RankView) -> HostBytes:
         states.resident + states.paged,
         states.paged,
         live.offloaded,
+        np.where(offloads_frozen(view), frozen_bytes(view), 0.0),
     )

@@ -72,7 +72,7 @@ def wrapper_rows(view: RankView) -> list[Item]:
         factors = (("c", compute, "bytes"), ("L", kept_whole, "parameters"))
         row = product("buffers", "weights that are not released", *factors)
         rows.append(row.during(LOSS_FORWARD, LATER_BACKWARD))
-    if gradients.beside_buffer:
+    if gradients.in_both_precisions:
         factors = (("c", compute, "bytes"), ("P", params.total, "parameters"))
         done = product("buffers", "gradients in compute precision", *factors)
         rows.append(done.during(LAST_LAYER, OPTIMIZER))

@@ -9,8 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cost_models.arrays import FP32, Real
-from cost_models.model.lora import DEQUANTISED_AT_ONCE, STORED_BYTES, frozen_part, has_frozen
+from cost_models.arrays import FP32, Flag, Real
+from cost_models.model.lora import (
+    DEQUANTISED_AT_ONCE,
+    STORED_BYTES,
+    frozen_part,
+    has_frozen,
+    quantised_bytes,
+)
 from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import Weight
 from cost_models.partition.rank_parameters import rank_parameters
@@ -43,6 +49,25 @@ def frozen_bytes(view: RankView) -> Real:
     whole = each * plain.total + stored
     shared = view.software.sharding.frozen_weights & (table.zero_stage >= 3)
     return whole / np.where(shared, np.multiply(1.0, table.shard_ranks), 1.0)
+
+
+def offloads_frozen(view: RankView) -> Flag:
+    """Whether frozen weights leave the device: where ZeRO-3 shards them like all others."""
+    found: Flag = view.table.offloads_weights & view.software.sharding.frozen_weights
+    return found
+
+
+def frozen_layer_bytes(view: RankView) -> Real:
+    """Bytes of a rank's shard of the largest frozen layer, plain and quantised matrices."""
+    model, table = view.model, view.table
+    each = view.workload.master_bytes if view.software.frozen.in_fp32 else view.compute_bytes
+    small = quantised_bytes(view.workload.quantisation)
+    whole: Real = np.zeros(len(table))
+    for quantised, size in ((False, each), (True, small)):
+        part = rank_parameters(frozen_part(model, quantised=quantised), view.rank, table)
+        whole = whole + size * part.largest_layer
+    shard: Real = whole / np.maximum(1, table.shard_ranks)
+    return shard
 
 
 def dequantisation_buffers(view: RankView) -> tuple[Real, Real]:

@@ -11,6 +11,7 @@ from cost_models.columnar.dictionary_encoding import map_values
 from cost_models.columnar.projections import Index, distinct_rows
 from cost_models.partition.recomputed_layers import RecomputedLayers, recomputed_layers
 from cost_models.partition.schedules import V_CODES, ranks_of_stages
+from cost_models.partition.stage_cuts import cut_layers
 from cost_models.partition.stages import (
     PipelineRank,
     contents_of_rank,
@@ -54,7 +55,7 @@ def stages_of(
                 scenario.stage_recompute_layers,
             ),
         }
-        stages = layer_ranges or scenario.pinned_stages(pipeline * virtual)
+        stages = layer_ranges or _uneven_stages(scenario, pipeline * virtual)
         if stages is not None:
             contents.append(distinct_rank_contents(scenario.model, stages, pipeline, **options))
         else:
@@ -76,6 +77,16 @@ def pipeline_rank(
 
 
 def default_layer_ranges(scenario: Scenario, plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Return the stages that the search prices: the scenario's pinned ones, or an even split."""
-    pinned = scenario.pinned_stages(plan.num_stages)
-    return pinned or split_layers(scenario.model.num_layers, plan.num_stages)
+    """Return the stages that the search prices: pinned ones, or as the trainer cuts a model."""
+    uneven = _uneven_stages(scenario, plan.num_stages)
+    return uneven or split_layers(scenario.model.num_layers, plan.num_stages)
+
+
+def _uneven_stages(scenario: Scenario, num_stages: int) -> tuple[tuple[int, int], ...] | None:
+    """Return the scenario's pinned stages, or those of a trainer that cuts unevenly."""
+    if pinned := scenario.pinned_stages(num_stages):
+        return pinned
+    cut = scenario.software.pipeline.stages
+    if cut == "even" or num_stages == 1 or num_stages > scenario.model.num_layers:
+        return None
+    return cut_layers(cut, scenario.model, num_stages)

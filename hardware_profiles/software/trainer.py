@@ -14,10 +14,13 @@ from hardware_profiles.software.kernels import ForwardKernels, Host
 from hardware_profiles.software.profile import Profile, ProfileGroup, profile_of
 
 FOLDER = Path(__file__).parent / "trainers"
+OPTIMIZER_KERNELS: Final = ("fused", "foreach", "for-loop")
 UNKNOWN: Final = "torch-trainer"  # an ordinary training loop of torch
 
 
 CudaGraphs = Literal["none", "layers", "iteration"]
+# even, embedding and head as layers, by parameters, by FLOP: cost_models/partition/stage_cuts.py
+StageCut = Literal["even", "ends", "parameters", "cost"]
 
 
 class Precision(ProfileGroup, frozen=True, kw_only=True):
@@ -39,7 +42,9 @@ class TrainerGradients(ProfileGroup, frozen=True, kw_only=True):
     accumulation_bytes: Amount  # moved per parameter when a micro-batch's gradient is added
     bucket_copies: Amount  # of all gradients, in buckets that replicas all-reduce
     whole_until_update: bool  # ZeRO-1 keeps all of them to the end of the backward pass
-    beside_buffer: bool  # 16-bit gradients stay next to ``whole_buffer`` until the next backward
+    in_both_precisions: (
+        bool  # 16-bit gradients stay next to ``whole_buffer`` until the next backward
+    )
 
 
 class TrainerOptimizer(ProfileGroup, frozen=True, kw_only=True):
@@ -75,6 +80,7 @@ class TrainerPipeline(ProfileGroup, frozen=True, kw_only=True):
 
     splits_backward: bool  # runs schedules that compute weight gradients after input gradients
     fewer_microbatches_than_ranks: bool  # runs 1F1B with fewer micro-batches than pipeline ranks
+    stages: StageCut  # how layers are cut into stages
     scatters_messages: bool  # each tensor-parallel rank sends its part; the receiver gathers
 
 
@@ -275,6 +281,18 @@ def software_profile(name: str) -> SoftwareProfile:
     document = {"name": name, "description": f"{base} with {', '.join(names)}", "inherits": base}
     shared = engines_together(names)
     return profile_of(SoftwareProfile, document, name, software_profile, shared)
+
+
+def with_engines(name: str, kernel: str | None, copies_gradients: bool | None) -> str:
+    """Return a trainer with the kernel of its update, and its copy of gradients, as given.
+
+    >>> with_engines("hf-trainer", "fused", False)
+    'hf-trainer+adamw-fused+uncopied-gradients'
+    """
+    parts = [] if kernel is None else [f"adamw-{kernel}"]
+    if copies_gradients is not None:
+        parts.append("copied-gradients" if copies_gradients else "uncopied-gradients")
+    return PLUS.join([name, *parts])
 
 
 def names_engines(text: str) -> bool:

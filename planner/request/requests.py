@@ -37,7 +37,7 @@ from cost_models.plan.workload import (
 from cost_models.serving.number_formats import KV_PRECISIONS, WEIGHT_PRECISIONS
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import Declared, Option, declared, optional
-from hardware_profiles.software.trainer import software_names
+from hardware_profiles.software.trainer import OPTIMIZER_KERNELS, software_names
 from planner.request import proposals
 from planner.request.choices import ALLOWED, FINDS, OBJECTIVES, ClusterLike
 from planner.request.model import ModelLike
@@ -215,6 +215,26 @@ class LayerOptions:
             help="gradients: {values} (auto: the trainer's)",
             group=TRAINING,
             default="auto: the trainer's precision (its software profile)",
+        ),
+    ] = None
+    optimizer_kernel: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            values=OPTIMIZER_KERNELS,
+            help="the update: one kernel, lists of tensors, or tensor by tensor: {values}",
+            group=TRAINING,
+            default="the trainer's (its software profile)",
+            why="copies of states that live during the update; torch's default is foreach",
+        ),
+    ] = None
+    gradient_copy: Annotated[
+        bool | None,
+        Option(
+            "--gradient-copy/--no-gradient-copy",
+            help="16-bit gradients are copied to fp32 for the update, or not",
+            group=TRAINING,
+            default="the trainer's (its software profile)",
         ),
     ] = None
     master_weights: Annotated[

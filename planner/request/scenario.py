@@ -24,7 +24,11 @@ from cost_models.plan.workload import (
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.software.trainer import software_profile
+from hardware_profiles.software.trainer import (
+    OPTIMIZER_KERNELS,
+    software_profile,
+    with_engines,
+)
 from planner.request.stage_layers import stage_ranges
 
 DEFAULT_SEQ_LEN = 4096
@@ -111,6 +115,8 @@ def build_scenario(
     optimizer: str | None = None,
     optimizer_state_precision: str | None = None,
     gradient_precision: str | None = None,
+    optimizer_kernel: str | None = None,
+    gradient_copy: bool | None = None,
     master_weights: bool | None = None,
     attention_kernel: str | None = None,
     software: str | None = None,
@@ -149,6 +155,9 @@ def build_scenario(
         software
         or default(f"software {DEFAULT_SOFTWARE}", "default: the bundled executor").split()[1]
     )
+    if optimizer_kernel is not None:
+        check_choice("optimizer_kernel", optimizer_kernel, OPTIMIZER_KERNELS)
+    trainer = with_engines(trainer, optimizer_kernel, gradient_copy)
     workload = Workload(
         seq_len=check_count("seq_len", length, MAX_SEQ_LEN),
         global_batch_size=check_count("global_batch_size", batch, MAX_BATCH),

@@ -35,7 +35,8 @@ def kinds(*words: str) -> set[str]:
 def test_commands_and_options() -> None:
     assert proposed("") == list(COMMANDS)
     assert proposed("va") == ["validate"]
-    assert proposed("fit", "gpt2", "8xH100", "--opt") == ["--optimizer", "--optimizer-precision"]
+    optimizers = ["--optimizer", "--optimizer-kernel", "--optimizer-precision"]
+    assert sorted(proposed("fit", "gpt2", "8xH100", "--opt")) == optimizers
     assert "--no-sp" in proposed("fit", "--no")
     assert proposed("plan", "gpt2", "8xH100", "--obj") == ["--objective"]
     assert proposed("no-such-command", "x") == []

@@ -63,10 +63,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "failures": {"failures": "mtbf=50000,restart=11", "tokens": "300B"},
 }
 OF_ALL = {"model", "cluster", "inputs"}  # the subject, and an option of modules alone
+OF_SOFTWARE = {"optimizer_kernel", "gradient_copy"}  # parts of its name in the next command
 
 
 @pytest.mark.parametrize(
-    "name", sorted((set(declared(FitRequest)) & set(declared(PlanRequest))) - OF_ALL)
+    "name", sorted((set(declared(FitRequest)) & set(declared(PlanRequest))) - OF_ALL - OF_SOFTWARE)
 )
 def test_the_next_command_keeps_every_option_that_plan_takes(name: str) -> None:
     given = EXAMPLES[name]
@@ -78,6 +79,12 @@ def test_the_next_command_keeps_every_option_that_plan_takes(name: str) -> None:
     for one in ("model", "cluster", *(set(given) & set(declared(PlanRequest)))):
         wanted = {"model": "llama-3.2-1b", "cluster": "8xH100-SXM"}.get(one, given.get(one))
         assert str(asked[one]) == str(wanted), one
+
+
+def test_engines_that_options_name_are_part_of_the_software() -> None:
+    options = {"software": "hf-trainer", "optimizer_kernel": "fused", "gradient_copy": True}
+    answer = fit("llama-3.2-1b", "8xH100-SXM", zero_stage=1, **options)
+    assert "--software hf-trainer+adamw-fused+copied-gradients" in answer.text()
 
 
 def test_the_next_command_leaves_out_what_plan_does_not_take() -> None:
