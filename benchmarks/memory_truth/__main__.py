@@ -10,7 +10,7 @@ these cases.
     --only TEXT    cases whose line has this text; several: any of them
     --cases LINE   other cases than those of the matrix
     --quick        every seventh case
-    --parts        what the peaks are made of
+    --parts        what the peaks are made of, and the peaks of backward pass and optimizer
     --json         one JSON document
 
 Exits with 1 where a peak is more than 2 % off, or the median of the peaks, or of what one category
@@ -68,6 +68,9 @@ def show(row: dict[str, Any], *, parts: bool) -> None:
             predicted, traced = row["parts"][name] / gib, row["traced_parts"][name] / gib
             if max(predicted, traced) > 5e-4:
                 print(f"    {name:<12} {predicted:9.3f} {traced:9.3f} {predicted - traced:+9.3f}")
+        for name, size in row["phases"].items():
+            predicted, traced = size / gib, row["traced_phases"][name] / gib
+            print(f"    {name:<12} {predicted:9.3f} {traced:9.3f} {predicted - traced:+9.3f} peak")
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

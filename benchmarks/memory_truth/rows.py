@@ -6,11 +6,17 @@ import re
 from typing import Any, Final
 
 from benchmarks.memory_truth.cases import Case
+from cost_models.memory.ledger import MOMENTS
+from cost_models.memory.peak import timelines
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.observed import with_predicted_names
+from cost_models.pricing.prediction import scenario_of
 from executor.counters.memory_peak import MemoryPeak
 from executor.verify.rehearsal import EMBEDDING, HEAD, LOSS, rehearse
 
+# events of the ledger in the phases that the tracer tells apart; peaks of a forward pass before the
+# loss are not priced
+PHASES: Final = {"backward": MOMENTS[1:-1], "optimizer": MOMENTS[-1:]}
 PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 
 
@@ -34,7 +40,17 @@ def row_of(case: Case) -> dict[str, Any]:
         "traced_moment": moment_of(peak),
         "parts": {name: predicted["parts"][name] for name in PARTS},
         "traced_parts": traced_parts(case, peak),
+        "phases": phase_peaks(case),
+        "traced_phases": {name: peak.phase_peaks.get(name, 0) for name in PHASES},
     }
+
+
+def phase_peaks(case: Case) -> dict[str, float]:
+    """Return the largest sum of the ledger's rows at the events of each phase of a step."""
+    file = case.file
+    line = timelines(scenario_of(file), file.plan, file.layer_ranges)[case.stage]
+    sizes = dict(zip(MOMENTS, (float(parts.allocated) for parts in line), strict=True))
+    return {phase: max(sizes[name] for name in names) for phase, names in PHASES.items()}
 
 
 def moment_of(peak: MemoryPeak) -> str:
