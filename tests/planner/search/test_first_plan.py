@@ -60,7 +60,7 @@ def test_a_plan_is_found_where_one_exists(pins: dict[str, Any], size: float, bat
 def test_no_plan_is_found_where_none_fits() -> None:
     pins = {"micro_batch_size": 2, "recompute": "none"}
     scenario = make_scenario("llama", "4xA100-80GB", seq_len=2048, global_batch_size=8)
-    room, less = small(scenario, 1.25e9), small(scenario, 1.1e9)
+    room, less = small(scenario, 2.0e9), small(scenario, 1.8e9)
     assert first_plan(room, pins).plan is not None
     assert first_plan(less, pins).plan is None
     assert not search(less, pins, top=1).fits
