@@ -31,6 +31,7 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import convert, read_json, tidied, write_text_atomically, wrong_value
 from hardware_profiles.software.trainer import (
+    OWN_FILE,
     names_engines,
     profile_names,
     software_names,
@@ -138,7 +139,9 @@ def plan_file_from_dict(values: Mapping[str, Any], where: str) -> PlanFile:
     file = convert(values, _PlanDocument, where)
     model = model_spec(file.model.config, name=file.model.name, where=f"{where}: model: config")
     workload = Workload.from_dict(file.workload, f"{where}: workload")
-    if file.software not in (known := profile_names()) and not names_engines(file.software):
+    known = profile_names()
+    own = file.software in known or file.software.endswith(OWN_FILE)
+    if not own and not names_engines(file.software):
         hint = did_you_mean(file.software, software_names())
         allowed = "one of " + ", ".join(known) + ", or engines" + (f". {hint}" if hint else "")
         raise wrong_value(where, "software", file.software, allowed)

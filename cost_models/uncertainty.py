@@ -12,6 +12,8 @@ from msgspec import Struct
 
 from hardware_profiles.cluster.schema import Accelerator
 from hardware_profiles.software.engine import PLUS
+from hardware_profiles.software.profile import LearnedSpread
+from hardware_profiles.software.trainer import OWN_FILE, software_profile
 
 MemoryKind = Literal["allocated", "reserved", "device"]  # live tensors, allocator, whole device
 
@@ -127,6 +129,12 @@ def time_spread(software: str, accelerator: Accelerator, *, experts: bool = Fals
     """
     if accelerator.device == "cpu":
         return TIME_ON_CPU
+    if software.endswith(OWN_FILE):
+        own = software_profile(software)
+        usual = time_spread(own.inherits, accelerator, experts=experts)
+        if own.learned is None or own.learned.accelerator != accelerator.name:
+            return usual
+        return _narrower(usual, own.learned.time)
     kind = _compared_as(software), accelerator.architecture
     if experts:
         return TIME_OF_EXPERTS.get(kind, TIME_OF_EXPERTS_ELSEWHERE)
@@ -150,12 +158,23 @@ def memory_spread(software: str, kind: MemoryKind = "device") -> Spread:
     """
     if software == "shardplan":
         return MEMORY
+    if software.endswith(OWN_FILE):
+        own = software_profile(software)
+        usual = memory_spread(own.inherits, kind)
+        return usual if own.learned is None else _narrower(usual, own.learned.memory)
     if software in UNDESCRIBED or PLUS in software:
         return MEMORY_UNDESCRIBED
     first = software.split("-")[0]
     if kind == "allocated" and first in ALLOCATED_BY_TRAINER:
         return ALLOCATED_BY_TRAINER[first]
     return MEMORY_BY_TRAINER.get(software, MEMORY_BY_TRAINER.get(first, MEMORY_ELSEWHERE))
+
+
+def _narrower(usual: Spread, learned: LearnedSpread | None) -> Spread:
+    """Return the interval after learning, unless that of the profile without it is narrower."""
+    if learned is None or usual.below + usual.above <= learned.below + learned.above:
+        return usual
+    return Spread(learned.below, learned.above, learned.source)
 
 
 def serving_spreads(accelerator: Accelerator) -> tuple[Spread, Spread]:

@@ -38,6 +38,7 @@ from hardware_profiles.cluster.schema import Cluster
 from planner.answer.answers import FitAnswer
 from planner.api.plan import PlanAnswers
 from planner.explanation.explain import explain as explain
+from planner.learning.answer import learn as learn
 from planner.runs.calibrate import calibrate as calibrate
 from planner.runs.compare import compare as compare
 from planner.serving.fit import ServingAnswer

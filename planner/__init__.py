@@ -7,6 +7,7 @@ planner.explain("plan.json", why_not="tp=16,pp=4")
 planner.compare("plan.json", "other.json")
 planner.calibrate("runs/first", output="cluster.toml")
 planner.validate().groups
+planner.learn("RUNS.csv", "my-trainer.toml")
 """
 
 from importlib import import_module
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from planner.api.fit import fit as fit
     from planner.api.plan import plan as plan
     from planner.explanation.explain import explain as explain
+    from planner.learning.answer import learn as learn
     from planner.runs.calibrate import calibrate as calibrate
     from planner.runs.compare import compare as compare
     from planner.validation.answer import validate as validate
@@ -27,10 +29,11 @@ MODULES: Final = {
     "compare": "planner.runs.compare",
     "calibrate": "planner.runs.calibrate",
     "validate": "planner.validation.answer",
+    "learn": "planner.learning.answer",
 }
 
 
-__all__ = ["calibrate", "compare", "explain", "fit", "plan", "validate"]
+__all__ = ["calibrate", "compare", "explain", "fit", "learn", "plan", "validate"]
 
 
 def __dir__() -> list[str]:

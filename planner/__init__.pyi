@@ -14,13 +14,14 @@ from hardware_profiles.cluster.schema import Cluster
 from planner.answer.answers import FitAnswer
 from planner.api.plan import PlanAnswers
 from planner.explanation.explain import explain as explain
+from planner.learning.answer import learn as learn
 from planner.runs.calibrate import calibrate as calibrate
 from planner.runs.compare import compare as compare
 from planner.serving.fit import ServingAnswer
 from planner.traced.answers import TracedFitAnswer
 from planner.validation.answer import validate as validate
 
-__all__ = ["calibrate", "compare", "explain", "fit", "plan", "validate"]
+__all__ = ["calibrate", "compare", "explain", "fit", "learn", "plan", "validate"]
 
 def fit(
     model: str | Path | Mapping[str, Any] | ModelSpec,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hardware_profiles.software.profile import Profile
 from hardware_profiles.software.trainer import FOLDER, profile_names, software_profile
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +99,7 @@ def test_every_number_of_a_software_profile_has_a_source(name: str) -> None:
     profile = software_profile(name)
     assert profile.name == name
     assert profile.description
-    groups = [f for f in profile.__struct_fields__ if f not in ("name", "description", "sources")]
+    groups = [f for f in profile.__struct_fields__ if f not in Profile.__struct_fields__]
     figures = [f"{g}.{f}" for g in groups for f in getattr(profile, g).__struct_fields__]
     assert set(profile.sources) == set(figures)
     assert all(len(source) >= 4 for source in profile.sources.values())

@@ -126,16 +126,18 @@ def rates(
         best = sustained(accelerator, precision, best)
         eight = None if eight is None else sustained(accelerator, "bf16", eight)
     launch, units = accelerator.kernel_launch, accelerator.compute_units
+    share = 1.0 if measured else software.kernels.rate_share
+    single = None if measured else best_matmul(accelerator, "fp32")
     return Rates(
-        matmul=best,
-        memory=accelerator.memory_bandwidth.value * (1.0 if measured else MEMORY_SHARE),
+        matmul=share * best,
+        memory=accelerator.memory_bandwidth.value * (1.0 if measured else share * MEMORY_SHARE),
         operator=launch.value if launch is not None else software.host.operator_seconds,
         host_is_device=measured,
         score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
-        core=eight,
+        core=None if eight is None else share * eight,
         setup=setup,
         copies_fp8=accelerator.architecture == "Hopper",
-        single=None if measured else best_matmul(accelerator, "fp32"),
+        single=None if single is None else share * single,
         flash=_flash_share(accelerator.architecture, software.kernels.flash_share_since_hopper),
         units=0.0 if measured or units is None else units.value,
         pads_matmuls=software.kernels.pads_matmuls,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hardware_profiles.fields import Amount
+from hardware_profiles.fields import Amount, Positive
 from hardware_profiles.software.profile import ProfileGroup
 
 
@@ -23,6 +23,7 @@ class ForwardKernels(ProfileGroup, frozen=True, kw_only=True):
     rotary_accesses: Amount  # per query/key element
     dropout_accesses: Amount  # per element of a dropout that is its own kernel
     eager_scores_accesses: Amount  # per head and pair of tokens
+    rate_share: Positive  # of the matmul and memory rates expected of a GPU
     flash_efficiency: Amount  # of the achievable matmul rate, on the FLOPs executed
     flash_share_since_hopper: Amount  # of that, on Hopper and later
     pads_matmuls: bool  # 16-bit operands whose rows are no multiple of 8 elements

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from msgspec import Struct, to_builtins
+from msgspec import Meta, Struct, to_builtins
 from msgspec.structs import fields, replace
 
 from hardware_profiles.fields import convert
+
+Share = Annotated[float, Meta(ge=0.0, le=10.0)]
 
 
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,12 +24,31 @@ class ProfileGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A group of figures; their bounds are in their types."""
 
 
+class LearnedSpread(Struct, frozen=True, forbid_unknown_fields=True):
+    """Relative distance of a measurement below and above its prediction, and the source of both."""
+
+    below: Share
+    above: Share
+    source: str
+
+
+class Learned(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a profile of a user's own was learned from (``shardplan learn``)."""
+
+    runs: Annotated[int, Meta(ge=1)]
+    accelerator: str
+    time: LearnedSpread | None = None  # None: no run measured it
+    memory: LearnedSpread | None = None
+
+
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A profile; a subclass adds its groups, each a Struct of figures."""
 
     name: str
     description: str
     sources: Mapping[str, str]  # by "group.figure"
+    inherits: str = ""  # the profile of which a file of a user's own changes figures
+    learned: Learned | None = None
 
     def changed(self, figures: Mapping[str, Any]) -> Self:
         """Return the profile with other figures, given by "group.figure"."""

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import Amount, convert, read_toml
 from hardware_profiles.software.engine import PLUS, engine_names, engines_together
@@ -16,6 +18,7 @@ from hardware_profiles.software.profile import Profile, ProfileGroup, profile_of
 FOLDER = Path(__file__).parent / "trainers"
 OPTIMIZER_KERNELS: Final = ("fused", "foreach", "for-loop")
 UNKNOWN: Final = "torch-trainer"  # an ordinary training loop of torch
+OWN_FILE: Final = ".toml"  # a profile of a user's own is named by its file
 
 
 CudaGraphs = Literal["none", "layers", "iteration"]
@@ -262,7 +265,8 @@ def software_profile(name: str) -> SoftwareProfile:
     """Load a software profile by name, or compose one: ``fsdp2+adamw-fused``.
 
     An expression may begin with a profile, of which its engines are parts: ``hf-trainer+fsdp2``.
-    Without one they are parts of an ordinary training loop (``UNKNOWN``).
+    Without one they are parts of an ordinary training loop (``UNKNOWN``). A name that ends in
+    ``.toml`` is a user's file.
 
     >>> software_profile("fsdp2+adamw-fused").optimizer.fused
     True
@@ -273,6 +277,8 @@ def software_profile(name: str) -> SoftwareProfile:
         engines = convert(document.pop("engines", []), list[str], f"{path}: engines")
         shared = engines_together(engines)
         return profile_of(SoftwareProfile, document, str(path), software_profile, shared)
+    if name.endswith(OWN_FILE):
+        return _own_profile(name)
     names = [part.strip() for part in name.split(PLUS)]
     base = names.pop(0) if names[0] in profile_names() else UNKNOWN
     for part in names:
@@ -293,6 +299,24 @@ def with_engines(name: str, kernel: str | None, copies_gradients: bool | None) -
     if copies_gradients is not None:
         parts.append("copied-gradients" if copies_gradients else "uncopied-gradients")
     return PLUS.join([name, *parts])
+
+
+def _own_profile(name: str) -> SoftwareProfile:
+    """Load a user's file: a profile that it inherits, and other figures (``shardplan learn``)."""
+    document = {
+        "inherits": UNKNOWN,
+        "description": "",
+        **read_toml(Path(name), "a software profile"),
+    }
+    parent = convert(document["inherits"], str, f"{name}: inherits")
+    if parent.endswith(OWN_FILE):
+        raise InputError(f"{name}: inherits = {parent!r} (must be a profile of shardplan)")
+    try:
+        software_profile(parent)
+    except InputError as error:
+        raise InputError(f"{name}: inherits: {error}") from None
+    found = profile_of(SoftwareProfile, {**document, "name": name}, name, software_profile)
+    return replace(found, inherits=parent)
 
 
 def names_engines(text: str) -> bool:

@@ -21,7 +21,7 @@ from cost_models.uncertainty import (
 )
 from hardware_profiles.cluster.schema import Figure
 
-Confidence = Literal["measured", "published", "datasheet"]
+Confidence = Literal["measured", "published", "learned", "datasheet"]
 # families, precisions and accelerators of the published runs that the time model was validated on
 COMPARED_FAMILIES: Final = ("gpt2", "llama")
 COMPARED_PRECISIONS: Final = ("bf16", "fp16")
@@ -55,11 +55,15 @@ def confidence(scenario: Scenario) -> Confidence:
     measured   the rates were measured on this machine
     published  ``shardplan validate`` compares with published runs of this trainer on this
                accelerator, with the same model family and precision, and the intervals contain them
+    learned    a file of ``shardplan learn`` was learned on this accelerator
     datasheet  no such run: rates come from the vendor, the error from other runs
     """
     accelerator = scenario.cluster.accelerator
     if accelerator.device == "cpu":
         return "measured"
+    learned = scenario.software.learned
+    if learned is not None and learned.accelerator == accelerator.name:
+        return "learned"
     alike = (
         accelerator.name in COMPARED
         and was_compared(scenario.software.name, accelerator)
@@ -101,6 +105,10 @@ def _time_words(scenario: Scenario) -> str:
     if level == "published" and found is not None:
         only = found.sources[0]
         return f"published: {_words(found, chip.name)} (shardplan validate --time --only {only})"
+    learned = scenario.software.learned
+    if level == "learned" and learned is not None:
+        runs = f"{learned.runs} run{'s' if learned.runs > 1 else ''}"
+        return f"learned: {scenario.software.name} explains {runs} of your own on {chip.name}"
     words = "datasheet: rates come from the vendor; "
     if found is None:
         kind = "a mixture of experts" if scenario.model.has_experts else "this trainer"

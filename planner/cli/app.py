@@ -67,6 +67,10 @@ COMMANDS: Final = {
         "planner.cli.runs:compare",
         "The differences, term by term, of two plans, or of a plan and a run of it.",
     ),
+    "learn": (
+        "planner.cli.learn:learn",
+        "Learn what your trainer does from one to five short runs; --software takes the result.",
+    ),
     "calibrate": (
         "planner.cli.runs:calibrate",
         "Improve predictions for a cluster: from runs, or by a new measurement of this machine.",

@@ -36,6 +36,10 @@ EXAMPLES: Final = {
         "shardplan completion bash >> ~/.bash_completion",
         "shardplan completion fish > ~/.config/fish/completions/shardplan.fish",
     ),
+    "learn": (
+        "shardplan learn RUNS.csv -o my-trainer.toml",
+        "shardplan learn RUNS.csv -o my-trainer.toml --force --json",
+    ),
     "calibrate": (
         "shardplan calibrate --processes 2",
         "shardplan calibrate --from runs/first -o cluster.toml",

@@ -22,7 +22,7 @@ from tests.planner.runs.recorded import plan_file, write_run
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = "2xA100-80GB"
-PUBLIC = ("calibrate", "compare", "explain", "fit", "plan", "validate")
+PUBLIC = ("calibrate", "compare", "explain", "fit", "learn", "plan", "validate")
 MODEL = {
     "model_type": "llama",
     "vocab_size": 512,

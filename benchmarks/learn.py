@@ -1,0 +1,309 @@
+"""What ``shardplan learn`` gains: ``python -m benchmarks.learn``. Takes about half an hour.
+
+For every source of published and unseen runs, and every trainer and accelerator in it with enough
+runs: learns from 1, 2, 3 and 5 of them (several random draws), and predicts others of the same
+source, trainer and accelerator with the learned profile. Prints the median error of step time and
+of peak memory before and after, and the share inside the stated interval. Both the prior of the
+mechanisms and the interval are fitted on all other sources.
+
+``--fit``: prints the prior of all sources and the intervals for planner/learning/prior.toml.
+``--quick``: one draw, few runs of each source.
+
+Prior: one line search for each number, one after the other: the value with the largest mean over
+sources of the log evidence of a measured quantity (at least -1 for a source, trainer and
+accelerator, so that no broken table decides). Without a source each number is searched again, with
+the others as they are.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from msgspec.structs import replace
+
+from benchmarks.accuracy import UNSEEN
+from benchmarks.memory_intervals import shortest
+from planner.learning.effects import (
+    Effects,
+    MeasuredRun,
+    effects,
+    log_predictions,
+    measured_run,
+)
+from planner.learning.mechanisms import RATES, Prior, published_prior
+from planner.learning.posterior import posterior
+from planner.learning.refinement import refined
+from planner.validation.case import case_of
+from planner.validation.pricing import why_impossible
+from planner.validation.reading import Unpriceable
+from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.words import words_table
+
+AFTER: Final = (1, 2, 3, 5)  # runs
+FEWEST: Final = 4  # runs of a source, a trainer and an accelerator
+MOST: Final = 16  # of them that are priced
+PREDICTED: Final = 6  # others that are predicted in a draw
+STEPS: Final = tuple(2.0 ** (0.5 * n) for n in range(-4, 5))  # times a number of the prior
+LEAST: Final = -1.0  # log evidence of a measured quantity of a group
+WIDEST: Final = 0.7  # of a logarithm: a factor of two
+SUMS_OF_LAYERS: Final = ("vtrain-single",)  # no measurements of steps
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs of one source, trainer and accelerator, and their effects."""
+
+    source: str
+    trainer: str
+    runs: Sequence[MeasuredRun]
+    effects: Effects
+    measured: np.ndarray
+
+
+def runs_by_group(most: int = MOST) -> dict[tuple[str, ...], list[MeasuredRun]]:
+    """Return measured runs by source, trainer and accelerator, some of the large groups."""
+    groups: dict[tuple[str, ...], list[MeasuredRun]] = defaultdict(list)
+    for path in (PUBLISHED, *UNSEEN.values()):
+        for row in read_runs(path):
+            try:
+                case = case_of(row)
+            except Unpriceable:
+                continue
+            run = measured_run(case)
+            if run is None or row.group in SUMS_OF_LAYERS or why_impossible(case):
+                continue
+            software, chip = case.scenario.software, case.scenario.cluster.accelerator.name
+            groups[row.group, software.name, chip, repr(software)].append(run)
+    chosen = {}
+    for key, runs in groups.items():
+        if len(runs) >= FEWEST:
+            random.Random(len(runs)).shuffle(runs)
+            chosen[key] = runs[:most]
+    return chosen
+
+
+def priced_group(key: tuple[str, ...], runs: Sequence[MeasuredRun], prior: Prior) -> Group:
+    """Price all mechanisms for a group."""
+    found = effects([run.case for run in runs], prior)
+    measured = np.array([run.logs for run in runs])
+    left_out = words_table().left_out
+    for quantity, sources in enumerate((left_out.time, left_out.memory)):
+        if key[0] in sources:
+            measured[:, quantity] = np.nan
+    return Group(key[0], f"{key[1]}, {key[2]}", runs, found, measured)
+
+
+def with_widths(group: Group, before: Prior, after: Prior) -> Effects:
+    """Return the effects under other widths of the rates."""
+    scale = [after.widths[r.figure] / before.widths[r.figure] for r in group.effects.rates]
+    from dataclasses import replace as changed
+
+    return changed(group.effects, by_rate=group.effects.by_rate * np.array(scale)[:, None, None])
+
+
+def evidence(group: Group, before: Prior, prior: Prior) -> float:
+    """Return the log evidence of a measured quantity of a group, mean over its quantities."""
+    found = posterior(with_widths(group, before, prior), group.measured, prior)
+    return max(LEAST, found.log_evidence / max(1, int((~np.isnan(group.measured)).sum())))
+
+
+def variants(prior: Prior) -> dict[str, list[Prior]]:
+    """Return priors that differ in one number, by its name."""
+    found = {"departs": [replace(prior, departs=min(0.9, s * prior.departs)) for s in STEPS]}
+    for name in ("time", "memory"):
+        value = getattr(prior.noise, name)
+        found[f"noise.{name}"] = [
+            replace(prior, noise=replace(prior.noise, **{name: s * value})) for s in STEPS
+        ]
+    for rate in RATES:
+        most = WIDEST if rate.scale == "log" else np.inf
+        widths = [min(most, s * prior.widths[rate.figure]) for s in STEPS]
+        found[rate.figure] = [
+            replace(prior, widths={**prior.widths, rate.figure: width}) for width in widths
+        ]
+    return found
+
+
+def by_source(groups: Sequence[Group], before: Prior, priors: Sequence[Prior]) -> pd.DataFrame:
+    """Return the mean evidence of every source (index) under each prior."""
+    columns = [[evidence(group, before, one) for group in groups] for one in priors]
+    frame = pd.DataFrame(np.array(columns).T, index=[group.source for group in groups])
+    return frame.groupby(level=0).mean()
+
+
+def fitted(groups: Sequence[Group], before: Prior) -> Prior:
+    """Return the prior with the largest evidence, number by number."""
+    found = before
+    for name in variants(before):
+        priors = variants(found)[name]
+        found = priors[int(np.argmax(by_source(groups, before, priors).mean().to_numpy()))]
+    return found
+
+
+def without_source(tables: Mapping[str, pd.DataFrame], prior: Prior, source: str) -> Prior:
+    """Return the prior with every number at its largest evidence over all other sources."""
+    changed = prior
+    for name, priors in variants(prior).items():
+        table = tables[name].drop(index=source, errors="ignore")
+        one = priors[int(np.argmax(table.mean().to_numpy()))]
+        if name == "departs":
+            changed = replace(changed, departs=one.departs)
+        elif name.startswith("noise."):
+            key = name.removeprefix("noise.")
+            value = getattr(one.noise, key)
+            changed = replace(changed, noise=replace(changed.noise, **{key: value}))
+        else:
+            changed = replace(changed, widths={**changed.widths, name: one.widths[name]})
+    return changed
+
+
+def draws_of(
+    group: Group, before: Prior, prior: Prior, number: int, draws: int, predicted: int
+) -> list[dict[str, object]]:
+    """Learn from random runs of a group; return errors of others, before and after."""
+    found = []
+    generator = random.Random(number)
+    under = with_widths(group, before, prior)
+    for draw in range(draws):
+        order = generator.sample(range(len(group.runs)), len(group.runs))
+        own, others = order[:number], order[number : number + predicted]
+        if not others or np.isnan(group.effects.base[own]).any():
+            continue
+        cases = [group.runs[n].case for n in own]
+        effects_of_own = under.of(own)
+        known = posterior(effects_of_own, group.measured[own], prior)
+        learned = refined(effects_of_own, cases, group.measured[own], known, prior)
+        after = log_predictions([group.runs[n].case for n in others], learned.figures)
+        for place, n in enumerate(others):
+            for quantity, name in enumerate(("time", "memory")):
+                measured = group.measured[n, quantity]
+                if np.isnan(measured) or np.isnan(after[place, quantity]):
+                    continue
+                if np.isnan(group.measured[own, quantity]).all():
+                    continue  # no run measured it
+                found.append(
+                    {
+                        "source": group.source,
+                        "trainer": group.trainer,
+                        "quantity": name,
+                        "runs": number,
+                        "draw": draw,
+                        "before": np.exp(measured - group.effects.base[n, quantity]) - 1.0,
+                        "after": np.exp(measured - after[place, quantity]) - 1.0,
+                    }
+                )
+    return found
+
+
+def interval_of(rows: pd.DataFrame) -> tuple[float, float]:
+    """Return the shortest interval after learning; sources count the same."""
+    share = 1.0 / rows.groupby("source").after.transform("size")
+    return shortest(rows.after.to_numpy(), share.to_numpy())
+
+
+def size(errors: pd.Series) -> pd.Series:
+    """Return absolute errors, relative to the measurement."""
+    return (1.0 / (1.0 + errors) - 1.0).abs()
+
+
+def summary(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Return median errors before and after by runs, and the share inside the interval."""
+    found = []
+    for key, part in rows.groupby(list(names)):
+        before, after = size(part.before), size(part.after)
+        found.append(
+            {
+                **dict(zip(names, key, strict=True)),
+                "predicted": len(part),
+                "before": before.median(),
+                "after": after.median(),
+                "90th before": before.quantile(0.9),
+                "90th after": after.quantile(0.9),
+                "bias before": (1.0 / (1.0 + part.before) - 1.0).mean(),
+                "bias after": (1.0 / (1.0 + part.after) - 1.0).mean(),
+                "inside": part.inside.mean(),
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def with_coverage(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add whether a run is inside the interval that holds 90 % of the runs of all other sources."""
+    rows = rows.assign(inside=False)
+    for _, part in rows.groupby(["quantity", "runs"]):
+        for source in part.source.unique():
+            below, above = interval_of(part[part.source != source])
+            own = part[part.source == source].after
+            rows.loc[own.index, "inside"] = (own >= -below) & (own <= above)
+    return rows
+
+
+def prior_toml(prior: Prior, rows: pd.DataFrame) -> str:
+    """Return prior.toml without its comments."""
+    lines = [f"departs = {prior.departs:.2g}", "", "[noise]"]
+    lines += [f"{name} = {getattr(prior.noise, name):.2g}" for name in ("time", "memory")]
+    lines += ["", "[widths]", *(f'"{name}" = {width:.2g}' for name, width in prior.widths.items())]
+    for number in AFTER:
+        lines += ["", "[[after]]", f"runs = {number}"]
+        for quantity in ("time", "memory"):
+            part = rows[(rows.quantity == quantity) & (rows.runs == number)]
+            below, above = (np.ceil(200.0 * end) / 200.0 for end in interval_of(part))
+            source = f"python -m benchmarks.learn: sources left out, after {number} run"
+            source += "s" if number > 1 else ""
+            lines.append(
+                f'{quantity} = {{ below = {below:.3f}, above = {above:.3f}, source = "{source}" }}'
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the tables."""
+    quick, fit = "--quick" in sys.argv[1:], "--fit" in sys.argv[1:]
+    prior = published_prior()
+    by_group = runs_by_group(8 if quick else MOST)
+    groups = []
+    for key, runs in by_group.items():
+        print(f"pricing {', '.join(key[:3])}: {len(runs)} runs", file=sys.stderr, flush=True)
+        group = priced_group(key, runs, prior)
+        if not np.isnan(group.measured).all():
+            groups.append(group)
+    report(groups, prior, draws=1 if quick else 3, fit=fit)
+
+
+def report(groups: Sequence[Group], before: Prior, *, draws: int, fit: bool) -> None:
+    """Fit the prior without each source, learn, predict, and print."""
+    full = fitted(groups, before) if fit else before
+    tables = {name: by_source(groups, before, priors) for name, priors in variants(full).items()}
+    records: list[dict[str, object]] = []
+    for group in groups:
+        print(f"learning {group.source}, {group.trainer}", file=sys.stderr, flush=True)
+        prior = without_source(tables, full, group.source)
+        for number in AFTER:
+            records += draws_of(group, before, prior, number, draws, PREDICTED)
+    rows = with_coverage(pd.DataFrame(records))
+    unseen = {row.group for path in UNSEEN.values() for row in read_runs(path)}
+    rows = rows.assign(unseen=rows.source.isin(unseen))
+    percent = "{:.1%}".format
+    signed = "{:+.1%}".format
+    for quantity, part in rows.groupby("quantity"):
+        for names in (["runs"], ["unseen", "runs"], ["source", "runs"]):
+            table = summary(part, names)
+            formats = {
+                name: signed if "bias" in name else percent
+                for name in table.columns[len(names) + 1 :]
+            }
+            text = table.to_string(index=False, formatters=formats)
+            print(f"\n{quantity}, by {' and '.join(names)}\n{text}")
+    if fit:
+        print(f"\n{prior_toml(full, rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""``learn``: a software profile of a user's own from one to five short runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from msgspec.structs import asdict
+
+from hardware_profiles.arguments import names_arguments
+from hardware_profiles.errors import InputError
+from hardware_profiles.software.profile import LearnedSpread
+from planner.learning.conclusions import (
+    ComparedRun,
+    Conclusion,
+    about_rates,
+    about_switches,
+    compared_runs,
+    rate_range,
+)
+from planner.learning.effects import (
+    Logs,
+    MeasuredRun,
+    effects,
+    log_predictions,
+    measured_run,
+)
+from planner.learning.mechanisms import Prior, published_prior
+from planner.learning.next_run import NextRun, next_runs
+from planner.learning.posterior import posterior
+from planner.learning.profile_file import profile_toml, write_profile
+from planner.learning.refinement import refined
+from planner.text.answer import SCHEMA_VERSION, Answer
+from planner.validation.case import case_of
+from planner.validation.pricing import why_impossible
+from planner.validation.reading import Unpriceable
+from planner.validation.runs_file import BadCell, read_runs_file
+
+MOST_RUNS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LearnAnswer(Answer):
+    """Conclusions from runs, and the profile that was written."""
+
+    path: Path
+    source: str
+    trainer: str
+    accelerator: str
+    runs: tuple[ComparedRun, ...]
+    conclusions: tuple[Conclusion, ...]
+    next_runs: tuple[NextRun, ...]
+    spreads: dict[str, LearnedSpread]
+    profile: str  # contents of the file
+    skipped: dict[str, str]
+    bad_cells: tuple[BadCell, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        from dataclasses import asdict as fields_of
+
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "written": str(self.path),
+            "software": self.trainer,
+            "accelerator": self.accelerator,
+            "runs": [fields_of(run) for run in self.runs],
+            "conclusions": [fields_of(conclusion) for conclusion in self.conclusions],
+            "next_runs": [fields_of(run) for run in self.next_runs],
+            "intervals": {name: asdict(spread) for name, spread in self.spreads.items()},
+            "skipped": self.skipped,
+        }
+
+    def __str__(self) -> str:
+        from planner.learning.text import learned_text
+
+        return learned_text(
+            f"{self.trainer} on {self.accelerator}",
+            self.runs,
+            self.conclusions,
+            self.next_runs,
+            self.spreads,
+            self.skipped,
+            self.path,
+        )
+
+
+@names_arguments("planner.learn")
+def learn(
+    runs: str | Path, output: str | Path | None = None, *, force: bool = False
+) -> LearnAnswer:
+    """Learn the switches and rates of a trainer from measured runs, and write its profile.
+
+    ``runs``: a RUNS.csv (docs/validate.md) of one trainer on one kind of accelerator; ``output``:
+    the profile, which ``software=`` of ``fit`` and ``plan`` accepts.
+    """
+    if output is None:
+        raise InputError("learn needs a file to write: output=FILE.toml")
+    path, target = Path(runs), Path(output)
+    if target.suffix != ".toml":
+        raise InputError(f"{target}: must end in .toml (--software reads such files as profiles)")
+    if target.exists() and not force:
+        raise InputError(f"{target}: exists already; choose another name or add --force")
+    file = read_runs_file(path)
+    measured, skipped = [], {}
+    for row in file.rows:
+        try:
+            case = case_of(row)
+        except Unpriceable as error:
+            skipped[row.name] = str(error)
+            continue
+        run, impossible = measured_run(case), why_impossible(case)
+        if run is None or impossible is not None:
+            skipped[row.name] = impossible or "neither step time nor peak memory can be compared"
+        else:
+            measured.append(run)
+    _require_one_trainer(path, measured, skipped)
+    prior = published_prior()
+    answer = _learned(path, target, measured, prior, skipped, file.bad_cells)
+    write_profile(target, answer.profile, force=force)
+    return answer
+
+
+def _require_one_trainer(path: Path, runs: Sequence[MeasuredRun], skipped: dict[str, str]) -> None:
+    """Raise where no run can be used, or where runs need profiles or machines of their own."""
+    if not runs:
+        name, reason = next(iter(skipped.items()))
+        rest = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
+        raise InputError(f"{path}: no run to learn from: {name}: {reason}{rest}")
+    if len(runs) > MOST_RUNS:
+        raise InputError(f"{path}: {len(runs)} runs (must be 1 to {MOST_RUNS}; five tell most)")
+    for what, names in (
+        ("trainers", {run.case.scenario.software.name for run in runs}),
+        ("accelerators", {run.case.scenario.cluster.accelerator.name for run in runs}),
+    ):
+        if len(names) > 1:
+            raise InputError(
+                f"{path}: runs of {len(names)} {what}: {', '.join(sorted(names))} (must be one; "
+                "write a file for each)"
+            )
+    if runs[0].case.scenario.cluster.accelerator.device == "cpu":
+        raise InputError(
+            f"{path}: runs on CPU processes: shardplan calibrate measures this machine"
+        )
+
+
+def _learned(
+    path: Path,
+    target: Path,
+    runs: Sequence[MeasuredRun],
+    prior: Prior,
+    skipped: dict[str, str],
+    bad_cells: tuple[BadCell, ...],
+) -> LearnAnswer:
+    cases, measured = [run.case for run in runs], np.array([run.logs for run in runs])
+    software = cases[0].scenario.software
+    known = effects(cases, prior)
+    priced = ~np.isnan(known.base).any(axis=1)
+    if not priced.any():
+        raise InputError(f"{path}: no run to learn from: no price of {cases[0].row.name} is known")
+    found = posterior(known, measured, prior)
+    learned = refined(known, cases, measured, found, prior)
+    after = log_predictions(cases, learned.figures)
+    spreads = _spreads(measured, prior)
+    conclusions = tuple(about_switches(known, found, learned, prior)) + tuple(
+        about_rates(known, found, learned, software, prior)
+    )
+    ranges = {
+        rate.figure: f": {rate_range(rate.figure, known, found, learned, software, prior)} (90 %)"
+        for rate in known.rates
+    }
+    accelerator = cases[0].scenario.cluster.accelerator.name
+    text = profile_toml(
+        software,
+        learned.figures,
+        ranges,
+        runs=len(runs),
+        source=path.name,
+        accelerator=accelerator,
+        spreads=spreads,
+    )
+    return LearnAnswer(
+        path=target,
+        source=path.name,
+        trainer=software.name,
+        accelerator=accelerator,
+        runs=tuple(compared_runs(runs, known.base, after)),
+        conclusions=conclusions,
+        next_runs=tuple(next_runs(cases, known, found, prior)),
+        spreads=spreads,
+        profile=text,
+        skipped=skipped,
+        bad_cells=bad_cells,
+    )
+
+
+def _spreads(measured: Logs, prior: Prior) -> dict[str, LearnedSpread]:
+    """Return the intervals after as many runs as measured each quantity."""
+    spreads = {}
+    for quantity, name in enumerate(("time", "memory")):
+        after = prior.spreads(int((~np.isnan(measured[:, quantity])).sum()))
+        if after is not None:
+            spreads[name] = getattr(after, name)
+    return spreads

@@ -1,0 +1,100 @@
+"""An answer of ``learn`` as text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from cost_models.text_tables import aligned
+from cost_models.units import format_gib, format_seconds
+from hardware_profiles.software.profile import LearnedSpread
+from planner.learning.conclusions import ComparedRun, Conclusion
+from planner.learning.next_run import NextRun
+
+WIDTH: Final = 80
+TITLES: Final = {"concluded": "Concluded", "leaning": "More likely", "unknown": "Could not tell"}
+WORTH: Final = 0.1  # nats: a run that is expected to tell less tells almost nothing
+MOST: Final = 3  # next runs
+
+
+def learned_text(
+    trainer: str,
+    runs: Sequence[ComparedRun],
+    conclusions: Sequence[Conclusion],
+    next_runs: Sequence[NextRun],
+    spreads: Mapping[str, LearnedSpread],
+    skipped: Mapping[str, str],
+    path: Path,
+) -> str:
+    """Return runs, conclusions, what is open, the next run and the intervals."""
+    lines = [f"{len(runs)} run{'s' if len(runs) > 1 else ''} of {trainer}", "", *_runs(runs)]
+    for verdict, title in TITLES.items():
+        found = [one for one in conclusions if one.verdict == verdict]
+        if not found:
+            continue
+        lines.append("")
+        if verdict == "unknown":
+            names = ", ".join(one.mechanism for one in found)
+            lines += textwrap.wrap(f"{title}: {names}", WIDTH)
+            continue
+        lines.append(title)
+        for one in found:
+            lines += _wrapped(f"{one.mechanism:<28}{one.value}", one.words)
+    lines += ["", *_next(next_runs)]
+    for name, spread in spreads.items():
+        what = "Step time" if name == "time" else "Peak memory"
+        lines.append(
+            f"{what:<12}{-100 * spread.below:+.1f} to {100 * spread.above:+.1f} % around "
+            "predictions on this accelerator (90 %)"
+        )
+    if skipped:
+        name, reason = next(iter(skipped.items()))
+        more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+        lines += textwrap.wrap(f"Left out: {name}: {reason}{more}", WIDTH)
+    lines.append(f"wrote {path}: shardplan fit MODEL CLUSTER --software {path}")
+    return "\n".join(lines)
+
+
+def _runs(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return a table of the runs before and after."""
+    rows = [["run", "", "measured", "before", "error", "after", "error"]]
+    for run in runs:
+        quantities = (
+            ("step", run.step, run.step_before, run.step_after, format_seconds),
+            ("peak, GiB", run.peak, run.peak_before, run.peak_after, format_gib),
+        )
+        name = run.run[:24]
+        for what, measured, before, after, words in quantities:
+            if measured is None:
+                continue
+            errors = [f"{100 * (value / measured - 1):+.1f} %" for value in (before, after)]
+            rows.append(
+                [name, what, words(measured), words(before), errors[0], words(after), errors[1]]
+            )
+            name = ""
+    return aligned(rows, (0, 1))
+
+
+def _wrapped(first: str, words: str) -> list[str]:
+    """Return a conclusion and its words, the words on a line of their own where need be."""
+    line = f"  {first} ({words})"
+    if len(line) <= WIDTH:
+        return [line]
+    indent = " " * 30
+    return [
+        f"  {first}",
+        *textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=indent),
+    ]
+
+
+def _next(runs: Sequence[NextRun]) -> Iterator[str]:
+    """Yield the next runs that tell most, in bits."""
+    worth = [run for run in runs if run.nats >= WORTH][:MOST]
+    if not worth:
+        yield "Next run: none of those tried would tell much more"
+        return
+    for number, run in enumerate(worth):
+        head = "Next run" if number == 0 else ""
+        yield f"{head:<12}{run.words}: tells {run.nats / 0.6931:.1f} bits"
