@@ -44,7 +44,6 @@ from planner.validation.case import case_of
 from planner.validation.pricing import why_impossible
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, read_runs
-from planner.validation.words import words_table
 
 AFTER: Final = (1, 2, 3, 5)  # runs
 FEWEST: Final = 4  # runs of a source, a trainer and an accelerator
@@ -93,10 +92,7 @@ def priced_group(key: tuple[str, ...], runs: Sequence[MeasuredRun], prior: Prior
     """Price all mechanisms for a group."""
     found = effects([run.case for run in runs], prior)
     measured = np.array([run.logs for run in runs])
-    left_out = words_table().left_out
-    for quantity, sources in enumerate((left_out.time, left_out.memory)):
-        if key[0] in sources:
-            measured[:, quantity] = np.nan
+    measured[[run.case.row.left_out is not None for run in runs], 0] = np.nan
     return Group(key[0], f"{key[1]}, {key[2]}", runs, found, measured)
 
 
@@ -274,7 +270,7 @@ def main() -> None:
         group = priced_group(key, runs, prior)
         if not np.isnan(group.measured).all():
             groups.append(group)
-    report(groups, prior, draws=1 if quick else 3, fit=fit)
+    report(groups, prior, draws=1 if quick else 2, fit=fit)
 
 
 def report(groups: Sequence[Group], before: Prior, *, draws: int, fit: bool) -> None:

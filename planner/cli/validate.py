@@ -8,6 +8,7 @@ from typing import Annotated
 from hardware_profiles.errors import InputError
 from hardware_profiles.message import error_text
 from hardware_profiles.options import Option
+from hardware_profiles.software.trainer import software_names
 from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json
 
@@ -40,6 +41,15 @@ def validate(
             help="a source group (may be repeated): {values}",
         ),
     ] = None,
+    software: Annotated[
+        str | None,
+        Option(
+            "--software",
+            metavar="NAME",
+            values=software_names,
+            help="profile of all rows, such as a file of shardplan learn",
+        ),
+    ] = None,
     time: Annotated[bool, Option("--time", help="only step times")] = False,
     memory: Annotated[bool, Option("--memory", help="only peak memory")] = False,
     force: Force = False,
@@ -47,7 +57,7 @@ def validate(
 ) -> int:
     """Print predictions beside measurements by row and by group; 2 where cells cannot be read."""
     from planner.text.answer import json_text
-    from planner.validation.answer import refuse_existing_files
+    from planner.validation.answer import What, refuse_existing_files
     from planner.validation.answer import validate as ask
     from planner.validation.runs_file import bad_cells_text
 
@@ -55,7 +65,8 @@ def validate(
         raise InputError("--time and --memory: choose one of them, or none for both")
     if output is not None:
         refuse_existing_files(output, force=force)
-    answer = ask(runs, only=only, what="time" if time else "memory" if memory else None)
+    what: What | None = "time" if time else "memory" if memory else None
+    answer = ask(runs, only=only, what=what, software=software)
     if output is not None:
         answer.write(output, force=force)
     show(json_text(answer.to_dict()) if json else answer.without_bad_cells())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import asdict
 
+from cost_models.uncertainty import Spread, memory_spread, time_spread
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.profile import LearnedSpread
@@ -53,7 +54,7 @@ class LearnAnswer(Answer):
     runs: tuple[ComparedRun, ...]
     conclusions: tuple[Conclusion, ...]
     next_runs: tuple[NextRun, ...]
-    spreads: dict[str, LearnedSpread]
+    spreads: dict[str, Spread]  # 90 % intervals of predictions with the file, on this accelerator
     profile: str  # contents of the file
     skipped: dict[str, str]
     bad_cells: tuple[BadCell, ...] = ()
@@ -121,7 +122,13 @@ def learn(
     prior = published_prior()
     answer = _learned(path, target, measured, prior, skipped, file.bad_cells)
     write_profile(target, answer.profile, force=force)
-    return answer
+    scenario = measured[0].case.scenario
+    chip, experts = scenario.cluster.accelerator, scenario.model.has_experts
+    spreads = {
+        "time": time_spread(str(target), chip, experts=experts),
+        "memory": memory_spread(str(target)),
+    }
+    return replace(answer, spreads=spreads)
 
 
 def _require_one_trainer(path: Path, runs: Sequence[MeasuredRun], skipped: dict[str, str]) -> None:
@@ -141,6 +148,11 @@ def _require_one_trainer(path: Path, runs: Sequence[MeasuredRun], skipped: dict[
                 f"{path}: runs of {len(names)} {what}: {', '.join(sorted(names))} (must be one; "
                 "write a file for each)"
             )
+    if runs[0].case.scenario.software.learned is not None:
+        raise InputError(
+            f"{path}: the runs name {runs[0].case.scenario.software.name}, which was learned "
+            "(must be a profile of shardplan; add the earlier runs instead)"
+        )
     if runs[0].case.scenario.cluster.accelerator.device == "cpu":
         raise InputError(
             f"{path}: runs on CPU processes: shardplan calibrate measures this machine"
@@ -190,7 +202,7 @@ def _learned(
         runs=tuple(compared_runs(runs, known.base, after)),
         conclusions=conclusions,
         next_runs=tuple(next_runs(cases, known, found, prior)),
-        spreads=spreads,
+        spreads={},
         profile=text,
         skipped=skipped,
         bad_cells=bad_cells,

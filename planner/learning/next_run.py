@@ -85,7 +85,7 @@ def _variants(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     if gpus % 2 == 0 and (gpus // 2) % ranks == 0 and batch % 2 == 0:
         fewer = {**kept, "num_gpus": gpus // 2, "global_batch_size": batch // 2}
         if plan.expert_parallel <= gpus // 2:
-            yield f"{gpus // 2} accelerators, batch of {batch // 2}", fewer
+            yield f"{gpus // 2} accelerator{'s' if gpus > 2 else ''}, batch of {batch // 2}", fewer
 
 
 def effects_on(cases: Sequence[Case], known: Effects, found: Posterior, prior: Prior) -> Effects:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from cost_models.text_tables import aligned
+from cost_models.uncertainty import Spread
 from cost_models.units import format_gib, format_seconds
-from hardware_profiles.software.profile import LearnedSpread
 from planner.learning.conclusions import ComparedRun, Conclusion
 from planner.learning.next_run import NextRun
 
@@ -24,7 +25,7 @@ def learned_text(
     runs: Sequence[ComparedRun],
     conclusions: Sequence[Conclusion],
     next_runs: Sequence[NextRun],
-    spreads: Mapping[str, LearnedSpread],
+    spreads: Mapping[str, Spread],
     skipped: Mapping[str, str],
     path: Path,
 ) -> str:
@@ -37,7 +38,7 @@ def learned_text(
         lines.append("")
         if verdict == "unknown":
             names = ", ".join(one.mechanism for one in found)
-            lines += textwrap.wrap(f"{title}: {names}", WIDTH)
+            lines += textwrap.wrap(f"{title}: {names}", WIDTH, break_on_hyphens=False)
             continue
         lines.append(title)
         for one in found:
@@ -97,4 +98,4 @@ def _next(runs: Sequence[NextRun]) -> Iterator[str]:
         return
     for number, run in enumerate(worth):
         head = "Next run" if number == 0 else ""
-        yield f"{head:<12}{run.words}: tells {run.nats / 0.6931:.1f} bits"
+        yield f"{head:<12}{run.words}: tells {run.nats / math.log(2.0):.1f} bits"

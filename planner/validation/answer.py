@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec.structs import asdict
+from msgspec.structs import replace as changed
 
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import write_text_atomically
+from hardware_profiles.software.trainer import software_profile
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import (
@@ -147,16 +149,20 @@ def validate(
     *,
     only: str | Sequence[str] | None = None,
     what: What | None = None,
+    software: str | None = None,
 ) -> ValidateAnswer:
     """Compare measured runs with predictions.
 
     ``runs``: a RUNS.csv (docs/validate.md); None: the published runs that shardplan contains.
-    ``only``: source groups; ``what``: time or memory alone. Rows with bad cells are left out; the
-    answer lists the cells.
+    ``only``: source groups; ``what``: time or memory alone; ``software``: the profile of all rows,
+    whatever their cells name. Rows with bad cells are left out; the answer lists the cells.
     """
     path = PUBLISHED if runs is None else Path(runs)
     file = read_runs_file(path)
     chosen = _chosen(file.rows, [only] if isinstance(only, str) else list(only or ()), path)
+    if software is not None:
+        software_profile(software)  # an unknown one is refused once, not row by row
+        chosen = [changed(row, software=software) for row in chosen]
     if what not in (None, "time", "memory"):
         raise InputError(f"what = {what!r} (must be time, memory or None for both)")
     quantities: tuple[What, ...] = ("time", "memory") if what is None else (what,)
