@@ -90,9 +90,6 @@ RATES: Final = (
     Rate("link share inside a node", "communication.bus_efficiency", "log", most=1.0),
     Rate("link share between nodes", "communication.network_efficiency", "log", most=1.0),
     Rate("buffers of collectives", "memory.buffer_bytes", "linear", shown_as="bytes"),
-    Rate("memory of the runtime", "memory.context_bytes", "log", shown_as="bytes"),
-    Rate("blocks that cannot be returned", "memory.allocator_slack", "linear"),
-    Rate("cache of the allocator", "memory.allocator_cache", "linear"),
 )
 
 
@@ -170,6 +167,13 @@ def switches(software: SoftwareProfile) -> tuple[Switch, ...]:
             {
                 "fp32": {"gradients.in_master_precision": True},
                 "16 bits": {"gradients.in_master_precision": False},
+            },
+        ),
+        Switch(
+            "allocator",
+            {
+                "expandable segments": {"memory.expandable_segments": True},
+                "segments of fixed size": {"memory.expandable_segments": False},
             },
         ),
         Switch(

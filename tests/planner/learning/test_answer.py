@@ -63,7 +63,7 @@ def test_a_slower_machine_is_learned(tmp_path: Path) -> None:
     answer = planner.learn(path, output)
     found = software_profile(str(output))
     assert found.kernels.rate_share == pytest.approx(0.8, abs=0.06)
-    assert (found.inherits, found.learned.runs) == ("shardplan", 3)  # type: ignore[union-attr]
+    assert (found.inherits, found.learned.runs) == ("eager-fsdp2", 3)  # type: ignore[union-attr]
     assert "learned from 3 runs in RUNS.csv on 20" in found.sources["kernels.rate_share"]
     for run in answer.runs:
         assert run.step is not None
@@ -79,7 +79,7 @@ def test_the_file_prices_other_plans(tmp_path: Path) -> None:
     output = tmp_path / "mine.toml"
     planner.learn(path, output)
     request: dict[str, Any] = {"seq_len": 4096, "zero_stage": 2, "micro_batch_size": 1}
-    usual = planner.fit("llama-3-8b", "8xH100-SXM-80GB", software="shardplan", **request)
+    usual = planner.fit("llama-3-8b", "8xH100-SXM-80GB", software="eager-fsdp2", **request)
     own = planner.fit("llama-3-8b", "8xH100-SXM-80GB", software=str(output), **request)
     steps = [answer.to_dict()["time"]["step_seconds"] for answer in (usual, own)]
     assert 1.1 < steps[1] / steps[0] < 1.35
@@ -97,7 +97,7 @@ def test_the_next_run_is_none_of_those_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (({}, {"framework": "litgpt"}), "runs of 2 trainers: litgpt, shardplan (must be one"),
+        (({}, {"framework": "litgpt"}), "runs of 2 trainers: eager-fsdp2, litgpt (must be one"),
         (({}, {"gpu": "A100-SXM-80GB"}), "runs of 2 accelerators: A100-SXM-80GB, H100-SXM-80GB"),
         (({"step_time_s": ""},), "no run to learn from: run 0: neither step time nor peak memory"),
         (({"num_gpus": 6, "tensor_parallel": 4},), "no run to learn from: run 0: 4 model-parallel"),
