@@ -280,7 +280,8 @@ def software_profile(name: str) -> SoftwareProfile:
     if name.endswith(OWN_FILE):
         return _own_profile(name)
     names = [part.strip() for part in name.split(PLUS)]
-    base = names.pop(0) if names[0] in profile_names() else UNKNOWN
+    own = names[0] in profile_names() or names[0].endswith(OWN_FILE)
+    base = names.pop(0) if own else UNKNOWN
     for part in names:
         if part not in engine_names():
             raise InputError(_unknown(name, part))

@@ -121,10 +121,7 @@ def switches(software: SoftwareProfile) -> tuple[Switch, ...]:
     known = (
         Switch(
             "data-parallel wrapper",
-            {
-                name: _engine(name)
-                for name in ("ddp", "fsdp1", "fsdp2", "megatron-distributed-optimizer")
-            },
+            {name: _engine(name) for name in ("ddp", "fsdp1", "fsdp2", "megatron-distributed")},
         ),
         Switch(
             "layers",
