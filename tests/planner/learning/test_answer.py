@@ -69,7 +69,7 @@ def test_a_slower_machine_is_learned(tmp_path: Path) -> None:
         assert run.step is not None
         assert abs(run.step_after / run.step - 1.0) < 0.05 < run.step / run.step_before - 1.0
     rates = next(one for one in answer.conclusions if one.mechanism == "matmul and memory rates")
-    assert rates.verdict == "concluded"
+    assert rates.verdict in ("concluded", "leaning")
     assert str(output) in str(answer)
     assert answer.to_dict()["runs"][0]["run"] == "run 0"
 
