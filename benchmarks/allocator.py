@@ -185,7 +185,7 @@ def device_bytes(run: Any) -> float:
     scenario, table = case.scenario, PlanTable.from_plans([case.plan])
     outside = outside_bytes(scenario.software, scenario.cluster, table)
     parts, budget = price(scenario, table).memory, budget_bytes(scenario.cluster)
-    return first(shown_bytes("device", parts, outside, scenario.software, budget))
+    return first(shown_bytes("device", parts, outside, scenario.software, table, budget))
 
 
 def show_published() -> int:

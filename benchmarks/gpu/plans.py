@@ -143,11 +143,12 @@ def row_of(trained: Trained, cluster: Cluster, timeout: float) -> dict[str, Any]
 
 def predicted(scenario: Scenario, file: PlanFile) -> dict[str, Any]:
     """Return the predicted step and the three kinds of peaks."""
-    priced = price(scenario, PlanTable.from_plans([file.plan]))
+    table = PlanTable.from_plans([file.plan])
+    priced = price(scenario, table)
     software, cluster = scenario.software, scenario.cluster
-    outside = outside_bytes(software, cluster, PlanTable.from_plans([file.plan]))
+    outside = outside_bytes(software, cluster, table)
     shown = {
-        kind: shown_bytes(kind, priced.memory, outside, software, budget_bytes(cluster))
+        kind: shown_bytes(kind, priced.memory, outside, software, table, budget_bytes(cluster))
         for kind in KINDS
     }
     sizes = {f"predicted_{kind}": float(size[0]) for kind, size in shown.items()}

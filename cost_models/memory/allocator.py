@@ -30,7 +30,9 @@ import numpy as np
 from msgspec import Struct
 
 from cost_models.arrays import Real
+from cost_models.columnar.columns import by_value
 from cost_models.memory.parts import MemoryParts
+from cost_models.plan.plan import PlanTable
 from cost_models.uncertainty import MemoryKind
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -38,8 +40,8 @@ from hardware_profiles.software.trainer import SoftwareProfile
 class FreeShares(Struct, frozen=True):
     """Free blocks in reserved segments, as shares of the transient bytes at the peak."""
 
-    needed: float  # at the smallest limit under which the steps succeed
-    cached: float  # where memory is plentiful
+    needed: Real  # at the smallest limit under which the steps succeed
+    cached: Real  # where memory is plentiful
 
 
 # upper quartiles (needed) and medians (cached) of ``python -m benchmarks.allocator``, by
@@ -56,21 +58,30 @@ FREE_SHARES: Final[Mapping[tuple[bool, bool, bool], FreeShares]] = {
 }
 
 
-def free_shares(software: SoftwareProfile) -> FreeShares:
-    """Return the shares of a trainer: its segments, its batches, whether it empties the cache."""
+def free_shares(software: SoftwareProfile, table: PlanTable) -> FreeShares:
+    """Return the shares of a trainer's plans: its segments, streams and batches.
+
+    Side streams exist where a plan shards; a trainer that empties its cache keeps what it needs.
+    """
     memory = software.memory
-    shares = FREE_SHARES[memory.expandable_segments, memory.side_streams, memory.ragged_batches]
-    return FreeShares(shares.needed, shares.needed) if memory.empties_cache else shares
+    one, several = (
+        FREE_SHARES[memory.expandable_segments, streams, memory.ragged_batches]
+        for streams in (False, memory.side_streams)
+    )
+    shards = by_value((table.zero_stage >= 1) & (table.shard_ranks > 1))
+    needed = np.where(shards, several.needed, one.needed)
+    cached = np.where(shards, several.cached, one.cached)
+    return FreeShares(needed, needed if memory.empties_cache else cached)
 
 
-def free_bytes(software: SoftwareProfile, gradients: Real, others: Real) -> Real:
+def free_bytes(software: SoftwareProfile, table: PlanTable, gradients: Real, others: Real) -> Real:
     """Return the free blocks that a run needs: share * (G + A).
 
     ``gradients``: G, transient unless the trainer keeps one buffer of them all; ``others``: A, of
     activations, logits and buffers.
     """
     transient = transient_bytes(software, gradients, others)
-    return free_shares(software).needed * np.maximum(transient, 0.0)
+    return free_shares(software, table).needed * np.maximum(transient, 0.0)
 
 
 def transient_bytes(software: SoftwareProfile, gradients: Real, others: Real) -> Real:
@@ -79,7 +90,12 @@ def transient_bytes(software: SoftwareProfile, gradients: Real, others: Real) ->
 
 
 def shown_bytes(
-    kind: MemoryKind, parts: MemoryParts, outside: Real, software: SoftwareProfile, budget: float
+    kind: MemoryKind,
+    parts: MemoryParts,
+    outside: Real,
+    software: SoftwareProfile,
+    table: PlanTable,
+    budget: float,
 ) -> Real:
     """Return a peak as torch or the device shows it: allocated, reserved, or in use.
 
@@ -92,7 +108,7 @@ def shown_bytes(
         return allocated
     others = parts.activations + parts.logits + parts.buffers
     transient = transient_bytes(software, parts.gradients, others)
-    shares = free_shares(software)
+    shares = free_shares(software, table)
     least = allocated + shares.needed * transient
     most = np.maximum(least, budget - outside)
     reserved = np.minimum(allocated + shares.cached * transient, most)

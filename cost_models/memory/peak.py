@@ -65,7 +65,7 @@ def rank_timeline(view: RankView) -> tuple[MemoryParts, ...]:
         parts = MemoryParts(**ledger.parts(moment), runtime=np.zeros(len(view.table)))
         if view.on_gpu:
             others = parts.allocated - kept - parts.gradients
-            free = free_bytes(view.software, parts.gradients, others)
+            free = free_bytes(view.software, view.table, parts.gradients, others)
             parts = replace(parts, runtime=outside + free)
         found.append(parts)
     return tuple(found)

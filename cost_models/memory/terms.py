@@ -82,7 +82,10 @@ def _runtime(scenario: Scenario, table: PlanTable, parts: MemoryParts) -> list[T
     architecture = cluster.accelerator.architecture
     context = context_bytes(software, architecture)
     groups = first(communicator_bytes(cluster, table))
-    share, free = free_shares(software).needed, first(parts.runtime) - context - groups
+    share, free = (
+        first(free_shares(software, table).needed),
+        first(parts.runtime) - context - groups,
+    )
     segments = "expandable segments" if software.memory.expandable_segments else "segments"
     transient = f"{100 * share:.3g} % × {format_bytes(free / share)}"
     terms = [

@@ -201,9 +201,9 @@ def _shown(scenario: Scenario, plan: Plan, parts: MemoryParts, kind: MemoryKind)
     software, cluster = scenario.software, scenario.cluster
     if not scenario.on_gpu:
         return float(parts.allocated)
-    outside = outside_bytes(software, cluster, PlanTable.from_plans([plan]))
-    capacity = cluster.accelerator.memory_capacity.value
-    return first(shown_bytes(kind, parts, outside, software, capacity))
+    table, capacity = PlanTable.from_plans([plan]), cluster.accelerator.memory_capacity.value
+    outside = outside_bytes(software, cluster, table)
+    return first(shown_bytes(kind, parts, outside, software, table, capacity))
 
 
 def time_prediction(scenario: Scenario, plan: Plan, table: PredictionTable) -> TimePrediction:

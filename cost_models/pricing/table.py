@@ -313,8 +313,8 @@ def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
 
     Of tensors, and of the free blocks that they need.
     """
-    free = 1.0 + free_shares(scenario.software).needed
-    of_gradients = 1.0 + float(free_bytes(scenario.software, 1.0, 0.0))
+    free = 1.0 + free_shares(scenario.software, group.table).needed
+    of_gradients = 1.0 + free_bytes(scenario.software, group.table, 1.0, 0.0)
     # bytes as sums of two columns, since many points of many ranks share one of them
     firsts: dict[tuple[int, int], Any] = {}
     seconds: dict[int, Any] = {}

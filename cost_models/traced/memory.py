@@ -139,7 +139,7 @@ def _memory(
     states = OPTIMIZER_TRAITS[workload.optimizer].states * trained
     runtime: Real = zeros
     if cluster is not None and cluster.accelerator.device != "cpu":
-        free = free_bytes(software, gradients, activations + buffers)
+        free = free_bytes(software, table, gradients, activations + buffers)
         runtime = outside_bytes(software, cluster, table) + free
     parts = MemoryParts(weights, gradients, states, activations, zeros, buffers, runtime)
     return parts, np.asarray(places)[where]

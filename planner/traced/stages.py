@@ -248,8 +248,8 @@ class TracedStageCosts:
         update = copies * float(module.tensors.largest())
         allocated = states_bytes + np.maximum(busy, update)
         software = self.scenario.software
-        free = free_bytes(software, master * trained, np.maximum(busy, update))
         table = PlanTable.from_plans([self.plan])
+        free = free_bytes(software, table, master * trained, np.maximum(busy, update))
         runtime = outside_bytes(software, self.scenario.cluster, table) + free
         found = np.full(len(nodes) + 1, np.inf)
         found[first + 1 :] = allocated + (runtime if self.scenario.on_gpu else 0.0)

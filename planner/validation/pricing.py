@@ -137,5 +137,5 @@ def _compared_peak(case: Case, parts: MemoryParts, device: float, budget: float)
         parts = ranks[0 if measured.rank == "first" else -1][0]
     table = PlanTable.from_plans([case.plan])
     outside = outside_bytes(scenario.software, scenario.cluster, table)
-    shown = shown_bytes(measured.kind, parts, outside, scenario.software, budget)
+    shown = shown_bytes(measured.kind, parts, outside, scenario.software, table, budget)
     return float(np.ravel(shown)[0])

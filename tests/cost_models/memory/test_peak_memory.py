@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models.memory.allocator import free_shares
-from cost_models.memory.ledger import MOMENTS
+from cost_models.memory.ledger import MOMENTS, first
 from cost_models.memory.outside_torch import context_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import timelines
@@ -117,7 +117,8 @@ def test_on_a_cpu_there_is_no_context_and_no_allocator() -> None:
     gpu = memory_of(on_gpu, Plan())
     software = on_gpu.software
     transient = gpu.gradients + gpu.activations + gpu.logits + gpu.buffers
-    free = free_shares(software).needed * transient[0]  # type: ignore[index]
+    table = PlanTable.from_plans([Plan()])
+    free = first(free_shares(software, table).needed) * transient[0]  # type: ignore[index]
     architecture = on_gpu.cluster.accelerator.architecture
     expected = context_bytes(software, architecture) + free
     assert gpu.runtime[0] == pytest.approx(expected)  # type: ignore[index]

@@ -11,6 +11,7 @@ import pytest
 
 import planner
 from cost_models.memory.allocator import free_shares
+from cost_models.memory.ledger import first
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.traced.graph import ModuleNodes
@@ -109,7 +110,7 @@ def test_a_stage_holds_a_micro_batch_more_for_each_stage_behind_it() -> None:
     plan = Plan(4, 1, 2, zero_stage=1, micro_batch_size=2, num_microbatches=4)
     costs = TracedStageCosts.of(scenario(32), plan)
     once, twice = (costs.peaks(0, flight)[2] for flight in (1, 2))
-    slack = 1.0 + free_shares(SOFTWARE).needed
+    slack = 1.0 + first(free_shares(SOFTWARE, PlanTable.from_plans([plan])).needed)
     assert twice - once == pytest.approx(
         slack * 2 * 60.0
     )  # the first two nodes keep 60 bytes a row
