@@ -48,9 +48,9 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
         shards = software_profile(sharded).sharding.largest_zero_stage
         profile = sharded if (row.zero_stage or 0) <= shards else profile
     casts = look_up(words_table().autocast, row)
-    if casts is None or not casts.value:
+    if casts is None or not casts.add:
         return replace(entry, profile=profile)
-    return replace(entry, profile=f"{profile}{PLUS}autocast", master_weights=True)
+    return replace(entry, profile=f"{profile}{PLUS}{casts.add}", master_weights=True)
 
 
 def note_unknown_trainer(reading: Reading) -> None:

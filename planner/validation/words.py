@@ -173,7 +173,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     adapter_rank: tuple[Pattern, ...]
     architecture: tuple[ArchitectureEntry, ...]
     attention: tuple[AttentionEntry, ...]
-    autocast: tuple[Flag, ...]
+    autocast: tuple[EngineEntry, ...]
     engines: tuple[EngineEntry, ...]
     flops: tuple[FlopsEntry, ...]
     gpu: tuple[GpuEntry, ...]
