@@ -271,6 +271,8 @@ def software_profile(name: str) -> SoftwareProfile:
     >>> software_profile("fsdp2+adamw-fused").optimizer.fused
     True
     """
+    if not isinstance(name, str):
+        raise InputError(f"software = {name!r} (must be the name of a software profile)")
     if name in profile_names():
         path = FOLDER / f"{name}.toml"
         document = dict(read_toml(path, "a software profile"))
@@ -299,7 +301,7 @@ def with_engines(name: str, kernel: str | None, copies_gradients: bool | None) -
     parts = [] if kernel is None else [f"adamw-{kernel}"]
     if copies_gradients is not None:
         parts.append("copied-gradients" if copies_gradients else "uncopied-gradients")
-    return PLUS.join([name, *parts])
+    return PLUS.join([name, *parts]) if parts else name
 
 
 def _own_profile(name: str) -> SoftwareProfile:

@@ -126,7 +126,7 @@ def _shown(value: float, unit: str) -> str:
     """Return a figure with its unit.
 
     >>> _shown(8e-06, "s"), _shown(0.764, ""), _shown(5.4e8, "bytes")
-    ('8 µs', '0.76', '0.50 GiB')
+    ('8 µs', '0.76', '0.5 GiB')
     """
     if unit == "s":
         return format_seconds(value)

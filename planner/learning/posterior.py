@@ -1,6 +1,6 @@
 r"""Posterior of switches and rates, from measured runs.
 
-    y = b + Σ_k e_k[o_k] + J x + ε      x ~ N(0, 1)      ε ~ N(0, s²)
+    y = b + Σ_k e_k[o_k] + J x + noise      x ~ N(0, 1)      noise ~ N(0, s²)
 
 Symbols   y  log measured step times and peaks   b  log predictions of the profile
           e_k[o]  effect of option o of switch k   J  effect of one prior width of each rate

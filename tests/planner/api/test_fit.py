@@ -274,7 +274,7 @@ def test_where_nothing_fits_the_error_names_the_smallest_plan() -> None:
         (lambda: planner.fit("llama-3-8b", 8), "cluster = 8"),
         (lambda: planner.fit("llama-3-8b", "8xA100-80GB", seq_len="x"), "seq_len = 'x'"),
         (lambda: planner.fit("llama-3-8b", "8xA100-80GB", precision=3), "precision = 3"),
-        (lambda: planner.fit("llama-3-8b", "8xA100-80GB", software=7), "software profile 7"),
+        (lambda: planner.fit("llama-3-8b", "8xA100-80GB", software=7), "software = 7"),
         (lambda: planner.plan("llama-3-8b", "8xA100-80GB", top=0), "top = 0"),
         (lambda: planner.plan("llama-3-8b", "8xA100-80GB", fix=3), "fix = 3"),
     ],
