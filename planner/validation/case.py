@@ -25,7 +25,7 @@ from planner.validation.micro_batch import with_usual_micro_batch
 from planner.validation.model_of_row import model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
-from planner.validation.trainer_of_row import note_unknown_trainer, profile_of_trainer, trainer_of
+from planner.validation.trainer_of_row import note_trainer, profile_of_trainer, trainer_of
 from planner.validation.vocabulary import terms_of
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
@@ -84,7 +84,7 @@ def _case(reading: Reading) -> Case:
     if row.not_priced is not None:
         raise Unpriceable(row.not_priced)
     trainer = trainer_of(row)
-    note_unknown_trainer(reading)
+    note_trainer(reading)
     cluster, cluster_key = cluster_of(reading)
     base, model_key = model_of(reading)
     plan, batch = _plan(reading, base, trainer)

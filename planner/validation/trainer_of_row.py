@@ -20,8 +20,24 @@ CHANGES = ";"  # between a profile and the figures that differ: "megatron; overl
 def trainer_of(row: Row) -> SoftwareEntry:
     """Return what words.toml says of a row's trainer, with the profile of the row's own columns.
 
-    The column ``software`` counts before ``framework``, which may name engines.
+    A profile that does not shard as the row says is composed with an engine that does.
     """
+    entry = _named_trainer(row)
+    engine = _missing_engine(entry, row)
+    return entry if engine is None else replace(entry, profile=f"{entry.profile}{PLUS}{engine}")
+
+
+def _missing_engine(entry: SoftwareEntry, row: Row) -> str | None:
+    """Return an engine that shards at the row's ZeRO stage, which the profile does not; or None."""
+    stage = row.zero_stage or 0
+    software, _ = profile_of_trainer(entry)
+    if stage <= software.sharding.largest_zero_stage:
+        return None
+    return f"deepspeed-zero{stage}" if "deepspeed" in row.words("framework") else "fsdp2"
+
+
+def _named_trainer(row: Row) -> SoftwareEntry:
+    """Return the trainer that a row names: the column ``software`` counts before ``framework``."""
     table = words_table()
     named = look_up(table.software, row)
     entry = named or entry_of(table.unnamed, row)
@@ -53,9 +69,13 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     return replace(entry, profile=f"{profile}{PLUS}{casts.add}", master_weights=True)
 
 
-def note_unknown_trainer(reading: Reading) -> None:
-    """Record that the trainer of a row has no profile, and what is priced in its place."""
+def note_trainer(reading: Reading) -> None:
+    """Record an unknown trainer, or one that does not shard as the row says, and its stand-in."""
     row = reading.row
+    entry = _named_trainer(row)
+    if engine := _missing_engine(entry, row):
+        words = f"{entry.profile} has no ZeRO stage {row.zero_stage}: sharded as by {engine}"
+        reading.defaults.append(words)
     if row.software is not None or look_up(words_table().software, row) is not None:
         return
     if names_engines(row.words("framework")) or "torch loop" in terms_of(row, "framework"):

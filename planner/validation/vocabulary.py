@@ -143,7 +143,9 @@ class CellVocabulary:
                 continue
             off, end = _switch(tokens, end)
             for name in names:
-                terms.setdefault(f"not {name}" if off or start > at else name, at)
+                term, opposite = (name, f"not {name}")[:: -1 if off or start > at else 1]
+                if opposite not in terms:  # the first mention counts
+                    terms.setdefault(term, at)
             at = end
         terms |= {name: at for name, at in self._newer(tokens) if name not in terms}
         return CellTerms(

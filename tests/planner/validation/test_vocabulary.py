@@ -439,3 +439,26 @@ def test_every_term_has_a_meaning() -> None:
 def test_words_are_normalised() -> None:
     words = [token.word for token in tokens_of("8-bit Optimisers; w/o torch.compile=0, v1.2.3")]
     assert words == ["8bit", "optimizer", "without", "torch", "compile", "0", "v1.2.3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "second"),
+    [
+        ("no Liger kernels; fits with Liger", "not liger", "liger"),
+        ("liger kernels; the same without liger died", "liger", "not liger"),
+        ("compile=0, before torch.compile was added", "not compile", "compile"),
+    ],
+)
+def test_the_first_mention_of_a_setting_counts(text: str, first: str, second: str) -> None:
+    found = vocabulary().read("notes", text).terms
+    assert first in found
+    assert second not in found
+
+
+def test_a_trainer_that_does_not_shard_as_the_row_says_is_composed_with_one_that_does() -> None:
+    found = case(framework="Megatron-DeepSpeed", zero_stage=3)
+    assert found.scenario.software.name == "megatron+deepspeed-zero3"
+    assert "megatron has no ZeRO stage 3: sharded as by deepspeed-zero3" in found.defaults
+    own = case(framework="Megatron-LM", zero_stage=2)
+    assert own.scenario.software.name == "megatron+fsdp2"
+    assert case(framework="Megatron-DeepSpeed", zero_stage=1).scenario.software.name == "megatron"
