@@ -2,8 +2,8 @@
 
 Prices every run of ``planner validate`` and of ``benchmarks/unseen_*.csv`` whose peak is known,
 twice: with its trainer's profile, and as if no profile described its trainer. For the second price
-only the entries ``[[unnamed]]`` of ``planner/validation/words.toml`` count: compiled or not,
-Liger's kernels, cuDNN's attention, and the profile of any other trainer.
+only the entries ``unnamed`` of ``planner/validation/words.toml`` and the engines that a row's words
+name count: compiled or not, Liger's kernels, FSDP, DDP, DeepSpeed's stages, autocast.
 
 For both, prints the errors of every source and the share of its runs inside the shortest interval
 that holds 90 % of the runs of all other sources (each source counts the same). The same interval of

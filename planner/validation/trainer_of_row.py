@@ -41,8 +41,8 @@ def _named_trainer(row: Row) -> SoftwareEntry:
     table = words_table()
     named = look_up(table.software, row)
     entry = named or entry_of(table.unnamed, row)
-    if not table.software:  # as if no profile described a trainer
-        return entry
+    if not table.software:  # as if no profile described a trainer: engines are no trainers
+        return _with_engine(entry, row)
     if row.software is not None:
         profile, figures = _parsed(row.software)
         return replace(entry, profile=profile, figures=figures)
