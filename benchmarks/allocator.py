@@ -84,6 +84,7 @@ SETTINGS: Final = {
     "expandable": AllocatorSettings(expandable_segments=True),
 }
 FIGURES: Final = {"reserved": 0.5, "needed": 0.75}  # and the quantile of their shares
+TYPICAL: Final = 0.5  # quantile of the share needed as a rule
 PUBLISHED: Final = Path(planner.__file__).parent / "validation" / "published_runs.csv"
 IN_NOTES: Final = re.compile(r"nvidia-smi memory (\d+) MiB")
 
@@ -152,6 +153,7 @@ def quantiles(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 figure: float(group[f"{name}_{figure}_share"].quantile(quantile))
                 for figure, quantile in FIGURES.items()
             },
+            "typical": float(group[f"{name}_needed_share"].quantile(TYPICAL)),
             **{
                 f"{figure}_largest_ratio": float(group[f"{name}_{figure}_ratio"].max())
                 for figure in FIGURES
@@ -234,7 +236,8 @@ def main(arguments_list: Sequence[str] | None = None) -> int:
         print(
             f"  {batches:<8} {streams:<13} {segments:<11} reserved {group['reserved']:6.3f} "
             f"({group['reserved_largest_ratio']:.2f})  needed {group['needed']:6.3f} "
-            f"({group['needed_largest_ratio']:.2f})  {group['cases']} cases"
+            f"({group['needed_largest_ratio']:.2f}), median {group['typical']:6.3f}  "
+            f"{group['cases']} cases"
         )
     return 0
 

@@ -94,10 +94,11 @@ MEMORY_BY_TRAINER: Final[Mapping[str, Spread]] = {
 # Trainers with a profile, but without compared runs; and trainers that no profile describes: the
 # shortest interval around the predictions for the runs of all sources that covers 90 % of them,
 # with all sources counting the same. Of the runs of a source, the interval of the other sources
-# holds 94 and 86 % (python -m benchmarks.cross_validate --memory).
+# holds 94 and 86 % (python -m benchmarks.cross_validate --memory). Without a profile the upper end
+# is 12 points wider: 5 of 75 runs that ran out of memory would be said to fit without that.
 _LEFT_OUT: Final = "python -m benchmarks.cross_validate --memory"
 MEMORY_ELSEWHERE: Final = Spread(0.20, 0.29, f"{_LEFT_OUT}: trainers with a profile")
-MEMORY_UNDESCRIBED: Final = Spread(0.38, 0.33, f"{_LEFT_OUT}: trainers without a profile")
+MEMORY_UNDESCRIBED: Final = Spread(0.38, 0.45, f"{_LEFT_OUT}: trainers without a profile")
 UNDESCRIBED: Final = ("torch-trainer", "torch-compile")  # profiles of any trainer on torch
 # Live tensors (torch's allocated memory), where enough runs report it: no allocator overhead
 ALLOCATED_BY_TRAINER: Final[Mapping[str, Spread]] = {

@@ -40,21 +40,22 @@ from hardware_profiles.software.trainer import SoftwareProfile
 class FreeShares(Struct, frozen=True):
     """Free blocks in reserved segments, as shares of the transient bytes at the peak."""
 
-    needed: Real  # at the smallest limit under which the steps succeed
+    needed: Real  # at the smallest limit under which the steps succeed: upper quartile
+    typical: Real  # the same: median
     cached: Real  # where memory is plentiful
 
 
-# upper quartiles (needed) and medians (cached) of ``python -m benchmarks.allocator``, by
+# upper quartiles (needed) and medians (typical, cached) of ``python -m benchmarks.allocator``, by
 # (expandable segments, side streams, ragged batches)
 FREE_SHARES: Final[Mapping[tuple[bool, bool, bool], FreeShares]] = {
-    (False, False, False): FreeShares(needed=0.139, cached=0.070),
-    (False, True, False): FreeShares(needed=0.107, cached=0.407),
-    (True, False, False): FreeShares(needed=0.012, cached=0.074),
-    (True, True, False): FreeShares(needed=0.016, cached=0.354),
-    (False, False, True): FreeShares(needed=0.244, cached=0.781),
-    (False, True, True): FreeShares(needed=0.202, cached=0.648),
-    (True, False, True): FreeShares(needed=0.028, cached=0.318),
-    (True, True, True): FreeShares(needed=0.013, cached=0.142),
+    (False, False, False): FreeShares(needed=0.139, typical=0.031, cached=0.070),
+    (False, True, False): FreeShares(needed=0.107, typical=0.075, cached=0.407),
+    (True, False, False): FreeShares(needed=0.012, typical=0.009, cached=0.074),
+    (True, True, False): FreeShares(needed=0.016, typical=0.011, cached=0.354),
+    (False, False, True): FreeShares(needed=0.244, typical=0.170, cached=0.781),
+    (False, True, True): FreeShares(needed=0.202, typical=0.123, cached=0.648),
+    (True, False, True): FreeShares(needed=0.028, typical=0.027, cached=0.318),
+    (True, True, True): FreeShares(needed=0.013, typical=0.011, cached=0.142),
 }
 
 
@@ -70,8 +71,9 @@ def free_shares(software: SoftwareProfile, table: PlanTable) -> FreeShares:
     )
     shards = by_value((table.zero_stage >= 1) & (table.shard_ranks > 1))
     needed = np.where(shards, several.needed, one.needed)
+    typical = np.where(shards, several.typical, one.typical)
     cached = np.where(shards, several.cached, one.cached)
-    return FreeShares(needed, needed if memory.empties_cache else cached)
+    return FreeShares(needed, typical, typical if memory.empties_cache else cached)
 
 
 def free_bytes(software: SoftwareProfile, table: PlanTable, gradients: Real, others: Real) -> Real:
@@ -99,7 +101,7 @@ def shown_bytes(
 ) -> Real:
     """Return a peak as torch or the device shows it: allocated, reserved, or in use.
 
-    reserved  a + cached * transient, at most the device's memory, at least a + needed *
+    reserved  a + cached * transient, at most the device's memory, at least a + typical *
               transient
     device    the same and ``outside``: context and communicators
     """
@@ -109,7 +111,7 @@ def shown_bytes(
     others = parts.activations + parts.logits + parts.buffers
     transient = transient_bytes(software, parts.gradients, others)
     shares = free_shares(software, table)
-    least = allocated + shares.needed * transient
+    least = allocated + shares.typical * transient
     most = np.maximum(least, budget - outside)
     reserved = np.minimum(allocated + shares.cached * transient, most)
     return reserved if kind == "reserved" else reserved + outside
