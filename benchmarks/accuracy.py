@@ -92,7 +92,7 @@ def short_rows() -> list[Short]:
             row["of"],
             (row["median"], row["p90"], row.get("bias")),
             row["command"],
-            (row["readme"], row["runs"]),
+            (row["readme"], row["runs"]) if "readme" in row else None,
         )
         for row in recorded()["short"]
     )

@@ -135,7 +135,7 @@ def time_spread(software: str, accelerator: Accelerator, *, experts: bool = Fals
         if own.learned is None or own.learned.accelerator != accelerator.name:
             return usual
         return _narrower(usual, own.learned.time)
-    kind = _compared_as(software), accelerator.architecture
+    kind = compared_as(software), accelerator.architecture
     if experts:
         return TIME_OF_EXPERTS.get(kind, TIME_OF_EXPERTS_ELSEWHERE)
     return TIME_BY_KIND.get(kind, TIME_ELSEWHERE)
@@ -188,10 +188,10 @@ def serving_spreads(accelerator: Accelerator) -> tuple[Spread, Spread]:
 
 def was_compared(software: str, accelerator: Accelerator) -> bool:
     """Return whether published runs of a trainer on this architecture were compared."""
-    return (_compared_as(software), accelerator.architecture) in TIME_BY_KIND
+    return (compared_as(software), accelerator.architecture) in TIME_BY_KIND
 
 
-def _compared_as(software: str) -> str:
+def compared_as(software: str) -> str:
     """Return the profile of which runs were compared: the executor's is that of eager trainers."""
     return "eager-fsdp2" if software == "shardplan" else software
 

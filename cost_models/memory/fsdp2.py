@@ -469,7 +469,8 @@ def block_points(view: RankView, live: LiveActivations, update: Item) -> list[li
         (logits(both, live.logits_backward), blocks.at_loss_backward()),
     )
     next_loss = logits(both, live.logits_later)
-    freed = activation("the head's inputs, freed", -live.head_per_token * live.tokens)
+    inputs = np.minimum(live.head_per_token * live.tokens, later.size)
+    freed = activation("the head's inputs, freed", -inputs)
     backward, later_backward = blocks.at_layers(
         live,
         used,

@@ -16,6 +16,7 @@ from cost_models.scenario import Scenario
 from cost_models.uncertainty import (
     MEMORY_ELSEWHERE,
     MEMORY_UNDESCRIBED,
+    compared_as,
     memory_spread,
     was_compared,
 )
@@ -75,7 +76,8 @@ def confidence(scenario: Scenario) -> Confidence:
 
 def compared_runs(scenario: Scenario) -> ComparedRuns | None:
     """Return the compared runs of this trainer on this accelerator; None: there are none."""
-    kind = scenario.software.name, scenario.cluster.accelerator.name, scenario.model.has_experts
+    software, accelerator = scenario.software.name, scenario.cluster.accelerator.name
+    kind = compared_as(software), accelerator, scenario.model.has_experts
     return _table().get(kind)
 
 
