@@ -157,9 +157,7 @@ def predicted(document: dict[str, Any], plan: Plan) -> tuple[float, dict[str, fl
     module = traced_module(document)
     table = PlanTable.from_plans([plan])
     workload = Workload(1, plan.global_batch_size, precision=module.precision)  # type: ignore[arg-type]
-    parts, moment = traced_memory(
-        module, workload, software_profile("shardplan"), table, on_gpu=False
-    )
+    parts, moment = traced_memory(module, workload, software_profile("shardplan"), table)
     values = {name: float(value[0]) for name, value in asdict(parts).items()}
     place = int(moment[0])
     segments = module.passes[plan.recompute].segments

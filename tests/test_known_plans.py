@@ -97,7 +97,7 @@ def test_tensor_parallelism_stays_inside_the_node() -> None:
     case, _ = published("korthikanti-2022", "korthikanti-2022-0004")
     scenario = case.scenario
     node = scenario.cluster.gpus_per_node
-    best = search(scenario, {}, top=5).plans
+    best = search(scenario, {}, top=4).plans
     assert all(plan.tensor_parallel <= node for plan in best)
     across = best_step(scenario, tensor_parallel=2 * node)
     assert across > 1.04 * step(scenario, best[0])
@@ -107,7 +107,7 @@ def test_tensor_parallelism_stays_inside_the_node() -> None:
 def test_sharding_more_than_the_optimizer_loses_under_a_pipeline() -> None:
     """Weights would be gathered, and gradients reduced, behind every micro-batch of every stage."""
     scenario = make_scenario("llama-3-70b", "8x8xH100-SXM", seq_len=4096, global_batch_size=128)
-    fixed = {"pipeline_parallel": 4, "tensor_parallel": 2, "recompute": "full"}
+    fixed = {"pipeline_parallel": 4, "tensor_parallel": 4, "recompute": "full"}
     steps = {stage: best_step(scenario, **fixed, zero_stage=stage) for stage in (1, 2, 3)}
     assert steps[1] < steps[2] < steps[3]
 

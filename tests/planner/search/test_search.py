@@ -48,8 +48,8 @@ TIGHT_LLAMA = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
         ("llama", "4xA100-80GB", None),
         pytest.param("llama tied", "2x4xH100-SXM", None, marks=pytest.mark.slow),
         pytest.param("mixtral", "4xA100-80GB", None, marks=pytest.mark.slow),
-        (TIGHT_LLAMA, "4xA100-80GB", 2.6e9),  # most plans are too large
-        pytest.param(TIGHT_LLAMA, "4xA100-80GB", 3.5e9, marks=pytest.mark.slow),
+        (TIGHT_LLAMA, "4xA100-80GB", 3.7e9),  # most plans are too large
+        pytest.param(TIGHT_LLAMA, "4xA100-80GB", 4.6e9, marks=pytest.mark.slow),
     ],
     ids=["llama", "tied", "mixtral", "little memory", "enough memory"],
 )
