@@ -1,0 +1,89 @@
+"""The targets by name, and the kind of a file by its content."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from hardware_profiles.errors import InputError
+from hardware_profiles.fields import read_text
+from planner.exchange.capabilities import capabilities, target_names
+from planner.exchange.target import Reading, Target
+
+_KIND: Final = re.compile(r"(?P<kind>[a-z][a-z-]*):(?P<path>.+)", re.S)
+_FLAG: Final = re.compile(r"(?m)(?:^|[\s\"'(])--[a-z][a-z0-9-]+")
+
+
+def target(name: str) -> Target:
+    """Return a target by name.
+
+    >>> target("deepspeed").file
+    'ds_config.json'
+    """
+    capabilities(name)  # the name exists
+    module = importlib.import_module(f"planner.exchange.targets.{name.replace('-', '_')}")
+    found: Target = module.TARGET
+    return found
+
+
+def read_config(text: str) -> Reading:
+    """Read ``FILE`` or ``KIND:FILE``: another trainer's file, whose kind its content tells."""
+    match = _KIND.fullmatch(text)
+    known = target_names()
+    if match is not None and match["kind"] in known:
+        path = Path(match["path"]).expanduser()
+        return target(match["kind"]).read(
+            read_text(path, "a configuration"), str(path), path.parent
+        )
+    path = Path(text).expanduser()
+    content = read_text(path, "a trainer's configuration")
+    return kind_of(content, text).read(content, str(path), path.parent)
+
+
+def kind_of(text: str, where: str) -> Target:
+    """Return the target whose file a text is."""
+    wanted = syntax_of(text)
+    candidates = [one for name in target_names() if (one := target(name)).syntax.name == wanted]
+    problems: list[InputError] = []
+    parsed: dict[int, Mapping[str, Any]] = {}
+    for one in candidates:
+        try:
+            parse = one.syntax.parse
+            document = parsed.setdefault(id(parse), {}) or parse(text, where)
+            parsed[id(parse)] = document
+        except InputError as error:
+            problems.append(error)
+            continue
+        if one.recognises(document):
+            return one
+    if problems and len(problems) == len(candidates):
+        raise problems[0]
+    names = ", ".join(target_names())
+    raise InputError(
+        f"{where}: no keys of a known trainer (name its kind: --from KIND:FILE, one of {names})"
+    )
+
+
+def syntax_of(text: str) -> str:
+    """Return json, python, shell or yaml.
+
+    >>> syntax_of('{"a": 1}'), syntax_of("import torch"), syntax_of("run --bf16 --tp 2")
+    ('json', 'python', 'shell')
+    >>> syntax_of("base_model: x")
+    'yaml'
+    """
+    if text.lstrip().startswith("{"):
+        return "json"
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        body = []
+    if any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)) for node in body):
+        return "python"
+    if text.startswith("#!") or len(_FLAG.findall(text)) > text.count(": "):
+        return "shell"
+    return "yaml"

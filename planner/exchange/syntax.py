@@ -1,0 +1,166 @@
+"""Texts of documents: JSON and YAML, with a header that says what the file is.
+
+A header lists the options that the target's keys do not carry, one a line as ``name = value``, so
+that reading a written file loses none.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hardware_profiles.errors import InputError
+from hardware_profiles.fields import MAX_DEPTH, parse_json
+
+OWN_KEY: Final = "shardplan"  # of a JSON file, which has no comments
+_BEGIN: Final = "Written by shardplan"
+_STATED: Final = re.compile(r"#\s+(?P<name>[a-z_]+) = (?P<value>.*?)(?:  \(.*\))?\s*")
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first lines of a written file."""
+
+    target: str
+    version: str
+    question: str  # the model and the cluster of the plan
+    launch: str
+    # options that the file's keys do not carry: value, and where to set it
+    elsewhere: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+
+    def comments(self) -> list[str]:
+        """Return the lines as comments."""
+        made_by = f"{_BEGIN} {importlib.metadata.version('shardplan')} for {self.target}"
+        lines = [f"{made_by} {self.version}: {self.question}"]
+        lines += [f"Start: {line}" for line in self.launch.splitlines()]
+        if self.elsewhere:
+            lines.append("Not in this file, set them where the brackets say:")
+            lines += [f"  {line}" for line in self.stated()]
+        return [f"# {line}" for line in lines]
+
+    def stated(self) -> list[str]:
+        """Return the options that are not in the file."""
+        return [
+            f"{name} = {json.dumps(value)}  ({where})"
+            for name, (value, where) in self.elsewhere.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How a kind of document is read and written.
+
+    ``render``: the text of values by path, of a comment for each path, and of a header.
+    """
+
+    name: str
+    parse: Callable[[str, str], dict[str, Any]]  # text, name in errors
+    render: Callable[[Mapping[str, Any], Mapping[str, str], Header], str]
+    stated: Callable[[str], dict[str, Any]]  # options in the header of a written file
+
+
+def stated_in_comments(text: str) -> dict[str, Any]:
+    """Return the options in the header of a written file; {} for any other file.
+
+    >>> lines = ["# Written by shardplan 1 for x", "#   seq_len = 4096  (the data)"]
+    >>> stated_in_comments(chr(10).join(lines))
+    {'seq_len': 4096}
+    """
+    lines = iter(text.splitlines())
+    found: dict[str, Any] = {}
+    if not any(line.startswith(f"# {_BEGIN}") for line in lines):
+        return found
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        if (match := _STATED.fullmatch(line)) is not None:
+            try:
+                found[match["name"]] = json.loads(match["value"])
+            except ValueError:
+                raise InputError(f"{line.strip('# ')}: not a value of JSON") from None
+    return found
+
+
+# --- JSON ---
+
+
+def _json_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header) -> str:
+    from planner.exchange.keys import placed
+
+    own = {
+        "target": f"{header.target} {header.version}",
+        "plan": header.question,
+        "start": header.launch.splitlines(),
+        "not_in_this_file": {name: value for name, (value, _) in header.elsewhere.items()},
+        "set_them_in": {name: where for name, (_, where) in header.elsewhere.items()},
+    }
+    document = {OWN_KEY: own, **placed(leaves)}
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def _stated_in_json(text: str) -> dict[str, Any]:
+    own = parse_json(text, "file").get(OWN_KEY, {})
+    stated = own.get("not_in_this_file") if isinstance(own, dict) else None
+    return dict(stated) if isinstance(stated, dict) else {}
+
+
+# --- YAML ---
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """Parse a YAML mapping of plain values."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not YAML: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: must be a mapping of keys to values")
+    if _depth(value) > MAX_DEPTH:
+        raise InputError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)")
+    return {str(name): inner for name, inner in value.items()}
+
+
+def _depth(value: object, level: int = 1) -> int:
+    if level > MAX_DEPTH or not isinstance(value, (dict, list)):
+        return level
+    inner = value.values() if isinstance(value, dict) else value
+    return max((_depth(each, level + 1) for each in inner), default=level)
+
+
+def _yaml_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header) -> str:
+    from planner.exchange.keys import placed
+
+    lines = [*header.comments(), *_yaml_lines(placed(leaves), comments, "", "")]
+    return "\n".join(lines) + "\n"
+
+
+def _yaml_lines(
+    document: Mapping[str, Any], comments: Mapping[str, str], before: str, indent: str
+) -> list[str]:
+    lines: list[str] = []
+    for name, value in document.items():
+        path = f"{before}{name}"
+        if isinstance(value, Mapping) and value:
+            lines.append(f"{indent}{name}:")
+            lines += _yaml_lines(value, comments, f"{path}.", f"{indent}  ")
+            continue
+        said = comments.get(path)
+        lines.append(f"{indent}{name}: {_yaml_value(value)}" + (f"  # {said}" if said else ""))
+    return lines
+
+
+def _yaml_value(value: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
+JSON: Final = Syntax("json", parse_json, _json_text, _stated_in_json)
+YAML: Final = Syntax("yaml", parse_yaml, _yaml_text, stated_in_comments)

@@ -1,0 +1,154 @@
+"""A target: the trainer that a file is written for, and the reading of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cost_models.plan.plan import Plan
+from hardware_profiles.errors import InputError
+from planner.exchange.job import FOLLOWING, ONLY_WITH, Job, is_default
+from planner.exchange.keys import MISSING, OMIT, Key, Source, UnknownWord, lookup, unknown_paths
+from planner.exchange.syntax import OWN_KEY, Header, Syntax
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The options that a file states, and what was not understood."""
+
+    target: str
+    settings: Mapping[str, Any]  # options of ``fit``
+    unknown: tuple[str, ...] = ()  # keys that no version looked at has
+    notes: tuple[str, ...] = ()  # values without a counterpart here
+    model: str | None = None  # as the file names it
+
+
+def _no_files(job: Job) -> Mapping[str, str]:
+    return {}
+
+
+def _unchanged(source: Source) -> Mapping[str, Any]:
+    return source.document
+
+
+def _complete(settings: dict[str, Any], source: Source) -> Mapping[str, Any]:
+    return {}
+
+
+def _no_checks(document: Mapping[str, Any], job: Job) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The file of one trainer.
+
+    ``elsewhere``: for each option that no key carries, where a user sets it. ``recognises``:
+    whether a parsed document is such a file. ``launch``: the command that starts the job.
+    ``more_files``: further files by name. ``prepare``: the document with files that it names put
+    in. ``complete``: options that follow from several keys, where no single one states them.
+    ``check`` raises an InputError for a written document that breaks the target's arithmetic.
+    ``model``: the path of the key that names the model.
+    """
+
+    name: str
+    file: str
+    syntax: Syntax
+    keys: tuple[Key, ...]
+    elsewhere: Mapping[str, str]
+    recognises: Callable[[Mapping[str, Any]], bool]
+    launch: Callable[[Job], str]
+    more_files: Callable[[Job], Mapping[str, str]] = _no_files
+    prepare: Callable[[Source], Mapping[str, Any]] = _unchanged
+    complete: Callable[[dict[str, Any], Source], Mapping[str, Any]] = _complete
+    check: Callable[[Mapping[str, Any], Job], None] = _no_checks
+    model: str | None = None
+
+    def leaves(self, job: Job) -> dict[str, Any]:
+        """Return the values by path that state a job."""
+        written = ((key.path, key.write(job)) for key in self.keys)
+        return {path: value for path, value in written if value is not OMIT}
+
+    def not_carried(self, job: Job) -> dict[str, tuple[Any, str]]:
+        """Return the options that the keys do not carry: value, and where to set it."""
+        from planner.exchange.keys import placed
+
+        read = self.read_document(Source(placed(self.leaves(job)))).settings
+        left = {
+            name: value
+            for name, value in job.settings.items()
+            if read.get(name) != value and not (name not in read and is_default(name, value))
+        }
+        unplaced = [name for name in left if name not in self.elsewhere]
+        if unplaced:
+            name = unplaced[0]
+            raise InputError(f"{self.name} cannot express {name} = {left[name]}")
+        return {name: (value, self.elsewhere[name]) for name, value in left.items()}
+
+    def write(self, job: Job, version: str) -> dict[str, str]:
+        """Return the texts of the files, by name; the first one is the target's own."""
+        from planner.exchange.keys import placed
+
+        leaves = self.leaves(job)
+        self.check(placed(leaves), job)
+        carried = {key.path: ", ".join(key.carries) for key in self.keys if key.carries}
+        text = self.syntax.render(leaves, carried, self.header(job, version))
+        return {self.file: text, **self.more_files(job)}
+
+    def header(self, job: Job, version: str) -> Header:
+        """Return the header of the file."""
+        question = f"{job.model.name} on {job.cluster.name}"
+        return Header(self.name, version, question, self.launch(job), self.not_carried(job))
+
+    def read(self, text: str, where: str, folder: Path | None = None) -> Reading:
+        """Return what a file of the target states."""
+        source = Source(self.syntax.parse(text, where), folder)
+        found = self.read_document(source)
+        settings = {**found.settings, **self.syntax.stated(text)}
+        return Reading(self.name, settings, found.unknown, found.notes, found.model)
+
+    def read_document(self, source: Source) -> Reading:
+        """Return what a parsed document states.
+
+        Keys that are there come first, in the order of ``keys``; then those that are not state
+        what ``absent`` says. A value ``auto`` or null states nothing. Parts of a plan that the
+        target cannot change have their defaults; those that are set elsewhere stay open.
+        """
+        source = Source(self.prepare(source), source.folder)
+        document = {name: value for name, value in source.document.items() if name != OWN_KEY}
+        settings: dict[str, Any] = {}
+        notes: list[str] = []
+        present = {key.path: lookup(document, key.path) for key in self.keys}
+        for key in self.keys:
+            value = present[key.path]
+            if value is MISSING or value is None or value == "auto":
+                continue
+            try:
+                settings.update(key.read(value, source))
+            except UnknownWord as error:
+                notes.append(str(error))
+            except (AttributeError, KeyError, TypeError, ValueError):
+                notes.append(f"{key.path} = {str(value)[:60]!r} is not understood")
+        for key in self.keys:
+            if present[key.path] is MISSING:
+                for name, value in key.absent.items():
+                    settings.setdefault(name, value)
+        settings = {**self.complete(settings, source), **settings}
+        settings = {**self._without_keys(settings), **settings}
+        unknown = tuple(unknown_paths(self.keys, document))
+        model = None if self.model is None else source.get(self.model)
+        return Reading(
+            self.name, settings, unknown, tuple(notes), model if isinstance(model, str) else None
+        )
+
+    def _without_keys(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the defaults of the parts of a plan that neither a key nor a user sets."""
+        carried = {name for key in self.keys for name in key.carries}
+        never = carried | set(self.elsewhere) | set(FOLLOWING)
+        return {
+            name: value
+            for name, value in Plan().to_dict().items()
+            if name not in never and settings.get(ONLY_WITH.get(name, ""), 2) > 1
+        }

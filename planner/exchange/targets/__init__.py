@@ -1,0 +1,1 @@
+"""One module for each target: ``TARGET``, an instance of ``planner.exchange.target.Target``."""

@@ -1,0 +1,82 @@
+"""Files of other trainers: what is written is read back as the same plan, for every target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cost_models.legality.rules import legality_codes
+from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.plan.plan import Plan
+from cost_models.plan.workload import Workload
+from cost_models.plan_file import PlanFile
+from cost_models.scenario import Scenario
+from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.software.trainer import software_profile
+from planner.exchange.capabilities import capabilities, target_names
+from planner.exchange.job import Job
+from planner.exchange.registry import kind_of, target
+from planner.request.model import resolve_model
+from planner.search.space import enumerate_plans
+
+CLUSTER, RANKS = "2x4xH100-SXM", 8
+OFFLOADS = ("none", "optimizer", "weights")
+MODELS = {"qwen2.5-0.5b": 4096, "mixtral-8x7b": 8192}
+
+
+def files_of(name: str, model_name: str, count: int) -> list[PlanFile]:
+    """Return plans that a target runs, spread over all legal ones, as plan files."""
+    model, cluster = resolve_model(model_name), parse_cluster(CLUSTER)
+    workload = Workload(seq_len=MODELS[model_name], global_batch_size=8)
+    scenario = Scenario(model, cluster, workload, software_profile("torchtitan"))
+    table = enumerate_plans(model, workload, RANKS, {}, offloads=OFFLOADS)
+    table = table.rows(legality_codes(scenario, table) == 0)
+    table = table.rows(capabilities(name).runnable(table))
+    rows = np.unique(np.linspace(0, len(table) - 1, count).astype(int))
+    return [
+        PlanFile(model, cluster, workload, plan, default_layer_ranges(scenario, plan))
+        for plan in table.rows(rows)
+    ]
+
+
+def plan_of(settings: Mapping[str, Any]) -> Plan:
+    """Return the plan that options state: the data-parallel ranks are those that are left."""
+    parts = {f.name: settings[f.name] for f in fields(Plan) if f.name in settings}
+    assert parts.keys() >= {"zero_stage", "recompute", "tensor_parallel", "micro_batch_size"}
+    plan = Plan(**parts)
+    data = RANKS // (plan.tensor_parallel * plan.pipeline_parallel * plan.context_parallel)
+    count = settings["global_batch_size"] // (data * plan.micro_batch_size)
+    return replace(plan, data_parallel=data, num_microbatches=count)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", target_names())
+def test_a_written_file_is_read_back_as_the_same_plan(name: str, model: str) -> None:
+    one = target(name)
+    for file in files_of(name, model, 12):
+        assert capabilities(name).problem(file.plan, file.workload) is None
+        text = one.write(Job(file), "1")[one.file]
+        assert kind_of(text, one.file).name == name
+        read = one.read(text, one.file)
+        assert (read.unknown, read.notes) == ((), ())
+        assert plan_of(read.settings) == file.plan, text
+        given = {k: v for k, v in read.settings.items() if hasattr(file.workload, k)}
+        assert replace(file.workload, **given) == file.workload, text
+        assert {"global_batch_size", "precision", "seq_len"} <= given.keys(), text
+
+
+def test_a_table_and_a_single_plan_agree_on_limits() -> None:
+    model, cluster = resolve_model("qwen2.5-0.5b"), parse_cluster(CLUSTER)
+    workload = Workload(seq_len=4096, global_batch_size=8)
+    table = enumerate_plans(model, workload, cluster.num_gpus, {}, offloads=("none", "weights"))
+    table = table.rows(np.arange(0, len(table), max(1, len(table) // 300)))
+    for name in target_names():
+        one = capabilities(name)
+        alone = [not one.problems_of_plan(plan) for plan in table]
+        assert alone == one.runnable(table).tolist()
+        assert one.runnable(table).any()
+        assert one.problem(Plan(), workload) is None
