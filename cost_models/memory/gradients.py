@@ -53,7 +53,8 @@ class Gradients(Struct, frozen=True):
 def gradients_of(view: RankView, in_flight: Real) -> Gradients:
     """Return the gradients as the trainer and the ZeRO stage accumulate and reduce them.
 
-    Offloaded ones leave with the weights: at most a layer's shard stays.
+    Offloaded ones leave with the weights, or with the optimizer's states (``offloads_masters``): at
+    most a layer's shard stays.
     """
     software, params, table = view.software, view.parameters, view.table
     each = view.workload.gradient_bytes(in_master_precision=software.gradients.in_master_precision)
@@ -67,12 +68,15 @@ def gradients_of(view: RankView, in_flight: Real) -> Gradients:
         found = Gradients(whole, whole, whole, whole, whole)
     else:
         found = _accumulated(view, each, in_flight)
-    if not np.any(table.offloads_weights):
+    leave = table.offloads_weights
+    if software.optimizer.offloads_masters:
+        leave = leave | table.offloads_optimizer
+    if not np.any(leave):
         return found
     shards = np.maximum(1, table.shard_ranks)
     name, each = "of a layer, on their way to the host", view.workload.reduction_bytes
     layer = gradients(name, each, params.largest_layer, shards)
-    return found.replaced(table.offloads_weights, layer, reduced=none)
+    return found.replaced(leave, layer, reduced=none)
 
 
 def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:

@@ -30,6 +30,7 @@ from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
 
 MASTER: Final = "master weights"
+SHARDED_MASTER: Final = "sharded master weights"
 # elements, ranks that share them, and their unit: of all weights, and of experts
 SYMBOLS: Final = (("P", "/d", "parameters"), ("E", "/d'", "expert parameters"))
 
@@ -91,7 +92,7 @@ def weight_rows(
     apart = np.where(np.equal(zero_stage, 0), float(mixed), np.where(sharded, 0.0, 1.0)) * params
     c, w = ("c", compute_bytes, "bytes"), ("w", master_bytes, "bytes")
     whole, shard = np.where(sharded, 0.0, params), np.where(sharded, params, 0.0)
-    name = "sharded master weights" if mixed else "sharded weights"
+    name = SHARDED_MASTER if mixed else "sharded weights"
     divided = (ranks, optimizer_shards(shard_ranks, zero_stage), "ranks")
     return [
         product("weights", "weights in compute precision", c, (numel, whole, unit)),
@@ -103,7 +104,8 @@ def weight_rows(
 def rank_weights(view: RankView) -> list[Item]:
     """All copies of a rank's weights: trained, fp32 master, frozen, ZeRO++'s shards, fp8.
 
-    DeepSpeed's ZeRO-3 has shards in compute precision, too: c P / d. FSDP1 without sharding has the
+    DeepSpeed's ZeRO-3 has shards in compute precision, too: c P / d; its fp32 weights leave with
+    offloaded states (``offloads_masters``). FSDP1 without sharding has the
     fp32 weights alone (``casts_unsharded``). Of offloaded weights, frozen ones too where they are
     sharded, only the shards of the running and of the next layer: 2 w P_layer / d. A tensor that
     one rank holds alone, in one precision, is not sharded: its ZeRO stage is 0.
@@ -123,6 +125,9 @@ def rank_weights(view: RankView) -> list[Item]:
             each = ("c", compute, "bytes")
             name = "shards in compute precision"
             rows.append(product("weights", name, each, count, (divided, ranks, "ranks")))
+    if view.software.optimizer.offloads_masters and np.any(table.offloads_optimizer):
+        stay = np.logical_not(table.offloads_optimizer)
+        rows = [either(stay, row) if row.name in (MASTER, SHARDED_MASTER) else row for row in rows]
     offloads = table.offloads_weights
     if np.any(offloads):
         fetched = product(

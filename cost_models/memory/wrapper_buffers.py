@@ -58,13 +58,14 @@ def wrapper_rows(view: RankView) -> list[Item]:
             )
         )
     if elements := bucket_elements(view):
-        each = (("c", compute, "bytes"), ("E", _where((zero >= 1) & several, elements), "elements"))
-        row = product("buffers", "reduce buckets", *each)
-        while_passing = ("E", _where((zero >= 1) & (zero < 3) & several, elements), "elements")
-        always = ("E", _where((zero >= 3) & several, elements), "elements")
+        # one rank is at no ZeRO stage, but its optimizer has the buckets of the trainer's stage
+        stage = np.where(several, zero, sharding.largest_zero_stage)
+        name, each = "reduce buckets", ("c", compute, "bytes")
+        while_passing = ("E", _where((stage >= 1) & (stage < 3), elements), "elements")
+        always = ("E", _where(stage >= 3, elements), "elements")
         rows += [
-            product("buffers", row.name, each[0], while_passing).during(LOSS_BACKWARD, EMBEDDING),
-            product("buffers", row.name, each[0], always),
+            product("buffers", name, each, while_passing).during(LOSS_BACKWARD, EMBEDDING),
+            product("buffers", name, each, always),
         ]
     if sharding.live_elements:
         beyond = np.minimum(params.total, sharding.live_elements) - params.largest_layer

@@ -58,6 +58,7 @@ class TrainerOptimizer(ProfileGroup, frozen=True, kw_only=True):
     copied_bytes: Amount  # per updated element, of gradients flattened and cast for the update
     group_elements: Amount  # that ZeRO-3 updates at once; 0: all
     in_backward: bool  # weights are updated as their gradients arrive, which are then freed
+    offloads_masters: bool  # fp32 weights and gradients leave the device with offloaded states
     gradient_accesses: Amount  # of each gradient element
     moved_bytes: Amount  # per parameter
 

@@ -63,6 +63,8 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
         sharded = f"{profile}{PLUS}{engine.add}"
         shards = software_profile(sharded).sharding.largest_zero_stage
         profile = sharded if (row.zero_stage or 0) <= shards else profile
+    if update := look_up(words_table().updates, row):
+        profile = f"{profile}{PLUS}{update.add}"
     casts = look_up(words_table().autocast, row)
     if casts is None or not casts.add:
         return replace(entry, profile=profile)

@@ -192,6 +192,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     states: tuple[StoredPrecision, ...]
     targets: tuple[Name, ...]
     unnamed: tuple[SoftwareEntry, ...]
+    updates: tuple[EngineEntry, ...]
     zero_stage: tuple[ZeroStageEntry, ...]
 
 
