@@ -114,6 +114,8 @@ def score_bytes(
 
     eager  5 a s  a token with dropout in 16 bits (Korthikanti eq. 1: 5 a s^2 b)
            c a s, with dropout (2 c + 1) a s, where softmax is in compute precision (T5)
+           (4 + c) a s, with dropout one more, of these under torch.autocast, whose softmax is in
+           fp32 (aten/src/ATen/autocast_mode.h) and whose matmul casts what it gets
     flash  4 a    a token (Dao, arXiv:2307.08691, sec. 3.1: one fp32 number a row and head);
            c (a - k) (d + e) where a window needs a mask, which a kernel with grouped queries
            does not take: keys and values of every query head
@@ -142,8 +144,11 @@ def score_bytes(
     dropped = software.activations.attention_dropout_bytes + max(0.0, compute_bytes - 2.0)
     per_pair = copies + (dropped if dropout else 0.0)
     if not attention.softmax_in_fp32:  # weights; a mask and what is left of them
-        dropped = software.activations.dropout_mask_bytes + compute_bytes
+        mask = software.activations.dropout_mask_bytes
+        dropped = mask + compute_bytes
         per_pair = compute_bytes + (dropped if dropout else 0.0)
+        if software.precision.autocasts_weights and compute_bytes < FP32:  # casts both ways
+            per_pair = FP32 + compute_bytes + (mask if dropout else 0.0)
     return per_pair * attention.num_heads * np.multiply(1.0, seq_len)
 
 

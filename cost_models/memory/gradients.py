@@ -118,12 +118,14 @@ def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
         new = [(np.where(_is_whole_replica(view, ranks), 0.0, n), ranks) for n, ranks in found]
         return reduced(new, zero, -1.0)
 
-    later, last = accumulated(by_value(table.num_microbatches > 1)), reduced(parts, zero)
+    kept = view.software.gradients.zeroed  # as if an earlier micro-batch had left them
+    later = accumulated(by_value((table.num_microbatches > 1) | kept))
+    last = reduced(parts, zero)
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it
     embedding = added(last, coming(params.embedding, 0.0))
     layer = coming(params.largest_layer, params.expert_layer)
     return Gradients(
-        full_flight=accumulated(by_value(table.num_microbatches > in_flight)),
+        full_flight=accumulated(by_value((table.num_microbatches > in_flight) | kept)),
         later=later,
         last_layer=most(later, added(embedding, layer)),
         embedding=most(later, embedding),

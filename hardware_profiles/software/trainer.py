@@ -43,6 +43,7 @@ class TrainerGradients(ProfileGroup, frozen=True, kw_only=True):
     accumulated_unsharded: bool  # no_sync: unsharded gradients until the last micro-batch
     include_frozen: bool  # gradients of flat parameters span the frozen weights in them
     accumulation_bytes: Amount  # moved per parameter when a micro-batch's gradient is added
+    zeroed: bool  # filled with zeros after a step instead of released
     bucket_copies: Amount  # of all gradients, in buckets that replicas all-reduce
     whole_until_update: bool  # ZeRO-1 keeps all of them to the end of the backward pass
     in_both_precisions: (

@@ -14,6 +14,7 @@ from planner.validation.runs_file import Row
 from planner.validation.vocabulary import terms_of
 from planner.validation.words import SoftwareEntry, entry_of, look_up, words_table
 
+HUGGING_FACE = "hf-trainer"
 CHANGES = ";"  # between a profile and the figures that differ: "megatron; overlap.data_parallel=1"
 
 
@@ -63,12 +64,14 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
         sharded = f"{profile}{PLUS}{engine.add}"
         shards = software_profile(sharded).sharding.largest_zero_stage
         profile = sharded if (row.zero_stage or 0) <= shards else profile
-    if update := look_up(words_table().updates, row):
-        profile = f"{profile}{PLUS}{update.add}"
-    casts = look_up(words_table().autocast, row)
-    if casts is None or not casts.add:
-        return replace(entry, profile=profile)
-    return replace(entry, profile=f"{profile}{PLUS}{casts.add}", master_weights=True)
+    table = words_table()
+    casts = look_up(table.autocast, row)
+    has_loss = casts is not None or entry.profile != HUGGING_FACE
+    sections = (table.updates, table.zeroed, *(() if has_loss else (table.losses,)))
+    found = (look_up(section, row) for section in sections)
+    adds = [engine.add for engine in (*found, casts) if engine is not None and engine.add]
+    masters = True if casts is not None and casts.add else entry.master_weights
+    return replace(entry, profile=PLUS.join((profile, *adds)), master_weights=masters)
 
 
 def note_trainer(reading: Reading) -> None:

@@ -94,6 +94,7 @@ class Document(Struct, frozen=True, forbid_unknown_fields=True):
     phrases: dict[str, dict[str, tuple[str, ...]]]
     without_effect: tuple[str, ...]
     releases: dict[str, tuple[str, str]]  # of a term: software, and its first release
+    older: dict[str, tuple[tuple[str, str], ...]]  # the first release that no longer has it
 
 
 class CellVocabulary:
@@ -108,12 +109,14 @@ class CellVocabulary:
         self._without_effect = frozenset(
             token.word for text in document.without_effect for token in tokens_of(text)
         )
-        self._releases = {
-            term: (tuple(token.word for token in tokens_of(name)), _release(since))
-            for term, (name, since) in document.releases.items()
-        }
+        newer = ((term, *since, True) for term, since in document.releases.items())
+        older = ((term, *to, False) for term, every in document.older.items() for to in every)
+        self._releases = [
+            (term, tuple(token.word for token in tokens_of(name)), _release(number), has)
+            for term, name, number, has in (*newer, *older)
+        ]
         self._terms = {
-            column: _with_negations(phrases) | set(self._releases)
+            column: _with_negations(phrases) | {term for term, *_ in self._releases}
             for column, phrases in self._phrases.items()
         }
         self._read = cache(self._read_text)
@@ -147,7 +150,7 @@ class CellVocabulary:
                 if opposite not in terms:  # the first mention counts
                     terms.setdefault(term, at)
             at = end
-        terms |= {name: at for name, at in self._newer(tokens) if name not in terms}
+        terms |= {name: at for name, at in self._by_release(tokens) if name not in terms}
         return CellTerms(
             MappingProxyType(terms), tuple(token for token in rest if not self._is_filler(token))
         )
@@ -164,14 +167,14 @@ class CellVocabulary:
                     return start, start + size, self._phrases[column][words]
         return at, at, frozenset()
 
-    def _newer(self, tokens: Sequence[Token]) -> Iterator[tuple[str, int]]:
-        """Terms of releases that are as new as stated."""
-        for term, (name, since) in self._releases.items():
+    def _by_release(self, tokens: Sequence[Token]) -> Iterator[tuple[str, int]]:
+        """Terms of releases that are as new, or as old, as stated."""
+        for term, name, limit, has in self._releases:
             size = len(name)
             for at in range(len(tokens) - size):
                 words = tuple(token.word for token in tokens[at : at + size])
-                number = tokens[at + size].word
-                if words == name and number[:1].isdigit() and _release(number) >= since:
+                number = tokens[at + size].word.removeprefix("v")
+                if words == name and number[:1].isdigit() and (_release(number) >= limit) == has:
                     yield term, at
 
     def _is_filler(self, token: Token) -> bool:

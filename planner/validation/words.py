@@ -179,6 +179,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: tuple[GpuEntry, ...]
     gradients: tuple[StoredPrecision, ...]
     launches: tuple[EngineEntry, ...]
+    losses: tuple[EngineEntry, ...]
     master_weights: tuple[Flag, ...]
     memory: tuple[MemoryEntry, ...]
     offload: tuple[OffloadEntry, ...]
@@ -194,6 +195,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     unnamed: tuple[SoftwareEntry, ...]
     updates: tuple[EngineEntry, ...]
     zero_stage: tuple[ZeroStageEntry, ...]
+    zeroed: tuple[EngineEntry, ...]
 
 
 Entry = TypeVar("Entry", bound=Conditions)
