@@ -6,6 +6,8 @@ Units     bytes a token of one micro-batch, unless a name says otherwise.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from cost_models.activations.frozen_layers import normalised_bytes
@@ -19,6 +21,12 @@ from cost_models.partition.rank_view import RankView
 from cost_models.plan.recompute import FULL, repeats_modules
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
+
+# families whose code passed logits to the cross-entropy as they were (transformers 4.30,
+# models/*/modeling_*.py, forward of the causal language model)
+LOSS_IN_16_BITS: Final = frozenset(
+    {"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "opt"}
+)
 
 
 def embedding_bytes_per_token(view: RankView) -> Real:
@@ -96,9 +104,14 @@ def head_bytes_per_token(view: RankView) -> tuple[Real, Real, Real, Real]:
     # only the functions of tensor parallelism save the input of a frozen projection
     reads = np.where(np.logical_or(not frozen, table.tensor_parallel > 1), 1.0, 0.0)
     total = saved / along + reads * compute * width / inputs_over
-    tokens = view.tokens
+    in_16_bits = software.loss.by_family and model.family in LOSS_IN_16_BITS
     logits = logits_bytes_per_token(
-        model.vocab_size, compute, table.tensor_parallel, software, tokens
+        model.vocab_size,
+        compute,
+        table.tensor_parallel,
+        software,
+        view.tokens,
+        upcasts=software.precision.autocasts_weights or not in_16_bits,
     )
     return zeros + total, zeros + logits.kept, zeros + logits.forward, zeros + logits.backward
 

@@ -27,12 +27,15 @@ def logits_bytes_per_token(
     tensor_parallel: Count,
     software: SoftwareProfile,
     tokens: Real = 1.0,
+    *,
+    upcasts: bool = True,
 ) -> Logits:
     """Logits and their copies at the loss, split with the vocabulary (t 1 where gathered whole).
 
     kept      c l V / t                              l 1, or the share of a chunk's tokens
     forward   (c (l + k - 1) + w n) V / t            k copies in compute precision, the logits one
-                                                     of them, n copies of w = max(4, c) bytes
+                                                     of them, n copies of w = max(4, c) bytes, of
+                                                     w = c unless the loss ``upcasts``
     backward  (c (l + k - 1) + w n + c g [16 bits]) V / t    g gradients that are cast back
 
     A loss that works on chunks has one chunk's n and k - 1 copies at once. One that works on pieces
@@ -41,7 +44,7 @@ def logits_bytes_per_token(
     forward   (c + w p (n + 1 [16 bits])) V / t      16-bit logits are cast, piece by piece
     backward  (2 c + w p (n + 1) [16 bits]) V / t
     """
-    wide = max(FP32, compute_bytes)
+    wide = max(FP32, compute_bytes) if upcasts else compute_bytes
     narrow = compute_bytes < wide
     cast = compute_bytes * software.loss.logits_gradient_copies if narrow else 0.0
     over = 1.0 if software.loss.gathers_logits else np.multiply(1.0, tensor_parallel)

@@ -158,6 +158,7 @@ class Loss(ProfileGroup, frozen=True, kw_only=True):
 
     logits_copies: Amount  # in compute precision, forward; the logits count as one
     fp32_logits_copies: Amount
+    by_family: bool  # fp32 copies are 16-bit ones where the family's code does not upcast
     logits_gradient_copies: Amount  # in compute precision, in addition in the backward pass
     gathers_logits: bool  # tensor-parallel ranks gather all columns, and each computes the loss
     pads_vocabulary: bool  # with columns that no token has

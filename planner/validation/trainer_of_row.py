@@ -14,7 +14,6 @@ from planner.validation.runs_file import Row
 from planner.validation.vocabulary import terms_of
 from planner.validation.words import SoftwareEntry, entry_of, look_up, words_table
 
-HUGGING_FACE = "hf-trainer"
 CHANGES = ";"  # between a profile and the figures that differ: "megatron; overlap.data_parallel=1"
 
 
@@ -66,9 +65,7 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
         profile = sharded if (row.zero_stage or 0) <= shards else profile
     table = words_table()
     casts = look_up(table.autocast, row)
-    has_loss = casts is not None or entry.profile != HUGGING_FACE
-    sections = (table.updates, table.zeroed, *(() if has_loss else (table.losses,)))
-    found = (look_up(section, row) for section in sections)
+    found = (look_up(section, row) for section in (table.updates, table.zeroed))
     adds = [engine.add for engine in (*found, casts) if engine is not None and engine.add]
     masters = True if casts is not None and casts.add else entry.master_weights
     return replace(entry, profile=PLUS.join((profile, *adds)), master_weights=masters)

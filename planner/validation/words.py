@@ -179,7 +179,6 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: tuple[GpuEntry, ...]
     gradients: tuple[StoredPrecision, ...]
     launches: tuple[EngineEntry, ...]
-    losses: tuple[EngineEntry, ...]
     master_weights: tuple[Flag, ...]
     memory: tuple[MemoryEntry, ...]
     offload: tuple[OffloadEntry, ...]
