@@ -46,6 +46,7 @@ class Never(Struct, frozen=True, forbid_unknown_fields=True):
 
     parts: Mapping[str, list[Any] | Literal[">1"]]
     why: str
+    of_experts: bool = False  # only of models with experts
 
 
 class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,9 +69,10 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
         """
         return self.software_of_zero_stage.get(str(zero_stage), self.software)
 
-    def problem(self, plan: Plan, workload: Workload) -> str | None:
+    def problem(self, plan: Plan, workload: Workload, *, experts: bool = False) -> str | None:
         """Return what a plan or a workload has that the target cannot run; None: nothing."""
-        return self.problem_of_workload(workload) or next(iter(self.problems_of_plan(plan)), None)
+        found = self.problems_of_plan(plan, experts=experts)
+        return self.problem_of_workload(workload) or next(iter(found), None)
 
     def problem_of_workload(self, workload: Workload) -> str | None:
         """Return the first part of a workload that the target cannot run."""
@@ -83,15 +85,15 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
                 return self._words(name, values[name], allowed)
         return None
 
-    def problems_of_plan(self, plan: Plan) -> list[str]:
-        """Return what a plan has that the target cannot run."""
+    def problems_of_plan(self, plan: Plan, *, experts: bool = False) -> list[str]:
+        """Return what a plan has that the target cannot run; ``experts``: whether the model has."""
         values = plan.to_dict()
         found = [
             self._words(name, values[name], allowed)
             for name, allowed in self.limits().items()
             if values[name] not in allowed and values.get(ONLY_WITH.get(name, ""), 2) > 1
         ]
-        for never in self.never:
+        for never in self._combinations(experts=experts):
             if all(_holds(values[name], wanted) for name, wanted in never.parts.items()):
                 parts = ", ".join(f"{name} {values[name]}" for name in never.parts)
                 found.append(f"{parts}: {never.why}")
@@ -103,7 +105,10 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
         every = {name: self._allowed(self.plan, name) for name in names}
         return {name: allowed for name, allowed in every.items() if isinstance(allowed, list)}
 
-    def runnable(self, table: PlanTable) -> Any:
+    def _combinations(self, *, experts: bool) -> list[Never]:
+        return [never for never in self.never if experts or not never.of_experts]
+
+    def runnable(self, table: PlanTable, *, experts: bool = False) -> Any:
         """Return which rows of a table of plans the target can run."""
         import numpy as np
 
@@ -113,7 +118,7 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
             if name in ONLY_WITH:
                 within |= getattr(table, ONLY_WITH[name]) == 1
             rows &= within
-        for never in self.never:
+        for never in self._combinations(experts=experts):
             broken = np.ones(len(table), dtype=bool)
             for name, wanted in never.parts.items():
                 column = getattr(table, name)

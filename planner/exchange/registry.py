@@ -15,6 +15,7 @@ from planner.exchange.capabilities import capabilities, target_names
 from planner.exchange.target import Reading, Target
 
 _KIND: Final = re.compile(r"(?P<kind>[a-z][a-z-]*):(?P<path>.+)", re.S)
+_TOML: Final = re.compile(r"(?m)^\[[A-Za-z][\w.]*\][ \t]*(?:#.*)?$")
 _FLAG: Final = re.compile(r"(?m)(?:^|[\s\"'(])--[a-z][a-z0-9-]+")
 
 
@@ -35,19 +36,24 @@ def read_config(text: str) -> Reading:
     match = _KIND.fullmatch(text)
     known = target_names()
     if match is not None and match["kind"] in known:
-        path = Path(match["path"]).expanduser()
-        return target(match["kind"]).read(
-            read_text(path, "a configuration"), str(path), path.parent
-        )
-    path = Path(text).expanduser()
+        path = _path(match["path"])
+        content = read_text(path, "a configuration")
+        return target(match["kind"]).read(content, match["path"], path.parent)
+    path = _path(text)
     content = read_text(path, "a trainer's configuration")
-    return kind_of(content, text).read(content, str(path), path.parent)
+    return kind_of(content, text).read(content, text, path.parent)
+
+
+def _path(text: str) -> Path:
+    """Return the file of ``FILE`` or of ``FILE::NAME``, a function of a Python file."""
+    return Path(text.partition("::")[0]).expanduser()
 
 
 def kind_of(text: str, where: str) -> Target:
     """Return the target whose file a text is."""
     wanted = syntax_of(text)
-    candidates = [one for name in target_names() if (one := target(name)).syntax.name == wanted]
+    every = [target(name) for name in target_names()]
+    candidates = [one for one in every if wanted in (one.syntax.name, *one.syntax.also)]
     problems: list[InputError] = []
     parsed: dict[int, Mapping[str, Any]] = {}
     for one in candidates:
@@ -69,12 +75,12 @@ def kind_of(text: str, where: str) -> Target:
 
 
 def syntax_of(text: str) -> str:
-    """Return json, python, shell or yaml.
+    """Return json, python, shell, toml or yaml.
 
     >>> syntax_of('{"a": 1}'), syntax_of("import torch"), syntax_of("run --bf16 --tp 2")
     ('json', 'python', 'shell')
-    >>> syntax_of("base_model: x")
-    'yaml'
+    >>> syntax_of("base_model: x"), syntax_of("[training]")
+    ('yaml', 'toml')
     """
     if text.lstrip().startswith("{"):
         return "json"
@@ -84,6 +90,8 @@ def syntax_of(text: str) -> str:
         body = []
     if any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)) for node in body):
         return "python"
+    if _TOML.search(text) is not None:
+        return "toml"
     if text.startswith("#!") or len(_FLAG.findall(text)) > text.count(": "):
         return "shell"
     return "yaml"

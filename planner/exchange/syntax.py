@@ -61,6 +61,7 @@ class Syntax:
     parse: Callable[[str, str], dict[str, Any]]  # text, name in errors
     render: Callable[[Mapping[str, Any], Mapping[str, str], Header], str]
     stated: Callable[[str], dict[str, Any]]  # options in the header of a written file
+    also: tuple[str, ...] = ()  # names of other syntaxes that ``parse`` understands
 
 
 def stated_in_comments(text: str) -> dict[str, Any]:

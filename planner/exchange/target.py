@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ class Reading:
     unknown: tuple[str, ...] = ()  # keys that no version looked at has
     notes: tuple[str, ...] = ()  # values without a counterpart here
     model: str | None = None  # as the file names it
+    config: Mapping[str, Any] | None = None  # config.json of the model that the file describes
 
 
 def _no_files(job: Job) -> Mapping[str, str]:
@@ -35,6 +36,14 @@ def _unchanged(source: Source) -> Mapping[str, Any]:
 
 def _complete(settings: dict[str, Any], source: Source) -> Mapping[str, Any]:
     return {}
+
+
+def _no_remarks(source: Source) -> Sequence[str]:
+    return ()
+
+
+def _no_model(source: Source) -> None:
+    return None
 
 
 def _no_checks(document: Mapping[str, Any], job: Job) -> None:
@@ -50,7 +59,10 @@ class Target:
     ``more_files``: further files by name. ``prepare``: the document with files that it names put
     in. ``complete``: options that follow from several keys, where no single one states them.
     ``check`` raises an InputError for a written document that breaks the target's arithmetic.
-    ``model``: the path of the key that names the model.
+    ``model``: the path of the key that names the model. ``values``: the values of all keys at once,
+    by path, where the keys write none. ``remarks``: what a document states beyond
+    the keys that is not priced. ``model_name``: the model's name where no single key has it;
+    ``model_config``: the config.json of a model that the document describes by its sizes.
     """
 
     name: str
@@ -65,9 +77,15 @@ class Target:
     complete: Callable[[dict[str, Any], Source], Mapping[str, Any]] = _complete
     check: Callable[[Mapping[str, Any], Job], None] = _no_checks
     model: str | None = None
+    values: Callable[[Job], Mapping[str, Any]] | None = None
+    remarks: Callable[[Source], Sequence[str]] = _no_remarks
+    model_name: Callable[[Source], str | None] = _no_model
+    model_config: Callable[[Source], Mapping[str, Any] | None] = _no_model
 
     def leaves(self, job: Job) -> dict[str, Any]:
         """Return the values by path that state a job."""
+        if self.values is not None:
+            return dict(self.values(job))
         written = ((key.path, key.write(job)) for key in self.keys)
         return {path: value for path, value in written if value is not OMIT}
 
@@ -107,7 +125,7 @@ class Target:
         source = Source(self.syntax.parse(text, where), folder)
         found = self.read_document(source)
         settings = {**found.settings, **self.syntax.stated(text)}
-        return Reading(self.name, settings, found.unknown, found.notes, found.model)
+        return replace(found, settings=settings)
 
     def read_document(self, source: Source) -> Reading:
         """Return what a parsed document states.
@@ -135,12 +153,23 @@ class Target:
             if present[key.path] is MISSING:
                 for name, value in key.absent.items():
                     settings.setdefault(name, value)
-        settings = {**self.complete(settings, source), **settings}
+        try:
+            settings = {**self.complete(settings, source), **settings}
+        except UnknownWord as error:
+            notes.append(str(error))
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+            notes.append("the values of the file do not fit together: only single ones were read")
+        notes += self.remarks(source)
         settings = {**self._without_keys(settings), **settings}
         unknown = tuple(unknown_paths(self.keys, document))
-        model = None if self.model is None else source.get(self.model)
+        model = self.model_name(source) if self.model is None else source.get(self.model)
         return Reading(
-            self.name, settings, unknown, tuple(notes), model if isinstance(model, str) else None
+            self.name,
+            settings,
+            unknown,
+            tuple(dict.fromkeys(notes)),
+            model if isinstance(model, str) else None,
+            self.model_config(source),
         )
 
     def _without_keys(self, settings: Mapping[str, Any]) -> dict[str, Any]:

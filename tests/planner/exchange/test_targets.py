@@ -35,7 +35,7 @@ def files_of(name: str, model_name: str, count: int) -> list[PlanFile]:
     scenario = Scenario(model, cluster, workload, software_profile("torchtitan"))
     table = enumerate_plans(model, workload, RANKS, {}, offloads=OFFLOADS)
     table = table.rows(legality_codes(scenario, table) == 0)
-    table = table.rows(capabilities(name).runnable(table))
+    table = table.rows(capabilities(name).runnable(table, experts=model.has_experts))
     rows = np.unique(np.linspace(0, len(table) - 1, count).astype(int))
     return [
         PlanFile(model, cluster, workload, plan, default_layer_ranges(scenario, plan))

@@ -1,0 +1,177 @@
+"""Python functions that build a configuration: the syntax of torchtitan, Megatron Bridge and NeMo.
+
+``FILE::NAME`` names one of several functions of a file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from hardware_profiles.errors import InputError, did_you_mean
+from planner.exchange.keys import placed
+from planner.exchange.python_document import CALL, parse_functions
+from planner.exchange.syntax import Header, Syntax, parse_yaml, stated_in_comments
+
+FUNCTION: Final = "shardplan_job"
+WIDTH: Final = 100
+
+
+def parse_recipe(text: str, where: str) -> dict[str, Any]:
+    """Return the configuration that a Python file builds: of its function, or of ``::NAME``."""
+    path, _, name = where.partition("::")
+    found = parse_functions(text, path)
+    if name:
+        if name not in found:
+            hint = did_you_mean(name, found)
+            text = f"{path}: no function {name[:60]!r} that returns a configuration"
+            raise InputError(f"{text}. {hint}" if hint else text)
+        return found[name]
+    built = {key: value for key, value in found.items() if len(value) > 1}
+    if "" in built and len(built) > 1:
+        return built[""]
+    if not built:
+        raise InputError(f"{where}: no function that returns a configuration")
+    if len(built) > 1:
+        names = ", ".join(list(built)[:12])
+        raise InputError(f"{where}: several configurations; name one as {path}::NAME ({names})")
+    return next(iter(built.values()))
+
+
+def parse_recipe_or_toml(text: str, where: str) -> dict[str, Any]:
+    """Return the configuration of a Python file or of a TOML file."""
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return parse_recipe(text, where)
+
+
+def parse_recipe_or_yaml(text: str, where: str) -> dict[str, Any]:
+    """Return the configuration of a Python file or of a YAML file."""
+    try:
+        return parse_recipe(text, where)
+    except InputError:
+        if "\ndef " in text or "\nimport " in text or "::" in where:
+            raise
+        return parse_yaml(text, where)
+
+
+# --- writing ---
+
+
+def _split(called: str) -> tuple[str, str]:
+    """Return the module of what is called, and its name from the first capital on.
+
+    >>> _split("torchtitan.trainer.Trainer.Config"), _split("a.b.make")
+    (('torchtitan.trainer', 'Trainer.Config'), ('a.b', 'make'))
+    """
+    parts = called.split(".")
+    at = next((i for i, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
+    return ".".join(parts[:at]), ".".join(parts[at:])
+
+
+def _imports(document: Any) -> set[tuple[str, str]]:
+    """Return the modules and names that a document calls."""
+    if isinstance(document, list):
+        return set().union(*map(_imports, document))
+    if not isinstance(document, Mapping):
+        return set()
+    found = set[tuple[str, str]]().union(*map(_imports, document.values()))
+    if CALL in document:
+        module, name = _split(document[CALL])
+        found.add((module, name.split(".")[0]))
+    return found
+
+
+def _import_lines(document: Mapping[str, Any]) -> list[str]:
+    names: dict[str, list[str]] = {}
+    for module, name in sorted(_imports(document)):
+        names.setdefault(module, []).append(name)
+    return [f"from {module} import {', '.join(each)}" for module, each in names.items() if module]
+
+
+def expression(value: Any, comments: Mapping[str, str], path: str = "", indent: str = "") -> str:
+    """Return a value as Python; one argument a line, with comments."""
+    inner = indent + "    "
+    if isinstance(value, list) and any(isinstance(each, list) for each in value):
+        items = "".join(f"{inner}{expression(each, {}, '', inner)},\n" for each in value)
+        return f"[\n{items}{indent}]"
+    if isinstance(value, list):
+        return "[" + ", ".join(expression(each, {}, "", inner) for each in value) + "]"
+    if not isinstance(value, Mapping):
+        return repr(value)
+    name = _split(value[CALL])[1] if CALL in value else "dict"
+    lines = []
+    for key, each in value.items():
+        if key == CALL:
+            continue
+        below = f"{path}.{key}" if path else key
+        text = expression(each, comments, below, inner)
+        said = comments.get(below)
+        argument = text if key.isdigit() else f"{key}={text}"
+        lines.append(f"{inner}{argument}," + (f"  # {said}" if said else ""))
+    if len(lines) <= 1 and "\n" not in "".join(lines) and "#" not in "".join(lines):
+        return f"{name}({''.join(lines).strip().rstrip(',')})"
+    return f"{name}(\n" + "\n".join(lines) + f"\n{indent})"
+
+
+def render_function(leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header) -> str:
+    """Return a file whose function returns the configuration in one expression."""
+    document = placed(leaves)
+    body = expression(document, comments, indent="    ")
+    returned = _split(document[CALL])[1]
+    lines = [
+        *header.comments(),
+        *_import_lines(document),
+        "",
+        "",
+        f"def {FUNCTION}() -> {returned}:",
+        f"    return {body}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def render_assignments(
+    leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header
+) -> str:
+    """Return a file whose function sets fields of a configuration that another one makes."""
+    document = placed(leaves)
+    made = [path.removesuffix(CALL).rstrip(".") for path in leaves if path.endswith(CALL)]
+    lines = [*header.comments(), *_import_lines(document), "", "", f"def {FUNCTION}():"]
+    for path in sorted(made, key=lambda each: each.count(".") + bool(each)):
+        arguments = {
+            key: each
+            for key, each in _at(document, path).items()
+            if key == CALL or key.isdigit() or (path, key) in ARGUMENTS
+        }
+        target = f"config.{path}" if path else "config"
+        lines.append(f"    {target} = {expression(arguments, {}, path, '    ')}")
+    for path, value in leaves.items():
+        owner, _, key = path.rpartition(".")
+        if key == CALL or key.isdigit() or (owner, key) in ARGUMENTS:
+            continue
+        said = comments.get(path)
+        text = expression(value, {}, path, "    ")
+        lines.append(f"    config.{path} = {text}" + (f"  # {said}" if said else ""))
+    return "\n".join([*lines, "    return config"]) + "\n"
+
+
+# fields that are arguments of a call and no attributes of what it returns
+ARGUMENTS: Final = frozenset(
+    (("model", "load_weights"), ("", "num_nodes"), ("", "num_gpus_per_node"))
+)
+
+
+def _at(document: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    for name in path.split(".") if path else ():
+        document = document[name]
+    return document
+
+
+PYTHON: Final = Syntax(
+    "python", parse_recipe_or_toml, render_function, stated_in_comments, also=("toml",)
+)
+PYTHON_FIELDS: Final = Syntax(
+    "python", parse_recipe_or_yaml, render_assignments, stated_in_comments, also=("yaml",)
+)
