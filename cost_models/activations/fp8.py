@@ -1,7 +1,8 @@
-"""Training with matmuls in fp8: the precision of saved and stored tensors.
+"""Training with matmuls in fp8 or fp4: the precision of saved and stored tensors.
 
 Symbols   h hidden_size   F ffn_hidden_size   a query heads, e value_head_dim   c compute_bytes (2)
           k experts of a token
+          q bytes of an element in few bits: 1 or 1/2, and its share of the scales
 Units     bytes a token, or bytes; every argument may be a column of a plan table.
 
 In fp8: the matrices inside layers (attention, MLP, experts) during their matmuls, and the inputs
@@ -14,8 +15,8 @@ along the columns (input gradients); the bundled executor casts again (``executo
 
 Source: NVIDIA, Transformer Engine user guide, "Using FP8 with Transformer Engine" and "Performance
 considerations" (handling transposes); Micikevicius et al., FP8 formats (arXiv:2209.05433).
-Leaves out: scales (one fp32 a tensor, or a byte for 32 elements), weights that are stored in fp8
-alone (``fp8_model_init``).
+Leaves out: scales of whole tensors, weights that are stored in fp8 alone (``fp8_model_init``),
+layers that a recipe keeps in 16 bits, saved tensors of attention in fp8.
 """
 
 from __future__ import annotations
@@ -31,28 +32,36 @@ from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.tensor_sharding import shard_dim
-from cost_models.plan.workload import Workload
+from cost_models.plan.workload import QUANTISED, Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
-FP8_BYTES: Final = 1.0
 CAST: Final = 3.0  # bytes: reads 16 bits, writes 8
 COPY: Final = 2.0  # bytes: reads 8 bits, writes 8
 GATHERED: Final = 2.0  # layers that ZeRO 3 holds whole: the one that runs and the next one
 
 
-def fp8_regions(
-    regions: Regions, kind: LayerKind, hidden_size: int, compute_bytes: float
-) -> Regions:
-    """Saved bytes of one layer whose matrices save their inputs in fp8.
+def element_bytes(workload: Workload, software: SoftwareProfile) -> float:
+    """Bytes of an element during matmuls, with its share of the scales."""
+    return QUANTISED[workload.precision] + software.fp8.scale_bytes
 
-    inputs   1 of c            of column-cut matrices
-    split    + a e             of the output matrix: the core keeps its own copy in 16 bits
-             - (c - 1) F       of the second matrix of the MLP, k times and shared experts
-    routed   - (c - 1) k h     of the first matrices of experts
+
+def fp8_regions(
+    regions: Regions,
+    kind: LayerKind,
+    hidden_size: int,
+    compute_bytes: float,
+    element_bytes: float = 1.0,
+) -> Regions:
+    """Saved bytes of one layer whose matrices save their inputs in few bits.
+
+    inputs   q of c            of column-cut matrices
+    split    + q a e           of the output matrix: the core keeps its own copy in 16 bits
+             - (c - q) F       of the second matrix of the MLP, k times and shared experts
+    routed   - (c - q) k h     of the first matrices of experts
     """
-    less = compute_bytes - FP8_BYTES
+    less = compute_bytes - element_bytes
     attentions = [kind.attention, *([kind.cross_attention] if kind.cross_attention else [])]
-    copies = FP8_BYTES * sum(a.num_heads * a.value_head_dim for a in attentions)
+    copies = element_bytes * sum(a.num_heads * a.value_head_dim for a in attentions)
     mlp = kind.feed_forward
     per_token = mlp.experts_per_token if mlp.num_experts else 1
     width = per_token * mlp.ffn_hidden_size
@@ -60,7 +69,7 @@ def fp8_regions(
     experts = less * mlp.experts_per_token * hidden_size if mlp.num_experts else 0.0
     return replace(
         regions,
-        inputs=regions.inputs * FP8_BYTES / compute_bytes,
+        inputs=regions.inputs * element_bytes / compute_bytes,
         split=regions.split + copies - less * width,
         routed=regions.routed - experts,
     )
@@ -100,12 +109,21 @@ def fp8_weight_bytes(view: RankView) -> Real:
         layer = np.maximum(layer, of_layer)
     gathered = np.minimum(whole, shards + GATHERED * layer)
     elements = np.where(table.zero_stage >= 3, gathered, whole)
-    return view.software.fp8.weight_copies * FP8_BYTES * elements
+    return view.software.fp8.weight_copies * element_bytes(view.workload, view.software) * elements
 
 
 def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float | None:
     """Bytes of an element that a layer gathers with sequence parallelism; None: of any other."""
-    return FP8_BYTES if workload.precision == "fp8" and software.fp8.gathers else None
+    if workload.precision not in QUANTISED or not software.fp8.gathers:
+        return None
+    return element_bytes(workload, software)
+
+
+def gathered_matrix_share(workload: Workload, software: SoftwareProfile) -> float:
+    """Bytes of an element of a layer's matrix that ZeRO gathers, over those in 16 bits."""
+    if workload.precision not in QUANTISED or not software.fp8.gathers_weights:
+        return 1.0
+    return element_bytes(workload, software) / workload.compute_bytes
 
 
 def gathered_cast_share(

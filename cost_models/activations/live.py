@@ -29,7 +29,7 @@ from cost_models.activations.encoder_decoder import (
     positions_gradient_bytes,
     shared_bytes_per_token,
 )
-from cost_models.activations.fp8 import fp8_regions
+from cost_models.activations.fp8 import element_bytes, fp8_regions
 from cost_models.activations.frozen_layers import of_frozen_layer, sharded_input_bytes
 from cost_models.activations.layer_backward import backward_points
 from cost_models.activations.saved import (
@@ -62,6 +62,7 @@ from cost_models.plan.recompute import (
     by_operator,
     repeats_modules,
 )
+from cost_models.plan.workload import QUANTISED
 
 TOKEN_ID_BYTES: Final = 16.0  # int64 inputs and labels
 
@@ -448,8 +449,9 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
     model, workload, software, table = view.model, view.workload, view.software, view.table
     blockwise = is_blockwise(table)
     regions = layer_regions(model, workload, software, kind, blockwise)
-    if workload.precision == "fp8":
-        regions = fp8_regions(regions, kind, model.hidden_size, workload.compute_bytes)
+    if workload.precision in QUANTISED:
+        element = element_bytes(workload, software)
+        regions = fp8_regions(regions, kind, model.hidden_size, workload.compute_bytes, element)
     more = _attention_copies(view, kind, blockwise)
     regions = replace(regions, split=regions.split + more, core=regions.core + more)
     regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)

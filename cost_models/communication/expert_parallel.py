@@ -73,7 +73,14 @@ def exposed_all_to_all_seconds(traffic: Real, passes: Real, view: RankView) -> R
 
     ``overlap.expert_exchange_between_nodes`` and ``..._inside_nodes``: where experts lie in several
     NVLink domains, and in one, another micro-batch's ``passes`` run meanwhile; a hidden second
-    costs computation ``overlap.data_parallel_interference`` seconds.
+    costs computation ``overlap.data_parallel_interference`` seconds. Passes that are not paired
+    hide nothing: of m v forward passes of a rank's v stages the first w of an average rank,
+
+        w = 1                        on one stage
+            p - 1 + (v - 1) p + 1    in a pipeline of p ranks
+
+    Source: Megatron-LM core/pipeline_parallel/combined_1f1b.py (one stage: the first forward and
+    the last backward pass run alone), schedules.py, get_pp_rank_microbatches.
     """
     table, overlap = view.table, view.software.overlap
     between, inside = overlap.expert_exchange_between_nodes, overlap.expert_exchange_inside_nodes
@@ -81,5 +88,8 @@ def exposed_all_to_all_seconds(traffic: Real, passes: Real, view: RankView) -> R
         return traffic
     stride = np.where(table.expert_tensor_parallel, table.tensor_parallel, 1)
     spans = on_distinct_rows(domains_spanned)(view.cluster, table.expert_parallel, stride) > 1.0
-    hidden = np.where(np.where(spans, between, inside), np.minimum(traffic, passes), 0.0)
+    stages = 1.0 * table.pipeline_parallel
+    alone = np.where(stages > 1.0, stages * table.virtual_stages, 1.0)
+    paired = np.maximum(0.0, 1.0 - alone / (1.0 * table.num_microbatches * table.virtual_stages))
+    hidden = np.where(np.where(spans, between, inside), np.minimum(traffic, passes), 0.0) * paired
     return traffic - (1.0 - overlap.data_parallel_interference) * hidden

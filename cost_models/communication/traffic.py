@@ -36,6 +36,7 @@ class TrafficOptions(Struct, frozen=True):
     )
     gathers_per_matrix: bool = False  # one gather for each matrix, not for each shared input
     gathers_logits: bool = False  # over the vocabulary, before the loss
+    matrix_share: float = 1.0  # of c bytes, in which ZeRO gathers the matrices of layers (fp8)
     reduces_once: Flag = False  # gradients stay unsharded until the last micro-batch (no_sync)
 
 

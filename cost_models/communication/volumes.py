@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from cost_models.arrays import Count, Flag, Real
+from cost_models.arrays import Count, Real
 from cost_models.communication.context_parallel import context_traffic
 from cost_models.communication.expert_parallel import expert_traffic
 from cost_models.communication.tensor_parallel import tensor_traffic
@@ -152,19 +152,20 @@ def data_traffic(
 
     Source: Rajbhandari et al. (arXiv:1910.02054), sec. 7; units and padding as in FSDP2, which
     accumulates a shard if its all_reduce is deferred (torch 2.13, partial_reduce_output). Experts
-    sharded over other ranks are a unit of their own, over the ranks with the same experts.
+    sharded over other ranks are a unit of their own, over the ranks with the same experts. Matrices
+    that are cast first are gathered in fewer bytes (``options``).
     """
     parts = communication_units(view.model, view.rank)
-    found = _sharded_traffic(view, parts, "data", options.reduces_once)
+    found = _sharded_traffic(view, parts, "data", options)
     if any(w.is_routed_expert for part in parts for w in part.weights):
-        experts = _sharded_traffic(view, parts, "expert_data", options.reduces_once)
+        experts = _sharded_traffic(view, parts, "expert_data", options)
         for key, traffic in experts.items():
             found[key] = found[key] + traffic if key in found else traffic
     return found
 
 
 def _sharded_traffic(
-    view: RankView, parts: Sequence[CommunicationUnit], axis: str, reduces_once: Flag
+    view: RankView, parts: Sequence[CommunicationUnit], axis: str, options: TrafficOptions
 ) -> dict[tuple[str, str], Traffic]:
     """Return the traffic of the weights that the ranks of one axis shard."""
     table, compute, reduction = view.table, view.compute_bytes, view.workload.reduction_bytes
@@ -176,7 +177,7 @@ def _sharded_traffic(
     reduced = gathered = scattered_stage_messages = copied = near = Traffic(zero, zero)
     has_second = (table.secondary_ranks > 1) & (table.zero_stage == 3) & (not of_experts)
     for unit in parts:
-        numel, shards = zero, zero
+        numel, shards, gathered_shards = zero, zero, zero
         for weight in unit.weights:
             if weight.frozen:
                 continue
@@ -184,17 +185,20 @@ def _sharded_traffic(
             if of_experts:
                 here = apart if weight.is_routed_expert else 0.0
             numel = numel + here * _numel(weight, table)
-            shards = shards + here * _shard(weight, table)
+            shard = here * _shard(weight, table)
+            shards = shards + shard
+            narrow = weight.role in ("linear", "expert") and weight.part not in ("router", "head")
+            gathered_shards = gathered_shards + (options.matrix_share if narrow else 1.0) * shard
         repeats = 1.0 * unit.repeats
         once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
         reduced += once + Traffic(zero, repeats * reduction * numel)
         gathers = np.where(table.zero_stage == 3, unit.gathers * m, 1.0)
         # the backward pass gathers from the secondary copy, if any
         again = np.where(has_second, (unit.gathers - 1.0) * m, 0.0)
-        first_way = repeats * gathered_bytes(compute, table) * d * shards
+        first_way = repeats * gathered_bytes(compute, table) * d * gathered_shards
         gathered += (once + Traffic(zero, first_way)).times(gathers - again)
         near += (once + Traffic(zero, repeats * compute * d * shards)).times(again)
-        scatters = np.where((table.zero_stage >= 2) & np.logical_not(reduces_once), m, 1.0)
+        scatters = np.where((table.zero_stage >= 2) & np.logical_not(options.reduces_once), m, 1.0)
         scattered_size = repeats * scattered_bytes(reduction, table) * d * shards
         scattered_stage_messages += (once + Traffic(zero, scattered_size)).times(scatters)
         copied += once + Traffic(zero, repeats * reduction * shards)

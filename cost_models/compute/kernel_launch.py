@@ -16,7 +16,7 @@ from cost_models.model.spec import LayerKind, ModelSpec
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import FULL, by_operator
-from cost_models.plan.workload import Workload
+from cost_models.plan.workload import QUANTISED, Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
 # Degree to which a GPU's work and the host's overlap (``host_wait``). Fitted: GPT of 3 to 16 ms a
@@ -72,7 +72,7 @@ def _layer_operators(
     adapters = sum(weight.name.endswith(SECOND) for weight in kind.weights if weight.is_adapter)
     forward = forward + adapters * host.adapter_operators_forward
     backward = backward + adapters * host.adapter_operators_backward
-    if view.workload.precision == "fp8":
+    if view.workload.precision in QUANTISED:
         matrices = sum(
             weight.role in ("linear", "expert") and len(weight.shape) > 1 and not weight.is_adapter
             for weight in kind.weights

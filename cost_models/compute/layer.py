@@ -177,7 +177,8 @@ def attention_core_seconds(
     if kernel == "flash":
         keys = keys_per_token(attention, seq_len, masked=True)
         flops = attention_flops_per_token(attention, keys) * tokens / tensor_parallel
-        return flops / (software.kernels.flash_efficiency * rate.flash * rate.matmul)
+        efficiency = software.kernels.flash_efficiency * rate.flash * rate.attention
+        return flops / (efficiency * rate.matmul)
     whole = np.multiply(1.0, seq_len)
     heads = attention.num_heads * tokens / whole / tensor_parallel
     products: Real = 0.0

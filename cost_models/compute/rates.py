@@ -8,9 +8,11 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cost_models.plan.workload import QUANTISED
 from hardware_profiles.cluster.schema import Accelerator
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.kernels import ForwardSoftware
+from hardware_profiles.software.trainer import SoftwareProfile
 
 # Share of the peak that the best large matmul reaches where no measurement exists: the median of
 # the measured NVIDIA cards (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
@@ -20,6 +22,10 @@ ACHIEVABLE_SHARE_BEFORE_HOPPER = 0.87  # as the A100: short matmuls of these wer
 # The same without tensor cores (fp32): fitted on 22 runs of BERT on V100 (shardplan validate --time
 # --only nvidia-bert)
 FP32_SHARE = 0.99
+# The same in 4 bits: 5239 of 9000 TFLOP/s for 8192 x 8192 x 8192 on a B200 (cuBLASLt 13.3, mxfp4:
+# deepseek-ai/DeepGEMM, pull request 348)
+FP4_SHARE = 0.58
+LOWER_SHARES: Final[Mapping[str, float]] = {"fp32": FP32_SHARE, "fp4": FP4_SHARE}
 # Rate of the typical large matmul over the best one, where shapes are unknown: the median of 183
 # bf16 shapes on an A100-PCIe, 0.718 of peak (MooreThreads/SimuMax@4dcaae5:
 # configs/system/a100_pcie.json), over the best, 0.811 (stas00/ml-engineering, MAMF 252.9 TFLOP/s)
@@ -32,8 +38,9 @@ MEMORY_SHARE = 0.88
 # benchmarks.cross_validate)
 SUSTAINED_SHARE = 0.965
 # Joules of a 16-bit FLOP in long runs: power over it is the rate that the power limit leaves; half
-# as much in 8 bits. Fitted: Hopper on runs on H100, Blackwell on runs on GB200 and B200 (python -m
-# benchmarks.cross_validate, in steps of 0.5 %). That matmuls of these chips are bound by power:
+# as much in 8 bits, a quarter in 4. Fitted: Hopper on runs on H100, Blackwell on runs on GB200 and
+# B200 (python -m benchmarks.cross_validate, in steps of 0.5 %). That matmuls of these chips are
+# bound by power:
 # thonking.ai/p/strangely-matrix-multiplications; a GB300 held at 500 W makes 617 TFLOP/s, 0.81 pJ
 # (facebookexperimental/triton, pull request 2023, not fitted). Published, all on boards of little
 # power: Volta, 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et al., arXiv:1803.04014, abstract);
@@ -70,6 +77,7 @@ class Rates(Struct, frozen=True):
     score: float = 0.0  # CPU: seconds of one attention score, without its matmuls
     units: float = 0.0  # multiprocessors of a GPU; 0: unknown, or a CPU
     core: float | None = None  # FLOP/s of attention cores and head, where they differ (fp8)
+    attention: float = 1.0  # of a flash core's rate: cores in fewer bits than the head
     flash: float = 1.0  # share of a flash kernel's efficiency that it reaches on this architecture
     setup: float = 1.0  # over the 16-bit rate: setting up a tile takes as long in any precision
     copies_fp8: bool = False  # matmuls in 8 bits read operands along one direction only
@@ -120,7 +128,7 @@ def rates(
         )
     measured = accelerator.device == "cpu"
     sixteen = best_matmul(accelerator, "bf16") or best_matmul(accelerator, "fp16") or best
-    eight = best_matmul(accelerator, "bf16") if precision == "fp8" else None
+    eight = best_matmul(accelerator, "bf16") if precision in QUANTISED else None
     setup = best / sixteen
     if long_run and not measured:
         best = sustained(accelerator, precision, best)
@@ -145,6 +153,20 @@ def rates(
     )
 
 
+def training_rates(accelerator: Accelerator, precision: str, software: SoftwareProfile) -> Rates:
+    """Return the rates of a trainer, whose recipe of matmuls in 8 or 4 bits has rates of its own.
+
+    Setting up a tile takes as long under any recipe.
+    """
+    found = rates(accelerator, precision, software)
+    if precision not in QUANTISED:
+        return found
+    share, attention = software.fp8.matmul_share, software.fp8.attention_rate
+    return replace(
+        found, matmul=share * found.matmul, setup=share * found.setup, attention=attention
+    )
+
+
 def _flash_share(architecture: str, since_hopper: float) -> float:
     """Return the share of its efficiency that a flash kernel reaches on an architecture."""
     if architecture not in SINCE_HOPPER:
@@ -165,8 +187,8 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     peak = peaks.get(precision)
     if peak is None:
         return None
-    if precision == "fp32":
-        return FP32_SHARE * peak.value
+    if precision in LOWER_SHARES:
+        return LOWER_SHARES[precision] * peak.value
     known = next((name for name in ("bf16", "fp16") if name in measured and name in peaks), None)
     if known is not None:
         return measured[known].value * (peak.value / peaks[known].value)
@@ -194,5 +216,5 @@ def power_limit(accelerator: Accelerator, precision: str) -> float | None:
     joules = JOULES_A_FLOP.get(accelerator.architecture)
     if precision == "fp32" or joules is None or accelerator.power is None:
         return None
-    bits = {"fp8": 0.5, "int8": 0.5, "tf32": 2.0}.get(precision, 1.0)
+    bits = {"fp4": 0.25, "fp8": 0.5, "int8": 0.5, "tf32": 2.0}.get(precision, 1.0)
     return accelerator.power.value / (joules * bits)

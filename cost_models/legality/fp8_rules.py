@@ -9,6 +9,7 @@ import numpy as np
 from cost_models.legality.rule import Rule
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.workload import QUANTISED
 from cost_models.scenario import Scenario
 
 MULTIPLE: Final = 16  # of both lengths of a matrix, and of the tokens of a micro-batch
@@ -16,7 +17,7 @@ MULTIPLE: Final = 16  # of both lengths of a matrix, and of the tokens of a micr
 
 def _in_fp8(scenario: Scenario) -> bool:
     """Whether matmuls are in fp8, under a trainer that supports fp8 for whole matrices only."""
-    return scenario.workload.precision == "fp8" and scenario.software.fp8.whole_matrices
+    return scenario.workload.precision in QUANTISED and scenario.software.fp8.whole_matrices
 
 
 def _tokens(scenario: Scenario, plans: Plan | PlanTable) -> Any:

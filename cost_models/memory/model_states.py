@@ -28,6 +28,7 @@ from cost_models.partition.frozen_weights import (
 )
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
+from cost_models.plan.workload import QUANTISED
 
 MASTER: Final = "master weights"
 SHARDED_MASTER: Final = "sharded master weights"
@@ -142,9 +143,16 @@ def rank_weights(view: RankView) -> list[Item]:
         shared = params.total - params.expert_total
         size = secondary_bytes(shared, compute, table)
         rows.append(Item("weights", "secondary copy", size, formula="c · P / n"))
-    if workload.precision == "fp8":
+    if workload.precision in QUANTISED:
         size = fp8_weight_bytes(view)
-        rows.append(Item("weights", "fp8 copies", size, formula="copies · P of the matrices"))
+        rows.append(
+            Item(
+                "weights",
+                f"{workload.precision} copies",
+                size,
+                formula="copies · P of the matrices",
+            )
+        )
     if has_frozen(view.model):
         size = frozen_bytes(view)
         stays = Item("weights", "frozen base", size, formula="bytes of the frozen weights")

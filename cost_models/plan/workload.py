@@ -23,7 +23,7 @@ _ALLOWED: Final = (
     f"must be {', '.join(NAMED)} or layers:FIRST-LAST, counted from 0; several with commas"
 )
 
-Precision = Literal["bf16", "fp16", "fp32", "fp64", "tf32", "fp8"]
+Precision = Literal["bf16", "fp16", "fp32", "fp64", "tf32", "fp8", "fp4"]
 Optimizer = Literal[
     "adamw",
     "sgd",
@@ -57,8 +57,11 @@ COMPUTE_BYTES: Final = {
     "fp32": 4.0,
     "fp64": 8.0,
     "tf32": 4.0,
-    "fp8": 2.0,  # without fp8 copies, see ``fp8``
+    "fp8": 2.0,  # without copies in fewer bits, see ``activations.fp8``
+    "fp4": 2.0,
 }
+# bytes of an element during matmuls, without scales
+QUANTISED: Final = {"fp8": 1.0, "fp4": 0.5}
 # bytes of one element of the weights that the optimizer updates, of reduced gradients and of the
 # optimizer's states: mixed precision keeps them in fp32 (Micikevicius et al., arXiv:1710.03740,
 # sec. 3.1)
@@ -69,9 +72,11 @@ MASTER_BYTES: Final = {
     "fp64": 8.0,
     "tf32": 4.0,
     "fp8": 4.0,
+    "fp4": 4.0,
 }
 KEPT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0}
-MIXED: Final = ("bf16", "fp16", "fp8")  # precisions with fp32 master weights, unless set otherwise
+# precisions with fp32 master weights, unless set otherwise
+MIXED: Final = ("bf16", "fp16", "fp8", "fp4")
 # states of 8-bit optimizers are bytes and fp32 scales, whatever is requested
 EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
 # bitsandbytes, optim/optimizer.py: get_state_buffer makes fp32 states of weights in any precision

@@ -20,7 +20,7 @@ from cost_models.columnar.columns import FactoredColumn, by_value
 from cost_models.columnar.projections import Index, Projection
 from cost_models.communication.link_columns import LinkColumns
 from cost_models.communication.seconds import achieved_by
-from cost_models.compute.rates import Rates, rates
+from cost_models.compute.rates import Rates, training_rates
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.step_bounds import step_times
 from cost_models.pricing.table import table_step_bounds
@@ -54,7 +54,7 @@ class ClusterVariants:
             link_of.append(links[key])
         return cls(
             scenario,
-            [rates(cluster.accelerator, precision, software) for cluster in clusters],
+            [training_rates(cluster.accelerator, precision, software) for cluster in clusters],
             kept,
             np.array(link_of, dtype=np.intp),
         )

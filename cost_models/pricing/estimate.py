@@ -18,7 +18,7 @@ from cost_models.arrays import Real
 from cost_models.communication.host_link import host_link, paged_seconds, usable_bytes
 from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import rank_traffic
-from cost_models.compute.rates import rates
+from cost_models.compute.rates import training_rates
 from cost_models.memory.host import HostBytes
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, rank_states
 from cost_models.memory.parts import MemoryParts, stack_ranks
@@ -242,7 +242,7 @@ def seconds_of(view: RankView) -> RankSeconds:
     """Return the seconds of a rank."""
     scenario, columns = view.scenario, view.scenario.columns
     rate = (
-        rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
+        training_rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
         if columns is None
         else columns.rates
     )

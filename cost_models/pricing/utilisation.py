@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from cost_models.activations.document_masks import as_computed
 from cost_models.communication.seconds import assumes_links
 from cost_models.compute.flops import model_flops_per_step
-from cost_models.compute.rates import rates
+from cost_models.compute.rates import training_rates
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import interval, time_spread, with_assumed_links
 
@@ -57,7 +57,9 @@ def counted_flops(scenario: Scenario) -> CountedFlops:
         return CountedFlops(full, FULL)
     kinds = tuple(as_computed(kind, workload, scenario.software) for kind in model.kinds)
     kept = float(model_flops_per_step(replace(model, kinds=kinds), *sizes, masked=True))
-    rate = rates(scenario.cluster.accelerator, workload.precision, scenario.software).matmul
+    rate = training_rates(
+        scenario.cluster.accelerator, workload.precision, scenario.software
+    ).matmul
     return CountedFlops(full, FULL) if full * rate <= kept * peak else CountedFlops(kept, KEPT)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from cost_models.activations.document_masks import as_computed
-from cost_models.activations.fp8 import gathered_bytes
+from cost_models.activations.fp8 import gathered_bytes, gathered_matrix_share
 from cost_models.activations.live import layer_bytes
 from cost_models.arrays import Real
 from cost_models.communication.context_parallel import (
@@ -199,6 +199,7 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
         regathers_inputs=not software.activations.keeps_gathered_inputs,
         gathers_per_matrix=software.communication.gathers_by_matrix,
         gathers_logits=software.loss.gathers_logits,
+        matrix_share=gathered_matrix_share(view.workload, software),
         reduces_once=reduces_once(software, table),
     )
     traffic = pass_traffic(view, options=options)

@@ -1,8 +1,9 @@
 """Engines: figures of one subject of a trainer, each with its source, in one TOML file an engine.
 
-A subject is a folder of ``engines/``: the wrapper that makes a model data parallel, the kernels of
-the optimizer, precision, loss, kernels of layers, kept gradients, stages. A trainer's profile is a
-list of engines and a few figures of its own; ``fsdp2+adamw-fused`` is a trainer without a profile.
+A subject is a folder of files in ``engines/``: the wrapper that makes a model data parallel, the
+kernels of the optimizer, precision, loss, kernels of layers, kept gradients, stages, traffic that
+computation hides, recipes of matmuls in few bits. A trainer's profile is a list of engines and a
+few figures of its own; ``fsdp2+adamw-fused`` is a trainer without a profile.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Engine(Struct, frozen=True):
 @cache
 def engine_paths() -> Mapping[str, Path]:
     """Return the files of all engines, by name."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*/*.toml"))}
+    return {path.stem: path for path in sorted(FOLDER.glob("**/*.toml"))}
 
 
 def engine_names() -> list[str]:

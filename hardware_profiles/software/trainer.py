@@ -10,7 +10,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import Amount, convert, read_toml
+from hardware_profiles.fields import Amount, Positive, convert, read_toml
 from hardware_profiles.software.engine import PLUS, engine_names, engines_together
 from hardware_profiles.software.kernels import ForwardKernels, Host
 from hardware_profiles.software.profile import Profile, ProfileGroup, profile_of
@@ -90,10 +90,14 @@ class TrainerPipeline(ProfileGroup, frozen=True, kw_only=True):
 
 
 class Fp8(ProfileGroup, frozen=True, kw_only=True):
-    """Matrix multiplications in 8 bits."""
+    """Matrix multiplications in 8 bits, or in 4."""
 
+    matmul_share: Positive  # of the rate of matmuls with one scale a tensor
+    attention_rate: Positive  # of attention cores, over that in 16 bits
     cast_bytes: Amount  # moved to cast an element of 16 bits, along the rows and the columns
+    scale_bytes: Amount  # of an element that is kept or gathered
     gathers: bool  # with sequence parallelism: cast first, gathered in 8 bits
+    gathers_weights: bool  # of ZeRO: matrices are cast first, gathered in 8 bits
     weight_casts: Amount  # of every matrix in a forward, and in a backward pass
     whole_matrices: bool  # only unsharded matrices, with no split backward pass
     weight_copies: Amount  # of every matrix, from the forward to the backward pass

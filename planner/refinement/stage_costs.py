@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from cost_models.compute.rates import rates
+from cost_models.compute.rates import training_rates
 from cost_models.memory.peak import rank_memory
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.recomputed_layers import RecomputedLayers, recomputed_layers
@@ -59,7 +59,9 @@ class Pricing:
     def seconds(self, rank: PipelineRank) -> RankSeconds:
         """Return the times of a rank in seconds."""
         scenario = self.scenario
-        rate = rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
+        rate = training_rates(
+            scenario.cluster.accelerator, scenario.workload.precision, scenario.software
+        )
         return rank_seconds(RankView(scenario, self.table, rank), rate)
 
     def once(self, seconds: RankSeconds) -> float:

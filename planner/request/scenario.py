@@ -11,6 +11,7 @@ from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.workload import (
     MAX_ADAPTER_RANK,
+    QUANTISED,
     AttentionKernel,
     KeptPrecision,
     Optimizer,
@@ -178,14 +179,14 @@ def build_scenario(
     )
     require_consistent(workload)
     assumptions += _about_optimizer(workload)
-    if workload.precision == "fp8":
+    if (bits := workload.precision) in QUANTISED:
         copies = software_profile(trainer).fp8.weight_copies
         assumptions.append(
-            "fp8 as in Transformer Engine: matrices of layers and their inputs; weights stay in "
-            "16 bits and two fp8 copies, which ZeRO 3 also shards"
+            f"{bits} as in Transformer Engine: matrices of layers and their inputs; weights stay "
+            f"in 16 bits and two {bits} copies, which ZeRO 3 also shards"
             if copies
-            else "fp8: matrices of layers and their inputs, rounded again in each pass; weights "
-            "stay in 16 bits"
+            else f"{bits}: matrices of layers and their inputs, rounded again in each pass; "
+            "weights stay in 16 bits"
         )
     every = software_profile(trainer).frozen.quantises_every_matrix
     model = adapted(model, workload, quantises_every_matrix=every)

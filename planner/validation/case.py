@@ -14,7 +14,7 @@ from typing import Any, Final
 from cost_models.model.freezing import without_adapters_before
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
-from cost_models.plan.plan import Offload, Plan
+from cost_models.plan.plan import ContextMethod, Offload, Plan
 from cost_models.plan.recompute import MODULES, PREFIX, RECOMPUTE, read_setting
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
@@ -26,7 +26,7 @@ from planner.validation.model_of_row import model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.trainer_of_row import note_trainer, profile_of_trainer, trainer_of
-from planner.validation.vocabulary import terms_of
+from planner.validation.vocabulary import ANYWHERE, terms_of
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
 
@@ -152,10 +152,20 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
         num_microbatches=batch // (micro * data),
         dp_replicate=data // shard if shard and data % shard == 0 else 1,
         context_parallel=context,
+        context_parallel_method=_context_method(reading, context),
         expert_parallel=experts,
         expert_tensor_parallel=_cuts_experts(row, tensor, experts),
         offload=_offload(row),
     ), batch
+
+
+def _context_method(reading: Reading, context: int) -> ContextMethod:
+    """Return how context-parallel ranks share a sequence: as the row says, else as the trainer."""
+    entry = look_up(words_table().context_parallelism, reading.row)
+    method: ContextMethod = entry.value if entry else "ring"
+    if context > 1 and (entry is None or ANYWHERE not in entry.when):
+        reading.defaults.append(f"context parallelism by {method} (default: it is not given)")
+    return method if context > 1 else "ring"
 
 
 def _cuts_experts(row: Row, tensor: int, experts: int) -> bool:
@@ -167,15 +177,21 @@ def _cuts_experts(row: Row, tensor: int, experts: int) -> bool:
 
 
 def _stages(row: Row, plan: Plan, num_layers: int) -> tuple[tuple[int, int], ...] | None:
-    """Return the layers [first, last) of every stage if the row gives uneven stages."""
+    """Return the layers [first, last) of every stage if the row gives uneven stages.
+
+    Numbers that add up to two more than the layers count embedding and head as a layer each.
+    """
     if row.layers_by_stage is None:
         return None
-    given = re.findall(r"\d+", row.layers_by_stage)
-    ends = list(accumulate(map(int, given), initial=0))
-    if len(given) != plan.num_stages or ends[-1] != num_layers:
+    given = [int(number) for number in re.findall(r"\d+", row.layers_by_stage)]
+    if len(given) == plan.num_stages and sum(given) == num_layers + 2 and min(given) > 0:
+        given[0] -= 1
+        given[-1] -= 1
+    ends = list(accumulate(given, initial=0))
+    if len(given) != plan.num_stages or ends[-1] != num_layers or min(given) < 1:
         raise Unpriceable(
             f"layers_by_stage {row.layers_by_stage!r} (must be {plan.num_stages} numbers that "
-            f"add up to {num_layers} layers)"
+            f"add up to {num_layers} layers, or to {num_layers + 2} with embedding and head)"
         )
     return tuple(pairwise(ends))
 

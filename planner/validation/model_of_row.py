@@ -6,15 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from cost_models.model.families import model_spec
 from cost_models.model.presets import is_preset, load_preset, preset_of_shape, similar_presets
-from cost_models.model.spec import ModelSpec
+from cost_models.model.spec import ModelSpec, Weight
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.words import ArchitectureEntry, entry_of, words_table
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
+CLASSIFIER: Final = "encoder-classifier"
+LABELS: Final = 2
+# DeepSeek-V3 (arXiv:2412.19437, sec. 4.2): latents of queries, of keys and values; head sizes
+LATENTS: Final = {"q_lora_rank": 1536, "kv_lora_rank": 512}
+ROPE_HEAD, VALUE_HEAD = 64, 128
 
 
 def model_of(reading: Reading) -> tuple[ModelSpec, str]:
@@ -26,6 +31,8 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
         config = {**config, "tie_word_embeddings": False}
     if reading.row.dropout is not None:
         config = {**config, "_dropout": reading.row.dropout}
+    if reading.row.words("model_kind") == CLASSIFIER:
+        config = {**config, "_classifies": True}
     key = json.dumps(config, sort_keys=True)
     return _spec(key, name), f"{name} {key}"
 
@@ -34,12 +41,29 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
 def _spec(config: str, name: str) -> ModelSpec:
     values = json.loads(config)
     plain, dropout = values.pop("_plain_experts", False), values.pop("_dropout", None)
+    classifies = values.pop("_classifies", False)
     spec = model_spec(values, name=name, where=name)
+    if classifies:
+        spec = _with_classifier(spec)
     if dropout is not None:
         spec = replace(
             spec, hidden_dropout=dropout, attention_dropout=dropout, embedding_dropout=dropout
         )
     return _without_gates(spec) if plain else spec
+
+
+def _with_classifier(spec: ModelSpec) -> ModelSpec:
+    """Return the model with a dense layer and two labels in the place of its projection.
+
+    Both read one token of a sequence: no FLOP and no logits are counted. Source: transformers,
+    BertPooler and the classifier of BertForSequenceClassification.
+    """
+    hidden = spec.hidden_size
+    head = (
+        Weight("pooler.dense.weight", (hidden, hidden), "linear", "replicate", "head"),
+        Weight("classifier.weight", (LABELS, hidden), "linear", "replicate", "head"),
+    )
+    return replace(spec, head=head, head_multiply=0, vocab_size=LABELS, tie_embeddings=False)
 
 
 def _without_gates(spec: ModelSpec) -> ModelSpec:
@@ -103,7 +127,7 @@ def _config(reading: Reading, name: str) -> Mapping[str, Any]:
     gated = reading.value("gated_mlp", False, "a plain MLP")
     if kind.startswith("moe"):
         return _mixture(reading, kind, gated)
-    if kind == "encoder":
+    if kind in ("encoder", CLASSIFIER):
         return _bert(reading, words)
     if kind != "dense":
         raise Unpriceable(f"model_kind {kind!r} is not priced")
@@ -177,7 +201,7 @@ def _bert(reading: Reading, words: ArchitectureEntry) -> Mapping[str, Any]:
 def _mixture(reading: Reading, kind: str, gated: bool) -> Mapping[str, Any]:
     row = reading.row
     if kind == "moe-mla":
-        raise Unpriceable("latent attention of unknown ranks (model is no preset)")
+        return _latent_mixture(reading)
     if kind != "moe":
         raise Unpriceable(f"model_kind {kind!r} is not priced")
     experts = reading.need("num_experts")
@@ -202,4 +226,38 @@ def _mixture(reading: Reading, kind: str, gated: bool) -> Mapping[str, Any]:
         "model_type": "mixtral",
         "num_local_experts": experts,
         "intermediate_size": expert,
+    }
+
+
+def _latent_mixture(reading: Reading) -> Mapping[str, Any]:
+    """DeepSeek-V3 with the row's sizes: latent attention, dense layers, then mixtures."""
+    row, config = reading.row, _sizes(reading)
+    if row.q_lora_rank is None and row.kv_lora_rank is None:
+        ranks = {name: reading.value(name, of, "DeepSeek-V3's") for name, of in LATENTS.items()}
+    else:
+        ranks = {
+            "q_lora_rank": reading.value("q_lora_rank", 0, "queries are not compressed"),
+            "kv_lora_rank": reading.value("kv_lora_rank", LATENTS["kv_lora_rank"], "DeepSeek-V3's"),
+        }
+    rope = reading.value("rope_head_dim", ROPE_HEAD, "DeepSeek-V3's")
+    value = reading.value("value_head_dim", VALUE_HEAD, "DeepSeek-V3's")
+    whole = reading.value("head_dim", value + rope, "value_head_dim + rope_head_dim")
+    if whole <= rope:
+        raise Unpriceable(f"head_dim {whole} includes rope_head_dim {rope} (must be larger)")
+    config.pop("head_dim", None)
+    return {
+        **config,
+        **ranks,
+        "model_type": "deepseek_v3",
+        "q_lora_rank": ranks["q_lora_rank"] or None,
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": whole - rope,
+        "v_head_dim": value,
+        "n_routed_experts": reading.need("num_experts"),
+        "num_experts_per_tok": reading.need("experts_per_token"),
+        "n_shared_experts": row.num_shared_experts or 0,
+        "moe_intermediate_size": reading.value(
+            "moe_ffn_hidden_size", config["intermediate_size"], "ffn_hidden_size"
+        ),
+        "first_k_dense_replace": reading.value("num_dense_layers", 0, "every layer is a mixture"),
     }

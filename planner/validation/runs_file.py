@@ -44,7 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     framework: str | None = None  # the trainer, chooses the software profile
     software: str | None = None  # profile or engines; "; group.figure=value" for each that differs
     model: str | None = None  # a preset, or any name next to the sizes
-    model_kind: str | None = None  # dense, encoder, moe, moe-mla
+    model_kind: str | None = None  # dense, encoder, encoder-classifier, moe, moe-mla
     params_billion: Rate = None  # parameters, 1e9
     active_params_billion: Rate = None  # parameters used by one token, 1e9
     num_layers: Small = None
@@ -60,6 +60,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     experts_per_token: Small = None
     num_shared_experts: Annotated[int, Meta(ge=0, le=10_000)] | None = None
     moe_ffn_hidden_size: Width = None  # width of an expert
+    num_dense_layers: Annotated[int, Meta(ge=0, le=10_000)] | None = None  # before the mixtures
+    # latent attention (model_kind moe-mla): ranks, 0: queries are not compressed; head sizes
+    q_lora_rank: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    kv_lora_rank: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    rope_head_dim: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None  # of ``head_dim``
+    value_head_dim: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     dropout: Fraction = None  # of hidden state and attention
     seq_len: Count = None
     gpu: str | None = None
@@ -76,7 +82,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     context_parallel: Ranks = None
     expert_parallel: Ranks = None
     expert_tensor_parallel: Ranks = None
-    layers_by_stage: str | None = None  # of every pipeline stage, e.g. "2 4 4 2"
+    # of every pipeline stage, e.g. "2 4 4 2"; embedding and head may count as a layer each
+    layers_by_stage: str | None = None
     data_parallel: Ranks = None
     dp_shard: Ranks = None  # ranks of a sharding group (HSDP)
     zero_stage: Annotated[int, Meta(ge=0, le=3)] | None = None

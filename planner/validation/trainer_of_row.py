@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.software.engine import PLUS
+from hardware_profiles.software.engine import PLUS, engine
 from hardware_profiles.software.trainer import SoftwareProfile, names_engines, software_profile
 from planner.validation.reading import Reading
 from planner.validation.runs_file import Row
 from planner.validation.vocabulary import terms_of
-from planner.validation.words import SoftwareEntry, entry_of, look_up, words_table
+from planner.validation.words import EngineEntry, SoftwareEntry, entry_of, look_up, words_table
 
+# sections of words.toml whose engines change figures of any trainer
+SWITCHES: Final = (
+    "tensor_traffic",
+    "reductions",
+    "gathers",
+    "experts",
+    "stages",
+    "recipes",
+    "attention_bits",
+    "weight_gathers",
+)
 CHANGES = ";"  # between a profile and the figures that differ: "megatron; overlap.data_parallel=1"
 
 
 def trainer_of(row: Row) -> SoftwareEntry:
     """Return what words.toml says of a row's trainer, with the profile of the row's own columns.
 
-    A profile that does not shard as the row says is composed with an engine that does.
+    A profile that does not shard as the row says is composed with an engine that does; one whose
+    matmuls in 8 bits take whole matrices alone gets another recipe where tensor-parallel ranks cut
+    them.
     """
     entry = _named_trainer(row)
-    engine = _missing_engine(entry, row)
-    return entry if engine is None else replace(entry, profile=f"{entry.profile}{PLUS}{engine}")
+    if recipe := _missing_recipe(entry, row):
+        entry = _with_figures(entry, recipe)
+    wrapper = _missing_engine(entry, row)
+    return entry if wrapper is None else replace(entry, profile=f"{entry.profile}{PLUS}{wrapper}")
+
+
+def _missing_recipe(entry: SoftwareEntry, row: Row) -> str | None:
+    """Return a recipe of matmuls in 8 bits for cut matrices, which the profile lacks; or None."""
+    precision = look_up(words_table().precision, row)
+    if (row.tensor_parallel or 1) == 1 or precision is None or precision.value != "fp8":
+        return None
+    return "fp8-tensorwise" if profile_of_trainer(entry)[0].fp8.whole_matrices else None
 
 
 def _missing_engine(entry: SoftwareEntry, row: Row) -> str | None:
@@ -50,17 +73,39 @@ def _named_trainer(row: Row) -> SoftwareEntry:
         entry = replace(entry, profile=row.words("framework"), figures={})
     elif named is None or named.takes_engines:
         entry = _with_engine(entry, row)
+    entry = _with_switches(entry, row)
     launches = look_up(table.launches, row)
     if launches is None:
         return entry
     return replace(entry, profile=f"{entry.profile}{PLUS}{launches.add}")
 
 
+def _with_switches(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
+    """Return an entry with the figures of the switches that a row states.
+
+    Its profile keeps its name, and so the errors of its compared runs.
+    """
+    for section in SWITCHES:
+        found: EngineEntry | None = look_up(getattr(words_table(), section), row)
+        if found is not None and found.add:
+            entry = _with_figures(entry, found.add)
+    return entry
+
+
+def _with_figures(entry: SoftwareEntry, name: str) -> SoftwareEntry:
+    """Return an entry with the figures of an engine."""
+    figures = dict(entry.figures)
+    for group, values in engine(name).figures.items():
+        stated = {figure: one.value for figure, one in values.items()}
+        figures[group] = figures.get(group, {}) | stated
+    return replace(entry, figures=figures)
+
+
 def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     """Return an entry with the engines that a row names, if they shard as the row says."""
-    profile, engine = entry.profile, look_up(words_table().engines, row)
-    if engine is not None:
-        sharded = f"{profile}{PLUS}{engine.add}"
+    profile, wrapper = entry.profile, look_up(words_table().engines, row)
+    if wrapper is not None:
+        sharded = f"{profile}{PLUS}{wrapper.add}"
         shards = software_profile(sharded).sharding.largest_zero_stage
         profile = sharded if (row.zero_stage or 0) <= shards else profile
     table = words_table()
@@ -75,9 +120,11 @@ def note_trainer(reading: Reading) -> None:
     """Record an unknown trainer, or one that does not shard as the row says, and its stand-in."""
     row = reading.row
     entry = _named_trainer(row)
-    if engine := _missing_engine(entry, row):
-        words = f"{entry.profile} has no ZeRO stage {row.zero_stage}: sharded as by {engine}"
+    if wrapper := _missing_engine(entry, row):
+        words = f"{entry.profile} has no ZeRO stage {row.zero_stage}: sharded as by {wrapper}"
         reading.defaults.append(words)
+    if recipe := _missing_recipe(entry, row):
+        reading.defaults.append(f"{entry.profile} has no cut matrices in fp8: priced as {recipe}")
     if row.software is not None or look_up(words_table().software, row) is not None:
         return
     if names_engines(row.words("framework")) or "torch loop" in terms_of(row, "framework"):

@@ -43,6 +43,7 @@ REPLACED: Final = (
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\b2nd\b", "second"),
     (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
+    (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year
     (r"(?<=[a-z0-9])[.](?=[a-z])", " "),  # torch.compile; a release keeps its dots
 )
 TOKEN: Final = re.compile(r"(?P<equals>[=:]\s*)?(?P<word>[a-z0-9][a-z0-9.?]*)")

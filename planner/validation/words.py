@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from cost_models.plan.plan import Offload
+from cost_models.plan.plan import ContextMethod, Offload
 from cost_models.plan.workload import AttentionKernel, Optimizer, Quantisation
 from cost_models.uncertainty import MemoryKind
 from hardware_profiles.errors import InputError
@@ -109,6 +109,12 @@ class AttentionEntry(Conditions, frozen=True, kw_only=True):
     value: AttentionKernel = field(name="is")
 
 
+class ContextEntry(Conditions, frozen=True, kw_only=True):
+    """How context-parallel ranks share a sequence."""
+
+    value: ContextMethod = field(name="is")
+
+
 class FlopsEntry(Conditions, frozen=True, kw_only=True):
     """FLOP that a source counts: with or without recomputation, and the share of attention."""
 
@@ -173,9 +179,13 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     adapter_rank: tuple[Pattern, ...]
     architecture: tuple[ArchitectureEntry, ...]
     attention: tuple[AttentionEntry, ...]
+    attention_bits: tuple[EngineEntry, ...]
     autocast: tuple[EngineEntry, ...]
+    context_parallelism: tuple[ContextEntry, ...]
     engines: tuple[EngineEntry, ...]
+    experts: tuple[EngineEntry, ...]
     flops: tuple[FlopsEntry, ...]
+    gathers: tuple[EngineEntry, ...]
     gpu: tuple[GpuEntry, ...]
     gradients: tuple[StoredPrecision, ...]
     launches: tuple[EngineEntry, ...]
@@ -186,13 +196,18 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     precision: tuple[Name, ...]
     presets: dict[str, str]
     quantisation: tuple[QuantisationEntry, ...]
+    recipes: tuple[EngineEntry, ...]
     recompute: tuple[RecomputeEntry, ...]
+    reductions: tuple[EngineEntry, ...]
     sharding: tuple[ShardingEntry, ...]
     software: tuple[SoftwareEntry, ...]
+    stages: tuple[EngineEntry, ...]
     states: tuple[StoredPrecision, ...]
     targets: tuple[Name, ...]
+    tensor_traffic: tuple[EngineEntry, ...]
     unnamed: tuple[SoftwareEntry, ...]
     updates: tuple[EngineEntry, ...]
+    weight_gathers: tuple[EngineEntry, ...]
     zero_stage: tuple[ZeroStageEntry, ...]
     zeroed: tuple[EngineEntry, ...]
 

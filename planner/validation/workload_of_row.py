@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, get_args
 
+from cost_models.model.lora import is_adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.workload import MIXED, Adapter, AttentionKernel, Precision, Workload
 from planner.validation.reading import Reading, Unpriceable
@@ -75,7 +76,8 @@ def _adapter(reading: Reading, model: ModelSpec) -> dict[str, Any]:
         raise Unpriceable(f"peft {row.peft!r} is not priced")
     rank = number_in(words_table().adapter_rank, row) or DEFAULT_RANK
     targets = _targets(row)
-    if targets == "all" and any(kind.feed_forward.num_experts for kind in model.kinds):
+    lacks = targets != "all" and not _has_targets(model, targets)
+    if lacks or (targets == "all" and any(kind.feed_forward.num_experts for kind in model.kinds)):
         reading.defaults.append("adapters of attention alone: those of routed experts are left out")
         targets = "attention"
     return {
@@ -85,6 +87,11 @@ def _adapter(reading: Reading, model: ModelSpec) -> dict[str, Any]:
         "adapter_targets": targets,
         "quantisation": entry_of(words_table().quantisation, row).value,
     }
+
+
+def _has_targets(model: ModelSpec, targets: str) -> bool:
+    """Whether the layers have matrices of these names other than routed experts."""
+    return any(is_adapted(weight, targets) for kind in model.kinds for weight in kind.weights)
 
 
 def _targets(row: Row) -> str:

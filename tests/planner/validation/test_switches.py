@@ -1,0 +1,358 @@
+"""Switches that a run states: what each phrasing changes under any trainer, and its cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cost_models.model.spec import ModelSpec
+from planner.validation.case import Case, case_of
+from planner.validation.pricing import predict_cases, why_impossible
+from planner.validation.runs_file import Row
+
+LLAMA = {
+    "model": "llama-2-7b",
+    "seq_len": 4096,
+    "gpu": "H100-SXM",
+    "num_gpus": 16,
+    "tensor_parallel": 4,
+    "micro_batch_size": 1,
+    "precision": "bf16",
+    "framework": "Megatron-Core",
+}
+
+
+def case(**cells: Any) -> Case:
+    return case_of(Row(line=2, **{**LLAMA, **cells}))
+
+
+def seconds(**cells: Any) -> float:
+    one = case(**cells)
+    found, refused = predict_cases([one])
+    assert not refused
+    return found[one.row.name].step
+
+
+TRAFFIC = {
+    ("chunked_tensor_traffic", True): [
+        "tp_comm_overlap",
+        "TP overlap on",
+        "user buffers",
+        "tp-comm-overlap=true",
+        "async TP",
+        "asynchronous tensor parallelism",
+    ],
+    ("chunked_tensor_traffic", False): [
+        "tp_comm_overlap=False",
+        "no TP comm overlap",
+        "without tp-comm-overlap",
+        "async TP off",
+    ],
+    ("tensor_reduction", False): [
+        "--no-async-tensor-model-parallel-allreduce",
+        "async tp all-reduce off",
+    ],
+    ("tensor_reduction", True): ["async-tensor-model-parallel-allreduce", "tp_comm_overlap=0"],
+    ("data_parallel", 1.0): [
+        "overlap_grad_reduce",
+        "overlapped gradient reduction",
+        "--overlap-grad-reduce",
+        "overlap_comm=true",
+    ],
+    ("data_parallel", 0.0): [
+        "overlap_grad_reduce=False",
+        "no overlap-grad-reduce",
+        "gradient reduction overlapped: no",
+    ],
+    ("weight_gathers", True): [
+        "overlap_param_gather",
+        "overlapped parameter gathers",
+        "--overlap-param-gather",
+    ],
+    ("weight_gathers", False): ["overlap_param_gather=0", "no overlap-param-gather"],
+    ("expert_exchange_between_nodes", True): [
+        "overlap_moe_expert_parallel_comm",
+        "MoE all-to-all hidden behind 1F1B",
+        "1F1B a2a overlap",
+        "EP overlap",
+    ],
+    ("expert_exchange_inside_nodes", False): [
+        "overlap_moe_expert_parallel_comm=False",
+        "no EP overlap",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "figure"), [(text, key) for key, texts in TRAFFIC.items() for text in texts]
+)
+@pytest.mark.parametrize("framework", ["Megatron-Core", "Megatron-LM"])
+def test_overlap(words: str, figure: tuple[str, Any], framework: str) -> None:
+    software = case(framework=framework, notes=words).scenario.software
+    assert getattr(software.overlap, figure[0]) == figure[1]
+    assert "+" not in software.name  # the interval is that of the trainer's own runs
+
+
+@pytest.mark.parametrize("framework", ["Megatron-LM (2021)", "Megatron-DeepSpeed", "GPT-NeoX"])
+@pytest.mark.parametrize("words", ["tp_comm_overlap", "async TP all-reduce", ""])
+def test_releases_without_asynchronous_tensor_parallelism(framework: str, words: str) -> None:
+    overlap = case(framework=framework, notes=words or None).scenario.software.overlap
+    assert not overlap.tensor_reduction
+    assert not overlap.chunked_tensor_traffic
+
+
+def test_overlap_costs_no_more_than_waiting() -> None:
+    tensor = [
+        seconds(notes=words)
+        for words in (
+            "tp_comm_overlap",
+            "tp_comm_overlap=0",
+            "tp_comm_overlap=0, no async tp all-reduce",
+        )
+    ]
+    assert tensor == sorted(tensor)
+    assert tensor[0] < tensor[1] < tensor[2]
+    assert seconds(notes="overlap_grad_reduce=0") > seconds(notes="overlap_grad_reduce")
+
+
+def test_all_to_all_hides_behind_other_micro_batches() -> None:
+    mixture = {"model": "mixtral-8x7b", "tensor_parallel": 1, "expert_parallel": 8, "zero_stage": 1}
+
+    def hidden(batch: int) -> float:
+        each = {**mixture, "global_batch_size": batch}
+        return seconds(**each) - seconds(**each, notes="EP overlap")
+
+    assert hidden(16) == 0.0  # one micro-batch has no other
+    assert 0.0 < hidden(32) / 2 < hidden(64) / 4
+
+
+METHODS = {
+    "ring": ["ring attention", "cp_comm_type=p2p", "context parallelism by ring", "CP ring", ""],
+    "allgather": [
+        "cp_comm_type=all_gather",
+        "all-gather CP",
+        "context parallelism by all-gather",
+        "context_parallel_rotate_method=allgather",
+    ],
+    "ulysses": ["Ulysses", "DeepSpeed-Ulysses", "cp_comm_type=a2a", "CP all-to-all"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in METHODS.items() for text in texts]
+)
+def test_context_parallelism(words: str, expected: str) -> None:
+    found = case(context_parallel=2, notes=words or None)
+    assert found.plan.context_parallel_method == expected
+    assert ("context parallelism by ring (default: it is not given)" in found.defaults) == (
+        not words
+    )
+    assert (
+        case(notes=words or None).plan.context_parallel_method == "ring"
+    )  # no context parallelism
+
+
+def test_context_parallelism_of_the_trainer() -> None:
+    for framework, expected in (
+        ("torchtitan", "allgather"),
+        ("MaxText", "allgather"),
+        ("Megatron-DeepSpeed", "ulysses"),
+    ):
+        assert (
+            case(context_parallel=2, framework=framework).plan.context_parallel_method == expected
+        )
+    assert (
+        case(
+            context_parallel=2, framework="torchtitan", notes="ring attention"
+        ).plan.context_parallel_method
+        == "ring"
+    )
+
+
+RECIPES = {
+    ("cast_bytes", 4.0): ["fp8", "FP8 (delayed scaling)", "fp8, recipe=delayed"],
+    ("cast_bytes", 6.0): [
+        "FP8 tensorwise",
+        "fp8-recipe=tensorwise",
+        "FP8-CS",
+        "fp8, current scaling",
+        "FP8 (per-tensor scaling)",
+    ],
+    ("matmul_share", 0.875): [
+        "FP8 rowwise",
+        "float8 row-wise",
+        "fp8, row-wise scaling",
+        "fp8 (axiswise)",
+    ],
+    ("matmul_share", 0.765): [
+        "FP8 blockwise",
+        "fp8-recipe=blockwise",
+        "FP8, block scaling",
+        "fp8 (128x128)",
+    ],
+    ("cast_bytes", 4.06): ["MXFP8", "fp8, mxfp8 recipe", "FP8-MX"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "figure"), [(text, key) for key, texts in RECIPES.items() for text in texts]
+)
+def test_recipes_of_fp8(words: str, figure: tuple[str, float]) -> None:
+    scenario = case(precision=words).scenario
+    assert scenario.workload.precision == "fp8"
+    assert getattr(scenario.software.fp8, figure[0]) == figure[1]
+    assert case(precision="fp8", notes=words).scenario.software.fp8 == scenario.software.fp8
+
+
+def test_a_recipe_costs_what_its_rate_and_its_casts_cost() -> None:
+    steps = {
+        words: seconds(precision=words, tensor_parallel=1)
+        for words in ("fp8", "fp8 tensorwise", "fp8 rowwise", "fp8 blockwise")
+    }
+    assert list(steps.values()) == sorted(steps.values())
+    assert seconds(precision="fp8", notes="fp8 attention") < seconds(precision="fp8")
+    assert seconds(precision="bf16", notes="fp8 attention") == seconds(precision="bf16")
+
+
+def test_weights_gathered_in_8_bits() -> None:
+    slow = {
+        "precision": "fp8",
+        "framework": "torchtitan, compile",
+        "tensor_parallel": 1,
+        "zero_stage": 3,
+        "inter_link_gbps_per_gpu": 1.0,
+    }
+    assert 0.5 < seconds(**slow, notes="float8 all-gather") / seconds(**slow) < 0.8
+
+
+@pytest.mark.parametrize("words", ["nvfp4", "NVFP4", "MXFP4", "fp4", "NV-FP4"])
+def test_training_in_4_bits(words: str) -> None:
+    blackwell = {"gpu": "GB200", "tensor_parallel": 1}
+    scenario = case(**blackwell, precision=words).scenario
+    assert scenario.workload.precision == "fp4"
+    assert scenario.software.fp8.scale_bytes == (0.031 if "MX" in words else 0.0625)
+    assert seconds(**blackwell, precision=words) < seconds(**blackwell, precision="mxfp8")
+    one = case(precision=words)
+    found, refused = predict_cases([one])
+    assert not found
+    assert "no rate is known for fp4" in refused[one.row.name]
+
+
+def test_a_plan_that_the_trainer_cannot_run_is_priced_as_another() -> None:
+    found = case(framework="KempnerForge", precision="fp8")
+    assert why_impossible(found) is None
+    assert "eager-fsdp2 has no cut matrices in fp8: priced as fp8-tensorwise" in found.defaults
+    sharded = case(framework="Megatron-LM", zero_stage=3)
+    assert "megatron has no ZeRO stage 3: sharded as by fsdp2" in sharded.defaults
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ("18 16", None),
+        ("17,17", (16, 16)),
+        ("16 16", (16, 16)),
+        ("16/18", (15, 17)),
+        ("embedding and loss: 17 17", (16, 16)),
+    ],
+)
+def test_stages_count_embedding_and_head(words: str, sizes: tuple[int, int] | None) -> None:
+    ranges = case(
+        pipeline_parallel=2, layers_by_stage=words, global_batch_size=8
+    ).scenario.layer_ranges
+    assert ranges is not None
+    assert tuple(last - first for first, last in ranges) == (sizes or (17, 15))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "account_for_embedding_in_pipeline_split",
+        "embedding and loss as pipeline entries",
+        "embedding and head count as layers",
+    ],
+)
+def test_embedding_and_loss_as_layers(words: str) -> None:
+    assert case(notes=words).scenario.software.pipeline.stages == "ends"
+
+
+LATENT = {
+    "model": "a mixture",
+    "model_kind": "moe-mla",
+    "num_layers": 27,
+    "hidden_size": 2048,
+    "num_heads": 16,
+    "vocab_size": 102400,
+    "ffn_hidden_size": 10944,
+    "moe_ffn_hidden_size": 1408,
+    "num_experts": 64,
+    "experts_per_token": 6,
+    "num_shared_experts": 2,
+    "num_dense_layers": 1,
+    "gated_mlp": True,
+    "tensor_parallel": 1,
+}
+
+
+def test_ranks_of_latent_attention_are_cells() -> None:
+    def model(**cells: int) -> ModelSpec:
+        return case(**LATENT, **cells).scenario.model
+
+    lite = model(
+        q_lora_rank=0, kv_lora_rank=512, rope_head_dim=64, value_head_dim=128, head_dim=192
+    )
+    assert round(lite.num_parameters / 1e9, 2) == 15.71  # DeepSeek-V2-Lite: 15.7 billion
+    found = case(**LATENT)
+    assert {
+        "q_lora_rank 1536 (default: DeepSeek-V3's)",
+        "kv_lora_rank 512 (default: DeepSeek-V3's)",
+    } <= set(found.defaults)
+    assert model(kv_lora_rank=256).num_parameters < lite.num_parameters
+
+
+def test_adapters_beside_routed_experts() -> None:
+    for words in ("lora r=16 gate,up,down", "lora r=16 all-linear", "lora r=16 mlp"):
+        found = case(model="mixtral-8x7b", peft=words)
+        assert found.scenario.workload.adapter_targets == "attention"
+        assert "adapters of attention alone: those of routed experts are left out" in found.defaults
+
+
+def test_an_encoder_with_a_classification_head_has_no_vocabulary_of_logits() -> None:
+    cells = {
+        "model": "bert-large",
+        "seq_len": 128,
+        "tensor_parallel": 1,
+        "num_gpus": 1,
+        "micro_batch_size": 64,
+    }
+    masked, labels = case(**cells), case(**cells, model_kind="encoder-classifier")
+    assert (
+        labels.scenario.model.num_parameters - masked.scenario.model.num_parameters
+        == -30522 - 3 * 1024 + 2 * 1024
+    )
+    assert seconds(**cells, model_kind="encoder-classifier") < seconds(**cells)
+
+
+GPUS = {
+    "RTX-A4000": ["RTX A4000", "A4000"],
+    "RTX-A4500": ["RTX A4500", "A4500"],
+    "RTX-A5500": ["RTX A5500", "NVIDIA RTX A5500"],
+    "A10": ["A10", "NVIDIA A10"],
+    "RTX-3080": ["RTX 3080", "GeForce RTX 3080"],
+    "TITAN-RTX": ["RTX TITAN", "Titan RTX"],
+    "Quadro-RTX-8000": ["Quadro RTX 8000", "RTX 8000"],
+    "MI250-GCD-64GB": ["MI250", "AMD MI250", "MI250 (one die)"],
+    "MI250X-GCD-64GB": ["MI250X", "AMD Instinct MI250X"],
+    "L40": ["L40", "NVIDIA L40"],
+    "RTX-5060-Ti-16GB": ["5060 Ti", "RTX 5060 Ti"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in GPUS.items() for text in texts]
+)
+def test_accelerators(words: str, expected: str) -> None:
+    assert (
+        case(gpu=words, num_gpus=1, tensor_parallel=1).scenario.cluster.accelerator.name == expected
+    )
