@@ -77,7 +77,7 @@ def test_two_copies_of_every_matrix_of_a_layer() -> None:
     (rank,) = even_split_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
     one = PlanTable.from_plans([Plan(), Plan(1, 4), Plan(4, zero_stage=2)])
-    found = fp8_weight_bytes(rank_view(model, Workload(64, 8), TWO_COPIES, one, rank))
+    found = fp8_weight_bytes(rank_view(model, Workload(64, 8, "fp8"), TWO_COPIES, one, rank))
     whole = 2 * model.num_layers * matrices
     assert np.asarray(found).tolist() == [whole, whole / 4, whole]
 
@@ -88,7 +88,7 @@ def test_copies_are_sharded_with_the_weights() -> None:
     (rank,) = even_split_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
     one = PlanTable.from_plans([Plan(zero_stage=3), Plan(4, zero_stage=3), Plan(8, zero_stage=3)])
-    found = fp8_weight_bytes(rank_view(model, Workload(64, 8), TWO_COPIES, one, rank))
+    found = fp8_weight_bytes(rank_view(model, Workload(64, 8, "fp8"), TWO_COPIES, one, rank))
     layers = model.num_layers
     assert np.asarray(found).tolist() == [
         2 * layers * matrices,
@@ -104,7 +104,7 @@ def test_copies_of_experts_are_shared_out_with_them() -> None:
     experts = sum(w.numel for w in weights if w.role == "expert")
     others = sum(w.numel for w in weights if w.role == "linear" and w.part != "router")
     one = PlanTable.from_plans([Plan(8, zero_stage=3, expert_parallel=4)])
-    found = fp8_weight_bytes(rank_view(model, Workload(64, 8), TWO_COPIES, one, rank))
+    found = fp8_weight_bytes(rank_view(model, Workload(64, 8, "fp8"), TWO_COPIES, one, rank))
     layer = experts / 4 + others
     expected = model.num_layers * (experts / 4 / 2 + others / 8) + 2 * layer
     assert first(found) == 2 * min(expected, model.num_layers * layer)

@@ -175,7 +175,7 @@ def test_offload_is_tried_where_nothing_fits_without_and_only_there() -> None:
         ({"pareto": "time,speed"}, "must be one of"),
         ({"objective": "speed"}, "must be one of"),
         ({"allow": "everything"}, "--allow"),
-        ({"precision": "bf16,fp4"}, "precision"),
+        ({"precision": "bf16,fp3"}, "precision"),
         ({"gpus_at_most": 0}, "gpus_at_most"),
         ({"price": "x"}, "--price"),
         ({"tokens": "x"}, "--tokens"),
