@@ -17,8 +17,7 @@ from planner.validation.words import ArchitectureEntry, entry_of, words_table
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 CLASSIFIER: Final = "encoder-classifier"
 LABELS: Final = 2
-# DeepSeek-V3 (arXiv:2412.19437, sec. 4.2): latents of queries, of keys and values; head sizes
-LATENTS: Final = {"q_lora_rank": 1536, "kv_lora_rank": 512}
+# of a head in DeepSeek-V3 (arXiv:2412.19437, sec. 4.2)
 ROPE_HEAD, VALUE_HEAD = 64, 128
 
 
@@ -232,13 +231,9 @@ def _mixture(reading: Reading, kind: str, gated: bool) -> Mapping[str, Any]:
 def _latent_mixture(reading: Reading) -> Mapping[str, Any]:
     """DeepSeek-V3 with the row's sizes: latent attention, dense layers, then mixtures."""
     row, config = reading.row, _sizes(reading)
-    if row.q_lora_rank is None and row.kv_lora_rank is None:
-        ranks = {name: reading.value(name, of, "DeepSeek-V3's") for name, of in LATENTS.items()}
-    else:
-        ranks = {
-            "q_lora_rank": reading.value("q_lora_rank", 0, "queries are not compressed"),
-            "kv_lora_rank": reading.value("kv_lora_rank", LATENTS["kv_lora_rank"], "DeepSeek-V3's"),
-        }
+    if row.kv_lora_rank is None:
+        raise Unpriceable("latent attention of unknown ranks (kv_lora_rank is empty)")
+    queries = reading.value("q_lora_rank", 0, "queries are not compressed")
     rope = reading.value("rope_head_dim", ROPE_HEAD, "DeepSeek-V3's")
     value = reading.value("value_head_dim", VALUE_HEAD, "DeepSeek-V3's")
     whole = reading.value("head_dim", value + rope, "value_head_dim + rope_head_dim")
@@ -247,9 +242,9 @@ def _latent_mixture(reading: Reading) -> Mapping[str, Any]:
     config.pop("head_dim", None)
     return {
         **config,
-        **ranks,
         "model_type": "deepseek_v3",
-        "q_lora_rank": ranks["q_lora_rank"] or None,
+        "q_lora_rank": queries or None,
+        "kv_lora_rank": row.kv_lora_rank,
         "qk_rope_head_dim": rope,
         "qk_nope_head_dim": whole - rope,
         "v_head_dim": value,
