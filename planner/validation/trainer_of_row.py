@@ -65,7 +65,7 @@ def _named_trainer(row: Row) -> SoftwareEntry:
     named = look_up(table.software, row)
     entry = named or entry_of(table.unnamed, row)
     if not table.software:  # as if no profile described a trainer: engines are no trainers
-        return _with_engine(entry, row)
+        return _with_switches(_with_engine(entry, row), row)
     if row.software is not None:
         profile, figures = _parsed(row.software)
         return replace(entry, profile=profile, figures=figures)
