@@ -78,6 +78,7 @@ def fit(
     kv_precision: str | None = ...,
     weight_precision: str | None = ...,
     cuda_graphs: bool | None = ...,
+    config: str | None = ...,
     inference: bool = ...,
 ) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     """Return whether a model trains on a cluster with a plan, and with which margin."""
@@ -105,6 +106,7 @@ def plan(
     lora_targets: str | None = ...,
     quantisation: str | None = ...,
     inputs: Sequence[str] | None = ...,
+    config: str | None = ...,
     fix: str | Mapping[str, Any] | None = ...,
     objective: str = ...,
     top: int | str | None = ...,
@@ -118,6 +120,7 @@ def plan(
     gpus_at_most: int | str | None = ...,
     budget: str | float | None = ...,
     days: str | float | None = ...,
+    to: str | None = ...,
     find: str | None = ...,
 ) -> PlanAnswers:
     """Search for the best plan; ``fix`` pins parts of it (``"tp=2,zero=1"`` or a mapping)."""

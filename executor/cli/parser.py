@@ -20,7 +20,8 @@ COMMANDS: Final = {
     ),
     "export": (
         "executor.cli.options:ExportOptions",
-        "Write the weights of a checkpoint as a Hugging Face folder.",
+        "Write the weights of a checkpoint as a Hugging Face folder (a plan.json for another "
+        "trainer: shardplan export --to deepspeed --help).",
     ),
     "trace": (
         "executor.cli.options:TraceOptions",

@@ -53,7 +53,7 @@ def smallest_changes(
 
     Without one: another batch, else the first pair of changes that is sufficient together.
     """
-    obstacles: list[Constraint | str] = [*require, *fixed]
+    obstacles: list[Constraint | str] = [*(one for one in require if one.may_change), *fixed]
     found = [_of(scenario, fixed, require, one, offloads) for one in obstacles]
     known = [change for change in found if change is not None]
     known = known or list(_of_batch(scenario, fixed, require, offloads))
@@ -80,7 +80,7 @@ def _of_two(
     offloads: Sequence[str],
 ) -> Iterator[Relaxation]:
     """Yield pairs of changes: the second is minimal without the first obstacle, then the first."""
-    obstacles: list[Constraint | str] = [*require, *fixed]
+    obstacles: list[Constraint | str] = [*(one for one in require if one.may_change), *fixed]
     for one, other in itertools.combinations(obstacles, 2):
         pins, constraints = _without(fixed, require, one)
         second = _of(scenario, pins, constraints, other, offloads)

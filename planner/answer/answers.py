@@ -59,6 +59,7 @@ class FitAnswer(DetailedAnswer):
     assumptions: tuple[str, ...]
     job: TrainingRun | None = None  # if tokens are given
     fixed: Mapping[str, Any] = field(default_factory=dict)  # the given parts of the plan
+    notes: tuple[str, ...] = ()  # about the file of another trainer that was read
     whole_run: Mapping[str, Any] = field(default_factory=dict)  # its given options
 
     @property
@@ -112,6 +113,7 @@ class FitAnswer(DetailedAnswer):
             "job": None if self.job is None else self.job.to_dict(),
             "not_run": not_run(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
+            **({"notes": list(self.notes)} if self.notes else {}),
             "confidence": confidence(self.scenario),
             "fits_with_another_plan": self.fits_with_another_plan,
             "ways_out": [way.to_dict() for way in self.ways_out],

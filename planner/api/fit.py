@@ -19,6 +19,7 @@ from planner.assessment.host_memory import about_offload
 from planner.request.arguments import takes
 from planner.request.clusters import cluster_of
 from planner.request.command import describe_plan
+from planner.request.config_file import notes_of, with_config
 from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.model import model_of
 from planner.request.pins import check_fixed, pinned_or_default
@@ -42,6 +43,7 @@ from planner.search.first_plan import FirstPlan, first_plan, is_complete
 from planner.search.simplicity import CLOSE
 
 if TYPE_CHECKING:
+    from planner.exchange.target import Reading
     from planner.serving.fit import ServingAnswer
     from planner.traced.answers import TracedFitAnswer
 
@@ -62,11 +64,15 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     ``tokens`` of a whole run add its days, dollars (``price`` of an accelerator's hour), energy,
     CO2 (``carbon``: grams a kilowatt hour) and share of progress (``failures``) to the answer.
 
+    ``config``: another trainer's file (``ds_config.json``, an Accelerate YAML, …), from which the
+    options are taken that are not given.
+
     ``inference``: whether the cluster serves ``concurrency`` sequences at once, of ``context_len``
     tokens each (prompt and answer); see ``planner.serving.fit``.
     """
     if request.inference:
         return _serve(request)
+    request, reading = _with_config(request)
     _refuse_serving_options(request)
     fixed, by_stage = without_list(check_fixed(plan_fields(request), "plan"))
     common, of_layers, adapters = (
@@ -119,10 +125,20 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         plan=plan,
         assessment=assessment,
         assumptions=(*question.assumptions, *assumptions),
+        notes=() if reading is None else notes_of(request, reading),
         job=run,
         fixed=fixed,
         whole_run=whole,
     )
+
+
+def _with_config(request: FitRequest) -> tuple[FitRequest, Reading | None]:
+    """Return the request with the options of another trainer's file."""
+    if request.config is None:
+        return request, None
+    if is_module(request.model):
+        raise InputError(f"--from {request.config}: is not for module:package.path:factory")
+    return with_config(request, cluster_of(request.cluster))
 
 
 def _serve(request: FitRequest) -> ServingAnswer:

@@ -7,16 +7,21 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from hardware_profiles.cluster.schema import Cluster
-from hardware_profiles.errors import InputError
+from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import check_value
+from hardware_profiles.software.trainer import profile_names
 from planner.answer.answers import PlanAnswer
+from planner.exchange.capabilities import capabilities
+from planner.exchange.names import target_names
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import WIDE, best_placed, can_be_placed
 from planner.request.arguments import takes
 from planner.request.choices import FINDS, OBJECTIVES, Objective
 from planner.request.clusters import clusters_of
+from planner.request.config_file import with_config
 from planner.request.constraints import parse_requirements, require_consistent
 from planner.request.executor_process import is_module, refuse_inputs
+from planner.request.limits import pins_of, require_possible, require_runnable_workload, runnable
 from planner.request.model import model_of
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.requests import (
@@ -62,17 +67,28 @@ def plan(request: PlanRequest) -> PlanAnswers:
     ``gpus_at_most`` tries parts of a cluster. ``allow``: "offload". ``price``: dollars an hour of
     one accelerator; ``tokens``, ``budget`` (dollars), ``days``: of the whole run;
     ``carbon``: grams of CO2 a kilowatt hour, ``failures``: "mtbf=50000,restart=11,stall=5".
+    ``to``: a trainer whose plans alone are searched ("deepspeed"); ``config``: its file, from which
+    workload and trainer are taken.
     ``find``: an inverse question (``planner.survey.inverse``). ``layers`` pins those of every stage
     ("3,5,5,3").
     Raises NoLegalPlanError if no plan fits; it names the rules that removed the most candidates.
     """
+    request, limits = _with_target(request)
     fixed, by_stage = without_list(_fixed(request.fix))
+    if limits is not None:
+        require_possible(limits, fixed)
+    if limits is not None and (stages := _stages_priced_apart(request, limits, fixed)):
+        return _best_of_stages(request, limits, stages)
     rows = request.top
     if rows is not None:
         rows = check_value(option(PlanRequest, "top"), rows)
     top = rows or USUAL_TOP
     constraints = parse_requirements(request.require)
     require_consistent(constraints, fixed)
+    if limits is not None:
+        experts = any(model_of(one).has_experts for one in models_of(request.model, request.find))
+        constraints = (*constraints, runnable(limits, experts=experts))
+        fixed = {**pins_of(limits), **fixed}
     survey_request = SurveyRequest(
         fixed=fixed,
         require=constraints,
@@ -123,6 +139,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
     sizes = sizes_of(clusters, at_most, fewer=bool(objectives & {"cost", "energy"}))
     largest = max(one.num_gpus for one in sizes)
     scenarios = scenarios_of(job, sizes, precisions, largest)
+    for one in scenarios if limits is not None else ():
+        require_runnable_workload(str(limits), one.scenario.workload)
     simple = (
         len(scenarios) == 1
         and survey_request.pareto is None
@@ -161,6 +179,72 @@ def plan(request: PlanRequest) -> PlanAnswers:
         further=further,
         rows=rows,
     )
+
+
+def _with_target(request: PlanRequest) -> tuple[PlanRequest, str | None]:
+    """Return the request with the options of a trainer's file, and the target that limits it.
+
+    A target is named by ``to``, by ``software``, or by the file.
+    """
+    named = request.software if request.software not in profile_names() else None
+    target = request.to or (named if named in target_names() else None)
+    if target is not None:
+        capabilities(target)  # the name exists
+        if named == target:
+            request = replace(request, software=None)
+    if target is None and request.config is None:
+        return request, None
+    if is_module(request.model):
+        raise InputError("--to, --from: are not for module:package.path:factory")
+    clusters = clusters_of(request.cluster)
+    reading = None
+    if request.config is not None:
+        request, reading = with_config(request, _one_of(clusters, "--from"))
+    return request, target or (None if reading is None else reading.target)
+
+
+def _stages_priced_apart(
+    request: PlanRequest, limits: str, fixed: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Return the ZeRO stages of a target with software profiles of their own; () for one search."""
+    table = capabilities(limits)
+    if request.software is not None or request.find is not None or request.pareto is not None:
+        return ()
+    if "zero_stage" in fixed:
+        return (fixed["zero_stage"],)
+    stages = tuple(int(stage) for stage in table.limits()["zero_stage"])
+    return stages if table.software_of_zero_stage else ()
+
+
+def _best_of_stages(request: PlanRequest, limits: str, stages: tuple[int, ...]) -> PlanAnswers:
+    """Return the best answer over ZeRO stages, each priced with its own software profile."""
+    table, fixed = capabilities(limits), _fixed(request.fix)
+    found: list[PlanAnswers] = []
+    refused: NoLegalPlanError | None = None
+    for stage in stages:
+        one = replace(
+            request,
+            to=limits,
+            config=None,
+            software=table.software_for(stage),
+            fix={**fixed, "zero_stage": stage},
+        )
+        try:
+            found.append(plan(**vars(one)))
+        except NoLegalPlanError as error:
+            refused = error
+    if not found:
+        assert refused is not None
+        raise refused
+    best = min(found, key=_rank)
+    return replace(best, fixed=fixed) if isinstance(best, PlanAnswer) else best
+
+
+def _rank(answer: PlanAnswers) -> tuple[bool, float]:
+    if isinstance(answer, PlanAnswer):
+        best = answer.assessments[0]
+        return not best.fits, best.time.step_seconds
+    return True, 0.0
 
 
 def _survey(scenarios: Sequence[Any], survey_request: SurveyRequest) -> SurveyAnswer:

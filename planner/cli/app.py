@@ -37,7 +37,7 @@ COMMANDS: Final = {
     ),
     "export": (
         "planner.cli.executor_commands:export",
-        "Write the trained weights of a run as a Hugging Face folder.",
+        "Write the trained weights of a run, or a plan.json for another trainer (--to deepspeed).",
     ),
     "tokenize": (
         "planner.cli.executor_commands:tokenize",

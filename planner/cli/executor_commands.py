@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 import click
 
 from hardware_profiles.errors import InputError
 from planner.request.executor_process import INSTALL, missing_run_package
+
+WEIGHTS: Final = "huggingface"  # the format of ``export`` for trained weights
+EXPORT_HELP: Final = (
+    "Write a plan as the configuration of another trainer, with its launch command."
+)
+EXPORT_EXAMPLES: Final = (
+    "shardplan export plan.json --to deepspeed -o configs",
+    "shardplan export plan.json --to accelerate",
+)
 
 
 def _become(command: str) -> click.Command:
@@ -16,12 +28,33 @@ def _become(command: str) -> click.Command:
 
     @click.pass_context
     def call(context: click.Context) -> None:
+        if command == "export" and _names_a_plan(context.args):
+            context.exit(_export_plan(context.args) or 0)
         _execute(command, context.args)
 
     passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
     return click.Command(
         command, callback=call, help="", context_settings=passed_on, add_help_option=False
     )
+
+
+def _names_a_plan(words: Sequence[str]) -> bool:
+    """Whether ``export`` is asked for another trainer's file: of a plan, not of a run's folder."""
+    for position, word in enumerate(words):
+        if word.startswith("--to"):
+            value = word.partition("=")[2] or "".join(words[position + 1 : position + 2])
+            return value != WEIGHTS
+    return any(Path(word).is_file() for word in words if not word.startswith("-"))
+
+
+def _export_plan(words: Sequence[str]) -> object:
+    """Write a plan as another trainer's file."""
+    from hardware_profiles.command_line import command
+    from planner.cli.export import export_plan
+
+    made = command(export_plan, name="export", help=EXPORT_HELP, epilog="")
+    made.examples = EXPORT_EXAMPLES
+    return made.main(list(words), prog_name="shardplan export", standalone_mode=False)
 
 
 def _execute(command: str, arguments: list[str]) -> None:

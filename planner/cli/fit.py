@@ -48,6 +48,8 @@ def fit(
         check_drawing(output, force=force)  # before any work is done
     answer = ask(**{**vars(request), "cluster": cluster_or_measure(str(request.cluster), say)})
     trained = answer if isinstance(answer, FitAnswer) else None
+    for note in () if trained is None else trained.notes:
+        say(f"note: {note}")
     if output is not None and trained is not None:
         write_drawing(output, trained, force=force)
     print_answer(answer, json=json, verbose=verbose)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -20,8 +19,8 @@ from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import convert, read_toml
 from hardware_profiles.options import declared
 from planner.exchange.job import ONLY_WITH
+from planner.exchange.names import FILE
 
-FILE: Final = Path(__file__).parent / "capabilities.toml"
 ANY: Final = "any"
 SEVERAL: Final = ">1"
 DEFAULTS: Final = {**Plan().to_dict(), **Workload(seq_len=1, global_batch_size=1).to_dict()}
@@ -172,11 +171,6 @@ def _check(one: Capabilities, where: str) -> None:
     for name in one.workload:
         if name not in OF_WORKLOAD:
             raise InputError(f"{where}: {name} is no part of a workload that a target limits")
-
-
-def target_names() -> list[str]:
-    """Return the names of all targets."""
-    return sorted(all_capabilities())
 
 
 def capabilities(name: str) -> Capabilities:

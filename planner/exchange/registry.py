@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
-from planner.exchange.capabilities import capabilities, target_names
+from planner.exchange.capabilities import capabilities
+from planner.exchange.names import target_names
 from planner.exchange.target import Reading, Target
 
 _KIND: Final = re.compile(r"(?P<kind>[a-z][a-z-]*):(?P<path>.+)", re.S)

@@ -95,6 +95,15 @@ class Constraint:
         """Whether only pricing tells."""
         return self.name in RESULTS
 
+    @property
+    def may_change(self) -> bool:
+        """Whether a weaker one may be proposed."""
+        return True
+
+    def column(self, table: PlanTable) -> Any:
+        """Return what is compared, for every plan of a table."""
+        return getattr(table, self.name)
+
     def holds(self, values: Any) -> Any:
         """Return where a value, or a column of them, satisfies it."""
         return OPERATORS[self.operator](values, self.value)
@@ -265,7 +274,7 @@ def _shown(value: Any) -> str:
 
 def broken_by_plan(constraints: Sequence[Constraint], table: PlanTable) -> NDArray[np.int16]:
     """Return, row by row, 0 or the position (from 1) of the first constraint that a plan breaks."""
-    columns = {c.name: getattr(table, c.name) for c in constraints if not c.of_result}
+    columns = {c.name: c.column(table) for c in constraints if not c.of_result}
     return _first_broken(list(enumerate(constraints, start=1)), columns, len(table))
 
 

@@ -38,6 +38,7 @@ from cost_models.serving.number_formats import KV_PRECISIONS, WEIGHT_PRECISIONS
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import Declared, Option, declared, optional
 from hardware_profiles.software.trainer import OPTIMIZER_KERNELS, software_names
+from planner.exchange.names import target_names
 from planner.request import proposals
 from planner.request.choices import ALLOWED, FINDS, OBJECTIVES, ClusterLike
 from planner.request.model import ModelLike
@@ -418,6 +419,24 @@ class WholeRunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConfigOptions:
+    """The configuration of another trainer."""
+
+    config: Annotated[
+        str | None,
+        Option(
+            "--from",
+            metavar="FILE",
+            common=True,
+            help="take options from a trainer's file: ds_config.json, accelerate.yaml, …",
+            group=TRAINING,
+            default="none: only the options that are given",
+            why="`docs/exchange.md`; options that are given win over those of the file",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServingOptions:
     """Options of inference alone."""
 
@@ -497,6 +516,7 @@ class ServingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FitRequest(
+    ConfigOptions,
     ServingOptions,
     WholeRunOptions,
     ModuleOptions,
@@ -603,6 +623,15 @@ class SurveyOptions:
     days: Annotated[
         str | float | None, Option(metavar="COUNT", help="of the whole run", group=WHOLE_RUN)
     ] = None
+    to: Annotated[
+        str | None,
+        Option(
+            metavar="TARGET",
+            values=target_names,
+            help="only plans that this trainer runs, which `export` writes: {values}",
+            group=SEARCH,
+        ),
+    ] = None
     find: Annotated[
         str | None,
         Option(
@@ -619,6 +648,7 @@ class PlanRequest(
     SurveyOptions,
     WholeRunOptions,
     SearchOptions,
+    ConfigOptions,
     ModuleOptions,
     AdapterOptions,
     LayerOptions,

@@ -246,7 +246,7 @@ KEYS: Final = (
 
 ELSEWHERE: Final = {
     "seq_len": "tokens of a sequence: your data loader",
-    "recompute": "model.gradient_checkpointing_enable()",
+    "recompute": "activation checkpointing of the model: model.gradient_checkpointing_enable()",
     "optimizer": "the optimizer given to deepspeed.initialize",
     "attention_kernel": "attn_implementation of the model",
     "freeze": "requires_grad_(False) in your script",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ import pytest
 
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.plan_stages import default_layer_ranges
-from cost_models.plan.plan import Plan
+from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import software_profile
-from planner.exchange.capabilities import capabilities, target_names
+from planner.exchange.capabilities import capabilities
 from planner.exchange.job import Job
+from planner.exchange.names import target_names
 from planner.exchange.registry import kind_of, target
 from planner.request.model import resolve_model
 from planner.search.space import enumerate_plans
@@ -28,13 +30,20 @@ OFFLOADS = ("none", "optimizer", "weights")
 MODELS = {"qwen2.5-0.5b": 4096, "mixtral-8x7b": 8192}
 
 
-def files_of(name: str, model_name: str, count: int) -> list[PlanFile]:
-    """Return plans that a target runs, spread over all legal ones, as plan files."""
+@cache
+def legal_plans(model_name: str) -> tuple[Scenario, PlanTable]:
+    """Return all legal plans of a model."""
     model, cluster = resolve_model(model_name), parse_cluster(CLUSTER)
     workload = Workload(seq_len=MODELS[model_name], global_batch_size=8)
     scenario = Scenario(model, cluster, workload, software_profile("torchtitan"))
     table = enumerate_plans(model, workload, RANKS, {}, offloads=OFFLOADS)
-    table = table.rows(legality_codes(scenario, table) == 0)
+    return scenario, table.rows(legality_codes(scenario, table) == 0)
+
+
+def files_of(name: str, model_name: str, count: int) -> list[PlanFile]:
+    """Return plans that a target runs, spread over all legal ones, as plan files."""
+    scenario, table = legal_plans(model_name)
+    model, cluster, workload = scenario.model, scenario.cluster, scenario.workload
     table = table.rows(capabilities(name).runnable(table, experts=model.has_experts))
     rows = np.unique(np.linspace(0, len(table) - 1, count).astype(int))
     return [

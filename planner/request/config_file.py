@@ -1,0 +1,81 @@
+"""Options from another trainer's file: ``--from ds_config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, Final, TypeVar
+
+from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.options import declared
+from planner.exchange.capabilities import capabilities
+from planner.exchange.registry import read_config
+from planner.exchange.target import Reading
+from planner.request.requests import FitRequest, PlanRequest
+
+Request = TypeVar("Request", FitRequest, PlanRequest)
+MOST_KEYS: Final = 8  # that a note names
+
+
+def with_config(request: Request, cluster: Cluster) -> tuple[Request, Reading | None]:
+    """Return a request with the options of its file, which those that are given override.
+
+    A search takes the workload alone; a plan is complete but for the parts that the trainer sets
+    elsewhere.
+    """
+    if request.config is None:
+        return request, None
+    reading = read_config(request.config)
+    found = dict(reading.settings)
+    data = _data_parallel({**found, **_given(request)}, cluster.num_gpus)
+    micro, count = found.get("micro_batch_size"), found.get("num_microbatches")
+    if isinstance(request, FitRequest):
+        if data is not None:
+            found.setdefault("data_parallel", data)
+        if micro and count and "global_batch_size" in found:
+            del found["num_microbatches"]  # it follows
+    elif "global_batch_size" not in found and micro and count and data:
+        found["global_batch_size"] = micro * count * data
+    if "lora" in found and request.qlora is not None:
+        del found["lora"]
+    if request.software is None:
+        stage = found.get("zero_stage") if isinstance(request, FitRequest) else None
+        limits = capabilities(reading.target)
+        found["software"] = limits.software if stage is None else limits.software_for(stage)
+    names = {one.name for one in fields(request)}
+    given = _given(request)
+    taken = {name: value for name, value in found.items() if name in names and name not in given}
+    return replace(request, **taken), reading
+
+
+def notes_of(request: FitRequest | PlanRequest, reading: Reading) -> tuple[str, ...]:
+    """Return what a user should know about a file that was read."""
+    limits = capabilities(reading.target)
+    notes = [f"{request.config}: read as a file of {limits.title} {limits.version}"]
+    if reading.unknown:
+        shown = ", ".join(reading.unknown[:MOST_KEYS])
+        more = len(reading.unknown) - MOST_KEYS
+        notes.append(
+            f"{request.config}: keys that are not known, so not priced: {shown}"
+            + (f" and {more} more" if more > 0 else "")
+        )
+    notes += [f"{request.config}: {note}" for note in reading.notes]
+    if reading.model is not None and reading.model != str(request.model):
+        notes.append(f"{request.config}: names the model {reading.model}; priced: {request.model}")
+    return tuple(notes)
+
+
+def _given(request: FitRequest | PlanRequest) -> dict[str, Any]:
+    return {
+        name: getattr(request, name)
+        for name in declared(type(request))
+        if getattr(request, name) is not None and name not in ("model", "cluster")
+    }
+
+
+def _data_parallel(settings: Mapping[str, Any], num_gpus: int) -> int | None:
+    """Return the data-parallel ranks that other degrees leave; None where they do not divide."""
+    ranks = 1
+    for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
+        ranks *= settings.get(name) or 1
+    return None if num_gpus % ranks else num_gpus // ranks
