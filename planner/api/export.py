@@ -87,12 +87,13 @@ def nearest(file: PlanFile, to: str, limits: Capabilities) -> str:
     if problem is not None:
         return "Choose another value of it, with shardplan plan"
     scenario = replace(scenario_of(file), layer_ranges=None, stage_recompute_layers=None)
+    require = (runnable(to, experts=file.model.has_experts),)
     best: tuple[float, str] | None = None
     for stage in limits.limits()["zero_stage"]:
         name = limits.software_for(stage)
         priced = replace(scenario, software=software_profile(name))
         pins = {**pins_of(to), "zero_stage": stage}
-        result = search(priced, pins, require=(runnable(to, experts=file.model.has_experts),), top=1)
+        result = search(priced, pins, require=require, top=1)
         for plan in result.plans:
             assessment = assess(priced, plan)
             seconds = assessment.time.step_seconds
