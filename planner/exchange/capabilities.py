@@ -58,6 +58,7 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
     plan: Mapping[str, Values]
     workload: Mapping[str, Values]
     never: tuple[Never, ...] = ()
+    families: tuple[str, ...] = ()  # kinds of models (model_type); empty: all
     software_of_zero_stage: Mapping[str, str] = {}  # where another one prices a stage
 
     def software_for(self, zero_stage: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from cost_models.model.presets import is_preset, load_preset
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan
@@ -72,6 +73,13 @@ class Job:
     def workload(self) -> Workload:
         """The workload."""
         return self.file.workload
+
+    @property
+    def hub_name(self) -> str:
+        """The model's name in the Hugging Face hub, or as it was typed."""
+        name = self.model.name
+        aliases = load_preset(name).aliases if is_preset(name) else ()
+        return next((alias for alias in aliases if "/" in alias), name)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

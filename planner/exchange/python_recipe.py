@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError, did_you_mean
@@ -111,6 +112,13 @@ def expression(value: Any, comments: Mapping[str, str], path: str = "", indent: 
         said = comments.get(below)
         argument = text if key.isdigit() else f"{key}={text}"
         lines.append(f"{inner}{argument}," + (f"  # {said}" if said else ""))
+    positional = [line.strip().rstrip(",") for line in lines if "=" not in line.split("(")[0]]
+    if name.count(".") > 1 and len(positional) == 1:  # Class.made_from(x).turned_into(y=z)
+        named = [
+            line.strip().rstrip(",") for line in lines if line.strip().rstrip(",") not in positional
+        ]
+        first, _, last = name.rpartition(".")
+        return f"{first}({positional[0]}).{last}({', '.join(named)})"
     if len(lines) <= 1 and "\n" not in "".join(lines) and "#" not in "".join(lines):
         return f"{name}({''.join(lines).strip().rstrip(',')})"
     return f"{name}(\n" + "\n".join(lines) + f"\n{indent})"
@@ -132,8 +140,11 @@ def render_function(leaves: Mapping[str, Any], comments: Mapping[str, str], head
     return "\n".join(lines) + "\n"
 
 
-def render_assignments(
-    leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header
+def _assigned(
+    footer: Sequence[str],
+    leaves: Mapping[str, Any],
+    comments: Mapping[str, str],
+    header: Header,
 ) -> str:
     """Return a file whose function sets fields of a configuration that another one makes."""
     document = placed(leaves)
@@ -154,7 +165,7 @@ def render_assignments(
         said = comments.get(path)
         text = expression(value, {}, path, "    ")
         lines.append(f"    config.{path} = {text}" + (f"  # {said}" if said else ""))
-    return "\n".join([*lines, "    return config"]) + "\n"
+    return "\n".join([*lines, "    return config", "", "", *footer]) + "\n"
 
 
 # fields that are arguments of a call and no attributes of what it returns
@@ -172,6 +183,9 @@ def _at(document: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 PYTHON: Final = Syntax(
     "python", parse_recipe_or_toml, render_function, stated_in_comments, also=("toml",)
 )
-PYTHON_FIELDS: Final = Syntax(
-    "python", parse_recipe_or_yaml, render_assignments, stated_in_comments, also=("yaml",)
-)
+
+
+def assignments(footer: Sequence[str]) -> Syntax:
+    """Return the syntax of files that set fields one by one, and end with some lines."""
+    render = partial(_assigned, footer)
+    return Syntax("python", parse_recipe_or_yaml, render, stated_in_comments, also=("yaml",))

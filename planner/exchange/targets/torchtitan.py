@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any, Final
 
 from cost_models.model.families import model_spec
-from cost_models.model.presets import is_preset, load_preset
+from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError
 from planner.exchange.job import Job
@@ -132,12 +132,6 @@ def values(job: Job) -> dict[str, Any]:
     return found
 
 
-def _hub_name(model: ModelSpec) -> str:
-    """Return the model's name in the Hugging Face hub, or as it was typed."""
-    aliases = load_preset(model.name).aliases if is_preset(model.name) else ()
-    return next((alias for alias in aliases if "/" in alias), model.name)
-
-
 def _parts(job: Job) -> list[list[str]]:
     """Return the modules of each stage."""
     parts = [[f"layers.{i}" for i in range(*pair)] for pair in job.file.layer_ranges]
@@ -155,7 +149,7 @@ def _model_leaves(job: Job) -> dict[str, Any]:
     if (flavor := flavor_of(job.model)) is None:
         found = {
             CALL: f"{BACKEND}.configs.TransformersBackendConfig",
-            "hf_model": _hub_name(job.model),
+            "hf_model": job.hub_name,
             f"loss.{CALL}": loss,
             f"model_spec.{CALL}": f"{BACKEND}.model_registry",
             "model_spec.0": "full",
