@@ -8,12 +8,16 @@ planner.compare("plan.json", "other.json")
 planner.calibrate("runs/first", output="cluster.toml")
 planner.validate().groups
 planner.learn("RUNS.csv", "my-trainer.toml")
+planner.check(model, optimizer=optimizer, inputs=batch)  # a live nn.Module, nothing is run
+planner.estimate_memory(model, optimizer=optimizer, inputs=batch).table
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from planner.api.check import check as check
+    from planner.api.check import estimate_memory as estimate_memory
     from planner.api.fit import fit as fit
     from planner.api.plan import plan as plan
     from planner.explanation.explain import explain as explain
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from planner.validation.answer import validate as validate
 
 MODULES: Final = {
+    "check": "planner.api.check",
+    "estimate_memory": "planner.api.check",
     "fit": "planner.api.fit",
     "plan": "planner.api.plan",
     "explain": "planner.explanation.explain",
@@ -33,7 +39,17 @@ MODULES: Final = {
 }
 
 
-__all__ = ["calibrate", "compare", "explain", "fit", "learn", "plan", "validate"]
+__all__ = [
+    "calibrate",
+    "check",
+    "compare",
+    "estimate_memory",
+    "explain",
+    "fit",
+    "learn",
+    "plan",
+    "validate",
+]
 
 
 def __dir__() -> list[str]:

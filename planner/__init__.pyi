@@ -12,6 +12,8 @@ from typing import Any, Literal
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.cluster.schema import Cluster
 from planner.answer.answers import FitAnswer
+from planner.api.check import check as check
+from planner.api.check import estimate_memory as estimate_memory
 from planner.api.plan import PlanAnswers
 from planner.explanation.explain import explain as explain
 from planner.learning.answer import learn as learn
@@ -21,7 +23,7 @@ from planner.serving.fit import ServingAnswer
 from planner.traced.answers import TracedFitAnswer
 from planner.validation.answer import validate as validate
 
-__all__ = ["calibrate", "compare", "explain", "fit", "learn", "plan", "validate"]
+__all__ = ["calibrate", "check", "compare", "estimate_memory", "explain", "fit", "learn", "plan", "validate"]
 
 def fit(
     model: str | Path | Mapping[str, Any] | ModelSpec,

@@ -34,7 +34,7 @@ from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import RECOMPUTE
-from cost_models.plan.workload import MASTER_BYTES, Workload
+from cost_models.plan.workload import Workload
 from cost_models.traced.module import OUTSIDE, Stretch, Tensors, TracedModule, stretches
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -42,7 +42,7 @@ from hardware_profiles.software.trainer import SoftwareProfile
 # maximum temporary copies of the largest tensor in an optimizer step (torch 2.13 without foreach):
 # AdamW's denominator before and after its division, and the previous tensor's; SGD's gradient with
 # weight decay
-OPTIMIZER_COPIES: Final = {"adamw": 3.0, "sgd": 1.0}
+OPTIMIZER_COPIES: Final = {"adamw": 3.0, "adam": 3.0, "sgd": 1.0, "sgd_momentum": 1.0}
 OPTIMIZER_STEP: Final = -1
 LiveBytes = tuple[Real, Real, Real, Real]  # weights, gradients, activations, buffers
 
@@ -60,7 +60,7 @@ class BlockSizes:
     @classmethod
     def of(cls, module: TracedModule, ranks: NDArray[np.int64]) -> BlockSizes:
         """Return the sizes of a module's blocks sharded over ``ranks``."""
-        master = MASTER_BYTES[module.precision]
+        master = module.weight_bytes
         groups: tuple[Tensors, ...] = (*module.blocks, module.outside)
         one = np.ones_like(ranks)
         return cls(
@@ -121,10 +121,11 @@ def _memory(
 ) -> tuple[MemoryParts, NDArray[np.int64]]:
     sizes = BlockSizes.of(module, np.where(table.zero_stage == 0, 1, table.dp_shard))
     trained, zeros = sizes.total("gradient_shards"), np.zeros(len(table))
-    copies = OPTIMIZER_COPIES[workload.optimizer] * MASTER_BYTES[module.precision]
-    moments: list[LiveBytes] = [
-        (zeros, trained, zeros, copies * module.tensors.largest(sizes.ranks))
-    ]
+    copies = OPTIMIZER_COPIES[workload.optimizer] * module.weight_bytes
+    temporary = copies * module.tensors.largest(sizes.ranks)
+    if not (software.optimizer.fused or software.optimizer.loops):  # over lists of tensors
+        temporary = OPTIMIZER_TRAITS[workload.optimizer].foreach_copies * trained
+    moments: list[LiveBytes] = [(zeros, trained, zeros, temporary)]
     places = [OPTIMIZER_STEP]
     for place, stretch in enumerate(stretches_of_pass):
         for moment in _moments(stretch, sizes, table):

@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from cost_models.arrays import Count, Real
 from cost_models.partition.tensor_sharding import ceil_share
+from cost_models.plan.workload import MASTER_BYTES
 from hardware_profiles.fields import convert
 
 OUTSIDE: Final = -1  # block position of parameters and segments outside of all blocks
@@ -140,6 +141,7 @@ class TracedModule:
     inputs: Mapping[str, Any]
     output_bytes_per_row: float
     notes: tuple[str, ...] = ()
+    weight_bytes: float = 4.0  # of an element of weights, gradients and optimizer states
 
     @cached_property
     def tensors(self) -> Tensors:
@@ -208,6 +210,7 @@ class _Document(Struct, frozen=True):
     inputs: dict[str, Any]
     output_bytes_per_row: float
     notes: tuple[str, ...]
+    weight_bytes: float | None = None  # None: as the precision keeps them
 
 
 def traced_module(document: Mapping[str, Any]) -> TracedModule:
@@ -228,6 +231,7 @@ def traced_module(document: Mapping[str, Any]) -> TracedModule:
         inputs=found.inputs,
         output_bytes_per_row=found.output_bytes_per_row,
         notes=found.notes,
+        weight_bytes=found.weight_bytes or MASTER_BYTES[found.precision],
     )
 
 

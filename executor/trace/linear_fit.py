@@ -17,10 +17,13 @@ NOT_AFFINE: Final = 1e-3  # of the peak: largest deviation of the middle size
 
 
 def pass_lines(timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Describe a forward and a backward pass, traced with each number of rows in ROWS."""
+    """Describe a forward and a backward pass, traced with each number of rows in ROWS.
+
+    A single timeline gives constants: they are those of its number of rows only.
+    """
     first = timelines[0]
     places = [(op.name, op.phase, op.block) for op in first.operators]
-    for rows, other in zip(ROWS[1:], timelines[1:], strict=True):
+    for rows, other in zip(ROWS[1:], timelines[1:], strict=False):
         if [(op.name, op.phase, op.block) for op in other.operators] != places:
             raise InputError(
                 f"its operators differ between {ROWS[0]} and {rows} rows: its memory at other "
@@ -86,7 +89,13 @@ def _gradients_before(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lines(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Return (constant, slope per row) of every operator from its values for ROWS."""
+    """Return (constant, slope per row) of every operator from its values for ROWS.
+
+    One column: its values, with slopes of 0.
+    """
+    if len(columns) == 1:
+        only = np.asarray(columns[0])
+        return np.stack([only, np.zeros_like(only)], axis=1)
     low, middle, high = (np.asarray(column) for column in columns)
     slope = (high - low) / (ROWS[2] - ROWS[0])
     constant = low - ROWS[0] * slope

@@ -46,19 +46,19 @@ def trace(
 ) -> dict[str, Any]:
     """Trace ``module:package.path:factory`` with the operators of ``device`` (cpu or cuda)."""
     check_precision(precision)
-    with _one_line(name):
+    with one_line(name):
         factory = load_factory(name)
-    with _one_line(name), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+    with one_line(name), FakeTensorMode(allow_non_fake_inputs=True) as fake:
         module = _build(factory, fake, MASTER_DTYPE[precision])
         inputs, notes = inputs_of(factory, module, input_shapes)
         parts = blocks(module)
-        run = _PassRunner(module, parts, inputs, precision, device)
+        run = PassRunner(module, parts, inputs, precision, device)
         passes = {"none": pass_lines([run.timeline(rows) for rows in ROWS])}
         if run.sums:
             notes.append("the module returns no loss: the sum of its outputs is differentiated")
         if any(isinstance(part, nn.RNNBase) for part in module.modules()):
             notes.append(RECURRENT)
-        document = _describe(name, module, parts, inputs, run)
+        document = describe_module(name, module, parts, inputs, run)
         if parts:
             run.rule_blocks()
             recompute(parts.values())
@@ -73,7 +73,7 @@ def trace(
     }
 
 
-class _PassRunner:
+class PassRunner:
     """Runs forward and backward passes with different numbers of rows."""
 
     def __init__(
@@ -83,9 +83,11 @@ class _PassRunner:
         inputs: Inputs,
         precision: Precision,
         device: str,
+        master: torch.dtype | None = None,
     ) -> None:
         self.module, self.parts, self.inputs = module, parts, inputs
-        self.master, self.compute = MASTER_DTYPE[precision], COMPUTE_DTYPE[precision]
+        self.master = master or MASTER_DTYPE[precision]  # of weights and inputs
+        self.compute = COMPUTE_DTYPE[precision]
         self.rules = CudaRules if device == "cuda" else nullcontext
         self.block_of = block_of_parameters(module, parts)
         self.sums = False  # whether the outputs are summed, for lack of a loss
@@ -188,10 +190,14 @@ def _build(factory: Factory, fake: FakeTensorMode, dtype: torch.dtype) -> nn.Mod
     return module
 
 
-def _describe(
-    name: str, module: nn.Module, parts: Mapping[str, nn.Module], inputs: Inputs, run: _PassRunner
+def describe_module(
+    name: str, module: nn.Module, parts: Mapping[str, nn.Module], inputs: Inputs, run: PassRunner
 ) -> dict[str, Any]:
-    low, high = ROWS[0], ROWS[-1]
+    """Return the entries of a trace that are not passes: blocks, tensors, inputs, output."""
+    low, high = min(run.output_bytes), max(run.output_bytes)
+    each = run.output_bytes[low] / low
+    if high > low:
+        each = (run.output_bytes[high] - run.output_bytes[low]) / (high - low)
     return {
         "name": name,
         "class": type(module).__name__,
@@ -208,7 +214,7 @@ def _describe(
             for key, value in inputs(low).items()
             if isinstance(value, Tensor)
         },
-        "output_bytes_per_row": (run.output_bytes[high] - run.output_bytes[low]) / (high - low),
+        "output_bytes_per_row": each,
     }
 
 
@@ -228,7 +234,7 @@ def _sizes(parameters: Iterator[nn.Parameter]) -> dict[str, Any]:
 
 
 @contextmanager
-def _one_line(name: str) -> Iterator[None]:
+def one_line(name: str) -> Iterator[None]:
     """Convert any error of the user's module to a one-line message."""
     try:
         with warnings.catch_warnings():

@@ -71,6 +71,14 @@ COMMANDS: Final = {
         "planner.cli.learn:learn",
         "Learn what your trainer does from one to five short runs; --software takes the result.",
     ),
+    "observe": (
+        "planner.cli.observe:observe",
+        "Read a log of another trainer: measured and predicted, a row for learn and validate.",
+    ),
+    "oom": (
+        "planner.cli.oom:oom",
+        "Explain an out-of-memory error of torch: which tensor, where, what would help.",
+    ),
     "calibrate": (
         "planner.cli.runs:calibrate",
         "Improve predictions for a cluster: from runs, or by a new measurement of this machine.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan.plan import Plan
 from planner.assessment.documents import cluster_document
+from planner.request.executor_process import PREFIX
 from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
 from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, only_varied
 from planner.traced.stages import Cut
@@ -47,7 +48,9 @@ def header(scenario: TracedScenario) -> dict[str, Any]:
 
 
 def train_with(scenario: TracedScenario, plan: Plan) -> str:
-    """Return a Python expression that trains a module with a plan."""
+    """Return a Python expression that trains a module with a plan; "" for a live module."""
+    if not scenario.module.name.startswith(PREFIX):
+        return ""
     options = ", ".join(
         f"{name}={value!r}"
         for name, value in only_varied(plan).items()

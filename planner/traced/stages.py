@@ -39,7 +39,6 @@ from cost_models.memory.allocator import free_bytes
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, update_accesses
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.plan.workload import MASTER_BYTES
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.pipeline_simulation import makespan
@@ -236,7 +235,7 @@ class TracedStageCosts:
         """Return peak bytes of stages that begin with a node, by their end; infinity before it."""
         nodes, module = self.nodes, self.scenario.module
         every, trained = self.parameters[first]
-        master = MASTER_BYTES[module.precision]
+        master = module.weight_bytes
         states = OPTIMIZER_TRAITS[self.scenario.workload.optimizer].states / self.plan.data_parallel
         states_bytes = master * (every + trained + states * trained) + module.buffer_bytes
         kept = np.cumsum(nodes.kept[first:]) + nodes.crossing[first]
@@ -311,7 +310,7 @@ class TracedStageCosts:
     def _once(self, forward: float, backward: float, trained: float) -> float:
         """Return seconds of a stage once a step: exposed gradient reduction and the update."""
         scenario, table = self.scenario, PlanTable.from_plans([self.plan])
-        whole = np.array([MASTER_BYTES[scenario.module.precision] * trained])
+        whole = np.array([scenario.module.weight_bytes * trained])
         calls = np.array([1.0])
         shared = self.plan.data_parallel > 1
         kinds = ("reduce_scatter", "all_gather") if self.plan.zero_stage else ("all_reduce",)

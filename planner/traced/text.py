@@ -112,7 +112,7 @@ def fit_text(
     lines += assumed(assumptions, verbose=verbose)
     if verbose:
         lines += labelled("Confidence", CONFIDENCE)
-    lines += labelled("Next", following) if fits else []
+    lines += labelled("Next", following) if fits and following else []
     others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
     most = None if verbose else bars_with_room(others)
     lines = [*above, *part_bars(sizes, assessment.budget.size, most), *lines]

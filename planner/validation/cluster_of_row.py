@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import (
@@ -12,17 +12,21 @@ from hardware_profiles.cluster.catalogue import (
     match_node,
     usual_node,
 )
+from hardware_profiles.cluster.local_machine import describe_here
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure
-from hardware_profiles.errors import InputError
+from hardware_profiles.errors import InputError, NeedsMeasurement
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.words import look_up, words_table
 
+HERE: Final = "here"  # in the column gpu: the CPU processes or GPUs of this machine
 Key = tuple[Any, ...]
 
 
 def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     """Return the cluster of a row and a key that is equal for equal clusters."""
     row = reading.row
+    if row.words("gpu") == HERE:
+        return _this_machine(reading.need("num_gpus")), (HERE, row.num_gpus)
     accelerator = accelerator_of(reading)
     total = reading.need("num_gpus")
     usual = usual_node(accelerator)
@@ -39,6 +43,14 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
         )
     key = (accelerator.name, total // each, each, speed, row.node)
     return _build(*key), key
+
+
+@cache
+def _this_machine(processes: int) -> Cluster:
+    try:
+        return describe_here(processes)
+    except (InputError, NeedsMeasurement) as error:
+        raise Unpriceable(f"gpu here: {error}; shardplan fit MODEL here measures it") from None
 
 
 @cache

@@ -22,7 +22,17 @@ from tests.planner.runs.recorded import plan_file, write_run
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = "2xA100-80GB"
-PUBLIC = ("calibrate", "compare", "explain", "fit", "learn", "plan", "validate")
+PUBLIC = (
+    "calibrate",
+    "check",
+    "compare",
+    "estimate_memory",
+    "explain",
+    "fit",
+    "learn",
+    "plan",
+    "validate",
+)
 MODEL = {
     "model_type": "llama",
     "vocab_size": 512,

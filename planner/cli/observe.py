@@ -1,0 +1,82 @@
+"""``shardplan observe``: its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from hardware_profiles.options import Option
+from planner.cli.options import Json
+from planner.cli.outputs import print_answer
+
+
+def observe(
+    log: Annotated[
+        Path,
+        Option("LOG", help="a log of Megatron-LM, NeMo, DeepSpeed, torchtitan, trainer_state.json"),
+    ],
+    model: Annotated[
+        str | None, Option("--model", metavar="MODEL", help="the model, if the log has no sizes")
+    ] = None,
+    cluster: Annotated[
+        str | None, Option("--cluster", metavar="CLUSTER", help="8xH100-SXM and so on")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", metavar="RUNS.csv", help="add the row to this table of runs"),
+    ] = None,
+    seq_len: Annotated[
+        int | None, Option("--seq-len", metavar="N", help="tokens of a sequence")
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, Option("--global-batch-size", metavar="N", help="sequences of a step")
+    ] = None,
+    micro_batch_size: Annotated[
+        int | None, Option("--micro-batch-size", metavar="N", help="sequences of a pass")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, Option("--tp", metavar="N", help="tensor-parallel ranks")
+    ] = None,
+    pipeline_parallel: Annotated[
+        int | None, Option("--pp", metavar="N", help="pipeline ranks")
+    ] = None,
+    zero_stage: Annotated[int | None, Option("--zero", metavar="N", help="0 to 3")] = None,
+    recompute: Annotated[
+        str | None, Option("--recompute", metavar="NAME", help="none, selective, full")
+    ] = None,
+    precision: Annotated[
+        str | None, Option("--precision", metavar="NAME", help="bf16, fp16, fp32")
+    ] = None,
+    optimizer: Annotated[
+        str | None, Option("--optimizer", metavar="NAME", help="adamw and so on")
+    ] = None,
+    software: Annotated[
+        str | None, Option("--software", metavar="NAME", help="profile of the trainer")
+    ] = None,
+    warm_up: Annotated[
+        int, Option("--warm-up", metavar="N", help="logged steps that are left out (default: 5)")
+    ] = 5,
+    json: Json = False,
+) -> int:
+    """Read a log of another trainer: measured and predicted, a row for learn and validate."""
+    from planner.observation.answer import observe as ask
+
+    answer = ask(
+        log,
+        model=model,
+        cluster=cluster,
+        output=output,
+        warm_up=warm_up,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        zero_stage=zero_stage,
+        recompute=recompute,
+        precision=precision,
+        optimizer=optimizer,
+        software=software,
+    )
+    print_answer(answer, json=json)
+    return 0

@@ -1,0 +1,1 @@
+"""Logs of other trainers: step times, batch and memory, one module a trainer."""

@@ -1,0 +1,1 @@
+"""Explanation of torch's out-of-memory errors."""

@@ -1,0 +1,150 @@
+"""Explanation of an out-of-memory error: which tensor, where in the step, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from cost_models.units import format_bytes
+from planner.answer.answers import FitAnswer
+from planner.out_of_memory.report import OutOfMemory, read_report
+from planner.text.answer import SCHEMA_VERSION, Answer
+
+SEGMENTS: Final = "PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before 2.9)"
+ADVICE: Final = {
+    "forward": (
+        "recompute activations (gradient checkpointing)",
+        "a smaller micro-batch with more accumulation: the same global batch",
+        "shorter sequences, or context parallelism",
+    ),
+    "backward": (
+        "recompute activations (gradient checkpointing)",
+        "a smaller micro-batch with more accumulation: the same global batch",
+        "shard gradients over data ranks (ZeRO 2, FSDP)",
+    ),
+    "backward (recomputation)": (
+        "a smaller micro-batch with more accumulation: the same global batch",
+        "shorter sequences, or context parallelism",
+    ),
+    "loss": (
+        "a loss that never holds all logits (chunked, or Liger's fused linear cross-entropy)",
+        "a smaller micro-batch with more accumulation: the same global batch",
+        "tensor parallelism over the vocabulary",
+    ),
+    "optimizer": (
+        "shard optimizer states over data ranks (ZeRO 1 and higher, FSDP)",
+        "a fused update, which makes no copies of lists of tensors (AdamW(fused=True))",
+        "8-bit or paged states (bitsandbytes), or states in host memory",
+        "the states are made in the first step: a run that passes it keeps them",
+    ),
+    "gradient clipping": (
+        "clip without copies of lists of tensors (foreach=False)",
+        "shard gradients over data ranks (ZeRO 2, FSDP)",
+    ),
+    "gathering weights": (
+        "wrap smaller units, so that less is gathered at once",
+        "fewer units gathered ahead (prefetch limits)",
+    ),
+    "loading the model": (
+        "build on the meta device and load shards, or load in 16 bits",
+        "shard weights over data ranks (ZeRO 3, FSDP), or quantise a frozen base (QLoRA)",
+    ),
+}
+USUAL: Final = (
+    "recompute activations (gradient checkpointing)",
+    "a smaller micro-batch with more accumulation: the same global batch",
+    "shard weights, gradients and optimizer states over data ranks (FSDP, ZeRO)",
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OutOfMemoryAnswer(Answer):
+    """Answer of ``shardplan oom``: an error in words, with fixes; priced where a run was given."""
+
+    report: OutOfMemory
+    fit: FitAnswer | None = None
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What would help, by the place in the step."""
+        report = self.report
+        first = [f"{SEGMENTS}: free blocks are joined"] if report.is_fragmented else []
+        if report.others > 0.05 * (report.capacity or float("inf")):
+            size = format_bytes(report.others)
+            first.append(f"end the other processes on this device: they hold {size}")
+        return (*first, *ADVICE.get(report.phase or "", USUAL))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            **asdict(self.report),
+            "fragmented": self.report.is_fragmented,
+            "advice": list(self.advice),
+            "fit": None if self.fit is None else self.fit.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        lines = [*self._what(), *self._memory(), "Would help:"]
+        lines += [f"  - {words}" for words in self.advice]
+        if self.fit is not None:
+            lines += ["", *_priced(self.fit)]
+        else:
+            lines.append("Priced for your run: shardplan oom FILE --model MODEL --cluster CLUSTER")
+        return "\n".join(lines)
+
+    def _what(self) -> list[str]:
+        report = self.report
+        device = "" if report.device is None else f" on GPU {report.device}"
+        where = f" in the {report.phase}" if report.phase in ("loss", "optimizer") else ""
+        if report.phase and not where:
+            where = f", {report.phase}"
+        words = f"A tensor of {format_bytes(report.requested)} was refused{device}{where}."
+        if report.place is None:
+            return [words]
+        code = "" if report.code is None else f": {report.code}"
+        return [words, f"Raised by {report.place}{code}"]
+
+    def _memory(self) -> list[str]:
+        report, words = self.report, []
+        if report.allocated is not None:
+            whole = "" if report.capacity is None else f" of {format_bytes(report.capacity)}"
+            words.append(f"live tensors {format_bytes(report.allocated)}{whole}")
+        if report.unallocated is not None:
+            size = format_bytes(report.unallocated)
+            words.append(f"reserved without live tensors {size}")
+        if report.free is not None:
+            words.append(f"free {format_bytes(report.free)}")
+        if report.others:
+            words.append(f"other processes {format_bytes(report.others)}")
+        lines = ["Memory: " + ", ".join(words)] if words else []
+        if report.is_fragmented:
+            lines.append(
+                "Fragmentation: the free blocks together are larger than the tensor, but none of "
+                "them alone."
+            )
+        elif report.unallocated is not None:
+            lines.append("No fragmentation to speak of: the live tensors themselves are too many.")
+        return lines
+
+
+def _priced(fit: FitAnswer) -> Sequence[str]:
+    """Return the predicted peak of the run and the changes with which it fits."""
+    assessment = fit.assessment
+    peak, budget = assessment.memory.peak_bytes, assessment.budget.size
+    lines = [f"Predicted peak {format_bytes(peak)} of {format_bytes(budget)}. Would fit:"]
+    for way in fit.ways_out:
+        slower = way.step_seconds / assessment.time.step_seconds
+        lines.append(f"  {format_bytes(way.peak_bytes):>9}  {slower:.2f}x step time  {way.options}")
+    if not fit.ways_out:
+        lines = [
+            f"Predicted peak {format_bytes(peak)} of {format_bytes(budget)}: the plan should fit. "
+            "Compare batch, sequence length and software with those of the run."
+        ]
+    return lines
+
+
+def explain_out_of_memory(text: str, fit: FitAnswer | None = None) -> OutOfMemoryAnswer:
+    """Explain an out-of-memory error in a traceback; ``fit``: the prediction of that run."""
+    return OutOfMemoryAnswer(read_report(text), fit)
