@@ -40,6 +40,14 @@ EXAMPLES: Final = {
         "shardplan learn RUNS.csv -o my-trainer.toml",
         "shardplan learn RUNS.csv -o my-trainer.toml --force --json",
     ),
+    "observe": (
+        "shardplan observe train.log --cluster 8xH100-SXM -o RUNS.csv",
+        "shardplan observe train.log --model llama-3-8b --cluster 8xH100-SXM --seq-len 8192",
+    ),
+    "oom": (
+        "shardplan oom error.txt",
+        "shardplan oom error.txt --model llama-3-8b --cluster 1xA100-80GB --micro-batch-size 4",
+    ),
     "calibrate": (
         "shardplan calibrate --processes 2",
         "shardplan calibrate --from runs/first -o cluster.toml",

@@ -1,0 +1,101 @@
+"""``shardplan oom``: figures, place and advice of torch's out-of-memory errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from hardware_profiles.errors import InputError
+from planner.out_of_memory.explanation import explain_out_of_memory
+from planner.out_of_memory.report import read_report
+
+# sentences as c10/cuda/CUDACachingAllocator.cpp of torch 2.5 prints them; frames are made up
+NEW = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 3 has a total "
+    "capacity of 79.15 GiB of which 1.62 GiB is free. Including non-PyTorch memory, this process "
+    "has 77.51 GiB memory in use. Of the allocated memory 70.10 GiB is allocated by PyTorch, and "
+    "6.75 GiB is reserved by PyTorch but unallocated."
+)
+# torch 1.13
+OLD = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 14.76 GiB total "
+    "capacity; 13.46 GiB already allocated; 5.75 MiB free; 13.60 GiB reserved in total by PyTorch)"
+)
+
+
+def traceback(*frames: tuple[str, str, str]) -> str:
+    lines = [f'  File "{file}", line 7, in {name}\n    {code}' for file, name, code in frames]
+    return "\n".join(["Traceback (most recent call last):", *lines, NEW.format("3.91")])
+
+
+LIB = "/v/site-packages/"
+CALL = (f"{LIB}torch/nn/modules/module.py", "_call_impl", "return forward_call(*args)")
+BACK = (f"{LIB}torch/autograd/graph.py", "_engine_run_backward", "return engine.run_backward()")
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        (
+            [("train.py", "main", "out = model(x)"), CALL, ("net.py", "forward", "h = a @ b")],
+            "forward",
+        ),
+        (
+            [
+                ("t.py", "main", "out = model(x)"),
+                CALL,
+                (f"{LIB}torch/nn/functional.py", "cross_entropy", ""),
+            ],
+            "loss",
+        ),
+        ([("t.py", "main", "loss.backward()"), BACK], "backward"),
+        (
+            [("t.py", "main", "loss.backward()"), BACK, CALL, ("net.py", "forward", "h")],
+            "backward (recomputation)",
+        ),
+        (
+            [
+                ("t.py", "main", "opt.step()"),
+                (f"{LIB}torch/optim/adam.py", "_multi_tensor_adam", ""),
+            ],
+            "optimizer",
+        ),
+        (
+            [
+                ("t.py", "main", "model.to(device)"),
+                (f"{LIB}torch/nn/modules/module.py", "_apply", ""),
+            ],
+            "loading the model",
+        ),
+    ],
+)
+def test_the_part_of_the_step_is_that_of_the_innermost_frame(
+    frames: list[tuple[str, str, str]], phase: str
+) -> None:
+    assert read_report(traceback(*frames)).phase == phase
+
+
+def test_figures_of_two_generations_of_torch() -> None:
+    new, old = read_report(NEW.format("3.91")), read_report(OLD)
+    assert (new.device, new.requested / 2**30, new.capacity) == (3, 3.91, 79.15 * 2**30)
+    assert new.unallocated == 6.75 * 2**30
+    assert new.is_fragmented
+    assert not read_report(NEW.format("7.00")).is_fragmented
+    assert old.unallocated == pytest.approx(0.14 * 2**30, rel=0.01)
+    assert old.allocated == 13.46 * 2**30
+
+
+def test_advice_follows_place_and_fragmentation() -> None:
+    text = traceback(
+        ("t.py", "main", "out = model(x)"), CALL, ("loss_utils.py", "cross_entropy", "")
+    )
+    answer = str(explain_out_of_memory(text))
+    assert "3.9 GiB was refused on GPU 3 in the loss" in answer
+    assert answer.index("expandable_segments") < answer.index("chunked")
+    whole = NEW.format("7.00")
+    assert "expandable_segments" not in str(explain_out_of_memory(whole))
+
+
+@pytest.mark.parametrize("text", ["", "all is well", "RuntimeError: CUDA error: out of memory"])
+def test_other_texts_are_one_line(text: str) -> None:
+    with pytest.raises(InputError, match="Tried to allocate"):
+        read_report(text)
