@@ -22,6 +22,7 @@ def test_every_part_is_in_a_page() -> None:
     assert set(tables(0)) | set(tables(1)) == set(GENERATED)
 
 
+@pytest.mark.slow
 def test_rows_of_two_sources_are_current() -> None:
     sources = ("megatron-sc21", "korthikanti-2022")
     groups = planner.validate(only=sources, what="time").summary["time"]["by"]["source_group"]

@@ -20,6 +20,7 @@ from hardware_profiles.cluster.parse import parse_cluster
 from planner.assessment.verdict import budget_bytes
 
 
+@pytest.mark.slow
 def test_every_plan_is_legal_and_fits_on_one_h100_and_the_executor_runs_it() -> None:
     cluster = parse_cluster("1xH100-SXM")
     seen = set()

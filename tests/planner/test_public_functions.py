@@ -178,6 +178,7 @@ def test_no_public_name_is_also_a_module() -> None:
     assert shared == []
 
 
+@pytest.mark.slow
 def test_every_public_function_works_twice(tmp_path: Path) -> None:
     runs = tmp_path / "runs.csv"
     runs.write_text("model,gpu,num_gpus,seq_len,step_time_s\ngpt2,A100-SXM,8,1024,1.0\n")

@@ -62,6 +62,7 @@ def test_the_simplest_of_equally_fast_plans_comes_first() -> None:
 PINNED = "llama-3-8b 8xA100-80GB --recompute none --micro-batch-size 16 --dp 8"
 
 
+@pytest.mark.slow
 def test_a_given_plan_that_does_not_fit_says_that_another_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -177,6 +177,7 @@ WIDE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{}, WIDE])
 @pytest.mark.parametrize("shape", [(1, 640), (2, 512)])
 def test_peak_of_the_backward_pass_is_the_traced_one(

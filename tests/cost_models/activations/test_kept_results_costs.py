@@ -136,6 +136,7 @@ def test_it_lies_between_none_and_full(key: Any) -> None:
         assert np.array_equal(kept[same], usual[same])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", SETTINGS, ids=lambda key: key[0])
 def test_a_table_is_priced_as_each_row_alone(key: Any) -> None:

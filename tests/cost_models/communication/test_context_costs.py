@@ -35,6 +35,7 @@ def traffic(plan: Plan, model: Any = None) -> dict[tuple[str, str], tuple[float,
     return {key: value for key, value in values.items() if value[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["llama", "mixtral", "gpt2"])
 def test_a_table_is_priced_as_its_rows(model: str) -> None:

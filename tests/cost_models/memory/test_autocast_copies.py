@@ -83,6 +83,7 @@ def predicted(layers: int, tokens: int, recompute: str, *, autocast: bool) -> fl
     return float(np.max(beside))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ def test_the_same_plan_continues_bit_for_bit(name: str, tmp_path: Path):
         assert after["digest"] == before["digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "resumed"),
     [

@@ -84,6 +84,7 @@ def _checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_saves_resumes_and_reshards(plan, run, tmp_path: Path):
     whole, _ = run(plan(DP2), "--steps", 8, "--output", "whole")
     options = ("--checkpoint-every", 2, "--keep", 2, "--output", "parts")
@@ -239,6 +240,7 @@ def test_a_run_that_fails_leaves_its_checkpoints(plan):
     assert not [name for name in names if "." in name]
 
 
+@pytest.mark.slow
 def test_the_tokenizer_travels_with_an_export(plan, run, tmp_path: Path, capfd):
     words = {word: number for number, word in enumerate(["<unk>", "<end>", "lamp", "lit", "the"])}
     backend = Tokenizer(WordLevel(words, unk_token="<unk>"))

@@ -41,6 +41,7 @@ def _run(tmp_path: Path, plan: Plan, *arguments: str) -> int:
     return main([*command, "--dry-run", *arguments])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("packing", ["concat", "documents", "none"])
 def test_every_layout_of_ranks_reads_the_same(

@@ -217,6 +217,7 @@ def test_what_the_command_refuses(tmp_path: Path, text: Path, capsys: Any):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_source(tmp_path: Path):
     import tracemalloc
 

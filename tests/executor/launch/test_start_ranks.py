@@ -190,6 +190,7 @@ def test_a_reader_that_went_away_is_no_bug(monkeypatch):
 # --- runs --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_run_trains_measures_and_keeps(write, tmp_path):
     plan = write(replace(FOUR, zero_stage=1))

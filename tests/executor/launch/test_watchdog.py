@@ -173,6 +173,7 @@ def _train(rank, plan, how):
         return rank_tasks.train(file, corpus, training, tell, ready=ready)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ def test_memory_is_predicted(plan: Plan) -> None:
     assert abs(row["error_percent"]) < 8.0
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -66,6 +66,7 @@ def _continued(first: Trainer) -> Trainer:
     return second
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("plan", [Plan(num_microbatches=2), Plan(2, zero_stage=3)])

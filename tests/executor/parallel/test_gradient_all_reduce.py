@@ -125,6 +125,7 @@ def _at_every_pass() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("broken", [_never, _at_every_pass])

@@ -126,6 +126,7 @@ def fails() -> nn.Module:
 TYPED = ["x=float32[B,4]"]
 
 
+@pytest.mark.slow
 def test_parameters_by_block_tied_and_frozen():
     found = trace(HERE + "tied")
     module = traced_module(json.loads(json.dumps(found)))
@@ -184,6 +185,7 @@ def test_half_precision_without_a_loss_scale_is_refused():
         trace(HERE + "tied", precision="fp16")
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_built_of_fake_tensors_is_built():
     found = trace(HERE + "Drawn", input_shapes=TYPED)
     assert found["outside"]["parameters"] == 20

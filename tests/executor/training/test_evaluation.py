@@ -51,6 +51,7 @@ def _both(rank: int, file: PlanFile) -> dict[str, float]:
     return {"loss": found.loss, "expected": total / tokens, "tokens": found.tokens, "all": tokens}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_the_loss_is_that_of_the_single_process(plan: Plan):
@@ -76,6 +77,7 @@ def _weights(rank: int, file: PlanFile, every: int, kernel: str = "flash") -> di
     return {"losses": losses, "weights": weights, "found": found}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kernel", ["flash", "eager"])
 @pytest.mark.parametrize(

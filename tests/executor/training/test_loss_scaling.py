@@ -61,6 +61,7 @@ def _losses(rank: int, file: PlanFile, steps: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("plan", [MIXED, PIPELINED], ids=["tensor", "pipeline"])
@@ -125,6 +126,7 @@ def _overflowing(rank: int, file: PlanFile) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

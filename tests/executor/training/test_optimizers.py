@@ -78,6 +78,7 @@ def _worst(rank: int, file: PlanFile) -> float:
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @distributed
 @pytest.mark.parametrize("name", WHOLE)

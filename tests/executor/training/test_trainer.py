@@ -92,6 +92,7 @@ def _clipped(rank: int, file: PlanFile, max_norm: float) -> dict[str, Any] | Non
     return {"norm": result.gradient_norm, "expected": float(norm), "worst": worst}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("max_norm", [0.05, 1e9])
 @pytest.mark.parametrize(
@@ -125,6 +126,7 @@ def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
     return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_dropout_is_replayed_and_keeps_whole_tensors_equal(sequence_parallel: bool):

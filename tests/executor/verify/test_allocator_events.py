@@ -15,6 +15,7 @@ def events_of(line: str, lengths: list[int] | None = None) -> list[AllocatorEven
     return allocator_events(case.file, case.rank, lengths or ())
 
 
+@pytest.mark.slow
 def test_the_replay_has_the_live_peak_of_the_tracker() -> None:
     case = read("gpt2:2 s256 dp8 zero3")[0]
     found = replay(allocator_events(case.file, case.rank))
@@ -22,6 +23,7 @@ def test_the_replay_has_the_live_peak_of_the_tracker() -> None:
     assert found.peak_live <= found.allocated.max() <= found.peak_reserved
 
 
+@pytest.mark.slow
 def test_fsdp_requests_on_side_streams() -> None:
     """torch's FSDP2 gathers and reduces on streams of its own; one rank alone does neither."""
     assert {event.stream for event in events_of("gpt2:2 s256 fp32")} == {0}
@@ -44,6 +46,7 @@ def test_weights_hardly_reserve_more_than_they_are() -> None:
     assert all(row[f"{name}_needed_ratio"] < 1.1 for name in SETTINGS)
 
 
+@pytest.mark.slow
 def test_ragged_batches_reserve_more() -> None:
     lengths = ragged_lengths(512)
     assert lengths[-1] == 512

@@ -29,6 +29,7 @@ GOOD = Verification(
 )
 
 
+@pytest.mark.slow
 def test_the_file_is_what_the_cases_of_today_prove() -> None:
     """Stale: python -m executor.verify --matrix --write."""
     assert supported()["cases"] == sorted(case.name for case in cases())
@@ -93,6 +94,7 @@ def test_a_part_and_a_name_choose_cases(capsys: pytest.CaptureFixture[str]) -> N
     assert "remove --part and --only" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_case_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--matrix", "--only", "llama lora"]) == 2

@@ -314,6 +314,7 @@ def split_plans(model: str, seq_len: int) -> Iterator[tuple[Scenario, Plan]]:
                 yield scenario, plan
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("model", "seq_len"), LARGEST)
 def test_the_named_term_is_the_largest(model: str, seq_len: int) -> None:

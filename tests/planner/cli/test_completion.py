@@ -228,6 +228,7 @@ def complete(words: str, count: int, *python: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 def test_options_of_the_executor_are_completed_by_it() -> None:
     done = complete("shardplan run plan.json --launcher ", 4, "-m", "planner")
     assert done.stdout.split() == ["plain,torchrun", "plain,fork"]

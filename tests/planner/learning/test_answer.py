@@ -57,6 +57,7 @@ def made(folder: Path, figures: dict[str, Any], plans: Any = PLANS) -> Path:
     return write(folder / "RUNS.csv", rows)
 
 
+@pytest.mark.slow
 def test_a_slower_machine_is_learned(tmp_path: Path) -> None:
     path = made(tmp_path, {"kernels.rate_share": 0.8})
     output = tmp_path / "mine.toml"
@@ -74,6 +75,7 @@ def test_a_slower_machine_is_learned(tmp_path: Path) -> None:
     assert answer.to_dict()["runs"][0]["run"] == "run 0"
 
 
+@pytest.mark.slow
 def test_the_file_prices_other_plans(tmp_path: Path) -> None:
     path = made(tmp_path, {"kernels.rate_share": 0.8})
     output = tmp_path / "mine.toml"
@@ -85,6 +87,7 @@ def test_the_file_prices_other_plans(tmp_path: Path) -> None:
     assert 1.1 < steps[1] / steps[0] < 1.35
 
 
+@pytest.mark.slow
 def test_the_next_run_is_none_of_those_measured(tmp_path: Path) -> None:
     answer = planner.learn(made(tmp_path, {}, PLANS[:1]), tmp_path / "mine.toml")
     assert len(answer.next_runs) > 1

@@ -208,6 +208,7 @@ def called(words: list[str]) -> None:
     assert not ended.value.code
 
 
+@pytest.mark.slow
 def test_the_answer_says_the_order_and_why_and_writes_it(
     box: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

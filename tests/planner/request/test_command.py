@@ -87,6 +87,7 @@ def test_engines_that_options_name_are_part_of_the_software() -> None:
     assert "--software hf-trainer+adamw-fused+copied-gradients" in answer.text()
 
 
+@pytest.mark.slow
 def test_the_next_command_leaves_out_what_plan_does_not_take() -> None:
     answer = fit("llama-3.2-1b", "8xH100-SXM", pipeline_parallel=2, recompute_layers="3,4")
     assert answer.plan.recompute == "full"

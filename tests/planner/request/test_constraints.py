@@ -188,6 +188,7 @@ def test_results_are_those_of_one_plan() -> None:
     assert columns["tokens_per_second_per_gpu"][0] == pytest.approx(tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("required", "objective"),

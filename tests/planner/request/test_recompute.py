@@ -35,6 +35,7 @@ def fitted(**options: Any) -> Any:
     return planner.fit(llama(), CLUSTER, **{**OPTIONS, "recompute": "full", **options})
 
 
+@pytest.mark.slow
 def test_a_number_for_each_stage() -> None:
     answer = fitted(recompute_layers="2,1,0,0")
     assert answer.scenario.stage_recompute_layers == (2, 1, 0, 0)

@@ -158,6 +158,7 @@ def test_fronts_and_the_smallest_are_those_of_brute_force() -> None:
     assert of(found.plans) == [(float(step[fits][i]), float(peak[fits][i])) for i in smallest]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("words", "objective"), [("step<={}s", "memory"), ("step>={}s", "time")])
 def test_constraints_on_the_step_are_about_the_simulated_one(words: str, objective: Any) -> None:

@@ -43,6 +43,7 @@ def test_whoever_collects_less_keeps_that(thresholds: None, youngest: int) -> No
         assert gc.get_threshold() == (youngest, 11, 12)
 
 
+@pytest.mark.slow
 def test_what_pricing_made_goes_without_the_collector() -> None:
     scenario = build_scenario(resolve_model("llama-3-8b"), parse_cluster("4x8xH100-SXM")).scenario
     gc.collect()

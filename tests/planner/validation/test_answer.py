@@ -47,6 +47,7 @@ def test_rows_are_compared_or_say_why_not(runs: Path) -> None:
     assert set(answer.groups.what) == {"time", "memory"}
 
 
+@pytest.mark.slow
 def test_rows_that_deny_themselves_are_reported_apart() -> None:
     """Less was measured than weights, gradients and AdamW's moments take (words.toml)."""
     answer = planner.validate(only=["litgpt"], what="memory")
@@ -274,6 +275,7 @@ def test_files_are_not_overwritten_unasked(
     assert stop.value.code == 2
 
 
+@pytest.mark.slow
 def test_the_published_tables_are_as_the_readme_says() -> None:
     answer = planner.validate(only=["megatron-sc21", "korthikanti-2022"], what="time")
     groups = answer.summary["time"]["by"]["source_group"]

@@ -71,6 +71,7 @@ def _loss(model: Any, file: PlanFile, seed: int) -> float:
     return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).item()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
