@@ -199,13 +199,21 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
 def sustained(accelerator: Accelerator, precision: str, best: float) -> float:
     """Return the FLOP/s of large matmuls sustained in long runs, limited by power.
 
-        min(share · best, P / e)    P watts of the board, e joules a FLOP
+        min(share · best, P / e)    P watts that the board may draw, e joules a FLOP
+        share · best · P / P0       where e is unknown and the board, built for P0, is held to P:
+                                    as if its own power bound it already, the slowest it can be
 
     Leaves out: power of memory and links, which e includes.
     """
-    share = best if precision == "fp32" else SUSTAINED_SHARE * best
+    if precision == "fp32":
+        return best
+    share = SUSTAINED_SHARE * best
     limit = power_limit(accelerator, precision)
-    return share if limit is None else min(share, limit)
+    if limit is not None:
+        return min(share, limit)
+    if accelerator.power_limit is None or accelerator.watts is None:
+        return share
+    return share * accelerator.power_limit.value / accelerator.power.value
 
 
 def power_limit(accelerator: Accelerator, precision: str) -> float | None:
@@ -217,4 +225,4 @@ def power_limit(accelerator: Accelerator, precision: str) -> float | None:
     if precision == "fp32" or joules is None or accelerator.power is None:
         return None
     bits = {"fp4": 0.25, "fp8": 0.5, "int8": 0.5, "tf32": 2.0}.get(precision, 1.0)
-    return accelerator.power.value / (joules * bits)
+    return accelerator.watts.value / (joules * bits)

@@ -50,7 +50,7 @@ def build_cluster(
         notes += () if network_bandwidth is not None else (network_note(kind),)
         notes += _board_note(kind, gpus_per_node)
     return Cluster(
-        name=name or f"{num_nodes}x{gpus_per_node}x{accelerator.name}",
+        name=name or f"{num_nodes}x{gpus_per_node}x{accelerator.words}",
         accelerator=accelerator,
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
@@ -186,7 +186,7 @@ def _machines(cluster: Cluster) -> str:
         return f"{cluster.num_gpus} CPU process{many} on {cluster.accelerator.name}"
     many = "" if cluster.num_nodes == 1 else "s"
     return (
-        f"{cluster.num_nodes:,} node{many} of {cluster.gpus_per_node:,} {cluster.accelerator.name}"
+        f"{cluster.num_nodes:,} node{many} of {cluster.gpus_per_node:,} {cluster.accelerator.words}"
     )
 
 

@@ -271,6 +271,7 @@ _OPTIONAL: Final = (
     "usable_memory",
     "host_bandwidth",
     "power",
+    "power_limit",
     "price",
     "compute_units",
     "kernel_launch",

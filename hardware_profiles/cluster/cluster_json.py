@@ -62,6 +62,7 @@ _FIGURES: Final[dict[str, Any]] = {  # names and types of the figures of an acce
     "usable_memory": _Figure | None,
     "host_bandwidth": _Figure | None,
     "power": _Figure | None,
+    "power_limit": _Figure | None,
     "price": _Figure | None,
     "compute_units": _Figure | None,
     "kernel_launch": _Figure | None,

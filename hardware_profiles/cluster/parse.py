@@ -7,6 +7,7 @@
     gb200-nvl72            one rack of 18 nodes of 4 in one NVLink domain; 2xgb200-nvl72
     cluster.toml           see ``cluster_file.py``
     here, here:8           this machine's GPUs, or 8 CPU processes on it
+    8xH100-SXM@500W        any of these, with boards held to 500 watts
 
 ``NxNAME`` is one node (or one NVLink domain, one TPU pod) where N fits into the usual one of that
 accelerator, and whole usual nodes where N is a multiple of them; any other N is refused, because
@@ -30,6 +31,7 @@ from hardware_profiles.cluster.catalogue import (
     match_node,
     usual_node,
 )
+from hardware_profiles.cluster.power_limit import held_to
 from hardware_profiles.cluster.schema import MAX_GPUS, Accelerator, Cluster, Node
 from hardware_profiles.errors import InputError
 
@@ -42,6 +44,7 @@ _AFTER: Final = re.compile(r"^(?P<name>.*[^:\s])\s*:\s*(?P<count>[+-]?\d+)$")
 _TIMES: Final = re.compile(
     r"^(?P<name>.*[^x*\u00d7\s])\s*[x*\u00d7]\s*(?P<count>\d+)$", re.IGNORECASE
 )
+_HELD_TO: Final = re.compile(r"(?P<cluster>.+?)\s*@\s*(?P<watts>\d+(\.\d+)?)\s*W", re.IGNORECASE)
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -59,6 +62,8 @@ def parse_cluster(text: str) -> Cluster:
     words = text.strip()
     if not words:
         raise InputError(f"a cluster is expected, such as {EXAMPLES}")
+    if found := _HELD_TO.fullmatch(words):
+        return held_to(parse_cluster(found["cluster"]), float(found["watts"]))
     if words.lower() == "here" or words.lower().startswith("here:"):
         return _here(words)
     if words.lower().endswith(".toml") or os.sep in words:
@@ -84,7 +89,7 @@ def accelerator_name(words: str) -> str:
     >>> accelerator_name("16x8xH100"), accelerator_name("4090"), accelerator_name("p5.48xlarge")
     ('H100', '4090', 'H100-SXM-80GB')
     """
-    name = _counts(words.strip())[1]
+    name = _counts(re.sub(r"@[\d.]+\s*W$", "", words.strip(), flags=re.IGNORECASE))[1]
     node = None if covers_accelerators(name) else match_node(name)
     return name if node is None else node.entry.accelerator
 

@@ -48,7 +48,8 @@ class Accelerator:
     link_share: Figure | None = None  # of it, what large collectives reach, where measured
     usable_memory: Figure | None = None  # bytes, of the capacity, that a process can get
     host_bandwidth: Figure | None = None  # bytes/s one way to the host (PCIe)
-    power: Figure | None = None  # watts
+    power: Figure | None = None  # watts of the board
+    power_limit: Figure | None = None  # watts that it is held to, where that is less
     price: Figure | None = None  # dollars an hour of one, on demand
     compute_units: Figure | None = None  # multiprocessors (NVIDIA), compute units (AMD)
     kernel_launch: Figure | None = None  # host seconds per kernel or operator, where measured
@@ -56,6 +57,18 @@ class Accelerator:
     score_seconds: Figure | None = None  # an attention score, forward, without its matmuls
     core_share: Figure | None = None  # of a core, at most one, while all processes work
     aliases: tuple[str, ...] = ()
+
+    @property
+    def watts(self) -> Figure | None:
+        """Watts that the board may draw: its limit, or what it is built for."""
+        return self.power_limit or self.power
+
+    @property
+    def words(self) -> str:
+        """The name in the CLUSTER argument, with the power limit: ``H100-SXM-80GB@500W``."""
+        if self.power_limit is None:
+            return self.name
+        return f"{self.name}@{self.power_limit.value:g}W"
 
 
 @dataclass(frozen=True, slots=True)

@@ -441,7 +441,7 @@ def resized(cluster: Cluster, num_nodes: int) -> Cluster:
     if cluster.num_nodes > 1 and num_nodes > 1:  # keeps a user-defined network
         outer = replace(cluster.tiers[-1], domain_size=num_nodes * cluster.gpus_per_node)
         tiers = (*cluster.tiers[:-1], outer)
-        name = f"{num_nodes}x{cluster.gpus_per_node}x{cluster.accelerator.name}"
+        name = f"{num_nodes}x{cluster.gpus_per_node}x{cluster.accelerator.words}"
         return replace(cluster, name=name, num_nodes=num_nodes, tiers=tiers)
     return build_cluster(
         cluster.accelerator, num_nodes=num_nodes, gpus_per_node=cluster.gpus_per_node

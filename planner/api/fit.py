@@ -85,7 +85,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
 
         return fit_module(
             str(request.model),
-            cluster_of(request.cluster),
+            cluster_of(request.cluster, request.power),
             inputs=request.inputs,
             **common,
             unknown={**of_layers, **adapters, **whole},
@@ -98,7 +98,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         raise InputError("--price: needs --tokens, such as --tokens 300B")
     question = build_scenario(
         model_of(request.model),
-        cluster_of(request.cluster),
+        cluster_of(request.cluster, request.power),
         micro_batch_size=fixed.get("micro_batch_size", 1),
         adapter=adapting(**adapters),
         **common,
@@ -150,7 +150,7 @@ def _serve(request: FitRequest) -> ServingAnswer:
     refuse_training_options(request)
     parts = {name: value for name, value in plan_fields(request).items() if name in PLAN_FIELDS}
     asked = {name: getattr(request, name) for name in SHARED} | part(request, ServingOptions)
-    model, cluster = model_of(request.model), cluster_of(request.cluster)
+    model, cluster = model_of(request.model), cluster_of(request.cluster, request.power)
     return fit_serving(model, cluster, check_fixed(parts, "plan"), **asked)
 
 

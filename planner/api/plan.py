@@ -110,7 +110,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
         _refuse_for_modules(request)
         return plan_module(
             str(request.model),
-            _one_of(clusters_of(request.cluster), str(request.model)),
+            _one_of(clusters_of(request.cluster, request.power), str(request.model)),
             inputs=request.inputs,
             **part(request, CommonOptions),
             unknown={**of_layers, **adapters},
@@ -120,7 +120,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
         )
     refuse_inputs(request.inputs)
     models = models_of(request.model, request.find)
-    clusters = clusters_of(request.cluster)
+    clusters = clusters_of(request.cluster, request.power)
     options = {"optimizer": request.optimizer, "adapter": adapting(**adapters), **of_layers}
     job = WorkloadRequest(model_of(models[0]), options, request.global_batch_size)
     at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)

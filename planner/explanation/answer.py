@@ -325,9 +325,9 @@ def _power(one: Sensitivity, scenario: Scenario) -> str:
     """Return why faster matrix products do not help: the power limit of long runs binds first."""
     chip, precision = scenario.cluster.accelerator, scenario.workload.precision
     limit = power_limit(chip, precision)
-    if one.name != "flops" or limit is None or chip.power is None or limit > one.value:
+    if one.name != "flops" or limit is None or chip.watts is None or limit > one.value:
         return ""
-    return f": in a long run {chip.power.value:,.0f} W allow {format_value(limit, one.unit)}"
+    return f": in a long run {chip.watts.value:,.0f} W allow {format_value(limit, one.unit)}"
 
 
 def _change(one: Sensitivity, change: Crossover, word: str, best: Plan) -> str:

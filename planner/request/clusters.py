@@ -10,6 +10,7 @@ from typing import Final
 
 from cost_models.model.presets import is_preset
 from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.cluster.power_limit import held_to
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster, Figure
 from hardware_profiles.cluster.subset import part_of as part_of_tree
 from hardware_profiles.errors import InputError
@@ -69,7 +70,7 @@ def part_of(cluster: Cluster, num_gpus: int) -> Cluster:
         return cluster
     per_node = min(num_gpus, cluster.gpus_per_node)
     num_nodes = num_gpus // per_node
-    name = f"{num_nodes}x{per_node}x{cluster.accelerator.name}"
+    name = f"{num_nodes}x{per_node}x{cluster.accelerator.words}"
     if cluster.levels:
         return replace(part_of_tree(cluster, num_gpus), name=f"{name} of {cluster.name}")
     inner = [tier for tier in cluster.tiers if tier.domain_size < num_gpus]
@@ -122,8 +123,10 @@ def named_cluster(text: str) -> Cluster:
         raise
 
 
-def cluster_of(cluster: ClusterLike) -> Cluster:
-    """Return the only cluster of a text or a path."""
+def cluster_of(cluster: ClusterLike, watts: float | None = None) -> Cluster:
+    """Return the only cluster of a text or a path, its boards held to ``watts`` if given."""
+    if watts is not None:
+        return held_to(cluster_of(cluster), _number_of_watts(watts))
     if isinstance(cluster, Cluster):
         return cluster
     if isinstance(cluster, (str, Path)):
@@ -137,8 +140,15 @@ def cluster_of(cluster: ClusterLike) -> Cluster:
     raise InputError(f"cluster = {cluster!r} (must be a name, a path or a Cluster)")
 
 
-def clusters_of(clusters: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:
-    """Return the clusters that a text or a list names (``8xA100-80GB,1..4x8xH100-SXM``)."""
+def clusters_of(
+    clusters: ClusterLike | Sequence[ClusterLike], watts: float | None = None
+) -> list[Cluster]:
+    """Return the clusters that a text or a list names (``8xA100-80GB,1..4x8xH100-SXM``).
+
+    ``watts``: the power limit of every board, if given.
+    """
+    if watts is not None:
+        return [held_to(cluster, _number_of_watts(watts)) for cluster in clusters_of(clusters)]
     if isinstance(clusters, str):
         return [named_cluster(name) for name in split_clusters(clusters)]
     if not isinstance(clusters, Sequence):
@@ -146,3 +156,9 @@ def clusters_of(clusters: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:
     if not 1 <= len(clusters) <= MOST_CLUSTERS:
         raise InputError(f"{len(clusters)} clusters (must be 1 to {MOST_CLUSTERS:,})")
     return [cluster_of(cluster) for cluster in clusters]
+
+
+def _number_of_watts(watts: object) -> float:
+    if isinstance(watts, bool) or not isinstance(watts, (int, float)):
+        raise InputError(f"power = {watts!r} (must be a number of watts)")
+    return float(watts)

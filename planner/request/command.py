@@ -86,7 +86,9 @@ def cluster_argument(cluster: Cluster) -> str | None:
     name = cluster.name.removeprefix("1x") if cluster.name.count("x") > 1 else cluster.name
     for one in (name, cluster.name):
         try:
-            if parse_cluster(one).tiers == cluster.tiers:
+            found = parse_cluster(one)
+            same_power = found.accelerator.watts == cluster.accelerator.watts
+            if found.tiers == cluster.tiers and same_power:
                 return shlex.quote(one)
         except ShardplanError:
             continue

@@ -102,6 +102,24 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """How the machine is run."""
+
+    power: Annotated[
+        float | None,
+        Option(
+            metavar="WATTS",
+            help="power limit of every board; the same as CLUSTER@500W",
+            elsewhere=("power_limit", "power_cap", "tdp", "watts"),
+            group=TRAINING,
+            default="the board's own",
+            why="matmuls of long runs slow down under a limit, memory does not "
+            "([step_time.md](step_time.md))",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CommonOptions:
     """Training options of every model."""
 
@@ -524,6 +542,7 @@ class FitRequest(
     PlanOptions,
     LayerOptions,
     CommonOptions,
+    MachineOptions,
     Subject,
 ):
     """Whether a plan of a model fits a cluster."""
@@ -653,6 +672,7 @@ class PlanRequest(
     AdapterOptions,
     LayerOptions,
     CommonOptions,
+    MachineOptions,
     Subject,
 ):
     """The best plan of a model on one cluster or several."""

@@ -92,7 +92,7 @@ def accelerator_cost(cluster: Cluster, prices: Prices | None = None) -> Accelera
         dollars = accelerator.price.value
         price = accelerator.price
         notes.append(f"{accelerator.name} ${dollars:g} an hour ({price.kind}: {price.source})")
-    watts = None if accelerator.power is None else accelerator.power.value
+    watts = None if accelerator.watts is None else accelerator.watts.value
     return AcceleratorCost(dollars, watts, tuple(notes))
 
 

@@ -13,6 +13,7 @@ from hardware_profiles.cluster.catalogue import (
     usual_node,
 )
 from hardware_profiles.cluster.local_machine import describe_here
+from hardware_profiles.cluster.power_limit import held_to
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure
 from hardware_profiles.errors import InputError, NeedsMeasurement
 from planner.validation.reading import Reading, Unpriceable
@@ -41,7 +42,7 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
         raise Unpriceable(
             f"node {row.node!r} is not in the catalogue (shardplan hardware lists it)"
         )
-    key = (accelerator.name, total // each, each, speed, row.node)
+    key = (accelerator.name, total // each, each, speed, row.node, row.power)
     return _build(*key), key
 
 
@@ -55,19 +56,30 @@ def _this_machine(processes: int) -> Cluster:
 
 @cache
 def _build(
-    name: str, num_nodes: int, gpus_per_node: int, gigabits: float | None, node: str | None
+    name: str,
+    num_nodes: int,
+    gpus_per_node: int,
+    gigabits: float | None,
+    node: str | None,
+    watts: float | None,
 ) -> Cluster:
     kind = None if node is None else match_node(node)
     network = None
     if gigabits is not None:
         network = Figure(gigabits * 1e9 / 8.0, "published", "inter_link_gbps_per_gpu of the row")
-    return build_cluster(
+    cluster = build_cluster(
         find_accelerator(name),
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
         node=None if kind is None else kind.entry,
         network_bandwidth=network,
     )
+    if watts is None:
+        return cluster
+    try:
+        return held_to(cluster, watts)
+    except InputError as error:
+        raise Unpriceable(str(error)) from None
 
 
 def accelerator_of(reading: Reading) -> Accelerator:

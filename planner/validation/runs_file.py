@@ -72,6 +72,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gpu_mem_gb: Annotated[float, Meta(ge=0.0, le=1e5)] | None = None  # nominal, GB
     num_gpus: Ranks = None
     gpus_per_node: Ranks = None
+    power: Annotated[float, Meta(ge=1.0, le=1e5)] | None = None  # watts that a board is held to
     node: str | None = None  # kind of node, where it is not the accelerator's usual one
     intra_link: str | None = None  # link inside a node
     inter_link_gbps_per_gpu: Rate = None  # network, Gb/s one way per accelerator

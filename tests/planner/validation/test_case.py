@@ -481,3 +481,11 @@ def test_a_changed_profile_says_why() -> None:
     rows = [row for row in read_runs(PUBLISHED) if row.software is not None]
     assert len(rows) > 1000
     assert [row.name for row in rows if "software" not in (row.assumed or "")] == []
+
+
+def test_a_row_may_say_the_watts_that_its_boards_are_held_to() -> None:
+    cells = {"gpu": "H100-SXM", "num_gpus": 8, "precision": "bf16"}
+    held = case(**cells, power=500.0).scenario.cluster
+    assert held.accelerator.words == "H100-SXM-80GB@500W"
+    with pytest.raises(Unpriceable, match="takes 175 to 700 watts"):
+        case(**cells, power=900.0)
