@@ -68,7 +68,8 @@ def matmul_seconds(
                   waves = ceil(B ceil(m/u) ceil(n/w) p / U)
                   setup in elements of k, more in faster precisions: it takes the same time
                   e = share / (1 + o (1/u + 1/w)), 1 at the largest tile before the share;
-                  operands take the same time to read too, so that o grows with the rate
+                  operands take the same time to read too, so that o grows with the rate;
+                  half where pairs of multiprocessors share one
                   a ``misalignment`` of the operands' rows, whose lengths are ``in_memory``;
                   at least the library's figure for a batch
         memory    c B (m k + k n + m n) / beta
@@ -79,7 +80,8 @@ def matmul_seconds(
     >>> float(matmul_seconds(1024.0, 1024.0, 1024.0, 2.0, Rates(1e12, 1e12, 0.0, False)))
     0.002147483648
     """
-    achieved = rate.matmul, rate.memory, rate.setup, rate.units
+    traffic = (0.5 if rate.shares_operands else 1.0) * OPERAND_TRAFFIC * rate.setup
+    achieved = rate.matmul, rate.memory, rate.setup, traffic, rate.units
     slower = misalignment(in_memory, compute_bytes, rate)
     if batched:
         slower = np.where(slower > 1.0, np.maximum(slower, rate.misaligned_batches), slower)
@@ -117,20 +119,20 @@ def _matmul_seconds(
     matmul: Real,
     memory: Real,
     setup: Real,
+    traffic: Real,
     units: float,
 ) -> Real:
     """Return ``matmul_seconds``.
 
-    ``slower``: by rows in memory; ``matmul``, ``memory``, ``setup``, ``units``: of the rates.
+    ``slower``: by rows in memory; ``traffic``: of operands, in elements; the others: of the rates.
     """
     m, k, n = (np.multiply(1.0, size) for size in (rows, summed, columns))
     moved: Real = compute_bytes * batch * (m * k + k * n + m * n) / memory
     if not units:
         roofline: Real = np.maximum(2.0 * batch * m * k * n / matmul, moved)
         return roofline
-    traffic = OPERAND_TRAFFIC * setup
     largest = 1.0 + traffic * (1.0 / TILES[0][0] + 1.0 / TILES[0][1])
-    sizes = np.broadcast(m, k, n, batch, slower, matmul, memory, setup)
+    sizes = np.broadcast(m, k, n, batch, slower, matmul, memory, setup, traffic)
     few, shape = sizes.size <= FEW_ROWS, (1,) * sizes.ndim
     parts = np.reshape(SPLITS, (-1, *shape))
     # in fp32, where there are several: written, read

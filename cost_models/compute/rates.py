@@ -61,6 +61,10 @@ BEFORE_HOPPER = ("Pascal", "Volta", "Turing", "Ampere")
 # with asynchronous matmul instructions, which kernels written for Ampere do not use; Ada and the
 # RTX cards of Blackwell have Ampere's instructions
 SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
+# Two multiprocessors multiply a tile together, and each reads half of one operand (tcgen05.mma with
+# cta_group::2: NVIDIA PTX ISA): operands are read half as often. 514 bf16 matmuls of a B200 and six
+# fp8 ones of a GB200, of another source, come nearer (python -m benchmarks.fit_matmul)
+SHARED_OPERANDS = ("Blackwell", "Blackwell Ultra")
 # Efficiency of such a kernel on Blackwell over its efficiency on Hopper, each a share of the rate:
 # FlashAttention-2 makes 374 of 1481 TFLOP/s on a GB200 and 329 of 714 on an H200
 # (Azure/AI-benchmarking-guide: Azure_Results/ND_GB200_v6_results.md, ND_H200_v5_results.md)
@@ -80,6 +84,7 @@ class Rates(Struct, frozen=True):
     attention: float = 1.0  # of a flash core's rate: cores in fewer bits than the head
     flash: float = 1.0  # share of a flash kernel's efficiency that it reaches on this architecture
     setup: float = 1.0  # over the 16-bit rate: setting up a tile takes as long in any precision
+    shares_operands: bool = False  # pairs of multiprocessors read one operand of a tile once
     copies_fp8: bool = False  # matmuls in 8 bits read operands along one direction only
     pads_matmuls: bool = False  # a compiler pads operands whose rows are not aligned
     misaligned_batches: float = 1.0  # least slowdown of batched matmuls whose rows are not aligned
@@ -144,6 +149,7 @@ def rates(
         score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
         core=None if eight is None else share * eight,
         setup=setup,
+        shares_operands=accelerator.architecture in SHARED_OPERANDS,
         copies_fp8=accelerator.architecture == "Hopper",
         single=None if single is None else share * single,
         flash=_flash_share(accelerator.architecture, software.kernels.flash_share_since_hopper),
@@ -211,7 +217,7 @@ def sustained(accelerator: Accelerator, precision: str, best: float) -> float:
     limit = power_limit(accelerator, precision)
     if limit is not None:
         return min(share, limit)
-    if accelerator.power_limit is None or accelerator.watts is None:
+    if accelerator.power_limit is None or accelerator.power is None:
         return share
     return share * accelerator.power_limit.value / accelerator.power.value
 
@@ -221,8 +227,8 @@ def power_limit(accelerator: Accelerator, precision: str) -> float | None:
 
     fp32 without tensor cores does not reach the limit: its share is fitted on runs.
     """
-    joules = JOULES_A_FLOP.get(accelerator.architecture)
-    if precision == "fp32" or joules is None or accelerator.power is None:
+    joules, watts = JOULES_A_FLOP.get(accelerator.architecture), accelerator.watts
+    if precision == "fp32" or joules is None or watts is None:
         return None
     bits = {"fp4": 0.25, "fp8": 0.5, "int8": 0.5, "tf32": 2.0}.get(precision, 1.0)
     return accelerator.watts.value / (joules * bits)

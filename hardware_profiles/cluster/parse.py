@@ -62,8 +62,8 @@ def parse_cluster(text: str) -> Cluster:
     words = text.strip()
     if not words:
         raise InputError(f"a cluster is expected, such as {EXAMPLES}")
-    if found := _HELD_TO.fullmatch(words):
-        return held_to(parse_cluster(found["cluster"]), float(found["watts"]))
+    if held := _HELD_TO.fullmatch(words):
+        return held_to(parse_cluster(held["cluster"]), float(held["watts"]))
     if words.lower() == "here" or words.lower().startswith("here:"):
         return _here(words)
     if words.lower().endswith(".toml") or os.sep in words:
