@@ -1,4 +1,4 @@
-"""Rules of matmuls in fp8, for trainers that do not scale cut matrices."""
+"""Rules of matmuls in fp8 and fp4, for trainers that do not scale cut matrices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MULTIPLE: Final = 16  # of both lengths of a matrix, and of the tokens of a micr
 
 
 def _in_fp8(scenario: Scenario) -> bool:
-    """Whether matmuls are in fp8, under a trainer that supports fp8 for whole matrices only."""
+    """Whether matmuls are in few bits, under a trainer that supports them for whole matrices."""
     return scenario.workload.precision in QUANTISED and scenario.software.fp8.whole_matrices
 
 
@@ -37,9 +37,10 @@ def _odd_length(scenario: Scenario) -> int | None:
 
 
 def _words(scenario: Scenario, plan: Plan) -> str:
+    bits = scenario.workload.precision
     return (
-        f"precision fp8: tensor_parallel {plan.tensor_parallel}, pipeline_schedule "
-        f"{plan.pipeline_schedule}; this trainer supports fp8 only for whole matrices and for "
+        f"precision {bits}: tensor_parallel {plan.tensor_parallel}, pipeline_schedule "
+        f"{plan.pipeline_schedule}; this trainer supports {bits} only for whole matrices and for "
         "backward passes that are not split (tensor_parallel must be 1, and no zero-bubble "
         "schedule; --software megatron prices Transformer Engine, which supports both)"
     )
@@ -60,7 +61,7 @@ FP8_RULES: tuple[Rule, ...] = (
             _in_fp8(s) and ((_tokens(s, t) % MULTIPLE != 0) | (_odd_length(s) is not None))
         ),
         lambda s, p: (
-            f"precision fp8: {_tokens(s, p)} tokens of a micro-batch"
+            f"precision {s.workload.precision}: {_tokens(s, p)} tokens of a micro-batch"
             + ("" if _odd_length(s) is None else f" and a matrix with a length of {_odd_length(s)}")
             + f" (fp8 kernels need multiples of {MULTIPLE})"
         ),

@@ -112,7 +112,10 @@ def test_tokens_leave_a_node_by_their_ranks_own_share() -> None:
 
 
 def test_another_micro_batch_hides_what_leaves_a_node() -> None:
-    plans = [Plan(16, expert_parallel=16), Plan(16, expert_parallel=8)]
+    plans = [
+        Plan(16, num_microbatches=4, expert_parallel=16),
+        Plan(16, num_microbatches=4, expert_parallel=8),
+    ]
     table, waits = PlanTable.from_plans(plans), software_profile("nemo")
     hides = waits.changed({"overlap.expert_exchange_between_nodes": True})
     (rank,) = even_split_contents(MODEL, 1, 1)
@@ -121,7 +124,8 @@ def test_another_micro_batch_hides_what_leaves_a_node() -> None:
         scenario = Scenario(MODEL, CLUSTER, WORKLOAD, software)
         return exposed_all_to_all_seconds(traffic, 10.0, RankView(scenario, table, rank))
 
-    for traffic, left in [(4.0, 1.0), (12.0, 4.5)]:  # behind passes of 10 seconds, at a quarter
+    # behind passes of 10 seconds, at a quarter; the first of four micro-batches has no other
+    for traffic, left in [(4.0, 1.75), (12.0, 6.375)]:
         found = exposed(traffic, hides)
         assert found.tolist() == [left, traffic], "inside a node it is waited for"
         assert exposed(traffic, waits) == traffic
