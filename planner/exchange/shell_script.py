@@ -76,11 +76,11 @@ class _Reader:
         """Read statements up to one of the words ``ends``; return the last one's success."""
         succeeded = True
         while self.at < len(self.tokens) and len(self.script.commands) < MAX_COMMANDS:
+            if self.word() in ends:
+                break
             if self.tokens[self.at].is_operator and self.word() not in ("(", ")"):
                 self.at += 1
                 continue
-            if self.word() in ends:
-                break
             before = self.at
             succeeded = self.chain(runs=runs)
             if self.at == before:

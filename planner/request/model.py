@@ -2,7 +2,8 @@
 
 In this order: an existing file or folder; a preset, its alias or a hub id of its shape
 (``Qwen/Qwen2.5-7B-Instruct``); another Hugging Face hub id; a size such as ``7b``. Of the hub only
-``config.json`` is fetched, and code from the hub is never run.
+``config.json`` is fetched, and code from the hub is never run. A trainer's file (a launch script of
+Megatron-LM, a configuration of torchtitan) gives the model that it describes.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from cost_models.model.presets import (
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_json
+from planner.exchange.registry import read_config
 
 ModelLike = str | Path | Mapping[str, Any] | ModelSpec
 
 CONFIG_FILE: Final = "config.json"
+TRAINER_FILES: Final = (".sh", ".py", ".toml", ".yaml", ".yml")  # that may describe a model
 HUB_TIMEOUT_SECONDS: Final = 10.0
 MAX_NAME: Final = 4096  # longer texts are neither a path nor a name
 
@@ -87,6 +90,8 @@ def resolve_model(text: str) -> ModelSpec:
         raise InputError(
             f"model {text!r}: an nn.Module has no config; it is priced from a trace by fit and plan"
         )
+    if Path(text.partition("::")[0]).suffix in TRAINER_FILES and (found := _described(text)):
+        return found
     path = _config_path(text)
     if path is not None:
         return model_spec(read_json(path, "a model's config.json"), name=text, where=str(path))
@@ -100,6 +105,18 @@ def resolve_model(text: str) -> ModelSpec:
     if size:
         return approximate_model(text, float(size[1]) * _UNITS[size[2].lower()])
     raise _unknown(text)
+
+
+def _described(text: str) -> ModelSpec | None:
+    """Return the model of a trainer's file, by its name or by its sizes; None for no such file."""
+    if not Path(text.partition("::")[0]).expanduser().is_file():
+        return None
+    reading = read_config(text)
+    if reading.config is not None:
+        return model_spec(reading.config, name=Path(text).stem, where=text)
+    if reading.model is not None and Path(reading.model).suffix not in TRAINER_FILES:
+        return resolve_model(reading.model)
+    raise InputError(f"model {text!r}: the file does not say which model it trains. {_CHOICES}")
 
 
 def _config_path(text: str) -> Path | None:
