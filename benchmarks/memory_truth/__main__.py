@@ -11,10 +11,13 @@ these cases.
     --cases LINE   other cases than those of the matrix
     --quick        every seventh case
     --parts        what the peaks are made of, and the peaks of backward pass and optimizer
+    --rows         instead, the rows of the ledger beside the storages that belong to each: all rows
+                   at the peak, elsewhere those that are off, with the origins of their storages
     --json         one JSON document
 
 Exits with 1 where a peak is more than 2 % off, or the median of the peaks, or of what one category
-is off by as a share of the peak, is above 0.5 %.
+is off by as a share of the peak, is above 0.5 %; with ``--rows`` where a row at the peak is more
+than 2 % of the peak off, or more than 0.5 % of the peak belongs to no row.
 
 What the trace leaves out: memory inside a kernel, the caching allocator, the libraries' buffers.
 """
@@ -31,6 +34,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.memory_truth.cases import Case, read
+from benchmarks.memory_truth.ledger_rows import UNATTRIBUTED, compared_events
 from benchmarks.memory_truth.matrix import lines
 from benchmarks.memory_truth.rows import PARTS, row_of
 
@@ -114,6 +118,31 @@ def beyond(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[str]:
     ]
 
 
+def row_by_row(cases: Sequence[Case], *, as_json: bool) -> int:
+    """Compare the rows of cases and print them; 1 where a bound of a peak does not hold."""
+    documents, said = [], []
+    for case in cases:
+        events = compared_events(case)
+        peak = events[0]
+        name = f"{case.text} stage {case.stage}"
+        found = [event.to_dict() for event in events]
+        documents.append({"case": case.text, "stage": case.stage, "events": found})
+        if not as_json:
+            print(f"{name} (predicted, traced, difference)")
+            for event in events:
+                print(*event.lines(every=event is peak), sep="\n", flush=True)
+        for row in peak.rows:
+            bound = MEDIAN_PERCENT if row.name == UNATTRIBUTED else LARGEST_PERCENT
+            if abs(row.off) > bound / 100.0 * peak.traced:
+                percent = 100.0 * row.off / peak.traced
+                said.append(f"{name}: {row.name}: {percent:+.2f} % of the peak")
+    if as_json:
+        print(json.dumps({"schema_version": 1, "cases": documents, "beyond": said}, indent=1))
+    for line in said:
+        print(f"beyond the bound: {line}", file=sys.stderr)
+    return int(bool(said))
+
+
 def main(arguments_list: Sequence[str] | None = None) -> int:
     """Run the cases that the options ask for; 1 where one failed or a bound does not hold."""
     parser = argparse.ArgumentParser(
@@ -124,8 +153,11 @@ def main(arguments_list: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", action="append", metavar="LINE")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--rows", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(arguments_list)
+    if arguments.rows:
+        return row_by_row(chosen(arguments), as_json=arguments.json)
     rows, failed, started = [], [], time.monotonic()
     for case in chosen(arguments):
         try:

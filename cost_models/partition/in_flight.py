@@ -6,13 +6,16 @@ Symbols   p pipeline_parallel   v virtual_stages (stages on one rank)   m num_mi
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
-from cost_models.plan.plan import SCHEDULES, PlanTable
+from cost_models.plan.plan import ONE_F_ONE_B, SCHEDULES, PlanTable
 
+INTERLEAVED: Final = SCHEDULES.index("interleaved_1f1b")
 InFlight = tuple[Real, Real]  # stage inputs in flight, stages with pending weight gradients
 
 
@@ -61,6 +64,33 @@ def weight_gradients_pending_at_end(table: PlanTable, rank: PipelineRank) -> Rea
     return np.where(split, stages / rank.num_stages, 0.0)
 
 
+def late_rank(table: PlanTable) -> Count:
+    """Return the pipeline rank from which on ranks of equal contents may need the most memory.
+
+        1F1B, interleaved   the first one with fewer than m micro-batches in flight: at its peak it
+                            has the gradients of finished ones, which earlier ranks do not have yet
+        split backward      p: the last one has the most pending weight gradients
+        others              0: no later rank needs more
+
+    Of the earlier ranks the first one needs the most. Interleaved: (v - 1) g + 2 (p - 1 - r) + 1 <
+    v m. Shapes: a column.
+    """
+    schedule, pipeline = table.pipeline_schedule, table.pipeline_parallel
+    microbatches, virtual = table.num_microbatches, table.virtual_stages
+    inputs = virtual * microbatches - (virtual - 1) * _per_round(microbatches, pipeline)
+    return np.select(
+        [schedule == ONE_F_ONE_B, schedule == INTERLEAVED, np.isin(schedule, SPLIT_CODES)],
+        [pipeline - microbatches + 1, pipeline - inputs // 2, pipeline],
+        0,
+    )
+
+
+def _per_round(num_microbatches: Count, pipeline_parallel: Count) -> Count:
+    """Micro-batches a round of interleaved schedules: g = m / max(1, floor(m / p))."""
+    rounds = np.maximum(1, np.floor_divide(num_microbatches, pipeline_parallel))
+    return np.floor_divide(num_microbatches, rounds)
+
+
 def in_flight_gpipe(num_microbatches: Count) -> Real:
     """Micro-batches whose activations a rank keeps under GPipe: all m of them.
 
@@ -92,8 +122,7 @@ def in_flight_interleaved(
     Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2.2; the warm-up of torch's
     ScheduleInterleaved1F1B (rounds of g micro-batches).
     """
-    rounds = np.maximum(1, np.floor_divide(num_microbatches, pipeline_parallel))
-    per_round = np.floor_divide(num_microbatches, rounds)
+    per_round = _per_round(num_microbatches, pipeline_parallel)
     total = np.multiply(virtual_stages, num_microbatches)
     warm_up = (np.subtract(virtual_stages, 1)) * per_round + 2 * (
         np.subtract(pipeline_parallel, 1) - rank
@@ -115,8 +144,7 @@ def peaks_zero_bubble(
     >>> [(float(f), float(d)) for f, d in peaks_zero_bubble(8, 4, 1, 2)]
     [(2.0, 2.0), (1.0, 3.0)]
     """
-    rounds = np.maximum(1, np.floor_divide(num_microbatches, pipeline_parallel))
-    per_round = np.floor_divide(num_microbatches, rounds)
+    per_round = _per_round(num_microbatches, pipeline_parallel)
     warm_up = np.multiply(1.0, np.subtract(virtual_stages, 1)) * per_round
     warm_up = warm_up + np.subtract(pipeline_parallel, 1.0 + rank)
     late = 0.0 * warm_up + rank

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from msgspec.structs import asdict, astuple, replace
 from numpy.typing import NDArray
 
-from cost_models.arrays import Real
+from cost_models.arrays import Real, pick
 from cost_models.communication.host_link import host_link, paged_seconds, usable_bytes
 from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import rank_traffic
@@ -25,12 +25,11 @@ from cost_models.memory.parts import MemoryParts, stack_ranks
 from cost_models.memory.peak import rank_host_bytes, rank_memory
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank, stages_of
 from cost_models.partition.rank_view import RankView
-from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import (
     PipelineRank,
 )
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.pricing.rank_rows import RankRows, joined, of_ranks, with_last
+from cost_models.pricing.rank_rows import RankRows, fullest_ranks, joined, of_ranks
 from cost_models.pricing.utilisation import counted_flops, peak_flops
 from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding
@@ -100,7 +99,7 @@ def _price(
 ) -> tuple[PredictionTable, list[_PeakAndHost]]:
     """Return predictions of plans, and the memory of other ranks."""
     blocks = _blocks(scenario, table, layer_ranges)
-    in_memory = [_in_memory(table.rows(rows), ranks) for rows, ranks in blocks]
+    in_memory = [fullest_ranks(ranks, table.rows(rows)) for rows, ranks in blocks]
     pairs = [
         (rows, rank) for (rows, _), ranks in zip(blocks, in_memory, strict=True) for rank in ranks
     ]
@@ -155,12 +154,6 @@ def _blocks(
     return [(np.flatnonzero(group == number), ranks) for number, ranks in enumerate(contents)]
 
 
-def _in_memory(table: PlanTable, ranks: Sequence[PipelineRank]) -> list[PipelineRank]:
-    """Return the ranks of plans of the same stages whose memory is priced."""
-    splits = bool(np.isin(table.pipeline_schedule, SPLIT_CODES).any())
-    return with_last(ranks, splits_backward=splits)
-
-
 def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], HostBytes]:
     """Return the largest peak of each legal plan's ranks, and the bytes of a node's host.
 
@@ -171,7 +164,7 @@ def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], Ho
     pairs = [
         (rows, rank)
         for rows, ranks in _blocks(scenario, table)
-        for rank in _in_memory(table.rows(rows), ranks)
+        for rank in fullest_ranks(ranks, table.rows(rows))
     ]
     found = of_ranks(scenario, table, pairs, _memory_of)
     for (rows, _), one in zip(pairs, found, strict=True):
@@ -209,7 +202,8 @@ def _price_block(
         np.max(np.stack([each.nvme for each in memories]), axis=0),
     )
     time, slowest = block_time(scenario, table, [rank.positions for rank in ranks], seconds)
-    limiting_index = np.array([rank.index for rank in full])[np.asarray(limiting)]
+    indexes = [np.broadcast_to(rank.index, len(table)) for rank in full]
+    limiting_index = pick(indexes, np.asarray(limiting))
     slowest_index = np.array([rank.index for rank in ranks])[np.asarray(slowest)]
     return PredictionTable(memory, limiting_index, np.asarray(moment), time, slowest_index, host)
 

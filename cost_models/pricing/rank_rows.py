@@ -14,6 +14,8 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 from numpy.typing import NDArray
 
+from cost_models.arrays import Count
+from cost_models.partition.in_flight import late_rank
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import LayerNeighbours, PipelineRank
 from cost_models.plan.plan import PlanTable
@@ -50,20 +52,32 @@ def kind_of(rank: PipelineRank) -> tuple[Any, ...]:
     )
 
 
-def with_last(ranks: Sequence[PipelineRank], *, splits_backward: bool) -> list[PipelineRank]:
-    """Return ranks, and the last one of those with the same contents where it differs.
+def fullest_ranks(ranks: Sequence[PipelineRank], table: PlanTable) -> list[PipelineRank]:
+    """Return ranks, and of those with the same contents the later one that may need more memory.
 
-    Under schedules that split the backward pass it has the most pending weight gradients.
+    Its index is a column (``in_flight.late_rank``).
     """
-    late = [replace(r, index=r.last_index) for r in ranks if r.last_index > r.index]
-    return [*ranks, *late] if splits_backward else list(ranks)
+    bound = np.broadcast_to(late_rank(table), len(table))
+    late = [replace(rank, index=late_position(rank.positions, bound)) for rank in ranks]
+    return [*ranks, *(r for r in late if np.any(r.index > r.positions[0]))]
+
+
+def late_position(positions: Sequence[int], bound: Count) -> NDArray[np.integer[Any]]:
+    """Return the first of ascending positions from a bound on, or the last one.
+
+    >>> late_position((1, 3, 5), np.array([0, 2, 9])).tolist()
+    [1, 3, 5]
+    """
+    found = np.minimum(np.searchsorted(positions, bound), len(positions) - 1)
+    return np.take(positions, found)
 
 
 def joint_rank(ranks: Sequence[PipelineRank], column: Column) -> PipelineRank:
     """Return ranks of a kind as one, whose numbers are columns where they differ."""
 
     def joint(values: list[Any]) -> Any:
-        return values[0] if len(set(values)) == 1 else column(values)
+        same = not any(map(np.ndim, values)) and len(set(values)) == 1
+        return values[0] if same else column(values)
 
     def by_kind(counts: Sequence[tuple[int, ...]]) -> tuple[Any, ...]:
         return tuple(joint(list(values)) for values in zip(*counts, strict=True))
@@ -122,7 +136,9 @@ def of_ranks(
         sizes = [len(rows) for rows, _ in alike]
 
         def column(values: list[Any], sizes: list[int] = sizes) -> Any:
-            return np.repeat(values, sizes)
+            return np.concatenate(
+                [np.broadcast_to(*each) for each in zip(values, sizes, strict=True)]
+            )
 
         rank = joint_rank([rank for _, rank in alike], column)
         rows = np.concatenate([rows for rows, _ in alike])

@@ -17,8 +17,7 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 from numpy.typing import NDArray
 
-from cost_models.columnar.columns import FactoredColumn, align, expand
-from cost_models.columnar.dictionary_encoding import decode
+from cost_models.columnar.columns import FactoredColumn, align, expand, on_distinct_rows
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.columnar.projections import Frame, Index, Projection, distinct
 from cost_models.memory.allocator import free_bytes, free_shares
@@ -26,6 +25,7 @@ from cost_models.memory.host import HostBytes
 from cost_models.memory.ledger import total
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.peak import rank_host_bytes, rank_ledger
+from cost_models.partition.in_flight import late_rank
 from cost_models.partition.plan_stages import STAGES_BY, stages_of
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
@@ -33,7 +33,7 @@ from cost_models.partition.stages import PipelineRank
 from cost_models.plan.factored import factored, find_projections, mask_of
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import block_time, price, price_memory, seconds_of
-from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of, with_last
+from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of, late_position
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
 from cost_models.step_time.parts import RankSeconds, TimeParts
@@ -161,13 +161,16 @@ def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Ind
     The rows of the table are repeated for plans with several ranks of a kind.
     """
     block, blocks = stages_of(scenario, table)
-    splits = np.isin(decode(table.pipeline_schedule), SPLIT_CODES)
+    bound = late_rank(table.plain())
     groups: dict[Any, list[RankRows]] = {}
     for position, ranks in enumerate(blocks):
         rows = np.flatnonzero(block == position)
-        for rank in with_last(ranks, splits_backward=bool(splits[rows].any())):
+        for rank in ranks:
             alike = groups.setdefault(kind_of(rank), [])
-            alike.append((rows, replace(rank, positions=(rank.index,))))
+            late = late_position(rank.positions, bound[rows])
+            for index in np.unique([rank.index, *np.unique(late)]).tolist():
+                own = rows if index == rank.index else rows[late == index]
+                alike.append((own, replace(rank, index=index, positions=(index,))))
     for kind, alike in groups.items():
         every = np.concatenate([rows for rows, _ in alike])
         number = np.repeat(np.arange(len(alike)), [len(rows) for rows, _ in alike])
@@ -224,13 +227,11 @@ class _Group(Struct, frozen=True):
         find_projections(table, frame)
         columns = [_columns(_ranks_of(contents, slot), number) for slot in slots]
         memory_ranks = list(columns)
-        if np.any(np.isin(table.pipeline_schedule, SPLIT_CODES)):
-            # of ranks with the same contents the last one has the most pending weight gradients
-            for slot in slots:
-                those = _ranks_of(contents, slot)
-                if any(rank.last_index > rank.index for rank in those):
-                    late = [replace(rank, index=rank.last_index) for rank in those]
-                    memory_ranks.append(_columns(late, number))
+        bound = late_rank(table)
+        for slot, rank in zip(slots, columns, strict=True):
+            late = _late_index([own.positions for own in _ranks_of(contents, slot)], number, bound)
+            if np.any(late > rank.index):
+                memory_ranks.append(replace(rank, index=late))
         return cls(plain, table, frame, number, contents, slots, columns, memory_ranks, clusters)
 
 
@@ -241,6 +242,21 @@ def _ranks_of(
     found = [None if i is None else ranks[i] for ranks, i in zip(contents, slot, strict=True)]
     any_rank = next(rank for rank in found if rank is not None)
     return [rank or any_rank for rank in found]
+
+
+def _late_index(positions: Sequence[tuple[int, ...]], number: Any, bound: Any) -> Any:
+    """Return ``late_position`` of a rank; ``positions``: by block, ``number``: of a row's block."""
+
+    @on_distinct_rows
+    def index(number: Any, bound: Any) -> Any:
+        number, bound = np.broadcast_arrays(number, bound)
+        found = np.empty(len(number), dtype=np.intp)
+        for block in np.unique(number).tolist():
+            rows = number == block
+            found[rows] = late_position(positions[block], bound[rows])
+        return found
+
+    return index(number, bound)
 
 
 def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:

@@ -29,6 +29,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from executor.counters.allocations import Allocation, Event, largest_by_event
 from executor.counters.allocator_replay import AllocatorEvent, events_of
 from executor.counters.collectives_and_flops import NAMESPACES, is_wrapped
 from executor.counters.memory_peak import (
@@ -43,6 +44,7 @@ from executor.counters.memory_peak import (
 # operators with which gloo extracts a rank's part after summing whole tensors in a copy: nccl has
 # no such copy
 _OF_GLOO: Final = ("aten::split", "aten::copy_")
+RESIZED: Final = "resized"  # in place of an operator: a storage that was freed grows again
 # (a new tensor, the operator that created it, that operator's inputs) -> its category
 Hint = Callable[[torch.Tensor, str, Sequence[Any]], str | None]
 
@@ -93,7 +95,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
         self._live: dict[int, StorageLifetime] = {}
         self._lives: list[StorageLifetime] = []
         self._phases: list[int] = [FORWARD]  # one per tick: an operator or a growing storage
-        self._places = [""]
+        self._places, self._operators = [""], [""]  # one per tick, too
         self._in_optimizer = False
         self._done = False
         self._hooks: list[Any] = []
@@ -108,6 +110,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
             for storage in () if tensor is None else self._storages(tensor):
                 life = self._find(storage) or self._add(storage, 0, category)
                 life.category = category
+                life.frozen = category == "weights" and not tensor.requires_grad
 
     def result(self) -> MemoryPeak:
         """Return the peak so far."""
@@ -123,6 +126,11 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
     def events(self) -> list[AllocatorEvent]:
         """Return the requests and releases of storages so far, in order, with their streams."""
         return events_of(self._lives)
+
+    def by_event(self, event: Event) -> dict[str, list[Allocation]]:
+        """Return the allocations at the largest tick of every event so far."""
+        lives, phases = self._lives, self._phases
+        return largest_by_event(lives, phases, self._places, self._operators, event)
 
     def __enter__(self) -> MemoryTracker:
         if self._device == "cuda" and not self._fake:
@@ -161,15 +169,15 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
             self._skipped = self._skipped[1:]
             return result
         self._skipped = _OF_GLOO if name == "c10d::_reduce_scatter_base_" else ()
-        self._tick()
-        communicates = func.namespace in NAMESPACES
-        for life, leaf in self._see(result, len(self._phases) - 1, None, communicates):
+        self._tick(name)
+        collective = name if func.namespace in NAMESPACES else ""
+        for life, leaf in self._see(result, len(self._phases) - 1, None, collective):
             life.hint = self._hint(leaf, name, args) if self._hint is not None else None
-        self._see((args, kwargs), 0, "other", communicates)
+        self._see((args, kwargs), 0, "other", collective)
         return result
 
     def _see(
-        self, values: Any, created: int, category: str | None, communicates: bool
+        self, values: Any, created: int, category: str | None, collective: str
     ) -> list[tuple[StorageLifetime, torch.Tensor]]:
         """Record the storages of tensors; return those not seen before, with their tensors."""
         new = []
@@ -180,15 +188,16 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
                     if life is None:
                         life = self._add(storage, created, category)
                         new.append((life, leaf))
-                    life.communicated |= communicates
+                    life.collective = life.collective or collective
         return new
 
     def _storages(self, tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
         return storages(tensor, self._device, fake=self._fake)
 
-    def _tick(self) -> None:
+    def _tick(self, operator: str) -> None:
         self._phases.append(self._phase())
         self._places.append(self.place)
+        self._operators.append(operator)
 
     def _find(self, storage: torch.UntypedStorage) -> StorageLifetime | None:
         life = self._live.get(storage._cdata)
@@ -221,7 +230,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
         if life is not None:
             life.freed = len(self._phases) - 1
             life.storage = None
-        self._tick()
+        self._tick(RESIZED)
         self._add(storage, len(self._phases) - 1, category)
 
     def _phase(self) -> int:

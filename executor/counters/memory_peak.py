@@ -62,9 +62,14 @@ class StorageLifetime:
     category: str | None  # None: derived from its lifetime
     hint: str | None = None  # category unless the lifetime makes it a weight or a gradient
     freed: int | None = None
-    communicated: bool = False
+    collective: str = ""  # the first collective or message that read or wrote it
     storage: Any = None  # weak reference
     stream: int = 0  # on which it was requested
+    frozen: bool = False  # a weight that is not trained
+
+    def is_live(self, tick: int) -> bool:
+        """Whether the storage is alive at a tick."""
+        return self.created <= tick and (self.freed is None or tick <= self.freed)
 
 
 def peak_of(
@@ -72,19 +77,14 @@ def peak_of(
 ) -> MemoryPeak:
     """Return the peak over lifetimes of storages; ``phases`` and ``places`` are per tick."""
     lives = list(lives)
-    phase = _assign_phases(phases)
-    change = np.zeros(len(phase) + 1, dtype=np.int64)
-    for life in lives:
-        change[life.created] += life.bytes
-        if life.freed is not None:
-            change[life.freed + 1] -= life.bytes
-    total = np.cumsum(change)[:-1]
+    phase = assign_phases(phases)
+    total = live_bytes(lives, len(phase))
     at = int(total.argmax())
     parts: Counter[str] = Counter()
     gathered = 0
     for life in lives:
-        if life.bytes and life.created <= at and (life.freed is None or at <= life.freed):
-            parts[_category(life, phase)] += life.bytes
+        if life.bytes and life.is_live(at):
+            parts[category_of(life, phase)] += life.bytes
             gathered += life.bytes if life.category == "buffers" else 0
     return MemoryPeak(
         peak_bytes=int(total[at]),
@@ -101,7 +101,17 @@ def peak_of(
     )
 
 
-def _assign_phases(phases: list[int]) -> np.ndarray:
+def live_bytes(lives: Iterable[StorageLifetime], ticks: int) -> np.ndarray:
+    """Return the live bytes at every tick."""
+    change = np.zeros(ticks + 1, dtype=np.int64)
+    for life in lives:
+        change[life.created] += life.bytes
+        if life.freed is not None:
+            change[life.freed + 1] -= life.bytes
+    return np.cumsum(change)[:-1]
+
+
+def assign_phases(phases: list[int]) -> np.ndarray:
     """Assign ticks between a backward pass and the optimizer (gradient norm) to the optimizer."""
     phase = np.array(phases)
     if BACKWARD not in phases or OPTIMIZER not in phases:
@@ -114,7 +124,7 @@ def _assign_phases(phases: list[int]) -> np.ndarray:
     return phase
 
 
-def _category(life: StorageLifetime, phase: np.ndarray) -> str:
+def category_of(life: StorageLifetime, phase: np.ndarray) -> str:
     """Return the category of a storage, from its name or from the phases of its lifetime."""
     if life.category is not None:
         return life.category
@@ -125,4 +135,4 @@ def _category(life: StorageLifetime, phase: np.ndarray) -> str:
         return "gradients"
     if life.hint is not None:
         return life.hint
-    return "buffers" if life.communicated else "temporary"
+    return "buffers" if life.collective else "temporary"

@@ -34,6 +34,7 @@ from executor.compat import (
     outside_fake_mode,
     propagating_global_shapes,
 )
+from executor.counters.allocations import Allocation, Event
 from executor.counters.allocator_replay import AllocatorEvent
 from executor.counters.live_tensors import Hint, MemoryTracker
 from executor.counters.memory_peak import MemoryPeak
@@ -48,7 +49,7 @@ from executor.training import trainer as train
 from executor.training.step_measurement import memory_tracker
 
 STEPS = 2  # optimizer states exist in the second step
-LOSS, HEAD, EMBEDDING = "loss", "head", "embedding"
+LOSS, HEAD, LAYERS, EMBEDDING = "loss", "head", "layers", "embedding"
 
 
 def rehearse(
@@ -73,6 +74,39 @@ def allocator_events(
     """
     run = partial(_rehearse, file, rank, file.workload.document_mask, False, lengths, _events)
     return [AllocatorEvent(*event) for event in in_forked_process(run)]
+
+
+def allocations(file: PlanFile, rank: int) -> dict[str, list[Allocation]]:
+    """Return what is live at the largest moment of every part of a step (``_event``) of one rank.
+
+    In a separate process.
+    """
+    answer = partial(_by_event, partial(_event, file.plan.num_microbatches - 1))
+    documents = file.workload.document_mask
+    found = in_forked_process(partial(_rehearse, file, rank, documents, False, (), answer))
+    return {name: [Allocation(*row) for row in rows] for name, rows in found.items()}
+
+
+def _by_event(event: Event, tracker: MemoryTracker) -> dict[str, Any]:
+    return tracker.by_event(event)
+
+
+def _event(last: int, phase: str, place: str) -> str | None:
+    """Name the part of a step: loss_forward, loss_backward, layers, embedding, optimizer.
+
+    The output projection's backward pass is the loss's: its place changes with the last norm's. The
+    embedding's counts in the last micro-batch only, when no other is in flight.
+    """
+    where, _, microbatch = place.partition(" of micro-batch ")
+    if phase == "optimizer":
+        return phase
+    if phase == "forward":
+        return "loss_forward" if where == LOSS else None
+    if where in (LOSS, HEAD):
+        return "loss_backward"
+    if where == EMBEDDING:
+        return EMBEDDING if microbatch in ("", str(last)) else None
+    return LAYERS if where else None
 
 
 def _peak(tracker: MemoryTracker) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def test_peak_and_its_parts_follow_from_lives():
         StorageLifetime(40, 3, BACKWARD, None),  # a gradient: lives on
         StorageLifetime(7, 3, BACKWARD, None, freed=3),
         StorageLifetime(1, 5, FORWARD, None, freed=5),  # of the gradient norm
-        StorageLifetime(2, 3, BACKWARD, None, freed=4, communicated=True),
+        StorageLifetime(2, 3, BACKWARD, None, freed=4, collective="c10d::allreduce_"),
         StorageLifetime(30, 6, OPTIMIZER, "optimizer"),
     ]
     peak = peak_of(lives, phases)
