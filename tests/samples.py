@@ -13,6 +13,12 @@ from msgspec.structs import asdict
 
 from cost_models.arrays import Count, Real
 from cost_models.legality.rules import legality_codes
+from cost_models.memory.ledger import total
+from cost_models.memory.model_states import (
+    accumulated_gradients,
+    optimizer_shards,
+    weight_rows,
+)
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
@@ -86,6 +92,20 @@ def sample_model(name: str, **changes: Any) -> ModelSpec:
     if name in CONFIGS:
         return model_spec(CONFIGS[name] | changes, name=name)
     return model_spec(load_preset(name).config, name=name)
+
+
+def zero_states(parameters: float, ranks: int, zero_stage: Any) -> Any:
+    """Return bytes of model states as the ZeRO paper counts them: Adam, 16-bit weights, gradients.
+
+    Our rows, and under ZeRO-3 the shards in compute precision that DeepSpeed has next to fp32 ones.
+    """
+    kept = accumulated_gradients(
+        parameters, ranks, zero_stage, 2.0, accumulates=True, defers_reduction=False
+    )
+    states = 8.0 * parameters / optimizer_shards(ranks, zero_stage)
+    shards = np.where(np.equal(zero_stage, 3), 2.0 * parameters / ranks, 0.0)
+    weights = total(weight_rows(parameters, ranks, zero_stage, 2.0, 4.0))
+    return weights + states + kept.size + shards
 
 
 def rank_view(

@@ -39,7 +39,7 @@ FRESH, REDUCED, LEFT_OVER = (
     "left over from a reduction",
 )
 LAYERS_ROW, HEADS, LOGITS = "layers: saved, running, done", "the head's inputs", "logits"
-TABLES, KEPT = "rotary tables, masks", "kept for all layers"
+TABLES = "rotary tables, masks"
 MESSAGES, IDS, UPDATE = "messages", "token ids and labels", "temporary tensors of the update"
 PROJECTION, UNPACKED = "backward pass of the head", "dequantised matrix"
 # rows that are compared as one, by the beginnings of their names
@@ -58,12 +58,14 @@ JOINED: Final[Mapping[str, Sequence[str]]] = {
         "layers in transfer",
         "operands of pending",
         "gradient of position biases",
+        "kept for all layers",
     ),
     HEADS: (HEADS, "the inputs of finished heads"),
     PROJECTION: ("backward pass of the", "gradient of the head's input"),
-    KEPT: (KEPT,),
     MESSAGES: (MESSAGES,),
 }
+PASSING: Final = ("c10d::send", "c10d::recv_")
+EMBEDDING_OUTPUTS: Final = ("aten::embedding", "aten::add", "aten::native_dropout")
 REDUCING: Final = ("c10d::_reduce_scatter_base_", "c10d::allreduce_")
 # operators that make a gradient that outlives its backward pass
 MAKING: Final = ("aten::empty", "aten::new_empty_strided", "aten::_to_copy", "aten::mm")
@@ -204,13 +206,14 @@ def possible_rows(storage: Allocation) -> Sequence[str]:
         return (IDS,)
     # FSDP2's copy for a reduction, and its result (in one process no collective reads them)
     copied = storage.phase == "backward" and storage.operator == "aten::empty"
+    copied = copied and not storage.collective
     if not storage.named and (storage.collective in REDUCING or copied):
         return (REDUCED, LEFT_OVER, FRESH, GRADIENTS)
     if storage.category == "gradients" and not storage.named and storage.operator not in MAKING:
         return (LAYERS_ROW, GRADIENTS)  # operands of pending weight gradients outlive the pass
     if storage.category == "gradients":
         return (REDUCED, GRADIENTS, FRESH) if storage.is_new else (GRADIENTS,)
-    if "allgather" in storage.collective or (storage.category == "buffers" and storage.named):
+    if storage.category == "buffers" and (storage.named or "allgather" in storage.collective):
         return (GATHERED, MASTER)
     if storage.category == "buffers" and storage.phase == "forward" and not storage.collective:
         return (UNPACKED, GATHERED, MASTER)  # weights that are cast or unpacked
@@ -218,12 +221,12 @@ def possible_rows(storage: Allocation) -> Sequence[str]:
         return (FRESH, REDUCED, GRADIENTS)
     if storage.phase == "optimizer":
         return (UPDATE,)
-    if storage.collective:
+    if storage.collective in PASSING:
         return (MESSAGES, LAYERS_ROW)
     if place == EMBEDDING and storage.phase == "backward":
         return (REDUCED, FRESH, LAYERS_ROW)
-    if place == EMBEDDING:
-        return (TABLES, KEPT, LAYERS_ROW)
+    if place == EMBEDDING and storage.operator not in EMBEDDING_OUTPUTS:
+        return (TABLES, LAYERS_ROW)
     if place == HEAD:
         return (HEADS, PROJECTION) if storage.phase == "forward" else (PROJECTION, LAYERS_ROW)
     if place == LOSS:

@@ -115,21 +115,22 @@ def added(*rows: Item) -> Item:
 
 def least(one: Item, other: Item) -> Item:
     """Return the smaller row, plan by plan."""
-    size = np.minimum(one.size, other.size)
-    return Item(one.part, one.name, size, rows=(one, other), rule=LEAST)
+    return _chosen(LEAST, np.minimum(one.size, other.size), one, other)
 
 
 def most(one: Item, other: Item) -> Item:
     """Return the larger row, plan by plan."""
-    size = np.maximum(one.size, other.size)
-    return Item(one.part, one.name, size, rows=(one, other), rule=MOST)
+    return _chosen(MOST, np.maximum(one.size, other.size), one, other)
 
 
 def either(flag: Flag, one: Item, other: Item | None = None) -> Item:
     """Return the first row under the plans with the flag, and the second, or none, elsewhere."""
     other = Item(one.part, one.name, 0.0) if other is None else other
-    size = np.where(flag, one.size, other.size)
-    return Item(one.part, one.name, size, rows=(one, other), rule=EITHER, flag=flag)
+    return _chosen(EITHER, np.where(flag, one.size, other.size), one, other, flag)
+
+
+def _chosen(rule: int, size: Real, one: Item, other: Item, flag: Flag = True) -> Item:
+    return Item(one.part, one.name, size, rows=(one, other), rule=rule, flag=flag)
 
 
 class Point(Struct, frozen=True):

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from msgspec import Struct
 
 from cost_models.activations.fp8 import fp8_weight_bytes
 from cost_models.arrays import Count, Flag, Real
@@ -34,40 +33,6 @@ MASTER: Final = "master weights"
 SHARDED_MASTER: Final = "sharded master weights"
 # elements, ranks that share them, and their unit: of all weights, and of experts
 SYMBOLS: Final = (("P", "/d", "parameters"), ("E", "/d'", "expert parameters"))
-
-
-class ModelStates(Struct, frozen=True):
-    """Named terms of the model states of one accelerator, in bytes."""
-
-    weights: Real
-    gradients: Real
-    optimizer: Real
-
-    @property
-    def total(self) -> Real:
-        """All three."""
-        return self.weights + self.gradients + self.optimizer
-
-
-def adam_mixed_precision(num_params: Real, data_parallel: Count, zero_stage: Count) -> ModelStates:
-    """Mixed-precision Adam under ZeRO as in the paper: 16 bytes a parameter, shared out by stage.
-
-        weights    2 P / (d if z >= 3)
-        gradients  2 P / (d if z >= 2)
-        optimizer 12 P / (d if z >= 1)      fp32 master weights, momentum, variance
-
-    Source: Rajbhandari et al., ZeRO (arXiv:1910.02054), sec. 3.1 and fig. 1, K = 12.
-    Leaves out: gathered layers under z = 3, communication buffers; see ``sharded_states``.
-
-    >>> float(adam_mixed_precision(7.5e9, 64, 3).total) / 1e9
-    1.875
-    """
-    shards = np.multiply(1.0, data_parallel)
-    return ModelStates(
-        weights=2.0 * num_params / np.where(np.greater_equal(zero_stage, 3), shards, 1.0),
-        gradients=2.0 * num_params / np.where(np.greater_equal(zero_stage, 2), shards, 1.0),
-        optimizer=12.0 * num_params / np.where(np.greater_equal(zero_stage, 1), shards, 1.0),
-    )
 
 
 def weight_rows(

@@ -23,8 +23,7 @@ from cost_models.model.spec import Weight
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.tensor_sharding import shard_dim, shards_within_experts
 from cost_models.plan.plan import PlanTable
-from cost_models.plan.workload import Optimizer, Workload
-from hardware_profiles.software.trainer import SoftwareProfile
+from cost_models.plan.workload import Optimizer
 
 # bitsandbytes 0.44 and later, optim/optimizer.py (its pull request 1365; 2048 before): a byte an
 # element and one fp32 scale for each block; tensors below 4096 elements keep fp32 states, those
@@ -75,7 +74,6 @@ OPTIMIZER_TRAITS: Final[dict[Optimizer, OptimizerTraits]] = {
     "paged_adamw": OptimizerTraits(2.0, 2.0, paged=True),
     "paged_adamw_8bit": OptimizerTraits(2.0, 2.0, eight_bit=True, paged=True),
 }
-ITERATIONS: Final = 5.0  # of Newton and Schulz, torch's default
 # torch or apex has one kernel for a whole update of these, and bitsandbytes for its own
 FUSED: Final = ("sgd", "sgd_momentum", "adamw", "adam", "lamb")
 
@@ -232,58 +230,6 @@ def update_bytes(view: RankView) -> Real:
     if software.optimizer.loops and not fused:
         return workload.state_bytes * traits.foreach_copies * _elements_of_a_loop(view)
     return workload.state_bytes * (0.0 if fused else traits.foreach_copies) * updated_elements(view)
-
-
-def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
-    """Bytes that clipping and update move for each parameter: the trainer's for fp32 AdamW, and
-
-        + 2 (w - 4) + n (g - 4) + 2 (k s - 8)
-
-    since the weight is read and written, and every state. n, accesses to the gradient: read by
-    norm, clipping and update, written by clipping; one less where the update clips as it goes.
-    AdamW over lists of tensors takes one step after another (torch 2.4, optim/adamw.py,
-    _multi_tensor_adamw: decay, lerp, mul, addcmul, sqrt, div, add, addcdiv): it reads and writes
-    the weight twice, reads the gradient twice, and reads or writes states, and the root that is as
-    large as one, 14 times in all; clipping and its norm 3 gradients more:
-
-        4 w + 5 g + 7 k s
-
-    Leaves out factors and scales; Muon's products: ``update_flops``.
-
-    >>> from hardware_profiles.software.trainer import software_profile
-    >>> update_accesses(Workload(1, 1, optimizer="sgd"), software_profile("shardplan"))
-    20.0
-    """  # noqa: D400
-    traits = OPTIMIZER_TRAITS[workload.optimizer]
-    state_bytes = traits.states * (1.0 if traits.eight_bit else workload.state_bytes)
-    if workload.optimizer == "adamw" and not software.optimizer.fused:
-        clipping = software.optimizer.gradient_accesses - 1.0  # what the fused update does not read
-        gradients = (2.0 + clipping) * workload.reduction_bytes
-        return 4.0 * workload.master_bytes + gradients + 7.0 * state_bytes
-    weights = 2.0 * (workload.master_bytes - 4.0)
-    gradients = software.optimizer.gradient_accesses * (workload.reduction_bytes - 4.0)
-    return software.optimizer.moved_bytes + weights + gradients + 2.0 * (state_bytes - 8.0)
-
-
-def update_flops(view: RankView) -> Real:
-    """FLOP in 16 bits of the update on one rank: Muon's Newton-Schulz iterations.
-
-        5 (4 r^2 c + 2 r^3)    of every matrix of r rows and c >= r columns, over d from ZeRO-1 on
-
-    Source: torch 2.13, optim/_muon.py: five times X X^T, its square, and their product with X. Liu
-    et al. (arXiv:2502.16982), sec. 2.3: a rank works on the whole matrices of which it has a shard.
-    """
-    workload, table = view.workload, view.table
-    flops: Real = np.zeros(len(table))
-    if not OPTIMIZER_TRAITS[workload.optimizer].whole_matrices:
-        return flops
-    for block in communication_units(view.trained_model, view.rank):
-        for weight in filter(is_layer_matrix, block.weights):
-            least, most = sorted(float(length) for length in weight.shape[-2:])
-            count = float(weight.numel) / (least * most) * block.repeats
-            each = 4.0 * least**2 * most + 2.0 * least**3
-            flops = flops + ITERATIONS * each * count
-    return flops / optimizer_shards(table.shard_ranks, table.zero_stage)
 
 
 def _elements_of_a_loop(view: RankView) -> Real:

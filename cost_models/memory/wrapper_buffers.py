@@ -44,42 +44,36 @@ def wrapper_rows(view: RankView) -> list[Item]:
     """
     software, table, params = view.software, view.table, view.parameters
     gradients, sharding, workload = software.gradients, software.sharding, view.workload
-    compute, rows = workload.compute_bytes, []
+    compute, rows = workload.compute_bytes, list[Item]()
     zero, several = table.zero_stage, table.shard_ranks > 1
+
+    def add(
+        name: str, symbol: str, each: float, letter: str, elements: Real, *lives: int, **more: float
+    ) -> None:
+        unit = "elements" if letter == "E" else "parameters"
+        copies = [(sign, number, "copies") for sign, number in more.items()]
+        row = product("buffers", name, *copies, (symbol, each, "bytes"), (letter, elements, unit))
+        rows.append(row.during(*lives) if lives else row)
+
     if gradients.bucket_copies:
         kept = workload.gradient_bytes(in_master_precision=gradients.in_master_precision)
-        rows.append(
-            product(
-                "buffers",
-                "DDP's buckets",
-                ("B", gradients.bucket_copies, "copies"),
-                ("g", kept, "bytes"),
-                ("P", _where((zero == 0) & several, params.total), "parameters"),
-            )
-        )
+        whole = _where((zero == 0) & several, params.total)
+        add("DDP's buckets", "g", kept, "P", whole, B=gradients.bucket_copies)
     if elements := bucket_elements(view):
         # one rank is at no ZeRO stage, but its optimizer has the buckets of the trainer's stage
         stage = np.where(several, zero, sharding.largest_zero_stage)
-        name, each = "reduce buckets", ("c", compute, "bytes")
-        while_passing = ("E", _where((stage >= 1) & (stage < 3), elements), "elements")
-        always = ("E", _where(stage >= 3, elements), "elements")
-        rows += [
-            product("buffers", name, each, while_passing).during(LOSS_BACKWARD, EMBEDDING),
-            product("buffers", name, each, always),
-        ]
+        passing = _where((stage >= 1) & (stage < 3), elements)
+        add("reduce buckets", "c", compute, "E", passing, LOSS_BACKWARD, EMBEDDING)
+        add("reduce buckets", "c", compute, "E", _where(stage >= 3, elements))
     if sharding.live_elements:
         beyond = np.minimum(params.total, sharding.live_elements) - params.largest_layer
         kept_whole = _where((zero >= 3) & several, np.maximum(0.0, beyond))
-        factors = (("c", compute, "bytes"), ("L", kept_whole, "parameters"))
-        row = product("buffers", "weights that are not released", *factors)
-        rows.append(row.during(LOSS_FORWARD, LATER_BACKWARD))
+        name = "weights that are not released"
+        add(name, "c", compute, "L", kept_whole, LOSS_FORWARD, LATER_BACKWARD)
     if gradients.in_both_precisions:
-        factors = (("c", compute, "bytes"), ("P", params.total, "parameters"))
-        done = product("buffers", "gradients in compute precision", *factors)
-        rows.append(done.during(LAST_LAYER, OPTIMIZER))
-        accumulated = _where(table.num_microbatches > 1, params.total)
-        earlier = product("buffers", done.name, factors[0], ("P", accumulated, "parameters"))
-        rows.append(earlier.during(LOSS_FORWARD))
+        name, accumulated = "gradients in compute precision", table.num_microbatches > 1
+        add(name, "c", compute, "P", params.total, LAST_LAYER, OPTIMIZER)
+        add(name, "c", compute, "P", _where(accumulated, params.total), LOSS_FORWARD)
     return rows
 
 

@@ -45,13 +45,14 @@ from cost_models.compute.kernel_launch import host_wait, operator_seconds
 from cost_models.compute.layer import LayerWork, core_ratio, layer_seconds, optimizer_seconds
 from cost_models.compute.rates import Rates
 from cost_models.memory.gradients import reduces_once
-from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, update_accesses, update_flops
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.recomputed_layers import repeated_by_setting
 from cost_models.plan.plan import NVME
 from cost_models.plan.recompute import CORE, FULL, by_operator, repeats_module
 from cost_models.step_time.data_parallel_phases import data_phases
+from cost_models.step_time.optimizer_update import update_accesses, update_flops
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
 

@@ -23,10 +23,10 @@ from cost_models.communication.traffic import Traffic
 from cost_models.compute.kernel_launch import host_wait
 from cost_models.compute.layer import optimizer_seconds
 from cost_models.compute.rates import Rates, rates
-from cost_models.memory.optimizer_states import update_accesses
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import RECOMPUTE
 from cost_models.plan.workload import Workload
+from cost_models.step_time.optimizer_update import update_accesses
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds, TimeParts
 from cost_models.traced.memory import BlockSizes

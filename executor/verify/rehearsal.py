@@ -81,7 +81,9 @@ def allocations(file: PlanFile, rank: int) -> dict[str, list[Allocation]]:
 
     In a separate process.
     """
-    answer = partial(_by_event, partial(_event, file.plan.num_microbatches - 1))
+    plan = file.plan
+    last = plan.num_microbatches - 1 if plan.pipeline_parallel > 1 else None
+    answer = partial(_by_event, partial(_event, last))
     documents = file.workload.document_mask
     found = in_forked_process(partial(_rehearse, file, rank, documents, False, (), answer))
     return {name: [Allocation(*row) for row in rows] for name, rows in found.items()}
@@ -91,11 +93,11 @@ def _by_event(event: Event, tracker: MemoryTracker) -> dict[str, Any]:
     return tracker.by_event(event)
 
 
-def _event(last: int, phase: str, place: str) -> str | None:
+def _event(last: int | None, phase: str, place: str) -> str | None:
     """Name the part of a step: loss_forward, loss_backward, layers, embedding, optimizer.
 
-    The output projection's backward pass is the loss's: its place changes with the last norm's. The
-    embedding's counts in the last micro-batch only, when no other is in flight.
+    The output projection's backward pass is the loss's: its place changes with the last norm's. Of
+    a pipeline, the embedding's counts in the ``last`` micro-batch, when no other is in flight.
     """
     where, _, microbatch = place.partition(" of micro-batch ")
     if phase == "optimizer":
@@ -105,7 +107,7 @@ def _event(last: int, phase: str, place: str) -> str | None:
     if where in (LOSS, HEAD):
         return "loss_backward"
     if where == EMBEDDING:
-        return EMBEDDING if microbatch in ("", str(last)) else None
+        return EMBEDDING if last is None or microbatch == str(last) else None
     return LAYERS if where else None
 
 

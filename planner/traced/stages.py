@@ -36,9 +36,10 @@ from cost_models.compute.kernel_launch import host_wait
 from cost_models.compute.layer import optimizer_seconds
 from cost_models.compute.rates import Rates, rates
 from cost_models.memory.allocator import free_bytes
-from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, update_accesses
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.step_time.optimizer_update import update_accesses
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.pipeline_simulation import makespan

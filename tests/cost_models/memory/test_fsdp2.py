@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cost_models.activations.live import LayerBackward, LiveActivations, live_activations
-from cost_models.memory.fsdp2 import Blocks
+from cost_models.memory.fsdp2 import BlockPoints
 from cost_models.memory.gradients import gradients_of
 from cost_models.memory.ledger import Item, Ledger, Point, part_sums, total
 from cost_models.model.families import model_spec
@@ -40,7 +40,7 @@ class Case:
         self.sizes = rank_parameters(trainable_part(model), rank, table)
         view = rank_view(model, workload, SOFTWARE, table, rank)
         live = live_activations(view)
-        self.blocks = Blocks.of(view, live.in_flight + live.pending)
+        self.blocks = BlockPoints(view, live.in_flight + live.pending)
         self.gradients = gradients_of(view, live.in_flight + live.pending)
         zeros = dict.fromkeys(LiveActivations.__struct_fields__, np.zeros(1))
         nothing = zeros | {"layer_backward": (NOTHING,), "saved_by_kind": (), "layers": ()}

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from cost_models.memory.ledger import total
 from cost_models.memory.model_states import (
     accumulated_gradients,
-    adam_mixed_precision,
     optimizer_shards,
     reduced_gradients,
     weight_rows,
 )
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.plan.workload import COMPUTE_BYTES, MASTER_BYTES, Optimizer
+from tests.samples import zero_states
 
 UNIFORM = sorted(name for name, rule in OPTIMIZER_TRAITS.items() if rule.is_uniform)
 
@@ -22,8 +22,8 @@ UNIFORM = sorted(name for name, rule in OPTIMIZER_TRAITS.items() if rule.is_unif
 @pytest.mark.parametrize(("zero_stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_figure_1_of_the_zero_paper(zero_stage: int, gigabytes: float) -> None:
     """arXiv:1910.02054, fig. 1: 7.5 B parameters on 64 ranks, K = 12."""
-    states = adam_mixed_precision(7.5e9, 64, zero_stage)
-    assert round(float(states.total) / 1e9, 1) == gigabytes
+    states = zero_states(7.5e9, 64, zero_stage)
+    assert round(float(states) / 1e9, 1) == gigabytes
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_figure_1_of_the_zero_paper(zero_stage: int, gigabytes: float) -> None:
 def test_table_1_of_the_zero_paper(
     parameters: float, ranks: int, expected: tuple[float, ...]
 ) -> None:
-    totals = adam_mixed_precision(parameters, ranks, np.array([1, 2, 3])).total / 1e9
+    totals = zero_states(parameters, ranks, np.array([1, 2, 3])) / 1e9
     np.testing.assert_allclose(totals, expected, rtol=0.025)
 
 
 @given(st.floats(1, 1e13))
 def test_one_rank_holds_16_bytes_a_parameter(parameters: float) -> None:
     """arXiv:1910.02054, sec. 3.1: 16 Psi, whatever the stage."""
-    totals = adam_mixed_precision(parameters, 1, np.arange(4)).total
+    totals = zero_states(parameters, 1, np.arange(4))
     np.testing.assert_allclose(totals, 16 * parameters, rtol=1e-12)
 
 

@@ -18,9 +18,7 @@ from cost_models.memory.optimizer_states import (
     local_shape,
     rank_states,
     tensor_states,
-    update_accesses,
     update_bytes,
-    update_flops,
 )
 from cost_models.model.spec import ModelSpec, Weight
 from cost_models.partition.rank_parameters import rank_parameters
@@ -29,6 +27,7 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Optimizer, Workload
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
+from cost_models.step_time.optimizer_update import update_accesses, update_flops
 from hardware_profiles.software.trainer import software_profile
 from tests.samples import CONFIGS, make_scenario, rank_view, sample_model
 

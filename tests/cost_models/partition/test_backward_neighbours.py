@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cost_models.activations.live import live_activations
-from cost_models.memory.fsdp2 import Blocks
+from cost_models.memory.fsdp2 import BlockPoints
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import rank_parameters
@@ -78,7 +78,7 @@ def test_recomputed_layers_are_told_from_others() -> None:
     assert found[-1].last == ((1, 4), (0, 0))
 
 
-def places(plan: Plan) -> tuple[Blocks, list[float], list[LayerNeighbours]]:
+def places(plan: Plan) -> tuple[BlockPoints, list[float], list[LayerNeighbours]]:
     """Return a rank's blocks, elements of a layer of each kind, and neighbours."""
     model, workload = sample(), Workload(64, plan.global_batch_size)
     software, table = software_profile("shardplan"), PlanTable.from_plans([plan])
@@ -86,7 +86,7 @@ def places(plan: Plan) -> tuple[Blocks, list[float], list[LayerNeighbours]]:
     sizes = rank_parameters(model, rank, table)
     live = live_activations(rank_view(model, workload, software, table, rank))
     flying = live.in_flight + live.pending
-    blocks = Blocks.of(rank_view(model, workload, software, table, rank), flying)
+    blocks = BlockPoints(rank_view(model, workload, software, table, rank), flying)
     return blocks, [float(np.ravel(size)[0]) for size in sizes.layers], list(rank.layer_neighbours)
 
 
@@ -135,6 +135,6 @@ def test_a_stage_of_one_size_is_priced_as_before() -> None:
     workload = Workload(64, plan.global_batch_size)
     found = []
     for model, rank in ((sample(), whole), (alone, replace(one, first=False))):
-        blocks = Blocks.of(rank_view(model, workload, software, table, rank), np.ones(1))
+        blocks = BlockPoints(rank_view(model, workload, software, table, rank), np.ones(1))
         found.append([number(spot.block.own) for spot in blocks.groups])
     assert found[0] == found[1]

@@ -434,9 +434,6 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         return getattr(seconds, part)
 
     return {
-        "adam_mixed_precision": lambda t: (
-            model_states.adam_mixed_precision(7.5e9, t.data_parallel, t.zero_stage).total
-        ),
         "weight_rows": lambda t: total(
             model_states.weight_rows(1e9, t.data_parallel, t.zero_stage, *states)
         ),

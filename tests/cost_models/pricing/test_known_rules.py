@@ -13,7 +13,6 @@ import pytest
 
 import planner
 from cost_models.activations.saved import layer_regions, saved_bytes_per_token
-from cost_models.memory.model_states import adam_mixed_precision
 from cost_models.memory.parts import MemoryParts
 from cost_models.model.families import model_spec
 from cost_models.model.lora import QUANTISED_BYTES, adapted
@@ -25,7 +24,7 @@ from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import GPT3, make_scenario, sample_model
+from tests.samples import GPT3, make_scenario, sample_model, zero_states
 
 GB, GIB, MIB = 1e9, 2.0**30, 2.0**20
 
@@ -51,7 +50,7 @@ def test_16_bytes_a_parameter_and_2_more_for_gradients_in_fp32(name: str) -> Non
     bytes without it).
     """
     parameters = sample_model(name).num_parameters
-    assert float(adam_mixed_precision(parameters, 1, 0).total) == 16 * parameters
+    assert float(zero_states(parameters, 1, 0)) == 16 * parameters
     accumulating = Plan(num_microbatches=2)
     assert states_of(name, accumulating) == pytest.approx(18 * parameters, rel=1e-3)
 
@@ -71,10 +70,10 @@ def test_a_llama_of_7_billion_has_112_gb_of_states() -> None:
     Stated so in many places, e.g. datawhalechina/llm-algo-leetcode issue 149, and
     saurabhblog.pages.dev/blog/fit-large-language-models-on-small-gpus.
     """
-    assert float(adam_mixed_precision(7e9, 1, 0).total) / GB == 112
+    assert float(zero_states(7e9, 1, 0)) / GB == 112
     exact = sample_model("llama-2-7b").num_parameters
     assert exact == 6_738_415_616  # so that the real model has 4 % less
-    assert float(adam_mixed_precision(exact, 1, 0).total) / GB == pytest.approx(107.8, abs=0.05)
+    assert float(zero_states(exact, 1, 0)) / GB == pytest.approx(107.8, abs=0.05)
 
 
 # Hugging Face's Model Memory Calculator, as its robot posted it to the models' own pages:
