@@ -9,9 +9,10 @@
     needed      smallest device limit under which the steps succeed
 
 It prints reserved and needed bytes as shares of the live bytes, and what they are above the live
-bytes as shares of the transient bytes. Medians (reserved) and upper quartiles (needed) of these
-shares are the constants of ``cost_models.memory.allocator``. Steps of several lengths stand for
-ragged batches.
+bytes as shares of the transient bytes. Steps that shard nothing are replayed on one stream: the
+bundled executor gathers on a second one there, too, which a trainer of replicas does not have.
+Medians (reserved) and upper quartiles (needed) of these shares are the constants of
+``cost_models.memory.allocator``. Steps of several lengths stand for ragged batches.
 
     --published    instead: errors of published runs by kind of measurement, and of the nvidia-smi
                    figures in the notes of runs that report live memory
@@ -56,6 +57,15 @@ CASES: Final = (
     "llama-3-8b:8 s2048 b4 fp32 full",
     "gpt2-xl:6 s1024 b4 fp32",
     "llama-3-8b:4 s2048 b2",
+    "llama-3-8b:6 s2048 b1",
+    "llama-3-8b:6 s2048 b4",
+    "llama-3-8b:6 s2048 b4 full",
+    "gpt2-xl:8 s1024 b1",
+    "gpt2-xl:8 s1024 b4",
+    "gpt2-xl:8 s1024 b4 full",
+    "qwen2.5-1.5b:10 s2048 b1",
+    "qwen2.5-1.5b:10 s2048 b4",
+    "qwen2.5-1.5b:10 s2048 b4 full",
     "llama-3-8b:4 s2048 b2 m2 sgd",
     "llama-3-8b:4 s8192 dp8 zero2 m4",
     "llama-3-8b:8 s8192 dp8 zero3",
@@ -106,6 +116,9 @@ def row_of(line: str, *, ragged: bool) -> dict[str, Any]:
     case = read(line)[0]
     lengths = ragged_lengths(case.file.workload.seq_len) if ragged else ()
     events = allocator_events(case.file, case.rank, lengths)
+    shards = case.file.plan.zero_stage >= 1
+    if not shards:  # a trainer that does not shard has no stream but the first
+        events = [event._replace(stream=0) for event in events]
     live = replay(events).peak_live
     transient = transient_bytes(events, live)
     streams = len({event.stream for event in events})
