@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from cost_models.model.families import model_spec
@@ -25,11 +26,16 @@ from cost_models.partition.recomputed_layers import (
 )
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
-from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
+from hardware_profiles.cluster.cluster_json import (
+    ClusterFields,
+    cluster_from_dict,
+    cluster_to_dict,
+)
 from hardware_profiles.cluster.irregular_tree import read_rank_order
-from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.cluster.schema import PRECISIONS, Cluster
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import convert, read_json, tidied, write_text_atomically, wrong_value
+from hardware_profiles.options import bounded_struct, declared
 from hardware_profiles.software.trainer import (
     OWN_FILE,
     names_engines,
@@ -39,6 +45,7 @@ from hardware_profiles.software.trainer import (
 )
 
 SCHEMA_VERSION: Final = 1
+SCHEMA_ID: Final = f"urn:shardplan:plan:{SCHEMA_VERSION}"
 
 
 class _Version(Struct, frozen=True):
@@ -113,6 +120,39 @@ def write_plan_file(path: Path, contents: PlanFile, *, force: bool = False) -> N
     """Write a plan.json; an existing file is kept unless ``force``."""
     text = json.dumps(contents.to_dict(), indent=2, allow_nan=False) + "\n"
     write_text_atomically(path, text, force=force)
+
+
+def plan_schema() -> dict[str, Any]:
+    """Return the JSON schema (2020-12) of the files that ``write_plan_file`` writes.
+
+    It is made of the types by which ``read_plan_file`` checks single values; unknown keys are
+    refused. Left out: rules between values (the batch, the layers), the text of ``recompute``, the
+    keys of a model's config, and the contents of ``prediction``.
+    """
+    index = Annotated[int, Meta(ge=0, le=10**6)]
+    types: dict[str, Any] = {
+        "schema_version": Literal[SCHEMA_VERSION],
+        "cluster": ClusterFields,
+        "workload": bounded_struct(Workload),
+        "plan": bounded_struct(Plan),
+        "layer_ranges": list[tuple[index, index]],  # type: ignore[valid-type]
+        "rank_order": list[index],  # type: ignore[valid-type]
+        "stage_recompute_layers": list[index],  # type: ignore[valid-type]
+    }
+    fields: list[Any] = []
+    for one in msgspec.structs.fields(_PlanDocument):
+        kind = types.get(one.name, one.type)
+        fields.append((one.name, kind) if one.required else (one.name, kind, msgspec.UNSET))
+    document = msgspec.defstruct("PlanFile", fields, kw_only=True, forbid_unknown_fields=True)
+    found = msgspec.json.schema(document)
+    parts = found["$defs"]
+    for name in ("peak_flops", "achievable_flops"):
+        parts["Accelerator"]["properties"][name]["propertyNames"] = {"enum": list(PRECISIONS)}
+    for name, one in declared(Plan).items():
+        if one.help:
+            parts["Plan"]["properties"][name]["description"] = one.help
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID}
+    return {**head, "title": "plan.json of shardplan", **found}
 
 
 def read_plan_file(path: Path) -> PlanFile:

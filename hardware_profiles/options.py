@@ -315,7 +315,7 @@ NUMBER: Final = 1e30  # largest number where no bound is declared
 
 
 @cache
-def _struct(cls: type) -> Any:
+def bounded_struct(cls: type) -> Any:
     """Return a Struct with the fields of a dataclass and the bounds that they declare."""
     bounded: dict[str, Any] = {
         name: Annotated[float, Meta(ge=max(one.low, -NUMBER), le=min(one.high, NUMBER))]
@@ -330,7 +330,7 @@ def read_fields(cls: type, values: Mapping[str, Any], where: str) -> dict[str, A
 
     ``where``: the file, and the path inside it, for errors.
     """
-    return asdict(convert(tidied(values), _struct(cls), where))
+    return asdict(convert(tidied(values), bounded_struct(cls), where))
 
 
 def check_value(one: Declared, value: Any, *, shown: bool = True) -> Any:

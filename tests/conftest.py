@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -45,3 +50,28 @@ def _expected_seconds(item: pytest.Item) -> float:
     """Return ``slow(seconds=…)``: the longest tests begin first, so that none runs last alone."""
     marker = item.get_closest_marker("slow")
     return 0.0 if marker is None else marker.kwargs.get("seconds", 0.0)
+
+
+@cache
+def plan_validator() -> Any:
+    """Return the validator of docs/plan.schema.json."""
+    from jsonschema import Draft202012Validator
+
+    schema = Path(__file__).parents[1] / "docs" / "plan.schema.json"
+    return Draft202012Validator(json.loads(schema.read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _written_plans_match_the_schema() -> Iterator[None]:
+    """Validate every plan.json that a test writes in its own process."""
+    from cost_models import plan_file
+
+    write = plan_file.write_text_atomically
+
+    def validated(path: Path, text: str, **options: Any) -> None:
+        plan_validator().validate(json.loads(text))
+        write(path, text, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_file, "write_text_atomically", validated)
+        yield

@@ -75,7 +75,7 @@ _Accelerator: Final = struct_of(
     achievable_flops=(dict[Precision, _Figure], {}),
     **_FIGURES,
 )
-_Cluster: Final = struct_of(
+ClusterFields: Final = struct_of(
     Cluster,
     without=("rank_order",),  # of a plan, which is written separately
     accelerator=_Accelerator,
@@ -106,7 +106,7 @@ def cluster_from_dict(values: Mapping[str, Any], where: str) -> Cluster:
 
     ``where``: the file, and the path inside it, for errors.
     """
-    found = convert(tidied(values), _Cluster, where)
+    found = convert(tidied(values), ClusterFields, where)
     if not found.accelerator.peak_flops:
         raise wrong_value(f"{where}: accelerator", "peak_flops", {}, "at least one precision")
     num_gpus = found.num_nodes * found.gpus_per_node
