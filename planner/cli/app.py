@@ -63,6 +63,10 @@ COMMANDS: Final = {
         "planner.cli.runs:replan",
         "Plan again for fewer accelerators: the same model, precision, optimizer and batch.",
     ),
+    "launch": (
+        "planner.cli.launch:launch",
+        "Start a plan on Slurm, Kubernetes, SkyPilot, Ray or machines reached by ssh.",
+    ),
     "compare": (
         "planner.cli.runs:compare",
         "The differences, term by term, of two plans, or of a plan and a run of it.",

@@ -31,6 +31,10 @@ EXAMPLES: Final = {
         "shardplan replan plan.json --gpus 4 -o four.json",
         "shardplan replan plan.json --gpus 6 -o six.json --json",
     ),
+    "launch": (
+        "shardplan launch plan.json --on slurm --dry-run",
+        "shardplan launch plan.json --on slurm --elastic --dry-run -o job.sbatch -- --steps 100",
+    ),
     "compare": ("shardplan compare plan.json four.json", "shardplan compare plan.json runs/first"),
     "completion": (
         "shardplan completion bash >> ~/.bash_completion",
