@@ -16,7 +16,7 @@ def launch(
     plan: PlanPath,
     run_options: Annotated[
         list[str] | None,
-        Option("[-- OPTIONS]", help="options of shardplan run, such as -- --data FILE --steps 100"),
+        Option("OPTIONS", help="after --, of shardplan run: -- --data FILE --steps 100"),
     ] = None,
     *,
     on: Annotated[System, Option("--on", common=True, help="{values}")],

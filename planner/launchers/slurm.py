@@ -23,7 +23,6 @@ def job_file(job: LaunchJob) -> str:
     settings = [
         f"--job-name={job.name}",
         f"--nodes={f'{fewest}-{most}' if elastic else most}",
-        "--ntasks-per-node=1",
         *([f"--gpus-per-node={job.ranks_per_node}"] if job.uses_gpus else []),
         *(["--exclusive"] if job.ranks_per_node == job.gpus_per_node else []),
         *([f"--partition={job.options.partition}"] if job.options.partition else []),
@@ -36,7 +35,8 @@ def job_file(job: LaunchJob) -> str:
     output = str(Path.cwd() / "runs" / job.name)
     python = shlex.quote(sys.executable)
     directives = "\n".join(f"#SBATCH {word}" for word in settings)
-    srun = "srun --kill-on-bad-exit=0 --cpu-bind=none" + " --no-kill" * elastic
+    # not in the directives: with a number of tasks Slurm 22.05 takes the fewest nodes of a range
+    srun = 'srun --ntasks="$nodes" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0'
     return f"""\
 #!/bin/bash
 {directives}
@@ -50,7 +50,8 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 cancelled=
 trap 'cancelled=yes' TERM  # scancel, or pre-emption, after which Slurm itself requeues the job
-{srun} {python} -m executor run "$plan" "${{where[@]}}" "${{options[@]}}"
+{srun + " --no-kill" * elastic} \\
+    {python} -m executor run "$plan" "${{where[@]}}" "${{options[@]}}"
 code=$?
 if [ "$code" -eq 6 ] && [ -z "$cancelled" ]; then  # stopped with a checkpoint: time is nearly over
     scontrol requeue "$SLURM_JOB_ID"

@@ -82,7 +82,9 @@ def test_the_sbatch_script(plan: Path, elastic: bool) -> None:
         if line.startswith("#SBATCH ")
     )
     assert directives["nodes"] == ("1-2" if elastic else "2")
-    assert directives["gpus-per-node"] == directives["ntasks-per-node"] == "1"
+    assert directives["gpus-per-node"] == "1"
+    assert "ntasks-per-node" not in directives  # Slurm would take the fewest nodes of a range
+    assert 'srun --ntasks="$nodes" --ntasks-per-node=1' in text
     assert directives["partition"] == "long"
     assert directives["time"] == "12:00:00"
     assert {"requeue", "exclusive"} <= directives.keys()
