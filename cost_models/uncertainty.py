@@ -86,9 +86,9 @@ MEMORY_BY_TRAINER: Final[Mapping[str, Spread]] = {
     "litgpt": Spread(0.07, 0.035, f"{_MEMORY_COMMAND} litgpt: 34 runs"),
     "litgpt-nf4": Spread(0.065, 0.08, f"{_MEMORY_COMMAND} litgpt: 14 runs"),
     "lit": Spread(0.03, 0.02, f"{_MEMORY_COMMAND} litgpt: 12 runs of its first release"),
-    "torchtune": Spread(0.105, 0.065, f"{_MEMORY_COMMAND} torchtune: 20 runs"),
-    "peft": Spread(0.05, 0.11, f"{_MEMORY_COMMAND} peft-method-comparison: 7 runs"),
-    "megatron-deepspeed": Spread(0.08, 0.255, f"{_MEMORY_COMMAND} bigscience-v100: 32 runs"),
+    "torchtune": Spread(0.105, 0.11, f"{_MEMORY_COMMAND} torchtune: 20 runs"),
+    "peft": Spread(0.05, 0.075, f"{_MEMORY_COMMAND} peft-method-comparison: 7 runs"),
+    "megatron-deepspeed": Spread(0.215, 0.12, f"{_MEMORY_COMMAND} bigscience-v100: 32 runs"),
     "megatron-core": Spread(0.035, 0.085, f"{_MEMORY_COMMAND} megatron-ci: 55 runs, most tiny"),
 }
 # Trainers with a profile, but without compared runs; and trainers that no profile describes: the
