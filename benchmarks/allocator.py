@@ -11,8 +11,8 @@
 It prints reserved and needed bytes as shares of the live bytes, and what they are above the live
 bytes as shares of the transient bytes. Steps that shard nothing are replayed on one stream: the
 bundled executor gathers on a second one there, too, which a trainer of replicas does not have.
-Medians of these shares are the constants of ``cost_models.memory.allocator``. Steps of several
-lengths stand for ragged batches.
+Medians (reserved) and upper quartiles (needed) of these shares are the constants of
+``cost_models.memory.allocator``. Steps of several lengths stand for ragged batches.
 
     --published    instead: errors of published runs by kind of measurement, and of the nvidia-smi
                    figures in the notes of runs that report live memory
@@ -93,7 +93,8 @@ SETTINGS: Final = {
     "default": AllocatorSettings(),
     "expandable": AllocatorSettings(expandable_segments=True),
 }
-FIGURES: Final = ("reserved", "needed")
+FIGURES: Final = {"reserved": 0.5, "needed": 0.75}  # and the quantile of their shares
+TYPICAL: Final = 0.5  # quantile of the share needed as a rule
 PUBLISHED: Final = Path(planner.__file__).parent / "validation" / "published_runs.csv"
 IN_NOTES: Final = re.compile(r"nvidia-smi memory (\d+) MiB")
 
@@ -151,8 +152,8 @@ def show(row: dict[str, Any]) -> None:
     )
 
 
-def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the median of each figure's shares, by kind of batches, streams and segments."""
+def quantiles(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the quantile of each figure's shares, by kind of batches, streams and segments."""
     table = pd.DataFrame(rows)
     table["side_streams"] = table.streams > 1
     return [
@@ -161,7 +162,11 @@ def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "side_streams": bool(side),
             "expandable": name == "expandable",
             "cases": len(group),
-            **{figure: float(group[f"{name}_{figure}_share"].median()) for figure in FIGURES},
+            **{
+                figure: float(group[f"{name}_{figure}_share"].quantile(quantile))
+                for figure, quantile in FIGURES.items()
+            },
+            "typical": float(group[f"{name}_needed_share"].quantile(TYPICAL)),
             **{
                 f"{figure}_largest_ratio": float(group[f"{name}_{figure}_ratio"].max())
                 for figure in FIGURES
@@ -232,11 +237,11 @@ def main(arguments_list: Sequence[str] | None = None) -> int:
         rows.append(row_of(line, ragged=ragged))
         if not arguments.json:
             show(rows[-1])
-    found = medians(rows)
+    found = quantiles(rows)
     if arguments.json:
-        print(json.dumps({"schema_version": 1, "rows": rows, "medians": found}, indent=1))
+        print(json.dumps({"schema_version": 1, "rows": rows, "quantiles": found}, indent=1))
         return 0
-    print("\nmedian of the shares, and the largest ratio:")
+    print("\nmedian (reserved) and upper quartile (needed) of the shares, and the largest ratio:")
     for group in found:
         batches = "ragged" if group["ragged"] else "uniform"
         segments = "expandable" if group["expandable"] else "default"
@@ -244,7 +249,7 @@ def main(arguments_list: Sequence[str] | None = None) -> int:
         print(
             f"  {batches:<8} {streams:<13} {segments:<11} reserved {group['reserved']:6.3f} "
             f"({group['reserved_largest_ratio']:.2f})  needed {group['needed']:6.3f} "
-            f"({group['needed_largest_ratio']:.2f})  "
+            f"({group['needed_largest_ratio']:.2f}), median {group['typical']:6.3f}  "
             f"{group['cases']} cases"
         )
     return 0
