@@ -14,6 +14,13 @@ from planner.launchers.job import NOTICE_SECONDS, LaunchJob, plan_for_nodes
 
 PROGRAM = "sbatch"
 FILE = "job.sbatch"
+_STATUS_OF_NODE_0 = """
+if [ "$code" -ge 128 ]; then  # srun's code is that of a lost node, after which others went on
+    case $(grep -o '"status": "[a-z]*"' {folder}/run.json) in
+        *finished*) code=0 ;;
+        *stopped*) code=6 ;;
+    esac
+fi"""
 
 
 def job_file(job: LaunchJob) -> str:
@@ -37,6 +44,7 @@ def job_file(job: LaunchJob) -> str:
     directives = "\n".join(f"#SBATCH {word}" for word in settings)
     # not in the directives: with a number of tasks Slurm 22.05 takes the fewest nodes of a range
     srun = 'srun --ntasks="$nodes" --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0'
+    lost = _STATUS_OF_NODE_0.format(folder=shlex.quote(job.output(output))) * elastic
     return f"""\
 #!/bin/bash
 {directives}
@@ -52,7 +60,7 @@ cancelled=
 trap 'cancelled=yes' TERM  # scancel, or pre-emption, after which Slurm itself requeues the job
 {srun + " --no-kill" * elastic} \\
     {python} -m executor run "$plan" "${{where[@]}}" "${{options[@]}}"
-code=$?
+code=$?{lost}
 if [ "$code" -eq 6 ] && [ -z "$cancelled" ]; then  # stopped with a checkpoint: time is nearly over
     scontrol requeue "$SLURM_JOB_ID"
 fi

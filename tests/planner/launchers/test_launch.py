@@ -338,9 +338,22 @@ def run_job(
     )
 
 
-def test_a_stopped_slurm_job_is_requeued(plan: Path, tmp_path: Path) -> None:
-    stub(tmp_path / "bin", "srun", "exit 6")
-    job = job_file(plan, "slurm")
+@pytest.mark.parametrize(
+    ("code", "status", "expected"),
+    [
+        (6, "stopped", 6),
+        (137, "finished", 0),  # a lost node's code, after which node 0 went on
+        (137, "stopped", 6),
+        (137, "failed", 137),
+    ],
+)
+def test_a_stopped_slurm_job_is_requeued(
+    code: int, status: str, expected: int, plan: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "job"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"status": status}))
+    stub(tmp_path / "bin", "srun", f"exit {code}")
     stub(tmp_path / "bin", "scontrol", f'echo "$@" >> {tmp_path}/scontrol.words')
     environment = {
         **os.environ,
@@ -349,9 +362,11 @@ def test_a_stopped_slurm_job_is_requeued(plan: Path, tmp_path: Path) -> None:
         "SLURM_JOB_NODELIST": "nodes",
         "SLURM_JOB_ID": "7",
     }
+    job = job_file(plan, "slurm", "--elastic", "--name", "job")
     done = subprocess.run(["bash"], input=job, text=True, env=environment, check=False)
-    assert done.returncode == 6
-    assert (tmp_path / "scontrol.words").read_text().splitlines()[-1] == "requeue 7"
+    assert done.returncode == expected
+    requeued = "requeue 7" in (tmp_path / "scontrol.words").read_text()
+    assert requeued == (expected == 6)
 
 
 @pytest.mark.slow(seconds=60)
