@@ -20,7 +20,7 @@ def test_errors_over_the_sources(summary: Any) -> None:
     mean = summary["memory"]["over_groups"]
     assert len(mean["groups"]) >= 6
     assert mean["n"] >= 263
-    assert mean["median_absolute_error"] <= 0.03
+    assert mean["median_absolute_error"] <= 0.035
     assert mean["p90_absolute_error"] <= 0.105
     assert abs(mean["bias"]) <= 0.03
     assert mean["coverage"] >= 0.88
@@ -31,7 +31,7 @@ def test_errors_over_the_sources(summary: Any) -> None:
 def test_no_source_is_forgotten(summary: Any) -> None:
     by_source = summary["memory"]["by"]["source_group"]
     bounds = {
-        "bigscience-v100": 0.07,
+        "bigscience-v100": 0.085,
         "fms-acceleration": 0.03,
         "litgpt": 0.03,
         "megatron-ci": 0.02,
@@ -48,7 +48,7 @@ def test_verdicts_over_the_sources(summary: Any) -> None:
     assert verdicts["died"] >= 58
     assert verdicts["died_said_to_fit_rows"] == []
     assert verdicts["lived_said_not_to_fit"] <= 0.02 * verdicts["lived"]
-    assert verdicts["tight_share"] <= 0.105
+    assert verdicts["tight_share"] <= 0.10
 
 
 @pytest.mark.slow
