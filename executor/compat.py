@@ -38,6 +38,7 @@ from transformers.utils import logging as transformers_logging
 from hardware_profiles.errors import InputError
 
 __all__ = [
+    "ATTENTION_OPERATORS",
     "KEPT_OPERATORS",
     "Conv1D",
     "FakeTensor",
@@ -97,15 +98,14 @@ cuda_masked_backward = _ATEN._scaled_dot_product_efficient_attention_backward
 grouped_mm = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
 
 # results saved by torch-style selective recomputation: matmuls with a weight, fused attention
-_KEPT: Final = (
-    "mm",
-    "addmm",
+_ATTENTION: Final = (
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-KEPT_OPERATORS: Final = frozenset(getattr(_ATEN, name).default for name in _KEPT)
+ATTENTION_OPERATORS: Final = frozenset(getattr(_ATEN, name).default for name in _ATTENTION)
+KEPT_OPERATORS: Final = ATTENTION_OPERATORS | {_ATEN.mm.default, _ATEN.addmm.default}
 
 
 def alias_below_autograd(tensor: torch.Tensor) -> torch.Tensor:

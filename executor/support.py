@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cost_models.legality.executor_limits import unsupported_field, untrained
+from cost_models.legality.executor_limits import (
+    unsupported_field,
+    untrained,
+    untrained_recompute,
+)
 from cost_models.legality.rules import require_legal
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
@@ -84,6 +88,8 @@ def _problems(file: PlanFile) -> Iterator[str]:
         ).rstrip()
     if (field := unsupported_field(plan)) is not None:
         yield field
+    if (setting := untrained_recompute(file.workload, plan)) is not None:
+        yield setting
     if plan.offloads_weights:
         yield f"offload {plan.offload} (only none, optimizer, activations, optimizer+activations)"
     # every tensor-parallel rank holds ceil(vocabulary / ranks) rows; the last must not be empty

@@ -10,6 +10,7 @@ from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.presets import load_preset
 from cost_models.plan.plan import Plan
+from cost_models.plan.recompute import RECOMPUTE
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
@@ -30,6 +31,7 @@ NUMBERS: Final = {
     "b": "micro_batch_size",
     "m": "num_microbatches",
     "full": "recompute_layers",
+    "every": "recompute_every",
     "s": "seq_len",
     "lora": "adapter_rank",
     "qlora": "adapter_rank",
@@ -38,8 +40,6 @@ WORDS: Final[dict[str, dict[str, Any]]] = {
     "sp": {"sequence_parallel": True},
     "whole-experts": {"expert_tensor_parallel": False},
     "full": {"recompute": "full"},
-    "selective": {"recompute": "selective"},
-    "selective_ops": {"recompute": "selective_ops"},
     "lora": {"adapter": "lora"},
     "qlora": {"adapter": "qlora"},
     "documents": {"document_mask": True},
@@ -88,7 +88,8 @@ def read(text: str) -> list[Case]:
     """Return the cases of a line: first, second and last stage of a pipeline.
 
     ``llama-3-8b:4 s8192 dp8 zero3``: a preset with 4 layers left, and words of the tables above; a
-    colon in a word comes before its number. ``full:2``: the first 2 layers of every stage;
+    colon in a word comes before its number. ``full:2``: the first 2 layers of every stage (of every
+    4: ``full:2 every:4``); ``ops:every-2nd-mm``, ``modules:mlp``: other settings of recomputation;
     ``freeze=embedding,layers:0-1``: parts that are not trained.
 
     >>> [case.rank for case in read("llama-3-8b:8 s4096 tp2 pp4 m8")]
@@ -101,6 +102,9 @@ def read(text: str) -> list[Case]:
     for word in words:
         if word.startswith(FREEZE):
             values["freeze"] = word.removeprefix(FREEZE)
+            continue
+        if word in RECOMPUTE:
+            values["recompute"] = word
             continue
         match = re.fullmatch(r"(.*?):?(\d+)", word)
         key, number = match.groups() if match and word not in WORDS else (word, None)

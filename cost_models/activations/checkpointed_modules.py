@@ -5,7 +5,8 @@ Symbols   h hidden_size   F ffn_hidden_size   a, k query and key/value heads   d
 Units     bytes a token on one rank; columns of a plan table.
 
     core_attn        scores, or the log-sums of a fused kernel
-    mla_up_proj      c (a d + k d + k e) / t   queries, keys, values behind the latents
+    mla_up_proj      c (a d + k d + k e) / t   queries, keys, values behind the latents; keys'
+                     positions stay, in front of it
     layernorm        c h of each norm, the inputs of the first matrices; its own copies
     mlp              all between its matrices; its input stays
     moe              the same of all experts, routed rows, the router; its input stays
@@ -22,12 +23,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cost_models.activations.frozen_layers import (
+    normalised_bytes,
+    saved_inputs,
+    unsaved_mlp_bytes,
+)
+from cost_models.activations.layer_backward import AT_CORE, COLUMNS, INNER, QUERIES, ROUTED
 from cost_models.activations.saved import (
     Regions,
     activation_copies,
     attention_bytes,
     feed_forward_bytes,
     norm_bytes,
+    saves_input,
 )
 from cost_models.arrays import Flag, Real
 from cost_models.model.spec import LayerKind
@@ -38,12 +46,26 @@ from cost_models.plan.recompute import repeats_module
 class Restored(NamedTuple):
     """Bytes that a layer does not keep, and that its backward pass restores."""
 
-    attention: Real  # for the backward pass of attention, its norm included
-    feed_forward: Real
+    dropped: Real
+    at: tuple[tuple[int, Real], ...]  # restored where the backward pass first reads them
+
+    def by(self, point: int) -> Real:
+        """Return the bytes that are restored by a point of the backward pass."""
+        return sum((size for first, size in self.at if first <= point), start=0.0 * self.dropped)
+
+    @property
+    def at_once(self) -> Real:
+        """Return the larger half: the MLP's tensors are freed before attention's are restored."""
+        of_mlp = self.by(COLUMNS)
+        return np.maximum(of_mlp, self.by(QUERIES) - of_mlp)
 
 
 def restored_modules(view: RankView, kind: LayerKind, regions: Regions) -> Restored:
-    """Return the bytes of the modules that each plan computes again."""
+    """Return the bytes of the modules that each plan computes again.
+
+    A norm in fp32 saves a copy of its input; computed again it keeps the input itself, until that
+    copy exists again.
+    """
     table, software, compute = view.table, view.software, view.workload.compute_bytes
     feed_forward, hidden = kind.feed_forward, view.model.hidden_size
     tensor, along = 1.0 * table.tensor_parallel, view.sequence_shards
@@ -53,30 +75,63 @@ def restored_modules(view: RankView, kind: LayerKind, regions: Regions) -> Resto
         again: Flag = repeats_module(table.recompute, module)
         return np.where(again, size, 0.0)
 
-    attention = where("core_attn", regions.core / tensor)
+    at_core = where("core_attn", regions.core / tensor)
     if kind.attention.kv_lora_rank:
-        heads = kind.attention.num_heads * kind.attention.value_head_dim
-        read = attention_bytes(kind.attention, compute) - compute * heads
-        attention = attention + where("mla_up_proj", read / tensor)
+        at_core = at_core + where("mla_up_proj", _latent_heads(view, kind) / tensor)
     inputs_over = 1.0 if software.activations.keeps_gathered_inputs else along
     norm = norm_bytes(kind, hidden, compute, software) - compute * hidden
-    given = compute * hidden / inputs_over + max(0.0, norm) / along
+    if any(w.frozen and w.part == "norm" and w.shape == (hidden,) for w in kind.weights):
+        norm -= normalised_bytes(kind, hidden, compute, software)
+    norm = max(0.0, norm) / along
+    by_attention, by_mlp = saved_inputs(kind, software)
+    given = compute * hidden / inputs_over
     routes_only = feed_forward.num_experts and not feed_forward.shared_ffn_hidden_size
-    if not kind.norms_after:
-        attention = attention + where("layernorm", given)
-    found: Real = np.zeros(len(table))
-    if not kind.norms_after and kind.num_norms > 1:
-        routed = compute * hidden * share + max(0.0, norm) / along
-        found = where("layernorm", routed if routes_only else given)
-    inside = feed_forward_bytes(feed_forward, compute, software) / tensor
+    zero: Real = np.zeros(len(table))
+    first = second = zero  # norms before attention and before the MLP
+    if not (kind.norms_after and kind.num_norms == 2):
+        first = where("layernorm", given * by_attention + norm)
+    if not (kind.norms_after and kind.num_norms == 2) and kind.num_norms > 1:
+        routed = compute * hidden * share
+        second = where("layernorm", (routed if routes_only else given) * by_mlp + norm)
+    shared = kind.parallel_residual and kind.num_norms == 1  # one norm, which the MLP reads first
+    extra = 0.0 if saves_input(kind, compute) else compute * hidden / along
+    block = repeats_module(table.recompute, "moe" if feed_forward.num_experts else "mlp")
+    begins = ROUTED if feed_forward.num_experts else INNER  # a repeated block reads its input first
+    at_first, at_second = first + extra * (first > 0), second + extra * (second > 0)
+    of_block = np.where(block, at_first if shared else at_second, 0.0)
+    norms = (
+        (begins, of_block),
+        (COLUMNS if shared else QUERIES, at_first - of_block * shared),
+        (COLUMNS, at_second - of_block * (not shared)),
+    )
+    dropped = at_core + first + second
+    inside = feed_forward_bytes(feed_forward, compute, software)
+    inside = (inside - unsaved_mlp_bytes(kind, compute, software)) / tensor
     if not feed_forward.num_experts:
-        return Restored(attention, found + where("mlp", inside))
+        of_mlp = where("mlp", inside)
+        return Restored(dropped + of_mlp, ((AT_CORE, at_core), *norms, (INNER, of_mlp)))
     whole = where("moe", 1.0)
     copies = activation_copies(feed_forward, software) + (3.0 if feed_forward.gated else 1.0)
-    shared = copies * compute * feed_forward.shared_ffn_hidden_size / tensor
+    of_shared = copies * compute * feed_forward.shared_ffn_hidden_size / tensor
     each = max(0.0, copies - (2.0 if feed_forward.gated else 1.0)) * compute
     made = each * feed_forward.experts_per_token * feed_forward.ffn_hidden_size / tensor
     rows = regions.routed - compute * hidden * float(routes_only)
-    found = found + whole * (inside + np.maximum(0.0, rows) * share)
-    rest = where("shared_experts", shared) + where("moe_act", made)
-    return Restored(attention, found + (1.0 - whole) * rest)
+    routed = whole * (inside + np.maximum(0.0, rows) * share)
+    rest = (1.0 - whole) * (where("shared_experts", of_shared) + where("moe_act", made))
+    at = ((AT_CORE, at_core), *norms, (ROUTED, routed), (INNER, rest))
+    return Restored(dropped + routed + rest, at)
+
+
+def _latent_heads(view: RankView, kind: LayerKind) -> Real:
+    """Bytes of queries, keys and values behind the latents.
+
+    Values that a fused kernel needs as wide as keys are copied behind the module: they stay.
+    """
+    attention, compute, software = kind.attention, view.workload.compute_bytes, view.software
+    output = attention.num_heads * attention.value_head_dim
+    read = attention_bytes(attention, compute) - compute * output
+    padded = attention.head_dim > attention.value_head_dim
+    fused = view.workload.attention_kernel != "eager"
+    if padded and fused and software.activations.window_needs_mask:
+        read -= compute * attention.num_kv_heads * attention.value_head_dim
+    return read - compute * attention.rope_head_dim * view.table.tensor_parallel

@@ -72,6 +72,14 @@ def of_frozen_layer(
     )
 
 
+def unsaved_mlp_bytes(kind: LayerKind, compute_bytes: float, software: SoftwareProfile) -> float:
+    """Return the bytes between the MLP's matrices that no weight gradient needs."""
+    frozen = [w for w in kind.weights if w.frozen]
+    if software.frozen.saves_inputs:
+        return 0.0
+    return _unread_product_bytes(kind, frozen, _adapted(kind), compute_bytes, software)
+
+
 def _unsaved_norm_bytes(
     kind: LayerKind,
     frozen: list[Weight],
@@ -90,6 +98,16 @@ def _unsaved_norm_bytes(
         len(norms) * normalised_bytes(kind, hidden_size, compute_bytes, software),
         bool(of_heads) * normalised_bytes(kind, width, compute_bytes, software),
     )
+
+
+def saved_inputs(kind: LayerKind, software: SoftwareProfile) -> tuple[float, float]:
+    """Return whether the inputs of attention and of the MLP are saved for a weight gradient."""
+    frozen = [w for w in kind.weights if w.frozen]
+    if software.frozen.saves_inputs:
+        return 1.0, 1.0
+    blocks = ([w for w in frozen if w.part in parts] for parts in (("attention",), MLP_PARTS))
+    attention, mlp = (1.0 - _unread_blocks(block, _adapted(kind), software) for block in blocks)
+    return attention, mlp
 
 
 def _unread_blocks(frozen: list[Weight], adapted: set[str], software: SoftwareProfile) -> int:

@@ -53,6 +53,8 @@ from cost_models.plan.recompute import FULL
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
+# what a layer's backward pass reads, in order: a module that is computed again is restored there
+CLOSING, ROUTED, INNER, COLUMNS, AT_CORE, QUERIES = range(6)
 MLP_PARTS = ("mlp", "experts", "shared_experts", "router")
 
 
@@ -69,6 +71,7 @@ class BackwardPoint(NamedTuple):
     # of experts that are sharded otherwise than the layer: "gathered", "gathering", "fresh",
     # "reducing"
     experts: str = "reduced"
+    reads: int = INNER
 
 
 def norm_working_bytes(
@@ -188,15 +191,21 @@ def backward_points(
     closes = kind.norms_after and kind.norm != "layer"  # a norm of the MLP's output
     closed = layer.normalised if layer.trains_norms else 0.0 * norm  # freed before it
     found = [
-        *([BackwardPoint(closed, hidden + turned, 0.0 * by_mlp)] if closes else []),
+        *([BackwardPoint(closed, hidden + turned, 0.0 * by_mlp, reads=CLOSING)] if closes else []),
         *_mixture(layer, by_mlp, behind),
         *_mlp(layer, by_mlp, behind),
         # a norm shared by MLP and attention comes last
-        *([] if shares_norm else [BackwardPoint(behind + layer.inside + hidden, turned, by_mlp)]),
-        BackwardPoint(_before_core(layer), _core(layer), by_core, has_core=True),
-        BackwardPoint(everything - first - hidden, hidden + _queries(layer), whole, product),
-        BackwardPoint(everything - first, turned * float(opens), whole),
-        BackwardPoint(everything, hidden, whole, done=True),
+        *(
+            []
+            if shares_norm
+            else [BackwardPoint(behind + layer.inside + hidden, turned, by_mlp, reads=COLUMNS)]
+        ),
+        BackwardPoint(_before_core(layer), _core(layer), by_core, has_core=True, reads=AT_CORE),
+        BackwardPoint(
+            everything - first - hidden, hidden + _queries(layer), whole, product, reads=QUERIES
+        ),
+        BackwardPoint(everything - first, turned * float(opens), whole, reads=QUERIES),
+        BackwardPoint(everything, hidden, whole, done=True, reads=QUERIES),
     ]
     return [point._replace(freed=np.clip(point.freed, 0.0, everything)) for point in found]
 
@@ -242,7 +251,7 @@ def _mlp(layer: _BackwardTerms, by_mlp: Real, behind: Real) -> list[BackwardPoin
             behind + later, hidden + state + one + np.maximum(output, summand), by_last, one
         ),
         BackwardPoint(behind + closed, hidden + widest * one, by_last),
-        BackwardPoint(behind + layer.inside, hidden + columns, by_mlp, whole),
+        BackwardPoint(behind + layer.inside, hidden + columns, by_mlp, whole, reads=COLUMNS),
     ]
     if feed_forward.num_experts:  # their first matrices: in ``_mixture``
         found = [point._replace(experts="fresh") for point in found[:2]]
@@ -305,16 +314,17 @@ def _mixture(layer: _BackwardTerms, by_mlp: Real, behind: Real) -> list[Backward
     width = feed_forward.ffn_hidden_size * feed_forward.experts_per_token
     opened = compute * width * (2.0 if feed_forward.gated else 1.0) / layer.tensor
     return [
-        BackwardPoint(behind, weighted, none, experts="gathered"),
+        BackwardPoint(behind, weighted, none, experts="gathered", reads=ROUTED),
         # (recomputed experts are gathered before any other tensor of the MLP exists)
         BackwardPoint(
             behind + rows + np.where(full, layer.inside + rows, 0.0),
             one,
             none,
             experts="gathering",
+            reads=ROUTED,
         ),
         BackwardPoint(inside, one + opened, by_mlp, experts="fresh"),
-        BackwardPoint(inside + rows, one, by_mlp, experts="reducing"),
+        BackwardPoint(inside + rows, one, by_mlp, experts="reducing", reads=COLUMNS),
     ]
 
 

@@ -81,6 +81,7 @@ class LayerBackward(Struct, frozen=True):
     kind: int = 0  # index into the model's kinds
     recomputed: bool = False  # of a layer that is recomputed, if the plan recomputes
     has_core: bool = False  # selective recomputation has restored the attention core
+    reads: int = 0  # see ``layer_backward``
     exists: Flag = True  # the rank has such layers
 
     def unpacked(self, used: tuple[Real, Real] | None) -> Real:
@@ -313,20 +314,22 @@ class _LayerBytes(Struct, frozen=True):
     operands: Real  # of pending weight gradients
     working: Real  # gradients of activations that are alive at once
     modules: Restored | None  # of modules that are computed again one by one
+    unread: Real  # of ``left``, results that stay until the layer is done
 
-    @property
-    def beyond_results(self) -> Real:
-        """Bytes recomputed operator by operator; each kept result is freed as it is read."""
-        return np.maximum(0.0, self.at_mlp - (self.left - self.input))
+    def beyond_results(self, restored: Real) -> Real:
+        """Bytes recomputed operator by operator; each kept result is freed as it is read.
+
+        ``restored``: saved tensors that exist again.
+        """
+        return np.maximum(0.0, restored - (self.left - self.input - self.unread))
 
     def recomputed(self, recompute: Count) -> Real:
         """Bytes that the layer's backward pass restores."""
         core = np.where(recompute == SELECTIVE, self.at_mlp - self.selective, 0.0)
         restored = np.where(recompute == FULL, self.at_mlp, core)
-        if self.modules is not None:  # the MLP's are freed before attention's are restored
-            one = np.maximum(self.modules.attention, self.modules.feed_forward)
-            restored = np.where(repeats_modules(recompute), one, restored)
-        return np.where(by_operator(recompute), self.beyond_results, restored)
+        if self.modules is not None:
+            restored = np.where(repeats_modules(recompute), self.modules.at_once, restored)
+        return np.where(by_operator(recompute), self.beyond_results(self.at_mlp), restored)
 
 
 def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
@@ -340,7 +343,7 @@ def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
     kept, modules = _saved(view, regions, FULL), None
     if np.any(repeats_modules(table.recompute)):
         modules = restored_modules(view, kind, regions)
-        fewer = np.maximum(kept, saved - modules.attention - modules.feed_forward)
+        fewer = np.maximum(kept, saved - modules.dropped)
         left = np.where(repeats_modules(table.recompute), fewer, left)
     at_mlp = saved
     if kind.norms_after:  # the norm's backward pass comes before the MLP's
@@ -362,6 +365,7 @@ def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
         ),
         working=_working(view, kind),
         modules=modules,
+        unread=regions.results_unread / view.sequence_shards,
     )
 
 
@@ -405,6 +409,7 @@ def _backward(
                 complete=point.done,
                 kind=number,
                 has_core=point.has_core,
+                reads=point.reads,
             )
         )
     return points
@@ -427,13 +432,11 @@ def _recomputed(
     # the input that was kept is one of the layer's saved tensors
     rest = one.saved - saves_input(kind, view.workload.compute_bytes) * one.input
     found = []
-    behind = False  # attention's modules are restored, for its core and all that follows
     for point in points:
-        behind = behind or point.has_core
         restored = np.where(table.recompute == FULL, rest, core * point.has_core)
-        restored = np.where(by_operator(table.recompute), one.beyond_results, restored)
+        restored = np.where(by_operator(table.recompute), one.beyond_results(one.saved), restored)
         if one.modules is not None:
-            again = one.modules.feed_forward + one.modules.attention * behind
+            again = one.modules.by(point.reads)
             restored = np.where(repeats_modules(table.recompute), again, restored)
         found.append(replace(point, added=restored + point.added, saved=one.left, recomputed=True))
     return found
@@ -457,8 +460,14 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
     regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
     if not np.any(by_operator(table.recompute)):
         return regions
-    split, along, whole = kept_results(model, workload, table, kind)
-    return replace(regions, results_split=split, results_along=along, results_whole=whole)
+    found = kept_results(model, workload, table, kind)
+    return replace(
+        regions,
+        results_split=found.split,
+        results_along=found.along,
+        results_whole=found.whole,
+        results_unread=found.unread,
+    )
 
 
 def _attention_copies(view: RankView, kind: LayerKind, blockwise: Flag) -> Real:

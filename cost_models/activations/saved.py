@@ -45,6 +45,7 @@ class Regions(Struct, frozen=True):
     results_split: Real = 0.0  # over the tensor-parallel ranks
     results_along: Real = 0.0  # along the sequence, with sequence parallelism
     results_whole: Real = 0.0  # on every rank
+    results_unread: Real = 0.0  # of ``results_along``, see ``selective_ops.Results``
 
 
 def norm_bytes(

@@ -22,7 +22,7 @@ from cost_models.activations.saved import SINK_FEATURES
 from cost_models.arrays import FP32, Real
 from cost_models.communication.context_parallel import ULYSSES, exchanged_key_heads, is_blockwise
 from cost_models.model.spec import Attention, LayerKind, ModelSpec
-from cost_models.partition.recomputed_layers import repeated_matrices
+from cost_models.partition.recomputed_layers import needs_output, repeated_matrices
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import EVERY_SECOND_MM
 from cost_models.plan.workload import Workload
@@ -34,6 +34,7 @@ class Results(NamedTuple):
     split: Real  # over the tensor-parallel ranks
     along: Real  # along the sequence, with sequence parallelism
     whole: Real  # on every rank
+    unread: Real = 0.0  # of ``along``, until the layer is done: recomputation stops in front of it
 
 
 def kept_results(
@@ -46,7 +47,7 @@ def kept_results(
     column-cut matrices   c (out) / t                   their adapters: c r more
     attention, fused      c a e / t + 4 a / t           0 for an eager core
     row-cut matrices      c h (/ t if sp), the sum      read again where a norm follows, or the
-                          over the ranks                MLP does
+                          over the ranks                MLP does; ops:every-2nd-mm: always
     ulysses               c (a d + k' (d + e)) / t + c a e / t   exchanged tensors
     experts               c E router, k c (2 F / t + h), 2 k c h more where rows travel
     """
@@ -55,6 +56,8 @@ def kept_results(
     split: Real = np.zeros(len(table))
     along: Real = np.zeros(len(table))
     whole: Real = np.zeros(len(table))
+    unread: Real = np.zeros(len(table))
+    drops = model.hidden_dropout > 0
     attention_read = kind.norms_after or not kind.parallel_residual
     second = np.equal(table.recompute, EVERY_SECOND_MM)
     again = {weight.name for weight in repeated_matrices(kind)}
@@ -66,10 +69,13 @@ def kept_results(
         elif weight.sharding == "row" and not weight.is_adapter:
             mixed = bool(kind.feed_forward.num_experts)
             read = attention_read if weight.part == "attention" else kind.norms_after or mixed
-            along = along + compute * outputs * (second | read)
+            summed = np.where(tensor > 1.0, features, outputs)  # sums over ranks always stay
+            along = along + compute * np.where(second, summed, features * read)
+            if weight.part == "mlp" and not needs_output(kind, hidden_dropout=drops):
+                unread = unread + compute * np.where(second, summed, 0.0)
         elif weight.is_adapter and features == hidden and weight.sharding == "replicate":
             read = attention_read if weight.part == "attention" else kind.norms_after
-            along = along + np.where(tensor > 1.0, 0.0, compute * outputs * read)
+            along = along + np.where(tensor > 1.0, 0.0, compute * outputs * (second | read))
         elif weight.is_adapter:
             whole = whole + compute * outputs
         elif weight.part != "router":
@@ -79,10 +85,11 @@ def kept_results(
             split = split + _attention_results(attention, workload, table)
     if kind.attention.qk_norm == "all":  # sums of squares, of queries and of keys
         whole = whole + np.where(tensor > 1.0, 2.0 * max(FP32, compute), 0.0)
-    gathers = table.sequence_parallel & (tensor > 1.0)
+    # gathered inputs run again
+    gathers = table.sequence_parallel & (tensor > 1.0) & ~second
     whole = whole + np.where(gathers, compute * kind.attention.rope_head_dim, 0.0)
     mixture = _mixture_results(kind, hidden, compute, table)
-    return Results(split + mixture.split, along + mixture.along, whole + mixture.whole)
+    return Results(split + mixture.split, along + mixture.along, whole + mixture.whole, unread)
 
 
 def _attention_results(attention: Attention, workload: Workload, table: PlanTable) -> Real:
@@ -117,6 +124,7 @@ def _mixture_results(kind: LayerKind, hidden: float, compute: float, table: Plan
     whole = compute * share * (rows + grouped * experts.num_experts)
     parallel = tensor > 1.0
     gathered = parallel & np.where(cut, table.sequence_parallel, ~table.sequence_parallel)
+    gathered = gathered & (grouped > 0.0)
     whole = whole + np.where(gathered, compute * hidden, 0.0)
     along = np.where(parallel & cut, compute * hidden, 0.0)
     return Results(grouped * compute * experts.experts_per_token * inner, along, whole)

@@ -31,7 +31,8 @@ class LayerCollectives(Struct, frozen=True):
     column_inputs: Traffic  # inputs of column-parallel matrices
     kept_inputs: Traffic  # inputs that are gathered and saved
     row_sums: Traffic  # outputs summed over the ranks
-    recomputed_row_sums: Traffic  # those that recomputation repeats
+    inputs_again: Traffic  # of ``inputs``, those that recomputation repeats
+    row_sums_again: Traffic  # of ``row_sums``, the same
     token_splits: Traffic  # outputs that each rank computes for its tokens only
 
     @property
@@ -77,7 +78,8 @@ def tensor_traffic(
     input: the keys with positions. The backward pass gathers the input of a column-parallel matrix
     again, or has saved it (``options``). Recomputation stops at the last tensor that is needed: it
     skips the layer's last collective, unless a norm or a dropout follows it. A module that is
-    computed again repeats its own half of the layer's, ``ops:every-2nd-mm`` the gathering half. Not
+    computed again repeats its own forward collectives, without a last sum; ``ops:every-2nd-mm``
+    gathers inputs again. Not
     included: gradients summed once a step (``shared_gradient_traffic``). Forward-only (frozen)
     layers have the forward part alone. If a layer casts before it gathers (fp8), elements of the
     embedding's and the head's collectives still have c bytes.
@@ -92,7 +94,7 @@ def tensor_traffic(
             _layer_collectives(view, one.kind, by_matrix=options.gathers_per_matrix),
             one.count,
             one.trained,
-            one.run_again * _repeated_share(view, one.kind),
+            one.run_again,
         )
         for one in view.layers
     ]
@@ -139,14 +141,15 @@ def _summed_outputs(view: RankView, layers: Sequence[_Layers]) -> Traffic:
     """Outputs and gradients of inputs that are summed over the ranks."""
     forward = _total(view, (x.collectives.row_sums.times(x.forward) for x in layers))
     backward = _total(view, (x.collectives.inputs.times(x.backward) for x in layers))
-    again = _total(view, (x.collectives.recomputed_row_sums.times(x.again) for x in layers))
+    again = _total(view, (x.collectives.row_sums_again.times(x.again) for x in layers))
     outer = view.rank.decoder_stages + (_lookups(view) + float(view.rank.last))
     return forward + backward + again + _hidden_state(view).times(outer)
 
 
 def _gathered_inputs(view: RankView, layers: Sequence[_Layers], options: TrafficOptions) -> Traffic:
     """Gathered inputs and gradients of outputs, in the precision of c bytes."""
-    forward = _total(view, (x.collectives.inputs.times(x.forward + x.again) for x in layers))
+    forward = _total(view, (x.collectives.inputs.times(x.forward) for x in layers))
+    forward += _total(view, (x.collectives.inputs_again.times(x.again) for x in layers))
     backward = _total(view, (x.collectives.row_sums.times(x.backward) for x in layers))
     found = forward + backward + _hidden_state(view).times(view.rank.decoder_stages)
     if options.regathers_inputs:
@@ -183,19 +186,12 @@ def _loss_statistics(view: RankView, options: TrafficOptions) -> Traffic:
 
 def _norm_statistics(view: RankView, layers: Sequence[_Layers]) -> Traffic:
     """Bytes a step of the norms over all query and key heads: two sums of each token."""
+    full = np.where(view.table.recompute == FULL, 1.0, 0.0)
     norms = sum(
-        1.0 * x.forward + x.backward + x.again for x in layers if x.kind.attention.qk_norm == "all"
+        x.forward + x.backward + full * x.again for x in layers if x.kind.attention.qk_norm == "all"
     )
     count = view.table.num_microbatches * norms
     return Traffic(count, count * 2.0 * max(FP32, view.compute_bytes) * view.tokens)
-
-
-def _repeated_share(view: RankView, kind: LayerKind) -> Real:
-    """Share of a layer's forward collectives that its recomputation repeats."""
-    table = view.table
-    block = repeats_module(table.recompute, "moe" if kind.feed_forward.num_experts else "mlp")
-    half = block | ((table.recompute == EVERY_SECOND_MM) & table.sequence_parallel)
-    return np.where(table.recompute == FULL, 1.0, np.where(half, 0.5, 0.0))
 
 
 def _layer_collectives(view: RankView, kind: LayerKind, *, by_matrix: bool) -> LayerCollectives:
@@ -205,28 +201,45 @@ def _layer_collectives(view: RankView, kind: LayerKind, *, by_matrix: bool) -> L
     """
     model, table = view.model, view.table
     hidden, attention, mlp = float(model.hidden_size), kind.attention, kind.feed_forward
+
+    def again(*modules: str) -> Real:
+        found = [repeats_module(table.recompute, module) for module in modules]
+        return np.where(np.logical_or.reduce(found), 1.0, 0.0)
+
     zero = np.zeros(len(table))
     one = Traffic(1.0 + zero, hidden + zero)
-    rows, wholes = one, one.times(zero)
+    rows, wholes, latent = one, one.times(zero), one.times(zero)
     columns = one.times(_column_matrices(kind, "attention") if by_matrix else 1.0)
     if attention.kv_lora_rank:
         latents = (attention.q_lora_rank or hidden) + attention.kv_lora_rank
         columns = Traffic(2.0 + zero, latents + zero)
         wholes = Traffic(1.0 + zero, attention.rope_head_dim + zero)
+        latent = (columns + wholes).times(again("mla_up_proj"))
     dense = float(kind.cross_attention is not None)
     dense += float(not mlp.num_experts or mlp.shared_ffn_hidden_size > 0)
     each = _column_matrices(kind, "mlp", "shared_experts") if by_matrix else dense
     columns, rows = columns + one.times(each), rows + one.times(dense)
     experts = float(mlp.num_experts > 0)
     cut = experts * np.where(table.expert_tensor_parallel, 1.0, 0.0)
-    rows = rows + one.times(cut)
+    rows, inputs = rows + one.times(cut), columns + wholes + one.times(cut)
     needs_last = needs_output(kind, hidden_dropout=model.hidden_dropout > 0)
     left_out = 0.0 if needs_last else np.where(experts > 0, cut, 1.0)
+    full = np.where(table.recompute == FULL, 1.0, 0.0)
+    gathers = np.where((table.recompute == FULL) | (table.recompute == EVERY_SECOND_MM), 1.0, 0.0)
+    # of a mixture the sum of the routed experts comes last, of a module by itself its only one
+    block = again("moe") if experts else again("mlp")
+    shared = again("moe", "shared_experts") * experts * each
     return LayerCollectives(
         column_inputs=columns,
         kept_inputs=wholes + one.times(cut),
         row_sums=rows,
-        recomputed_row_sums=rows + one.times(-1.0 * left_out),
+        inputs_again=inputs.times(gathers)
+        + latent
+        + one.times(shared if experts else block * each)
+        + one.times(block * cut),
+        row_sums_again=rows.times(full)
+        + one.times(-1.0 * left_out * full)
+        + one.times(again("moe") * experts * dense),
         token_splits=one.times(experts - cut),
     )
 

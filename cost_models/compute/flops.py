@@ -22,7 +22,7 @@ from cost_models.model.spec import Attention, DeltaRule, LayerKind, ModelSpec, W
 from cost_models.partition.recomputed_layers import RecomputedLayers, repeated_by_setting
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import PlanTable, split_layers
-from cost_models.plan.recompute import CORE, FULL, by_operator, repeats_module
+from cost_models.plan.recompute import CORE, FULL, by_operator, repeats_module, repeats_modules
 from cost_models.plan.workload import Workload
 
 # FLOP of an attention core's backward pass over its forward's, by kernel
@@ -320,10 +320,9 @@ def hardware_flops_per_step(
         of_core = of_core - eager * value_flops_per_token(kind, workload.seq_len)
         again = again + number * (full * whole + selective * of_core)
         again = again + number * ops * eager * core_flops_per_token(kind, workload.seq_len)
-        last = _rows(kind)[-1:] if _last_matrix(model, kind) else []
         for repeats_it, matrices in repeated_by_setting(kind, table):
-            left = [w for w in matrices if w not in last]
-            again = again + np.where(repeats_it, number * _matmul_flops(kind, left), 0.0)
+            matmuls = _repeated_flops(model, kind, matrices, table)
+            again = again + np.where(repeats_it, number * matmuls, 0.0)
     return tokens * (once - unneeded + again + adapters)
 
 
@@ -430,6 +429,28 @@ def _last_matrix(model: ModelSpec, kind: LayerKind) -> float:
         return 0.0
     rows = _rows(kind)
     return 2.0 * rows[-1].numel if rows else 0.0
+
+
+def _repeated_flops(
+    model: ModelSpec, kind: LayerKind, matrices: Sequence[Weight], table: PlanTable
+) -> Real:
+    """Forward FLOP of matrices that are computed again, for one token.
+
+    Recomputation stops before its last matrix, of a module always, of a layer see ``_last_matrix``;
+    every tensor-parallel rank multiplies with a whole small matrix of an adapter.
+    """
+    each = [w for w in matrices if w.is_adapter and w.sharding == "replicate"]
+    total = _matmul_flops(kind, matrices) + (table.tensor_parallel - 1.0) * sum(
+        2.0 * w.numel for w in each
+    )
+    rows = _rows(kind)[-1:]
+    stops = repeats_modules(table.recompute) | bool(_last_matrix(model, kind))
+    if not rows or rows[0] not in matrices:
+        return total
+    second = adapter_names(rows[0].name)[1] if rows[0].quantised else ""
+    skipped = 2.0 * rows[0].numel
+    skipped += table.tensor_parallel * sum(2.0 * w.numel for w in matrices if w.name == second)
+    return total - np.where(stops, skipped, 0.0)
 
 
 def _last_adapter(model: ModelSpec, kind: LayerKind) -> float:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import Plan
+from cost_models.plan.recompute import modules_of
 from cost_models.plan.workload import Workload
 
 # values of a workload that the executor trains; others can only be priced
@@ -18,8 +19,9 @@ TRAINED: Final[dict[str, tuple[Any, ...]]] = {
     "gradient_precision": ("auto",),
     "quantisation": ("nf4",),
 }
-# settings of recomputation that the executor runs
-RECOMPUTED: Final = ("none", "selective", "full", "selective_ops")
+RECOMPUTED_IN_FP8: Final = ("none", "selective", "full", "selective_ops")
+# modules whose results are freed as well
+DISCARDED: Final = ("mla_up_proj", "layernorm", "moe_act")
 # fields of a plan that the executor reads; it runs every other field at its default only
 SUPPORTED_FIELDS: Final = frozenset(
     (
@@ -61,10 +63,6 @@ def unsupported_field(plan: Plan) -> str | None:
     Fields at their default pass: a field that is new in ``Plan`` is refused until the executor
     supports it.
     """
-    if plan.recompute not in RECOMPUTED:
-        return (
-            f"recompute = {plan.recompute} (only {', '.join(RECOMPUTED)}; others are priced only)"
-        )
     default = type(plan)()
     for field in fields(plan):
         value, only = getattr(plan, field.name), getattr(default, field.name)
@@ -73,6 +71,24 @@ def unsupported_field(plan: Plan) -> str | None:
                 f"{field.name} = {str(value).lower()} (only {str(only).lower()}; other values are "
                 "priced only)"
             )
+    return None
+
+
+def untrained_recompute(workload: Workload, plan: Plan) -> str | None:
+    """Return a setting of recomputation that another option excludes, as text.
+
+    Results that are computed again for later operators are not offloaded; in fp8 only whole
+    layers, attention cores and ``selective_ops`` are tested.
+    """
+    setting = plan.recompute
+    if workload.precision == "fp8" and setting not in RECOMPUTED_IN_FP8:
+        return f"recompute = {setting} with precision fp8 (only {', '.join(RECOMPUTED_IN_FP8)})"
+    if plan.offloads_activations and set(modules_of(setting)) & set(DISCARDED):
+        return (
+            f"recompute = {setting} with offload {plan.offload}: the results of "
+            f"{', '.join(DISCARDED)} cannot leave the device (only core_attn, mlp, moe and "
+            "shared_experts)"
+        )
     return None
 
 

@@ -10,9 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from cost_models.legality.executor_limits import unsupported_field, untrained
+from cost_models.legality.executor_limits import (
+    unsupported_field,
+    untrained,
+    untrained_recompute,
+)
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import Plan
+from cost_models.plan.recompute import modules_of
 from cost_models.plan.workload import AdapterTargets, Workload
 
 SUPPORTED_FILE: Final = Path(__file__).parent / "executor_proofs.json"
@@ -34,7 +39,11 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
     """
     proven = supported()
     families = proven["families"]
-    for reason in (unsupported_field(plan), *untrained(model, workload)):
+    for reason in (
+        unsupported_field(plan),
+        untrained_recompute(workload, plan),
+        *untrained(model, workload),
+    ):
         if reason is not None:
             return reason
     targets = workload.adapter_targets
@@ -48,7 +57,6 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
         if getattr(plan, axis) > 1 and axis not in known:
             return f"{axis} = {getattr(plan, axis)} with model_type {model.family} (only 1)"
     words: dict[str, str] = {
-        "recompute": plan.recompute,
         "offload": plan.offload,
         "adapter": workload.adapter,
     }
@@ -56,7 +64,17 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
         words["pipeline_schedule"] = plan.pipeline_schedule
     if plan.context_parallel > 1:
         words["context_parallel_method"] = plan.context_parallel_method
+    if reason := _unproven_recompute(plan.recompute, proven["recompute"]):
+        return reason
     for name, value in words.items():
         if value not in proven[name]:
             return f"{name} = {value} (only {', '.join(proven[name])})"
     return None
+
+
+def _unproven_recompute(setting: str, proven: list[str]) -> str | None:
+    """Return a setting of recomputation that no test covers, as text; modules are proven singly."""
+    modules = {module for known in proven for module in modules_of(known)}
+    if setting in proven or (modules_of(setting) and modules.issuperset(modules_of(setting))):
+        return None
+    return f"recompute = {setting} (only {', '.join(proven)})"

@@ -47,8 +47,8 @@ RECOMPUTE_RULES: tuple[Rule, ...] = (
         "recompute_encoder_decoder",
         lambda s, t: (t.recompute > FULL) & any(k.cross_attention for k in s.model.kinds),
         lambda s, p: (
-            f"recompute {p.recompute} is not supported for encoder-decoder models (must be none, "
-            "selective or full)"
+            f"recompute {p.recompute} is not supported for encoder-decoder models, whose decoder "
+            "layers have cross-attention (must be none, selective or full)"
         ),
     ),
     Rule(

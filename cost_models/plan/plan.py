@@ -234,9 +234,9 @@ class Plan(Ranks[int]):
             why="`selective_ops` (results of matmuls, fused attention and collectives stay, the "
             "rest is computed again; not for t5, nor with offloaded activations) is priced and run "
             "where it is requested, here or with `--fix`, as is `ops:every-2nd-mm` (torchtitan's "
-            "selective op: also every second matmul is computed again); `modules:core_attn+mlp` "
+            "selective op: also every second matmul is computed again) and `modules:core_attn+mlp` "
             "(Megatron Core's `--recompute-modules`; also layernorm, moe, moe_act, mla_up_proj, "
-            "shared_experts) is priced; `full:1/2` or `every:2` recomputes the first one of every "
+            "shared_experts); `full:1/2` or `every:2` recomputes the first one of every "
             "two layers of each stage (any n of k, also of the others)",
         ),
     ] = "none"

@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 CORE: Final = "core_attn"
 MODULES: Final = (CORE, "mla_up_proj", "layernorm", "mlp", "moe", "shared_experts", "moe_act")
 PREFIX: Final = "modules:"
+EVERY_SECOND: Final = "ops:every-2nd-mm"
 # a layer as a whole, or its operators by kind
-WORDS: Final = ("none", "selective", "full", "selective_ops", "ops:every-2nd-mm")
+WORDS: Final = ("none", "selective", "full", "selective_ops", EVERY_SECOND)
 _SETS: Final = tuple(
     modules for size in range(1, len(MODULES) + 1) for modules in combinations(MODULES, size)
 )
 RECOMPUTE: Final = WORDS + tuple(PREFIX + "+".join(modules) for modules in _SETS)
+BY_OPERATOR: Final = ("selective_ops", EVERY_SECOND)
 # codes of the column ``recompute``; from FIRST_SET on, sets of modules
 NONE, SELECTIVE, FULL, SELECTIVE_OPS, EVERY_SECOND_MM = range(len(WORDS))
 FIRST_SET: Final = len(WORDS)
@@ -76,6 +78,17 @@ def read_setting(text: str, where: str = "") -> str:
     if set(given) == {CORE}:
         return WORDS[SELECTIVE]
     return PREFIX + "+".join(module for module in MODULES if module in given)
+
+
+def modules_of(setting: str) -> tuple[str, ...]:
+    """Return the modules that a setting computes again one by one.
+
+    >>> modules_of("selective"), modules_of("modules:core_attn+mlp"), modules_of("full")
+    (('core_attn',), ('core_attn', 'mlp'), ())
+    """
+    if setting == WORDS[SELECTIVE]:
+        return (CORE,)
+    return tuple(setting[len(PREFIX) :].split("+")) if setting.startswith(PREFIX) else ()
 
 
 def repeats_module(recompute: Any, module: str) -> NDArray[np.bool_]:

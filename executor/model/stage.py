@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from cost_models.model.lora import BLOCK
 from cost_models.model.spec import ModelSpec
+from cost_models.partition.recomputed_layers import repeated_matrices
+from cost_models.plan.recompute import EVERY_SECOND
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
 from executor.activity import ACTIVITY
@@ -105,6 +107,7 @@ class Stage(nn.Module):  # type: ignore[misc]
             self._prepare_layer(name, layer)
         placed = parameter_layouts(spec, axis, experts)
         self._add_adapters(placed, workload)
+        self._mark_matrices(spec, file.plan.recompute)
         self._cut_parameters(placed, spec, COMPUTE_DTYPE[workload.precision])
 
     def _prepare_layer(self, name: str, layer: Layer) -> None:
@@ -154,6 +157,16 @@ class Stage(nn.Module):  # type: ignore[misc]
                 path, small, _ = name.rsplit(".", 2)
                 linear = self.get_submodule(path)
                 add_adapter(linear, small, layout, workload, device="meta", dtype=dtype)
+
+    def _mark_matrices(self, spec: ModelSpec, recompute: str) -> None:
+        """Mark the modules whose matmul ``ops:every-2nd-mm`` computes again."""
+        if recompute != EVERY_SECOND:
+            return
+        for name in self.layer_names:
+            kind = spec.kinds[spec.pattern[spec.layer_prefixes.index(name)]]
+            for weight in repeated_matrices(kind):
+                linear = self.get_submodule(f"{name}.{weight.name.removesuffix('.weight')}")
+                linear.runs_again = True
 
     def _cut_parameters(
         self, table: dict[str, ParameterLayout], spec: ModelSpec, compute: torch.dtype
@@ -342,7 +355,7 @@ class Stage(nn.Module):  # type: ignore[misc]
 def without_recompute(layer: Layer) -> Layer:
     """Return the layer without recomputation."""
     core = replace(layer.core, recompute=False)
-    return replace(layer, core=core, recompute=False, recompute_selectively=False)
+    return replace(layer, core=core, recompute="none")
 
 
 def _look_up(table: Any, offset: int, positions: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class _Linears(Function):  # type: ignore[misc]
                 found.append(y.view(*x.shape[:-1], -1))
             return tuple(found)
 
-        return compute_once(outputs)
+        return compute_once(outputs, by_matmul=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:

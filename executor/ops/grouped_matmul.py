@@ -58,7 +58,7 @@ class _GroupedLinear(Function):  # type: ignore[misc]
                     product[block].add_(bias[index])
             return product
 
-        return compute_once(result)
+        return compute_once(result, by_matmul=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:

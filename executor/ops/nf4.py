@@ -116,7 +116,7 @@ class _Linear(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: PackedMatrix, bias: Tensor | None) -> Tensor:
         ctx.weight = weight
-        return compute_once(lambda: F.linear(x, weight.matrix(x.dtype), bias))
+        return compute_once(lambda: F.linear(x, weight.matrix(x.dtype), bias), by_matmul=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:

@@ -10,11 +10,14 @@ Operators of torch are intercepted at dispatch, below autograd; an autograd func
 that computes or communicates inside uses ``compute_once``. A block's result that nothing reads
 again (the MLP's, where no norm follows) leaves only its shape and is NaN in the second run, so that
 an unexpected read cannot pass unnoticed.
+
+``every_second``: the policy ``ops:every-2nd-mm``. A matmul is recorded only if ``matmuls`` says so,
+whether its result is read or not; grouped matmuls and gathered inputs run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +27,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from executor.compat import KEPT_OPERATORS, alias_below_autograd, version_of
+from executor.compat import (
+    ATTENTION_OPERATORS,
+    KEPT_OPERATORS,
+    alias_below_autograd,
+    version_of,
+)
 from executor.counters.collectives_and_flops import is_wrapped
 
 Result = TypeVar("Result")
@@ -52,12 +60,22 @@ class _Shape(NamedTuple):
 class _Results:
     """The recorded results of one layer and micro-batch, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, every_second: bool) -> None:
+        self.every_second = every_second
+        self.again: list[bool] = []  # whether each of the next matmuls runs again
         self.entries: list[_RecordedResult | None] = []
         self.taken: int | None = None  # number of entries replayed in the second run
         self.inside = False  # inside a function that records its result itself
         self.unread = False  # nothing reads the current block's result again
         self.shape_only = False
+
+    def keeps(self, operator: Any) -> bool:
+        """Return whether the result of an operator is recorded."""
+        if operator not in KEPT_OPERATORS or self.inside:
+            return False
+        if not self.every_second or operator in ATTENTION_OPERATORS:
+            return True
+        return bool(self.again) and not self.again.pop(0)
 
     def add(self, operator: Any, values: Any) -> None:
         versions: list[int] = []
@@ -134,7 +152,7 @@ class _Catch(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         if is_wrapped(types):
             return NotImplemented
-        if func not in KEPT_OPERATORS or self.results.inside:
+        if not self.results.keeps(func):
             return func(*args, **(kwargs or {}))
         if self.again:
             return self.results.take(func)
@@ -156,15 +174,16 @@ def checkpointed(function: Callable[..., Tensor], *arguments: Any, random: bool)
 
 
 def checkpointed_selectively(
-    function: Callable[..., Tensor], *arguments: Any, random: bool
+    function: Callable[..., Tensor], *arguments: Any, random: bool, every_second: bool = False
 ) -> Tensor:
     """Call ``function``; save its arguments and the results of matmuls, attention and collectives.
 
-    ``random``: the random state is restored for the second call (dropout).
+    ``random``: the random state is restored for the second call (dropout). ``every_second``: of
+    matmuls only some, see ``matmuls``.
     """
 
     def contexts() -> tuple[_Catch, _Catch]:
-        results = _Results()
+        results = _Results(every_second=every_second)
         return _Catch(results, again=False), _Catch(results, again=True)
 
     result: Tensor = checkpoint(
@@ -177,15 +196,16 @@ def checkpointed_selectively(
     return result
 
 
-def compute_once(compute: Callable[[], Result]) -> Result:
+def compute_once(compute: Callable[[], Result], *, by_matmul: bool = False) -> Result:
     """Return the result of ``compute``; a selective recomputation replays it instead.
 
-    For the inside of autograd functions: no gradient flows through it.
+    For the inside of autograd functions: no gradient flows through it. ``by_matmul``: matmuls, or
+    gathered inputs of matmuls, of which ``every_second`` keeps only the results of some matmuls.
     """
     if not _open:
         return compute()
     results = _open[-1]
-    if results.inside:
+    if results.inside or (by_matmul and results.every_second):
         return compute()
     if results.taken is not None:
         found: Result = results.take(None)
@@ -202,6 +222,23 @@ def compute_once(compute: Callable[[], Result]) -> Result:
 def is_recomputing() -> bool:
     """Return whether the current layer is being recomputed selectively."""
     return bool(_open) and _open[-1].taken is not None
+
+
+@contextmanager
+def matmuls(linears: Sequence[Any]) -> Iterator[None]:
+    """Run the matmuls of some modules in this order; ``every_second`` keeps results of some.
+
+    A module of which the plan computes the result again has the attribute ``runs_again``.
+    """
+    if not _open or not _open[-1].every_second:
+        yield
+        return
+    results = _open[-1]
+    results.again = [hasattr(linear, "runs_again") for linear in linears]
+    try:
+        yield
+    finally:
+        results.again = []
 
 
 @contextmanager
@@ -225,7 +262,8 @@ def block_result(*, summed: bool = False) -> Iterator[None]:
         yield
         return
     results = _open[-1]
-    results.shape_only, before = summed or results.unread, results.shape_only
+    unread = results.unread and not results.every_second
+    results.shape_only, before = summed or unread, results.shape_only
     try:
         yield
     finally:

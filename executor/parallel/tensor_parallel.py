@@ -172,7 +172,7 @@ class _ColumnLinear(Function):  # type: ignore[misc]
             whole = _gather(axis, x)() if axis.sequence_parallel else x
             return tuple(linear(whole, w, b) for w, b in zip(weights, biases, strict=True))
 
-        return compute_once(outputs)
+        return compute_once(outputs, by_matmul=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -284,7 +284,9 @@ class _WholeTokens(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
         ctx.axis = axis
-        return compute_once(lambda: _gather(axis, x)()) if axis.sequence_parallel else x.view_as(x)
+        if not axis.sequence_parallel:
+            return x.view_as(x)
+        return compute_once(lambda: _gather(axis, x)(), by_matmul=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -309,7 +311,7 @@ class _EveryToken(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, axis: TensorAxis, x: Tensor) -> Tensor:
         ctx.axis = axis
-        return compute_once(lambda: _gather(axis, x)())
+        return compute_once(lambda: _gather(axis, x)(), by_matmul=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:

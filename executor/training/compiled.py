@@ -20,6 +20,7 @@ from executor.parallel.mesh import gather_json
 from executor.support import UNCOMPILED_FAMILIES
 from hardware_profiles.errors import InputError
 
+COMPILED_RECOMPUTE: Final = ("none", "selective", "full")
 MAX_MESSAGE: Final = 200  # characters of the compiler's error
 
 
@@ -34,10 +35,10 @@ def check_compilable(plan: Plan, family: str = "", adapter: Adapter = "none") ->
             f"--compile: with offload {plan.offload} compiled values are not proven equal to "
             "eager ones"
         )
-    if plan.recompute == "selective_ops":
+    if plan.recompute not in COMPILED_RECOMPUTE:
         raise InputError(
-            "--compile: with recompute selective_ops compiled values are not proven equal to eager "
-            "ones"
+            f"--compile: with recompute {plan.recompute} compiled values are not proven equal to "
+            f"eager ones (only {', '.join(COMPILED_RECOMPUTE)})"
         )
     for name in ("context_parallel", "expert_parallel"):
         if (value := getattr(plan, name)) > 1:

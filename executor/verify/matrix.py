@@ -55,6 +55,7 @@ def cases() -> list[VerificationCase]:
         *_adapters(),
         *_offload(),
         *_saved_results(),
+        *_repeated_parts(),
         *_combinations(),
     ]
     found = list({case.name: case for case in found}.values())
@@ -232,6 +233,31 @@ def _saved_results() -> Iterator[VerificationCase]:
     )
     eager = {"attention_kernel": "eager"}
     yield VerificationCase("qwen2 eager attention selective_ops", Plan(1, 2, **ops), "qwen2", eager)
+
+
+def _repeated_parts() -> Iterator[VerificationCase]:
+    """Recomputation of some matmuls and of some modules, under every kind of parallelism."""
+    second: dict[str, Any] = {"recompute": "ops:every-2nd-mm", "num_microbatches": 2}
+    blocks: dict[str, Any] = {
+        "recompute": "modules:core_attn+layernorm+mlp",
+        "num_microbatches": 2,
+    }
+    experts: dict[str, Any] = {
+        "recompute": "modules:mla_up_proj+shared_experts+moe_act",
+        "num_microbatches": 2,
+    }
+    for options in (second, blocks):
+        yield _case(Plan(2, zero_stage=3, **options), "phi")
+        yield _case(Plan(1, 2, **options), "olmo2")
+        everything = Plan(2, 2, 2, 1, "zero_bubble", 2, True, **options)
+        yield _case(everything, "qwen3", tied=True)
+        plan = Plan(1, 2, sequence_parallel=True, **options)
+        yield VerificationCase(f"llama {describe(plan)} lora", plan, options={"lora": 4})
+    moe = {**experts, "recompute": "modules:moe"}
+    for options in (second, experts, moe):
+        plan = Plan(2, 2, expert_parallel=2, zero_stage=1, sequence_parallel=True, **options)
+        yield _case(plan, "qwen2_moe")
+        yield _case(Plan(1, 2, sequence_parallel=True, **options), "deepseek_v3")
 
 
 def _combinations() -> Iterator[VerificationCase]:

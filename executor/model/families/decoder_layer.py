@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cost_models.plan.recompute import BY_OPERATOR, EVERY_SECOND
 from executor.attention.core import Documents
 from executor.model.families.description import Layer, ResidualBlock, RotaryTables
+from executor.ops.discarded_results import Discarded
 from executor.ops.offload_activations import run_offloaded
 from executor.ops.recompute import checkpointed, checkpointed_selectively, result_unread
 
@@ -31,8 +35,7 @@ def run_layer(
             layer,
             core=core,
             dropout=0.0,
-            recompute=False,
-            recompute_selectively=False,
+            recompute="none",
             offload=False,
         )
     if layer.offload:
@@ -43,11 +46,17 @@ def run_layer(
 
 
 def _run(layer: Layer, module: nn.Module, hidden: Tensor, rotary: RotaryTables | None) -> Tensor:
-    if layer.recompute:
+    if layer.recompute == "full":
         return checkpointed(decoder_layer, module, layer, hidden, rotary, random=layer.random)
-    if layer.recompute_selectively:
+    if layer.recompute in BY_OPERATOR:
         return checkpointed_selectively(
-            decoder_layer, module, layer, hidden, rotary, random=layer.random
+            decoder_layer,
+            module,
+            layer,
+            hidden,
+            rotary,
+            random=layer.random,
+            every_second=layer.recompute == EVERY_SECOND,
         )
     return decoder_layer(module, layer, hidden, rotary)
 
@@ -59,24 +68,43 @@ def decoder_layer(module: Any, layer: Layer, hidden: Tensor, rotary: RotaryTable
     """
     family = layer.family
     block = family.attention_block
-    attention = module.get_submodule(block.name)
-    read = _normed(module, block.norm_before, hidden)
-    # with a parallel residual, the backward pass reads neither block's result
-    with result_unread(layer.kind.parallel_residual and not _is_normed(block)):
-        output = family.attention(attention, layer, read, rotary)
-    output = _finished(module, layer, block, output)
-    after = _normed(module, block.norm_sum, hidden + output)
-    del output  # nothing of the MLP reads it
+    with _norm_read(module, layer, block, hidden) as read:
+        # with a parallel residual, the backward pass reads neither block's result
+        with result_unread(layer.kind.parallel_residual and not _is_normed(block)):
+            output = family.attention(module.get_submodule(block.name), layer, read, rotary)
+        output = _finished(module, layer, block, output)
+        after = _normed(module, block.norm_sum, hidden + output)
+        del output  # nothing of the MLP reads it
 
-    block = family.feed_forward_block
-    if not layer.kind.parallel_residual:
-        read = _normed(module, block.norm_before, after)
-    elif block.norm_before is not None:  # otherwise it shares the attention's norm
-        read = _normed(module, block.norm_before, hidden)
+        block = family.feed_forward_block
+        if layer.kind.parallel_residual and block.norm_before is None:  # one norm for both
+            output = _feed_forward(module, layer, block, read)
+            return _normed(module, block.norm_sum, after + output)
+    del read
+    given = hidden if layer.kind.parallel_residual else after
+    with _norm_read(module, layer, block, given) as read:
+        output = _feed_forward(module, layer, block, read)
+    return _normed(module, block.norm_sum, after + output)
+
+
+@contextmanager
+def _norm_read(module: Any, layer: Layer, block: ResidualBlock, x: Tensor) -> Iterator[Tensor]:
+    """Yield the input of a block, which the backward pass may compute again."""
+    if block.norm_before is None or not layer.repeats("layernorm"):
+        yield _normed(module, block.norm_before, x)
+        return
+    norm = module.get_submodule(block.norm_before)
+    with Discarded(lambda x: (norm(x),), x, random=False).readers() as (read,):
+        yield read
+
+
+def _feed_forward(module: Any, layer: Layer, block: ResidualBlock, x: Tensor) -> Tensor:
+    run: Any = layer.family.feed_forward
+    if layer.repeats("moe" if layer.kind.feed_forward.num_experts else "mlp"):
+        run = partial(checkpointed, run, random=layer.random)
     with result_unread(not layer.kind.feed_forward.num_experts and not _is_normed(block)):
-        output = family.feed_forward(module.get_submodule(block.name), layer, read)
-    after = after + _finished(module, layer, block, output)
-    return _normed(module, block.norm_sum, after)
+        output = run(module.get_submodule(block.name), layer, x)
+    return _finished(module, layer, block, output)
 
 
 def _is_normed(block: ResidualBlock) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from cost_models.model.spec import LayerKind
+from cost_models.plan.recompute import modules_of
 from executor.attention.core import AttentionCore
 from executor.parallel.expert_parallel import ExpertAxis
 from executor.parallel.tensor_parallel import TensorAxis
@@ -97,7 +98,10 @@ class Layer:
     core: AttentionCore
     dropout: float  # of the outputs of attention and MLP
     residual_multiplier: float  # of the same outputs
-    recompute: bool  # full recomputation
-    recompute_selectively: bool  # selective recomputation: saves matmuls, attention and collectives
+    recompute: str  # setting of recomputation, see cost_models/plan/recompute.py
     random: bool  # has dropout
     offload: bool  # saved activations go to the host
+
+    def repeats(self, module: str) -> bool:
+        """Return whether a module of the layer is computed again, the layer as a whole not."""
+        return module in modules_of(self.recompute)

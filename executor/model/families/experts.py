@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,8 +12,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from executor.model.families.description import FeedForward, Layer
+from executor.model.families.linears import replicated
 from executor.model.families.mlp import gated
+from executor.ops.discarded_results import Discarded
 from executor.ops.grouped_matmul import grouped_linear
+from executor.ops.recompute import checkpointed
 from executor.parallel.expert_parallel import run_on_experts
 from executor.parallel.tensor_parallel import (
     concatenate_tokens,
@@ -26,7 +31,12 @@ _DENSE = gated("gate_proj", "up_proj", "down_proj")
 def gated_experts(module: Any, layer: Layer, rows: Tensor, counts: list[int]) -> Tensor:
     """Gated experts: gate and up projection in one matrix, the gate's rows first."""
     gate, up = grouped_linear(rows, counts, module.gate_up_proj).chunk(2, -1)
-    return grouped_linear(module.act_fn(gate) * up, counts, module.down_proj)
+
+    def activation(gate: Tensor, up: Tensor) -> tuple[Tensor]:
+        return (module.act_fn(gate) * up,)
+
+    with _activated(layer, activation, gate, up) as inner:
+        return grouped_linear(inner, counts, module.down_proj)
 
 
 def clamped_experts(module: Any, layer: Layer, rows: Tensor, counts: list[int]) -> Tensor:
@@ -37,11 +47,28 @@ def clamped_experts(module: Any, layer: Layer, rows: Tensor, counts: list[int]) 
     both = grouped_linear(
         rows, counts, module.gate_up_proj, module.gate_up_proj_bias, transposed=True
     )
-    inner = _Clamped.apply(both, module.limit, module.alpha)
     first = not layer.experts.tensor_sharded or layer.axis.rank == 0
-    return grouped_linear(
-        inner, counts, module.down_proj, module.down_proj_bias, transposed=True, adds_bias=first
-    )
+
+    def activation(both: Tensor) -> tuple[Tensor]:
+        return (_Clamped.apply(both, module.limit, module.alpha),)
+
+    with _activated(layer, activation, both) as inner:
+        return grouped_linear(
+            inner, counts, module.down_proj, module.down_proj_bias, transposed=True, adds_bias=first
+        )
+
+
+@contextmanager
+def _activated(
+    layer: Layer, activation: Callable[..., tuple[Tensor]], *arguments: Tensor
+) -> Iterator[Tensor]:
+    """Yield the input of the experts' last matrices, which the backward pass may compute again."""
+    if layer.repeats("moe_act") and not layer.repeats("moe"):
+        with Discarded(activation, *arguments, random=False).readers() as (inner,):
+            yield inner
+    else:
+        (inner,) = activation(*arguments)
+        yield inner
 
 
 class _Clamped(Function):  # type: ignore[misc]
@@ -84,9 +111,12 @@ def mixture_of_experts(
     def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
         added = None
         if shared is not None:
-            added = _DENSE(getattr(module, shared), layer, x)
+            run: Any = _DENSE
+            if layer.repeats("shared_experts") and not layer.repeats("moe"):
+                run = partial(checkpointed, run, random=layer.random)
+            added = run(getattr(module, shared), layer, x)
         if shared_gate is not None:
-            added = torch.sigmoid(getattr(module, shared_gate)(x)) * added
+            added = torch.sigmoid(replicated(x, getattr(module, shared_gate))) * added
         routed = _routed(getattr(module, router), module.experts, layer, x)
         return routed if added is None else routed + added
 

@@ -7,6 +7,7 @@ computed from a rank's tokens; the up projections are sharded by heads.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from executor.model.families.description import Layer, RotaryTables
 from executor.model.families.linears import column_parallel, replicated, row_parallel
 from executor.model.families.self_attention import Rotation, rotate_halves
+from executor.ops.discarded_results import Discarded
 from executor.parallel.tensor_parallel import gather_tokens
 
 
@@ -34,16 +36,37 @@ def rotate_pairs_to_halves(
 def latent_attention(module: Any, layer: Layer, x: Tensor, rotary: RotaryTables | None) -> Tensor:
     """Attend; (B, s, H) in and out."""
     sizes, axis = layer.kind.attention, layer.axis
-    no_rope = sizes.head_dim - sizes.rope_head_dim
-    if sizes.q_lora_rank:
-        latent = module.q_a_layernorm(replicated(x, module.q_a_proj))
-        (query,) = column_parallel(axis, latent, module.q_b_proj)
-    else:
-        (query,) = column_parallel(axis, x, module.q_proj)
-    query = query.unflatten(-1, (-1, sizes.head_dim))
+    latent = x if not sizes.q_lora_rank else module.q_a_layernorm(replicated(x, module.q_a_proj))
     compressed = replicated(x, module.kv_a_proj_with_mqa)
-    latent, turned = compressed.split([sizes.kv_lora_rank, sizes.rope_head_dim], -1)
-    (lifted,) = column_parallel(axis, module.kv_a_layernorm(latent), module.kv_b_proj)
+    compressed, turned = compressed.split([sizes.kv_lora_rank, sizes.rope_head_dim], -1)
+    compressed = module.kv_a_layernorm(compressed)
+    up = partial(_heads, module, layer, rotary)
+    if not layer.repeats("mla_up_proj"):
+        output = layer.core(*up(latent, compressed, turned))
+    else:
+        with Discarded(
+            up, latent, compressed, turned.contiguous(), random=False
+        ).readers() as heads:
+            output = layer.core(*heads)
+    return row_parallel(axis, output, module.o_proj)
+
+
+def _heads(
+    module: Any,
+    layer: Layer,
+    rotary: RotaryTables | None,
+    latent: Tensor,
+    compressed: Tensor,
+    turned: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, from the latents of queries, and of keys and values."""
+    sizes, axis = layer.kind.attention, layer.axis
+    no_rope = sizes.head_dim - sizes.rope_head_dim
+    (query,) = column_parallel(
+        axis, latent, module.q_b_proj if sizes.q_lora_rank else module.q_proj
+    )
+    query = query.unflatten(-1, (-1, sizes.head_dim))
+    (lifted,) = column_parallel(axis, compressed, module.kv_b_proj)
     lifted = lifted.unflatten(-1, (-1, no_rope + sizes.value_head_dim))
     key, value = lifted.split([no_rope, sizes.value_head_dim], -1)
     turned = gather_tokens(axis, turned).unsqueeze(2)
@@ -52,7 +75,7 @@ def latent_attention(module: Any, layer: Layer, x: Tensor, rotary: RotaryTables 
         positioned, turned = _rotation(module)(positioned, turned, rotary)
     query = torch.cat([own, positioned], -1)
     key = torch.cat([key, turned.expand(-1, -1, key.size(2), -1)], -1)
-    return row_parallel(axis, layer.core(query, key, value), module.o_proj)
+    return query, key, value
 
 
 def _rotation(module: Any) -> Rotation:

@@ -19,7 +19,7 @@ from executor.compat import Conv1D
 from executor.ops import fp8
 from executor.ops.nf4 import PackedMatrix
 from executor.ops.nf4 import linear as multiply
-from executor.ops.recompute import block_result
+from executor.ops.recompute import block_result, matmuls
 from executor.parallel.tensor_parallel import (
     UNSHARDED,
     TensorAxis,
@@ -37,16 +37,18 @@ def column_parallel(axis: TensorAxis, x: Tensor, *linears: Any) -> tuple[Tensor,
     biases = [linear.bias for linear in linears] + [None] * len(adapted)
     if axis.fp8:
         return fp8.fp8_linears(x, weights, biases)
-    outputs = column_linear(axis, x, weights, biases)
+    with matmuls([*linears, *(linear.lora_A for linear in adapted)]):
+        outputs = column_linear(axis, x, weights, biases)
     if not adapted:
         return outputs
     inner = iter(outputs[len(linears) :])
-    return tuple(
-        y + F.linear(linear.lora_scale * next(inner), linear.lora_B.weight)
-        if is_adapted(linear)
-        else y
-        for linear, y in zip(linears, outputs, strict=False)
-    )
+    with matmuls([linear.lora_B for linear in adapted]):
+        return tuple(
+            y + F.linear(linear.lora_scale * next(inner), linear.lora_B.weight)
+            if is_adapted(linear)
+            else y
+            for linear, y in zip(linears, outputs, strict=False)
+        )
 
 
 def row_parallel(axis: TensorAxis, x: Tensor, linear: Any) -> Tensor:
@@ -56,11 +58,13 @@ def row_parallel(axis: TensorAxis, x: Tensor, linear: Any) -> Tensor:
             (y,) = fp8.fp8_linears(x, [_out_in(linear)], [linear.bias])
         return y
     if not is_adapted(linear):
-        return row_linear(axis, x, _out_in(linear), linear.bias)
-    inner = F.linear(x, linear.lora_A.weight)
-    with block_result(summed=axis.size > 1):
-        y = F.linear(linear.lora_scale * inner, linear.lora_B.weight)
-        y = y + multiply(x, _out_in(linear))  # last: a recomputation may skip it
+        with matmuls([linear]):
+            return row_linear(axis, x, _out_in(linear), linear.bias)
+    with matmuls([linear.lora_A, linear.lora_B, linear]):
+        inner = F.linear(x, linear.lora_A.weight)
+        with block_result(summed=axis.size > 1):
+            y = F.linear(linear.lora_scale * inner, linear.lora_B.weight)
+            y = y + multiply(x, _out_in(linear))  # last: a recomputation may skip it
     if axis.size > 1:
         with block_result():
             y = sum_over_ranks(axis, y)

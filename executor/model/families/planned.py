@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from cost_models.model.spec import LayerKind
+from cost_models.plan.recompute import BY_OPERATOR, CORE, modules_of
 from cost_models.plan_file import PlanFile
 from executor.attention.core import AttentionCore
 from executor.model.families.description import Family, Layer
@@ -41,10 +42,10 @@ def planned_layer(
         dropout=spec.attention_dropout,
         softmax_in_fp32=family.softmax_in_fp32,
         cap=getattr(attention, "attn_logit_softcapping", None),
-        recompute=plan.recompute == "selective",
+        recompute=CORE in modules_of(plan.recompute),
         context=context,
         causal=kind.attention.causal,
-        isolated_dropout=plan.recompute == "selective_ops",
+        isolated_dropout=plan.recompute in BY_OPERATOR,
     )
     return Layer(
         family=family,
@@ -54,8 +55,7 @@ def planned_layer(
         core=core,
         dropout=spec.hidden_dropout,
         residual_multiplier=getattr(module, "residual_multiplier", 1.0),
-        recompute=plan.recompute == "full",
-        recompute_selectively=plan.recompute == "selective_ops",
+        recompute=plan.recompute,
         random=spec.attention_dropout > 0 or spec.hidden_dropout > 0,
         offload=plan.offloads_activations,
     )

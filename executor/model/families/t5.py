@@ -39,14 +39,14 @@ def run_t5_layer(
     """
     if not module.training:  # evaluation: no dropout, no saved activations
         core = replace(layer.core, dropout=0.0, recompute=False)
-        layer = replace(layer, core=core, dropout=0.0, recompute=False, offload=False)
+        layer = replace(layer, core=core, dropout=0.0, recompute="none", offload=False)
     attention = module.layer[0].SelfAttention
     first = attention.has_relative_attention_bias
     if first:  # first: its gradient is complete only after all layers
         length = added.size(-1)
         added = attention.compute_bias(length, length, added.device) + added
     shared = [x for x in (added, source, source_added) if x is not None]
-    run = partial(checkpointed, random=layer.random) if layer.recompute else _call
+    run = partial(checkpointed, random=layer.random) if layer.recompute == "full" else _call
     run = partial(run, t5_layer, module, layer, hidden, added, source, source_added)
     if layer.offload:
         staying = [*module.parameters(), *shared]
