@@ -17,14 +17,10 @@ VARIABLES = (
     "nodes=$SKYPILOT_NUM_NODES rank=$SKYPILOT_NODE_RANK\n"
     'head=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'
 )
-# names in the catalogue of SkyPilot 0.14.1 that do not follow from ours
+# SkyPilot's names (0.14.1) that do not follow from ours
 NAMES: Final = {
     "A100-SXM-80GB": "A100-80GB",
     "A100-PCIe-80GB": "A100-80GB",
-    "GH200-96GB": "GH200",
-    "H100-SXM-80GB": "H100",
-    "H100-PCIe-80GB": "H100",
-    "RTX-6000-Ada": "RTX6000-Ada",
     "RTX-PRO-6000-Server": "RTXPRO6000",
     "V100-SXM2-32GB": "V100-32GB",
     "V100-SXM3-32GB": "V100-32GB",
