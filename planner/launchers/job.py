@@ -7,13 +7,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from cost_models.plan_file import PlanFile, read_plan_file
 from hardware_profiles.cluster.schema import Accelerator
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
 from hardware_profiles.options import Option, dashed
+
+if TYPE_CHECKING:
+    from cost_models.plan_file import PlanFile
 
 System = Literal["slurm", "kubernetes", "skypilot", "ray", "ssh"]
 PORT: Final = 29500  # first of the three ports of the rendezvous
@@ -135,6 +137,8 @@ def job_of(
     path: Path, system: System, run_options: Sequence[str], options: LaunchOptions
 ) -> LaunchJob:
     """Read a plan and check the options of its job."""
+    from cost_models.plan_file import read_plan_file  # imports numpy, which help does without
+
     for name, systems in BELONGS.items():
         if getattr(options, name) and system not in systems:
             raise InputError(f"{dashed(name)} belongs to --on {' or '.join(systems)}")
