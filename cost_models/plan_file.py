@@ -135,9 +135,9 @@ def plan_schema() -> dict[str, Any]:
         "cluster": ClusterFields,
         "workload": bounded_struct(Workload),
         "plan": bounded_struct(Plan),
-        "layer_ranges": list[tuple[index, index]],  # type: ignore[valid-type]
-        "rank_order": list[index],  # type: ignore[valid-type]
-        "stage_recompute_layers": list[index],  # type: ignore[valid-type]
+        "layer_ranges": list[tuple[index, index]],
+        "rank_order": list[index],
+        "stage_recompute_layers": list[index],
     }
     fields: list[Any] = []
     for one in msgspec.structs.fields(_PlanDocument):
@@ -148,9 +148,9 @@ def plan_schema() -> dict[str, Any]:
     parts = found["$defs"]
     for name in ("peak_flops", "achievable_flops"):
         parts["Accelerator"]["properties"][name]["propertyNames"] = {"enum": list(PRECISIONS)}
-    for name, one in declared(Plan).items():
-        if one.help:
-            parts["Plan"]["properties"][name]["description"] = one.help
+    for name, option in declared(Plan).items():
+        if option.help:
+            parts["Plan"]["properties"][name]["description"] = option.help
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID}
     return {**head, "title": "plan.json of shardplan", **found}
 

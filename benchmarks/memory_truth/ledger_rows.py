@@ -121,7 +121,7 @@ class ComparedEvent(NamedTuple):
         yield (
             f"    {self.event} ({self.moment}): {_sizes(self.predicted, self.traced)} MiB, "
             f"{error:+.2f} %; {len(self.off)} of {len(self.rows)} rows off; unattributed: "
-            f"{sum(each.count for each in self.unattributed)} storages, "
+            f"{sum(each.storages for each in self.unattributed)} storages, "
             f"{sum(each.bytes for each in self.unattributed) / MIB:.3f} MiB"
         )
         for row in self.rows if every else self.off:
@@ -145,7 +145,7 @@ def _sizes(predicted: float, traced: float) -> str:
 def _origin(storage: Allocation) -> str:
     made = storage.operator or "before the step"
     words = [storage.category, storage.phase, storage.place, made, storage.collective]
-    return f"{storage.bytes / MIB:11.3f} x{storage.count} " + ", ".join(filter(None, words))
+    return f"{storage.bytes / MIB:11.3f} x{storage.storages} " + ", ".join(filter(None, words))
 
 
 def compared_events(case: Case) -> list[ComparedEvent]:

@@ -82,17 +82,17 @@ def restored_modules(view: RankView, kind: LayerKind, regions: Regions) -> Resto
     norm = norm_bytes(kind, hidden, compute, software) - compute * hidden
     if any(w.frozen and w.part == "norm" and w.shape == (hidden,) for w in kind.weights):
         norm -= normalised_bytes(kind, hidden, compute, software)
-    norm = max(0.0, norm) / along
+    norm_size = max(0.0, norm) / along
     by_attention, by_mlp = saved_inputs(kind, software)
     given = compute * hidden / inputs_over
     routes_only = feed_forward.num_experts and not feed_forward.shared_ffn_hidden_size
     zero: Real = np.zeros(len(table))
     first = second = zero  # norms before attention and before the MLP
     if not (kind.norms_after and kind.num_norms == 2):
-        first = where("layernorm", given * by_attention + norm)
+        first = where("layernorm", given * by_attention + norm_size)
     if not (kind.norms_after and kind.num_norms == 2) and kind.num_norms > 1:
         routed = compute * hidden * share
-        second = where("layernorm", (routed if routes_only else given) * by_mlp + norm)
+        second = where("layernorm", (routed if routes_only else given) * by_mlp + norm_size)
     shared = kind.parallel_residual and kind.num_norms == 1  # one norm, which the MLP reads first
     extra = 0.0 if saves_input(kind, compute) else compute * hidden / along
     block = repeats_module(table.recompute, "moe" if feed_forward.num_experts else "mlp")
@@ -105,8 +105,8 @@ def restored_modules(view: RankView, kind: LayerKind, regions: Regions) -> Resto
         (COLUMNS, at_second - of_block * (not shared)),
     )
     dropped = at_core + first + second
-    inside = feed_forward_bytes(feed_forward, compute, software)
-    inside = (inside - unsaved_mlp_bytes(kind, compute, software)) / tensor
+    saved = feed_forward_bytes(feed_forward, compute, software)
+    inside = (saved - unsaved_mlp_bytes(kind, compute, software)) / tensor
     if not feed_forward.num_experts:
         of_mlp = where("mlp", inside)
         return Restored(dropped + of_mlp, ((AT_CORE, at_core), *norms, (INNER, of_mlp)))

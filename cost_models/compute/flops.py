@@ -448,8 +448,8 @@ def _repeated_flops(
     if not rows or rows[0] not in matrices:
         return total
     second = adapter_names(rows[0].name)[1] if rows[0].quantised else ""
-    skipped = 2.0 * rows[0].numel
-    skipped += table.tensor_parallel * sum(2.0 * w.numel for w in matrices if w.name == second)
+    again = sum(2.0 * w.numel for w in matrices if w.name == second)
+    skipped = 2.0 * rows[0].numel + table.tensor_parallel * again
     return total - np.where(stops, skipped, 0.0)
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from msgspec.structs import asdict, astuple, replace
 from numpy.typing import NDArray
 
-from cost_models.arrays import Real, pick
+from cost_models.arrays import Real
 from cost_models.communication.host_link import host_link, paged_seconds, usable_bytes
 from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import rank_traffic
@@ -202,8 +202,8 @@ def _price_block(
         np.max(np.stack([each.nvme for each in memories]), axis=0),
     )
     time, slowest = block_time(scenario, table, [rank.positions for rank in ranks], seconds)
-    indexes = [np.broadcast_to(rank.index, len(table)) for rank in full]
-    limiting_index = pick(indexes, np.asarray(limiting))
+    indexes = np.stack([np.broadcast_to(rank.index, len(table)) for rank in full])
+    limiting_index = indexes[np.asarray(limiting), np.arange(len(table))]
     slowest_index = np.array([rank.index for rank in ranks])[np.asarray(slowest)]
     return PredictionTable(memory, limiting_index, np.asarray(moment), time, slowest_index, host)
 

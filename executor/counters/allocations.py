@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Allocation(NamedTuple):
     named: bool  # a weight, a gradient or a state by name, not by lifetime alone
     frozen: bool  # a weight that is not trained
     is_new: bool  # made in the place of the event's largest tick
-    count: int
+    storages: int
     bytes: int
 
 
@@ -66,14 +66,15 @@ def _live_at(
     places: Sequence[str],
     operators: Sequence[str],
 ) -> list[Allocation]:
-    found: Mapping[tuple[object, ...], list[int]] = defaultdict(lambda: [0, 0])
+    found: Mapping[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0])
     for life in lives:
         if life.bytes and life.is_live(tick):
             at, named = life.created, life.category is not None
             made = PHASES[phase[at]], places[at], operators[at]
-            origin = (category_of(life, phase), *made, life.collective, named)
-            origin = (*origin, life.frozen, places[at] == places[tick])
-            found[origin][0] += 1
-            found[origin][1] += life.bytes
-    rows = [Allocation(*origin, *sums) for origin, sums in found.items()]  # type: ignore[misc]
+            is_new = places[at] == places[tick]
+            kind = category_of(life, phase)
+            sums = found[kind, *made, life.collective, named, life.frozen, is_new]
+            sums[0] += 1
+            sums[1] += life.bytes
+    rows = [Allocation(*origin, *sums) for origin, sums in found.items()]
     return sorted(rows, key=lambda row: -row.bytes)

@@ -107,7 +107,9 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
     def tag(self, category: str, tensors: Iterable[torch.Tensor | None]) -> None:
         """Set the category of tensors; those not seen so far count from the start."""
         for tensor in tensors:
-            for storage in () if tensor is None else self._storages(tensor):
+            if tensor is None:
+                continue
+            for storage in self._storages(tensor):
                 life = self._find(storage) or self._add(storage, 0, category)
                 life.category = category
                 life.frozen = category == "weights" and not tensor.requires_grad

@@ -6,6 +6,7 @@ models_config.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
@@ -130,8 +131,9 @@ def complete(settings: Settings, source: Source) -> Settings:
     if settings.get("context_parallel", 1) > 1:
         found["context_parallel_method"] = "ring"
     parts = [settings.get(n) for n in ("micro_batch_size", "num_microbatches", "data_parallel")]
-    if all(type(part) is int for part in parts):
-        found["global_batch_size"] = parts[0] * parts[1] * parts[2]
+    sizes = [part for part in parts if type(part) is int]
+    if len(sizes) == len(parts):
+        found["global_batch_size"] = math.prod(sizes)
     return found
 
 
