@@ -90,7 +90,7 @@ def nearest(file: PlanFile, to: str, limits: Capabilities) -> str:
     require = (runnable(to, experts=file.model.has_experts),)
     best: tuple[float, str] | None = None
     for stage in limits.limits()["zero_stage"]:
-        name = limits.software_for(stage)
+        name = limits.software_for(stage, adapters=file.workload.adapter != "none")
         priced = replace(scenario, software=software_profile(name))
         pins = {**pins_of(to), "zero_stage": stage}
         result = search(priced, pins, require=require, top=1)

@@ -226,7 +226,7 @@ def _best_of_stages(request: PlanRequest, limits: str, stages: tuple[int, ...]) 
             request,
             to=limits,
             config=None,
-            software=table.software_for(stage),
+            software=table.software_for(stage, adapters=bool(request.lora or request.qlora)),
             fix={**fixed, "zero_stage": stage},
         )
         try:

@@ -61,12 +61,16 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
     families: tuple[str, ...] = ()  # kinds of models (model_type); empty: all
     software_of_zero_stage: Mapping[str, str] = {}  # where another one prices a stage
 
-    def software_for(self, zero_stage: int) -> str:
+    software_of_adapters: str = ""  # where another one prices LoRA without FSDP
+
+    def software_for(self, zero_stage: int, *, adapters: bool = False) -> str:
         """Return the software profile that prices a ZeRO stage.
 
         >>> capabilities("deepspeed").software_for(3)
         'torch-trainer+deepspeed-zero3'
         """
+        if adapters and zero_stage == 0 and self.software_of_adapters:
+            return self.software_of_adapters
         return self.software_of_zero_stage.get(str(zero_stage), self.software)
 
     def problem(self, plan: Plan, workload: Workload, *, experts: bool = False) -> str | None:

@@ -109,6 +109,12 @@ def _stated_in_json(text: str) -> dict[str, Any]:
     return dict(stated) if isinstance(stated, dict) else {}
 
 
+def _bare_json_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header) -> str:
+    from planner.exchange.keys import placed
+
+    return json.dumps(placed(leaves), indent=2, allow_nan=False) + "\n"
+
+
 # --- YAML ---
 
 
@@ -164,4 +170,6 @@ def _yaml_value(value: Any) -> str:
 
 
 JSON: Final = Syntax("json", parse_json, _json_text, _stated_in_json)
+# of a target that refuses unknown keys: the header is in another file
+BARE_JSON: Final = Syntax("json", parse_json, _bare_json_text, lambda text: {})
 YAML: Final = Syntax("yaml", parse_yaml, _yaml_text, stated_in_comments)

@@ -9,9 +9,10 @@ from typing import Any
 
 from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import read_text
 from planner.exchange.job import FOLLOWING, ONLY_WITH, Job, is_default
 from planner.exchange.keys import MISSING, OMIT, Key, Source, UnknownWord, lookup, unknown_paths
-from planner.exchange.syntax import OWN_KEY, Header, Syntax
+from planner.exchange.syntax import OWN_KEY, Header, Syntax, stated_in_comments
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Reading:
     config: Mapping[str, Any] | None = None  # config.json of the model that the file describes
 
 
-def _no_files(job: Job) -> Mapping[str, str]:
+def _no_files(job: Job, header: Header) -> Mapping[str, str]:
     return {}
 
 
@@ -56,8 +57,10 @@ class Target:
 
     ``elsewhere``: for each option that no key carries, where a user sets it. ``recognises``:
     whether a parsed document is such a file. ``launch``: the command that starts the job.
-    ``more_files``: further files by name. ``prepare``: the document with files that it names put
-    in. ``complete``: options that follow from several keys, where no single one states them.
+    ``more_files``: further files by name; ``companion``: the one of them whose comments are the
+    header, where the file itself cannot hold one. ``prepare``: the document with files that it
+    names put in. ``complete``: options that follow from several keys, where no single one states
+    them.
     ``check`` raises an InputError for a written document that breaks the target's arithmetic.
     ``model``: the path of the key that names the model. ``values``: the values of all keys at once,
     by path, where the keys write none. ``remarks``: what a document states beyond
@@ -72,7 +75,8 @@ class Target:
     elsewhere: Mapping[str, str]
     recognises: Callable[[Mapping[str, Any]], bool]
     launch: Callable[[Job], str]
-    more_files: Callable[[Job], Mapping[str, str]] = _no_files
+    more_files: Callable[[Job, Header], Mapping[str, str]] = _no_files
+    companion: str | None = None
     prepare: Callable[[Source], Mapping[str, Any]] = _unchanged
     complete: Callable[[dict[str, Any], Source], Mapping[str, Any]] = _complete
     check: Callable[[Mapping[str, Any], Job], None] = _no_checks
@@ -112,8 +116,9 @@ class Target:
         leaves = self.leaves(job)
         self.check(placed(leaves), job)
         carried = {key.path: ", ".join(key.carries) for key in self.keys if key.carries}
-        text = self.syntax.render(leaves, carried, self.header(job, version))
-        return {self.file: text, **self.more_files(job)}
+        header = self.header(job, version)
+        text = self.syntax.render(leaves, carried, header)
+        return {self.file: text, **self.more_files(job, header)}
 
     def header(self, job: Job, version: str) -> Header:
         """Return the header of the file."""
@@ -124,8 +129,14 @@ class Target:
         """Return what a file of the target states."""
         source = Source(self.syntax.parse(text, where), folder)
         found = self.read_document(source)
-        settings = {**found.settings, **self.syntax.stated(text)}
+        settings = {**found.settings, **self.syntax.stated(text), **self._stated_next_to(folder)}
         return replace(found, settings=settings)
+
+    def _stated_next_to(self, folder: Path | None) -> dict[str, Any]:
+        """Return the options in the header of the companion, if it lies next to the file."""
+        if self.companion is None or folder is None or not (folder / self.companion).is_file():
+            return {}
+        return stated_in_comments(read_text(folder / self.companion, "a script"))
 
     def read_document(self, source: Source) -> Reading:
         """Return what a parsed document states.

@@ -41,7 +41,11 @@ def with_config(request: Request, cluster: Cluster) -> tuple[Request, Reading | 
     if request.software is None:
         stage = found.get("zero_stage") if isinstance(request, FitRequest) else None
         limits = capabilities(reading.target)
-        found["software"] = limits.software if stage is None else limits.software_for(stage)
+        adapters = "lora" in found or "qlora" in found
+        if stage is None:
+            found["software"] = limits.software
+        elif "software" not in found or (stage == 0 and adapters):
+            found["software"] = limits.software_for(stage, adapters=adapters)
     names = {one.name for one in fields(request)}
     given = _given(request)
     taken = {name: value for name, value in found.items() if name in names and name not in given}

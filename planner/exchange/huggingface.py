@@ -1,0 +1,323 @@
+"""Keys that Hugging Face's Trainer, Accelerate, Axolotl and LLaMA-Factory share.
+
+Source: huggingface/transformers v5.23, src/transformers/training_args.py (``optim``,
+``fsdp_config`` without the prefix, ``activation_checkpointing``); huggingface/accelerate v1.15,
+src/accelerate/utils/dataclasses.py (FullyShardedDataParallelPlugin).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from hardware_profiles.errors import InputError
+from hardware_profiles.fields import read_text
+from planner.exchange.job import Job
+from planner.exchange.keys import (
+    OMIT,
+    Key,
+    Settings,
+    Source,
+    UnknownWord,
+    placed,
+    without_effect,
+    words,
+)
+
+OPTIMIZERS: Final = {
+    "adamw": "adamw_torch",
+    "adamw_8bit": "adamw_bnb_8bit",
+    "paged_adamw": "paged_adamw_32bit",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+    "adafactor": "adafactor",
+    "lion": "lion_32bit",
+    "sgd": "sgd",
+}
+MORE_OPTIMIZERS: Final = {  # further names, of older versions too
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "adamw",
+    "adamw_8bit": "adamw_8bit",
+}
+MODULES: Final = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"} | {
+    name: f"{name}_proj" for name in ("gate", "up", "down")
+}
+ATTENTION: Final = ("q", "k", "v", "o")
+STRATEGIES: Final = {  # FSDP1: ZeRO stage
+    "1": 3,
+    "full_shard": 3,
+    "2": 2,
+    "shard_grad_op": 2,
+    "3": 0,
+    "no_shard": 0,
+    "4": 3,
+    "hybrid_shard": 3,
+    "5": 2,
+    "hybrid_shard_zero2": 2,
+}
+FSDP1: Final = "hf-trainer+fsdp1"
+FSDP2: Final = "hf-trainer+fsdp2"
+
+
+def uses_deepspeed(job: Job) -> bool:
+    """Whether a plan runs with DeepSpeed: ZeRO-1, and optimizer states in host memory."""
+    return job.plan.zero_stage == 1 or job.plan.offload == "optimizer"
+
+
+def uses_fsdp(job: Job) -> bool:
+    """Whether a plan runs with FSDP2."""
+    return job.plan.zero_stage >= 2 and not uses_deepspeed(job)
+
+
+def truth(value: Any) -> bool:
+    """Return a switch that may be a word.
+
+    >>> truth("true"), truth("False"), truth(True)
+    (True, False, True)
+    """
+    if isinstance(value, str):
+        return value.strip().lower() in ("true", "1", "yes", "on")
+    return bool(value)
+
+
+def precision_keys(bf16: str = "bf16", fp16: str = "fp16") -> tuple[Key, ...]:
+    """Return the two switches of 16-bit precision."""
+
+    def switch(path: str, name: str) -> Key:
+        return Key(
+            path,
+            ("precision",),
+            lambda job: True if job["precision"] == name else OMIT,
+            lambda value, source: {"precision": name} if truth(value) else {},
+        )
+
+    return switch(bf16, "bf16"), switch(fp16, "fp16")
+
+
+def fp32_without(source: Source, *paths: str) -> Settings:
+    """Return fp32 where no switch of 16 bits is on or automatic."""
+    given = [source.get(path) for path in paths]
+    return {} if any(one == "auto" or truth(one) for one in given) else {"precision": "fp32"}
+
+
+def optimizer_key(path: str, theirs: Mapping[str, str] = OPTIMIZERS) -> Key:
+    """Return the key of the optimizer."""
+    return words(path, "optimizer", theirs, also=MORE_OPTIMIZERS)
+
+
+def _zero_of_strategy(value: Any, source: Source) -> Settings:
+    word = str(value).lower()
+    if word in ("true", "false"):  # reshard_after_forward, under its old name
+        return {"zero_stage": 3 if word == "true" else 2}
+    if word not in STRATEGIES:
+        raise UnknownWord(f"sharding strategy {str(value)[:60]!r} (known: {', '.join(STRATEGIES)})")
+    return {"zero_stage": STRATEGIES[word]}
+
+
+def _recompute(value: Any, source: Source) -> Settings:
+    return {"recompute": "full" if truth(value) else "none"}
+
+
+def fsdp_keys(
+    section: str, version: str, *, recomputes: bool, offload: str = "offload_params"
+) -> tuple[Key, ...]:
+    """Return the keys of a section of FSDP: ``section`` ends in its prefix.
+
+    ``version``: the path of FSDP's version; ``recomputes``: whether the section carries activation
+    checkpointing for this trainer (else another key does); ``offload``: the written one of two
+    names of a key.
+    """
+
+    def on(value: Callable[[Job], Any]) -> Callable[[Job], Any]:
+        return lambda job: value(job) if uses_fsdp(job) else OMIT
+
+    return (
+        Key(
+            version,
+            (),
+            on(lambda job: 2),
+            lambda value, source: {"software": FSDP2 if str(value) == "2" else FSDP1},
+        ),
+        Key(f"{section}sharding_strategy", ("zero_stage",), read=_zero_of_strategy),
+        Key(
+            f"{section}reshard_after_forward",
+            ("zero_stage",),
+            on(lambda job: job.plan.zero_stage == 3),
+            _zero_of_strategy,
+        ),
+        Key(f"{section}auto_wrap_policy", (), on(lambda job: "TRANSFORMER_BASED_WRAP")),
+        Key(f"{section}state_dict_type", (), on(lambda job: "SHARDED_STATE_DICT")),
+        Key(f"{section}cpu_ram_efficient_loading", (), on(lambda job: True)),
+        *(
+            Key(
+                f"{section}{name}",
+                ("offload",),
+                on(lambda job: True if job.plan.offloads_weights else OMIT)
+                if name == offload
+                else lambda job: OMIT,
+                lambda value, source: {"offload": "weights"} if truth(value) else {},
+            )
+            for name in ("offload_params", "cpu_offload")
+        ),
+        *(
+            [
+                Key(
+                    f"{section}activation_checkpointing",
+                    ("recompute",),
+                    on(lambda job: job.plan.recompute == "full"),
+                    _recompute,
+                )
+            ]
+            if recomputes
+            else [
+                Key(
+                    f"{section}activation_checkpointing",
+                    read=lambda value, source: {"recompute": "full"} if truth(value) else {},
+                )
+            ]
+        ),
+        *without_effect(
+            *(
+                f"{section}{name}"
+                for name in (
+                    *("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"),
+                    *("backward_prefetch", "forward_prefetch", "use_orig_params", "min_num_params"),
+                    *("sync_module_states", "limit_all_gathers", "ignored_modules", "xla"),
+                    *("xla_fsdp_v2", "xla_fsdp_grad_ckpt", "final_state_dict_type"),
+                    *("activation_checkpointing_offload", "backward_prefetch_policy"),
+                )
+            )
+        ),
+    )
+
+
+def deepspeed_key(path: str = "deepspeed") -> Key:
+    """Return the key of DeepSpeed's configuration: a mapping, or the name of its file."""
+
+    def write(job: Job) -> Any:
+        if not uses_deepspeed(job):
+            return OMIT
+        section: dict[str, Any] = {"stage": job.plan.zero_stage}
+        if job.plan.offloads_optimizer:
+            section["offload_optimizer"] = {"device": job.plan.offload_device}
+        auto = dict.fromkeys(
+            (
+                "train_batch_size",
+                "train_micro_batch_size_per_gpu",
+                "gradient_accumulation_steps",
+                "bf16.enabled",
+                "fp16.enabled",
+            ),
+            "auto",
+        )
+        return placed({**auto, "zero_optimization": section})
+
+    return Key(path, ("zero_stage", "offload", "offload_device"), write, read_deepspeed)
+
+
+def read_deepspeed(value: Any, source: Source) -> Settings:
+    """Return what DeepSpeed's configuration states: a mapping, or a file next to this one."""
+    from planner.exchange.syntax import parse_yaml
+    from planner.exchange.targets.deepspeed import TARGET
+
+    if isinstance(value, str):
+        path = Path(value) if source.folder is None else source.folder / value
+        try:
+            value = parse_yaml(read_text(path, "a DeepSpeed configuration"), str(path))
+        except InputError as error:
+            raise UnknownWord(f"deepspeed: {error}") from None
+    if not isinstance(value, Mapping):
+        raise UnknownWord("deepspeed: neither a mapping nor a file")
+    found = TARGET.read_document(Source(value, source.folder)).settings
+    stage = found.get("zero_stage", 0)
+    kept = ("zero_stage", "offload", "offload_device", "secondary_ranks")
+    kept += ("quantised_weights", "quantised_gradients")
+    return {name: found[name] for name in kept if name in found} | {
+        "software": f"hf-trainer+deepspeed-zero{stage}" if stage else "hf-trainer-autocast"
+    }
+
+
+def legacy_fsdp(value: Any, source: Source) -> Settings:
+    """Return what the words of ``fsdp`` state: ``full_shard auto_wrap offload``, or a switch."""
+    if isinstance(value, bool):
+        return {}
+    given = " ".join(value) if isinstance(value, list) else str(value)
+    found: Settings = {}
+    for word in given.split():
+        if word in STRATEGIES:
+            found["zero_stage"] = STRATEGIES[word]
+            found.setdefault("software", FSDP1)
+        elif word == "offload":
+            found["offload"] = "weights"
+    return found
+
+
+def zero_of_wrapper(source: Source, *, fsdp: str, deepspeed: str) -> Settings:
+    """Return the ZeRO stage of a file that states none: FSDP's full sharding, or none."""
+    if source.get(deepspeed) is not None:
+        return {}
+    wrapped = source.get(fsdp) not in (None, "", [], {}, False)
+    return {"zero_stage": 3 if wrapped else 0}
+
+
+def target_names_of(value: Any) -> str:
+    """Return adapted matrices in our words.
+
+    >>> target_names_of("q_proj,v_proj"), target_names_of(["all-linear"])
+    ('q,v', 'all')
+    """
+    given = value if isinstance(value, list) else str(value).split(",")
+    words_ = [str(word).strip() for word in given]
+    if words_ and words_[0] in ("all", "all-linear"):
+        return "all"
+    ours = {theirs: name for name, theirs in MODULES.items()}
+    unknown = [word for word in words_ if word not in ours]
+    if unknown:
+        raise UnknownWord(f"adapted matrices {unknown[0][:40]!r} (known: {', '.join(ours)})")
+    names = [name for name in MODULES if MODULES[name] in words_]
+    if len(names) == len(MODULES):
+        return "all"
+    return "attention" if tuple(names) == ATTENTION else ",".join(names)
+
+
+def module_names(targets: str) -> list[str]:
+    """Return adapted matrices as peft names them.
+
+    >>> module_names("q,v")
+    ['q_proj', 'v_proj']
+    """
+    names = {"all": tuple(MODULES), "attention": ATTENTION}.get(targets) or targets.split(",")
+    return [MODULES[name] for name in names]
+
+
+# arguments of TrainingArguments on which a price does not depend
+ARGUMENTS: Final = without_effect(
+    *("output_dir", "overwrite_output_dir", "num_train_epochs", "max_steps", "learning_rate"),
+    *("lr_scheduler_type", "lr_scheduler_kwargs.*", "warmup_steps", "warmup_ratio", "optim_args"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "seed"),
+    *("label_smoothing_factor", "bf16_full_eval", "fp16_full_eval", "torch_compile_backend"),
+    *("torch_compile_mode", "neftune_noise_alpha", "logging_strategy", "logging_steps"),
+    *("logging_first_step", "logging_dir", "log_level", "log_level_replica", "disable_tqdm"),
+    *("report_to", "run_name", "project", "eval_strategy", "evaluation_strategy", "eval_steps"),
+    *("eval_delay", "per_device_eval_batch_size", "prediction_loss_only", "eval_on_start"),
+    *("eval_accumulation_steps", "save_strategy", "save_steps", "save_total_limit"),
+    *("save_only_model", "save_on_each_node", "save_safetensors", "push_to_hub", "hub_model_id"),
+    *("hub_strategy", "hub_private_repo", "hub_token", "load_best_model_at_end", "data_seed"),
+    *("metric_for_best_model", "greater_is_better", "ignore_data_skip", "full_determinism"),
+    *("dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory", "ddp_timeout"),
+    *("dataloader_persistent_workers", "dataloader_prefetch_factor", "remove_unused_columns"),
+    *("label_names", "group_by_length", "length_column_name", "ddp_find_unused_parameters"),
+    *("ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_backend", "do_train", "do_eval"),
+    *("do_predict", "resume_from_checkpoint", "local_rank", "train_sampling_strategy"),
+    *("gradient_checkpointing_kwargs.*", "activation_checkpointing_kwargs.*", "debug"),
+    *("accelerator_config.*", "include_num_input_tokens_seen", "average_tokens_across_devices"),
+    *("skip_memory_metrics", "torch_empty_cache_steps", "auto_find_batch_size", "use_cache"),
+    *(
+        "gradient_checkpointing_kwargs",
+        "lr_scheduler_kwargs",
+        "hub_revision",
+        "use_cpu",
+        "trackio_space_id",
+    ),
+)

@@ -1,0 +1,239 @@
+"""Accelerate's YAML file: FSDP2, ``parallelism_config``, DeepSpeed's plugin.
+
+Source: huggingface/accelerate, src/accelerate/commands/config/config_args.py (ClusterConfig),
+parallelism_config.py, utils/launch.py (each key of a section is an environment variable).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from hardware_profiles.errors import InputError
+from planner.exchange.huggingface import (
+    fsdp_keys,
+    read_deepspeed,
+    uses_deepspeed,
+    uses_fsdp,
+    zero_of_wrapper,
+)
+from planner.exchange.job import Job
+from planner.exchange.keys import (
+    OMIT,
+    Key,
+    Settings,
+    Source,
+    UnknownWord,
+    constant,
+    without_effect,
+    words,
+)
+from planner.exchange.launch import accelerate_launch
+from planner.exchange.syntax import YAML
+from planner.exchange.target import Target
+
+FILE: Final = "accelerate.yaml"
+PARALLEL: Final = "parallelism_config.parallelism_config_"
+METHODS: Final = {"ring": "alltoall", "allgather": "allgather"}
+DEEPSPEED: Final = "deepspeed_config"
+MARKS: Final = ("compute_environment", "distributed_type", "fsdp_config", "mixed_precision")
+
+
+def _distributed(job: Job) -> str:
+    if job.plan.world_size == 1 and not uses_deepspeed(job):
+        return "NO"
+    return "FSDP" if uses_fsdp(job) else "DEEPSPEED" if uses_deepspeed(job) else "MULTI_GPU"
+
+
+def _grid(job: Job) -> bool:
+    """Whether the ranks form a grid, which needs ``parallelism_config``."""
+    plan = job.plan
+    return plan.tensor_parallel > 1 or plan.context_parallel > 1 or plan.dp_replicate > 1
+
+
+def _degree(name: str, value: Callable[[Job], int], read: Callable[[int], Settings]) -> Key:
+    def write(job: Job) -> Any:
+        return value(job) if _grid(job) else OMIT
+
+    def checked(found: Any, source: Source) -> Settings:
+        return read(int(found))
+
+    carries = {"tp_size": "tensor_parallel", "cp_size": "context_parallel"}
+    carried = carries.get(name, "dp_replicate" if name == "dp_replicate_size" else "data_parallel")
+    return Key(f"{PARALLEL}{name}", (carried,), write, checked)
+
+
+def _dp_replicate(job: Job) -> int:
+    return job.plan.dp_replicate
+
+
+def _only_deepspeed(value: Callable[[Job], Any]) -> Callable[[Job], Any]:
+    return lambda job: value(job) if uses_deepspeed(job) else OMIT
+
+
+def _device(part: str) -> Callable[[Any, Source], Settings]:
+    def read(value: Any, source: Source) -> Settings:
+        word = str(value).lower()
+        if word in ("none", "null"):
+            return {}
+        if word not in ("cpu", "nvme"):
+            raise UnknownWord(f"{DEEPSPEED}.offload_{part}_device = {word!r}")
+        offload = "weights" if part == "param" else "optimizer"
+        return {"offload": offload, "offload_device": word}
+
+    return read
+
+
+def complete(settings: Settings, source: Source) -> Settings:
+    """Return the precision, the degrees and the ZeRO stage of keys that are not there."""
+    kind = str(source.get("distributed_type", "")).upper()
+    found = {"precision": "fp32"} if source.get("mixed_precision") in (None, "no", False) else {}
+    found |= {"tensor_parallel": 1, "context_parallel": 1, "dp_replicate": 1}
+    if settings.get("tensor_parallel", 1) > 1:
+        found["sequence_parallel"] = False
+    if settings.get("context_parallel", 1) > 1:
+        found["context_parallel_method"] = "allgather"  # of TorchContextParallelConfig
+    if kind == "DEEPSPEED":
+        return found
+    if kind == "FSDP":
+        return found | {"zero_stage": 3}
+    return found | zero_of_wrapper(source, fsdp="fsdp_config", deepspeed=DEEPSPEED)
+
+
+def check(document: Mapping[str, Any], job: Job) -> None:
+    """Raise where the degrees are not the processes."""
+    degrees = document.get("parallelism_config", {})
+    product = 1
+    for name, value in degrees.items():
+        product *= value if name.endswith("_size") else 1
+    if degrees and product != document["num_processes"]:
+        raise InputError(
+            f"parallelism_config: the product of the degrees is {product}, num_processes is "
+            f"{document['num_processes']}"
+        )
+
+
+KEYS: Final = (
+    constant("compute_environment", "LOCAL_MACHINE"),
+    constant("debug", False),
+    Key("distributed_type", ("zero_stage",), _distributed),
+    words(
+        "mixed_precision", "precision", {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
+    ),
+    Key("num_machines", (), lambda job: job.cluster.num_nodes),
+    Key("num_processes", (), lambda job: job.plan.world_size),
+    Key("machine_rank", (), lambda job: 0),
+    constant("main_training_function", "main"),
+    Key("rdzv_backend", (), lambda job: "static"),
+    constant("same_network", True),
+    constant("use_cpu", False),
+    *fsdp_keys("fsdp_config.fsdp_", "fsdp_config.fsdp_version", recomputes=True),
+    _degree("dp_replicate_size", _dp_replicate, lambda n: {"dp_replicate": n}),
+    _degree("dp_shard_size", lambda job: job.plan.dp_shard, lambda n: {}),
+    _degree("tp_size", lambda job: job.plan.tensor_parallel, lambda n: {"tensor_parallel": n}),
+    _degree("cp_size", lambda job: job.plan.context_parallel, lambda n: {"context_parallel": n}),
+    words(f"{PARALLEL}cp_comm_strategy", "context_parallel_method", METHODS),
+    *without_effect(
+        f"{PARALLEL}cp_backend",
+        f"{PARALLEL}sp_backend",
+        f"{PARALLEL}sp_attn_implementation",
+        f"{PARALLEL}sp_seq_length",
+        f"{PARALLEL}sp_seq_length_is_variable",
+    ),
+    Key(
+        f"{PARALLEL}sp_size",
+        read=lambda value, source: (
+            {
+                "context_parallel": int(value),
+                "context_parallel_method": "ulysses",
+            }
+            if int(value) > 1
+            else {}
+        ),
+    ),
+    Key(
+        f"{DEEPSPEED}.zero_stage",
+        ("zero_stage",),
+        _only_deepspeed(lambda job: job.plan.zero_stage),
+        lambda value, source: {
+            "zero_stage": int(value),
+            "software": f"hf-trainer+deepspeed-zero{int(value)}"
+            if int(value)
+            else "hf-trainer-autocast",
+        },
+    ),
+    Key(
+        f"{DEEPSPEED}.gradient_accumulation_steps",
+        ("num_microbatches",),
+        _only_deepspeed(lambda job: job.plan.num_microbatches),
+        lambda value, source: {"num_microbatches": int(value)},
+    ),
+    Key(
+        f"{DEEPSPEED}.offload_optimizer_device",
+        ("offload",),
+        _only_deepspeed(lambda job: "cpu" if job.plan.offload == "optimizer" else "none"),
+        _device("optimizer"),
+    ),
+    Key(
+        f"{DEEPSPEED}.offload_param_device",
+        (),
+        _only_deepspeed(lambda job: "none"),
+        _device("param"),
+    ),
+    Key(f"{DEEPSPEED}.zero3_init_flag", (), _only_deepspeed(lambda job: job.plan.zero_stage == 3)),
+    Key(f"{DEEPSPEED}.deepspeed_config_file", read=read_deepspeed),
+    *without_effect(
+        *(
+            f"{DEEPSPEED}.{name}"
+            for name in (
+                *("gradient_clipping", "zero3_save_16bit_model", "deepspeed_multinode_launcher"),
+                *("deepspeed_hostfile", "deepspeed_inclusion_filter", "offload_param_nvme_path"),
+                *("deepspeed_exclusion_filter", "deepspeed_moe_layer_cls_names"),
+                "offload_optimizer_nvme_path",
+            )
+        ),
+        *("downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "gpu_ids", "fp8_config.*"),
+        *("main_process_ip", "main_process_port", "dynamo_config.*", "enable_cpu_affinity"),
+        *(
+            "commands",
+            "command_file",
+            "tpu_name",
+            "tpu_zone",
+            "mpirun_config.*",
+            "main_process_port",
+        ),
+    ),
+)
+
+ELSEWHERE: Final = {
+    "seq_len": "tokens of a sequence: your data loader",
+    "global_batch_size": "micro-batch x accumulation x data-parallel ranks, in your script",
+    "micro_batch_size": "the batch size of your data loader",
+    "num_microbatches": "Accelerator(gradient_accumulation_steps=…)",
+    "recompute": "activation checkpointing of the model: model.gradient_checkpointing_enable()",
+    "optimizer": "the optimizer of your script",
+    "optimizer_state_precision": "the optimizer of your script",
+    "gradient_precision": "the model's dtype in your script",
+    "master_weights": "the model's dtype in your script",
+    "attention_kernel": "attn_implementation of the model",
+    "freeze": "requires_grad_(False) in your script",
+    "lora": "peft.LoraConfig(r=…)",
+    "qlora": "peft.LoraConfig(r=…) and BitsAndBytesConfig(load_in_4bit=True)",
+    "lora_alpha": "peft.LoraConfig(lora_alpha=…)",
+    "lora_targets": "peft.LoraConfig(target_modules=…)",
+    "quantisation": "transformers.BitsAndBytesConfig",
+}
+
+TARGET: Final = Target(
+    name="accelerate",
+    file=FILE,
+    syntax=YAML,
+    keys=KEYS,
+    elsewhere=ELSEWHERE,
+    recognises=lambda document: (
+        "compute_environment" in document or sum(mark in document for mark in MARKS) > 1
+    ),
+    launch=lambda job: accelerate_launch(job, FILE, "train.py"),
+    complete=complete,
+    check=check,
+)

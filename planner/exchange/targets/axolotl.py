@@ -1,0 +1,304 @@
+"""Axolotl's YAML file.
+
+Source: axolotl-ai-cloud/axolotl 0.19.0, src/axolotl/utils/schemas (config, training, peft, fsdp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from hardware_profiles.errors import InputError
+from planner.exchange.huggingface import (
+    ARGUMENTS,
+    MORE_OPTIMIZERS,
+    OPTIMIZERS,
+    deepspeed_key,
+    fp32_without,
+    fsdp_keys,
+    legacy_fsdp,
+    module_names,
+    precision_keys,
+    target_names_of,
+    truth,
+    uses_fsdp,
+)
+from planner.exchange.job import Job
+from planner.exchange.keys import (
+    OMIT,
+    Key,
+    Settings,
+    Source,
+    UnknownWord,
+    same,
+    without_effect,
+    words,
+)
+from planner.exchange.syntax import YAML
+from planner.exchange.target import Target
+
+FILE: Final = "axolotl.yaml"
+ADAPTERS: Final = ("lora", "qlora")
+
+
+def _adapter(job: Job) -> str:
+    return job.workload.adapter
+
+
+def _of_adapter(value: Callable[[Job], Any]) -> Callable[[Job], Any]:
+    return lambda job: OMIT if _adapter(job) == "none" else value(job)
+
+
+def _targets(job: Job) -> Any:
+    if job.workload.adapter_targets == "all":
+        return OMIT
+    return module_names(job.workload.adapter_targets)
+
+
+def _read_adapter(value: Any, source: Source) -> Settings:
+    if value not in ADAPTERS:
+        raise UnknownWord(f"adapter = {str(value)[:40]!r} (known: lora, qlora)")
+    quantised = truth(source.get("load_in_4bit", value == "qlora"))
+    in_8bit = truth(source.get("load_in_8bit", False))
+    rank = int(source.get("lora_r", 8))
+    found: Settings = {
+        "qlora" if quantised or in_8bit else "lora": rank,
+        "lora_alpha": float(source.get("lora_alpha", 2 * rank)),
+    }
+    if quantised or in_8bit:
+        found["quantisation"] = "nf4" if quantised else "int8"
+    if truth(source.get("lora_target_linear", False)):
+        found["lora_targets"] = "all"
+    elif source.get("lora_target_modules") is not None:
+        found["lora_targets"] = target_names_of(source.get("lora_target_modules"))
+    return found
+
+
+def _degree(path: str, name: str) -> Key:
+    return Key(
+        path,
+        (name,),
+        lambda job: job[name] if job[name] > 1 else OMIT,
+        lambda value, source: {name: int(value)},
+        {name: 1},
+    )
+
+
+def _kernel(name: str) -> Key:
+    return Key(
+        name,
+        ("attention_kernel",),
+        lambda job: (
+            True if name == "flash_attention" and job["attention_kernel"] == "flash" else OMIT
+        ),
+        lambda value, source: {"attention_kernel": "flash"} if truth(value) else {},
+    )
+
+
+def _checkpoints(value: Any, source: Source) -> Settings:
+    if value in ("offload", "offload_disk", "unsloth"):
+        return (
+            {"recompute": "full", "offload": "activations"}
+            if value == "offload"
+            else {"recompute": "full"}
+        )
+    return {"recompute": "full" if truth(value) else "none"}
+
+
+def complete(settings: Settings, source: Source) -> Settings:
+    """Return fp32, the degrees' methods, the kernel and the ZeRO stage."""
+    found = fp32_without(source, "bf16", "fp16", "bfloat16", "float16")
+    found |= {"num_microbatches": 1, "attention_kernel": "eager", "recompute": "none"}
+    if settings.get("tensor_parallel", 1) > 1:
+        found["sequence_parallel"] = False
+    if settings.get("context_parallel", 1) > 1:
+        found["context_parallel_method"] = "ring"  # ring-flash-attn
+    if source.get("deepspeed") is None:
+        wrapped = any(source.get(name) not in (None, [], {}) for name in ("fsdp", "fsdp_config"))
+        found["zero_stage"] = 3 if wrapped else 0
+    return found
+
+
+def check(document: Mapping[str, Any], job: Job) -> None:
+    """Raise where the degrees are not the processes."""
+    names = ("dp_shard_size", "dp_replicate_size", "tensor_parallel_size", "context_parallel_size")
+    product = 1
+    for name in names:
+        product *= document.get(name, 1)
+    if "dp_shard_size" in document and product != job.plan.world_size:
+        raise InputError(f"the product of the degrees is {product}, not {job.plan.world_size}")
+
+
+KEYS: Final = (
+    Key("base_model", (), lambda job: job.model.name),
+    same("sequence_len", "seq_len"),
+    same("micro_batch_size", "micro_batch_size"),
+    same("gradient_accumulation_steps", "num_microbatches"),
+    *precision_keys(),
+    words(
+        "optimizer",
+        "optimizer",
+        {**OPTIMIZERS, "muon": "muon"},
+        also=MORE_OPTIMIZERS,
+    ),
+    Key(
+        "adapter",
+        ADAPTERS,
+        lambda job: _adapter(job) if _adapter(job) != "none" else OMIT,
+        _read_adapter,
+    ),
+    Key(
+        "load_in_4bit",
+        (),
+        lambda job: (
+            True if job.workload.adapter == "qlora" and job.workload.quantisation == "nf4" else OMIT
+        ),
+    ),
+    Key(
+        "load_in_8bit",
+        ("quantisation",),
+        lambda job: (
+            True
+            if job.workload.adapter == "qlora" and job.workload.quantisation == "int8"
+            else OMIT
+        ),
+    ),
+    Key("lora_r", (), _of_adapter(lambda job: job.workload.adapter_rank)),
+    Key("lora_alpha", ("lora_alpha",), _of_adapter(lambda job: int(job.workload.adapter_alpha))),
+    Key(
+        "lora_target_linear",
+        ("lora_targets",),
+        _of_adapter(lambda job: True if _targets(job) is OMIT else OMIT),
+    ),
+    Key("lora_target_modules", ("lora_targets",), _of_adapter(_targets)),
+    Key(
+        "gradient_checkpointing",
+        ("recompute",),
+        lambda job: job.plan.recompute == "full",
+        _checkpoints,
+    ),
+    Key(
+        "activation_offloading",
+        read=lambda value, source: {"offload": "activations"} if truth(value) else {},
+    ),
+    _kernel("flash_attention"),
+    _kernel("sdp_attention"),
+    _kernel("xformers_attention"),
+    _kernel("flex_attention"),
+    Key("dp_shard_size", (), lambda job: job.plan.dp_shard if uses_fsdp(job) else OMIT),
+    _degree("dp_replicate_size", "dp_replicate"),
+    _degree("tensor_parallel_size", "tensor_parallel"),
+    _degree("context_parallel_size", "context_parallel"),
+    Key(
+        "sequence_parallel_degree",  # its older name
+        read=lambda value, source: {"context_parallel": int(value)},
+    ),
+    Key("fsdp", read=legacy_fsdp),
+    *fsdp_keys("fsdp_config.", "fsdp_version", recomputes=False),
+    *(
+        key
+        for key in fsdp_keys("fsdp_config.fsdp_", "fsdp_config.fsdp_version", recomputes=False)
+        for key in (Key(key.path, read=key.read),)
+    ),
+    deepspeed_key(),
+    *without_effect(
+        *("model_type", "tokenizer_type", "base_model_config", "tokenizer_config", "datasets"),
+        *(
+            "test_datasets",
+            "dataset_prepared_path",
+            "val_set_size",
+            "sample_packing",
+            "pad_to_sequence_len",
+        ),
+        *("eval_sample_packing", "lora_dropout", "lora_fan_in_fan_out", "lora_model_dir", "strict"),
+        *(
+            "wandb_project",
+            "wandb_entity",
+            "wandb_watch",
+            "wandb_name",
+            "wandb_log_model",
+            "plugins",
+        ),
+        *("num_epochs", "lr_scheduler", "train_on_inputs", "tf32", "xformers", "gptq_groupsize"),
+        *("special_tokens.*", "special_tokens", "tokens", "chat_template", "rl", "saves_per_epoch"),
+        *("evals_per_epoch", "eval_table_size", "eval_max_new_tokens", "early_stopping_patience"),
+        *("hub_model_id", "push_dataset_to_hub", "save_safetensors", "loss_watchdog_threshold"),
+        *(
+            "loss_watchdog_patience",
+            "cosine_min_lr_ratio",
+            "liger_*",
+            "trust_remote_code",
+            "s2_attention",
+        ),
+        *("is_llama_derived_model", "is_falcon_derived_model", "is_mistral_derived_model", "seed"),
+        *(
+            "lora_mlp_kernel",
+            "lora_qkv_kernel",
+            "lora_o_kernel",
+            "lora_modules_to_save",
+            "resize_token_embeddings_to_32x",
+        ),
+        *("unfrozen_parameters", "noisy_embedding_alpha", "neftune_noise_alpha", "peft.*", "peft"),
+        *(
+            "liger_rope",
+            "liger_rms_norm",
+            "liger_glu_activation",
+            "liger_layer_norm",
+            "save_first_step",
+        ),
+        *(
+            "liger_fused_linear_cross_entropy",
+            "liger_cross_entropy",
+            "torch_compile",
+            "gpu_memory_limit",
+        ),
+        *(
+            "heads_k_stride",
+            "ring_attn_func",
+            "excess_length_strategy",
+            "dataset_processes",
+            "group_by_length",
+        ),
+        *(
+            "shuffle_merged_datasets",
+            "skip_prepare_dataset",
+            "remove_unused_columns",
+            "optim_args.*",
+            "cut_cross_entropy",
+        ),
+        *(
+            "pretraining_dataset",
+            "auto_resume_from_checkpoints",
+            "overrides_of_model_config.*",
+            "gptq",
+            "use_tensorboard",
+        ),
+        *(
+            "bnb_config_kwargs.*",
+            "model_config_type",
+            "revision_of_model",
+            "processor_type",
+            "debug",
+        ),
+    ),
+    *ARGUMENTS,
+)
+
+TARGET: Final = Target(
+    name="axolotl",
+    file=FILE,
+    syntax=YAML,
+    keys=KEYS,
+    elsewhere={"global_batch_size": "micro-batch x accumulation x data-parallel ranks"},
+    recognises=lambda document: "base_model" in document,
+    launch=lambda job: (
+        f"axolotl train {FILE}"
+        if job.cluster.num_nodes == 1
+        else f"axolotl train {FILE} --launcher torchrun -- --nnodes {job.cluster.num_nodes} "
+        f"--nproc-per-node {job.cluster.gpus_per_node} --rdzv-backend c10d "
+        "--rdzv-endpoint $HEAD:29500"
+    ),
+    complete=complete,
+    check=check,
+    model="base_model",
+)
