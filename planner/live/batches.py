@@ -18,7 +18,7 @@ _EXPECTED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class LiveBatch:
     """One micro-batch: rows, tokens of a row (None: not a text), and the model's arguments."""
 
     rows: int
@@ -26,10 +26,10 @@ class Batch:
     arguments: Mapping[str, Any]
 
 
-def batch_of(inputs: Any, module: nn.Module) -> Batch:
+def batch_of(inputs: Any, module: nn.Module) -> LiveBatch:
     """Describe the inputs of a step: a batch, positional tensors, or two sizes."""
     if isinstance(inputs, (tuple, list)) and len(inputs) == 2 and all(map(_is_size, inputs)):
-        return Batch(inputs[0], inputs[1], {})
+        return LiveBatch(inputs[0], inputs[1], {})
     if hasattr(inputs, "data") and isinstance(inputs.data, Mapping):  # BatchEncoding
         inputs = inputs.data
     if isinstance(inputs, Tensor):
@@ -49,7 +49,7 @@ def batch_of(inputs: Any, module: nn.Module) -> Batch:
     tokens = max((text.shape[1] for text in texts), default=None)
     if tokens is None and first.dim() == 2 and not first.is_floating_point():
         tokens = first.shape[1]
-    return Batch(len(first), None if tokens is None else int(tokens), arguments)
+    return LiveBatch(len(first), None if tokens is None else int(tokens), arguments)
 
 
 def _is_size(value: Any) -> bool:

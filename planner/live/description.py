@@ -16,9 +16,9 @@ from cost_models.units import format_count
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from planner.live.adapters import LORA, adapter_options, frozen_parts, has_adapters
-from planner.live.batches import Batch, batch_of
+from planner.live.batches import LiveBatch, batch_of
 from planner.live.optimizers import optimizer_of
-from planner.live.wrappers import Sharding, is_compiled, sharding_of, unwrapped
+from planner.live.wrappers import LiveSharding, is_compiled, sharding_of, unwrapped
 from planner.request.choices import ClusterLike
 from planner.request.clusters import cluster_of
 from planner.request.executor_process import cluster_or_measure, is_here
@@ -37,8 +37,8 @@ class LiveModel:
 
     module: nn.Module
     spec: ModelSpec | None  # None: its layers are not known, it has to be traced
-    sharding: Sharding
-    batch: Batch | None
+    sharding: LiveSharding
+    batch: LiveBatch | None
     optimizer: str
     options: Mapping[str, Any] = field(default_factory=dict)  # of ``fit``: precision, adapters, ...
     recomputes: bool = False
@@ -109,7 +109,7 @@ def describe_model(
     )
 
 
-def _spec_of(module: nn.Module, sharding: Sharding) -> ModelSpec | None:
+def _spec_of(module: nn.Module, sharding: LiveSharding) -> ModelSpec | None:
     """Return the model that a config of transformers describes, if it has its parameters."""
     config: Any = getattr(module, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(config, "model_type"):
@@ -141,7 +141,9 @@ def largest_dtype(module: nn.Module) -> str:
     return SHORT.get(max(floating, key=elements).dtype, "fp32") if floating else "fp32"
 
 
-def _precision(module: nn.Module, sharding: Sharding, given: str | None) -> tuple[str, bool, str]:
+def _precision(
+    module: nn.Module, sharding: LiveSharding, given: str | None
+) -> tuple[str, bool, str]:
     """Return the precision of the computation, whether autocast makes it, and that of weights."""
     floating = [p for p in module.parameters() if p.is_floating_point()]
     trained = [p for p in floating if p.requires_grad] or floating
@@ -163,7 +165,7 @@ def _precision(module: nn.Module, sharding: Sharding, given: str | None) -> tupl
     return SHORT.get(dtype, stored) if dtype is not None else stored, False, kept
 
 
-def _with_engine(software: str, sharding: Sharding, *, casts: str) -> str:
+def _with_engine(software: str, sharding: LiveSharding, *, casts: str) -> str:
     """Return a profile with the wrapper of a module, and autocast over fp32 weights (``casts``)."""
     parts = [software]
     if sharding.engine is not None and sharding.engine not in software.split("+"):
@@ -180,7 +182,7 @@ def _recomputes(model: nn.Module) -> bool:
     return any(type(part).__name__ == "CheckpointWrapper" for part in model.modules())
 
 
-def cluster_of_run(cluster: ClusterLike, sharding: Sharding, say: Any) -> Cluster:
+def cluster_of_run(cluster: ClusterLike, sharding: LiveSharding, say: Any) -> Cluster:
     """Return a cluster; ``here`` has the ranks of this run, on as many machines as they are."""
     if not isinstance(cluster, str) or not is_here(cluster) or ":" in cluster:
         return cluster_or_measure(cluster, say) if isinstance(cluster, str) else cluster_of(cluster)

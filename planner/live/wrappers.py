@@ -28,7 +28,7 @@ FSDP1_STAGES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sharding:
+class LiveSharding:
     """Ranks of this run, and how a module is laid out over them."""
 
     ranks: int = 1
@@ -74,7 +74,7 @@ def is_compiled(model: nn.Module) -> bool:
     return any(getattr(part, "_compiled_call_impl", None) is not None for part in model.modules())
 
 
-def sharding_of(model: nn.Module) -> Sharding:
+def sharding_of(model: nn.Module) -> LiveSharding:
     """Return the ranks of this process group and the engine that wraps a module."""
     ranks, here = ranks_of_run()
     sharded = next((p for p in model.parameters() if hasattr(p, "device_mesh")), None)
@@ -87,19 +87,19 @@ def sharding_of(model: nn.Module) -> Sharding:
         copies = max(1, ranks // max(1, wrapped.process_group.size())) if "HYBRID" in name else 1
         compute = getattr(getattr(wrapped, "mixed_precision", None), "param_dtype", None)
         engine = "fsdp1" if stage else "fsdp1-no-shard"
-        return Sharding(ranks, here, 1, copies, stage, engine, compute)
+        return LiveSharding(ranks, here, 1, copies, stage, engine, compute)
     if "DeepSpeedEngine" in class_names(model):
         engine: Any = model
         stage = int(engine.zero_optimization_stage())
-        return Sharding(ranks, here, 1, 1, stage, f"deepspeed-zero{stage}" if stage else None)
+        return LiveSharding(ranks, here, 1, 1, stage, f"deepspeed-zero{stage}" if stage else None)
     if any(hasattr(p, "ds_id") for p in model.parameters()):
-        return Sharding(ranks, here, 1, 1, 3, "deepspeed-zero3")
+        return LiveSharding(ranks, here, 1, 1, 3, "deepspeed-zero3")
     if "DistributedDataParallel" in class_names(model):
-        return Sharding(ranks, here, 1, 1, 0, "ddp")
-    return Sharding(ranks, here)
+        return LiveSharding(ranks, here, 1, 1, 0, "ddp")
+    return LiveSharding(ranks, here)
 
 
-def _of_mesh(model: nn.Module, parameter: Any, ranks: int, here: int) -> Sharding:
+def _of_mesh(model: nn.Module, parameter: Any, ranks: int, here: int) -> LiveSharding:
     """Return the sharding that the mesh of a DTensor and the state of FSDP2 show."""
     mesh = parameter.device_mesh
     sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
@@ -109,11 +109,11 @@ def _of_mesh(model: nn.Module, parameter: Any, ranks: int, here: int) -> Shardin
     )
     group = getattr(state, "_fsdp_param_group", None)
     if state is None:
-        return Sharding(ranks, here, tensor)
+        return LiveSharding(ranks, here, tensor)
     kept = getattr(group, "post_forward_mesh_info", None) is None and group is not None
     copies = next((n for name, n in sizes.items() if "replicate" in name), 1)
     compute = getattr(getattr(group, "mp_policy", None), "param_dtype", None)
-    return Sharding(ranks, here, tensor, copies, 2 if kept else 3, "fsdp2", compute)
+    return LiveSharding(ranks, here, tensor, copies, 2 if kept else 3, "fsdp2", compute)
 
 
 def ranks_of_run() -> tuple[int, int]:

@@ -58,7 +58,7 @@ def test_a_recorded_loop_is_learnt_from(tmp_path: Path, capsys: pytest.CaptureFi
     assert (row.micro_batch_size, row.seq_len, row.num_layers, row.outcome) == (2, 16, 2, "ok")
     assert planner.validate(runs).summary["priced"] == 1
     learnt = planner.learn(runs, tmp_path / "mine.toml")
-    assert learnt.runs[0].name == row.row_id
+    assert learnt.runs[0].run == row.row_id
 
 
 def test_a_run_is_stopped_only_where_that_was_asked_for() -> None:

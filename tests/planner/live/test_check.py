@@ -129,6 +129,7 @@ def test_parts_that_no_word_describes_are_not_taken_for_frozen_layers() -> None:
     assert frozen_parts(model) is None
 
 
+@pytest.mark.filterwarnings("default")  # of peft about transformers 5
 def test_adapters_of_peft_are_read() -> None:
     peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj", "v_proj"])

@@ -1,6 +1,6 @@
 """A training loop that is checked before its first step, and recorded in runs.csv.
 
-python examples/preflight.py [CLUSTER]     (default: here)
+python examples/check_first.py [CLUSTER]     (default: here)
 """
 
 import sys
