@@ -77,7 +77,7 @@ class CheckAnswer(Answer):
         memory, budget = self.fit.assessment.memory, self.fit.assessment.budget
         likely = f"{format_bytes(memory.low_bytes)} to {format_bytes(memory.high_bytes)}"
         step = format_seconds(self.step_seconds)
-        time = self.fit.assessment.time
+        time: Any = self.fit.assessment.time
         if hasattr(time, "low_seconds"):
             low, high = format_seconds(time.low_seconds), format_seconds(time.high_seconds)
             step += f" ({low} to {high})"

@@ -28,7 +28,7 @@ def _callback_class() -> Any:
     """Return the class, which inherits from a class of transformers."""
     base = import_module("transformers").TrainerCallback
 
-    class PreflightCallback(base):  # type: ignore[misc]
+    class PreflightCallback(base):  # type: ignore[misc, valid-type]
         """Checks a run before its first step, and records it.
 
         ``stop``: raise ``DoesNotFit`` where the run does not fit. ``record``: a table of runs that

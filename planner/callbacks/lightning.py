@@ -31,7 +31,7 @@ def _callback_class() -> Any:
         package = "pytorch_lightning"
     base = import_module(package).Callback
 
-    class LightningPreflight(base):  # type: ignore[misc]
+    class LightningPreflight(base):  # type: ignore[misc, valid-type]
         """Checks a run before its first step, and records it; options as ``PreflightCallback``."""
 
         def __init__(

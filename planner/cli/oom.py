@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
@@ -25,10 +25,10 @@ def oom(
         str | None, Option("--cluster", metavar="CLUSTER", help="and its cluster")
     ] = None,
     seq_len: Annotated[
-        str | None, Option("--seq-len", metavar="N", help="and its tokens of a sequence")
+        int | None, Option("--seq-len", metavar="N", help="and its tokens of a sequence")
     ] = None,
     micro_batch_size: Annotated[
-        str | None, Option("--micro-batch-size", metavar="N", help="and its micro-batch")
+        int | None, Option("--micro-batch-size", metavar="N", help="and its micro-batch")
     ] = None,
     software: Annotated[
         str | None, Option("--software", metavar="NAME", help="and its trainer")
@@ -48,9 +48,11 @@ def oom(
     if model is not None and cluster is not None:
         from planner.api.fit import fit
 
-        answer = fit(
-            model, cluster, seq_len=seq_len, micro_batch_size=micro_batch_size, software=software
-        )
+        given = {"seq_len": seq_len, "micro_batch_size": micro_batch_size, "software": software}
+        options: dict[str, Any] = {
+            name: value for name, value in given.items() if value is not None
+        }
+        answer = fit(model, cluster, **options)
         assert isinstance(answer, FitAnswer)
         priced = answer
     print_answer(explain_out_of_memory(text, priced), json=json)

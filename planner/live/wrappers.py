@@ -89,8 +89,8 @@ def sharding_of(model: nn.Module) -> LiveSharding:
         engine = "fsdp1" if stage else "fsdp1-no-shard"
         return LiveSharding(ranks, here, 1, copies, stage, engine, compute)
     if "DeepSpeedEngine" in class_names(model):
-        engine: Any = model
-        stage = int(engine.zero_optimization_stage())
+        deepspeed: Any = model
+        stage = int(deepspeed.zero_optimization_stage())
         return LiveSharding(ranks, here, 1, 1, stage, f"deepspeed-zero{stage}" if stage else None)
     if any(hasattr(p, "ds_id") for p in model.parameters()):
         return LiveSharding(ranks, here, 1, 1, 3, "deepspeed-zero3")
