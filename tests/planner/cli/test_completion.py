@@ -67,7 +67,7 @@ def test_clusters() -> None:
         (("fit", "a", "b", "--schedule", ""), list(SCHEDULES)),
         (("fit", "a", "b", "--recompute", "sel"), ["selective", "selective_ops"]),
         (("fit", "a", "b", "--software", "mega"), software_names()),
-        (("plan", "a", "b", "--precision", "bf16,f"), ["fp16", "fp32", "fp64", "fp8"]),
+        (("plan", "a", "b", "--precision", "bf16,f"), ["fp16", "fp32", "fp64", "fp8", "fp4"]),
         (("plan", "a", "b", "--objective", "c"), ["cost"]),
         (("plan", "a", "b", "--find", "large"), ["largest-micro-batch", "largest-model"]),
         (("fit", "a", "b", "--kv-precision", "int"), ["int8", "int4"]),
