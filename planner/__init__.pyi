@@ -81,7 +81,7 @@ def fit(
     kv_precision: str | None = ...,
     weight_precision: str | None = ...,
     cuda_graphs: bool | None = ...,
-    config: str | None = ...,
+    source: str | None = ...,
     inference: bool = ...,
 ) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     """Return whether a model trains on a cluster with a plan, and with which margin."""
@@ -110,7 +110,7 @@ def plan(
     lora_targets: str | None = ...,
     quantisation: str | None = ...,
     inputs: Sequence[str] | None = ...,
-    config: str | None = ...,
+    source: str | None = ...,
     fix: str | Mapping[str, Any] | None = ...,
     objective: str = ...,
     top: int | str | None = ...,

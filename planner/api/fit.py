@@ -43,7 +43,7 @@ from planner.search.first_plan import FirstPlan, first_plan, is_complete
 from planner.search.simplicity import CLOSE
 
 if TYPE_CHECKING:
-    from planner.exchange.target import Reading
+    from planner.exchange.target import ConfigReading
     from planner.serving.fit import ServingAnswer
     from planner.traced.answers import TracedFitAnswer
 
@@ -64,7 +64,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     ``tokens`` of a whole run add its days, dollars (``price`` of an accelerator's hour), energy,
     CO2 (``carbon``: grams a kilowatt hour) and share of progress (``failures``) to the answer.
 
-    ``config``: another trainer's file (``ds_config.json``, an Accelerate YAML, …), from which the
+    ``source``: another trainer's file (``ds_config.json``, an Accelerate YAML, …), from which the
     options are taken that are not given.
 
     ``inference``: whether the cluster serves ``concurrency`` sequences at once, of ``context_len``
@@ -132,12 +132,12 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     )
 
 
-def _with_config(request: FitRequest) -> tuple[FitRequest, Reading | None]:
+def _with_config(request: FitRequest) -> tuple[FitRequest, ConfigReading | None]:
     """Return the request with the options of another trainer's file."""
-    if request.config is None:
+    if request.source is None:
         return request, None
     if is_module(request.model):
-        raise InputError(f"--from {request.config}: is not for module:package.path:factory")
+        raise InputError(f"--from {request.source}: is not for module:package.path:factory")
     return with_config(request, cluster_of(request.cluster))
 
 

@@ -67,7 +67,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     ``gpus_at_most`` tries parts of a cluster. ``allow``: "offload". ``price``: dollars an hour of
     one accelerator; ``tokens``, ``budget`` (dollars), ``days``: of the whole run;
     ``carbon``: grams of CO2 a kilowatt hour, ``failures``: "mtbf=50000,restart=11,stall=5".
-    ``to``: a trainer whose plans alone are searched ("deepspeed"); ``config``: its file, from which
+    ``to``: a trainer whose plans alone are searched ("deepspeed"); ``source``: its file, from which
     workload and trainer are taken.
     ``find``: an inverse question (``planner.survey.inverse``). ``layers`` pins those of every stage
     ("3,5,5,3").
@@ -192,13 +192,13 @@ def _with_target(request: PlanRequest) -> tuple[PlanRequest, str | None]:
         capabilities(target)  # the name exists
         if named == target:
             request = replace(request, software=None)
-    if target is None and request.config is None:
+    if target is None and request.source is None:
         return request, None
     if is_module(request.model):
         raise InputError("--to, --from: are not for module:package.path:factory")
     clusters = clusters_of(request.cluster)
     reading = None
-    if request.config is not None:
+    if request.source is not None:
         request, reading = with_config(request, _one_of(clusters, "--from"))
     return request, target or (None if reading is None else reading.target)
 
@@ -225,7 +225,7 @@ def _best_of_stages(request: PlanRequest, limits: str, stages: tuple[int, ...]) 
         one = replace(
             request,
             to=limits,
-            config=None,
+            source=None,
             software=table.software_for(stage, adapters=bool(request.lora or request.qlora)),
             fix={**fixed, "zero_stage": stage},
         )

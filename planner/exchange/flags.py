@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from planner.exchange.shell_script import read_script
-from planner.exchange.syntax import Header, Syntax, stated_in_comments
+from planner.exchange.syntax import FileHeader, Syntax, stated_in_comments
 
 LAUNCHER, ENVIRONMENT, UNRESOLVED = "torchrun", "env", "unresolved"
 _NUMBER: Final = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -75,7 +75,7 @@ def _plain(text: str) -> Any:
     return int(text) if re.fullmatch(r"-?\d{1,18}", text) else float(text)
 
 
-def render_flags(leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header) -> str:
+def render_flags(leaves: Mapping[str, Any], comments: Mapping[str, str], header: FileHeader) -> str:
     """Return the script: one array of flags, and the command that passes them on."""
     variables = _below(leaves, ENVIRONMENT)
     launcher = _below(leaves, LAUNCHER)

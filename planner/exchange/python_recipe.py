@@ -13,7 +13,7 @@ from typing import Any, Final
 from hardware_profiles.errors import InputError, did_you_mean
 from planner.exchange.keys import placed
 from planner.exchange.python_document import CALL, parse_functions
-from planner.exchange.syntax import Header, Syntax, parse_yaml, stated_in_comments
+from planner.exchange.syntax import FileHeader, Syntax, parse_yaml, stated_in_comments
 
 FUNCTION: Final = "shardplan_job"
 WIDTH: Final = 100
@@ -124,7 +124,9 @@ def expression(value: Any, comments: Mapping[str, str], path: str = "", indent: 
     return f"{name}(\n" + "\n".join(lines) + f"\n{indent})"
 
 
-def render_function(leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header) -> str:
+def render_function(
+    leaves: Mapping[str, Any], comments: Mapping[str, str], header: FileHeader
+) -> str:
     """Return a file whose function returns the configuration in one expression."""
     document = placed(leaves)
     body = expression(document, comments, indent="    ")
@@ -144,7 +146,7 @@ def _assigned(
     footer: Sequence[str],
     leaves: Mapping[str, Any],
     comments: Mapping[str, str],
-    header: Header,
+    header: FileHeader,
 ) -> str:
     """Return a file whose function sets fields of a configuration that another one makes."""
     document = placed(leaves)

@@ -13,7 +13,7 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
 from planner.exchange.capabilities import capabilities
 from planner.exchange.names import target_names
-from planner.exchange.target import Reading, Target
+from planner.exchange.target import ConfigReading, Target
 
 _KIND: Final = re.compile(r"(?P<kind>[a-z][a-z-]*):(?P<path>.+)", re.S)
 _TOML: Final = re.compile(r"(?m)^\[[A-Za-z][\w.]*\][ \t]*(?:#.*)?$")
@@ -32,7 +32,7 @@ def target(name: str) -> Target:
     return found
 
 
-def read_config(text: str) -> Reading:
+def read_config(text: str) -> ConfigReading:
     """Read ``FILE`` or ``KIND:FILE``: another trainer's file, whose kind its content tells."""
     match = _KIND.fullmatch(text)
     known = target_names()

@@ -22,7 +22,7 @@ _STATED: Final = re.compile(r"#\s+(?P<name>[a-z_]+) = (?P<value>.*?)(?:  \(.*\))
 
 
 @dataclass(frozen=True)
-class Header:
+class FileHeader:
     """The first lines of a written file."""
 
     target: str
@@ -59,7 +59,7 @@ class Syntax:
 
     name: str
     parse: Callable[[str, str], dict[str, Any]]  # text, name in errors
-    render: Callable[[Mapping[str, Any], Mapping[str, str], Header], str]
+    render: Callable[[Mapping[str, Any], Mapping[str, str], FileHeader], str]
     stated: Callable[[str], dict[str, Any]]  # options in the header of a written file
     also: tuple[str, ...] = ()  # names of other syntaxes that ``parse`` understands
 
@@ -89,7 +89,7 @@ def stated_in_comments(text: str) -> dict[str, Any]:
 # --- JSON ---
 
 
-def _json_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header) -> str:
+def _json_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: FileHeader) -> str:
     from planner.exchange.keys import placed
 
     own = {
@@ -109,7 +109,9 @@ def _stated_in_json(text: str) -> dict[str, Any]:
     return dict(stated) if isinstance(stated, dict) else {}
 
 
-def _bare_json_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header) -> str:
+def _bare_json_text(
+    leaves: Mapping[str, Any], comments: Mapping[str, str], header: FileHeader
+) -> str:
     from planner.exchange.keys import placed
 
     return json.dumps(placed(leaves), indent=2, allow_nan=False) + "\n"
@@ -140,7 +142,7 @@ def _depth(value: object, level: int = 1) -> int:
     return max((_depth(each, level + 1) for each in inner), default=level)
 
 
-def _yaml_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: Header) -> str:
+def _yaml_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: FileHeader) -> str:
     from planner.exchange.keys import placed
 
     lines = [*header.comments(), *_yaml_lines(placed(leaves), comments, "", "")]

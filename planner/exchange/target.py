@@ -12,11 +12,11 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
 from planner.exchange.job import FOLLOWING, ONLY_WITH, Job, is_default
 from planner.exchange.keys import MISSING, OMIT, Key, Source, UnknownWord, lookup, unknown_paths
-from planner.exchange.syntax import OWN_KEY, Header, Syntax, stated_in_comments
+from planner.exchange.syntax import OWN_KEY, FileHeader, Syntax, stated_in_comments
 
 
 @dataclass(frozen=True)
-class Reading:
+class ConfigReading:
     """The options that a file states, and what was not understood."""
 
     target: str
@@ -27,7 +27,7 @@ class Reading:
     config: Mapping[str, Any] | None = None  # config.json of the model that the file describes
 
 
-def _no_files(job: Job, header: Header) -> Mapping[str, str]:
+def _no_files(job: Job, header: FileHeader) -> Mapping[str, str]:
     return {}
 
 
@@ -75,7 +75,7 @@ class Target:
     elsewhere: Mapping[str, str]
     recognises: Callable[[Mapping[str, Any]], bool]
     launch: Callable[[Job], str]
-    more_files: Callable[[Job, Header], Mapping[str, str]] = _no_files
+    more_files: Callable[[Job, FileHeader], Mapping[str, str]] = _no_files
     companion: str | None = None
     prepare: Callable[[Source], Mapping[str, Any]] = _unchanged
     complete: Callable[[dict[str, Any], Source], Mapping[str, Any]] = _complete
@@ -120,12 +120,12 @@ class Target:
         text = self.syntax.render(leaves, carried, header)
         return {self.file: text, **self.more_files(job, header)}
 
-    def header(self, job: Job, version: str) -> Header:
+    def header(self, job: Job, version: str) -> FileHeader:
         """Return the header of the file."""
         question = f"{job.model.name} on {job.cluster.name}"
-        return Header(self.name, version, question, self.launch(job), self.not_carried(job))
+        return FileHeader(self.name, version, question, self.launch(job), self.not_carried(job))
 
-    def read(self, text: str, where: str, folder: Path | None = None) -> Reading:
+    def read(self, text: str, where: str, folder: Path | None = None) -> ConfigReading:
         """Return what a file of the target states."""
         source = Source(self.syntax.parse(text, where), folder)
         found = self.read_document(source)
@@ -138,7 +138,7 @@ class Target:
             return {}
         return stated_in_comments(read_text(folder / self.companion, "a script"))
 
-    def read_document(self, source: Source) -> Reading:
+    def read_document(self, source: Source) -> ConfigReading:
         """Return what a parsed document states.
 
         Keys that are there come first, in the order of ``keys``; then those that are not state
@@ -174,7 +174,7 @@ class Target:
         settings = {**self._without_keys(settings), **settings}
         unknown = tuple(unknown_paths(self.keys, document))
         model = self.model_name(source) if self.model is None else source.get(self.model)
-        return Reading(
+        return ConfigReading(
             self.name,
             settings,
             unknown,

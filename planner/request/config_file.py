@@ -10,22 +10,22 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import declared
 from planner.exchange.capabilities import capabilities
 from planner.exchange.registry import read_config
-from planner.exchange.target import Reading
+from planner.exchange.target import ConfigReading
 from planner.request.requests import FitRequest, PlanRequest
 
 Request = TypeVar("Request", FitRequest, PlanRequest)
 MOST_KEYS: Final = 8  # that a note names
 
 
-def with_config(request: Request, cluster: Cluster) -> tuple[Request, Reading | None]:
+def with_config(request: Request, cluster: Cluster) -> tuple[Request, ConfigReading | None]:
     """Return a request with the options of its file, which those that are given override.
 
     A search takes the workload alone; a plan is complete but for the parts that the trainer sets
     elsewhere.
     """
-    if request.config is None:
+    if request.source is None:
         return request, None
-    reading = read_config(request.config)
+    reading = read_config(request.source)
     found = dict(reading.settings)
     data = _data_parallel({**found, **_given(request)}, cluster.num_gpus)
     micro, count = found.get("micro_batch_size"), found.get("num_microbatches")
@@ -52,20 +52,20 @@ def with_config(request: Request, cluster: Cluster) -> tuple[Request, Reading | 
     return replace(request, **taken), reading
 
 
-def notes_of(request: FitRequest | PlanRequest, reading: Reading) -> tuple[str, ...]:
+def notes_of(request: FitRequest | PlanRequest, reading: ConfigReading) -> tuple[str, ...]:
     """Return what a user should know about a file that was read."""
     limits = capabilities(reading.target)
-    notes = [f"{request.config}: read as a file of {limits.title} {limits.version}"]
+    notes = [f"{request.source}: read as a file of {limits.title} {limits.version}"]
     if reading.unknown:
         shown = ", ".join(reading.unknown[:MOST_KEYS])
         more = len(reading.unknown) - MOST_KEYS
         notes.append(
-            f"{request.config}: keys that are not known, so not priced: {shown}"
+            f"{request.source}: keys that are not known, so not priced: {shown}"
             + (f" and {more} more" if more > 0 else "")
         )
-    notes += [f"{request.config}: {note}" for note in reading.notes]
+    notes += [f"{request.source}: {note}" for note in reading.notes]
     if reading.model is not None and reading.model != str(request.model):
-        notes.append(f"{request.config}: names the model {reading.model}; priced: {request.model}")
+        notes.append(f"{request.source}: names the model {reading.model}; priced: {request.model}")
     return tuple(notes)
 
 

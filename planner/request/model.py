@@ -27,7 +27,6 @@ from cost_models.model.presets import (
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_json
-from planner.exchange.registry import read_config
 
 ModelLike = str | Path | Mapping[str, Any] | ModelSpec
 
@@ -111,6 +110,8 @@ def _described(text: str) -> ModelSpec | None:
     """Return the model of a trainer's file, by its name or by its sizes; None for no such file."""
     if not Path(text.partition("::")[0]).expanduser().is_file():
         return None
+    from planner.exchange.registry import read_config  # formulas, which help does without
+
     reading = read_config(text)
     if reading.config is not None:
         return model_spec(reading.config, name=Path(text).stem, where=text)

@@ -440,13 +440,12 @@ class WholeRunOptions:
 class ConfigOptions:
     """The configuration of another trainer."""
 
-    config: Annotated[
+    source: Annotated[
         str | None,
         Option(
             "--from",
             metavar="FILE",
-            common=True,
-            help="take options from a trainer's file: ds_config.json, accelerate.yaml, …",
+            help="take options from a trainer's file, such as ds_config.json",
             group=TRAINING,
             default="none: only the options that are given",
             why="`docs/exchange.md`; options that are given win over those of the file",

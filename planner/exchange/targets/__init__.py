@@ -1,1 +1,1 @@
-"""One module for each target: ``TARGET``, an instance of ``planner.exchange.target.Target``."""
+"""One module for each target: ``TARGET``, a ``planner.exchange.target.Target``; shared keys."""

@@ -10,13 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
-from planner.exchange.huggingface import (
-    fsdp_keys,
-    read_deepspeed,
-    uses_deepspeed,
-    uses_fsdp,
-    zero_of_wrapper,
-)
 from planner.exchange.job import Job
 from planner.exchange.keys import (
     OMIT,
@@ -31,6 +24,13 @@ from planner.exchange.keys import (
 from planner.exchange.launch import accelerate_launch
 from planner.exchange.syntax import YAML
 from planner.exchange.target import Target
+from planner.exchange.targets.huggingface import (
+    fsdp_keys,
+    read_deepspeed,
+    uses_deepspeed,
+    uses_fsdp,
+    zero_of_wrapper,
+)
 
 FILE: Final = "accelerate.yaml"
 PARALLEL: Final = "parallelism_config.parallelism_config_"

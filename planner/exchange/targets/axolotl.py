@@ -9,20 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
-from planner.exchange.huggingface import (
-    ARGUMENTS,
-    MORE_OPTIMIZERS,
-    OPTIMIZERS,
-    deepspeed_key,
-    fp32_without,
-    fsdp_keys,
-    legacy_fsdp,
-    module_names,
-    precision_keys,
-    target_names_of,
-    truth,
-    uses_fsdp,
-)
 from planner.exchange.job import Job
 from planner.exchange.keys import (
     OMIT,
@@ -36,6 +22,20 @@ from planner.exchange.keys import (
 )
 from planner.exchange.syntax import YAML
 from planner.exchange.target import Target
+from planner.exchange.targets.huggingface import (
+    ARGUMENTS,
+    MORE_OPTIMIZERS,
+    OPTIMIZERS,
+    deepspeed_key,
+    fp32_without,
+    fsdp_keys,
+    legacy_fsdp,
+    module_names,
+    precision_keys,
+    target_names_of,
+    truth,
+    uses_fsdp,
+)
 
 FILE: Final = "axolotl.yaml"
 ADAPTERS: Final = ("lora", "qlora")

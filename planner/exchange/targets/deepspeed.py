@@ -40,6 +40,14 @@ MARKS: Final = (
 )
 
 
+def _read_batch(value: Any, source: Source) -> Settings:
+    """Return the sequences of a step: DeepSpeed counts those of each tensor-parallel rank.
+
+    Its check of the batch takes all ranks but those of Ulysses (DeepSpeedConfig, world_size).
+    """
+    return {"global_batch_size": value // max(1, source.get("tensor_parallel.autotp_size", 1))}
+
+
 def _read_optimizer(value: Any, source: Source) -> Settings:
     word = str(value).lower()
     if word not in OPTIMIZERS:
@@ -153,11 +161,12 @@ def check(document: Mapping[str, Any], job: Job) -> None:
         document["train_micro_batch_size_per_gpu"]
         * document["gradient_accumulation_steps"]
         * job.plan.data_parallel
+        * job.plan.tensor_parallel
     )
     if product != document["train_batch_size"]:
         raise InputError(
             f"train_batch_size = {document['train_batch_size']} is not micro-batch x accumulation "
-            f"x data-parallel ranks = {product}"
+            f"x ranks = {product}"
         )
 
 
@@ -214,7 +223,12 @@ TUNING: Final = (
 )
 
 KEYS: Final = (
-    same("train_batch_size", "global_batch_size"),
+    Key(
+        "train_batch_size",
+        ("global_batch_size",),
+        lambda job: job["global_batch_size"] * job.plan.tensor_parallel,
+        _read_batch,
+    ),
     same("train_micro_batch_size_per_gpu", "micro_batch_size"),
     same("gradient_accumulation_steps", "num_microbatches"),
     _precision("bf16"),

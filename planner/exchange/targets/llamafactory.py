@@ -8,20 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from planner.exchange.huggingface import (
-    ARGUMENTS,
-    deepspeed_key,
-    fp32_without,
-    fsdp_keys,
-    legacy_fsdp,
-    module_names,
-    optimizer_key,
-    precision_keys,
-    target_names_of,
-    truth,
-    uses_fsdp,
-    zero_of_wrapper,
-)
 from planner.exchange.job import Job
 from planner.exchange.keys import (
     OMIT,
@@ -36,6 +22,20 @@ from planner.exchange.keys import (
 )
 from planner.exchange.syntax import YAML
 from planner.exchange.target import Target
+from planner.exchange.targets.huggingface import (
+    ARGUMENTS,
+    deepspeed_key,
+    fp32_without,
+    fsdp_keys,
+    legacy_fsdp,
+    module_names,
+    optimizer_key,
+    precision_keys,
+    target_names_of,
+    truth,
+    uses_fsdp,
+    zero_of_wrapper,
+)
 from planner.exchange.targets.transformers import prepare
 
 FILE: Final = "llamafactory.yaml"

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from planner.exchange.huggingface import (
+from planner.exchange.job import Job
+from planner.exchange.keys import OMIT, Key, Settings, Source, constant, same, without_effect
+from planner.exchange.launch import torchrun
+from planner.exchange.syntax import BARE_JSON, FileHeader
+from planner.exchange.target import Target
+from planner.exchange.targets.huggingface import (
     ARGUMENTS,
     deepspeed_key,
     fp32_without,
@@ -21,11 +26,6 @@ from planner.exchange.huggingface import (
     uses_fsdp,
     zero_of_wrapper,
 )
-from planner.exchange.job import Job
-from planner.exchange.keys import OMIT, Key, Settings, Source, constant, same, without_effect
-from planner.exchange.launch import torchrun
-from planner.exchange.syntax import BARE_JSON, Header
-from planner.exchange.target import Target
 
 FILE: Final = "training_args.json"
 SCRIPT: Final = "train.py"
@@ -82,7 +82,7 @@ def recognises(document: Mapping[str, Any]) -> bool:
     return any(mark in document for mark in (*MARKS, *FSDP_MARKS))
 
 
-def script(job: Job, header: Header) -> dict[str, str]:
+def script(job: Job, header: FileHeader) -> dict[str, str]:
     """Return a script that trains with the arguments."""
     lines = [
         *header.comments(),
