@@ -31,7 +31,7 @@ from hardware_profiles.cluster.catalogue import (
     match_node,
     usual_node,
 )
-from hardware_profiles.cluster.power_limit import held_to
+from hardware_profiles.cluster.power_limit import with_power_limit
 from hardware_profiles.cluster.schema import MAX_GPUS, Accelerator, Cluster, Node
 from hardware_profiles.errors import InputError
 
@@ -44,7 +44,9 @@ _AFTER: Final = re.compile(r"^(?P<name>.*[^:\s])\s*:\s*(?P<count>[+-]?\d+)$")
 _TIMES: Final = re.compile(
     r"^(?P<name>.*[^x*\u00d7\s])\s*[x*\u00d7]\s*(?P<count>\d+)$", re.IGNORECASE
 )
-_HELD_TO: Final = re.compile(r"(?P<cluster>.+?)\s*@\s*(?P<watts>\d+(\.\d+)?)\s*W", re.IGNORECASE)
+_POWER_LIMIT: Final = re.compile(
+    r"(?P<cluster>.+?)\s*@\s*(?P<watts>\d+(\.\d+)?)\s*W", re.IGNORECASE
+)
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -62,8 +64,8 @@ def parse_cluster(text: str) -> Cluster:
     words = text.strip()
     if not words:
         raise InputError(f"a cluster is expected, such as {EXAMPLES}")
-    if held := _HELD_TO.fullmatch(words):
-        return held_to(parse_cluster(held["cluster"]), float(held["watts"]))
+    if held := _POWER_LIMIT.fullmatch(words):
+        return with_power_limit(parse_cluster(held["cluster"]), float(held["watts"]))
     if words.lower() == "here" or words.lower().startswith("here:"):
         return _here(words)
     if words.lower().endswith(".toml") or os.sep in words:

@@ -11,17 +11,17 @@ from hardware_profiles.errors import InputError
 LEAST: Final = 0.25  # of the board's watts: drivers accept no less
 
 
-def held_to(cluster: Cluster, watts: float) -> Cluster:
+def with_power_limit(cluster: Cluster, watts: float) -> Cluster:
     """Return the cluster with every board held to ``watts`` (``nvidia-smi --power-limit``).
 
     The clock falls until the power is met, so that matmuls in long runs slow down; memory and
     links keep their rates. A board at its own watts is the cluster as it is.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
-    >>> held = held_to(parse_cluster("8xH100-SXM"), 500)
+    >>> held = with_power_limit(parse_cluster("8xH100-SXM"), 500)
     >>> held.name, held.accelerator.words
     ('8xH100-SXM@500W', 'H100-SXM-80GB@500W')
-    >>> held_to(held, 700).name
+    >>> with_power_limit(held, 700).name
     '8xH100-SXM'
     """
     accelerator = cluster.accelerator

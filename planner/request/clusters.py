@@ -10,7 +10,7 @@ from typing import Final
 
 from cost_models.model.presets import is_preset
 from hardware_profiles.cluster.parse import parse_cluster
-from hardware_profiles.cluster.power_limit import held_to
+from hardware_profiles.cluster.power_limit import with_power_limit
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster, Figure
 from hardware_profiles.cluster.subset import part_of as part_of_tree
 from hardware_profiles.errors import InputError
@@ -126,7 +126,7 @@ def named_cluster(text: str) -> Cluster:
 def cluster_of(cluster: ClusterLike, watts: float | None = None) -> Cluster:
     """Return the only cluster of a text or a path, its boards held to ``watts`` if given."""
     if watts is not None:
-        return held_to(cluster_of(cluster), _number_of_watts(watts))
+        return with_power_limit(cluster_of(cluster), _number_of_watts(watts))
     if isinstance(cluster, Cluster):
         return cluster
     if isinstance(cluster, (str, Path)):
@@ -148,7 +148,9 @@ def clusters_of(
     ``watts``: the power limit of every board, if given.
     """
     if watts is not None:
-        return [held_to(cluster, _number_of_watts(watts)) for cluster in clusters_of(clusters)]
+        return [
+            with_power_limit(cluster, _number_of_watts(watts)) for cluster in clusters_of(clusters)
+        ]
     if isinstance(clusters, str):
         return [named_cluster(name) for name in split_clusters(clusters)]
     if not isinstance(clusters, Sequence):

@@ -13,7 +13,7 @@ from hardware_profiles.cluster.catalogue import (
     usual_node,
 )
 from hardware_profiles.cluster.local_machine import describe_here
-from hardware_profiles.cluster.power_limit import held_to
+from hardware_profiles.cluster.power_limit import with_power_limit
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure
 from hardware_profiles.errors import InputError, NeedsMeasurement
 from planner.validation.reading import Reading, Unpriceable
@@ -77,7 +77,7 @@ def _build(
     if watts is None:
         return cluster
     try:
-        return held_to(cluster, watts)
+        return with_power_limit(cluster, watts)
     except InputError as error:
         raise Unpriceable(str(error)) from None
 

@@ -9,9 +9,10 @@ import pytest
 from cost_models.compute.rates import rates
 from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
 from hardware_profiles.cluster.parse import accelerator_name, parse_cluster
-from hardware_profiles.cluster.power_limit import held_to
+from hardware_profiles.cluster.power_limit import with_power_limit
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
+from planner.api.fit import fit
 from planner.request.clusters import cluster_of, clusters_of, part_of
 from planner.request.command import cluster_argument
 
@@ -61,4 +62,10 @@ def test_an_accelerator_of_unknown_power_is_refused() -> None:
     cluster = parse_cluster("8xH100-SXM")
     unknown = replace(cluster, accelerator=replace(cluster.accelerator, power=None))
     with pytest.raises(InputError, match="its power is not known"):
-        held_to(unknown, 500.0)
+        with_power_limit(unknown, 500.0)
+
+
+def test_the_next_command_keeps_the_limit_in_the_name_of_the_cluster() -> None:
+    plan = {"data_parallel": 8, "zero_stage": 1, "recompute": "full", "micro_batch_size": 1}
+    answer = fit("llama-3.2-1b", "8xH100-SXM", power=500.0, **plan)
+    assert "shardplan plan llama-3.2-1b 8xH100-SXM@500W " in answer.text()
