@@ -231,4 +231,4 @@ def power_limit(accelerator: Accelerator, precision: str) -> float | None:
     if precision == "fp32" or joules is None or watts is None:
         return None
     bits = {"fp4": 0.25, "fp8": 0.5, "int8": 0.5, "tf32": 2.0}.get(precision, 1.0)
-    return accelerator.watts.value / (joules * bits)
+    return watts.value / (joules * bits)
