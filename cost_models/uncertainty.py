@@ -154,7 +154,7 @@ def memory_spread(software: str, kind: MemoryKind = "device") -> Spread:
     >>> memory_spread("hf-trainer-foak", "allocated").below
     0.085
     >>> memory_spread("xla") == MEMORY_ELSEWHERE, memory_spread("torch-trainer").below
-    (True, 0.38)
+    (True, 0.35)
     """
     if software == "shardplan":
         return MEMORY

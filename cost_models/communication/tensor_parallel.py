@@ -6,6 +6,8 @@ Symbols: as in ``volumes``. Units: features a token inside, bytes in ``tensor_tr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 import numpy as np
@@ -203,8 +205,8 @@ def _layer_collectives(view: RankView, kind: LayerKind, *, by_matrix: bool) -> L
     hidden, attention, mlp = float(model.hidden_size), kind.attention, kind.feed_forward
 
     def again(*modules: str) -> Real:
-        found = [repeats_module(table.recompute, module) for module in modules]
-        return np.where(np.logical_or.reduce(found), 1.0, 0.0)
+        found = reduce(or_, (repeats_module(table.recompute, module) for module in modules))
+        return np.where(found, 1.0, 0.0)
 
     zero = np.zeros(len(table))
     one = Traffic(1.0 + zero, hidden + zero)

@@ -161,7 +161,7 @@ def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Ind
     The rows of the table are repeated for plans with several ranks of a kind.
     """
     block, blocks = stages_of(scenario, table)
-    bound = np.asarray(late_rank(table.plain()))
+    bound: Any = late_rank(table.plain())
     groups: dict[Any, list[RankRows]] = {}
     for position, ranks in enumerate(blocks):
         rows = np.flatnonzero(block == position)

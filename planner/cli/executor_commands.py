@@ -29,7 +29,7 @@ def _become(command: str) -> click.Command:
     @click.pass_context
     def call(context: click.Context) -> None:
         if command == "export" and _names_a_plan(context.args):
-            context.exit(_export_plan(context.args) or 0)
+            context.exit(_export_plan(context.args))
         _execute(command, context.args)
 
     passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -47,14 +47,15 @@ def _names_a_plan(words: Sequence[str]) -> bool:
     return any(Path(word).is_file() for word in words if not word.startswith("-"))
 
 
-def _export_plan(words: Sequence[str]) -> object:
+def _export_plan(words: Sequence[str]) -> int:
     """Write a plan as another trainer's file."""
     from hardware_profiles.command_line import command
     from planner.cli.export import export_plan
 
     made = command(export_plan, name="export", help=EXPORT_HELP, epilog="")
     made.examples = EXPORT_EXAMPLES
-    return made.main(list(words), prog_name="shardplan export", standalone_mode=False)
+    code: int | None = made.main(list(words), prog_name="shardplan export", standalone_mode=False)
+    return code or 0
 
 
 def _execute(command: str, arguments: list[str]) -> None:

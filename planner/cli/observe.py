@@ -32,7 +32,7 @@ def observe(
         int | None, Option("--global-batch-size", metavar="N", help="sequences of a step")
     ] = None,
     micro_batch_size: Annotated[
-        int | None, Option("--micro-batch-size", metavar="N", help="sequences of a pass")
+        int | None, Option("--micro-batch-size", "--mbs", metavar="N", help="sequences of a pass")
     ] = None,
     tensor_parallel: Annotated[
         int | None, Option("--tp", metavar="N", help="tensor-parallel ranks")

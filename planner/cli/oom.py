@@ -28,7 +28,7 @@ def oom(
         int | None, Option("--seq-len", metavar="N", help="and its tokens of a sequence")
     ] = None,
     micro_batch_size: Annotated[
-        int | None, Option("--micro-batch-size", metavar="N", help="and its micro-batch")
+        int | None, Option("--micro-batch-size", "--mbs", metavar="N", help="and its micro-batch")
     ] = None,
     software: Annotated[
         str | None, Option("--software", metavar="NAME", help="and its trainer")

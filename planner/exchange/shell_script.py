@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from planner.exchange.shell_expansion import Variables, expand, expand_to_text
-from planner.exchange.shell_words import Token, tokens
+from planner.exchange.shell_words import ShellToken, tokens
 
 MAX_SCRIPTS: Final = 20  # of eval and bash -c inside each other
 MAX_COMMANDS: Final = 5_000
@@ -37,7 +37,7 @@ class Script:
 
     commands: list[list[str]] = field(default_factory=list)
     variables: Variables = field(default_factory=Variables)
-    functions: dict[str, list[Token]] = field(default_factory=dict)
+    functions: dict[str, list[ShellToken]] = field(default_factory=dict)
     depth: int = 0
 
 
@@ -55,7 +55,7 @@ def read_script(text: str) -> Script:
 class _Reader:
     """Reads tokens one statement at a time."""
 
-    def __init__(self, found: list[Token], script: Script):
+    def __init__(self, found: list[ShellToken], script: Script):
         self.tokens, self.script, self.at = found, script, 0
 
     def word(self) -> str:
@@ -215,7 +215,7 @@ class _Reader:
             return self.test([part.text for part in parts[1:]])
         return self.run(parts)
 
-    def run(self, parts: list[Token]) -> bool:
+    def run(self, parts: list[ShellToken]) -> bool:
         """Carry out assignments; keep other commands."""
         variables, words = self.script.variables, list[str]()
         declares = parts[0].text in _DECLARING
@@ -237,7 +237,7 @@ class _Reader:
     def call(self, words: list[str]) -> None:
         """Keep a command; read the scripts that ``eval`` and ``bash -c`` are given."""
         script = self.script
-        inner: list[Token] | None = None
+        inner: list[ShellToken] | None = None
         if words[0] in script.functions:
             inner = script.functions[words[0]]
         elif words[0] == "eval":

@@ -18,7 +18,7 @@ _CLOSING: Final = {"(": ")", "{": "}"}
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class ShellToken:
     """A word, an operator, or an assignment of an array."""
 
     text: str  # raw text; of an array its name
@@ -76,13 +76,13 @@ def end_of_word(text: str, start: int, stop: str = " \t\n;|&()<>") -> int:
     return min(at, len(text))
 
 
-def tokens(text: str) -> list[Token]:
+def tokens(text: str) -> list[ShellToken]:
     r"""Return the tokens of a script.
 
     >>> [t.text for t in tokens("A=1 # one\ntorchrun x.py --a $A > log | tee b")]
     ['A=1', '\n', 'torchrun', 'x.py', '--a', '$A', '|', 'tee', 'b']
     """
-    found, at = list[Token](), 0
+    found, at = list[ShellToken](), 0
     text = text.replace("\r\n", "\n")
     here = list[tuple[str, bool]]()  # terminators of here-documents that start on this line
     while at < len(text):
@@ -93,7 +93,7 @@ def tokens(text: str) -> list[Token]:
         elif text[at] == "#":
             at = _line_end(text, at)
         elif text[at] == "\n" and here:
-            found.append(Token("\n", is_operator=True))
+            found.append(ShellToken("\n", is_operator=True))
             at = _after_here_documents(text, at + 1, here)
             here = []
         elif (match := _HERE.match(text, at)) is not None:
@@ -105,13 +105,13 @@ def tokens(text: str) -> list[Token]:
             at = end_of_word(text, match.end())
         elif (match := _ARRAY.match(text, at)) is not None:
             words, at = _array(text, match.end())
-            found.append(Token(match[1], elements=words, appends=match[2] == "+"))
+            found.append(ShellToken(match[1], elements=words, appends=match[2] == "+"))
         elif operator := next((o for o in OPERATORS if text.startswith(o, at)), ""):
-            found.append(Token(operator, is_operator=True))
+            found.append(ShellToken(operator, is_operator=True))
             at += len(operator)
         else:
             end = max(end_of_word(text, at), at + 1)
-            found.append(Token(text[at:end]))
+            found.append(ShellToken(text[at:end]))
             at = end
     return found
 
@@ -132,7 +132,7 @@ def _after_here_documents(text: str, at: int, terminators: list[tuple[str, bool]
     return at
 
 
-def _conditional(text: str, at: int, found: list[Token]) -> int:
+def _conditional(text: str, at: int, found: list[ShellToken]) -> int:
     """Add ``[[ ... ]]`` as words, its operators included; return the position after it."""
     while at < len(text):
         if text[at] in " \t\n":
@@ -141,7 +141,7 @@ def _conditional(text: str, at: int, found: list[Token]) -> int:
         operators = ("]]", "&&", "||", "(", ")", "<", ">")
         operator = next((each for each in operators if text.startswith(each, at)), "")
         end = at + len(operator) if operator else max(end_of_word(text, at, " \t\n()"), at + 1)
-        found.append(Token(text[at:end]))
+        found.append(ShellToken(text[at:end]))
         at = end
         if found[-1].text == "]]":
             break

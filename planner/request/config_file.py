@@ -70,9 +70,10 @@ def notes_of(request: FitRequest | PlanRequest, reading: ConfigReading) -> tuple
 
 
 def _given(request: FitRequest | PlanRequest) -> dict[str, Any]:
+    kind: type = type(request)
     return {
         name: getattr(request, name)
-        for name in declared(type(request))
+        for name in declared(kind)
         if getattr(request, name) is not None and name not in ("model", "cluster")
     }
 

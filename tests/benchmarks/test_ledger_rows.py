@@ -57,7 +57,7 @@ def test_every_row_at_the_peak_is_traced(name: str) -> None:
 
 def storage(category: str, size: int, **more: Any) -> Allocation:
     origin = {"phase": "backward", "place": "layers.0 of micro-batch 0", "operator": "aten::mm"}
-    origin |= {"collective": "", "named": True, "frozen": False, "is_new": False, "count": 1}
+    origin |= {"collective": "", "named": True, "frozen": False, "is_new": False, "storages": 1}
     return Allocation(category, bytes=size, **{**origin, **more})
 
 

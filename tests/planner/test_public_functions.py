@@ -109,7 +109,7 @@ def test_the_stub_declares_what_the_functions_take() -> None:
         ({"seqlen": 4096}, "unknown option 'seqlen'. Did you mean seq_len?"),
         ({"sequence_length": 4096}, "Did you mean seq_len?"),
         ({"gradient_checkpointing": True}, "Did you mean recompute='full'?"),
-        ({"quite_different": 1}, "Known: model, cluster, global_batch_size"),
+        ({"quite_different": 1}, "Known: model, cluster, power, global_batch_size"),
         ({"model": "gpt2"}, "fit: multiple values for argument 'model'; see help(planner.fit)"),
     ],
 )

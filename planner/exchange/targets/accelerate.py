@@ -87,7 +87,9 @@ def _device(part: str) -> Callable[[Any, Source], Settings]:
 def complete(settings: Settings, source: Source) -> Settings:
     """Return the precision, the degrees and the ZeRO stage of keys that are not there."""
     kind = str(source.get("distributed_type", "")).upper()
-    found = {"precision": "fp32"} if source.get("mixed_precision") in (None, "no", False) else {}
+    found: Settings = (
+        {"precision": "fp32"} if source.get("mixed_precision") in (None, "no", False) else {}
+    )
     found |= {"tensor_parallel": 1, "context_parallel": 1, "dp_replicate": 1}
     if settings.get("tensor_parallel", 1) > 1:
         found["sequence_parallel"] = False

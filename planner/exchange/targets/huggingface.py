@@ -231,8 +231,8 @@ def read_deepspeed(value: Any, source: Source) -> Settings:
         raise UnknownWord("deepspeed: neither a mapping nor a file")
     found = TARGET.read_document(Source(value, source.folder)).settings
     stage = found.get("zero_stage", 0)
-    kept = ("zero_stage", "offload", "offload_device", "secondary_ranks")
-    kept += ("quantised_weights", "quantised_gradients")
+    sharding = ("zero_stage", "offload", "offload_device", "secondary_ranks")
+    kept = (*sharding, "quantised_weights", "quantised_gradients")
     return {name: found[name] for name in kept if name in found} | {
         "software": f"hf-trainer+deepspeed-zero{stage}" if stage else "hf-trainer-autocast"
     }

@@ -148,7 +148,7 @@ def test_dropout_is_replayed_and_keeps_whole_tensors_equal(sequence_parallel: bo
 
 def _dropped_once(rank: int, file: PlanFile) -> dict[str, Any]:
     """The same without any recomputation; what is drawn is the same."""
-    decoder_layer.checkpointed_selectively = lambda run, *arguments, random: run(*arguments)  # type: ignore[assignment]
+    decoder_layer.checkpointed_selectively = lambda run, *arguments, **_: run(*arguments)  # type: ignore[assignment]
     return _dropped(rank, file)
 
 

@@ -41,6 +41,9 @@ PIPELINE = {"pipeline_parallel": 4, "tensor_parallel": 2, "num_microbatches": 8,
 Question = tuple[str, str, dict[str, Any]]  # a model or the name of a sample, cluster, options
 
 
+SHARDED: Any = {"seq_len": 8192, "recompute": "none", "data_parallel": 8, "zero_stage": 3}
+
+
 def questions() -> dict[str, Question]:
     found: dict[str, Question] = {}
     for name in CONFIGS:
@@ -118,7 +121,7 @@ def test_the_story_fits_into_a_terminal(answer: Any) -> None:
 
 def test_numbers_of_a_term_give_the_term() -> None:
     """What is printed can be worked out by hand: 8.03 B parameters, 8 ranks, 8192 tokens."""
-    answer = planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192, recompute="none")
+    answer = planner.fit("llama-3-8b", "8xA100-80GB", **SHARDED)
     terms = {(t["part"], t["name"]): t for t in answer.to_dict()["memory"]["terms"]}
     saved = terms["activations", "saved by layers"]
     assert saved["numbers"] == "1 in flight × 32 layers × 8,192 tokens × 200,840 bytes"
@@ -218,7 +221,7 @@ def test_the_worked_number_of_the_page_is_what_is_predicted() -> None:
     page = (Path(__file__).parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
     worked = page.split("## One number, worked out")[1].split("## ")[0]
     rows = re.findall(r"^\| (\w+) \|.*\| ([0-9.]+) \|$", worked, re.MULTILINE)
-    answer = planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192, recompute="none")
+    answer = planner.fit("llama-3-8b", "8xA100-80GB", **SHARDED)
     memory = answer.to_dict()["memory"]
     said = {
         **memory["parts"],
@@ -247,7 +250,7 @@ def test_a_no_says_how_its_largest_part_comes_about() -> None:
 def test_the_bars_of_the_page_are_what_is_printed() -> None:
     page = (Path(__file__).parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
     shown = page.split("```console\n$ ")[1].split("```")[0].splitlines()[1:]
-    answer = planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192, recompute="none")
+    answer = planner.fit("llama-3-8b", "8xA100-80GB", **SHARDED)
     printed = [line.rstrip() for line in answer.explain().splitlines()]
     told = [line for line in shown if line]
     assert len(told) > 10

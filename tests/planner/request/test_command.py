@@ -62,7 +62,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "carbon": {"carbon": 300.5, "tokens": "3B"},
     "failures": {"failures": "mtbf=50000,restart=11", "tokens": "300B"},
 }
-OF_ALL = {"model", "cluster", "inputs"}  # the subject, and an option of modules alone
+OF_ALL = {"model", "cluster", "inputs", "source"}  # the subject; of modules; read into others
 OF_CLUSTER = {"power"}  # part of its name in the next command: test_power_limit.py
 OF_SOFTWARE = {"optimizer_kernel", "gradient_copy"}  # parts of its name in the next command
 
