@@ -50,8 +50,10 @@ def _plan(case: dict[str, Any]) -> Plan:
 
 def _file(case: dict[str, Any]) -> PlanFile:
     plan = _plan(case)
-    # five layers do not divide evenly over stages; interleaving over four ranks needs eight
-    return tiny(plan, case["family"], tied=case["tied"], num_layers=max(5, plan.num_stages))
+    # one layer more than stages does not divide evenly over them; interleaving needs even stages
+    uneven = plan.pipeline_schedule != "interleaved_1f1b" or plan.pipeline_parallel == 2
+    layers = plan.num_stages + int(uneven)
+    return tiny(plan, case["family"], tied=case["tied"], num_layers=layers)
 
 
 def _legal_layouts(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
