@@ -26,14 +26,29 @@ def parse_functions(text: str, where: str) -> dict[str, dict[str, Any]]:
     >>> parse_functions("def f(tp=2):\n    c = T(a=A(x=1))\n    c.a.y = tp\n    return c", "x")["f"]
     {'()': 'T', 'a': {'()': 'A', 'x': 1, 'y': 2}}
     """
+    file = _File(_parsed(text, where))
+    return {name: value for name, value in file.results().items() if isinstance(value, dict)}
+
+
+def parse_calls(text: str, where: str) -> list[dict[str, Any]]:
+    r"""Return every call of a file in the order in which it is read, of methods too.
+
+    >>> parse_calls("def main():\n    s = DDP()\n    t = T(strategy=s)", "x")
+    [{'()': 'DDP'}, {'()': 'T', 'strategy': {'()': 'DDP'}}]
+    """
+    file = _File(_parsed(text, where))
+    file.results()
+    return file.calls
+
+
+def _parsed(text: str, where: str) -> ast.Module:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{where}: not Python: {str(error)[:100]}") from None
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         raise InputError(f"{where}: too long for a configuration")
-    file = _File(tree)
-    return {name: value for name, value in file.results().items() if isinstance(value, dict)}
+    return tree
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -53,6 +68,14 @@ class _File:
         self.functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
         self.globals: dict[str, Any] = {}
         self.imports = dict(_imports(tree))
+        self.methods = [
+            node
+            for outer in tree.body
+            if isinstance(outer, ast.ClassDef)
+            for node in outer.body
+            if isinstance(node, ast.FunctionDef)
+        ]
+        self.calls: list[dict[str, Any]] = []
         self.depth = 0
         for statement in tree.body:
             if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
@@ -61,6 +84,8 @@ class _File:
     def results(self) -> dict[str, Any]:
         """Return what the functions return, and the last configuration of the file itself."""
         found = {name: self.call(node, [], {}) for name, node in self.functions.items()}
+        for method in self.methods:
+            self.call(method, [], {})
         built = {k: v for k, v in self.globals.items() if isinstance(v, dict) and CALL in v}
         return found | ({"": list(built.values())[-1]} if built else {})
 
@@ -94,6 +119,8 @@ class _File:
                     self.assign(target, value, names)
             elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
                 self.assign(statement.target, self.value(statement.value, names), names)
+            elif isinstance(statement, ast.Expr):
+                self.value(statement.value, names)
             elif isinstance(statement, (ast.If, ast.With, ast.Try, ast.For)):
                 blocks = [
                     statement.body,
@@ -181,6 +208,14 @@ class _File:
         named = {k.arg: self.value(k.value, names) for k in node.keywords if k.arg is not None}
         if isinstance(node.func, ast.Name) and node.func.id in self.functions:
             return copy.deepcopy(self.call(self.functions[node.func.id], given, named))
+        found = self.built(node, given, named, names)
+        self.calls.append(found)
+        return found
+
+    def built(
+        self, node: ast.Call, given: list[Any], named: dict[str, Any], names: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the mapping of a call of something outside the file."""
         name = ast.unparse(node.func)
         first, dot, rest = name.partition(".")
         name = self.imports.get(first, first) + dot + rest

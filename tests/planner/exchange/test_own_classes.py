@@ -91,3 +91,34 @@ def test_flags_are_fields_of_megatron_core() -> None:
     classes = (MLATransformerConfig, DistributedDataParallelConfig, OptimizerConfig)
     known = {field.name for cls in classes for field in fields(cls)}
     assert {*CARRIES, *OF_MODEL} <= known | OF_PARSER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_lightning_takes_the_trainer(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    from inspect import signature
+
+    from lightning.fabric.connector import _convert_precision_to_unified_args
+    from lightning.pytorch import strategies
+
+    real, made = lightning.Trainer, list[dict[str, Any]]()
+    monkeypatch.setattr(lightning, "Trainer", lambda **arguments: made.append(arguments))
+    deepspeed = list[dict[str, Any]]()
+    if not strategies.deepspeed._DEEPSPEED_AVAILABLE:
+        known = signature(strategies.DeepSpeedStrategy).bind
+        monkeypatch.setattr(
+            strategies, "DeepSpeedStrategy", lambda **given: deepspeed.append(known(**given))
+        )
+    for file in files_of("lightning", model, 24):
+        texts = target("lightning").write(Job(file), "1")
+        compile(texts["lightning_model.py"], "lightning_model.py", "exec")
+        module: dict[str, Any] = {"__name__": "lightning_trainer"}
+        exec(texts["lightning_trainer.py"], module)
+        module["make_trainer"]()
+        assert module["make_loader"]([1, 2]).batch_size == file.plan.micro_batch_size
+        given = made[-1]
+        signature(real).bind(**given)
+        assert _convert_precision_to_unified_args(given["precision"]) == given["precision"]
+        if isinstance(given["strategy"], strategies.DDPStrategy):
+            real(**{**given, "accelerator": "cpu", "num_nodes": 1})

@@ -100,3 +100,54 @@ def test_a_table_and_a_single_plan_agree_on_limits() -> None:
         assert alone == one.runnable(table).tolist()
         assert one.runnable(table).any()
         assert one.problem(Plan(), workload) is None
+
+
+FSDP_SCRIPT = """
+import lightning as L
+from lightning.pytorch.strategies import FSDPStrategy
+class Data(L.LightningDataModule):
+    def val_dataloader(self):
+        return DataLoader(self.rows, batch_size=64)
+    def train_dataloader(self):
+        return DataLoader(self.rows, batch_size=2, shuffle=True)
+def main():
+    strategy = FSDPStrategy(sharding_strategy="SHARD_GRAD_OP", activation_checkpointing={Block})
+    L.Trainer(devices=8, precision="bf16-true", strategy=strategy, accumulate_grad_batches=4).fit(m)
+"""
+CLI = """
+trainer:
+  devices: 8
+  precision: 16-mixed
+  strategy: {class_path: lightning.pytorch.strategies.DeepSpeedStrategy, init_args: {stage: 3}}
+  no_such_argument: 1
+data: {class_path: my.Data, init_args: {batch_size: 4}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "unknown"),
+    [
+        (
+            FSDP_SCRIPT,
+            {"zero_stage": 2, "recompute": "full", "micro_batch_size": 2, "num_microbatches": 4}
+            | {"precision": "bf16", "master_weights": False},
+            (),
+        ),
+        (
+            CLI,
+            {"zero_stage": 3, "micro_batch_size": 4, "precision": "fp16"},
+            ("trainer.no_such_argument",),
+        ),
+        (
+            "import pytorch_lightning as pl\npl.Trainer(strategy='deepspeed_stage_2_offload')",
+            {"zero_stage": 2, "offload": "optimizer", "precision": "fp32"},
+            (),
+        ),
+    ],
+)
+def test_trainers_of_lightning_are_read(
+    text: str, expected: dict[str, Any], unknown: tuple[str, ...]
+) -> None:
+    found = kind_of(text, "x").read(text, "x")
+    assert (found.target, found.unknown, found.notes) == ("lightning", unknown, ())
+    assert {name: found.settings.get(name) for name in expected} == expected
