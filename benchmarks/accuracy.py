@@ -1,6 +1,6 @@
 """Tables of docs/accuracy.md and of the README: ``python -m benchmarks.accuracy --write``.
 
-Prices every published run (``planner.validate``) and the two tables of runs that were found after
+Prices every published run (``planner.validate``) and the tables of runs that were found after
 the constants of the formulas were fixed (``benchmarks/unseen_*.csv``), in a few minutes, and
 writes the tables between the ``<!-- generated: NAME -->`` marks of both files. ``--check`` compares
 instead, and exits with 1 where a table differs. Figures of slower commands come from
@@ -29,6 +29,7 @@ UNSEEN: Final = {
     "unseen_runs": ROOT / "benchmarks" / "unseen_runs.csv",
     "unseen_trainers": ROOT / "benchmarks" / "unseen_trainers.csv",
     "unseen_peaks": ROOT / "benchmarks" / "unseen_peaks.csv",
+    "unseen_2026_11": ROOT / "benchmarks" / "unseen_2026_11.csv",
 }
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FIGURES: Final = ("median_absolute_error", "p90_absolute_error", "bias")
@@ -86,7 +87,7 @@ def _errors(figures: Mapping[str, Any]) -> tuple[float, float, float]:
 def short_rows() -> list[Short]:
     """Return the rows of the short table, from the best known runs to the least known ones."""
     published = answer("published").summary
-    first, second, blind_time, blind_peaks, third = (
+    first, second, blind_time, later_time, blind_peaks, later_peaks, third = (
         Short(
             row["what"],
             row["of"],
@@ -122,6 +123,7 @@ def short_rows() -> list[Short]:
         ),
         second,
         blind_time,
+        later_time,
         Short(
             "The same after describing trainers and accelerators, nothing fitted",
             f"{trainers['n']} runs of 19 of these sources",
@@ -148,6 +150,7 @@ def short_rows() -> list[Short]:
             "shardplan validate benchmarks/unseen_trainers.csv",
         ),
         blind_peaks,
+        later_peaks,
         third,
     ]
 
@@ -295,6 +298,8 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "unseen_trainers_memory": lambda: by_source("unseen_trainers", "memory", mean=False),
     "unseen_peaks_time": lambda: by_source("unseen_peaks", "time", mean=False),
     "unseen_peaks_memory": lambda: by_source("unseen_peaks", "memory", mean=False),
+    "unseen_2026_11_time": lambda: by_source("unseen_2026_11", "time", mean=False),
+    "unseen_2026_11_memory": lambda: by_source("unseen_2026_11", "memory", mean=False),
 }
 
 
