@@ -5,7 +5,11 @@ Every bound comes from the errors that the named command of this repository prin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -15,6 +19,7 @@ from hardware_profiles.software.engine import PLUS
 from hardware_profiles.software.profile import LearnedSpread
 from hardware_profiles.software.trainer import OWN_FILE, software_profile
 
+_TIME_COMMAND: Final = "python -m benchmarks.time_intervals"
 MemoryKind = Literal["allocated", "reserved", "device"]  # live tensors, allocator, whole device
 
 
@@ -26,48 +31,12 @@ class Spread(Struct, frozen=True):
     source: str
 
 
-_COMMAND: Final = "shardplan validate --time --only"
-# By software profile and architecture: the shortest interval around the prediction that covers 90 %
-# of (measured / predicted - 1) over published runs, each end at least 2 %, rounded up
-# (python -m benchmarks.time_intervals). With fewer than ten runs it covers all errors and more.
-TIME_BY_KIND: Final[Mapping[tuple[str, str], Spread]] = {
-    ("megatron", "Ampere"): Spread(
-        0.10, 0.24, f"{_COMMAND} vtrain-single (and vtrain-multi, korthikanti-2022, nemo-launcher)"
-    ),
-    ("megatron-2021", "Ampere"): Spread(0.04, 0.07, f"{_COMMAND} megatron-sc21 (and -2020)"),
-    ("megatron-2021", "Volta"): Spread(0.10, 0.10, f"{_COMMAND} megatron-2020: V100"),
-    ("nemo", "Hopper"): Spread(0.08, 0.04, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
-    ("nemo", "Blackwell"): Spread(0.11, 0.095, f"{_COMMAND} nemo-perf (and dgxc-benchmarking)"),
-    ("nemo", "Blackwell Ultra"): Spread(0.075, 0.135, f"{_COMMAND} nemo-perf"),
-    ("eager-fsdp2", "Ampere"): Spread(0.24, 0.10, f"{_COMMAND} ibm-fms-fsdp: A100, no compile"),
-    ("eager-fsdp2", "Hopper"): Spread(0.29, 0.16, f"{_COMMAND} ibm-fms-fsdp: H100, no compile"),
-    ("fms-fsdp", "Ampere"): Spread(0.12, 0.12, f"{_COMMAND} ibm-fms-fsdp: A100, compile"),
-    ("fms-fsdp", "Hopper"): Spread(0.10, 0.16, f"{_COMMAND} ibm-fms-fsdp: H100, compile"),
-    ("xla", "Hopper"): Spread(0.08, 0.105, f"{_COMMAND} dgxc-benchmarking: MaxText, PaxML"),
-    ("composer", "Ampere"): Spread(0.085, 0.11, f"{_COMMAND} mosaic-llm-foundry: A100"),
-    ("composer", "Hopper"): Spread(0.075, 0.09, f"{_COMMAND} mosaic-llm-foundry: H100"),
-    ("composer-2022", "Ampere"): Spread(0.08, 0.08, f"{_COMMAND} mosaic-llm-foundry: MosaicGPT"),
-    ("apex-bert", "Volta"): Spread(0.15, 0.125, f"{_COMMAND} nvidia-bert: V100"),
-    ("apex-bert", "Ampere"): Spread(0.065, 0.075, f"{_COMMAND} nvidia-bert: A100"),
-    ("hf-trainer-early", "Ampere"): Spread(0.03, 0.115, f"{_COMMAND} fms-acceleration"),
-    ("hf-trainer-early-foak", "Ampere"): Spread(0.035, 0.09, f"{_COMMAND} fms-acceleration"),
-    ("hf-trainer-foak", "Ampere"): Spread(0.02, 0.39, f"{_COMMAND} fms-acceleration"),
-    ("hf-trainer-liger", "Ampere"): Spread(0.02, 0.165, f"{_COMMAND} fms-acceleration"),
-    ("torchtune-chunked", "Ampere"): Spread(0.14, 0.14, f"{_COMMAND} torchtune: A100"),
-}
-# no published run was compared: wider than any of the above
-TIME_ELSEWHERE: Final = Spread(0.30, 0.45, "wider than any compared; no published run was")
-# Mixtures of experts are less predictable: load balance, and host synchronisation on routing
-TIME_OF_EXPERTS: Final[Mapping[tuple[str, str], Spread]] = {
-    ("nemo", "Hopper"): Spread(0.065, 0.325, f"{_COMMAND} dgxc-benchmarking (and nemo-perf)"),
-    ("nemo", "Blackwell"): Spread(0.155, 0.405, f"{_COMMAND} nemo-perf (and dgxc-benchmarking)"),
-    ("nemo", "Blackwell Ultra"): Spread(0.265, 0.59, f"{_COMMAND} nemo-perf"),
-    ("hf-trainer-early", "Ampere"): Spread(0.05, 0.23, f"{_COMMAND} fms-acceleration"),
-    ("hf-trainer-early-foak", "Ampere"): Spread(0.05, 0.23, f"{_COMMAND} fms-acceleration"),
-}
-TIME_OF_EXPERTS_ELSEWHERE: Final = Spread(
-    0.30, 0.61, "as wide as any compared; all 64 published runs together need -29 to +45 %"
-)
+# By software profile, architecture, and mixture of experts or not; ANY where a row is about all:
+# the interval that 90 % of the runs of a source are expected in that was not compared yet
+# (python -m benchmarks.time_intervals --write)
+TIME_INTERVALS: Final = Path(__file__).parent / "time_intervals.csv"
+TIME_COLUMNS: Final = ("software", "architecture", "experts", "below", "above", "runs", "sources")
+ANY: Final = "*"
 # Factor by which a link whose bandwidth is assumed may be faster or slower: all-reduces over PCIe
 # range from 0.45 to 0.65 of the link, through TCP from 0.32 to 0.6 (the sources of both in the
 # catalogue's sources.toml)
@@ -135,10 +104,44 @@ def time_spread(software: str, accelerator: Accelerator, *, experts: bool = Fals
         if own.learned is None or own.learned.accelerator != accelerator.name:
             return usual
         return _narrower(usual, own.learned.time)
-    kind = compared_as(software), accelerator.architecture
-    if experts:
-        return TIME_OF_EXPERTS.get(kind, TIME_OF_EXPERTS_ELSEWHERE)
-    return TIME_BY_KIND.get(kind, TIME_ELSEWHERE)
+    return _of_kind(compared_kind(software), accelerator.architecture, experts)
+
+
+@cache
+def _of_kind(software: str, architecture: str, experts: bool) -> Spread:
+    """Return the interval of a kind of runs.
+
+    Without compared runs of the kind: the geometric mean of the trainer's and the accelerator's, in
+    logarithms of time, times the factor of dense models or mixtures of experts.
+    """
+    known = _time_intervals()
+    flag = str(int(experts))
+    every = known[ANY, ANY, ANY]
+    if (software, architecture, flag) in known:
+        return known[software, architecture, flag]
+    trainer = known.get((software, ANY, ANY), every)
+    accelerator = known.get((ANY, architecture, ANY), every)
+    alike = known[ANY, ANY, flag]
+
+    def combined(ends: Callable[[Spread], float]) -> float:
+        return math.sqrt(ends(trainer) * ends(accelerator)) * ends(alike) / ends(every)
+
+    below = combined(lambda spread: -math.log1p(-spread.below))
+    above = combined(lambda spread: math.log1p(spread.above))
+    source = f"{_TIME_COMMAND}: runs of the trainer and of the accelerator"
+    return Spread(-math.expm1(-below), math.expm1(above), source)
+
+
+@cache
+def _time_intervals() -> Mapping[tuple[str, str, str], Spread]:
+    """Return the rows of ``TIME_INTERVALS`` by profile, architecture, mixtures of experts."""
+    found = {}
+    with TIME_INTERVALS.open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            kind = row["software"], row["architecture"], row["experts"]
+            source = f"{_TIME_COMMAND}: {row['sources'] or 'all sources'}"
+            found[kind] = Spread(float(row["below"]), float(row["above"]), source)
+    return found
 
 
 def memory_spread(software: str, kind: MemoryKind = "device") -> Spread:
@@ -183,17 +186,21 @@ def serving_spreads(accelerator: Accelerator) -> tuple[Spread, Spread]:
         return SERVING_PREFILL_ELSEWHERE, TIME_ON_CPU
     if accelerator.architecture in ("Ampere", "Hopper"):
         return SERVING_PREFILL, SERVING_TOKEN
-    return SERVING_PREFILL_ELSEWHERE, TIME_ELSEWHERE
-
-
-def was_compared(software: str, accelerator: Accelerator) -> bool:
-    """Return whether published runs of a trainer on this architecture were compared."""
-    return (compared_as(software), accelerator.architecture) in TIME_BY_KIND
+    return SERVING_PREFILL_ELSEWHERE, _time_intervals()[ANY, ANY, ANY]
 
 
 def compared_as(software: str) -> str:
     """Return the profile of which runs were compared: the executor's is that of eager trainers."""
     return "eager-fsdp2" if software == "shardplan" else software
+
+
+def compared_kind(software: str) -> str:
+    """Return the profile by which runs are grouped: without engines that take the place of its own.
+
+    >>> compared_kind("torch-trainer+fsdp1+autocast"), compared_kind("shardplan")
+    ('torch-trainer', 'eager-fsdp2')
+    """
+    return compared_as(software).partition(PLUS)[0]
 
 
 def with_assumed_links(low: float, high: float, communication: float) -> tuple[float, float]:

@@ -18,7 +18,6 @@ from cost_models.uncertainty import (
     MEMORY_UNDESCRIBED,
     compared_as,
     memory_spread,
-    was_compared,
 )
 from hardware_profiles.cluster.schema import Figure
 
@@ -67,7 +66,7 @@ def confidence(scenario: Scenario) -> Confidence:
         return "learned"
     alike = (
         accelerator.name in COMPARED
-        and was_compared(scenario.software.name, accelerator)
+        and compared_runs(scenario) is not None
         and scenario.model.family in COMPARED_FAMILIES
         and scenario.workload.precision in COMPARED_PRECISIONS
     )

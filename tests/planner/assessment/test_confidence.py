@@ -10,7 +10,7 @@ import pytest
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.prediction import time_prediction
-from cost_models.uncertainty import TIME_ELSEWHERE, interval, time_spread
+from cost_models.uncertainty import ANY, TIME_INTERVALS, interval, time_spread
 from planner.assessment.confidence import (
     COMPARED_RUNS,
     compared_runs,
@@ -48,7 +48,7 @@ def test_mixtures_of_experts_have_intervals_of_their_own() -> None:
     for software in ("nemo", "megatron"):  # compared with runs, and not
         dense = time_spread(software, chip)
         routed = time_spread(software, chip, experts=True)
-        assert routed.above > dense.above
+        assert routed.below + routed.above > dense.below + dense.above
     mixture = make_scenario("mixtral", "8xH100-SXM", software="nemo")
     assert mixture.model.has_experts
     assert not make_scenario("llama", "8xH100-SXM").model.has_experts
@@ -57,10 +57,27 @@ def test_mixtures_of_experts_have_intervals_of_their_own() -> None:
     assert ends == interval(time.step_seconds, time_spread("nemo", chip, experts=True))
 
 
-def test_what_was_never_compared_has_the_widest_interval() -> None:
-    accelerator = make_scenario("llama", "8xH100-SXM").cluster.accelerator
-    assert time_spread("megatron", accelerator) == TIME_ELSEWHERE
-    assert time_spread("shardplan", accelerator).above <= TIME_ELSEWHERE.above
+def test_several_sources_that_agree_narrow_an_interval() -> None:
+    hopper = make_scenario("llama", "8xH100-SXM").cluster.accelerator
+    cdna3 = make_scenario("llama", "8xMI300X").cluster.accelerator
+    never = time_spread("peft", cdna3)  # no source compared either
+    for software in ("shardplan", "nemo", "torchtitan"):
+        compared = time_spread(software, hopper)
+        assert compared.below < never.below
+        assert compared.above < never.above
+
+
+def test_a_kind_without_runs_lies_between_its_trainer_and_its_accelerator() -> None:
+    hopper = make_scenario("llama", "8xH100-SXM").cluster.accelerator
+    rows = {(row["software"], row["architecture"]): float(row["above"]) for row in _intervals()}
+    known = sorted([rows["megatron", ANY], rows[ANY, "Hopper"]])
+    assert known[0] - 0.05 < time_spread("megatron", hopper).above < known[1]
+    assert time_spread("not a profile", hopper) == time_spread("another", hopper)
+
+
+def _intervals() -> list[dict[str, str]]:
+    with TIME_INTERVALS.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
 
 
 def test_the_compared_runs_are_named() -> None:
