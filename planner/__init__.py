@@ -5,6 +5,7 @@ planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192)
 planner.plan("llama-3-70b", "16x8xH100-SXM", seq_len=8192, global_batch_size=1024).table
 planner.explain("plan.json", why_not="tp=16,pp=4")
 planner.compare("plan.json", "other.json")
+planner.trace("plan.json").save("trace.json")  # for Perfetto
 planner.calibrate("runs/first", output="cluster.toml")
 planner.validate().groups
 planner.learn("RUNS.csv", "my-trainer.toml")
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from planner.api.plan import plan as plan
     from planner.explanation.explain import explain as explain
     from planner.learning.answer import learn as learn
+    from planner.reports.trace import trace as trace
     from planner.runs.calibrate import calibrate as calibrate
     from planner.runs.compare import compare as compare
     from planner.validation.answer import validate as validate
@@ -36,6 +38,7 @@ MODULES: Final = {
     "calibrate": "planner.runs.calibrate",
     "validate": "planner.validation.answer",
     "learn": "planner.learning.answer",
+    "trace": "planner.reports.trace",
 }
 
 
@@ -48,6 +51,7 @@ __all__ = [
     "fit",
     "learn",
     "plan",
+    "trace",
     "validate",
 ]
 

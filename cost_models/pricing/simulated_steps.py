@@ -18,7 +18,7 @@ from cost_models.plan.plan import Plan, PlanTable, Schedule
 from cost_models.pricing.estimate import PredictionTable, block_time, seconds_by_pipeline
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import owners
-from cost_models.step_time.pipeline_simulation import makespan
+from cost_models.step_time.pipeline_simulation import StageSeconds, makespan
 
 Floats = NDArray[np.float64]
 PASSES = ("forward_pass", "backward_pass", "weights")
@@ -87,9 +87,13 @@ def _simulated(
         pipeline_schedule=schedule,
         num_microbatches=microbatches,
     )
-    by_rank = np.frombuffer(passes).reshape(len(PASSES), pipeline)
+    return makespan(plan, *stage_seconds(plan, np.frombuffer(passes).reshape(-1, pipeline)))
+
+
+def stage_seconds(plan: Plan, passes: Floats) -> StageSeconds:
+    """Return the seconds of every stage: equal shares of its rank's; ``passes``: (kinds, ranks)."""
     by_stage = np.zeros((len(PASSES), plan.num_stages))
-    for rank in range(pipeline):
+    for rank in range(plan.pipeline_parallel):
         for stage in stages_of_rank(plan, rank):
-            by_stage[:, stage] = by_rank[:, rank] / virtual
-    return makespan(plan, *by_stage.tolist())
+            by_stage[:, stage] = passes[:, rank] / plan.virtual_stages
+    return StageSeconds(*by_stage.tolist())

@@ -195,7 +195,7 @@ class _Pass(Struct, frozen=True):
 
 
 class _Document(Struct, frozen=True):
-    """The output of ``python -m executor trace``."""
+    """The output of ``python -m executor trace-module``."""
 
     schema_version: Literal[1]
     name: str
@@ -214,7 +214,7 @@ class _Document(Struct, frozen=True):
 
 
 def traced_module(document: Mapping[str, Any]) -> TracedModule:
-    """Read the output of ``python -m executor trace``."""
+    """Read the output of ``python -m executor trace-module``."""
     found = convert(document, _Document, "trace")
     names = tuple(block.name for block in found.blocks)
     return TracedModule(

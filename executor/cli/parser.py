@@ -23,7 +23,7 @@ COMMANDS: Final = {
         "Write the weights of a checkpoint as a Hugging Face folder (a plan.json for another "
         "trainer: shardplan export --to deepspeed --help).",
     ),
-    "trace": (
+    "trace-module": (
         "executor.cli.options:TraceOptions",
         "Parameters, saved tensors and operations of a module (JSON).",
     ),
@@ -50,12 +50,12 @@ EXAMPLES: Final = {
         "python -m executor measure --processes 2",
         "python -m executor measure --json",
     ),
-    "trace": (
-        "python -m executor trace module:models.net:build --input x=float32[B,8]",
-        "python -m executor trace module:models.net:build --device cuda",
+    "trace-module": (
+        "python -m executor trace-module module:net:build --input x=float32[B,8]",
+        "python -m executor trace-module module:net:build --device cuda",
     ),
 }
-OWN_COMMANDS: Final = ("measure", "trace")  # of the executor, not of shardplan
+OWN_COMMANDS: Final = ("measure", "trace-module")  # of the executor, not of shardplan
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 our bug (--traceback shows it), 2 bad input, 5 the run failed or "
     "--verify found a difference, 6 stopped on request in good order, 130 interrupted."

@@ -71,6 +71,10 @@ COMMANDS: Final = {
         "planner.cli.runs:compare",
         "The differences, term by term, of two plans, or of a plan and a run of it.",
     ),
+    "trace": (
+        "planner.cli.reports:trace",
+        "Write the simulated step, and the measured one of a run, as a trace for Perfetto.",
+    ),
     "learn": (
         "planner.cli.learn:learn",
         "Learn what your trainer does from one to five short runs; --software takes the result.",

@@ -36,6 +36,10 @@ EXAMPLES: Final = {
         "shardplan launch plan.json --on slurm --elastic --dry-run -o job.sbatch -- --steps 100",
     ),
     "compare": ("shardplan compare plan.json four.json", "shardplan compare plan.json runs/first"),
+    "trace": (
+        "shardplan trace plan.json -o trace.json",
+        "shardplan trace runs/first -o trace.json --force",
+    ),
     "completion": (
         "shardplan completion bash >> ~/.bash_completion",
         "shardplan completion fish > ~/.config/fish/completions/shardplan.fish",

@@ -20,3 +20,4 @@ Verbose = Annotated[
 ]
 Force = Annotated[bool, Option("--force", group=OUTPUT, help="overwrite the output file")]
 PlanPath = Annotated[Path, Option("PLAN", help="a plan.json")]
+PlanOrRun = Annotated[Path, Option("PLAN", help="a plan.json, or the folder of a run")]

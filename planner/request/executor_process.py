@@ -127,7 +127,7 @@ def trace(
     if (missing := missing_run_package()) is not None:
         raise InputError(f"{name}: tracing a module needs {missing}: {INSTALL}")
     report(f"loading torch, tracing {name.strip()}")
-    command = [sys.executable, "-m", "executor", "trace", name.strip()]
+    command = [sys.executable, "-m", "executor", "trace-module", name.strip()]
     command += ["--precision", precision, "--device", device]
     for text in inputs or ():
         command.append(f"--input={text}")

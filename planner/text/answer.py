@@ -47,6 +47,6 @@ class DetailedAnswer(Answer):
         return self.text()
 
 
-def json_text(document: Mapping[str, Any]) -> str:
-    """Return JSON text; NaN and infinities raise a ValueError."""
-    return json.dumps(document, indent=2, allow_nan=False)
+def json_text(document: Mapping[str, Any], *, indent: int | None = 2) -> str:
+    """Return JSON text; NaN and infinities raise a ValueError. ``indent`` None: in one line."""
+    return json.dumps(document, indent=indent, allow_nan=False)

@@ -31,6 +31,7 @@ PUBLIC = (
     "fit",
     "learn",
     "plan",
+    "trace",
     "validate",
 )
 MODEL = {

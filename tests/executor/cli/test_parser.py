@@ -108,7 +108,7 @@ def test_the_other_commands() -> None:
     assert parse(["export", "r", "--output", "d", "--dtype", "float16"]) == ExportOptions(
         source=Path("r"), output=Path("d"), dtype="float16"
     )
-    assert parse(["trace", "module:a:b", "--input", "x=int64[B]", "--json"]) == TraceOptions(
+    assert parse(["trace-module", "module:a:b", "--input", "x=int64[B]", "--json"]) == TraceOptions(
         module="module:a:b", inputs=("x=int64[B]",), json=True
     )
 
@@ -118,7 +118,7 @@ def test_help_names_the_exit_codes(name: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as stopped:
         parse([name, "--help"])
     assert stopped.value.code == 0
-    program = "python -m executor" if name in ("measure", "trace") else "shardplan"
+    program = "python -m executor" if name in ("measure", "trace-module") else "shardplan"
     out = capsys.readouterr().out
     assert out.startswith(f"Usage: {program} {name}")
     assert "6 stopped on request" in out

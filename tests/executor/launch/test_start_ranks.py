@@ -173,7 +173,7 @@ def test_help_needs_no_torch():
         "else:\n    raise AssertionError\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
-    commands = ("run", "measure", "tokenize", "export", "trace")
+    commands = ("run", "measure", "tokenize", "export", "trace-module")
     for words in (["--help"], *([command, "--help"] for command in commands)):
         subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)
 

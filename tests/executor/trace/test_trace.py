@@ -262,7 +262,7 @@ def test_a_known_model_from_the_command_line(tmp_path: Path):
     lines = ["from transformers import *", f"def build(): return {source}"]
     (tmp_path / "mine.py").write_text("\n".join(lines))
     done = subprocess.run(
-        [sys.executable, "-m", "executor", "trace", "module:mine:build"],
+        [sys.executable, "-m", "executor", "trace-module", "module:mine:build"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

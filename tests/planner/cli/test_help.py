@@ -47,7 +47,7 @@ def test_help_fits_80_columns_and_ends_with_two_examples(name: str) -> None:
     text = help_of(name)
     assert max(map(len, text.splitlines())) <= 80
     examples = [line for line in sections(text)["Examples"] if line.strip()][:2]
-    program = "python -m executor" if name in ("measure", "trace") else "shardplan"
+    program = "python -m executor" if name in ("measure", "trace-module") else "shardplan"
     assert all(line.startswith(f"  {program} {name}") for line in examples)
     assert len(examples) == 2
 

@@ -1,0 +1,50 @@
+"""The plan of a report or a trace: legal, with its prediction, and with a run of it, if any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cost_models.legality.rules import require_legal
+from cost_models.plan_file import PlanFile, read_plan_file
+from cost_models.pricing.prediction import scenario_of
+from cost_models.scenario import Scenario
+from planner.assessment.assess import Assessment, assess
+from planner.reports.simulated_step import SimulatedStep, shortened, simulated_step
+from planner.runs.run_record import RUN_FILE, RunRecord, read_run
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedPlan:
+    """A plan of a file, its scenario and its new prediction; ``run``: None for a plan.json."""
+
+    path: Path
+    file: PlanFile
+    scenario: Scenario
+    assessment: Assessment
+    run: RunRecord | None
+
+    @property
+    def name(self) -> str:
+        """Model and cluster."""
+        return f"{self.file.model.name} on {self.file.cluster.name}"
+
+    def step(self, *, short: bool = False) -> SimulatedStep:
+        """Return the simulated step; ``short``: with the fewest micro-batches for a drawing."""
+        plan = self.file.plan
+        return simulated_step(
+            self.scenario,
+            plan,
+            self.file.layer_ranges,
+            self.assessment,
+            drawn=shortened(plan) if short else None,
+        )
+
+
+def read_reported(path: Path) -> ReportedPlan:
+    """Read a plan.json, or the folder of a run or its run.json."""
+    run = read_run(path) if path.is_dir() or path.name == RUN_FILE else None
+    file = read_plan_file(path) if run is None else run.plan_file
+    scenario = scenario_of(file)
+    require_legal(scenario, file.plan, path)
+    return ReportedPlan(path, file, scenario, assess(scenario, file.plan, file.layer_ranges), run)

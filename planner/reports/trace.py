@@ -1,0 +1,212 @@
+"""``trace``: a simulated step, and a measured one, in the Chrome trace format.
+
+https://ui.perfetto.dev and chrome://tracing open the file. One process is one pipeline rank; its
+threads are passes and streams; its counters are the device's memory in bytes. The simulation gives
+begin and end of a pass; inside it, computation and each kind of exposed communication have their
+predicted durations, one after another.
+
+Units: microseconds, as the format demands. Source of the format: "Trace Event Format", the document
+linked from https://chromium.googlesource.com/catapult.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec.structs import asdict
+
+from cost_models.step_time.parts import TIME_WORDS
+from hardware_profiles.arguments import names_arguments
+from hardware_profiles.fields import write_text_atomically
+from planner.reports.reported_plan import ReportedPlan, read_reported
+from planner.reports.simulated_step import PipelinePass, RankTimeline, SimulatedStep
+from planner.text.answer import Answer, json_text
+
+MICRO: Final = 1e6
+PASSES, COMPUTE, COLLECTIVES, DATA, COPIES = range(5)
+THREADS: Final = ("passes", "compute", "collectives", "data-parallel collectives", "copies")
+EXPOSED: Final = (
+    "tensor_communication",
+    "expert_communication",
+    "context_communication",
+    "pipeline_communication",
+)
+MOST_PASSES: Final = 40_000  # of all ranks; of more, the first and the last ones are written
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Trace(Answer):
+    """A trace of one step; ``passes``: of the simulation, and those that are written."""
+
+    name: str
+    step_seconds: float
+    peak_bytes: float
+    passes: tuple[int, int]
+    measured: bool
+    events: tuple[Event, ...]
+
+    def __str__(self) -> str:
+        both = "the simulated and the measured step" if self.measured else "the simulated step"
+        text = f"{both} of {self.name}; open it in https://ui.perfetto.dev"
+        simulated, written = self.passes
+        if written < simulated:
+            text += f" (the first and last {written:,} of {simulated:,} passes)"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the trace file."""
+        return {
+            "traceEvents": list(self.events),
+            "displayTimeUnit": "ms",
+            "otherData": {
+                "name": self.name,
+                "step_seconds": self.step_seconds,
+                "peak_bytes": self.peak_bytes,
+            },
+        }
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the trace; an existing file is kept unless ``force``."""
+        write_text_atomically(Path(path), self.file_text(), force=force)
+
+    def file_text(self) -> str:
+        """Return the file, one event a line."""
+        document = self.to_dict()
+        document["traceEvents"] = []
+        lines = ",\n".join(json_text(event, indent=None) for event in self.events)
+        return json_text(document).replace("[]", f"[\n{lines}\n]", 1) + "\n"
+
+
+@names_arguments("planner.trace")
+def trace(plan: str | Path) -> Trace:
+    """Return the trace of the step of a plan.json, or of a run's plan and its measured step."""
+    reported = read_reported(Path(plan))
+    step = reported.step()
+    events = list(simulated_events(reported, step))
+    number = sum(len(rank.passes) for rank in step.ranks)
+    written = sum(len(_written(rank, len(step.ranks))) for rank in step.ranks)
+    return Trace(
+        name=reported.name,
+        step_seconds=step.seconds,
+        peak_bytes=reported.assessment.memory.peak_bytes,
+        passes=(number, written),
+        measured=False,
+        events=tuple(events),
+    )
+
+
+def simulated_events(reported: ReportedPlan, step: SimulatedStep) -> Iterator[Event]:
+    """Yield the events of a simulated step, process by process."""
+    several = len(step.ranks) > 1
+    for number, rank in enumerate(step.ranks):
+        where = f", pipeline rank {number}" if several else ""
+        yield from _names(number, f"simulated{where}", THREADS)
+        written = _written(rank, len(step.ranks))
+        for each in written:
+            yield from _pass_events(number, rank, each, virtual=step.plan.virtual_stages)
+        if len(written) < len(rank.passes):
+            half = len(written) // 2
+            begin, end = written[half - 1].end, written[half].start
+            words = f"{len(rank.passes) - len(written):,} passes like these"
+            yield slice_event(number, PASSES, words, begin, end)
+        yield from _data_events(number, rank, step)
+        for sample in rank.memory if len(written) == len(rank.passes) else _coarse(rank):
+            yield from memory_events(number, sample.seconds, asdict(sample.parts))
+
+
+def _names(process: int, name: str, threads: Iterable[str]) -> Iterator[Event]:
+    """Yield the names of a process and of its threads."""
+    common = {"ph": "M", "pid": process}
+    yield {**common, "name": "process_name", "args": {"name": name}}
+    yield {**common, "name": "process_sort_index", "args": {"sort_index": process}}
+    for number, words in enumerate(threads):
+        yield {**common, "tid": number, "name": "thread_name", "args": {"name": words}}
+
+
+def slice_event(
+    process: int, thread: int, name: str, begin: float, end: float, **arguments: Any
+) -> Event:
+    """Return an event that lasts; ``begin`` and ``end`` in seconds."""
+    event: Event = {"ph": "X", "pid": process, "tid": thread, "name": name}
+    event |= {"ts": MICRO * begin, "dur": MICRO * (end - begin)}
+    return event | ({"args": arguments} if arguments else {})
+
+
+def memory_events(process: int, seconds: float, parts: dict[str, Any]) -> Iterator[Event]:
+    """Yield the counters of the memory at one time: the sum, and its parts; in bytes."""
+    sizes = {name: float(size) for name, size in parts.items()}
+    common = {"ph": "C", "pid": process, "ts": MICRO * seconds}
+    yield {**common, "name": "device memory", "args": {"bytes": sum(sizes.values())}}
+    yield {**common, "name": "device memory by part", "args": sizes}
+
+
+def _written(rank: RankTimeline, ranks: int) -> tuple[PipelinePass, ...]:
+    """Return the passes that are written: all, or the first and the last ones."""
+    half = MOST_PASSES // ranks // 2
+    if len(rank.passes) <= 2 * half:
+        return rank.passes
+    return rank.passes[:half] + rank.passes[-half:]
+
+
+def _coarse(rank: RankTimeline) -> list[Any]:
+    """Return the samples of the memory at the moments of the ledger, and the first and last."""
+    last = len(rank.memory) - 1
+    return [s for n, s in enumerate(rank.memory) if s.moment or n in (0, last)]
+
+
+def _pass_events(
+    process: int, rank: RankTimeline, each: PipelinePass, *, virtual: int
+) -> Iterator[Event]:
+    """Yield one pass, its computation, its exposed communication and its copies."""
+    (kind, stage, microbatch), start, end = each
+    words = kind.replace("_", " ")
+    about = {"stage": stage, "micro_batch": microbatch}
+    yield slice_event(process, PASSES, f"{words} {microbatch}", start, end, **about)
+    parts = _exposed(rank, each, virtual)
+    again = 0.0
+    if kind in ("backward", "backward_input"):
+        again = float(rank.seconds.recompute) / virtual * rank.stretch
+    clock = start
+    if again:
+        yield slice_event(process, COMPUTE, TIME_WORDS["recompute"], clock, clock + again)
+        clock += again
+    stop = end - sum(parts.values())
+    yield slice_event(process, COMPUTE, words, clock, stop)
+    clock = stop
+    for name, lasts in parts.items():
+        yield slice_event(process, COLLECTIVES, TIME_WORDS[name], clock, clock + lasts)
+        clock += lasts
+    clock = start
+    for copy in rank.copies:
+        if copy.during == kind.partition("_")[0] and kind != "backward_weight":
+            stop = min(end, clock + copy.seconds / virtual)
+            if stop > clock:
+                yield slice_event(process, COPIES, copy.name, clock, stop)
+            clock = stop
+
+
+def _exposed(rank: RankTimeline, each: PipelinePass, virtual: int) -> dict[str, float]:
+    """Return the seconds of a pass by kind of exposed communication, as in ``RankSeconds``."""
+    if each.action.kind == "backward_weight":
+        return {}
+    sign = -1.0 if each.action.kind == "forward" else 1.0
+    found = {name: 0.5 * float(getattr(rank.seconds, name)) for name in EXPOSED}
+    found["tensor_communication"] += 0.5 * sign * float(rank.seconds.surplus)
+    return {name: s * rank.stretch / virtual for name, s in found.items() if s > 0.0}
+
+
+def _data_events(process: int, rank: RankTimeline, step: SimulatedStep) -> Iterator[Event]:
+    """Yield data-parallel communication during the passes and after them, and the update."""
+    end = rank.passes_end
+    if rank.hidden > 0.0:
+        begin = max(rank.passes[0].start, end - rank.hidden)
+        words = "data-parallel communication, hidden"
+        yield slice_event(process, DATA, words, begin, end, seconds=rank.hidden)
+    if rank.exposed > 0.0:
+        yield slice_event(process, DATA, TIME_WORDS["data_communication"], end, end + rank.exposed)
+    begin = step.seconds - rank.optimizer
+    yield slice_event(process, COMPUTE, TIME_WORDS["optimizer"], begin, step.seconds)
