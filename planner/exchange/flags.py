@@ -18,6 +18,12 @@ from planner.exchange.syntax import FileHeader, Syntax, stated_in_comments
 LAUNCHER, ENVIRONMENT, UNRESOLVED = "torchrun", "env", "unresolved"
 _NUMBER: Final = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _FLAG: Final = re.compile(r"--?(?P<name>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?", re.DOTALL)
+_LAUNCHERS: Final = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+)
 _PROGRAM: Final = re.compile(r".*\.py|-m")
 
 
@@ -32,14 +38,21 @@ def parse_flags(text: str, where: str) -> dict[str, Any]:
     if not commands:
         raise InputError(f"{where}: no command with flags (--name VALUE) was found in the script")
     words = max(commands, key=lambda each: sum(word[:2] == "--" for word in each))
-    programs = [at for at, word in enumerate(words) if _PROGRAM.fullmatch(word)]
+    programs = [
+        at for at, word in enumerate(words) if _PROGRAM.fullmatch(word) and not _starts(words, at)
+    ]
     start = programs[0] if programs else 0
-    launcher = flags_of(words[:start])
+    launcher = {name: value for name, value in flags_of(words[:start]).items() if name != "m"}
     document: dict[str, Any] = {LAUNCHER: launcher} if launcher else {}
     document |= flags_of(words[start + 1 :] if programs else words)
     if unset := [name for name in script.variables.unset if not name.isdigit()]:
         document[UNRESOLVED] = unset
     return document
+
+
+def _starts(words: Sequence[str], at: int) -> bool:
+    """Whether a word is the ``-m`` of a launcher, whose flags come before the program."""
+    return words[at] == "-m" and words[at + 1 : at + 2] != [] and words[at + 1] in _LAUNCHERS
 
 
 def flags_of(words: Sequence[str]) -> dict[str, Any]:

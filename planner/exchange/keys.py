@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,6 +114,17 @@ def without_effect(*paths: str) -> tuple[Key, ...]:
     return tuple(Key(path) for path in paths)
 
 
+def not_priced(*paths: str, advice: str = "") -> tuple[Key, ...]:
+    """Return switches that change the memory or the time of a step, and are priced as off."""
+
+    def read(path: str, value: Any, source: Source) -> Settings:
+        if value in (False, 0, "", "none") or str(value).lower() == "false":
+            return {}
+        raise UnknownWord(f"{path} = {str(value)[:60]} is not priced{advice}")
+
+    return tuple(Key(path, read=partial(read, path)) for path in paths)
+
+
 class UnknownWord(InputError):
     """A value of a key that has no counterpart here; the file is read without it."""
 
@@ -165,12 +177,19 @@ def unknown_paths(keys: Sequence[Key], document: Mapping[str, Any]) -> list[str]
     exact = {key.path for key in keys if not key.path.endswith("*")}
     below = tuple(key.path[:-1] for key in keys if key.path.endswith("*"))
     found = []
-    for number, (path, _) in enumerate(leaves_of(document)):
+    sections = {path[:end] for path in exact for end in _dots(path)}
+    for number, (path, value) in enumerate(leaves_of(document)):
         if number > MAX_LEAVES:
             raise InputError(f"more than {MAX_LEAVES:,} values: no configuration of a trainer")
+        if value in (None, {}) and (path in sections or f"{path}." in below):
+            continue  # an empty section
         if not (path in exact or path.startswith(below) or _within(path, exact)):
             found.append(path)
     return found
+
+
+def _dots(path: str) -> list[int]:
+    return [at for at, letter in enumerate(path) if letter == "."]
 
 
 def _within(path: str, exact: set[str]) -> bool:

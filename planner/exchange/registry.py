@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 from collections.abc import Mapping
@@ -13,11 +12,10 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
 from planner.exchange.capabilities import capabilities
 from planner.exchange.names import target_names
+from planner.exchange.syntax import syntax_of
 from planner.exchange.target import ConfigReading, Target
 
 _KIND: Final = re.compile(r"(?P<kind>[a-z][a-z-]*):(?P<path>.+)", re.S)
-_TOML: Final = re.compile(r"(?m)^\[[A-Za-z][\w.]*\][ \t]*(?:#.*)?$")
-_FLAG: Final = re.compile(r"(?m)(?:^|[\s\"'(])--[a-z][a-z0-9-]+")
 
 
 def target(name: str) -> Target:
@@ -73,26 +71,3 @@ def kind_of(text: str, where: str) -> Target:
     raise InputError(
         f"{where}: no keys of a known trainer (name its kind: --from KIND:FILE, one of {names})"
     )
-
-
-def syntax_of(text: str) -> str:
-    """Return json, python, shell, toml or yaml.
-
-    >>> syntax_of('{"a": 1}'), syntax_of("import torch"), syntax_of("run --bf16 --tp 2")
-    ('json', 'python', 'shell')
-    >>> syntax_of("base_model: x"), syntax_of("[training]")
-    ('yaml', 'toml')
-    """
-    if text.lstrip().startswith("{"):
-        return "json"
-    try:
-        body = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        body = []
-    if any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)) for node in body):
-        return "python"
-    if _TOML.search(text) is not None:
-        return "toml"
-    if text.startswith("#!") or len(_FLAG.findall(text)) > text.count(": "):
-        return "shell"
-    return "yaml"

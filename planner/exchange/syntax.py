@@ -6,6 +6,7 @@ that reading a written file loses none.
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import re
@@ -17,6 +18,8 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.fields import MAX_DEPTH, parse_json
 
 OWN_KEY: Final = "shardplan"  # of a JSON file, which has no comments
+_TOML: Final = re.compile(r"(?m)^\[[A-Za-z][\w.]*\][ \t]*(?:#.*)?$")
+_FLAG: Final = re.compile(r"(?m)(?:^|[\s\"'(])--[a-z][a-z0-9_-]+")
 _BEGIN: Final = "Written by shardplan"
 _STATED: Final = re.compile(r"#\s+(?P<name>[a-z_]+) = (?P<value>.*?)(?:  \(.*\))?\s*")
 
@@ -84,6 +87,29 @@ def stated_in_comments(text: str) -> dict[str, Any]:
             except ValueError:
                 raise InputError(f"{line.strip('# ')}: not a value of JSON") from None
     return found
+
+
+def syntax_of(text: str) -> str:
+    """Return json, python, shell, toml or yaml.
+
+    >>> syntax_of('{"a": 1}'), syntax_of("import torch"), syntax_of("run --bf16 --tp 2")
+    ('json', 'python', 'shell')
+    >>> syntax_of("base_model: x"), syntax_of("[training]")
+    ('yaml', 'toml')
+    """
+    if text.lstrip().startswith("{"):
+        return "json"
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        body = []
+    if any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)) for node in body):
+        return "python"
+    if _TOML.search(text) is not None:
+        return "toml"
+    if text.startswith("#!") or len(_FLAG.findall(text)) > text.count(": "):
+        return "shell"
+    return "yaml"
 
 
 # --- JSON ---

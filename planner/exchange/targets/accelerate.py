@@ -7,6 +7,7 @@ parallelism_config.py, utils/launch.py (each key of a section is an environment 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
@@ -25,8 +26,11 @@ from planner.exchange.launch import accelerate_launch
 from planner.exchange.syntax import YAML
 from planner.exchange.target import Target
 from planner.exchange.targets.huggingface import (
+    FSDP1,
+    deepspeed_remarks,
     fsdp_keys,
     read_deepspeed,
+    truth,
     uses_deepspeed,
     uses_fsdp,
     zero_of_wrapper,
@@ -36,6 +40,7 @@ FILE: Final = "accelerate.yaml"
 PARALLEL: Final = "parallelism_config.parallelism_config_"
 METHODS: Final = {"ring": "alltoall", "allgather": "allgather"}
 DEEPSPEED: Final = "deepspeed_config"
+MEGATRON: Final = "megatron_lm_config.megatron_lm_"
 MARKS: Final = ("compute_environment", "distributed_type", "fsdp_config", "mixed_precision")
 
 
@@ -98,8 +103,22 @@ def complete(settings: Settings, source: Source) -> Settings:
     if kind == "DEEPSPEED":
         return found
     if kind == "FSDP":
-        return found | {"zero_stage": 3}
+        version = {} if source.get("fsdp_config.fsdp_version") else {"software": FSDP1}
+        return found | {"zero_stage": 3} | version
+    if kind == "MEGATRON_LM":
+        sharded = truth(source.get(f"{MEGATRON}use_distributed_optimizer", False))
+        found |= {"zero_stage": int(sharded), "software": "megatron-core", "recompute": "none"}
+        return found
     return found | zero_of_wrapper(source, fsdp="fsdp_config", deepspeed=DEEPSPEED)
+
+
+def _megatron(name: str, read: Callable[[Any], Settings]) -> Key:
+    """Return a key of Accelerate's plugin for Megatron-LM, which is read alone."""
+    return Key(f"{MEGATRON}{name}", read=lambda value, source: read(value))
+
+
+def _recompute(value: Any) -> Settings:
+    return {"recompute": "selective" if truth(value) else "none"}
 
 
 def check(document: Mapping[str, Any], job: Job) -> None:
@@ -184,6 +203,14 @@ KEYS: Final = (
     ),
     Key(f"{DEEPSPEED}.zero3_init_flag", (), _only_deepspeed(lambda job: job.plan.zero_stage == 3)),
     Key(f"{DEEPSPEED}.deepspeed_config_file", read=read_deepspeed),
+    _megatron("tp_degree", lambda value: {"tensor_parallel": int(value)}),
+    _megatron("pp_degree", lambda value: {"pipeline_parallel": int(value)}),
+    _megatron("context_parallel_size", lambda value: {"context_parallel": int(value)}),
+    _megatron("expert_model_parallel_size", lambda value: {"expert_parallel": int(value)}),
+    _megatron("num_micro_batches", lambda value: {"num_microbatches": int(value)}),
+    _megatron("sequence_parallelism", lambda value: {"sequence_parallel": truth(value)}),
+    _megatron("recompute_activations", _recompute),
+    *without_effect(f"{MEGATRON}gradient_clipping", f"{MEGATRON}use_distributed_optimizer"),
     *without_effect(
         *(
             f"{DEEPSPEED}.{name}"
@@ -238,4 +265,5 @@ TARGET: Final = Target(
     launch=lambda job: accelerate_launch(job, FILE, "train.py"),
     complete=complete,
     check=check,
+    remarks=partial(deepspeed_remarks, path=f"{DEEPSPEED}.deepspeed_config_file"),
 )

@@ -16,6 +16,7 @@ from planner.exchange.keys import (
     Settings,
     Source,
     UnknownWord,
+    not_priced,
     same,
     without_effect,
     words,
@@ -24,14 +25,17 @@ from planner.exchange.syntax import YAML
 from planner.exchange.target import Target
 from planner.exchange.targets.huggingface import (
     ARGUMENTS,
+    LIGER,
     MORE_OPTIMIZERS,
     OPTIMIZERS,
     deepspeed_key,
+    deepspeed_remarks,
     fp32_without,
     fsdp_keys,
     legacy_fsdp,
     module_names,
     precision_keys,
+    read_kernel,
     target_names_of,
     truth,
     uses_fsdp,
@@ -87,11 +91,7 @@ def _degree(path: str, name: str) -> Key:
 def _kernel(name: str) -> Key:
     return Key(
         name,
-        ("attention_kernel",),
-        lambda job: (
-            True if name == "flash_attention" and job["attention_kernel"] == "flash" else OMIT
-        ),
-        lambda value, source: {"attention_kernel": "flash"} if truth(value) else {},
+        read=lambda value, source: {"attention_kernel": "flash"} if truth(value) else {},
     )
 
 
@@ -107,7 +107,7 @@ def _checkpoints(value: Any, source: Source) -> Settings:
 
 def complete(settings: Settings, source: Source) -> Settings:
     """Return fp32, the degrees' methods, the kernel and the ZeRO stage."""
-    found = fp32_without(source, "bf16", "fp16", "bfloat16", "float16")
+    found = fp32_without(source, "bf16", "fp16", "bfloat16", "float16", "fp8")
     found |= {"num_microbatches": 1, "attention_kernel": "eager", "recompute": "none"}
     if settings.get("tensor_parallel", 1) > 1:
         found["sequence_parallel"] = False
@@ -116,6 +116,20 @@ def complete(settings: Settings, source: Source) -> Settings:
     if source.get("deepspeed") is None:
         wrapped = any(source.get(name) not in (None, [], {}) for name in ("fsdp", "fsdp_config"))
         found["zero_stage"] = 3 if wrapped else 0
+    return found
+
+
+def remarks(source: Source) -> list[str]:
+    """Return what a file states that is not priced."""
+    found = deepspeed_remarks(source)
+    if any(truth(value) for name, value in source.document.items() if name.startswith("liger_")):
+        found.append(f"liger_* is not priced{LIGER}")
+    plugins = source.get("plugins", [])
+    if any("CutCrossEntropy" in str(each) for each in plugins if isinstance(plugins, list)):
+        found.append(
+            "plugin CutCrossEntropyPlugin is not priced (--software hf-trainer+fsdp2+cut-loss "
+            "prices it)"
+        )
     return found
 
 
@@ -135,6 +149,7 @@ KEYS: Final = (
     same("micro_batch_size", "micro_batch_size"),
     same("gradient_accumulation_steps", "num_microbatches"),
     *precision_keys(),
+    Key("fp8", read=lambda value, source: {"precision": "fp8"} if truth(value) else {}),
     words(
         "optimizer",
         "optimizer",
@@ -181,7 +196,13 @@ KEYS: Final = (
         "activation_offloading",
         read=lambda value, source: {"offload": "activations"} if truth(value) else {},
     ),
-    _kernel("flash_attention"),
+    Key(
+        "attn_implementation",
+        ("attention_kernel",),
+        lambda job: "flash_attention_2" if job["attention_kernel"] == "flash" else OMIT,
+        read_kernel,
+    ),
+    _kernel("flash_attention"),  # the older switches
     _kernel("sdp_attention"),
     _kernel("xformers_attention"),
     _kernel("flex_attention"),
@@ -227,6 +248,11 @@ KEYS: Final = (
             "loss_watchdog_patience",
             "cosine_min_lr_ratio",
             "liger_*",
+            "cosine_constant_lr_ratio",
+            "eval_table_max_new_tokens",
+            "model_config.*",
+            "flex_attn_compile_kwargs.*",
+            "fp8_enable_fsdp_float8_all_gather",
             "trust_remote_code",
             "s2_attention",
         ),
@@ -249,7 +275,6 @@ KEYS: Final = (
         *(
             "liger_fused_linear_cross_entropy",
             "liger_cross_entropy",
-            "torch_compile",
             "gpu_memory_limit",
         ),
         *(
@@ -281,6 +306,7 @@ KEYS: Final = (
             "debug",
         ),
     ),
+    *not_priced("torch_compile", "peft_use_dora", "lora_on_cpu"),
     *ARGUMENTS,
 )
 
@@ -300,5 +326,6 @@ TARGET: Final = Target(
     ),
     complete=complete,
     check=check,
+    remarks=remarks,
     model="base_model",
 )

@@ -144,7 +144,7 @@ def _checkpoints(value: Any, source: Source) -> Settings:
 def complete(settings: Settings, source: Source) -> Settings:
     """Return what follows from the keys together: fp32, and the batch that is left out."""
     found: Settings = {}
-    named = [source.get(f"{word}.enabled") for word in ("bf16", "fp16")]
+    named = [source.get(f"{word}.enabled") for word in ("bf16", "fp16", "bfloat16")]
     if "auto" not in named and source.get("torch_autocast.enabled") is not True:
         found["precision"] = "fp32"
     if isinstance(source.get("zero_optimization"), bool):
@@ -192,6 +192,7 @@ SCALARS: Final = (
     *("disable_allgather", "dump_state", "fp16.auto_cast", "fp16.consecutive_hysteresis"),
     *("fp16.fp16_master_weights_and_grads", "fp16.hysteresis", "fp16.initial_scale_power"),
     *("fp16.loss_scale", "fp16.loss_scale_window", "fp16.min_loss_scale", "fp16.opt_level"),
+    "bfloat16.loss_scale",
     *("gradient_accumulation_dtype", "gradient_clipping", "gradient_predivide_factor"),
     *("log_level", "memory_breakdown", "optimizer.legacy_fusion", "prescale_gradients"),
     *("seq_parallel_communication_data_type", "sparse_gradients", "steps_per_print"),
@@ -233,6 +234,10 @@ KEYS: Final = (
     same("gradient_accumulation_steps", "num_microbatches"),
     _precision("bf16"),
     _precision("fp16"),
+    Key(  # the older name of bf16
+        "bfloat16.enabled",
+        read=lambda value, source: {"precision": "bf16"} if value is True else {},
+    ),
     Key("torch_autocast.enabled"),
     Key(
         "bf16.bf16_master_weights_and_grads",

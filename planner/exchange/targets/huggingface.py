@@ -20,10 +20,12 @@ from planner.exchange.keys import (
     Settings,
     Source,
     UnknownWord,
+    not_priced,
     placed,
     without_effect,
     words,
 )
+from planner.exchange.target import ConfigReading
 
 OPTIMIZERS: Final = {
     "adamw": "adamw_torch",
@@ -183,12 +185,13 @@ def fsdp_keys(
                 for name in (
                     *("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"),
                     *("backward_prefetch", "forward_prefetch", "use_orig_params", "min_num_params"),
-                    *("sync_module_states", "limit_all_gathers", "ignored_modules", "xla"),
+                    *("sync_module_states", "limit_all_gathers", "ignored_modules"),
                     *("xla_fsdp_v2", "xla_fsdp_grad_ckpt", "final_state_dict_type"),
-                    *("activation_checkpointing_offload", "backward_prefetch_policy"),
+                    *("xla_fsdp_settings.*", "backward_prefetch_policy"),
                 )
             )
         ),
+        *not_priced(f"{section}xla", f"{section}activation_checkpointing_offload"),
     )
 
 
@@ -218,24 +221,62 @@ def deepspeed_key(path: str = "deepspeed") -> Key:
 
 def read_deepspeed(value: Any, source: Source) -> Settings:
     """Return what DeepSpeed's configuration states: a mapping, or a file next to this one."""
-    from planner.exchange.syntax import parse_yaml
+    found = _deepspeed_document(value, source).settings
+    stage = found.get("zero_stage", 0)
+    sharding = ("zero_stage", "offload", "offload_device", "secondary_ranks")
+    kept = [*sharding, "quantised_weights", "quantised_gradients"]
+    if found.get("tensor_parallel", 1) > 1:
+        kept += ["tensor_parallel", "sequence_parallel"]
+    if found.get("context_parallel", 1) > 1:
+        kept += ["context_parallel", "context_parallel_method"]
+    return {name: found[name] for name in kept if name in found} | {
+        "software": f"hf-trainer+deepspeed-zero{stage}" if stage else "hf-trainer-autocast"
+    }
+
+
+def _deepspeed_document(value: Any, source: Source) -> ConfigReading:
+    """Return the reading of DeepSpeed's configuration: a mapping, or the name of its file."""
     from planner.exchange.targets.deepspeed import TARGET
 
     if isinstance(value, str):
-        path = Path(value) if source.folder is None else source.folder / value
         try:
-            value = parse_yaml(read_text(path, "a DeepSpeed configuration"), str(path))
+            value = neighbour(value, source, "a DeepSpeed configuration")
         except InputError as error:
             raise UnknownWord(f"deepspeed: {error}") from None
     if not isinstance(value, Mapping):
         raise UnknownWord("deepspeed: neither a mapping nor a file")
-    found = TARGET.read_document(Source(value, source.folder)).settings
-    stage = found.get("zero_stage", 0)
-    sharding = ("zero_stage", "offload", "offload_device", "secondary_ranks")
-    kept = (*sharding, "quantised_weights", "quantised_gradients")
-    return {name: found[name] for name in kept if name in found} | {
-        "software": f"hf-trainer+deepspeed-zero{stage}" if stage else "hf-trainer-autocast"
-    }
+    return TARGET.read_document(Source(value, source.folder))
+
+
+def deepspeed_remarks(source: Source, path: str = "deepspeed") -> list[str]:
+    """Return what is not understood in DeepSpeed's configuration, which a key names or holds."""
+    value = source.get(path)
+    try:
+        reading = None if value is None else _deepspeed_document(value, source)
+    except UnknownWord:
+        return []  # the key's own note
+    if reading is None:
+        return []
+    found = [f"{path}: {note}" for note in reading.notes]
+    if reading.unknown:
+        found.append(
+            f"{path}: keys that are not known, so not priced: {', '.join(reading.unknown)}"
+        )
+    return found
+
+
+def neighbour(name: str, source: Source, what: str) -> Mapping[str, Any]:
+    """Return the document of a file that a file names.
+
+    A relative name starts in the folder of the naming file or in one above it, since people start
+    their jobs at the root of a repository.
+    """
+    from planner.exchange.syntax import parse_yaml
+
+    folder = Path() if source.folder is None else source.folder
+    above = [folder, *folder.resolve().parents]
+    path = next((each / name for each in above if (each / name).is_file()), folder / name)
+    return parse_yaml(read_text(path, what), str(path))
 
 
 def legacy_fsdp(value: Any, source: Source) -> Settings:
@@ -259,6 +300,15 @@ def zero_of_wrapper(source: Source, *, fsdp: str, deepspeed: str) -> Settings:
         return {}
     wrapped = source.get(fsdp) not in (None, "", [], {}, False)
     return {"zero_stage": 3 if wrapped else 0}
+
+
+def read_kernel(value: Any, source: Source) -> Settings:
+    """Return the attention kernel of ``attn_implementation``."""
+    word = str(value).lower()
+    known = ("flash", "sdpa", "xformers", "flex_attention", "sage")
+    if word != "eager" and not any(name in word for name in known):
+        raise UnknownWord(f"attn_implementation = {word[:60]!r} (known: eager, {', '.join(known)})")
+    return {"attention_kernel": "eager" if word == "eager" else "flash"}
 
 
 def target_names_of(value: Any) -> str:
@@ -291,6 +341,7 @@ def module_names(targets: str) -> list[str]:
     return [MODULES[name] for name in names]
 
 
+LIGER: Final = " (--software hf-trainer-liger+fsdp2 prices its kernels)"
 # arguments of TrainingArguments on which a price does not depend
 ARGUMENTS: Final = without_effect(
     *("output_dir", "overwrite_output_dir", "num_train_epochs", "max_steps", "learning_rate"),

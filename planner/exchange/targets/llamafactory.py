@@ -16,6 +16,7 @@ from planner.exchange.keys import (
     Source,
     UnknownWord,
     constant,
+    not_priced,
     same,
     without_effect,
     words,
@@ -24,7 +25,9 @@ from planner.exchange.syntax import YAML
 from planner.exchange.target import Target
 from planner.exchange.targets.huggingface import (
     ARGUMENTS,
+    LIGER,
     deepspeed_key,
+    deepspeed_remarks,
     fp32_without,
     fsdp_keys,
     legacy_fsdp,
@@ -146,12 +149,16 @@ KEYS: Final = (
         *("plot_loss", "val_size", "lora_dropout", "quantization_method", "quantization_type"),
         *("image_max_pixels", "video_max_pixels", "eval_dataset", "packing", "neat_packing"),
         *("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
-        *("use_unsloth", "enable_liger_kernel", "pref_beta", "pref_loss", "reward_model"),
-        *("ref_model", "use_galore", "use_badam", "mask_history", "train_on_prompt", "tf32"),
+        *("pref_beta", "pref_loss", "reward_model", "use_v1_kernels", "ref_model"),
+        *("mask_history", "train_on_prompt", "tf32"),
         *("overwrite_cache", "streaming", "cache_dir", "additional_target", "buffer_size"),
-        *("loraplus_lr_ratio", "use_dora", "use_rslora", "upcast_layernorm", "dataset_shards"),
-        *("enable_thinking", "adapter_name_or_path", "torch_compile", "ray_run_name"),
+        *("loraplus_lr_ratio", "use_rslora", "upcast_layernorm", "dataset_shards"),
+        *("enable_thinking", "adapter_name_or_path", "ray_run_name"),
+        *(f"{name}_*" for name in ("galore", "apollo", "badam")),
     ),
+    *not_priced("use_galore", "use_apollo", "use_badam", "use_dora", "use_unsloth", "use_kt"),
+    *not_priced("torch_compile", "mixture_of_depths", "fp8"),
+    *not_priced("enable_liger_kernel", advice=LIGER),
     *ARGUMENTS,
 )
 
@@ -173,5 +180,6 @@ TARGET: Final = Target(
     ),
     prepare=prepare,
     complete=complete,
+    remarks=deepspeed_remarks,
     model="model_name_or_path",
 )

@@ -313,6 +313,8 @@ def _optimizer(source: Source) -> str:
 
 def _precision(source: Source) -> Settings:
     converters = source.get("model_spec.converters") or source.get("model.converters") or []
+    if isinstance(converters, str):
+        converters = converters.split(",")
     names = [
         str(each.get(CALL) if isinstance(each, Mapping) else each).lower() for each in converters
     ]
@@ -344,6 +346,8 @@ def remarks(source: Source) -> list[str]:
     is_compiled = source.get("compile.enable", source.get("training.compile", False))
     if not is_compiled:
         found.append("compile is off: priced with compiled layers, as torchtitan's profile")
+    elif "model" not in source.get("compile.components", ["model"]):
+        found.append("compile.components is without the model: priced with compiled layers")
     policy = source.get("activation_checkpoint")
     called = str(policy.get(CALL, "")) if isinstance(policy, Mapping) else ""
     if "MemoryBudgetAC" in called or (

@@ -1,27 +1,48 @@
 """TrainingArguments of Hugging Face's Trainer as JSON, with a script that reads them.
 
 The JSON may hold arguments alone (``HfArgumentParser.parse_json_file`` refuses any other key), so
-the header is in the script.
+the header is in the script. Read are also the YAML files of TRL and of the alignment handbook, and
+scripts that pass arguments as flags; with TRL's arguments of the model (trl/trainer/model_config.py
+of 1.16: ``use_peft``, ``lora_r``, ``load_in_4bit``) and their names in other scripts.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from hardware_profiles.errors import InputError
+from hardware_profiles.fields import parse_json
+from planner.exchange.flags import ENVIRONMENT, LAUNCHER, UNRESOLVED, parse_flags
 from planner.exchange.job import Job
-from planner.exchange.keys import OMIT, Key, Settings, Source, constant, same, without_effect
+from planner.exchange.keys import (
+    OMIT,
+    Key,
+    Settings,
+    Source,
+    constant,
+    not_priced,
+    same,
+    without_effect,
+)
 from planner.exchange.launch import torchrun
-from planner.exchange.syntax import BARE_JSON, FileHeader
+from planner.exchange.syntax import BARE_JSON, FileHeader, parse_yaml, syntax_of
 from planner.exchange.target import Target
 from planner.exchange.targets.huggingface import (
     ARGUMENTS,
+    LIGER,
     deepspeed_key,
+    deepspeed_remarks,
     fp32_without,
     fsdp_keys,
     legacy_fsdp,
+    neighbour,
     optimizer_key,
     precision_keys,
+    read_kernel,
+    target_names_of,
     truth,
     uses_fsdp,
     zero_of_wrapper,
@@ -30,7 +51,10 @@ from planner.exchange.targets.huggingface import (
 FILE: Final = "training_args.json"
 SCRIPT: Final = "train.py"
 FSDP: Final = "fsdp_config."
-LENGTHS: Final = ("max_length", "max_seq_length")  # of TRL's SFTConfig
+# of TRL's SFTConfig, of run_clm.py and of scripts after Alpaca's
+LENGTHS: Final = ("max_length", "max_seq_length", "block_size", "model_max_length")
+RANKS: Final = ("lora_r", "lora_rank")
+DEFAULT_RANK, DEFAULT_ALPHA = 16, 32  # trl/trainer/model_config.py
 MARKS: Final = ("per_device_train_batch_size", "output_dir", "gradient_accumulation_steps")
 FSDP_MARKS: Final = (  # of a file that holds ``fsdp_config`` alone
     "transformer_layer_cls_to_wrap",
@@ -54,12 +78,61 @@ def read_recompute(value: Any, source: Source) -> Settings:
     return {"recompute": "full" if truth(value) else "none"}
 
 
+def parse_arguments(text: str, where: str) -> dict[str, Any]:
+    """Return the arguments of a JSON or YAML file, or of the flags of a script.
+
+    >>> parse_arguments("torchrun --nnodes 1 a.py --bf16 True --output-dir x", "x")
+    {'torchrun': {'nnodes': 1}, 'bf16': 'True', 'output_dir': 'x'}
+    """
+    kind = syntax_of(text)
+    if kind == "json":
+        return parse_json(text, where)
+    if kind == "yaml":
+        return parse_yaml(text, where)
+    return {name.replace("-", "_"): value for name, value in parse_flags(text, where).items()}
+
+
+def _read_adapter(source: Source) -> Settings:
+    """Return the adapter that TRL's arguments of the model state, or those of other scripts."""
+    given = next((source.get(name) for name in RANKS if source.get(name) is not None), None)
+    if not truth(source.get("use_peft", given is not None)):
+        return {}
+    rank = DEFAULT_RANK if given is None else int(given)
+    in_4bit = any(truth(source.get(name, False)) for name in ("load_in_4bit", "q_lora"))
+    in_8bit = truth(source.get("load_in_8bit", False))
+    found: Settings = {"qlora" if in_4bit or in_8bit else "lora": rank}
+    found["lora_alpha"] = float(source.get("lora_alpha", DEFAULT_ALPHA))
+    if in_4bit or in_8bit:
+        found["quantisation"] = "nf4" if in_4bit else "int8"
+        if in_4bit and truth(source.get("use_bnb_nested_quant", False)):
+            found["quantisation"] = "nf4_double"
+    # without them peft adapts the queries and values of a decoder
+    found["lora_targets"] = target_names_of(source.get("lora_target_modules", "q_proj,v_proj"))
+    return found
+
+
+def remarks(source: Source) -> list[str]:
+    """Return what the arguments state that is not priced."""
+    found = deepspeed_remarks(source)
+    for name in ("torch_dtype", "dtype"):
+        dtype = str(source.get(name, "")).removeprefix("torch.")
+        if dtype in ("bfloat16", "float16") and not _read_adapter(source):
+            found.append(
+                f"{name} = {dtype}: priced with weights in fp32 (--no-master-weights prices "
+                "weights in 16 bits alone)"
+            )
+    return found
+
+
 def prepare(source: Source) -> Mapping[str, Any]:
     """Return a document whose keys of FSDP stand in ``fsdp_config`` without their prefix."""
     document = dict(source.document)
     if not any(mark in document for mark in MARKS):
         document = {"fsdp": True, "fsdp_config": document}
     section = document.get("fsdp_config")
+    if isinstance(section, str):
+        with contextlib.suppress(InputError):  # else the key stays unknown
+            section = neighbour(section, source, "a configuration of FSDP")
     if isinstance(section, Mapping):
         document["fsdp_config"] = {
             name.removeprefix("fsdp_"): value for name, value in section.items()
@@ -72,6 +145,7 @@ def complete(settings: Settings, source: Source) -> Settings:
     """Return fp32, no checkpointing, and the ZeRO stage, where no key states them."""
     found = fp32_without(source, "bf16", "fp16") if source.get(MARKS[0]) is not None else {}
     found |= zero_of_wrapper(source, fsdp="fsdp", deepspeed="deepspeed")
+    found |= _read_adapter(source)
     if source.get(MARKS[0]) is not None:
         found |= {"recompute": "none", "num_microbatches": 1}
     return found
@@ -119,8 +193,16 @@ KEYS: Final = (
     *fsdp_keys(FSDP, f"{FSDP}version", recomputes=True, offload="cpu_offload"),
     deepspeed_key(),
     *(Key(name, read=lambda value, source: {"seq_len": int(value)}) for name in LENGTHS),
-    *without_effect("tf32", "torch_compile", "use_liger_kernel", "packing", "dataset_text_field"),
-    *without_effect("assistant_only_loss", "completion_only_loss", "dataset_num_proc"),
+    Key("attn_implementation", read=read_kernel),
+    Key("model_name_or_path"),
+    *without_effect(*RANKS, "lora_alpha", "lora_dropout", "lora_target_modules", "use_peft"),
+    *without_effect("load_in_4bit", "load_in_8bit", "q_lora", "use_bnb_nested_quant", "dtype"),
+    *without_effect("torch_dtype", "model_revision", "trust_remote_code", "max_prompt_length"),
+    *without_effect("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params", "chat_template"),
+    *without_effect("tf32", "packing", "dataset_text_field", f"{LAUNCHER}.*", f"{ENVIRONMENT}.*"),
+    *without_effect("assistant_only_loss", "completion_only_loss", "dataset_num_proc", UNRESOLVED),
+    *not_priced("use_liger_kernel", advice=LIGER),
+    *not_priced("torch_compile", "use_dora", "use_unsloth"),
     *ARGUMENTS,
 )
 
@@ -139,7 +221,7 @@ ELSEWHERE: Final = {
 TARGET: Final = Target(
     name="transformers",
     file=FILE,
-    syntax=BARE_JSON,
+    syntax=replace(BARE_JSON, parse=parse_arguments, also=("shell", "yaml")),
     keys=KEYS,
     elsewhere=ELSEWHERE,
     recognises=recognises,
@@ -148,4 +230,6 @@ TARGET: Final = Target(
     companion=SCRIPT,
     prepare=prepare,
     complete=complete,
+    remarks=remarks,
+    model="model_name_or_path",
 )
