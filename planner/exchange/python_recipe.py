@@ -76,6 +76,8 @@ def _imports(document: Any) -> set[tuple[str, str]]:
     """Return the modules and names that a document calls."""
     if isinstance(document, list):
         return set().union(*map(_imports, document))
+    if isinstance(document, Code):
+        return {document.needs}
     if not isinstance(document, Mapping):
         return set()
     found = set[tuple[str, str]]().union(*map(_imports, document.values()))
@@ -85,7 +87,32 @@ def _imports(document: Any) -> set[tuple[str, str]]:
     return found
 
 
-def _import_lines(document: Mapping[str, Any]) -> list[str]:
+class Code(str):
+    """Text that is written as it is, with the module and the name that it needs."""
+
+    needs: tuple[str, str]
+
+    def __new__(cls, text: str, module: str, name: str) -> Code:
+        """Return the text; a string that is compared and copied as any other."""
+        made = super().__new__(cls, text)
+        made.needs = (module, name)
+        return made
+
+    def __deepcopy__(self, memo: Any) -> Code:
+        return self
+
+
+class PythonTuple(list[Any]):
+    """A list that is written as a tuple, and read as a list."""
+
+
+def name_of(called: str) -> str:
+    """Return how a file names what it calls and imports."""
+    return _split(called)[1]
+
+
+def import_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return the imports of what a document calls."""
     names: dict[str, list[str]] = {}
     for module, name in sorted(_imports(document)):
         names.setdefault(module, []).append(name)
@@ -95,6 +122,10 @@ def _import_lines(document: Mapping[str, Any]) -> list[str]:
 def expression(value: Any, comments: Mapping[str, str], path: str = "", indent: str = "") -> str:
     """Return a value as Python; one argument a line, with comments."""
     inner = indent + "    "
+    if isinstance(value, Code):
+        return str(value)
+    if isinstance(value, PythonTuple):
+        return "(" + ", ".join(expression(each, {}, "", inner) for each in value) + ")"
     if isinstance(value, list) and any(isinstance(each, list) for each in value):
         items = "".join(f"{inner}{expression(each, {}, '', inner)},\n" for each in value)
         return f"[\n{items}{indent}]"
@@ -133,7 +164,7 @@ def render_function(
     returned = _split(document[CALL])[1]
     lines = [
         *header.comments(),
-        *_import_lines(document),
+        *import_lines(document),
         "",
         "",
         f"def {FUNCTION}() -> {returned}:",
@@ -151,7 +182,7 @@ def _assigned(
     """Return a file whose function sets fields of a configuration that another one makes."""
     document = placed(leaves)
     made = [path.removesuffix(CALL).rstrip(".") for path in leaves if path.endswith(CALL)]
-    lines = [*header.comments(), *_import_lines(document), "", "", f"def {FUNCTION}():"]
+    lines = [*header.comments(), *import_lines(document), "", "", f"def {FUNCTION}():"]
     for path in sorted(made, key=lambda each: each.count(".") + bool(each)):
         arguments = {
             key: each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,17 +31,34 @@ def target(name: str) -> Target:
     return found
 
 
-def read_config(text: str) -> ConfigReading:
-    """Read ``FILE`` or ``KIND:FILE``: another trainer's file, whose kind its content tells."""
+@dataclass(frozen=True)
+class ConfigFile:
+    """A file of a trainer that exists."""
+
+    target: Target
+    text: str
+    where: str  # as it was named: FILE or FILE::NAME
+    path: Path
+
+    def read(self) -> ConfigReading:
+        """Return what the file states."""
+        return self.target.read(self.text, self.where, self.path.parent)
+
+
+def open_config(text: str) -> ConfigFile:
+    """Return the file of ``FILE`` or ``KIND:FILE``, whose kind its content tells."""
     match = _KIND.fullmatch(text)
-    known = target_names()
-    if match is not None and match["kind"] in known:
-        path = _path(match["path"])
-        content = read_text(path, "a configuration")
-        return target(match["kind"]).read(content, match["path"], path.parent)
-    path = _path(text)
+    named = match is not None and match["kind"] in target_names()
+    where = match["path"] if match is not None and named else text
+    path = _path(where)
     content = read_text(path, "a trainer's configuration")
-    return kind_of(content, text).read(content, text, path.parent)
+    one = target(match["kind"]) if match is not None and named else kind_of(content, where)
+    return ConfigFile(one, content, where, path)
+
+
+def read_config(text: str) -> ConfigReading:
+    """Return what ``FILE`` or ``KIND:FILE`` states, another trainer's file."""
+    return open_config(text).read()
 
 
 def _path(text: str) -> Path:

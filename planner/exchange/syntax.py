@@ -20,8 +20,9 @@ from hardware_profiles.fields import MAX_DEPTH, parse_json
 OWN_KEY: Final = "shardplan"  # of a JSON file, which has no comments
 _TOML: Final = re.compile(r"(?m)^\[[A-Za-z][\w.]*\][ \t]*(?:#.*)?$")
 _FLAG: Final = re.compile(r"(?m)(?:^|[\s\"'(])--[a-z][a-z0-9_-]+")
+STATED_IN_JSON: Final = "not_in_this_file"  # below it
 _BEGIN: Final = "Written by shardplan"
-_STATED: Final = re.compile(r"#\s+(?P<name>[a-z_]+) = (?P<value>.*?)(?:  \(.*\))?\s*")
+STATED: Final = re.compile(r"#\s+(?P<name>[a-z_]+) = (?P<value>.*?)(?:  \(.*\))?\s*")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def stated_in_comments(text: str) -> dict[str, Any]:
     for line in lines:
         if not line.startswith("#"):
             break
-        if (match := _STATED.fullmatch(line)) is not None:
+        if (match := STATED.fullmatch(line)) is not None:
             try:
                 found[match["name"]] = json.loads(match["value"])
             except ValueError:
@@ -122,7 +123,7 @@ def _json_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: F
         "target": f"{header.target} {header.version}",
         "plan": header.question,
         "start": header.launch.splitlines(),
-        "not_in_this_file": {name: value for name, (value, _) in header.elsewhere.items()},
+        STATED_IN_JSON: {name: value for name, (value, _) in header.elsewhere.items()},
         "set_them_in": {name: where for name, (_, where) in header.elsewhere.items()},
     }
     document = {OWN_KEY: own, **placed(leaves)}
@@ -131,7 +132,7 @@ def _json_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: F
 
 def _stated_in_json(text: str) -> dict[str, Any]:
     own = parse_json(text, "file").get(OWN_KEY, {})
-    stated = own.get("not_in_this_file") if isinstance(own, dict) else None
+    stated = own.get(STATED_IN_JSON) if isinstance(own, dict) else None
     return dict(stated) if isinstance(stated, dict) else {}
 
 

@@ -47,6 +47,10 @@ def _no_model(source: Source) -> None:
     return None
 
 
+def _as_written(leaves: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping[str, Any]:
+    return leaves
+
+
 def _no_checks(document: Mapping[str, Any], job: Job) -> None:
     return None
 
@@ -66,6 +70,7 @@ class Target:
     by path, where the keys write none. ``remarks``: what a document states beyond
     the keys that is not priced. ``model_name``: the model's name where no single key has it;
     ``model_config``: the config.json of a model that the document describes by its sizes.
+    ``restate``: values by path as a document states them that has other keys for them.
     """
 
     name: str
@@ -85,6 +90,7 @@ class Target:
     remarks: Callable[[Source], Sequence[str]] = _no_remarks
     model_name: Callable[[Source], str | None] = _no_model
     model_config: Callable[[Source], Mapping[str, Any] | None] = _no_model
+    restate: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = _as_written
 
     def leaves(self, job: Job) -> dict[str, Any]:
         """Return the values by path that state a job."""

@@ -7,7 +7,6 @@ which strategies are registered), src/lightning/fabric/connector.py (words of ``
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from planner.exchange.keys import (
 )
 from planner.exchange.launch import torchrun
 from planner.exchange.python_document import CALL, parse_calls
-from planner.exchange.python_recipe import expression
+from planner.exchange.python_recipe import Code, PythonTuple, expression, import_lines
 from planner.exchange.syntax import FileHeader, Syntax, parse_yaml, stated_in_comments
 from planner.exchange.target import Target
 from planner.exchange.targets.huggingface import STRATEGIES, read_deepspeed, truth
@@ -36,7 +35,8 @@ TRAINER: Final = "trainer"
 STRATEGY: Final = "trainer.strategy"
 MODULE: Final = "lightning.pytorch.strategies"
 LAYER_MODULE: Final = "transformers.modeling_layers"
-LAYERS: Final = "{GradientCheckpointingLayer}"  # the layers of every model of transformers
+LAYER: Final = "GradientCheckpointingLayer"  # base class of the layers of transformers' models
+LAYERS: Final = Code(f"{{{LAYER}}}", LAYER_MODULE, LAYER)
 PRECISIONS: Final = {  # fabric/plugins/precision/utils.py, its older words too
     "bf16-mixed": ("bf16", True),
     "bf16": ("bf16", True),
@@ -290,7 +290,7 @@ def model_file(job: Job, header: FileHeader) -> dict[str, str]:
         "from lightning.pytorch import LightningModule",
         *(["from torch.distributed.fsdp import fully_shard"] if sharded else []),
         "from transformers import AutoModelForCausalLM",
-        *([f"from {LAYER_MODULE} import {LAYERS.strip('{}')}"] if sharded else []),
+        *([f"from {LAYER_MODULE} import {LAYER}"] if sharded else []),
         "",
         f'MODEL = "{job.hub_name}"  # its id on the hub, or its folder',
         f"SEQ_LEN = {job.workload.seq_len}  # tokens of a sequence",
@@ -327,16 +327,11 @@ def _render(leaves: Mapping[str, Any], comments: Mapping[str, str], header: File
     document = placed(leaves)
     start = f"{TRAINER}."
     inner = {k.removeprefix(start): v for k, v in comments.items() if k.startswith(start)}
-    trainer = expression(document[TRAINER], inner, indent="    ")
-    trainer = trainer.replace(repr(LAYERS), LAYERS).replace("'", '"')
-    trainer = re.sub(r"(device_mesh=)\[(.*?)\]", r"\1(\2)", trainer)  # no list there
-    strategy = str(document[TRAINER]["strategy"][CALL]).rpartition(".")[2]
+    trainer = expression(document[TRAINER], inner, indent="    ").replace("'", '"')
+    loader = {CALL: "torch.utils.data.DataLoader"}
     lines = [
         *header.comments(),
-        "from lightning.pytorch import Trainer",
-        f"from {MODULE} import {strategy}",
-        "from torch.utils.data import DataLoader",
-        *([f"from {LAYER_MODULE} import {LAYERS.strip('{}')}"] if LAYERS in trainer else []),
+        *import_lines({TRAINER: document[TRAINER], "data": loader}),
         "",
         "",
         "def make_trainer() -> Trainer:",
@@ -402,7 +397,9 @@ KEYS: Final = (
     _fsdp(
         "device_mesh",
         lambda job: (
-            [job.plan.dp_replicate, job.plan.dp_shard] if job.plan.dp_replicate > 1 else OMIT
+            PythonTuple((job.plan.dp_replicate, job.plan.dp_shard))
+            if job.plan.dp_replicate > 1
+            else OMIT
         ),
         "dp_replicate",
         _read_mesh,

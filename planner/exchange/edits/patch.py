@@ -1,0 +1,239 @@
+"""A user's file with the values of another plan."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from hardware_profiles.errors import InputError
+from planner.exchange.edits.changes import REMOVED, Changes, Editor, Parse, applied, edited
+from planner.exchange.edits.json_text import edit_json
+from planner.exchange.edits.python_text import edit_python
+from planner.exchange.edits.shell_text import edit_shell, with_exports
+from planner.exchange.edits.toml_text import edit_toml
+from planner.exchange.edits.yaml_text import edit_yaml
+from planner.exchange.job import FOLLOWING, Job
+from planner.exchange.keys import MISSING, Source, leaves_of, lookup, placed
+from planner.exchange.registry import syntax_of
+from planner.exchange.syntax import OWN_KEY, STATED, STATED_IN_JSON
+from planner.exchange.target import Target
+
+EDITORS: Final[Mapping[str, Editor]] = {
+    "json": edit_json,
+    "python": edit_python,
+    "shell": edit_shell,
+    "toml": edit_toml,
+    "yaml": edit_yaml,
+}
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A changed file."""
+
+    before: str
+    after: str
+    elsewhere: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # what else to set
+
+    def diff(self, name: str) -> str:
+        """Return the unified diff of the file."""
+        old, new = (text.splitlines(keepends=True) for text in (self.before, self.after))
+        lines = difflib.unified_diff(old, new, name, name)
+        return "".join(one if one.endswith("\n") else f"{one}\n" for one in lines)
+
+    @property
+    def changed_lines(self) -> int:
+        """Lines that are removed or added."""
+        lines = self.diff("file").splitlines()[2:]
+        return sum(line[:1] in "+-" for line in lines)
+
+
+@dataclass(frozen=True)
+class PatchedFile:
+    """A file that is to state another plan.
+
+    ``old``: the plan that it states now, with the parts that it leaves open.
+    """
+
+    target: Target
+    text: str
+    where: str
+    folder: Path | None
+    old: Job
+
+    def patch(self, new: Job) -> Patch:
+        """Return the file with the values of a plan, read back and compared.
+
+        What an exported file would have in another way for the new plan than for the old one is
+        changed; where the file still states something else, values and keys follow that are in the
+        way, as few as it takes.
+        """
+        parse = self._parse
+        raw = parse(self.text)
+        goal = _Goal(self, raw, new)
+        changes = goal.differences()
+        if not goal.reached(applied(raw, changes)):
+            changes = goal.fewest(changes)
+        text = edited(self.text, changes, EDITORS[syntax_of(self.text)], parse)
+        text = self._restated(text, new)
+        missing = goal.missing(parse(text))
+        if missing:
+            raise InputError(f"{self.where}: the changed file would not state {missing[0]}")
+        return Patch(self.text, text, self._elsewhere(new))
+
+    @property
+    def _parse(self) -> Parse:
+        parse = partial(_parsed, self.target, self.where)
+        return with_exports(parse) if syntax_of(self.text) == "shell" else parse
+
+    def _elsewhere(self, new: Job) -> dict[str, tuple[Any, str]]:
+        """Return the options that change and that no key carries."""
+        return {
+            name: (value, place)
+            for name, (value, place) in self.target.not_carried(new).items()
+            if self.old.settings.get(name) != value
+        }
+
+    def _restated(self, text: str, new: Job) -> str:
+        """Return a text whose header, if it is one of ours, has the options that no key carries."""
+        if not self.target.syntax.stated(self.text):
+            return text
+        lines = self.target.header(new, "").stated()
+        if syntax_of(self.text) == "json":
+            own = {name: value for name, (value, _) in self.target.not_carried(new).items()}
+            places = {name: where for name, (_, where) in self.target.not_carried(new).items()}
+            changes = {f"{OWN_KEY}.{STATED_IN_JSON}": own, f"{OWN_KEY}.set_them_in": places}
+            return edited(text, changes, edit_json, partial(_json, self.where))
+        found = text.splitlines(keepends=True)
+        at = [n for n, line in enumerate(found) if STATED.fullmatch(line.rstrip("\n"))]
+        kept = [line for n, line in enumerate(found) if n not in at]
+        header = [f"#   {line}\n" for line in lines]
+        return "".join([*kept[: at[0]], *header, *kept[at[0] :]])
+
+
+class _Goal:
+    """The options that a changed document must state."""
+
+    def __init__(self, file: PatchedFile, raw: Mapping[str, Any], new: Job):
+        self.file, self.raw, self.target = file, raw, file.target
+        self.leaves = self._leaves(self.target.leaves(new))
+        try:
+            before = self.target.leaves(file.old)
+        except InputError:  # a plan that the target reads and does not write
+            before = {}
+        self.before = self._leaves(before)
+        stated = self.target.read_document(Source(placed(self.target.leaves(new)))).settings
+        left = set(self.target.not_carried(new)) | set(FOLLOWING) - {"num_microbatches"}
+        left |= self._automatic()
+        self.options = {name: value for name, value in stated.items() if name not in left}
+        open_ = {
+            name
+            for name in self.options
+            if name not in self._read(raw)
+            and file.old.settings.get(name, MISSING) == new.settings.get(name, MISSING)
+        }
+        for name in open_:
+            del self.options[name]
+
+    def _leaves(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values as the document states them, those of nested mappings one by one."""
+        return dict(leaves_of(placed(self.target.restate(values, self.raw))))
+
+    def _read(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        plain = {name: value for name, value in document.items() if name != OWN_KEY}
+        return self.target.read_document(Source(plain, self.file.folder)).settings
+
+    def _automatic(self) -> set[str]:
+        """Return the options whose keys are ``auto``, which another file gives."""
+        given = [key for key in self.target.keys if lookup(self.raw, key.path) == "auto"]
+        return {name for key in given for name in key.carries}
+
+    def missing(self, document: Mapping[str, Any]) -> list[str]:
+        """Return the options that a document does not state so."""
+        found = self._read(document)
+        return [f"{n} = {v}" for n, v in self.options.items() if found.get(n, MISSING) != v]
+
+    def reached(self, document: Mapping[str, Any]) -> bool:
+        """Whether a document states all options."""
+        return not self.missing(document)
+
+    def _open(self, changes: Changes) -> dict[str, Any]:
+        """Return the changes that change something, and nothing that is automatic."""
+        found = {}
+        for path, value in changes.items():
+            now = lookup(self.raw, path)
+            if now is (MISSING if value is REMOVED else value) or (
+                now == "auto" and value is not REMOVED
+            ):
+                continue
+            if type(now) is not type(value) or now != value:
+                found[path] = value
+        return found
+
+    def differences(self) -> dict[str, Any]:
+        """Return what the new plan's file has in another way than the old plan's."""
+        changes = {path: REMOVED for path in self.before if path not in self.leaves}
+        for path, value in self.leaves.items():
+            if path not in self.before or self.before[path] != value:
+                changes[path] = value
+        return self._open(changes)
+
+    def fewest(self, first: Changes) -> dict[str, Any]:
+        """Return changes after which a document states all options, none of which is needless."""
+        every = {**first, **self._open(self.leaves), **dict(self._in_the_way())}
+        if not self.reached(applied(self.raw, every)):
+            missing = self.missing(applied(self.raw, every))
+            raise InputError(
+                f"{self.file.where}: its keys cannot state {missing[0]}; "
+                f"shardplan export writes a new file for {self.target.name}"
+            )
+        changes = dict(every)
+        for path in sorted(every, key=lambda one: one.count(".")):
+            if path in first:
+                continue
+            fewer = {name: value for name, value in changes.items() if name != path}
+            if self.reached(applied(self.raw, fewer)):
+                changes = fewer
+        return changes
+
+    def _in_the_way(self) -> Iterator[tuple[str, Any]]:
+        """Yield the keys and sections without which the document states other options."""
+        stated = self._read(self.raw)
+        for path in _paths(self.raw):
+            inside = path in self.leaves or any(one.startswith(f"{path}.") for one in self.leaves)
+            if inside or path.split(".")[0] == OWN_KEY:
+                continue
+            without = self._read(applied(self.raw, {path: REMOVED}))
+            if any(stated.get(name) != without.get(name) for name in self.options):
+                yield path, REMOVED
+
+
+def _paths(document: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Yield the paths of all keys, of mappings too."""
+    for name, value in document.items():
+        yield f"{before}{name}"
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{before}{name}.")
+
+
+def _parsed(target: Target, where: str, text: str) -> Mapping[str, Any]:
+    return target.syntax.parse(text, where)
+
+
+def _json(where: str, text: str) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON: {error}") from None
+    return found
+
+
+def plain_name(where: str) -> str:
+    """Return the file of ``FILE::NAME``."""
+    return re.sub(r"::\w+$", "", where)
