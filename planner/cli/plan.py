@@ -10,7 +10,7 @@ from hardware_profiles.options import Option
 from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json, Verbose
 from planner.cli.outputs import print_answer
-from planner.request.requests import PlanRequest
+from planner.request.requests import SEARCH, PlanRequest
 
 
 def plan(
@@ -21,11 +21,24 @@ def plan(
             "--output", "-o", metavar="FILE", common=True, help="write the best plan to this file"
         ),
     ] = None,
+    improve: Annotated[
+        bool,
+        Option(
+            "--improve",
+            group=SEARCH,
+            help="the better plan as a diff of the file of --from; -o FILE writes the changed file",
+        ),
+    ] = False,
     force: Force = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Print the best plans, and write the best one to a file."""
+    if improve:
+        from planner.cli.improve import print_improved
+
+        print_improved(request, output, force=force, json=json)
+        return
     from cost_models.plan_file import write_plan_file
     from hardware_profiles.errors import NoLegalPlanError
     from planner.answer.answers import not_run

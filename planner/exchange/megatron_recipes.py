@@ -119,6 +119,20 @@ def check(document: Mapping[str, Any], job: Job) -> None:
     check_fields(job)
 
 
+def restate(leaves: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values at the places, and under the names, where a document has their fields."""
+    there: dict[str, list[str]] = {}
+    for path, _ in leaves_of(document):
+        there.setdefault(path.rsplit(".", 1)[-1], []).append(path)
+    found = {}
+    for path, value in leaves.items():
+        name = path.rsplit(".", 1)[-1]
+        places = there.get(name) or there.get(OLDER.get(name, ""), [])
+        nearest = min(places, key=lambda one: one.count("."), default=path)
+        found[path if path in places else nearest] = value
+    return found
+
+
 def placed_fields(job: Job, sections: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return the fields of a job by path; None only where a recipe may have another value."""
     fields = fields_of(job)

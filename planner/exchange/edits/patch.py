@@ -77,9 +77,7 @@ class PatchedFile:
         parse = self._parse
         raw = parse(self.text)
         goal = _Goal(self, raw, new)
-        changes = goal.differences()
-        if not goal.reached(applied(raw, changes)):
-            changes = goal.fewest(changes)
+        changes = goal.changes()
         text = edited(self.text, changes, EDITORS[syntax_of(self.text)], parse)
         text = self._restated(text, new)
         missing = goal.missing(parse(text))
@@ -97,7 +95,7 @@ class PatchedFile:
         return {
             name: (value, place)
             for name, (value, place) in self.target.not_carried(new).items()
-            if self.old.settings.get(name) != value
+            if self.old.settings.get(name) != value and name not in FOLLOWING
         }
 
     def _restated(self, text: str, new: Job) -> str:
@@ -172,7 +170,7 @@ class _Goal:
                 now == "auto" and value is not REMOVED
             ):
                 continue
-            if type(now) is not type(value) or now != value:
+            if not _same(now, value):
                 found[path] = value
         return found
 
@@ -184,23 +182,32 @@ class _Goal:
                 changes[path] = value
         return self._open(changes)
 
-    def fewest(self, first: Changes) -> dict[str, Any]:
-        """Return changes after which a document states all options, none of which is needless."""
-        every = {**first, **self._open(self.leaves), **dict(self._in_the_way())}
+    def changes(self) -> dict[str, Any]:
+        """Return changes after which a document states all options, as few as it takes.
+
+        A difference between the two plans' files stays, unless the user states the old value in
+        another way than we (a degree that is automatic).
+        """
+        first = self.differences()
+        every = dict(first)
         if not self.reached(applied(self.raw, every)):
-            missing = self.missing(applied(self.raw, every))
+            every |= {**self._open(self.leaves), **dict(self._in_the_way())}
+        if missing := self.missing(applied(self.raw, every)):
             raise InputError(
                 f"{self.file.where}: its keys cannot state {missing[0]}; "
                 f"shardplan export writes a new file for {self.target.name}"
             )
-        changes = dict(every)
         for path in sorted(every, key=lambda one: one.count(".")):
-            if path in first:
+            if path in first and not self._states_otherwise(path):
                 continue
-            fewer = {name: value for name, value in changes.items() if name != path}
+            fewer = {name: value for name, value in every.items() if name != path}
             if self.reached(applied(self.raw, fewer)):
-                changes = fewer
-        return changes
+                every = fewer
+        return every
+
+    def _states_otherwise(self, path: str) -> bool:
+        """Whether a value of the old plan's file is another one in the user's file."""
+        return path in self.before and not _same(lookup(self.raw, path), self.before[path])
 
     def _in_the_way(self) -> Iterator[tuple[str, Any]]:
         """Yield the keys and sections without which the document states other options."""
@@ -212,6 +219,11 @@ class _Goal:
             without = self._read(applied(self.raw, {path: REMOVED}))
             if any(stated.get(name) != without.get(name) for name in self.options):
                 yield path, REMOVED
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether values are equal; True is not 1."""
+    return bool(one == other) and isinstance(one, bool) is isinstance(other, bool)
 
 
 def _paths(document: Mapping[str, Any], before: str = "") -> Iterator[str]:

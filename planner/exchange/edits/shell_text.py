@@ -14,6 +14,7 @@ from planner.exchange.edits.changes import REMOVED
 from planner.exchange.flags import ENVIRONMENT
 
 MOST_ANCHORS: Final = 60  # places that are tried for a new flag
+COMMON_WORDS: Final = frozenset(("use", "no", "num", "size", "model"))  # of flags of all kinds
 MAX_DEPTH: Final = 4  # of variables that stand for variables
 _PIECE: Final = (
     r"\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\(\([^\n]*?\)\)|\$\{[^}\n]*\}|\$\w+|[^\s\"'\\;|&()$`]"
@@ -30,12 +31,18 @@ def with_exports(parse: Parse) -> Parse:
     """Return a function that reads a script's flags and the variables that it exports."""
 
     def read(text: str) -> dict[str, Any]:
-        exported = {match["name"]: match["value"] for match in _EXPORT.finditer(text)}
+        exported = {match["name"]: _default(match["value"]) for match in _EXPORT.finditer(text)}
         document = dict(parse(text))
         plain = {k: int(v) if v.isdigit() else v for k, v in exported.items()}
         return {**document, ENVIRONMENT: plain} if plain else document
 
     return read
+
+
+def _default(word: str) -> str:
+    """Return the value of a word, of ``${NAME:-default}`` its default."""
+    match = re.fullmatch(r"\$\{\w+:?[-=](?P<value>[^}$]*)\}", word.strip("\"'"))
+    return (word if match is None else match["value"]).strip("\"'")
 
 
 def edit_shell(text: str, path: str, value: Any) -> Iterator[str]:
@@ -154,23 +161,32 @@ def _without(text: str, flag: re.Match[str]) -> Iterator[str]:
 def _added(text: str, name: str, value: Any) -> Iterator[str]:
     """Yield texts with a new flag behind one that is there, the most alike first."""
     new = f"--{name}" if value is True else f"--{name} {_words(value)}"
-    parts = set(name.split("-"))
+    parts = set(name.split("-")) - COMMON_WORDS
     anchors = [one for one in _FLAG.finditer(text) if not _is_comment(text, one.start())]
 
-    def alike(one: re.Match[str]) -> int:
-        return -len(parts & set(one[0].lstrip("-").replace("_", "-").split("-")))
+    def alike(one: re.Match[str]) -> tuple[int, bool, bool]:
+        found = one[0].lstrip("-").replace("_", "-").split("-")
+        return -len(parts & set(found)), "parallel" not in found, not _alone(text, one)[0]
 
     for anchor in sorted(anchors, key=alike)[:MOST_ANCHORS]:
-        spans = _value_of(text, anchor.end())
-        end = spans[-1][1] if spans else anchor.end()
+        alone, end, spans = _alone(text, anchor)
         first, after = _line_of(text, anchor.start())
         before, behind = text[first : anchor.start()], text[end:after]
-        if not before.strip() and end <= after and behind.strip() in ("", "\\"):
+        if alone:
             last = "" if text[:after].endswith("\n") else "\n"
             yield f"{text[:after]}{last}{before}{new}{behind}{text[after:]}"
         yield f"{text[:end]} {new}{text[end:]}"
         for _, one in spans[:1]:
             yield f"{text[:one]} {new}{text[one:]}"
+
+
+def _alone(text: str, flag: re.Match[str]) -> tuple[bool, int, list[tuple[int, int]]]:
+    """Return whether a flag has a line of its own, its end, and where its value stands."""
+    spans = _value_of(text, flag.end())
+    end = spans[-1][1] if spans else flag.end()
+    first, after = _line_of(text, flag.start())
+    is_first = not text[first : flag.start()].strip()
+    return is_first and end <= after and text[end:after].strip() in ("", "\\"), end, spans
 
 
 def _variable(text: str, name: str, value: Any) -> Iterator[str]:

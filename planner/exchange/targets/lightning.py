@@ -177,7 +177,7 @@ def _model_parallel(settings: Settings, source: Source) -> Settings:
     tensor = source.get(f"{STRATEGY}.tensor_parallel_size", "auto")
     data = source.get(f"{STRATEGY}.data_parallel_size", "auto")
     nodes = source.get(f"{TRAINER}.num_nodes", 1)
-    found: Settings = {}
+    found: Settings = {"dp_replicate": 1}
     if type(tensor) is int or (devices := _read_devices(source)) is not None:
         found["tensor_parallel"] = tensor if type(tensor) is int else devices
     sharded = data if type(data) is int else nodes
@@ -249,6 +249,27 @@ def parse_script(text: str, where: str) -> dict[str, Any]:
     if loaders and (size := loaders[0].get("batch_size", loaders[0].get("1"))) is not None:
         document["data"] = {"batch_size": size}
     return document
+
+
+def restate(leaves: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as a file of LightningCLI has them: class paths and their arguments."""
+    trainer, data = document.get(TRAINER), document.get("data")
+    if not isinstance(trainer, Mapping) or CALL in trainer:
+        return dict(leaves)
+    nested = isinstance(data, Mapping) and "class_path" in data
+    found: dict[str, Any] = {}
+    for path, value in leaves.items():
+        if value == LAYERS:
+            value = [f"{LAYER_MODULE}.{LAYER}"]
+        if path == f"{STRATEGY}.{CALL}":
+            found[f"{STRATEGY}.class_path"] = value
+        elif path.startswith(f"{STRATEGY}."):
+            found[f"{STRATEGY}.init_args.{path[len(STRATEGY) + 1 :]}"] = value
+        elif path == "data.batch_size" and nested:
+            found["data.init_args.batch_size"] = value
+        elif path != f"{TRAINER}.{CALL}":
+            found[path] = value
+    return found
 
 
 # --- writing ---
@@ -499,4 +520,5 @@ TARGET: Final = Target(
     more_files=model_file,
     prepare=prepare,
     complete=complete,
+    restate=restate,
 )

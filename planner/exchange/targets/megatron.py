@@ -36,6 +36,8 @@ NAMES: Final = {
     "fp8": "fp8-format",
     "layernorm_epsilon": "norm-epsilon",
 }
+VIRTUAL: Final = "virtual_pipeline_model_parallel_size"
+LAYERS_OF_VIRTUAL: Final = "num-layers-per-virtual-pipeline-stage"
 MARKS: Final = (
     "tensor-model-parallel-size",
     "pipeline-model-parallel-size",
@@ -285,6 +287,17 @@ def model_config(source: Source) -> dict[str, Any] | None:
     return config_of_fields(getter(source.document))[0]
 
 
+def restate(leaves: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flags, with virtual stages by their layers where a script has them so."""
+    found = dict(leaves)
+    virtual = found.get(flag_of(VIRTUAL))
+    if LAYERS_OF_VIRTUAL not in document or virtual is None:
+        return found
+    layers = found["num-layers"] // (found["pipeline-model-parallel-size"] * virtual)
+    del found[flag_of(VIRTUAL)]
+    return {**found, LAYERS_OF_VIRTUAL: layers}
+
+
 def check(document: Mapping[str, Any], job: Job) -> None:
     """Raise for plans that Megatron Core refuses."""
     check_fields(job)
@@ -364,4 +377,5 @@ TARGET: Final = Target(
     values=values,
     remarks=remarks,
     model_config=model_config,
+    restate=restate,
 )

@@ -18,6 +18,7 @@ from planner.exchange.megatron_recipes import (
     placed_fields,
     read_fields_of_recipe,
     remarks,
+    restate,
 )
 from planner.exchange.python_document import CALL
 from planner.exchange.python_recipe import FUNCTION, assignments
@@ -104,4 +105,5 @@ TARGET: Final = Target(
     remarks=remarks,
     model_name=model_name,
     model_config=model_config,
+    restate=restate,
 )

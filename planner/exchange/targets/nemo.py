@@ -20,6 +20,7 @@ from planner.exchange.megatron_recipes import (
     placed_fields,
     read_fields_of_recipe,
     remarks,
+    restate,
 )
 from planner.exchange.python_document import CALL
 from planner.exchange.python_recipe import FUNCTION, assignments
@@ -63,7 +64,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "trainer.strategy.ddp": (
         *("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
-        *("num_distributed_optimizer_instances",),
+        *("num_distributed_optimizer_instances", "grad_reduce_in_fp32"),
     ),
     "model.config": (
         *("seq_length", "cp_comm_type", "pipeline_model_parallel_layout"),
@@ -140,4 +141,5 @@ TARGET: Final = Target(
     remarks=remarks,
     model_name=model_name,
     model_config=model_config,
+    restate=restate,
 )

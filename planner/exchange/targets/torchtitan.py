@@ -16,7 +16,15 @@ from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Settings, Source, UnknownWord, without_effect
+from planner.exchange.keys import (
+    MISSING,
+    Key,
+    Settings,
+    Source,
+    UnknownWord,
+    lookup,
+    without_effect,
+)
 from planner.exchange.launch import torchrun
 from planner.exchange.python_document import CALL
 from planner.exchange.python_recipe import FUNCTION, PYTHON
@@ -191,13 +199,37 @@ def check(document: Mapping[str, Any], job: Job) -> None:
         )
 
 
+def restate(leaves: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as a TOML job file has them, in the tables of its version."""
+    if CALL in document:
+        return dict(leaves)
+    found: dict[str, Any] = {}
+    for path, value in leaves.items():
+        section, _, name = path.rpartition(".")
+        if section not in ("parallelism", "training") or name == CALL:
+            continue
+        name = OLDER.get(name, name) if lookup(document, path) is MISSING else name
+        places = [f"{place}.{name}" for place in (section, *PLACES)]
+        at = next((place for place in places if lookup(document, place) is not MISSING), path)
+        found[at] = value
+    policy = str(leaves.get(f"activation_checkpoint.{CALL}", ""))
+    mode = "full" if "FullAC" in policy else "selective" if policy else "none"
+    found["activation_checkpoint.mode"] = mode
+    if mode == "selective":
+        found["activation_checkpoint.selective_ac_option"] = "op"
+    return found
+
+
 # --- reading ---
+
+
+PLACES: Final = ("parallelism", "training", "experimental")
+OLDER: Final = {"local_batch_size": "batch_size"}
 
 
 def _parallel(source: Source, name: str, default: Any = None) -> Any:
     """Return a value, which older files have in other tables; the default for another type."""
-    places = ("parallelism", "training", "experimental")
-    given = [source.get(f"{place}.{name}") for place in places]
+    given = [source.get(f"{place}.{name}") for place in PLACES]
     found = next((value for value in given if value is not None), default)
     return found if default is None or type(found) is type(default) else default
 
@@ -444,4 +476,5 @@ TARGET: Final = Target(
     values=values,
     remarks=remarks,
     model_name=model_name,
+    restate=restate,
 )

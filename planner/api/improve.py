@@ -1,0 +1,209 @@
+"""``improve()``: a better plan as a change of another trainer's file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.plan.plan import Plan
+from cost_models.plan_file import PlanFile
+from cost_models.scenario import Scenario
+from cost_models.units import format_bytes, format_seconds
+from hardware_profiles.errors import InputError, NoLegalPlanError
+from hardware_profiles.options import declared
+from planner.answer.answers import FitAnswer, PlanAnswer
+from planner.api.fit import fit
+from planner.api.plan import plan
+from planner.assessment.assess import Assessment
+from planner.exchange.capabilities import capabilities
+from planner.exchange.edits.patch import Patch, PatchedFile
+from planner.exchange.job import Job, settings_of
+from planner.exchange.registry import open_config
+from planner.request.command import describe_plan
+from planner.request.executor_process import is_module
+from planner.request.requests import FitRequest, PlanRequest, WholeRunOptions, option
+from planner.search.simplicity import CLOSE
+from planner.text.answer import SCHEMA_VERSION
+from planner.text.paragraphs import labelled
+
+VERDICTS: Final = ("fits", "tight", "does_not_fit")  # from the best
+WORDS: Final = {"fits": "FITS", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
+OBJECTIVES: Final = ("time", "memory")
+NOT_ASKED: Final = ("pareto", "find", "gpus_at_most", "to")  # of a search for one file
+COMPARED: Final = 20  # plans of the search for which a changed file is tried
+MOST_NOTES: Final = 2  # of plans that the file cannot state
+Price = tuple[int, float]
+
+
+@dataclass(frozen=True)
+class Improved:
+    """A file, the plan that it states, and the better one as a change of it."""
+
+    source: str
+    title: str  # of the trainer
+    before: Assessment
+    after: Assessment | None  # None: nothing better
+    patch: Patch | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def diff(self) -> str:
+        """The unified diff of the file; "" where nothing is better."""
+        return "" if self.patch is None else self.patch.diff(self.source)
+
+    def __str__(self) -> str:
+        lines = [f"Before     {_line(self.before)}"]
+        if self.after is None or self.patch is None:
+            words = f"no plan that {self.title} runs is better by {100 * CLOSE:g} % or more"
+            return "\n".join([*lines, *labelled("After", words)])
+        lines.append(f"After      {_line(self.after)}")
+        for name, (value, where) in self.patch.elsewhere.items():
+            lines += labelled("Set", f"{name} = {value}: {where}")
+        if self.diff:
+            lines += ["", self.diff.rstrip("\n")]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        elsewhere = {} if self.patch is None else self.patch.elsewhere
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "file": self.source,
+            "before": self.before.to_dict(),
+            "after": None if self.after is None else self.after.to_dict(),
+            "diff": self.diff,
+            "set_elsewhere": {
+                name: {"value": value, "where": where} for name, (value, where) in elsewhere.items()
+            },
+            "notes": list(self.notes),
+        }
+
+
+def improve(request: PlanRequest) -> Improved:
+    """Return the better plan that a file's trainer runs for the same training, as a change of it.
+
+    ``source`` names the file. Batch, sequence length, precision, optimizer and all else that the
+    weights after a step depend on stay as they are; parts of the plan that the file leaves open are
+    those that ``fit`` finds. A plan is better with a better verdict, or with the same one and a
+    step (``objective`` memory: a peak) that is lower by more than the search tells apart.
+    """
+    if request.source is None:
+        raise InputError("--improve: needs --from FILE, a trainer's file")
+    _refuse(request)
+    file = open_config(request.source)
+    before = fit(**_asked(request))
+    assert isinstance(before, FitAnswer)
+    old = Job(_file_of(before.scenario, before.plan))
+    patched = PatchedFile(file.target, file.text, file.where, file.path.parent, old)
+    after, patch, notes = _best(request, before, patched)
+    title = capabilities(file.target.name).title
+    every = (*before.notes, *notes)
+    return Improved(str(file.path), title, before.assessment, after, patch, every)
+
+
+def _refuse(request: PlanRequest) -> None:
+    """Raise for questions that are not about one file on one cluster."""
+    for name in NOT_ASKED:
+        if getattr(request, name) is not None:
+            raise InputError(f"--improve: without {option(PlanRequest, name).flags[0]}")
+    if request.objective not in OBJECTIVES:
+        known = " or ".join(OBJECTIVES)
+        raise InputError(f"--improve: --objective {request.objective} (must be {known})")
+    if is_module(request.model):
+        raise InputError("--improve: is not for module:package.path:factory")
+
+
+def _asked(request: PlanRequest) -> dict[str, Any]:
+    """Return what the file and the command line state, as arguments of ``fit``."""
+    names = {one.name for one in fields(FitRequest)} & {one.name for one in fields(PlanRequest)}
+    whole = declared(WholeRunOptions)
+    return {name: getattr(request, name) for name in names if name not in whole}
+
+
+def _file_of(scenario: Scenario, plan: Plan) -> PlanFile:
+    """Return a plan as a file without predictions."""
+    return PlanFile(
+        scenario.model,
+        scenario.cluster,
+        scenario.workload,
+        plan,
+        default_layer_ranges(scenario, plan),
+        software=scenario.software.name,
+        stage_recompute_layers=scenario.stage_recompute_layers,
+    )
+
+
+def _search(request: PlanRequest, before: FitAnswer, target: str) -> PlanAnswer | None:
+    """Return the plans of a target for the training of a file; None: no legal plan."""
+    settings = settings_of(_file_of(before.scenario, before.plan))
+    names = {one.name for one in fields(PlanRequest)} - {"layers"}
+    same = {name: value or None for name, value in settings.items() if name in names}
+    same["master_weights"] = settings["master_weights"]
+    allow = request.allow or ("offload" if before.plan.offload != "none" else None)
+    found = {**vars(request), **same, "source": None, "to": target, "allow": allow}
+    try:
+        answer = plan(**{**found, "top": request.top or COMPARED})
+    except NoLegalPlanError:
+        return None
+    return answer if isinstance(answer, PlanAnswer) else None
+
+
+def _price(one: Assessment, objective: str) -> Price:
+    amount = one.memory.peak_bytes if objective == "memory" else one.time.step_seconds
+    return VERDICTS.index(one.verdict), amount
+
+
+def _is_better(one: Price, other: Price) -> bool:
+    """Whether a verdict is better, or the same with an amount that is clearly lower."""
+    return one[0] < other[0] or (one[0] == other[0] and one[1] < (1.0 - CLOSE) * other[1])
+
+
+def _candidates(
+    answer: PlanAnswer, before: Assessment, objective: str
+) -> tuple[list[Assessment], list[Assessment]]:
+    """Return the better plans: those that are as good as the best one, and all others."""
+    better = [
+        one
+        for one in answer.assessments
+        if _is_better(_price(one, objective), _price(before, objective))
+    ]
+    if not better:
+        return [], []
+    prices = [_price(one, objective) for one in better]
+    best = min(prices)
+    near = [price[0] == best[0] and price[1] <= (1.0 + CLOSE) * best[1] for price in prices]
+    first = [one for one, is_near in zip(better, near, strict=True) if is_near]
+    return first, [one for one, is_near in zip(better, near, strict=True) if not is_near]
+
+
+def _best(
+    request: PlanRequest, before: FitAnswer, patched: PatchedFile
+) -> tuple[Assessment | None, Patch | None, list[str]]:
+    """Return the better plan and its change of the file: among equally good ones the shortest."""
+    answer = _search(request, before, patched.target.name)
+    if answer is None:
+        return None, None, []
+    near, others = _candidates(answer, before.assessment, request.objective)
+    notes: dict[str, None] = {}
+    found: list[tuple[int, int, Assessment, Patch]] = []
+    for number, one in enumerate((*near, *others)):
+        if found and number >= len(near):
+            break
+        try:
+            patch = patched.patch(Job(_file_of(answer.scenario, one.plan)))
+        except InputError as error:
+            notes[f"{describe_plan(one.plan)}: {error}"] = None
+            continue
+        size = patch.changed_lines + len(patch.elsewhere)
+        found.append((size, number, one, patch))
+    if not found:
+        return None, None, list(notes)[:MOST_NOTES]
+    _, _, assessment, patch = min(found, key=lambda each: each[:2])
+    return assessment, patch, []
+
+
+def _line(one: Assessment) -> str:
+    """Return verdict, step and peak in one line."""
+    peak = f"peak {format_bytes(one.memory.peak_bytes)} of {format_bytes(one.budget.size)}"
+    return f"{WORDS[one.verdict]}, {format_seconds(one.time.step_seconds)} a step, {peak}"
