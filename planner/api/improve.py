@@ -94,7 +94,7 @@ def improve(request: PlanRequest) -> Improved:
     file = open_config(request.source)
     before = fit(**_asked(request))
     assert isinstance(before, FitAnswer)
-    old = Job(_file_of(before.scenario, before.plan))
+    old = Job(file_of(before.scenario, before.plan))
     patched = PatchedFile(file.target, file.text, file.where, file.path.parent, old)
     after, patch, notes = _best(request, before, patched)
     title = capabilities(file.target.name).title
@@ -121,7 +121,7 @@ def _asked(request: PlanRequest) -> dict[str, Any]:
     return {name: getattr(request, name) for name in names if name not in whole}
 
 
-def _file_of(scenario: Scenario, plan: Plan) -> PlanFile:
+def file_of(scenario: Scenario, plan: Plan) -> PlanFile:
     """Return a plan as a file without predictions."""
     return PlanFile(
         scenario.model,
@@ -136,7 +136,7 @@ def _file_of(scenario: Scenario, plan: Plan) -> PlanFile:
 
 def _search(request: PlanRequest, before: FitAnswer, target: str) -> PlanAnswer | None:
     """Return the plans of a target for the training of a file; None: no legal plan."""
-    settings = settings_of(_file_of(before.scenario, before.plan))
+    settings = settings_of(file_of(before.scenario, before.plan))
     names = {one.name for one in fields(PlanRequest)} - {"layers"}
     same = {name: value or None for name, value in settings.items() if name in names}
     same["master_weights"] = settings["master_weights"]
@@ -191,7 +191,7 @@ def _best(
         if found and number >= len(near):
             break
         try:
-            patch = patched.patch(Job(_file_of(answer.scenario, one.plan)))
+            patch = patched.patch(Job(file_of(answer.scenario, one.plan)))
         except InputError as error:
             notes[f"{describe_plan(one.plan)}: {error}"] = None
             continue

@@ -203,21 +203,58 @@ class _Goal:
             fewer = {name: value for name, value in every.items() if name != path}
             if self.reached(applied(self.raw, fewer)):
                 every = fewer
-        return every
+        return self._without_doubles(self._with_whole_sections(every))
+
+    def _with_whole_sections(self, changes: Changes) -> dict[str, Any]:
+        """Return changes with all values of the sections that the document does not have."""
+        found = dict(changes)
+        for path, value in changes.items():
+            section = path.rpartition(".")[0]
+            if not section or value is REMOVED or isinstance(lookup(self.raw, section), Mapping):
+                continue
+            inside = {k: v for k, v in self.leaves.items() if k.startswith(f"{section}.")}
+            found = {**inside, **found}
+        return found
+
+    def _without_doubles(self, changes: Changes) -> dict[str, Any]:
+        """Return changes that use the user's keys for what new keys would state a second time."""
+        found = dict(changes)
+        added = [one for one in changes if lookup(self.raw, one) is MISSING]
+        if not added:
+            return found
+        others = [path for path, _ in self._in_the_way(changed=True) if path not in changes]
+        for path in others:
+            for new in added:
+                other = {**found, path: found.get(new)}
+                other.pop(new, None)
+                alike = type(found.get(new)) is type(lookup(self.raw, path))
+                if alike and self.reached(applied(self.raw, other)):
+                    found = other
+                    break
+            else:
+                without = {**found, path: REMOVED}
+                if self.reached(applied(self.raw, without)):
+                    found = without
+        return found
 
     def _states_otherwise(self, path: str) -> bool:
         """Whether a value of the old plan's file is another one in the user's file."""
         return path in self.before and not _same(lookup(self.raw, path), self.before[path])
 
-    def _in_the_way(self) -> Iterator[tuple[str, Any]]:
-        """Yield the keys and sections without which the document states other options."""
+    def _in_the_way(self, *, changed: bool = False) -> Iterator[tuple[str, Any]]:
+        """Yield the keys and sections without which the document states other options.
+
+        ``changed``: only options that are others in the new plan.
+        """
+        old = self.file.old.settings
+        options = [n for n, v in self.options.items() if not changed or old.get(n) != v]
         stated = self._read(self.raw)
         for path in _paths(self.raw):
             inside = path in self.leaves or any(one.startswith(f"{path}.") for one in self.leaves)
             if inside or path.split(".")[0] == OWN_KEY:
                 continue
             without = self._read(applied(self.raw, {path: REMOVED}))
-            if any(stated.get(name) != without.get(name) for name in self.options):
+            if any(stated.get(name) != without.get(name) for name in options):
                 yield path, REMOVED
 
 
