@@ -20,8 +20,7 @@ from planner.exchange.edits.toml_text import edit_toml
 from planner.exchange.edits.yaml_text import edit_yaml
 from planner.exchange.job import FOLLOWING, Job
 from planner.exchange.keys import MISSING, Source, leaves_of, lookup, placed
-from planner.exchange.registry import syntax_of
-from planner.exchange.syntax import OWN_KEY, STATED, STATED_IN_JSON
+from planner.exchange.syntax import OWN_KEY, STATED, STATED_IN_JSON, syntax_of
 from planner.exchange.target import Target
 
 EDITORS: Final[Mapping[str, Editor]] = {
@@ -154,7 +153,9 @@ class _Goal:
 
     def missing(self, document: Mapping[str, Any]) -> list[str]:
         """Return the options that a document does not state so."""
-        found = self._read(document)
+        found = dict(self._read(document))
+        if "global_batch_size" in found:  # the micro-batches follow
+            found.setdefault("num_microbatches", self.options.get("num_microbatches"))
         return [f"{n} = {v}" for n, v in self.options.items() if found.get(n, MISSING) != v]
 
     def reached(self, document: Mapping[str, Any]) -> bool:
@@ -225,10 +226,12 @@ class _Goal:
         others = [path for path, _ in self._in_the_way(changed=True) if path not in changes]
         for path in others:
             for new in added:
-                other = {**found, path: found.get(new)}
-                other.pop(new, None)
-                alike = type(found.get(new)) is type(lookup(self.raw, path))
-                if alike and self.reached(applied(self.raw, other)):
+                fewer = {name: value for name, value in found.items() if name != new}
+                if type(changes[new]) is not type(lookup(self.raw, path)) or new not in found:
+                    continue
+                other = {**fewer, path: changes[new]}
+                needed = not self.reached(applied(self.raw, fewer))
+                if needed and self.reached(applied(self.raw, other)):
                     found = other
                     break
             else:
