@@ -214,7 +214,7 @@ class _Goal:
             if not section or value is REMOVED or isinstance(lookup(self.raw, section), Mapping):
                 continue
             inside = {k: v for k, v in self.leaves.items() if k.startswith(f"{section}.")}
-            found = {**inside, **found}
+            found |= {k: v for k, v in inside.items() if k not in found}  # after removals
         return found
 
     def _without_doubles(self, changes: Changes) -> dict[str, Any]:
