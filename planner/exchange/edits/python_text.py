@@ -119,8 +119,9 @@ class _Text:
         if not name.isidentifier():
             return
         for node in self.nodes:
-            targets = node.targets if isinstance(node, ast.Assign) else ()
-            for target in targets:
+            if not isinstance(node, ast.Assign):
+                continue
+            for target in node.targets:
                 chain = ast.unparse(target).rpartition(".")[0]
                 if chain and (chain.endswith(f".{owner}") if owner else "." not in chain):
                     yield self.statement(node, f"{chain}.{name}", value)
@@ -130,8 +131,8 @@ class _Text:
             yield self.argument(call, name, value)
         for node in reversed(self.nodes):
             if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
-                target = ".".join(filter(None, (node.value.id, owner, name)))
-                yield self.statement(node, target, value, before=True)
+                path = ".".join(filter(None, (node.value.id, owner, name)))
+                yield self.statement(node, path, value, before=True)
 
     def statement(self, node: ast.stmt, target: str, value: Any, *, before: bool = False) -> str:
         """Return the text with an assignment after a statement, or before it."""
