@@ -41,6 +41,7 @@ from planner.api.check import estimate_memory as estimate_memory
 from planner.api.plan import PlanAnswers
 from planner.explanation.explain import explain as explain
 from planner.learning.answer import learn as learn
+from planner.reports.report import report as report
 from planner.reports.trace import trace as trace
 from planner.runs.calibrate import calibrate as calibrate
 from planner.runs.compare import compare as compare

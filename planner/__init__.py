@@ -5,6 +5,7 @@ planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192)
 planner.plan("llama-3-70b", "16x8xH100-SXM", seq_len=8192, global_batch_size=1024).table
 planner.explain("plan.json", why_not="tp=16,pp=4")
 planner.compare("plan.json", "other.json")
+planner.report("plan.json").save("report.html")
 planner.trace("plan.json").save("trace.json")  # for Perfetto
 planner.calibrate("runs/first", output="cluster.toml")
 planner.validate().groups
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from planner.api.plan import plan as plan
     from planner.explanation.explain import explain as explain
     from planner.learning.answer import learn as learn
+    from planner.reports.report import report as report
     from planner.reports.trace import trace as trace
     from planner.runs.calibrate import calibrate as calibrate
     from planner.runs.compare import compare as compare
@@ -38,6 +40,7 @@ MODULES: Final = {
     "calibrate": "planner.runs.calibrate",
     "validate": "planner.validation.answer",
     "learn": "planner.learning.answer",
+    "report": "planner.reports.report",
     "trace": "planner.reports.trace",
 }
 
@@ -51,6 +54,7 @@ __all__ = [
     "fit",
     "learn",
     "plan",
+    "report",
     "trace",
     "validate",
 ]

@@ -17,6 +17,7 @@ from planner.api.check import estimate_memory as estimate_memory
 from planner.api.plan import PlanAnswers
 from planner.explanation.explain import explain as explain
 from planner.learning.answer import learn as learn
+from planner.reports.report import report as report
 from planner.reports.trace import trace as trace
 from planner.runs.calibrate import calibrate as calibrate
 from planner.runs.compare import compare as compare
@@ -24,7 +25,7 @@ from planner.serving.fit import ServingAnswer
 from planner.traced.answers import TracedFitAnswer
 from planner.validation.answer import validate as validate
 
-__all__ = ["calibrate", "check", "compare", "estimate_memory", "explain", "fit", "learn", "plan", "trace", "validate"]
+__all__ = ["calibrate", "check", "compare", "estimate_memory", "explain", "fit", "learn", "plan", "report", "trace", "validate"]
 
 def fit(
     model: str | Path | Mapping[str, Any] | ModelSpec,

@@ -71,6 +71,10 @@ COMMANDS: Final = {
         "planner.cli.runs:compare",
         "The differences, term by term, of two plans, or of a plan and a run of it.",
     ),
+    "report": (
+        "planner.cli.reports:report",
+        "Write a plan, or a run of it, as one page to read, print and send.",
+    ),
     "trace": (
         "planner.cli.reports:trace",
         "Write the simulated step, and the measured one of a run, as a trace for Perfetto.",

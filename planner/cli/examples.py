@@ -36,6 +36,10 @@ EXAMPLES: Final = {
         "shardplan launch plan.json --on slurm --elastic --dry-run -o job.sbatch -- --steps 100",
     ),
     "compare": ("shardplan compare plan.json four.json", "shardplan compare plan.json runs/first"),
+    "report": (
+        "shardplan report plan.json -o report.html",
+        "shardplan report runs/first -o report.html --force",
+    ),
     "trace": (
         "shardplan trace plan.json -o trace.json",
         "shardplan trace runs/first -o trace.json --force",

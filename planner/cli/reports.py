@@ -1,14 +1,42 @@
-"""``shardplan trace``: its options."""
+"""``shardplan report`` and ``trace``: their options."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
+from hardware_profiles.errors import InputError
 from hardware_profiles.options import Option
 from hardware_profiles.terminal import show
 from planner.cli.options import Force, PlanOrRun
 from planner.cli.outputs import refuse_existing
+
+
+def report(
+    plan: PlanOrRun,
+    output: Annotated[
+        Path, Option("--output", "-o", metavar="FILE", help="write the page here")
+    ] = Path("report.html"),
+    pdf: Annotated[bool, Option("--pdf", help="print it to a PDF, too (needs Chromium)")] = False,
+    force: Force = False,
+) -> None:
+    """Write one page: verdict, memory, time, passes, other plans, and what a run measured."""
+    from planner.reports.pdf import find_browser, write_pdf
+    from planner.reports.report import report as ask
+
+    printed = output.with_suffix(".pdf")
+    if pdf:
+        if printed == output:
+            raise InputError(f"{output}: is the page; the PDF gets its name with .pdf")
+        find_browser()
+        refuse_existing(printed, force=force)
+    refuse_existing(output, force=force)
+    found = ask(plan)
+    found.save(output, force=force)
+    show(f"wrote {output}: the report of {found.name}; open it in a browser")
+    if pdf:
+        write_pdf(found.html, printed)
+        show(f"wrote {printed}")
 
 
 def trace(

@@ -62,7 +62,7 @@ class HostCopy(NamedTuple):
 
 
 class MemorySample(NamedTuple):
-    """Memory of a rank from ``seconds`` until the next sample; ``moment``: "" between moments."""
+    """Memory of a rank at one time; ``moment``: one of the ledger's, "" between them."""
 
     seconds: float
     moment: str
@@ -207,8 +207,7 @@ def _memory(
         parts = at["later_backward" if seen and total > 1 else "loss_forward"]
         return with_parts(parts, activations=float(parts.activations) * count / most, logits=0.0)
 
-    idle = between(0)
-    yield MemorySample(0.0, "", idle)
+    yield MemorySample(0.0, "", between(0))
     fullest = counts.index(most)
     for number, (each, count) in enumerate(zip(passes, counts, strict=True)):
         names: list[str] = []
@@ -227,5 +226,6 @@ def _memory(
             yield MemorySample(each.end, "loss_forward", at["loss_forward"])
         else:
             yield MemorySample(each.end, "", between(count))
+    yield MemorySample(update, "", between(0))
     yield MemorySample(update, "optimizer", at["optimizer"])
-    yield MemorySample(step, "", idle)
+    yield MemorySample(step, "", at["optimizer"])

@@ -90,7 +90,7 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
     first, second = Path(first), Path(second)
     plan = _legal(first)
     if second.is_dir() or second.name == RUN_FILE:
-        return _with_run(first, plan, read_run(second))
+        return compare_run(first, plan, read_run(second))
     return _plans(first, plan, second, _legal(second))
 
 
@@ -177,7 +177,8 @@ def _signed(seconds: float) -> str:
 # --- a plan and a run of it ---
 
 
-def _with_run(path: Path, file: PlanFile, run: RunRecord) -> Comparison:
+def compare_run(path: Path, file: PlanFile, run: RunRecord) -> Comparison:
+    """Compare the prediction of a plan with the measurements of a run of it."""
     ran = run.plan_file
     differing = [name for name, _, _ in _changes(file, ran) if name != "cluster"]
     if differing:
@@ -313,7 +314,7 @@ def comparison_text(comparison: Comparison) -> str:
         lines.append("")
     lines += [f"left:  {comparison.left}", f"right: {comparison.right}", ""]
     rows = [
-        (_name(term), term.unit, term.left, term.right)
+        (term_name(term), term.unit, term.left, term.right)
         for term in comparison.terms
         if term.left or term.right
     ]
@@ -325,7 +326,8 @@ def comparison_text(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _name(term: ComparedTerm) -> str:
+def term_name(term: ComparedTerm) -> str:
+    """Return the name of a term in words, indented under the term that it is a part of."""
     words = TIME_WORDS if term.unit == "seconds" else PART_WORDS
     part = term.name.strip()
     return term.name.replace(part, words.get(part, part))

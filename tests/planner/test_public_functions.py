@@ -31,6 +31,7 @@ PUBLIC = (
     "fit",
     "learn",
     "plan",
+    "report",
     "trace",
     "validate",
 )
