@@ -26,6 +26,7 @@ from cost_models.communication.ring_and_tree import (
 from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import AXES, KINDS
 from cost_models.plan.plan import PlanTable
+from cost_models.uncertainty import ASSUMED_HOST, ASSUMED_LINK
 from hardware_profiles.cluster.catalogue import link_share
 from hardware_profiles.cluster.link_tree import accelerators_below, with_bandwidths
 from hardware_profiles.cluster.links import group_link, mean_hop_latency, point_to_point_link
@@ -34,6 +35,9 @@ from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Tier
 from hardware_profiles.software.trainer import SoftwareProfile
 
 MAX_FUNCTIONS: Final = 64
+# of a host's memory bandwidth, what 8 RTX 5090 without peer-to-peer write and read in an all-reduce
+# of 28 GB/s each: 448 of 614 GB/s (NVIDIA/nccl, issue 1639)
+STAGED_SHARE: Final = 0.73
 _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Cluster, SoftwareProfile]] = {}
 
 
@@ -80,9 +84,8 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     on the network, less where the catalogue has a smaller one for that kind of link (TCP) and its
     bandwidth was not measured.
     """
-    chip, link = cluster.accelerator, cluster.tiers[0]
-    if chip.link_share is not None and _is_own_link(chip, link):
-        inside = chip.link_share.value
+    if _is_own_link(cluster.accelerator, cluster.tiers[0]):
+        inside = _own_share(cluster, inside)
 
     def lowered(tier: Tier, share: float) -> Tier:
         def figure(nominal: Figure) -> Figure:
@@ -112,6 +115,24 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     return replace(cluster, tiers=tiers, levels=tuple(levels))
 
 
+def _own_share(cluster: Cluster, usual: float) -> float:
+    """Return the share of the accelerators' own link that collectives reach inside a node.
+
+    Without peer-to-peer, every accelerator of the node writes what it sends to the host's memory,
+    where the next one reads it. All transfer at once, whatever groups they form, and share what the
+    memory can move: 2 n W of n accelerators with W bytes/s each.
+
+    Leaves out: the link between two sockets, switches that several accelerators share.
+    """
+    chip = cluster.accelerator
+    share = usual if chip.link_share is None else chip.link_share.value
+    memory = chip.host_memory_bandwidth
+    if memory is None:
+        return share
+    each = STAGED_SHARE * memory.value / (2 * cluster.gpus_per_node)
+    return min(share, each / chip.link_bandwidth.value)
+
+
 def _is_own_link(chip: Accelerator, tier: Tier) -> bool:
     return tier.name == chip.link and tier.bandwidth.value == chip.link_bandwidth.value
 
@@ -121,16 +142,21 @@ def _network_share(link: str, bandwidth: Figure, usual: float) -> float:
     return usual if share is None or bandwidth.kind == "measured" else min(usual, share.value)
 
 
-def assumes_links(cluster: Cluster) -> bool:
-    """Whether the bandwidth that collectives reach is assumed on some tier of a cluster's links."""
-    if cluster.accelerator.device == "cpu" or cluster.num_gpus == 1:
-        return False
+def links_may_differ(cluster: Cluster) -> float:
+    """Return the factor by which links may be slower or faster than assumed; 1: none is assumed."""
+    chip = cluster.accelerator
+    if chip.device == "cpu" or cluster.num_gpus == 1:
+        return 1.0
     inner, *outer = cluster.tiers
     figures: list[Figure | None] = [tier.bandwidth for tier in cluster.tiers]
     figures += [link_share(tier.name) for tier in (outer if inner.domain_size > 1 else [inner])]
     if inner.domain_size > 1 and _is_own_link(cluster.accelerator, inner):
-        figures.append(cluster.accelerator.link_share)
-    return any(figure is not None and figure.kind == "assumed" for figure in figures)
+        figures.append(chip.link_share)
+        memory = chip.host_memory_bandwidth
+        if memory is not None and memory.kind == "assumed" and cluster.gpus_per_node > 2:
+            return ASSUMED_HOST
+    assumed = any(figure is not None and figure.kind == "assumed" for figure in figures)
+    return ASSUMED_LINK if assumed else 1.0
 
 
 def achieved_by(software: SoftwareProfile, cluster: Cluster) -> Cluster:

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from cost_models.activations.document_masks import as_computed
-from cost_models.communication.seconds import assumes_links
+from cost_models.communication.seconds import links_may_differ
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.compute.rates import training_rates
 from cost_models.scenario import Scenario
@@ -82,8 +82,8 @@ def time_interval(
         scenario.software.name, scenario.cluster.accelerator, experts=scenario.model.has_experts
     )
     low, high = interval(step, spread)
-    if assumes_links(scenario.cluster):
-        low, high = with_assumed_links(low, high, communication)
+    factor = links_may_differ(scenario.cluster)
+    low, high = with_assumed_links(low, high, communication, factor)
     return max(low, min(step, step * hfu)) if hfu is not None else low, high
 
 

@@ -270,6 +270,7 @@ _Rates: Final = defstruct(  # { bf16 = …, fp16 = …, kind, source, note }: ra
 _OPTIONAL: Final = (
     "usable_memory",
     "host_bandwidth",
+    "host_memory_bandwidth",
     "power",
     "power_limit",
     "price",

@@ -17,6 +17,7 @@
 
     [host]                               # optional: what offloaded tensors may take of a node
     memory = 2e12                        # bytes of host memory
+    memory_bandwidth = 205e9             # bytes/s of it, where accelerators have no peer-to-peer
     nvme = 30e12                         # bytes of local NVMe drives
 
     [[level]]                            # instead of link and network: an irregular tree of links
@@ -28,7 +29,8 @@
 to one single peer in a full mesh). A table ``[accelerator]`` has the keys of the files in
 ``accelerators/``: name, device, architecture, memory_capacity, memory_bandwidth, peak_flops, link,
 link_bandwidth and, where they are known, link_share (of it, what large collectives reach),
-usable_memory, achievable_flops, host_bandwidth, power, price (dollars an hour), compute_units,
+usable_memory, achievable_flops, host_bandwidth, host_memory_bandwidth (bytes/s of a node's host
+memory, where its accelerators have no peer-to-peer), power, price (dollars an hour), compute_units,
 kernel_launch.
 
 A file that ``shardplan calibrate -o`` wrote holds one table [cluster] with every figure instead.
@@ -69,6 +71,7 @@ _Count = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
 
 class _Host(Struct, frozen=True, forbid_unknown_fields=True):
     memory: Positive | None = None
+    memory_bandwidth: Positive | None = None
     nvme: Positive | None = None
     source: str | None = None
     kind: Kind = "assumed"
@@ -115,6 +118,9 @@ def read_cluster_file(path: Path) -> Cluster:
             raise InputError(f"{where}: [{key}] and [[level]]: the levels are all links")
     link, network = file.link or _Link(), file.network or _Network()
     accelerator, notes = _accelerator(file.accelerator, f"{where}: accelerator")
+    staged = _figure(file.host, file.host.memory_bandwidth, f"{where}: host")
+    if accelerator.host_memory_bandwidth is not None and staged is not None:
+        accelerator = replace(accelerator, host_memory_bandwidth=staged)
     levels = levels_of_file(file.level, file.nodes * file.gpus_per_node, where)
     several = file.nodes > 1 and not levels
     node = _node(accelerator, link, network, file.gpus_per_node, where, several=several)

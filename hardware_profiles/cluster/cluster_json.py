@@ -61,6 +61,7 @@ _FIGURES: Final[dict[str, Any]] = {  # names and types of the figures of an acce
     "link_share": _Share | None,
     "usable_memory": _Figure | None,
     "host_bandwidth": _Figure | None,
+    "host_memory_bandwidth": _Figure | None,
     "power": _Figure | None,
     "power_limit": _Figure | None,
     "price": _Figure | None,

@@ -46,6 +46,9 @@ class Accelerator:
     link: str  # name of the link inside a node, e.g. "NVLink3"
     link_bandwidth: Figure  # bytes/s one way per accelerator, inside a node
     link_share: Figure | None = None  # of it, what large collectives reach, where measured
+    # bytes/s of the memory of a node's host, where all transfers of its accelerators pass through
+    # it: no peer-to-peer
+    host_memory_bandwidth: Figure | None = None
     usable_memory: Figure | None = None  # bytes, of the capacity, that a process can get
     host_bandwidth: Figure | None = None  # bytes/s one way to the host (PCIe)
     power: Figure | None = None  # watts of the board

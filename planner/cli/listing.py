@@ -168,6 +168,7 @@ def one_accelerator(name: str) -> dict[str, Any]:
         "link_bandwidth_bytes_per_second": accelerator.link_bandwidth,
         "link_share": accelerator.link_share,
         "host_bandwidth_bytes_per_second": accelerator.host_bandwidth,
+        "host_memory_bandwidth_bytes_per_second": accelerator.host_memory_bandwidth,
         "power_watts": accelerator.power,
         "price_dollars_per_hour": accelerator.price,
         "compute_units": accelerator.compute_units,
