@@ -19,8 +19,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Answers and errors are wrapped to this width where it is set.
 os.environ.pop("COLUMNS", None)
 
-# Configurations of other trainers, some of which are Python: data, not tests.
-collect_ignore_glob = ["planner/exchange/real/*"]
+# Configurations of other trainers, some of which are Python, and scripts that train: not tests.
+collect_ignore_glob = ["planner/exchange/real/*", "planner/exchange/toy_runs/*"]
 
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=100)
 settings.register_profile("quick", deadline=None, print_blob=True, max_examples=12)

@@ -19,7 +19,7 @@ from planner.request.arguments import takes
 from planner.request.choices import FINDS, OBJECTIVES, Objective
 from planner.request.clusters import clusters_of
 from planner.request.config_file import with_config
-from planner.request.constraints import parse_requirements, require_consistent
+from planner.request.constraints import Constraint, parse_requirements, require_consistent
 from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.limits import pins_of, require_possible, require_runnable_workload, runnable
 from planner.request.model import model_of
@@ -79,6 +79,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
         require_possible(limits, fixed)
     if limits is not None and (stages := _stages_priced_apart(request, limits, fixed)):
         return _best_of_stages(request, limits, stages)
+    if limits is not None and request.software is None:
+        request = replace(request, software=capabilities(limits).software)
     rows = request.top
     if rows is not None:
         rows = check_value(option(PlanRequest, "top"), rows)
@@ -212,8 +214,20 @@ def _stages_priced_apart(
         return ()
     if "zero_stage" in fixed:
         return (fixed["zero_stage"],)
+    if not table.software_of_zero_stage:
+        return ()
     stages = tuple(int(stage) for stage in table.limits()["zero_stage"])
-    return stages if table.software_of_zero_stage else ()
+    constraints = parse_requirements(request.require)
+    return tuple(one for one in stages if _allows(constraints, fixed, one)) or stages
+
+
+def _allows(constraints: Sequence[Constraint], fixed: Mapping[str, Any], stage: int) -> bool:
+    """Whether requirements leave plans of a ZeRO stage."""
+    try:
+        require_consistent(constraints, {**fixed, "zero_stage": stage})
+    except InputError:
+        return False
+    return True
 
 
 def _best_of_stages(request: PlanRequest, limits: str, stages: tuple[int, ...]) -> PlanAnswers:

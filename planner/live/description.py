@@ -190,6 +190,10 @@ def cluster_of_run(cluster: ClusterLike, sharding: LiveSharding, say: Any) -> Cl
     if sharding.ranks == sharding.ranks_here:
         return here
     nodes = sharding.ranks // sharding.ranks_here
+    if here.accelerator.device == "cpu":
+        raise InputError(
+            f"{nodes} machines with CPUs: the network between them is not known: name a CLUSTER"
+        )
     found = cluster_of(f"{nodes}x{sharding.ranks_here}x{here.accelerator.name}")
     note = f"{nodes} machines like this one; their network is that of the usual node"
     return replace(found, accelerator=here.accelerator, notes=(*found.notes, note))

@@ -17,6 +17,12 @@ INSIDE: Final = {
     "DataParallel": "module",
     "OptimizedModule": "_orig_mod",
 }
+# variables with the ranks of a machine: of torchrun, DeepSpeed's launcher (launcher/launch.py of
+# 0.19.8), Open MPI, and srun with --ntasks-per-node
+RANKS_HERE: Final = (
+    *("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "SLURM_NTASKS_PER_NODE",
+)
 FSDP1: Final = "FullyShardedDataParallel"
 FSDP1_STAGES: Final = {
     "FULL_SHARD": 3,
@@ -117,13 +123,14 @@ def _of_mesh(model: nn.Module, parameter: Any, ranks: int, here: int) -> LiveSha
 
 
 def ranks_of_run() -> tuple[int, int]:
-    """Return the number of ranks, and of those on this machine, as torchrun starts them."""
+    """Return the number of ranks, and of those on this machine, as launchers state them."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         ranks = int(distributed.get_world_size())
     else:
         ranks = _count("WORLD_SIZE")
-    return ranks, min(ranks, _count("LOCAL_WORLD_SIZE") or ranks)
+    here = next((_count(name) for name in RANKS_HERE if name in os.environ), 1)
+    return ranks, min(ranks, here)
 
 
 def _count(name: str) -> int:

@@ -38,8 +38,10 @@ def with_config(request: Request, cluster: Cluster) -> tuple[Request, ConfigRead
         found["global_batch_size"] = micro * count * data
     if "lora" in found and request.qlora is not None:
         del found["lora"]
-    if request.software is None:
-        stage = found.get("zero_stage") if isinstance(request, FitRequest) else None
+    if isinstance(request, PlanRequest):
+        found.pop("software", None)  # follows from the target, stage by stage
+    elif request.software is None:
+        stage = found.get("zero_stage")
         limits = capabilities(reading.target)
         adapters = "lora" in found or "qlora" in found
         if stage is None:

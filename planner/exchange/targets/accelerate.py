@@ -29,6 +29,7 @@ from planner.exchange.targets.huggingface import (
     FSDP1,
     deepspeed_remarks,
     fsdp_keys,
+    on_cpu,
     read_deepspeed,
     truth,
     uses_deepspeed,
@@ -121,8 +122,19 @@ def _recompute(value: Any) -> Settings:
     return {"recompute": "selective" if truth(value) else "none"}
 
 
+def _launch(job: Job) -> str:
+    """Return the command; its launcher starts several processes on CPUs only with MPI otherwise."""
+    before = "ACCELERATE_USE_CPU=true " if on_cpu(job) else ""
+    return before + accelerate_launch(job, FILE, "train.py")
+
+
 def check(document: Mapping[str, Any], job: Job) -> None:
-    """Raise where the degrees are not the processes."""
+    """Raise where the degrees are not the processes, or CPUs shard."""
+    if on_cpu(job) and (uses_fsdp(job) or uses_deepspeed(job)):
+        raise InputError(
+            f"zero_stage = {job.plan.zero_stage} on CPUs: Accelerate runs FSDP and DeepSpeed on "
+            "accelerators only (its processes on CPUs would not exchange gradients): --fix zero=0"
+        )
     degrees = document.get("parallelism_config", {})
     product = 1
     for name, value in degrees.items():
@@ -147,7 +159,7 @@ KEYS: Final = (
     constant("main_training_function", "main"),
     Key("rdzv_backend", (), lambda job: "static"),
     constant("same_network", True),
-    constant("use_cpu", False),
+    Key("use_cpu", (), on_cpu),
     *fsdp_keys("fsdp_config.fsdp_", "fsdp_config.fsdp_version", recomputes=True),
     _degree("dp_replicate_size", _dp_replicate, lambda n: {"dp_replicate": n}),
     _degree("dp_shard_size", lambda job: job.plan.dp_shard, lambda n: {}),
@@ -262,7 +274,7 @@ TARGET: Final = Target(
     recognises=lambda document: (
         "compute_environment" in document or sum(mark in document for mark in MARKS) > 1
     ),
-    launch=lambda job: accelerate_launch(job, FILE, "train.py"),
+    launch=_launch,
     complete=complete,
     check=check,
     remarks=partial(deepspeed_remarks, path=f"{DEEPSPEED}.deepspeed_config_file"),

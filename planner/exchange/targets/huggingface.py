@@ -72,6 +72,11 @@ def uses_fsdp(job: Job) -> bool:
     return job.plan.zero_stage >= 2 and not uses_deepspeed(job)
 
 
+def on_cpu(job: Job) -> bool:
+    """Whether a plan runs on CPUs."""
+    return job.cluster.accelerator.device == "cpu"
+
+
 def truth(value: Any) -> bool:
     """Return a switch that may be a word.
 

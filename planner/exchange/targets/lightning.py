@@ -27,7 +27,7 @@ from planner.exchange.python_document import CALL, parse_calls
 from planner.exchange.python_recipe import Code, PythonTuple, expression, import_lines
 from planner.exchange.syntax import FileHeader, Syntax, parse_yaml, stated_in_comments
 from planner.exchange.target import Target
-from planner.exchange.targets.huggingface import STRATEGIES, read_deepspeed, truth
+from planner.exchange.targets.huggingface import STRATEGIES, on_cpu, read_deepspeed, truth
 
 FILE: Final = "lightning_trainer.py"
 MODEL_FILE: Final = "lightning_model.py"
@@ -394,7 +394,7 @@ def _device(job: Job) -> Any:
 
 KEYS: Final = (
     Key(f"{TRAINER}.{CALL}", (), lambda job: "lightning.pytorch.Trainer"),
-    Key(f"{TRAINER}.accelerator", (), lambda job: "gpu"),
+    Key(f"{TRAINER}.accelerator", (), lambda job: "cpu" if on_cpu(job) else "gpu"),
     Key(f"{TRAINER}.devices", ("data_parallel",), lambda job: job.cluster.gpus_per_node),
     Key(f"{TRAINER}.num_nodes", ("data_parallel",), lambda job: job.cluster.num_nodes),
     Key(f"{TRAINER}.precision", ("precision", "master_weights"), _write_precision, _read_precision),

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Source, without_effect
+from planner.exchange.keys import Key, Settings, Source, without_effect
 from planner.exchange.launch import torchrun
 from planner.exchange.megatron_fields import CARRIES, ELSEWHERE
 from planner.exchange.megatron_recipes import (
@@ -56,6 +56,7 @@ MODULES: Final = {
     "deepseek-v3": "deepseek_v3",
 }
 PLUGINS: Final = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_mixed"}
+FP32_GRADIENTS: Final = ("gradient_precision", "fp32")
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "trainer.strategy": (
         *("tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size"),
@@ -102,6 +103,12 @@ def values(job: Job) -> dict[str, Any]:
     }
 
 
+def complete(settings: Settings, source: Source) -> Settings:
+    """Return the options that a recipe states; the precision plugins reduce gradients in fp32."""
+    found = read_fields_of_recipe(settings, source)
+    return {name: value for name, value in found.items() if (name, value) != FP32_GRADIENTS}
+
+
 def model_name(source: Source) -> str | None:
     """Return the model of a recipe, by the module or the class that it names."""
     texts = [str(source.get(CALL, "")), str(source.get("model.config.0", ""))]
@@ -135,7 +142,7 @@ TARGET: Final = Target(
         "trainer" in document and ("model" in document or "data" in document)
     ),
     launch=lambda job: torchrun(job, FILE),
-    complete=read_fields_of_recipe,
+    complete=complete,
     check=check,
     values=values,
     remarks=remarks,

@@ -39,6 +39,7 @@ from planner.exchange.targets.huggingface import (
     fsdp_keys,
     legacy_fsdp,
     neighbour,
+    on_cpu,
     optimizer_key,
     precision_keys,
     read_kernel,
@@ -170,13 +171,15 @@ def script(job: Job, header: FileHeader) -> dict[str, str]:
         "",
         f'MODEL = "{job.model.name}"  # its id on the hub, or its folder',
         f"SEQ_LEN = {job.workload.seq_len}  # tokens of a sequence",
-        'DATA = "data"  # a tokenized data set: load_from_disk',
+        'DATA = "data"  # with input_ids and labels, saved by save_to_disk',
         "",
         "(arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(sys.argv[1])",
         "data = load_from_disk(DATA)",
         "assert all(len(row) <= SEQ_LEN for row in data[:100]['input_ids'])",
         "model = AutoModelForCausalLM.from_pretrained(MODEL)",
-        "Trainer(model=model, args=arguments, train_dataset=data).train()",
+        "trainer = Trainer(model=model, args=arguments, train_dataset=data)",
+        "trainer.train()",
+        "trainer.save_state()  # trainer_state.json, which shardplan observe reads",
     ]
     return {SCRIPT: "\n".join(lines) + "\n"}
 
@@ -189,6 +192,7 @@ KEYS: Final = (
     optimizer_key("optim"),
     Key("gradient_checkpointing", read=read_recompute),
     Key("activation_checkpointing", ("recompute",), _recompute, read_recompute),
+    Key("use_cpu", (), lambda job: True if on_cpu(job) else OMIT),
     Key("fsdp", (), lambda job: True if uses_fsdp(job) else OMIT, legacy_fsdp),
     *fsdp_keys(FSDP, f"{FSDP}version", recomputes=True, offload="cpu_offload"),
     deepspeed_key(),

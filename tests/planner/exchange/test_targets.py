@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import planner
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
@@ -18,6 +19,7 @@ from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
 from planner.exchange.capabilities import capabilities
 from planner.exchange.job import Job
@@ -151,3 +153,26 @@ def test_trainers_of_lightning_are_read(
     found = kind_of(text, "x").read(text, "x")
     assert (found.target, found.unknown, found.notes) == ("lightning", unknown, ())
     assert {name: found.settings.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "megatron", "accelerate"])
+def test_a_search_for_a_target_is_priced_with_the_profile_of_the_target(name: str) -> None:
+    answer = planner.plan("qwen2.5-0.5b", "2xH100-SXM", to=name, require="zero=0")
+    (software,) = {answer.scenario.software.name}
+    assert software == capabilities(name).software_for(0)
+    assert answer.result.plans[0].zero_stage == 0
+
+
+def test_accelerate_does_not_shard_over_cpus() -> None:
+    scenario, _ = legal_plans("qwen2.5-0.5b")
+    cpus = replace(
+        scenario.cluster, accelerator=replace(scenario.cluster.accelerator, device="cpu")
+    )
+    file = files_of("accelerate", "qwen2.5-0.5b", 1)[0]
+    for stage in (0, 3):
+        job = Job(replace(file, cluster=cpus, plan=Plan(data_parallel=RANKS, zero_stage=stage)))
+        if stage:
+            with pytest.raises(InputError, match=r"on CPUs: .* --fix zero=0"):
+                target("accelerate").write(job, "1")
+        else:
+            assert "use_cpu: true" in target("accelerate").write(job, "1")["accelerate.yaml"]
