@@ -95,6 +95,10 @@ COMMANDS: Final = {
         "planner.cli.runs:calibrate",
         "Improve predictions for a cluster: from runs, or by a new measurement of this machine.",
     ),
+    "doctor": (
+        "planner.cli.doctor:doctor",
+        "Show versions, GPUs, the cache, and what to install for which command.",
+    ),
     "completion": (
         "planner.cli.completion:completion",
         "Print the script by which bash, zsh or fish completes options, models and clusters.",

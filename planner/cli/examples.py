@@ -44,6 +44,7 @@ EXAMPLES: Final = {
         "shardplan trace plan.json -o trace.json",
         "shardplan trace runs/first -o trace.json --force",
     ),
+    "doctor": ("shardplan doctor", "shardplan doctor --json"),
     "completion": (
         "shardplan completion bash >> ~/.bash_completion",
         "shardplan completion fish > ~/.config/fish/completions/shardplan.fish",

@@ -22,11 +22,15 @@ BROWSERS: Final = (
 TIMEOUT_SECONDS: Final = 120.0
 
 
+def browser() -> str | None:
+    """Return the first Chromium on the path."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
 def find_browser() -> str:
     """Return the first Chromium on the path, or raise an InputError."""
-    for name in BROWSERS:
-        if found := shutil.which(name):
-            return found
+    if (found := browser()) is not None:
+        return found
     raise InputError(
         f"--pdf: needs a Chromium ({', '.join(BROWSERS)}), and none is on the path; install one, "
         "or open the page in any browser and print it"
@@ -35,12 +39,12 @@ def find_browser() -> str:
 
 def write_pdf(html: str, path: Path) -> None:
     """Print a page to a file, in place of an older one."""
-    browser = find_browser()
+    program = find_browser()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         source, target = folder / "report.html", folder / "report.pdf"
         source.write_text(html, encoding="utf-8")
-        command = [browser, "--headless", "--disable-gpu", "--no-pdf-header-footer"]
+        command = [program, "--headless", "--disable-gpu", "--no-pdf-header-footer"]
         command += [f"--user-data-dir={folder / 'profile'}", f"--print-to-pdf={target}"]
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             command.append("--no-sandbox")  # Chromium's sandbox does not start as root
@@ -52,9 +56,9 @@ def write_pdf(html: str, path: Path) -> None:
                 timeout=TIMEOUT_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            raise RunError(f"{browser}: no PDF within {TIMEOUT_SECONDS:.0f} s") from None
+            raise RunError(f"{program}: no PDF within {TIMEOUT_SECONDS:.0f} s") from None
         if done.returncode or not target.exists():
-            raise RunError(f"{browser}: printed no PDF (exit code {done.returncode})")
+            raise RunError(f"{program}: printed no PDF (exit code {done.returncode})")
         try:
             copy = path.with_name(f".{path.name}.part")
             shutil.copyfile(target, copy)
