@@ -40,9 +40,7 @@ def test_it_names_what_is_missing_and_ends_well(
     assert found["install"] == ["pip install 'shardplan[run]'"]
     assert found["gpu_problem"] == "nvidia-smi: failed"
     assert (found["torch"] is None) == (torch is None)
-    assert ("missing" if torch is None else "needs >=2.11,<2.14") in text.replace(
-        "<2.14,>=2.11", ">=2.11,<2.14"
-    )
+    assert ("missing" if torch is None else "needs >=2.11") in text
     assert found["shardplan"] == importlib.metadata.version("shardplan")
     assert max(map(len, text.splitlines())) <= 100
 
