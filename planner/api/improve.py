@@ -14,7 +14,7 @@ from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import declared
 from planner.answer.answers import FitAnswer, PlanAnswer
 from planner.api.fit import fit
-from planner.api.plan import plan
+from planner.api.plan import fixed_parts, plan
 from planner.assessment.assess import Assessment
 from planner.exchange.capabilities import capabilities
 from planner.exchange.edits.patch import Patch, PatchedFile
@@ -41,11 +41,13 @@ class Improved:
     """A file, the plan that it states, and the better one as a change of it."""
 
     source: str
+    target: str
     title: str  # of the trainer
     before: Assessment
     after: Assessment | None  # None: nothing better
     patch: Patch | None
     notes: tuple[str, ...] = ()
+    unstated: bool = False  # better plans exist, which the file cannot state
 
     @property
     def diff(self) -> str:
@@ -55,6 +57,11 @@ class Improved:
     def __str__(self) -> str:
         lines = [f"Before     {_line(self.before)}"]
         if self.after is None or self.patch is None:
+            target = self.target
+            if self.unstated:
+                words = f"better plans that the file cannot state; shardplan plan --to {target}"
+                words += f" and shardplan export --to {target} write a new one"
+                return "\n".join([*lines, *labelled("After", words)])
             words = f"no plan that {self.title} runs is better by {100 * CLOSE:g} % or more"
             return "\n".join([*lines, *labelled("After", words)])
         lines.append(f"After      {_line(self.after)}")
@@ -99,7 +106,9 @@ def improve(request: PlanRequest) -> Improved:
     after, patch, notes = _best(request, before, patched)
     title = capabilities(file.target.name).title
     every = (*before.notes, *notes)
-    return Improved(str(file.path), title, before.assessment, after, patch, every)
+    unstated = after is None and bool(notes)
+    name = file.target.name
+    return Improved(str(file.path), name, title, before.assessment, after, patch, every, unstated)
 
 
 def _refuse(request: PlanRequest) -> None:
@@ -134,19 +143,31 @@ def file_of(scenario: Scenario, plan: Plan) -> PlanFile:
     )
 
 
-def _search(request: PlanRequest, before: FitAnswer, target: str) -> PlanAnswer | None:
-    """Return the plans of a target for the training of a file; None: no legal plan."""
+def _search(
+    request: PlanRequest, before: FitAnswer, target: str
+) -> list[tuple[Scenario, Assessment]]:
+    """Return the best plans of a target for the training of a file, and those of its ZeRO stage."""
     settings = settings_of(file_of(before.scenario, before.plan))
     names = {one.name for one in fields(PlanRequest)} - {"layers"}
     same = {name: value or None for name, value in settings.items() if name in names}
     same["master_weights"] = settings["master_weights"]
     allow = request.allow or ("offload" if before.plan.offload != "none" else None)
-    found = {**vars(request), **same, "source": None, "to": target, "allow": allow}
-    try:
-        answer = plan(**{**found, "top": request.top or COMPARED})
-    except NoLegalPlanError:
-        return None
-    return answer if isinstance(answer, PlanAnswer) else None
+    top = request.top or COMPARED
+    asked = {**vars(request), **same, "source": None, "to": target, "allow": allow, "top": top}
+    fixed = fixed_parts(request.fix)
+    pins = [fixed]
+    if "zero_stage" not in fixed and capabilities(target).software_of_zero_stage:
+        pins.append({**fixed, "zero_stage": before.plan.zero_stage})  # equally good, less to change
+    found: dict[Plan, tuple[Scenario, Assessment]] = {}
+    for fix in pins:
+        try:
+            answer = plan(**{**asked, "fix": fix})
+        except NoLegalPlanError:
+            continue
+        if isinstance(answer, PlanAnswer):
+            for one in answer.assessments:
+                found.setdefault(one.plan, (answer.scenario, one))
+    return list(found.values())
 
 
 def _price(one: Assessment, objective: str) -> Price:
@@ -159,44 +180,29 @@ def _is_better(one: Price, other: Price) -> bool:
     return one[0] < other[0] or (one[0] == other[0] and one[1] < (1.0 - CLOSE) * other[1])
 
 
-def _candidates(
-    answer: PlanAnswer, before: Assessment, objective: str
-) -> tuple[list[Assessment], list[Assessment]]:
-    """Return the better plans: those that are as good as the best one, and all others."""
-    better = [
-        one
-        for one in answer.assessments
-        if _is_better(_price(one, objective), _price(before, objective))
-    ]
-    if not better:
-        return [], []
-    prices = [_price(one, objective) for one in better]
-    best = min(prices)
-    near = [price[0] == best[0] and price[1] <= (1.0 + CLOSE) * best[1] for price in prices]
-    first = [one for one, is_near in zip(better, near, strict=True) if is_near]
-    return first, [one for one, is_near in zip(better, near, strict=True) if not is_near]
-
-
 def _best(
     request: PlanRequest, before: FitAnswer, patched: PatchedFile
 ) -> tuple[Assessment | None, Patch | None, list[str]]:
     """Return the better plan and its change of the file: among equally good ones the shortest."""
-    answer = _search(request, before, patched.target.name)
-    if answer is None:
-        return None, None, []
-    near, others = _candidates(answer, before.assessment, request.objective)
+    now = _price(before.assessment, request.objective)
+    priced = [
+        (_price(one, request.objective), scenario, one)
+        for scenario, one in _search(request, before, patched.target.name)
+    ]
+    better = sorted((each for each in priced if _is_better(each[0], now)), key=lambda each: each[0])
     notes: dict[str, None] = {}
-    found: list[tuple[int, int, Assessment, Patch]] = []
-    for number, one in enumerate((*near, *others)):
-        if found and number >= len(near):
+    found: list[tuple[int, Price, Assessment, Patch]] = []
+    first: Price | None = None  # of the best that the file can state
+    for price, scenario, one in better:
+        if first is not None and _is_better(first, price):
             break
         try:
-            patch = patched.patch(Job(file_of(answer.scenario, one.plan)))
+            patch = patched.patch(Job(file_of(scenario, one.plan)))
         except InputError as error:
             notes[f"{describe_plan(one.plan)}: {error}"] = None
             continue
-        size = patch.changed_lines + len(patch.elsewhere)
-        found.append((size, number, one, patch))
+        first = first or price
+        found.append((patch.changed_lines + len(patch.elsewhere), price, one, patch))
     if not found:
         return None, None, list(notes)[:MOST_NOTES]
     _, _, assessment, patch = min(found, key=lambda each: each[:2])

@@ -74,7 +74,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     Raises NoLegalPlanError if no plan fits; it names the rules that removed the most candidates.
     """
     request, limits = _with_target(request)
-    fixed, by_stage = without_list(_fixed(request.fix))
+    fixed, by_stage = without_list(fixed_parts(request.fix))
     if limits is not None:
         require_possible(limits, fixed)
     if limits is not None and (stages := _stages_priced_apart(request, limits, fixed)):
@@ -232,7 +232,7 @@ def _allows(constraints: Sequence[Constraint], fixed: Mapping[str, Any], stage: 
 
 def _best_of_stages(request: PlanRequest, limits: str, stages: tuple[int, ...]) -> PlanAnswers:
     """Return the best answer over ZeRO stages, each priced with its own software profile."""
-    table, fixed = capabilities(limits), _fixed(request.fix)
+    table, fixed = capabilities(limits), fixed_parts(request.fix)
     found: list[PlanAnswers] = []
     refused: NoLegalPlanError | None = None
     for stage in stages:
@@ -312,7 +312,8 @@ def _refuse_for_modules(request: PlanRequest) -> None:
         raise InputError(f"{flag} is not for module:package.path:factory")
 
 
-def _fixed(fix: str | Mapping[str, Any] | None) -> dict[str, Any]:
+def fixed_parts(fix: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the pinned parts of a plan by name."""
     if fix is None or isinstance(fix, Mapping):
         return check_fixed({k: v for k, v in (fix or {}).items() if v is not None})
     if isinstance(fix, str):

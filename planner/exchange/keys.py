@@ -57,6 +57,11 @@ class Key:
     read: Callable[[Any, Source], Mapping[str, Any]] = _nothing
     absent: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def reads_nothing(self) -> bool:
+        """Whether a value of the key states no option."""
+        return self.read is _nothing
+
 
 def same(path: str, name: str, *, unless: Any = OMIT, absent: Any = MISSING) -> Key:
     """Return a key whose value is an option's; ``unless``: a value that is not written."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +17,7 @@ from planner.exchange.edits.python_text import edit_python
 from planner.exchange.edits.shell_text import edit_shell, with_exports
 from planner.exchange.edits.toml_text import edit_toml
 from planner.exchange.edits.yaml_text import edit_yaml
+from planner.exchange.flags import LAUNCHER
 from planner.exchange.job import FOLLOWING, Job
 from planner.exchange.keys import MISSING, Source, leaves_of, lookup, placed
 from planner.exchange.syntax import OWN_KEY, STATED, STATED_IN_JSON, syntax_of
@@ -137,10 +137,17 @@ class _Goal:
         }
         for name in open_:
             del self.options[name]
+        old = file.old.settings
+        self.changing = {n for n, v in self.options.items() if n in old and old[n] != v}
+        if self._read(raw).get("software") != self.options.get("software"):
+            self.changing |= {"software", "zero_stage", "offload"}  # another engine
 
     def _leaves(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return values as the document states them, those of nested mappings one by one."""
-        return dict(leaves_of(placed(self.target.restate(values, self.raw))))
+        found = dict(leaves_of(placed(self.target.restate(values, self.raw))))
+        if syntax_of(self.file.text) == "shell" and self.target.syntax.name != "shell":
+            return _as_flags(found)
+        return found
 
     def _read(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
         plain = {name: value for name, value in document.items() if name != OWN_KEY}
@@ -179,9 +186,26 @@ class _Goal:
         """Return what the new plan's file has in another way than the old plan's."""
         changes = {path: REMOVED for path in self.before if path not in self.leaves}
         for path, value in self.leaves.items():
-            if path not in self.before or self.before[path] != value:
+            if path not in self.before or self.before[path] != value or self._is_size(path):
                 changes[path] = value
         return self._open(changes)
+
+    def _is_size(self, path: str) -> bool:
+        """Whether a key counts the processes or the nodes, for which the file has another number.
+
+        Not the launcher's: a script often leaves them to the machine.
+        """
+        cluster, now = self.file.old.cluster, lookup(self.raw, path)
+        sizes = (cluster.num_gpus, cluster.num_nodes, cluster.gpus_per_node)
+        if (
+            path not in self.leaves
+            or type(now) is not int
+            or now < 1
+            or path.split(".")[0] == LAUNCHER
+        ):
+            return False
+        plain = any(key.path == path and key.reads_nothing for key in self.target.keys)
+        return plain and type(self.leaves[path]) is int and self.leaves[path] in sizes
 
     def changes(self) -> dict[str, Any]:
         """Return changes after which a document states all options, as few as it takes.
@@ -198,8 +222,10 @@ class _Goal:
                 f"{self.file.where}: its keys cannot state {missing[0]}; "
                 f"shardplan export writes a new file for {self.target.name}"
             )
-        for path in sorted(every, key=lambda one: one.count(".")):
-            if path in first and not self._states_otherwise(path):
+        kept = {path for path in first if not self._states_otherwise(path)}
+        kept |= {path for path in every if self._contradicts(path) or self._is_size(path)}
+        for path in sorted(every, key=lambda one: (every[one] is not REMOVED, one.count("."))):
+            if path in kept:
                 continue
             fewer = {name: value for name, value in every.items() if name != path}
             if self.reached(applied(self.raw, fewer)):
@@ -221,8 +247,6 @@ class _Goal:
         """Return changes that use the user's keys for what new keys would state a second time."""
         found = dict(changes)
         added = [one for one in changes if lookup(self.raw, one) is MISSING]
-        if not added:
-            return found
         others = [path for path, _ in self._in_the_way(changed=True) if path not in changes]
         for path in others:
             for new in added:
@@ -240,6 +264,14 @@ class _Goal:
                     found = without
         return found
 
+    def _contradicts(self, path: str) -> bool:
+        """Whether a key that the new plan's file has states an option that changes otherwise."""
+        now = lookup(self.raw, path)
+        if path not in self.leaves or now in (MISSING, "auto"):
+            return False
+        carried = {name for key in self.target.keys if key.path == path for name in key.carries}
+        return bool(carried & self.changing - set(FOLLOWING))
+
     def _states_otherwise(self, path: str) -> bool:
         """Whether a value of the old plan's file is another one in the user's file."""
         return path in self.before and not _same(lookup(self.raw, path), self.before[path])
@@ -249,8 +281,7 @@ class _Goal:
 
         ``changed``: only options that are others in the new plan.
         """
-        old = self.file.old.settings
-        options = [n for n, v in self.options.items() if not changed or old.get(n) != v]
+        options = self.changing if changed else set(self.options)
         stated = self._read(self.raw)
         for path in _paths(self.raw):
             inside = path in self.leaves or any(one.startswith(f"{path}.") for one in self.leaves)
@@ -259,6 +290,27 @@ class _Goal:
             without = self._read(applied(self.raw, {path: REMOVED}))
             if any(stated.get(name) != without.get(name) for name in options):
                 yield path, REMOVED
+
+
+def _as_flags(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as flags of a program whose own files are documents.
+
+    No space follows a colon, which would look like YAML.
+
+    >>> _as_flags({"a": True, "b.c": 1, "b.d.e": False})
+    {'a': 'True', 'b': '{"c":1, "d":{"e":false}}'}
+    """
+    found = {}
+    for name, value in placed(leaves).items():
+        nested = isinstance(value, Mapping)
+        found[name] = (
+            json.dumps(value, separators=(", ", ":"))
+            if nested
+            else str(value)
+            if isinstance(value, bool)
+            else value
+        )
+    return found
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -284,8 +336,3 @@ def _json(where: str, text: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise InputError(f"{where}: not JSON: {error}") from None
     return found
-
-
-def plain_name(where: str) -> str:
-    """Return the file of ``FILE::NAME``."""
-    return re.sub(r"::\w+$", "", where)

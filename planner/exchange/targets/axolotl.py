@@ -53,6 +53,13 @@ def _of_adapter(value: Callable[[Job], Any]) -> Callable[[Job], Any]:
     return lambda job: OMIT if _adapter(job) == "none" else value(job)
 
 
+def _write_adapter(job: Job) -> Any:
+    """Return the adapter; ``qlora`` means 4 bits, ``lora`` with ``load_in_8bit`` 8."""
+    if _adapter(job) == "qlora" and job.workload.quantisation == "int8":
+        return "lora"
+    return _adapter(job) if _adapter(job) != "none" else OMIT
+
+
 def _targets(job: Job) -> Any:
     if job.workload.adapter_targets == "all":
         return OMIT
@@ -159,7 +166,7 @@ KEYS: Final = (
     Key(
         "adapter",
         ADAPTERS,
-        lambda job: _adapter(job) if _adapter(job) != "none" else OMIT,
+        _write_adapter,
         _read_adapter,
     ),
     Key(

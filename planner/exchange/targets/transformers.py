@@ -130,6 +130,9 @@ def prepare(source: Source) -> Mapping[str, Any]:
     document = dict(source.document)
     if not any(mark in document for mark in MARKS):
         document = {"fsdp": True, "fsdp_config": document}
+    for name in ("fsdp_config", "deepspeed"):  # of scripts: a file, or a mapping as JSON
+        if isinstance(text := document.get(name), str) and text.startswith("{"):
+            document[name] = parse_json(text, name)
     section = document.get("fsdp_config")
     if isinstance(section, str):
         with contextlib.suppress(InputError):  # else the key stays unknown

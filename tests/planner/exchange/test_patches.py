@@ -65,7 +65,7 @@ compute_environment: LOCAL_MACHINE
 distributed_type: FSDP  # was MULTI_GPU
 mixed_precision: bf16
 num_machines: 1
-num_processes: 8
+num_processes: 2
 fsdp_config:
   fsdp_version: 2
   fsdp_reshard_after_forward: true  # ZeRO-3
@@ -108,6 +108,17 @@ mode = "full"
 WITH = {"micro_batch_size": 2}
 
 
+ENGINE = """distributed_type: DEEPSPEED  # ours
+mixed_precision: bf16
+deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu}
+"""
+VICUNA = """torchrun --nproc_per_node=8 train.py --bf16 True \\
+    --per_device_train_batch_size 1 --gradient_accumulation_steps 8 \\
+    --gradient_checkpointing True \\
+    --fsdp "full_shard auto_wrap"
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "plan", "present", "absent"),
     [
@@ -116,7 +127,7 @@ WITH = {"micro_batch_size": 2}
         (
             ACCELERATE,
             {"zero_stage": 2},
-            ["fsdp_reshard_after_forward: false  # ZeRO-3", "# was MULTI", "my_key"],
+            ["fsdp_reshard_after_forward: false  # ZeRO-3", "# was MULTI", "my_key", "ses: 8\n"],
             ["offload"],
         ),
         (
@@ -136,6 +147,18 @@ WITH = {"micro_batch_size": 2}
             {"zero_stage": 3, **WITH},
             ["BATCH = 2", "batch_size=BATCH)  # ours", '_strategy="FULL_SHARD"', "import FSDPStr"],
             ['"ddp"'],
+        ),
+        (
+            ENGINE,
+            {"zero_stage": 2},
+            ["distributed_type: FSDP  # ours", "fsdp_auto_wrap_policy"],
+            ["deepspeed_config"],
+        ),
+        (
+            VICUNA,
+            {"recompute": "none", **WITH},
+            ["batch_size 2 --grad", "--gradient_checkpointing False", "--fsdp_config '{\"ver"],
+            [],
         ),
         (CLI, {"zero_stage": 2, **WITH}, ["init_args: {batch_size: 2}", "SHARD_GRAD_OP"], []),
         (
