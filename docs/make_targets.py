@@ -1,6 +1,6 @@
-"""Makes the table of targets in docs/exchange.md: --write, or --check.
+"""Makes the tables of targets in docs/exchange.md: --write, or --check.
 
-The table follows from ``planner/exchange/capabilities.toml``, as searches and exports do.
+They follow from ``planner/exchange/capabilities.toml``, as searches and exports do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 from planner.exchange.capabilities import all_capabilities  # noqa: E402
 
 PAGE: Final = ROOT / "docs" / "exchange.md"
-BEGIN, END = "<!-- targets -->", "<!-- end of targets -->"
+PARTS: Final = ("targets", "checks")  # the tables: <!-- NAME --> to <!-- end of NAME -->
 DEGREES: Final = {
     "tp": "tensor_parallel",
     "pp": "pipeline_parallel",
@@ -26,7 +26,7 @@ DEGREES: Final = {
 COLUMNS: Final = ("zero_stage", "pipeline_schedule", "recompute", "offload")
 
 
-def table() -> str:
+def targets() -> str:
     """Return the table, one target a row."""
     head = ["`--to`", "version", "degrees beside dp", "ZeRO", "schedules", "recompute", "offload"]
     lines = [f"| {' | '.join([*head, 'precision', 'adapters'])} |", "| --- " * 9 + "|"]
@@ -45,12 +45,21 @@ def _words(allowed: object) -> str:
     return ", ".join(map(str, allowed)) if isinstance(allowed, list) else str(allowed)
 
 
+def checks() -> str:
+    """Return what checks the files of each target."""
+    lines = ["| `--to` | in CI a sample of all legal plans is read by |", "| --- | --- |"]
+    for name, one in sorted(all_capabilities().items()):
+        lines.append(f"| `{name}` | {one.checked_by} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Write the table, or exit with 1 where the page differs from the code."""
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    text = f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    """Write the tables, or exit with 1 where the page differs from the code."""
+    page = text = PAGE.read_text(encoding="utf-8")
+    for name, lines in zip(PARTS, (targets(), checks()), strict=True):
+        before, _, rest = text.partition(f"<!-- {name} -->")
+        after = rest.partition(f"<!-- end of {name} -->")[2]
+        text = f"{before}<!-- {name} -->\n{lines}\n<!-- end of {name} -->{after}"
     if "--write" in sys.argv[1:]:
         PAGE.write_text(text, encoding="utf-8")
     elif text != page:

@@ -25,6 +25,7 @@ ANY: Final = "any"
 SEVERAL: Final = ">1"
 DEFAULTS: Final = {**Plan().to_dict(), **Workload(seq_len=1, global_batch_size=1).to_dict()}
 FREE: Final = ("data_parallel", "micro_batch_size", "num_microbatches")  # of every target
+DERIVED: Final = ("dp_shard",)  # quantities of a plan that a combination may name
 OF_WORKLOAD: Final = (
     "precision",
     "optimizer",
@@ -54,6 +55,7 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     version: str  # looked at
     source: str
+    checked_by: str  # in CI, beside our own list of keys
     software: str  # that prices it (``--software``)
     plan: Mapping[str, Values]
     workload: Mapping[str, Values]
@@ -91,7 +93,7 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
 
     def problems_of_plan(self, plan: Plan, *, experts: bool = False) -> list[str]:
         """Return what a plan has that the target cannot run; ``experts``: whether the model has."""
-        values = plan.to_dict()
+        values = plan.to_dict() | {"dp_shard": plan.dp_shard}
         found = [
             self._words(name, values[name], allowed)
             for name, allowed in self.limits().items()
@@ -166,7 +168,7 @@ def _check(one: Capabilities, where: str) -> None:
     """Raise where a table names a part that does not exist, or a value that no plan has."""
     groups = [one.plan, *(never.parts for never in one.never)]
     for name, values in ((n, v) for group in groups for n, v in group.items()):
-        if name not in declared(Plan):
+        if name not in (*declared(Plan), *DERIVED):
             raise InputError(f"{where}: {name} is no part of a plan")
         for value in values if isinstance(values, list) else ():
             if name in WORDS and value not in WORDS[name]:

@@ -1,8 +1,20 @@
-"""Written files against the targets' own classes, where their packages are installed."""
+"""Written files against the targets' own classes, where their packages are installed.
+
+CI installs them into an environment of its own and sets SHARDPLAN_EXPORT_TESTS: then a missing
+package is an error.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
 from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +26,7 @@ from planner.exchange.megatron_model import model_fields
 from planner.exchange.python_document import CALL
 from planner.exchange.registry import target
 from planner.exchange.targets.megatron import OF_MODEL
-from tests.planner.exchange.test_targets import MODELS, files_of
+from tests.planner.exchange.test_targets import MODELS, RANKS, files_of
 
 # fields of the program's parser alone, and those that it renames
 pytestmark = pytest.mark.filterwarnings("ignore")  # megatron-core deprecates its own defaults
@@ -31,6 +43,20 @@ OF_PARSER = {
 }
 
 
+def package(name: str) -> ModuleType:
+    """Return a module of a target; the test is skipped without it, but not in CI."""
+    if os.environ.get("SHARDPLAN_EXPORT_TESTS"):
+        return importlib.import_module(name)
+    module: ModuleType = pytest.importorskip(name)
+    return module
+
+
+def document_of(name: str, job: Job) -> dict[str, Any]:
+    """Return the document of a written file."""
+    one = target(name)
+    return one.syntax.parse(one.write(job, "1")[one.file], one.file)
+
+
 def without_call(document: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name != CALL}
 
@@ -38,7 +64,7 @@ def without_call(document: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_torchtitan_takes_its_sections(model: str) -> None:
-    configs = pytest.importorskip("torchtitan.config.configs")
+    configs = package("torchtitan.config.configs")
     for file in files_of("torchtitan", model, 40):
         document = placed(target("torchtitan").leaves(Job(file)))
         parallel = configs.ParallelismConfig(**without_call(document["parallelism"]))
@@ -56,7 +82,7 @@ def test_torchtitan_takes_its_sections(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ["megatron", "megatron-bridge", "nemo"])
 def test_megatron_core_takes_the_fields(name: str, model: str) -> None:
-    core = pytest.importorskip("megatron.core")
+    core = package("megatron.core")
     import torch
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
@@ -83,7 +109,7 @@ def test_megatron_core_takes_the_fields(name: str, model: str) -> None:
 
 @pytest.mark.slow
 def test_flags_are_fields_of_megatron_core() -> None:
-    pytest.importorskip("megatron.core")
+    package("megatron.core")
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer import MLATransformerConfig
@@ -96,7 +122,7 @@ def test_flags_are_fields_of_megatron_core() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_lightning_takes_the_trainer(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lightning = pytest.importorskip("lightning.pytorch")
+    lightning = package("lightning.pytorch")
     from inspect import signature
 
     from lightning.fabric.connector import _convert_precision_to_unified_args
@@ -122,3 +148,165 @@ def test_lightning_takes_the_trainer(model: str, monkeypatch: pytest.MonkeyPatch
         assert _convert_precision_to_unified_args(given["precision"]) == given["precision"]
         if isinstance(given["strategy"], strategies.DDPStrategy):
             real(**{**given, "accelerator": "cpu", "num_nodes": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_deepspeed_takes_the_file(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = package("deepspeed.runtime.config")
+    monkeypatch.setattr(config.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(config.dist, "get_world_size", lambda *group: RANKS)
+    for file in files_of("deepspeed", model, 24):
+        document = document_of("deepspeed", Job(file))
+        document.pop("shardplan")
+        read = config.DeepSpeedConfig(document)  # checks the batch, and the keys of its sections
+        assert read.zero_config.stage == file.plan.zero_stage
+        assert read.train_micro_batch_size_per_gpu == file.plan.micro_batch_size
+        assert read.gradient_accumulation_steps == file.plan.num_microbatches
+        offloads = read.zero_config.offload_optimizer
+        assert (offloads is not None) == file.plan.offloads_optimizer
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error::FutureWarning")  # of deprecated arguments
+@pytest.mark.parametrize("model", MODELS)
+def test_transformers_takes_the_arguments(model: str) -> None:
+    package("accelerate")
+    package("deepspeed")
+    from transformers import HfArgumentParser, TrainingArguments
+
+    parser = HfArgumentParser(TrainingArguments)
+    for file in files_of("transformers", model, 24):
+        document = document_of("transformers", Job(file))
+        (read,) = parser.parse_dict({**document, "use_cpu": True})
+        assert read.per_device_train_batch_size == file.plan.micro_batch_size
+        assert read.gradient_accumulation_steps == file.plan.num_microbatches
+        if read.fsdp:
+            assert read.fsdp_config["reshard_after_forward"] == (file.plan.zero_stage == 3)
+        else:
+            stage = json.loads(json.dumps(read.deepspeed or {})).get("zero_optimization", {})
+            assert stage.get("stage", 0) == file.plan.zero_stage
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_accelerate_takes_the_file(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = package("accelerate.commands.launch")
+    package("deepspeed")
+    from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    parser = launch.launch_command_parser()
+    known = vars(parser.parse_args(["train.py"]))
+    started = list[Any]()
+    for name in ("deepspeed_launcher", "multi_gpu_launcher"):
+        monkeypatch.setattr(launch, name, started.append)
+    for file in files_of("accelerate", model, 24):
+        plan = file.plan
+        path = tmp_path / "accelerate.yaml"
+        path.write_text(target("accelerate").write(Job(file), "1")["accelerate.yaml"])
+        document = document_of("accelerate", Job(file))
+        assert {*document.get("fsdp_config", {}), *document.get("parallelism_config", {})} <= {
+            *known
+        }
+        launch.launch_command(parser.parse_args(["--config_file", str(path), "train.py"]))
+        read = started[-1]
+        assert read.num_processes == RANKS
+        with monkeypatch.context() as patched:
+            if read.use_deepspeed:
+                _, variables = prepare_deepspeed_cmd_env(read)
+            else:
+                variables = prepare_multi_gpu_env(read)
+            for name, value in variables.items():
+                if name not in os.environ:
+                    patched.setenv(name, value)
+            if read.use_deepspeed:
+                assert DeepSpeedPlugin().zero_stage == plan.zero_stage
+            elif read.use_fsdp:
+                plugin = FullyShardedDataParallelPlugin()
+                assert plugin.fsdp_version == 2
+                assert plugin.reshard_after_forward == (plan.zero_stage == 3)
+                assert plugin.activation_checkpointing == (plan.recompute == "full")
+            if "parallelism_config" in document:
+                degrees = ParallelismConfig()
+                assert degrees.total_size == RANKS
+                assert degrees.tp_size == plan.tensor_parallel
+                assert degrees.cp_size == plan.context_parallel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_axolotl_takes_the_file(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    validate = package("axolotl.utils.config").validate_config
+    from axolotl.utils.dict import DictDefault
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+    from axolotl.utils.schemas.fsdp import FSDPConfig
+
+    monkeypatch.setitem(sys.modules, "ring_flash_attn", ModuleType("ring_flash_attn"))
+    gpu = {"bf16": True, "fp8": True, "tf32": True, "n_gpu": RANKS, "n_node": 1}
+    for file in files_of("axolotl", model, 16):
+        document = document_of("axolotl", Job(file))
+        # unknown keys pass its validation
+        assert document.keys() <= AxolotlInputConfig.model_fields.keys()
+        assert document.get("fsdp_config", {}).keys() <= FSDPConfig.model_fields.keys()
+        data = {"datasets": [{"path": "x", "type": "alpaca"}], "learning_rate": 1e-4}
+        read = validate(
+            DictDefault({**document, **data}),
+            capabilities={**gpu, "compute_capability": "sm_90"},
+            env_capabilities={"torch_version": "2.13.0"},
+        )
+        assert read.micro_batch_size == file.plan.micro_batch_size
+        assert (read.tensor_parallel_size or 1) == file.plan.tensor_parallel
+        assert (read.context_parallel_size or 1) == file.plan.context_parallel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_llamafactory_takes_the_file(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")  # of packages that its arguments do not need
+    parser = package("llamafactory.hparams.parser")
+    package("deepspeed")
+    for file in files_of("llamafactory", model, 16):
+        document = document_of("llamafactory", Job(file))
+        read = parser._parse_train_args({**document, "use_cpu": True})
+        model_arguments, data, training, finetuning, _ = read
+        parser._verify_model_args(model_arguments, data, finetuning)
+        assert training.per_device_train_batch_size == file.plan.micro_batch_size
+        assert data.cutoff_len == file.workload.seq_len
+        assert model_arguments.disable_gradient_checkpointing == (file.plan.recompute == "none")
+
+
+@pytest.mark.slow
+def test_megatron_bridge_has_the_fields() -> None:
+    """Its import needs Transformer Engine, which needs CUDA: the names are read from its source."""
+    if not os.environ.get("SHARDPLAN_EXPORT_TESTS") and not _has_package("megatron-bridge"):
+        pytest.skip("megatron-bridge is not installed")
+    files = importlib.metadata.files("megatron-bridge") or []
+    source = {str(each): Path(str(each.locate())) for each in files if each.suffix == ".py"}
+    tree = ast.parse(source["megatron/bridge/training/config.py"].read_text())
+    annotated = {
+        node.name: {
+            each.target.id
+            for each in node.body
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        }
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+    recipes = ast.parse(source["megatron/bridge/recipes/common.py"].read_text())
+    functions = {node.name for node in recipes.body if isinstance(node, ast.FunctionDef)}
+    for file in files_of("megatron-bridge", "qwen2.5-0.5b", 24):
+        document = placed(target("megatron-bridge").leaves(Job(file)))
+        assert without_call(document).keys() <= annotated["ConfigContainer"]
+        assert document["train"].keys() <= annotated["TrainingConfig"]
+        assert document[CALL].rsplit(".", 1)[-1] in functions
+
+
+def _has_package(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
