@@ -157,7 +157,7 @@ VICUNA = """torchrun --nproc_per_node=8 train.py --bf16 True \\
         (
             VICUNA,
             {"recompute": "none", **WITH},
-            ["batch_size 2 --grad", "--gradient_checkpointing False", "--fsdp_config '{\"ver"],
+            ["batch_size 2 --grad", "--fsdp_config '{\"ver"],
             [],
         ),
         (CLI, {"zero_stage": 2, **WITH}, ["init_args: {batch_size: 2}", "SHARD_GRAD_OP"], []),
