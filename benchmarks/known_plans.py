@@ -23,7 +23,7 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread
+from cost_models.uncertainty import memory_spread, peak_interval
 from cost_models.units import GIB
 from planner.assessment.verdict import budget_bytes, verdict
 from planner.explanation.choices import Choices, priced_choices
@@ -158,8 +158,8 @@ def _completed(case: Case) -> tuple[Plan, str, str, float]:
 def _priced(scenario: Scenario, plan: Plan) -> tuple[str, float]:
     priced = price(scenario, PlanTable.from_plans([plan]))
     around = memory_spread(scenario.software.name)
-    peak = float(priced.peak[0])
-    return verdict(peak, budget_bytes(scenario.cluster), around), float(priced.step[0])
+    ends = peak_interval(float(priced.peak[0]), float(priced.typical_peak[0]), around)
+    return verdict(*ends, budget_bytes(scenario.cluster)), float(priced.step[0])
 
 
 def _why_too_large(scenario: Scenario, plan: Plan) -> str:

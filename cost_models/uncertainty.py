@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from hardware_profiles.cluster.schema import Accelerator
 from hardware_profiles.software.engine import PLUS
@@ -20,6 +22,7 @@ from hardware_profiles.software.profile import LearnedSpread
 from hardware_profiles.software.trainer import OWN_FILE, software_profile
 
 _TIME_COMMAND: Final = "python -m benchmarks.time_intervals"
+Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 MemoryKind = Literal["allocated", "reserved", "device"]  # live tensors, allocator, whole device
 
 
@@ -181,6 +184,16 @@ def _narrower(usual: Spread, learned: LearnedSpread | None) -> Spread:
     if learned is None or usual.below + usual.above <= learned.below + learned.above:
         return usual
     return Spread(learned.below, learned.above, learned.source)
+
+
+def peak_interval(peak: Bytes, typical: Bytes, spread: Spread) -> tuple[Bytes, Bytes]:
+    """Return the low and high end of a peak's interval, by which a verdict is found.
+
+    The high end is above the cautious ``peak``, whose free blocks suffice in three runs of four;
+    the low end is below the ``typical`` one (``memory.allocator``). A plan fits where the high end
+    is within the budget, does not fit where the low end is beyond it, and is tight in between.
+    """
+    return typical * (1.0 - spread.below), peak * (1.0 + spread.above)
 
 
 def serving_spreads(accelerator: Accelerator) -> tuple[Spread, Spread]:

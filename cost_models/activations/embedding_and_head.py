@@ -18,7 +18,7 @@ from cost_models.arrays import Real
 from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.recompute import FULL, repeats_modules
+from cost_models.plan.recompute import FULL, repeats_module, repeats_modules
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -55,6 +55,7 @@ def embedding_bytes_per_token(view: RankView) -> Real:
         )
         counts = rank.first and opens and not needed and bool(trained)
         keeps = (table.recompute < FULL) | repeats_modules(table.recompute)
+        keeps = keeps & ~repeats_module(table.recompute, "layernorm")
         saved = np.where(keeps, float(counts), 0.0)
         return 0.0 - saved * _frozen_norm_bytes(model, kind, compute, software) / along
     dropped = (

@@ -14,11 +14,13 @@ reserved beyond the tensors is therefore a share of the transient bytes alone:
 
 A stream reuses only its own blocks, so the share is larger where gathered weights and gradients
 have streams of their own (FSDP). Near the limit torch returns segments without a live block, so a
-run needs less than it reserves where memory is plentiful; a verdict uses the needed bytes.
+run needs less than it reserves where memory is plentiful; a verdict uses the needed bytes. How many
+they are depends on the order of sizes, hence two shares: with the upper quartile of the replays a
+plan is said to fit, and only what exceeds the budget with the median is said not to.
 
 Units: bytes. Source: replays of torch's allocator (``executor.counters.caching_allocator``) over
-traced steps (``python -m benchmarks.allocator``): medians of reserved bytes; upper quartiles of
-needed bytes, since a plan that is said to fit should.
+traced steps (``python -m benchmarks.allocator``): medians of reserved bytes; upper quartiles and
+medians of needed bytes.
 """
 
 from __future__ import annotations
@@ -64,16 +66,22 @@ def free_shares(software: SoftwareProfile, table: PlanTable) -> FreeShares:
 
     Side streams exist where a plan shards; a trainer that empties its cache keeps what it needs.
     """
+    one, several = _by_streams(software)
+    shards = by_value((table.zero_stage >= 1) & (table.shard_ranks > 1))
+    needed = np.where(shards, several.needed, one.needed)
+    typical = np.where(shards, several.typical, one.typical)
+    cached = np.where(shards, several.cached, one.cached)
+    return FreeShares(needed, typical, typical if software.memory.empties_cache else cached)
+
+
+def _by_streams(software: SoftwareProfile) -> tuple[FreeShares, FreeShares]:
+    """Return the shares of a trainer's plans without side streams and with its own."""
     memory = software.memory
     one, several = (
         FREE_SHARES[memory.expandable_segments, streams, memory.ragged_batches]
         for streams in (False, memory.side_streams)
     )
-    shards = by_value((table.zero_stage >= 1) & (table.shard_ranks > 1))
-    needed = np.where(shards, several.needed, one.needed)
-    typical = np.where(shards, several.typical, one.typical)
-    cached = np.where(shards, several.cached, one.cached)
-    return FreeShares(needed, typical, typical if memory.empties_cache else cached)
+    return one, several
 
 
 def free_bytes(software: SoftwareProfile, table: PlanTable, gradients: Real, others: Real) -> Real:
@@ -84,6 +92,23 @@ def free_bytes(software: SoftwareProfile, table: PlanTable, gradients: Real, oth
     """
     transient = transient_bytes(software, gradients, others)
     return free_shares(software, table).needed * np.maximum(transient, 0.0)
+
+
+def untypical_bytes(software: SoftwareProfile, table: PlanTable, free: Real) -> Real:
+    """Return the part of needed free blocks (``free_bytes``) beyond the typical ones."""
+    shares = free_shares(software, table)
+    return free * (1.0 - shares.typical / shares.needed)
+
+
+def most_over_typical(software: SoftwareProfile) -> float:
+    """Return the largest ratio of a peak to the same peak with typical free blocks, of any plan.
+
+    >>> from hardware_profiles.software.trainer import software_profile
+    >>> round(most_over_typical(software_profile("shardplan")), 3)
+    1.138
+    """
+    ratios = [(1.0 + one.needed) / (1.0 + one.typical) for one in _by_streams(software)]
+    return float(np.max(ratios))
 
 
 def transient_bytes(software: SoftwareProfile, gradients: Real, others: Real) -> Real:

@@ -16,20 +16,12 @@ from cost_models.memory.ledger import BACKWARD, LAST_LAYER, LATER_BACKWARD, MOME
 from cost_models.model.lora import frozen_part, has_frozen
 from cost_models.partition.rank_parameters import RankParameters, rank_parameters
 from cost_models.partition.rank_view import RankView
-from cost_models.partition.stages import PipelineRank
-from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import FULL
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
-def absent_copies(
-    params: RankParameters,
-    rank: PipelineRank,
-    table: PlanTable,
-    *,
-    tied: bool,
-) -> tuple[Real, ...]:
+def absent_copies(view: RankView, params: RankParameters) -> tuple[Real, ...]:
     """Elements of copies that do not exist at each of ``MOMENTS``.
 
         forward pass of the loss     E        an embedding is looked up in fp32, unless tied
@@ -37,22 +29,21 @@ def absent_copies(
         backward pass of a layer     P - K    its own copies are in the buffers
         from the last layer on       P
 
-    Symbols: P all weights, E the embedding, R recomputed layers, K layers
+    Symbols: P all of ``params``, E the embedding, R recomputed layers, K layers
     below the current one that are not recomputed. Shapes: columns of the table's length.
     """
-    every = np.multiply(params.total, np.ones(len(table)))
-    lookup = np.where(tied and rank.last, 0.0, params.embedding)
-    again = np.zeros(len(table))
-    kept = np.zeros(len(table))
+    table, rank = view.table, view.rank
+    zeros = np.zeros(len(table))
+    every, again, kept = params.total + zeros, zeros, zeros
+    lookup = np.where(view.model.tie_embeddings and rank.last, 0.0, params.embedding)
     for count, recomputed, size in zip(
         rank.kind_counts, rank.recomputed, params.layers, strict=True
     ):
         repeated = np.where(table.recompute == FULL, recomputed, 0)
         again = again + repeated * size
         kept = kept + (count - repeated) * size
-    below = np.maximum(kept - params.largest_layer, 0.0)
-    walking = every - below
-    return (lookup, lookup + again, lookup + again, walking, walking, every, every, every)
+    below = every - np.maximum(kept - params.largest_layer, 0.0)
+    return (lookup, lookup + again, lookup + again, below, below, every, every, every)
 
 
 def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float:
@@ -84,11 +75,10 @@ def autocast_rows(view: RankView) -> list[Item]:
     parts = [view.parameters]
     if has_frozen(view.model) and software.frozen.in_fp32:
         parts.append(rank_parameters(frozen_part(view.model, quantised=False), view.rank, table))
-    tied, rows = view.model.tie_embeddings, []
+    rows = []
     sizes = [np.zeros(len(table)) for _ in MOMENTS]
     for params in parts:
-        absent = absent_copies(params, view.rank, table, tied=tied)
-        for moment, missing in enumerate(absent):
+        for moment, missing in enumerate(absent_copies(view, params)):
             sizes[moment] = sizes[moment] + compute * (params.total - missing)
         for moment in (BACKWARD, LATER_BACKWARD, LAST_LAYER):
             sizes[moment] = sizes[moment] + compute * params.largest_layer

@@ -72,9 +72,9 @@ def is_gathered(software: SoftwareProfile, table: PlanTable) -> Flag:
 
 
 def flat_buffers(
-    software: SoftwareProfile, table: PlanTable, whole: Units, others: object
+    software: SoftwareProfile, table: PlanTable, whole: Units, others: dict[str, Item]
 ) -> dict[str, Item]:
-    """Buffers, besides the shards, at each moment of ``layerwise.Buffers``, where a plan shards.
+    """Buffers, besides the shards, at each moment of ``others``, where a plan shards.
 
         loss      root gathered after the layers' forward passes; in the backward pass g - 1 layers
         head      the same and the root's gradient
@@ -103,7 +103,7 @@ def flat_buffers(
         "last_layer": backward,
         "embedding": added(root, fresh),
     }
-    return {name: either(sharded, row, getattr(others, name)) for name, row in at.items()}
+    return {name: either(sharded, row, others[name]) for name, row in at.items()}
 
 
 def flat_gradients(

@@ -17,9 +17,12 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
+from cost_models.activations.live import live_activations
 from cost_models.arrays import Real
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, rank_states, updated_elements
+from cost_models.partition.frozen_weights import frozen_bytes, offloads_frozen
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import NVME, PlanTable
-from cost_models.plan.workload import Workload
 
 # DeepSpeed's defaults (docs/_pages/config-json.md): offload_optimizer buffer_count 4 of a
 # sub_group_size of 1e9 elements; offload_param buffer_count 5 of buffer_size 1e8 elements
@@ -41,16 +44,8 @@ class HostBytes(Struct, frozen=True):
         return HostBytes(ranks * self.memory, ranks * self.nvme)
 
 
-def offloaded_bytes(
-    workload: Workload,
-    table: PlanTable,
-    updated: Real,
-    states: Real,
-    paged: Real,
-    activations: Real,
-    frozen: Real = 0.0,
-) -> HostBytes:
-    """Bytes of one rank off its accelerator.
+def rank_host_bytes(view: RankView) -> HostBytes:
+    """Bytes of one rank off its accelerator; 0 where the accelerator is the host.
 
         optimizer   w P + k s P, and g P of gradients     16 P with AdamW in fp32
         activations what layers saved, but for two layers
@@ -61,14 +56,21 @@ def offloaded_bytes(
 
     Source: ZeRO-Offload (arXiv:2101.06840), sec. 3; ZeRO-Infinity (arXiv:2104.07857), sec. 5 and 6;
     DeepSpeed's estimate_zero3_model_states_mem_needs (16 and 18 bytes a parameter).
-    ``updated``: parameters; ``states``, ``paged``, ``activations``, ``frozen``: bytes.
     """
+    workload, table = view.workload, view.table
+    zeros, paged = np.zeros(len(table)), OPTIMIZER_TRAITS[workload.optimizer].paged
+    if not view.on_gpu or not (paged or np.any(table.offload > 0)):
+        return HostBytes(zeros, zeros)
+    states, updated = rank_states(view), updated_elements(view)
+    frozen = np.where(offloads_frozen(view), frozen_bytes(view), 0.0)
     moves = np.where(table.offloads_optimizer, 1.0, 0.0)
-    kept = moves * (workload.master_bytes * updated + states + frozen)
+    of_states = states.resident + states.paged
+    kept = moves * (workload.master_bytes * updated + of_states + frozen)
     gradients = moves * workload.reduction_bytes * updated
     on_drives = np.where(table.offload_device == NVME, 1.0, 0.0)
     buffers = STATE_BUFFERS * workload.master_bytes * np.minimum(updated, STATE_BUFFER_ELEMENTS)
     swapped = WEIGHT_BUFFERS * workload.compute_bytes * np.minimum(updated, WEIGHT_BUFFER_ELEMENTS)
     buffers = moves * (buffers + np.where(table.offloads_weights, swapped, 0.0))
+    activations = live_activations(view).offloaded
     memory = gradients + (1.0 - on_drives) * kept + on_drives * buffers + activations
-    return HostBytes(memory + np.where(moves > 0, 0.0, paged), on_drives * kept)
+    return HostBytes(memory + np.where(moves > 0, 0.0, states.paged), on_drives * kept)

@@ -14,8 +14,6 @@ Units: bytes; rows of the ledger, columns of a plan table.
 from __future__ import annotations
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
 
 from cost_models.activations.live import LiveActivations
 from cost_models.arrays import Flag, Real
@@ -32,24 +30,13 @@ from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 
 
-class Buffers(Struct, frozen=True):
-    """Rows of gathered weights and of gradients being reduced, at the moments of ``MOMENTS``."""
-
-    loss_forward: Item
-    loss_backward: Item
-    head: Item
-    backward: Item
-    last_layer: Item
-    embedding: Item
-
-
 def layer_points(view: RankView, live: LiveActivations, update: Item) -> list[list[Point]]:
     """Return the points of each of ``MOMENTS``; ``update``: temporary tensors of the optimizer."""
-    model, workload, software, table = view.model, view.workload, view.software, view.table
+    workload, software, table = view.workload, view.software, view.table
     gradients, buffers = gradients_of(view, live.in_flight + live.pending), _buffers(view, live)
     if software.sharding.flat_parameters:
         whole = units(view)
-        buffers = replace(buffers, **flat_buffers(software, table, whole, buffers))
+        buffers = flat_buffers(software, table, whole, buffers)
         gradients = flat_gradients(software, table, whole, gradients)
     matrix, workspace = dequantisation_buffers(view)
     unpacked = Item("buffers", "dequantised matrix", matrix + workspace, formula="c · P_matrix")
@@ -62,25 +49,21 @@ def layer_points(view: RankView, live: LiveActivations, update: Item) -> list[li
         logits("logits, their gradient and copies", live.logits_backward),
         logits("logits, their gradient and copies", live.logits_later),
     ]
-    flight, layer = gradients.full_flight, (buffers.backward, unpacked, head.layers)
+    flight, layer = gradients.full_flight, (buffers["backward"], unpacked, head.layers)
     moments: list[list[tuple[Item, ...]]] = [
-        [(flight, saved, losses[0], buffers.loss_forward)],
-        [(flight, saved, losses[1], buffers.loss_backward)],
-        [(flight, saved, rest, most(buffers.head, fresh)) for fresh, rest in head.head],
+        [(flight, saved, losses[0], buffers["loss_forward"])],
+        [(flight, saved, losses[1], buffers["loss_backward"])],
+        [(flight, saved, rest, most(buffers["head"], fresh)) for fresh, rest in head.head],
         [(flight, saved, working, *layer)],
         [(gradients.later, before_later, working, losses[2], *layer)],
-        [(gradients.last_layer, last_layer, buffers.last_layer, unpacked, head.layers)],
-        [(gradients.embedding, most(buffers.embedding, head.embedding))],
+        [(gradients.last_layer, last_layer, buffers["last_layer"], unpacked, head.layers)],
+        [(gradients.embedding, most(buffers["embedding"], head.embedding))],
         [(gradients.reduced, update)],
     ]
     absent: list[tuple[Item, ...]] = [()] * len(MOMENTS)
     if software.precision.autocasts_weights and workload.compute_bytes != workload.master_bytes:
-        tied = model.tie_embeddings
-        each, name = (
-            ("−c", -workload.compute_bytes, "bytes"),
-            "16-bit copies that do not exist",
-        )
-        missing = absent_copies(view.parameters, view.rank, table, tied=tied)
+        each, name = ("−c", -workload.compute_bytes, "bytes"), "16-bit copies that do not exist"
+        missing = absent_copies(view, view.parameters)
         absent = [(product("weights", name, each, ("P", n, "parameters")),) for n in missing]
     return [
         [Point(rows + none) for rows in points]
@@ -88,8 +71,8 @@ def layer_points(view: RankView, live: LiveActivations, update: Item) -> list[li
     ]
 
 
-def _buffers(view: RankView, live: LiveActivations) -> Buffers:
-    """Return the buffers of gathered weights and of gradients being reduced."""
+def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
+    """Return the rows of gathered weights and of gradients being reduced, by moment."""
     params, workload, table, rank = view.parameters, view.workload, view.table, view.rank
     compute, reduction = workload.compute_bytes, workload.reduction_bytes
     if not view.software.gradients.in_master_precision:
@@ -126,14 +109,14 @@ def _buffers(view: RankView, live: LiveActivations) -> Buffers:
     reduced = _block("head, gathered and reduced", "c + c + g", gathered + reducing, True, head)
     alone = _block("gathered head", "c", own * gathering, True, head)
     ahead = _block("gathered head and layer", "c", gathered, True, head + layer)
-    return Buffers(
-        loss_forward=added(alone, left_over),
-        loss_backward=added(ahead, left_over),
-        head=either(now, added(reduced, prefetched)),
-        backward=most(either(now, both), fresh),
-        last_layer=most(most(both, pending), fresh),
-        embedding=_block("reduced embedding", "c + g", reducing, True, params.embedding),
-    )
+    return {
+        "loss_forward": added(alone, left_over),
+        "loss_backward": added(ahead, left_over),
+        "head": either(now, added(reduced, prefetched)),
+        "backward": most(either(now, both), fresh),
+        "last_layer": most(most(both, pending), fresh),
+        "embedding": _block("reduced embedding", "c + g", reducing, True, params.embedding),
+    }
 
 
 def _block(name: str, symbol: str, each: Real, exists: Flag, elements: Real) -> Item:

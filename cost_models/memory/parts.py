@@ -5,6 +5,7 @@ Units: bytes; columns of a plan table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -62,9 +63,11 @@ def stack_ranks(per_rank: list[tuple[MemoryParts, Real]]) -> tuple[MemoryParts, 
     """Return the parts of the rank with the largest peak, that rank's position, its moment."""
     peaks = np.stack([parts.peak for parts, _ in per_rank])
     limiting = np.argmax(peaks, axis=0)
-    chosen = {
-        name: pick([getattr(parts, name) for parts, _ in per_rank], limiting)
-        for name in MemoryParts.__struct_fields__
-    }
     moment = pick([moment for _, moment in per_rank], limiting)
-    return MemoryParts(**chosen), limiting, moment
+    return chosen_parts([parts for parts, _ in per_rank], limiting), limiting, moment
+
+
+def chosen_parts(several: Sequence[MemoryParts], number: Real) -> MemoryParts:
+    """Return, plan by plan, the parts at a position of several."""
+    names = MemoryParts.__struct_fields__
+    return MemoryParts(**{n: pick([getattr(p, n) for p in several], number) for n in names})

@@ -12,44 +12,42 @@ import numpy as np
 from msgspec.structs import astuple, replace
 
 from cost_models.activations.live import live_activations
-from cost_models.arrays import Real, pick
+from cost_models.arrays import Real
 from cost_models.communication.host_link import without_offload
-from cost_models.memory.allocator import free_bytes
+from cost_models.memory.allocator import free_bytes, untypical_bytes
 from cost_models.memory.autocast_copies import autocast_rows
 from cost_models.memory.fsdp2 import block_points
-from cost_models.memory.host import HostBytes, offloaded_bytes
 from cost_models.memory.layerwise import layer_points
 from cost_models.memory.ledger import MOMENTS, Item, Ledger, first, total
 from cost_models.memory.model_states import rank_weights
-from cost_models.memory.optimizer_states import (
-    OPTIMIZER_TRAITS,
-    optimizer_rows,
-    rank_states,
-    update_bytes,
-    updated_elements,
-)
+from cost_models.memory.optimizer_states import optimizer_rows, update_bytes
 from cost_models.memory.outside_torch import outside_bytes
-from cost_models.memory.parts import MemoryParts
+from cost_models.memory.parts import MemoryParts, chosen_parts
 from cost_models.memory.wrapper_buffers import update_with_copies, wrapper_rows
-from cost_models.partition.frozen_weights import frozen_bytes, offloads_frozen
 from cost_models.partition.plan_stages import pipeline_rank
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 
 
-def rank_memory(view: RankView) -> tuple[MemoryParts, Real]:
-    """Return the parts at the peak of one pipeline rank, and the index of the peak's moment.
+def rank_memory(view: RankView) -> tuple[MemoryParts, Real, Real]:
+    """Return the parts at the peak of one pipeline rank, its moment's index, and its typical peak.
 
-    Shapes: columns of the table's length. Source: the formulas that yield the rows.
+    The typical peak has the free blocks that a run typically needs; the parts are cautious
+    (``allocator``). Shapes: columns of the table's length. Source: the formulas that yield the
+    rows.
     """
     moments = rank_timeline(view)
+    typical = np.max([_typical_peak(view, parts) for parts in moments], axis=0)
     moment = np.argmax(np.stack([parts.peak for parts in moments]), axis=0)
-    at_peak = {
-        name: pick([getattr(parts, name) for parts in moments], moment)
-        for name in MemoryParts.__struct_fields__
-    }
-    return MemoryParts(**at_peak), moment
+    return chosen_parts(moments, moment), moment, typical
+
+
+def _typical_peak(view: RankView, parts: MemoryParts) -> Real:
+    if not view.on_gpu:
+        return parts.peak
+    free = parts.runtime - outside_bytes(view.software, view.cluster, view.table)
+    return parts.peak - untypical_bytes(view.software, view.table, free)
 
 
 def rank_timeline(view: RankView) -> tuple[MemoryParts, ...]:
@@ -100,23 +98,3 @@ def rank_ledger(view: RankView) -> Ledger:
         own = software.memory.buffer_bytes + np.where(table.pipeline_parallel > 1, 0.0, single)
         rows.append(Item("buffers", "the trainer's own", own, formula="a constant of the trainer"))
     return Ledger(tuple(rows), points(view, live, temporary))
-
-
-def rank_host_bytes(view: RankView) -> HostBytes:
-    """Bytes of one rank in host memory and on drives; 0 where the accelerator is the host."""
-    workload, table = view.workload, view.table
-    zeros = np.zeros(len(table))
-    paged = OPTIMIZER_TRAITS[workload.optimizer].paged
-    if not view.on_gpu or not (paged or np.any(table.offload > 0)):
-        return HostBytes(zeros, zeros)
-    states = rank_states(view)
-    live = live_activations(view)
-    return offloaded_bytes(
-        workload,
-        table,
-        updated_elements(view),
-        states.resident + states.paged,
-        states.paged,
-        live.offloaded,
-        np.where(offloads_frozen(view), frozen_bytes(view), 0.0),
-    )

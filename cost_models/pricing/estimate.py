@@ -19,10 +19,10 @@ from cost_models.communication.host_link import host_link, paged_seconds, usable
 from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import rank_traffic
 from cost_models.compute.rates import training_rates
-from cost_models.memory.host import HostBytes
+from cost_models.memory.host import HostBytes, rank_host_bytes
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, rank_states
 from cost_models.memory.parts import MemoryParts, stack_ranks
-from cost_models.memory.peak import rank_host_bytes, rank_memory
+from cost_models.memory.peak import rank_memory
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank, stages_of
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import (
@@ -47,13 +47,14 @@ class PredictionTable(Struct, frozen=True):
     memory: MemoryParts
     limiting_rank: NDArray[np.int64]  # first pipeline rank with the largest peak
     moment: NDArray[np.int64]  # index into memory.MOMENTS
+    typical_peak: Floats  # bytes, with the free blocks that a run typically needs
     time: TimeParts
     slowest_rank: NDArray[np.int64]
     host: HostBytes  # of a node
 
     @property
     def peak(self) -> Floats:
-        """Bytes in use at the peak, on the rank with the largest peak."""
+        """Bytes in use at the peak, on the rank with the largest peak; cautious (``allocator``)."""
         return np.asarray(self.memory.peak, dtype=float)
 
     @property
@@ -68,8 +69,9 @@ class PredictionTable(Struct, frozen=True):
         def of(parts: Any) -> Any:
             return replace(parts, **{name: value[here] for name, value in asdict(parts).items()})
 
-        ranks = self.limiting_rank[here], self.moment[here], of(self.time), self.slowest_rank[here]
-        return PredictionTable(of(self.memory), *ranks, of(self.host))
+        at = self.limiting_rank[here], self.moment[here], self.typical_peak[here]
+        time = of(self.time), self.slowest_rank[here]
+        return PredictionTable(of(self.memory), *at, *time, of(self.host))
 
 
 def price(
@@ -131,6 +133,7 @@ def _price(
         ),
         limiting_rank=join([b.limiting_rank for b in priced]).astype(np.int64),
         moment=join([b.moment for b in priced]).astype(np.int64),
+        typical_peak=join([b.typical_peak for b in priced]),
         time=TimeParts(
             **{
                 name: join([getattr(b.time, name) for b in priced])
@@ -154,13 +157,13 @@ def _blocks(
     return [(np.flatnonzero(group == number), ranks) for number, ranks in enumerate(contents)]
 
 
-def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], HostBytes]:
-    """Return the largest peak of each legal plan's ranks, and the bytes of a node's host.
+def price_memory(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats, HostBytes]:
+    """Return the largest peak of each legal plan's ranks, the typical one, and a host's bytes.
 
     The same figures as ``price`` without the time of a step. Stages: those of the scenario, else
     even ones.
     """
-    peak, memory, nvme = (np.zeros(len(table)) for _ in range(3))
+    columns = peak, typical, memory, nvme = tuple(np.zeros(len(table)) for _ in range(4))
     pairs = [
         (rows, rank)
         for rows, ranks in _blocks(scenario, table)
@@ -168,23 +171,26 @@ def price_memory(scenario: Scenario, table: PlanTable) -> tuple[NDArray[Any], Ho
     ]
     found = of_ranks(scenario, table, pairs, _memory_of)
     for (rows, _), one in zip(pairs, found, strict=True):
-        for largest, mine in zip((peak, memory, nvme), (one.peak, one.host, one.nvme), strict=True):
+        of_rank = one.peak, one.typical, one.host, one.nvme
+        for largest, mine in zip(columns, of_rank, strict=True):
             largest[rows] = np.maximum(largest[rows], mine)
-    return peak, HostBytes(memory, nvme)
+    return peak, typical, HostBytes(memory, nvme)
 
 
 class _PeakAndHost(MemoryParts, frozen=True):
     """Memory of one rank: parts and moment of the peak, and bytes of a node off the device."""
 
     moment: Real
+    typical: Real  # bytes of the typical peak
     host: Real
     nvme: Real
 
 
 def _memory_of(view: RankView) -> _PeakAndHost:
-    parts, moment = rank_memory(view)
+    parts, moment, typical = rank_memory(view)
     host = rank_host_bytes(view).of_node(view.table, view.cluster.gpus_per_node)
-    return _PeakAndHost(**asdict(parts), moment=moment, host=host.memory, nvme=host.nvme)
+    at_peak = {**asdict(parts), "moment": moment, "typical": typical}
+    return _PeakAndHost(**at_peak, host=host.memory, nvme=host.nvme)
 
 
 def _price_block(
@@ -197,15 +203,16 @@ def _price_block(
     ranks, seconds = by_time
     full, memories = by_memory
     memory, limiting, moment = stack_ranks([(each, each.moment) for each in memories])
-    host = HostBytes(
-        np.max(np.stack([each.host for each in memories]), axis=0),
-        np.max(np.stack([each.nvme for each in memories]), axis=0),
+    typical, of_host, nvme = (
+        np.max(np.stack([getattr(each, name) for each in memories]), axis=0)
+        for name in ("typical", "host", "nvme")
     )
     time, slowest = block_time(scenario, table, [rank.positions for rank in ranks], seconds)
     indexes = np.stack([np.broadcast_to(rank.index, len(table)) for rank in full])
     limiting_index = indexes[np.asarray(limiting), np.arange(len(table))]
     slowest_index = np.array([rank.index for rank in ranks])[np.asarray(slowest)]
-    return PredictionTable(memory, limiting_index, np.asarray(moment), time, slowest_index, host)
+    at = limiting_index, np.asarray(moment), typical
+    return PredictionTable(memory, *at, time, slowest_index, HostBytes(of_host, nvme))
 
 
 def seconds_by_pipeline(
@@ -249,7 +256,7 @@ def seconds_of(view: RankView) -> RankSeconds:
 def _paged_seconds(view: RankView) -> Real:
     """Seconds of moving paged optimizer states that do not fit on the device."""
     paged = np.where(view.table.offloads_optimizer, 0.0, rank_states(view).paged)
-    memory, _ = rank_memory(view)
+    memory, *_ = rank_memory(view)
     link = host_link(view.cluster, view.table, view.software)
     return paged_seconds(paged, memory.peak, usable_bytes(view.cluster.accelerator), link)
 
@@ -311,7 +318,7 @@ def _by_plan(
     answers: list[list[RankMemory]] = [[] for _ in range(len(table))]
     for (rows, _), memory in zip(ranks, memories, strict=True):
         by_plan = zip(*(np.asarray(column).tolist() for column in astuple(memory)), strict=True)
-        for row, (*terms, at, _, _) in zip(rows.tolist(), by_plan, strict=True):
+        for row, (*terms, at, _, _, _) in zip(rows.tolist(), by_plan, strict=True):
             answers[row].append((MemoryParts(*terms), at))
     return answers
 

@@ -34,7 +34,7 @@ from cost_models.pricing.utilisation import (
 )
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
-from cost_models.uncertainty import MemoryKind, interval, memory_spread
+from cost_models.uncertainty import MemoryKind, memory_spread, peak_interval
 from hardware_profiles.software.trainer import software_profile
 
 MEMORY_PARTS: Final = MemoryParts.__struct_fields__
@@ -168,7 +168,8 @@ def memory_prediction(
 ) -> MemoryPrediction:
     """Return the peak of a table's first plan; ``ranks``: the memory of every pipeline rank."""
     peak = float(table.peak[0])
-    low, high = interval(peak, memory_spread(scenario.software.name))
+    typical, spread = float(table.typical_peak[0]), memory_spread(scenario.software.name)
+    low, high = peak_interval(peak, typical, spread)
     parts = MemoryParts(**{n: float(getattr(table.memory, n)[0]) for n in MEMORY_PARTS})
     allocated, reserved, device = (
         _shown(scenario, plan, parts, kind) for kind in ("allocated", "reserved", "device")

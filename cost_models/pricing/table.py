@@ -21,10 +21,10 @@ from cost_models.columnar.columns import FactoredColumn, align, expand, on_disti
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.columnar.projections import Frame, Index, Projection, distinct
 from cost_models.memory.allocator import free_bytes, free_shares
-from cost_models.memory.host import HostBytes
+from cost_models.memory.host import HostBytes, rank_host_bytes
 from cost_models.memory.ledger import total
 from cost_models.memory.outside_torch import outside_bytes
-from cost_models.memory.peak import rank_host_bytes, rank_ledger
+from cost_models.memory.peak import rank_ledger
 from cost_models.partition.in_flight import late_rank
 from cost_models.partition.plan_stages import STAGES_BY, stages_of
 from cost_models.partition.rank_view import RankView
@@ -74,7 +74,8 @@ def table_memory(
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
     if _few(scenario, table):
-        return price_memory(scenario, table.plain())
+        peak, _, host = price_memory(scenario, table.plain())
+        return peak, host
     used, outside, memory, nvme = (np.zeros(len(table)) for _ in range(4))
     groups = _groups_of_ranks if len(table) <= MERGED else _groups
     for rows, group in groups(scenario, table):

@@ -24,7 +24,6 @@ from cost_models.pricing.prediction import (
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
-from cost_models.uncertainty import memory_spread
 from planner.assessment.host_memory import HostMemory, host_memory
 from planner.assessment.verdict import Budget, Verdict, memory_budget, verdict
 
@@ -156,8 +155,7 @@ def _assessment(
     memory = memory_prediction(scenario, plan, priced, ranks)
     budget = memory_budget(scenario.cluster.accelerator)
     host = host_memory(scenario, priced)
-    spread = memory_spread(scenario.software.name)
-    on_device = verdict(memory.peak_bytes, budget.size, spread)
+    on_device = verdict(memory.low_bytes, memory.high_bytes, budget.size)
     return Assessment(
         plan=plan,
         verdict="does_not_fit" if host.short_of else on_device,

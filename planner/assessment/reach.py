@@ -46,7 +46,7 @@ def loads(scenario: Scenario, table: PlanTable) -> NDArray[np.float64]:
     found = np.full(len(table), np.inf)
     legal = np.flatnonzero(legality_codes(scenario, table) == 0)
     if len(legal):
-        peaks, host = price_memory(scenario, table.rows(legal))
+        peaks, _, host = price_memory(scenario, table.rows(legal))
         held = host_codes(scenario.cluster, host) == 0
         found[legal] = np.where(held, load_of_peak(scenario, peaks), np.inf)
     return found

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.uncertainty import MEMORY, Spread
+from cost_models.uncertainty import Spread
 from cost_models.units import GIB
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Kind
 
@@ -63,22 +63,23 @@ def budget_bytes(cluster: Cluster) -> float:
 
 
 def verdict_codes(
-    peak: NDArray[np.float64], budget: float, spread: Spread = MEMORY
+    low: NDArray[np.float64], high: NDArray[np.float64], budget: float
 ) -> NDArray[np.int8]:
-    """Return positions in VERDICTS, for peaks in bytes.
+    """Return positions in VERDICTS, for the ends of intervals in bytes (``peak_interval``).
 
     Fits: the whole interval is below the budget; tight: the interval contains the budget.
     """
-    fits = peak * (1.0 + spread.above) <= budget
-    over = peak * (1.0 - spread.below) > budget
-    return np.where(fits, 0, np.where(over, 2, 1)).astype(np.int8)
+    return np.where(high <= budget, 0, np.where(low > budget, 2, 1)).astype(np.int8)
 
 
 def most_bytes(budget: float, spread: Spread, code: int) -> float:
-    """Return the largest peak in bytes with which a plan fits (code 0) or is tight (code 1)."""
+    """Return the largest peak in bytes with which any plan fits (code 0) or is tight (code 1).
+
+    A tight plan may have a larger peak, by at most ``most_over_typical``.
+    """
     return budget / (1.0 + spread.above) if code == 0 else budget / (1.0 - spread.below)
 
 
-def verdict(peak: float, budget: float, spread: Spread = MEMORY) -> Verdict:
+def verdict(low: float, high: float, budget: float) -> Verdict:
     """Return the verdict on one plan."""
-    return VERDICTS[int(verdict_codes(np.array([peak]), budget, spread)[0])]
+    return VERDICTS[int(verdict_codes(np.array(low), np.array(high), budget))]

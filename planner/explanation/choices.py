@@ -26,7 +26,7 @@ from cost_models.scenario import Scenario
 from cost_models.uncertainty import memory_spread
 from planner.assessment.verdict import budget_bytes
 from planner.search.exhaustive_recompute import every_count
-from planner.search.feasible import peaks_and_hosts
+from planner.search.feasible import device_and_host
 from planner.search.partial_recompute import (
     FULL,
     MOST_SAVED,
@@ -130,7 +130,7 @@ Prices = tuple[Floats, Floats, Floats, Flags]  # step, least, needed, on_host
 
 def _prices(scenario: Scenario, table: PlanTable) -> Prices:
     step, least = table_step_bounds(scenario, table)
-    peak, host = peaks_and_hosts(scenario, table)
+    peak, _, host = device_and_host(scenario, table)
     return step, least, _needed(scenario, peak), host == 0
 
 

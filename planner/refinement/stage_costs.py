@@ -77,7 +77,7 @@ class Pricing:
 
     def peak(self, rank: PipelineRank) -> float:
         """Return the peak memory of a rank in bytes."""
-        parts, _ = rank_memory(RankView(self.scenario, self.table, rank))
+        parts, *_ = rank_memory(RankView(self.scenario, self.table, rank))
         return one(parts.peak)
 
 

@@ -9,11 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.memory.allocator import most_over_typical
 from cost_models.plan.plan import PlanTable
-from cost_models.pricing.estimate import price
+from cost_models.pricing.estimate import price_memory
 from cost_models.pricing.table import table_memory
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread
+from cost_models.uncertainty import memory_spread, peak_interval
 from planner.assessment.host_memory import host_codes
 from planner.assessment.verdict import budget_bytes, most_bytes, verdict_codes
 from planner.request.constraints import Constraint, broken_by_result, most_memory
@@ -21,6 +22,7 @@ from planner.request.objectives import results
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Codes = NDArray[np.int8]
 NEAR: Final = 1e-9  # of the budget; closer peaks are recomputed in the summation order of one plan
 # rows and their simulated steps -> 0, or the position (from 1) of a broken constraint
 Broken = Callable[[NDArray[np.intp], Floats], NDArray[np.int16]]
@@ -42,22 +44,25 @@ class Feasible:
 
     @property
     def max_peak(self) -> float:
-        """Largest peak in bytes that verdict and constraints allow."""
-        return self.max_peak_at(self.verdict)
+        """Largest peak in bytes with which every plan has the verdict, or a better one."""
+        return most_memory(self.require, self._most_bytes(self.verdict))
 
     def max_peak_at(self, verdict: int) -> float:
-        """Return the largest peak in bytes that another verdict and the constraints allow."""
-        budget, spread = (
-            budget_bytes(self.scenario.cluster),
-            memory_spread(self.scenario.software.name),
-        )
-        return most_memory(self.require, most_bytes(budget, spread, verdict))
+        """Return the largest peak in bytes of any plan with another verdict."""
+        most = self._most_bytes(verdict)
+        if verdict > 0:
+            most *= most_over_typical(self.scenario.software)
+        return most_memory(self.require, most)
+
+    def _most_bytes(self, verdict: int) -> float:
+        spread = memory_spread(self.scenario.software.name)
+        return most_bytes(budget_bytes(self.scenario.cluster), spread, verdict)
 
     def fits(self, table: PlanTable) -> tuple[Flags, Floats]:
         """Return which plans have the verdict and an allowed peak, and all peaks in bytes."""
         peak, found = verdicts_of(self.scenario, table)
         self.seen_tight = self.seen_tight or bool(np.any(found == 1))
-        return (found == self.verdict) & (peak <= self.max_peak), peak
+        return (found == self.verdict) & (peak <= self.max_peak_at(self.verdict)), peak
 
     def may_satisfy(self, table: PlanTable, step: Floats, peak: Floats | None = None) -> Flags:
         """Return which plans may satisfy the constraints; ``step``: lower bound in seconds."""
@@ -76,33 +81,35 @@ class Feasible:
 
 def verdicts_of(
     scenario: Scenario, table: PlanTable, enough: float = np.inf
-) -> tuple[Floats, NDArray[np.int8]]:
+) -> tuple[Floats, Codes]:
     """Return peaks in bytes, and the worse of the verdicts on accelerator and host.
 
     ``enough``: bytes above which a peak need not be exact (``table_memory``).
     """
-    peak, on_host = peaks_and_hosts(scenario, table, enough)
-    spread = memory_spread(scenario.software.name)
-    on_device = verdict_codes(peak, budget_bytes(scenario.cluster), spread)
+    peak, on_device, on_host = device_and_host(scenario, table, enough)
     return peak, np.maximum(on_device, on_host)
 
 
-def peaks_and_hosts(
+def device_and_host(
     scenario: Scenario, table: PlanTable, enough: float = np.inf
-) -> tuple[Floats, NDArray[np.int8]]:
-    """Return peaks in bytes and verdict codes of the host of a node (``table_memory``)."""
+) -> tuple[Floats, Codes, Codes]:
+    """Return peaks in bytes, and the verdict codes of the accelerator and of a node's host."""
     peak, host = table_memory(scenario, table, enough)
-    near = np.flatnonzero(_at_a_border(scenario, peak))
-    if len(near):
-        peak[near] = price(scenario, table.rows(near).plain()).peak
-    return peak, host_codes(scenario.cluster, host)
-
-
-def _at_a_border(scenario: Scenario, peak: Floats) -> Flags:
-    """Return whether rounding of a peak could change its verdict."""
     budget, spread = budget_bytes(scenario.cluster), memory_spread(scenario.software.name)
-    ends = (1.0 + spread.above, 1.0 - spread.below)
-    found: Flags = np.logical_or.reduce(
-        [np.abs(peak * end - budget) <= NEAR * budget for end in ends]
-    )
+    typical = peak.copy()
+    rows = np.flatnonzero(_undecided(scenario, peak))
+    if len(rows):
+        peak[rows], typical[rows], _ = price_memory(scenario, table.rows(rows).plain())
+    codes = verdict_codes(*peak_interval(peak, typical, spread), budget)
+    return peak, codes, host_codes(scenario.cluster, host)
+
+
+def _undecided(scenario: Scenario, peak: Floats) -> Flags:
+    """Return whether rounding of a peak, or its typical free blocks, could change its verdict."""
+    budget, spread = budget_bytes(scenario.cluster), memory_spread(scenario.software.name)
+    least = peak / most_over_typical(scenario.software)
+    low, high = peak_interval(peak, least, spread)
+    near_the_top = np.abs(high - budget) <= NEAR * budget
+    over = peak * (1.0 - spread.below) > budget * (1.0 - NEAR)
+    found: Flags = near_the_top | (over & (low <= budget * (1.0 + NEAR)))
     return found

@@ -108,15 +108,17 @@ def numbers_that_may_fit(
 
 
 def rows_too_large(
-    scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats, max_peak: float
+    scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats, limits: tuple[float, float]
 ) -> NDArray[np.intp]:
-    """Return plans above ``max_peak`` bytes that may need less with fewer recomputed layers."""
-    rows = ((decode(legal.recompute) == FULL) & (peak > max_peak) & ~(none <= max_peak)).nonzero()[
-        0
-    ]
+    """Return plans that may be too large and may need less with fewer recomputed layers.
+
+    ``limits``: bytes with which every plan is tight, and with which none is.
+    """
+    every, most = limits
+    rows = ((decode(legal.recompute) == FULL) & (peak > every) & ~(none <= every)).nonzero()[0]
     stages = legal.pipeline_parallel[rows] * legal.virtual_stages[rows]
     sizes = _sizes(scenario, stages)
-    fewest, last = numbers_that_may_fit(scenario, sizes, peak[rows], none[rows], max_peak)
+    fewest, last = numbers_that_may_fit(scenario, sizes, peak[rows], none[rows], most)
     found: NDArray[np.intp] = rows[fewest <= last]
     return found
 

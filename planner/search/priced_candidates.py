@@ -17,10 +17,9 @@ from cost_models.columnar.dictionary_encoding import concatenate
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread
-from planner.assessment.verdict import budget_bytes, verdict_codes
+from planner.assessment.verdict import budget_bytes
 from planner.search.candidates import Candidates
-from planner.search.feasible import peaks_and_hosts
+from planner.search.feasible import device_and_host
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int8]
@@ -80,15 +79,15 @@ def _priced(scenario: Scenario, found: Sequence[Candidates]) -> list[PricedCandi
         names = [f.name for f in fields(PlanTable)]
         columns = {n: concatenate([getattr(each, n) for each in tables]) for n in names}
         table = PlanTable(**columns)
-    budget, spread = budget_bytes(scenario.cluster), memory_spread(scenario.software.name)
+    budget = budget_bytes(scenario.cluster)
     step, least = table_step_bounds(scenario, table)
-    peak, host = peaks_and_hosts(scenario, table, EXACT * budget)
+    columns = device_and_host(scenario, table, EXACT * budget)
     priced, end = [], 0
     for candidates in found:
         here = slice(end, end := end + len(candidates.legal))
-        peaks, hosts = peak[here], host[here]
-        if len(peaks) and peaks.min() > EXACT * budget:
-            peaks, hosts = peaks_and_hosts(scenario, candidates.legal)
-        verdicts = np.maximum(verdict_codes(peaks, budget, spread), hosts)
-        priced.append(PricedCandidates(candidates, step[here], least[here], peaks, hosts, verdicts))
+        peak, on_device, host = (column[here] for column in columns)
+        if len(peak) and peak.min() > EXACT * budget:
+            peak, on_device, host = device_and_host(scenario, candidates.legal)
+        verdicts = np.maximum(on_device, host)
+        priced.append(PricedCandidates(candidates, step[here], least[here], peak, host, verdicts))
     return priced

@@ -205,8 +205,9 @@ class _Space:
             every = FullRecompute.of(legal, peak, none, offloaded=fewest)
         rows = np.flatnonzero(verdicts < 2)
         if varies and fewest:
-            max_peak = Feasible(scenario, require, 1).max_peak
-            rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, max_peak))
+            tight = Feasible(scenario, require, 1)
+            limits = tight.max_peak, tight.max_peak_at(1)
+            rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, limits))
         table, peak = legal.rows(rows).plain(), peak[rows]
         step = table_steps(scenario, table) if priced is None else priced.step[rows]
         at_best = results(scenario, table, step, peak)

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from cost_models.memory.allocator import untypical_bytes
+from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.recompute import RECOMPUTE
@@ -22,7 +24,7 @@ from cost_models.step_time.parts import TimeParts
 from cost_models.traced.memory import OPTIMIZER_STEP, traced_memory
 from cost_models.traced.module import OUTSIDE, TracedModule
 from cost_models.traced.time import pass_flops, traced_time
-from cost_models.uncertainty import MEMORY, interval
+from cost_models.uncertainty import MEMORY, peak_interval
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -217,10 +219,14 @@ def assess_traced(scenario: TracedScenario, plans: list[Plan]) -> list[TracedAss
     )
     peaks, steps = np.asarray(parts.peak), np.asarray(times.step)
     budget = memory_budget(scenario.cluster.accelerator)
+    typical = peaks
+    if scenario.cluster.accelerator.device != "cpu":
+        free = parts.runtime - outside_bytes(scenario.software, scenario.cluster, table)
+        typical = peaks - untypical_bytes(scenario.software, table, free)
     found = []
     for row, plan in enumerate(plans):
         peak = float(peaks[row])
-        low, high = interval(peak, MEMORY)
+        low, high = peak_interval(peak, float(typical[row]), MEMORY)
         memory = TracedMemory(
             peak_bytes=peak,
             low_bytes=low,
@@ -230,7 +236,7 @@ def assess_traced(scenario: TracedScenario, plans: list[Plan]) -> list[TracedAss
         )
         seconds = TimeParts(**{name: float(getattr(times, name)[row]) for name in TIME_PARTS})
         time = _time(scenario, plan, float(steps[row]), seconds)
-        found.append(TracedAssessment(plan, verdict(peak, budget.size), budget, memory, time))
+        found.append(TracedAssessment(plan, verdict(low, high, budget.size), budget, memory, time))
     return found
 
 

@@ -18,7 +18,7 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price, rank_memories, throughput
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.pricing.utilisation import hardware_utilisation, time_interval
-from cost_models.uncertainty import interval, memory_spread
+from cost_models.uncertainty import interval, memory_spread, peak_interval
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import report
 from planner.assessment.verdict import Verdict, budget_bytes, verdict
@@ -121,7 +121,7 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
             *time_interval(scenario, step, hfu, float(np.sum(time.communication))),
             peak,
             *interval(peak, own),
-            verdict(device, budget, around),
+            verdict(*peak_interval(device, float(priced.typical_peak[number]), around), budget),
         )
     return found
 

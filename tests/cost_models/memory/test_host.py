@@ -11,11 +11,9 @@ import pytest
 from cost_models.activations.live import layer_bytes
 from cost_models.communication.host_link import NVME_BANDWIDTH, nvme_seconds, weight_fetch_seconds
 from cost_models.legality.rules import legality_codes, require_legal
-from cost_models.memory.host import offloaded_bytes
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import OFFLOAD_DEVICES, OFFLOADS, Plan, PlanTable
-from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
@@ -153,9 +151,3 @@ def test_a_table_equals_its_rows() -> None:
         assert alone.step[0] == together.step[row]
         assert first(alone.host.memory) == together.host.memory[row]  # type: ignore[index]
         assert first(alone.host.nvme) == together.host.nvme[row]  # type: ignore[index]
-
-
-def test_by_hand() -> None:
-    table = PlanTable.from_plans([Plan(offload="optimizer+activations")])
-    found = offloaded_bytes(Workload(8, 8), table, 1e6, 8e6, 0.0, 5.0)
-    assert first(found.memory) == 16e6 + 5

@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from cost_models.memory.host import rank_host_bytes
 from cost_models.memory.ledger import EMBEDDING, LOSS_BACKWARD, LOSS_FORWARD, OPTIMIZER, first
 from cost_models.memory.model_states import rank_weights
 from cost_models.memory.optimizer_states import update_bytes
-from cost_models.memory.peak import rank_host_bytes, rank_timeline
+from cost_models.memory.peak import rank_timeline
 from cost_models.memory.wrapper_buffers import update_with_copies, wrapper_rows
 from cost_models.model.lora import adapted
 from cost_models.partition.frozen_weights import frozen_bytes, frozen_layer_bytes

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models.legality.rules import legality_codes
-from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
+from cost_models.plan.plan import OFFLOADS, Plan
 from cost_models.pricing.estimate import price
 from hardware_profiles.cluster.parse import parse_cluster
 from planner.advice.changes import resized
 from planner.advice.refusal import no_plan
 from planner.advice.ways_out import MOST_WAYS, ways_out
 from planner.api.fit import fit
+from planner.assessment.assess import assess
 from planner.assessment.reach import largest, largest_micro_batch, longest_sequence
 from planner.assessment.too_small import least_bytes, least_host_bytes
-from planner.assessment.verdict import budget_bytes, verdict
 from planner.cli.app import app
 from planner.search.search import search
 from planner.search.space import enumerate_plans
@@ -66,9 +66,9 @@ def test_every_way_out_fits_when_priced_again(number: int) -> None:
             workload = replace(workload, seq_len=length)
         workload = replace(workload, global_batch_size=plan.global_batch_size)
         scenario = replace(scenario, workload=workload)
-        peak = float(price(scenario, PlanTable.from_plans([plan])).peak[0])
-        assert peak == way.peak_bytes
-        assert verdict(peak, budget_bytes(scenario.cluster)) == "fits"
+        found = assess(scenario, plan)
+        assert found.memory.peak_bytes == way.peak_bytes
+        assert found.verdict == "fits"
     assert len({way.options for way in answer.ways_out}) == len(answer.ways_out)
 
 
@@ -211,12 +211,10 @@ def test_what_fits_needs_no_way_out() -> None:
 def test_how_far_a_plan_goes_equals_a_walk() -> None:
     scenario = make_scenario("llama-3.2-1b", "1xA100-80GB", seq_len=1024, global_batch_size=1)
     plan = Plan()
-    budget = budget_bytes(scenario.cluster)
 
     def goes(seq_len: int, micro: int) -> bool:
         changed = replace(scenario, workload=replace(scenario.workload, seq_len=seq_len))
-        table = PlanTable.from_plans([replace(plan, micro_batch_size=micro)])
-        return verdict(float(price(changed, table).peak[0]), budget) == "fits"
+        return assess(changed, replace(plan, micro_batch_size=micro)).verdict == "fits"
 
     longest = longest_sequence(scenario, plan, 10**6)
     assert goes(longest, 1)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import OFFLOADS, SEARCHED_RECOMPUTE, Plan, PlanTable
-from cost_models.pricing.estimate import price
+from cost_models.pricing.estimate import price, price_memory
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.pricing.table import price_table
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread
+from cost_models.uncertainty import memory_spread, peak_interval
 from planner.assessment.host_memory import host_codes
 from planner.assessment.verdict import LARGEST_SHARE_KEPT, MOST_KEPT, budget_bytes, verdict_codes
 from planner.request.constraints import parse_requirements
@@ -54,9 +54,10 @@ def with_memory(scenario: Scenario, share: float) -> Scenario:
     return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
 
 
-def verdicts(scenario: Scenario, peak: Any) -> Any:
+def verdicts(scenario: Scenario, table: PlanTable) -> Any:
+    peak, typical, _ = price_memory(scenario, table)
     around = memory_spread(scenario.software.name)
-    return verdict_codes(peak, budget_bytes(scenario.cluster), around)
+    return verdict_codes(*peak_interval(peak, typical, around), budget_bytes(scenario.cluster))
 
 
 def brute_force(scenario: Scenario, legal: PlanTable) -> tuple[int, float, float]:
@@ -65,7 +66,7 @@ def brute_force(scenario: Scenario, legal: PlanTable) -> tuple[int, float, float
     simulated = simulated_steps(scenario, legal)
     assert (simulated >= priced.step * (1 - CLOSE)).all()  # the bound is one
     step = np.where(simulated <= priced.step * (1 + CLOSE), priced.step, simulated)
-    codes = verdicts(scenario, priced.peak)
+    codes = verdicts(scenario, legal)
     best = np.lexsort((priced.peak, step, codes))[0]
     return int(codes[best]), float(step[best]), float(priced.peak[best])
 
@@ -89,7 +90,7 @@ def with_fewer_recomputed(
     code, step, _ = best
     more = every_smaller_number(scenario, legal)
     priced = price_table(scenario, more)
-    codes = verdicts(scenario, priced.peak)
+    codes = verdicts(scenario, more)
     more = more.rows((codes < 2) & ((codes < code) | (codes == code) & (priced.step <= step)))
     return min(best, brute_force(scenario, more)) if len(more) else best
 
@@ -110,7 +111,7 @@ def check(scenario: Scenario) -> None:
     priced, simulated = price(scenario, best), simulated_steps(scenario, best)
     assert max(priced.step[0], simulated[0]) == pytest.approx(step, rel=CLOSE)
     assert priced.peak[0] == pytest.approx(peak, rel=CLOSE)
-    assert verdicts(scenario, priced.peak)[0] == code
+    assert verdicts(scenario, best)[0] == code
     counts = found.counts
     assert counts.enumerated == len(table)
     assert counts.priced == len(legal)
@@ -142,7 +143,7 @@ def test_fronts_and_the_smallest_are_those_of_brute_force() -> None:
     legal = table.rows(legality_codes(scenario, table) == 0)
     peak, steps = price_table(scenario, legal).peak, simulated_steps(scenario, legal)
     step = above(price(scenario, legal).step, steps)
-    fits = np.flatnonzero(verdicts(scenario, peak) == 0)
+    fits = np.flatnonzero(verdicts(scenario, legal) == 0)
 
     def of(plans: tuple[Plan, ...]) -> list[tuple[float, float]]:
         rows = [next(i for i in fits if legal.plan(i) == plan) for plan in plans]
@@ -236,7 +237,7 @@ def check_numbers(scenario: Scenario, pinned: dict[str, Any], legal: PlanTable) 
     priced, simulated = price(scenario, best), simulated_steps(scenario, best)
     assert max(priced.step[0], simulated[0]) == pytest.approx(step, rel=CLOSE)
     assert priced.peak[0] == pytest.approx(peak, rel=CLOSE)
-    assert verdicts(scenario, priced.peak)[0] == code
+    assert verdicts(scenario, best)[0] == code
 
 
 SPLIT = {"pipeline_parallel": 2, "tensor_parallel": 2}
@@ -292,7 +293,7 @@ def test_a_plan_that_fits_only_with_some_layers_recomputed_is_found(
         assert found.counts.fitting == 0
         (best,) = found.plans
         assert best.recompute_layers > 0
-        assert verdicts(tighter, price(tighter, PlanTable.from_plans([best])).peak) == [0]
+        assert verdicts(tighter, PlanTable.from_plans([best])) == [0]
         check_numbers(tighter, fixed, legal)
     assert seen
 
@@ -339,7 +340,7 @@ def check_every_number(scenario: Scenario, pinned: dict[str, Any], asked: dict[s
     every = PlanTable.from_plans([*legal, *more])
     priced = price(scenario, every)
     peak, step = priced.peak, above(priced.step, simulated_steps(scenario, every))
-    codes = verdicts(scenario, peak)
+    codes = verdicts(scenario, every)
     codes = np.maximum(codes, host_codes(scenario.cluster, priced.host))
     assume(codes.min() < 2)
     rows = np.flatnonzero(codes == codes.min())
@@ -414,7 +415,7 @@ def test_no_more_layers_are_recomputed_than_must_be() -> None:
         assert best.recompute_layers > 0 < most
         every = [replace(best, recompute_layers=n) for n in range(1, most)]
         table = PlanTable.from_plans([*every, replace(best, recompute_layers=0)])
-        codes = verdicts(scenario, price(scenario, table).peak)
+        codes = verdicts(scenario, table)
         steps = simulated_steps(scenario, table)
         fits = np.flatnonzero(codes == 0)
         assert best == table.plan(int(fits[np.argmin(steps[fits])]))

@@ -7,13 +7,24 @@ import numpy as np
 import pytest
 
 from cost_models.legality.rules import CODES, legality_codes
+from cost_models.memory.allocator import most_over_typical
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import MEMORY, interval
+from cost_models.uncertainty import MEMORY, memory_spread, peak_interval
 from hardware_profiles.errors import NoLegalPlanError
 from planner.advice.refusal import no_plan
-from planner.assessment.verdict import VERDICTS, budget_bytes, memory_budget, verdict, verdict_codes
+from planner.assessment.assess import assess
+from planner.assessment.verdict import (
+    LARGEST_SHARE_KEPT,
+    MOST_KEPT,
+    VERDICTS,
+    budget_bytes,
+    memory_budget,
+    verdict,
+    verdict_codes,
+)
+from planner.search.feasible import verdicts_of
 from planner.search.search import search
 from planner.search.space import enumerate_plans
 from tests.samples import all_plans, llama, make_scenario
@@ -34,8 +45,8 @@ def priced_one_by_one(scenario: Scenario) -> list[tuple[int, float, float, Plan]
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
     legal = table.rows(legality_codes(scenario, table) == 0).plain()
     priced, budget = price(scenario, legal), budget_bytes(scenario.cluster)
-    codes = [VERDICTS.index(verdict(peak, budget)) for peak in priced.peak.tolist()]
-    return list(zip(codes, priced.step.tolist(), priced.peak.tolist(), legal, strict=True))
+    codes = verdict_codes(*peak_interval(priced.peak, priced.typical_peak, MEMORY), budget)
+    return list(zip(codes.tolist(), priced.step.tolist(), priced.peak.tolist(), legal, strict=True))
 
 
 TIGHT_LLAMA = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
@@ -134,8 +145,9 @@ def test_plans_that_fit_come_before_tight_ones() -> None:
     assert result.plans
     assert result.counts.fitting == 0
     budget = budget_bytes(tight.cluster)
-    peaks = [float(price(tight, PlanTable.from_plans([p])).peak[0]) for p in result.plans]
-    assert {verdict(peak, budget) for peak in peaks} == {"tight"}
+    priced = price(tight, PlanTable.from_plans(list(result.plans)))
+    ends = peak_interval(priced.peak, priced.typical_peak, MEMORY)
+    assert set(verdict_codes(*ends, budget).tolist()) == {VERDICTS.index("tight")}
 
 
 @pytest.mark.slow
@@ -182,18 +194,30 @@ def test_verdicts_at_the_borders() -> None:
     peaks = np.array(
         [upper * (1 - 1e-9), upper * (1 + 1e-9), budget, lower * (1 - 1e-9), lower * (1 + 1e-9)]
     )
-    assert [VERDICTS[code] for code in verdict_codes(peaks, budget)] == [
-        "fits",
-        "tight",
-        "tight",
-        "tight",
-        "does_not_fit",
-    ]
-    for peak in peaks:
-        low, high = interval(float(peak), MEMORY)
-        words = verdict(float(peak), budget)
-        assert (words == "fits") == (high <= budget)
-        assert (words == "does_not_fit") == (low > budget)
+    words = ["fits", "tight", "tight", "tight", "does_not_fit"]
+    for peak, expected in zip(peaks.tolist(), words, strict=True):
+        assert verdict(*peak_interval(peak, peak, MEMORY), budget) == expected
+    # the cautious peak is over the budget by more than the spread, the typical one is not
+    assert verdict(*peak_interval(1.2 * lower, 0.99 * lower, MEMORY), budget) == "tight"
+
+
+@pytest.mark.parametrize("software", ["shardplan", "torch-trainer", "megatron"])
+def test_the_search_judges_as_fit_does(software: str) -> None:
+    """Verdicts of a table are those of its plans; budgets cut between cautious and typical."""
+    scenario = make_scenario(seq_len=512, global_batch_size=8, software=software)
+    table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
+    legal = table.rows(legality_codes(scenario, table) == 0).plain()
+    priced = price(scenario, legal)
+    row = int(np.argmax(priced.peak / priced.typical_peak))
+    peak, typical = float(priced.peak[row]), float(priced.typical_peak[row])
+    assert typical < peak <= most_over_typical(scenario.software) * typical
+    # a budget below the low end of the cautious peak, and above that of the typical one
+    between = (1.0 - memory_spread(software).below) * 0.5 * (typical + peak)
+    capacity = min(between / (1.0 - LARGEST_SHARE_KEPT), between + MOST_KEPT)
+    cut = with_capacity(scenario, capacity)
+    own = [VERDICTS.index(assess(cut, plan).verdict) for plan in legal]
+    assert verdicts_of(cut, legal)[1].tolist() == own
+    assert own[row] == VERDICTS.index("tight")
 
 
 def test_the_budget_is_what_a_process_can_get() -> None:
