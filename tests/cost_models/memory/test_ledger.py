@@ -98,7 +98,7 @@ def test_a_row_is_the_product_of_its_factors(scenario: Scenario, plan: Plan) -> 
 @pytest.mark.parametrize(("scenario", "plan"), cases())
 def test_the_parts_of_the_peak_are_the_sums_of_its_rows(scenario: Scenario, plan: Plan) -> None:
     view = view_of(scenario, plan)
-    ledger, (parts, at) = rank_ledger(view), rank_memory(view)
+    ledger, (parts, at, _) = rank_ledger(view), rank_memory(view)
     lines = rank_timeline(view)
     assert first(at) == max(range(len(MOMENTS)), key=lambda number: first(lines[number].peak))
     for moment, line in enumerate(lines):
