@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,8 +199,6 @@ def test_single_values_change(
 
 def changed(text: str, plan: dict[str, Any], folder: Path) -> Patch:
     """Return a file with some parts of its plan changed; what it leaves open is assumed."""
-    from dataclasses import replace
-
     from planner.api.improve import file_of
 
     (folder / "x").write_text(text)
@@ -221,3 +220,41 @@ def test_what_a_file_cannot_state_is_an_error(tmp_path: Path) -> None:
     script = SCRIPT.replace("$FLAGS", "$(cat flags)")
     with pytest.raises(InputError, match=r"no command with flags|no keys of a known"):
         changed(script, {"tensor_parallel": 2, "data_parallel": 4}, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [DEEPSPEED, TRAINER, SCRIPT, TORCHTITAN, VICUNA, ENGINE])
+def test_fit_prices_the_changed_file_as_promised(text: str, tmp_path: Path) -> None:
+    from planner.api.improve import improve
+    from planner.request.requests import PlanRequest
+
+    (tmp_path / "x").write_text(text)
+    given: dict[str, Any] = {"source": str(tmp_path / "x")}
+    stated = open_config(given["source"]).read().settings
+    given |= {} if "seq_len" in stated else {"seq_len": 2048}
+    given |= (
+        {} if {"global_batch_size", "num_microbatches"} & set(stated) else {"global_batch_size": 64}
+    )
+    found = improve(PlanRequest("llama-3.1-8b", "8xA100-80GB", **given))
+    assert found.patch is not None
+    assert found.after is not None
+    (tmp_path / "x").write_text(found.patch.after)
+    elsewhere = {name: value for name, (value, _) in found.patch.elsewhere.items()}
+    again = fit("llama-3.1-8b", "8xA100-80GB", **{**given, **elsewhere})
+    assert again.verdict == found.after.verdict
+    assert again.assessment.time.step_seconds <= found.after.time.step_seconds * 1.001
+    old, new = found.before, found.after
+    assert (old.verdict != "fits" and new.fits) or new.time.step_seconds < old.time.step_seconds
+
+
+def test_improve_needs_a_file_and_one_cluster(tmp_path: Path) -> None:
+    from planner.api.improve import improve
+    from planner.request.requests import PlanRequest
+
+    (tmp_path / "x").write_text(DEEPSPEED)
+    asked = PlanRequest("llama-2-7b", "8xA100-80GB")
+    with pytest.raises(InputError, match="needs --from FILE"):
+        improve(asked)
+    for name, value in {"pareto": "time,memory", "objective": "cost", "to": "deepspeed"}.items():
+        with pytest.raises(InputError, match=f"--improve: .*{name}"):
+            improve(replace(asked, source=str(tmp_path / "x"), **{name: value}))
