@@ -11,22 +11,50 @@ import shutil
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, TextIO
+from typing import Final, Protocol, TextIO
 
 PATIENCE: Final = 0.5  # seconds without output before the line appears
 REDRAW: Final = 0.1  # seconds between two states of the line
 ELAPSED_FROM: Final = 3.0  # seconds from which the elapsed time is shown
 ERASE: Final = "\r\x1b[K"
 
-_shown: list[StatusLine] = []  # the one on display, if any
+
+class Display(Protocol):
+    """Something that shows the current activity."""
+
+    def update(self, text: str) -> None:
+        """Show another activity; an empty one erases it."""
+
+
+_shown: list[Display] = []  # the one in use, if any
 
 
 def report(activity: str) -> None:
     """Name the current activity, such as ``searching 19,152 plans``."""
     if _shown:
         _shown[-1].update(activity)
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """Activities that are passed on."""
+
+    update: Callable[[str], None]
+
+
+@contextmanager
+def passed_to(update: Callable[[str], None]) -> Iterator[None]:
+    """Pass reported activities to a function, such as one that sends them to another process."""
+    display = _Passed(update)
+    _shown.append(display)
+    try:
+        yield
+    finally:
+        _shown.remove(display)
 
 
 def clear() -> None:

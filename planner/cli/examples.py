@@ -49,6 +49,10 @@ EXAMPLES: Final = {
         "shardplan completion bash >> ~/.bash_completion",
         "shardplan completion fish > ~/.config/fish/completions/shardplan.fish",
     ),
+    "serve": (
+        "shardplan serve",
+        "shardplan serve --port 9000",
+    ),
     "learn": (
         "shardplan learn RUNS.csv -o my-trainer.toml",
         "shardplan learn RUNS.csv -o my-trainer.toml --force --json",

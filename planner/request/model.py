@@ -82,9 +82,7 @@ def resolve_model(text: str) -> ModelSpec:
     >>> resolve_model("Meta-Llama-3-8B").num_parameters
     8030261248
     """
-    text = text.strip()
-    if not text or len(text) > MAX_NAME or not text.isprintable():
-        raise InputError(f"model {text[:40]!r}: {_CHOICES}")
+    text = _checked(text)
     if text.startswith("module:"):
         raise InputError(
             f"model {text!r}: an nn.Module has no config; it is priced from a trace by fit and plan"
@@ -94,6 +92,12 @@ def resolve_model(text: str) -> ModelSpec:
     path = _config_path(text)
     if path is not None:
         return model_spec(read_json(path, "a model's config.json"), name=text, where=str(path))
+    return named_model(text)
+
+
+def named_model(text: str) -> ModelSpec:
+    """Return the model that ``text`` names: a preset, a hub id or a size, never a path."""
+    text = _checked(text)
     if is_preset(text):
         return _from_preset(text, load_preset(text))
     if (preset := preset_of_shape(text)) is not None:
@@ -104,6 +108,13 @@ def resolve_model(text: str) -> ModelSpec:
     if size:
         return approximate_model(text, float(size[1]) * _UNITS[size[2].lower()])
     raise _unknown(text)
+
+
+def _checked(text: str) -> str:
+    text = text.strip()
+    if not text or len(text) > MAX_NAME or not text.isprintable():
+        raise InputError(f"model {text[:40]!r}: {_CHOICES}")
+    return text
 
 
 def _described(text: str) -> ModelSpec | None:

@@ -1,0 +1,253 @@
+"""Worker processes that answer questions: figures are plain Python, which one process computes.
+
+A worker answers one question at a time and reports its activity meanwhile. A question that nobody
+waits for any more, or that takes too long, ends with its process; a new one takes its place.
+Answers are kept, so that the same question is answered once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from hardware_profiles.errors import InputError, ShardplanError
+from planner.page.question import PageQuestion
+
+LONGEST: Final = 300.0  # seconds of one question
+LOOK: Final = 0.2  # seconds between two looks whether anybody still waits
+MOST_WAITING: Final = 256  # questions that wait for a worker
+KEPT: Final = 512  # answers
+LARGEST_KEPT: Final = 100_000  # bytes of a file that is kept
+WIDTH: Final = "80"  # columns of texts
+
+
+class BusyError(ShardplanError):
+    """Too many questions wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of a task, as it comes from a worker."""
+
+    message: str
+    ours: bool = False
+    lasting: bool = False  # the same question has it again
+
+
+def _answer_questions(connection: Connection) -> None:
+    """Answer the questions of a connection, until it is closed; the body of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its workers
+    os.environ["COLUMNS"] = WIDTH
+    from hardware_profiles.progress import passed_to
+    from planner.page.tasks import TASKS
+
+    connection.send(("ready", None))
+    while True:
+        try:
+            task, question = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            with passed_to(lambda text: connection.send(("activity", text))):
+                answer = TASKS[task](question)
+        except ShardplanError as error:
+            answer = Failure(str(error), lasting=True)
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            answer = Failure(f"a bug of ours: {type(error).__name__}", ours=True)
+        connection.send(("answer", answer))
+
+
+class Worker:
+    """One process and the connection to it."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_answer_questions, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, question: Any, activity: Callable[[str], None], unwanted: threading.Event) -> Any:
+        """Return the answer to a task and its question; the process ends if it is unwanted."""
+        waited = 0.0
+        try:
+            self.connection.send(question)
+            while waited < LONGEST and not unwanted.is_set():
+                if not self.connection.poll(LOOK):
+                    waited += LOOK
+                    continue
+                kind, value = self.connection.recv()
+                if kind == "answer":
+                    return value
+                if kind == "activity":
+                    activity(value)
+        except (EOFError, OSError):
+            return Failure("the process that computed the answer has ended", ours=True)
+        self.end()
+        if unwanted.is_set():
+            return Failure("nobody waits for this answer")
+        return Failure(f"no answer after {LONGEST:.0f} s; ask on the command line")
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process runs."""
+        return self.process.is_alive()
+
+    def end(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+class Team:
+    """Several workers with one queue."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.workers: list[Worker] = []
+        self.idle: asyncio.LifoQueue[Worker | None] = asyncio.LifoQueue()
+        self.threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
+        self.waiting = 0
+
+    def start(self) -> None:
+        """Start the processes."""
+        for _ in range(self.size):
+            self.idle.put_nowait(self._new())
+
+    def _new(self) -> Worker:
+        worker = Worker()
+        self.workers.append(worker)
+        return worker
+
+    def stop(self) -> None:
+        """End the processes."""
+        for worker in self.workers:
+            if worker.lives:
+                worker.end()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def ask(
+        self, question: Any, activity: Callable[[str], None], unwanted: threading.Event
+    ) -> Any:
+        """Return the answer of the next idle worker."""
+        if self.waiting >= MOST_WAITING:
+            raise BusyError("too many questions wait; try again in a moment")
+        self.waiting += 1
+        try:
+            worker = await self.idle.get()
+        finally:
+            self.waiting -= 1
+        try:
+            if worker is None or not worker.lives:
+                if worker is not None:
+                    self.workers.remove(worker)
+                worker = self._new()
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(
+                self.threads, worker.ask, question, activity, unwanted
+            )
+        finally:
+            self.idle.put_nowait(worker)
+
+
+@dataclass(eq=False)
+class Asked:
+    """A question under way: its task, who waits, and its last activity."""
+
+    future: asyncio.Task[Any]
+    unwanted: threading.Event
+    waiting: int = 0
+    activity: list[str] = field(default_factory=lambda: ["waiting for a free worker"])
+
+
+class Answers:
+    """Answers of all questions: kept ones, those under way, and those of the workers.
+
+    Prices have workers of their own, so that no search keeps a slider waiting.
+    """
+
+    def __init__(self, workers: int, searches: int) -> None:
+        self.pricing, self.searching = Team(workers), Team(searches)
+        self.kept: OrderedDict[tuple[str, PageQuestion], Any] = OrderedDict()
+        self.under_way: dict[tuple[str, PageQuestion], Asked] = {}
+
+    def start(self) -> None:
+        """Start the workers."""
+        self.pricing.start()
+        self.searching.start()
+
+    def stop(self) -> None:
+        """End the workers."""
+        self.pricing.stop()
+        self.searching.stop()
+
+    def asked(self, task: str, question: PageQuestion) -> Asked:
+        """Return a question under way, which begins now unless somebody else asked it."""
+        key = (task, question)
+        found = self.under_way.get(key)
+        if found is None or found.unwanted.is_set():
+            unwanted, activity = threading.Event(), ["waiting for a free worker"]
+            team = self.pricing if task == "price" else self.searching
+
+            def show(text: str) -> None:
+                if text:
+                    activity[0] = text
+
+            future = asyncio.ensure_future(team.ask(key, show, unwanted))
+            found = Asked(future, unwanted, activity=activity)
+            self.under_way[key] = found
+            future.add_done_callback(lambda done: self._keep(key, done))
+        return found
+
+    def _keep(self, key: tuple[str, PageQuestion], done: asyncio.Task[Any]) -> None:
+        if (asked := self.under_way.get(key)) is not None and asked.future is done:
+            del self.under_way[key]
+        if done.cancelled() or done.exception() is not None:
+            return
+        answer = done.result()
+        size = len(getattr(answer, "data", b""))
+        lasting = not isinstance(answer, Failure) or answer.lasting
+        if lasting and size <= LARGEST_KEPT:
+            self.kept[key] = answer
+            if len(self.kept) > KEPT:
+                self.kept.popitem(last=False)
+
+    async def get(
+        self, task: str, question: PageQuestion, left: Callable[[], Any] | None = None
+    ) -> Any:
+        """Return an answer, or raise its error; ``left``: whether the client has left."""
+        if (task, question) in self.kept:
+            self.kept.move_to_end((task, question))
+            answer = self.kept[task, question]
+        else:
+            answer = await self._wait(self.asked(task, question), left)
+        if isinstance(answer, Failure):
+            raise (RuntimeError if answer.ours else InputError)(answer.message)
+        return answer
+
+    async def _wait(self, asked: Asked, left: Callable[[], Any] | None) -> Any:
+        """Return the answer; the question ends once nobody waits for it."""
+        asked.waiting += 1
+        try:
+            while not asked.future.done():
+                await asyncio.wait([asked.future], timeout=1.0)
+                if left is not None and not asked.future.done() and await left():
+                    raise InputError("the client has left")
+        finally:
+            asked.waiting -= 1
+            if asked.waiting == 0 and not asked.future.done():
+                asked.unwanted.set()
+        return asked.future.result()
