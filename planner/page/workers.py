@@ -8,6 +8,7 @@ Answers are kept, so that the same question is answered once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import signal
@@ -29,6 +30,7 @@ LOOK: Final = 0.2  # seconds between two looks whether anybody still waits
 MOST_WAITING: Final = 256  # questions that wait for a worker
 KEPT: Final = 512  # answers
 LARGEST_KEPT: Final = 100_000  # bytes of a file that is kept
+COLLECTED: Final = 50_000  # objects between two collections
 WIDTH: Final = "80"  # columns of texts
 
 
@@ -52,7 +54,9 @@ def _answer_questions(connection: Connection) -> None:
     from hardware_profiles.progress import passed_to
     from planner.page.tasks import TASKS
 
-    connection.send(("ready", None))
+    TASKS["price"](PageQuestion())  # reads the catalogues, which every question needs
+    gc.freeze()
+    gc.set_threshold(COLLECTED)
     while True:
         try:
             task, question = connection.recv()
