@@ -98,6 +98,7 @@ COMMANDS: Final = {
     "doctor": (
         "planner.cli.doctor:doctor",
         "Show versions, GPUs, the cache, and what to install for which command.",
+    ),
     "serve": (
         "planner.cli.serve:serve",
         "Open a page on this machine: models, clusters and plans, priced while they change.",

@@ -33,6 +33,7 @@ DISTRIBUTIONS: Final = {
     "safetensors": ("run", "run, export of weights"),
     "rich": ("run", "the display of run"),
     "pyarrow": ("data", "Parquet files of run --data and tokenize"),
+    **dict.fromkeys(("jinja2", "starlette", "uvicorn"), ("page", "serve")),
     "tensorboard": ("tensorboard", "run --tensorboard"),
 }
 PROGRAMS: Final = {

@@ -1,7 +1,8 @@
 """The routes of the page: every answer is a page that a plain form asks for.
 
 ``/``: memory and time of one plan; ``/why``: its explanation; ``/best``: the best plans;
-``/compare``: several clusters; ``/plan.json``, ``/export``: files to save; ``/activity``: the
+``/compare``: several clusters; ``/plan.json``,
+``/report.html``, ``/trace.json``, ``/export``: files to save; ``/activity``: the
 activity of a search, as server-sent events, until its answer is kept.
 """
 
@@ -95,7 +96,7 @@ class PageServer:
         ]
         files = [
             Route(f"/{task}", self._responder(self._file_of(task)), methods=["GET"])
-            for task in ("plan.json", "export")
+            for task in ("plan.json", "report.html", "trace.json", "export")
         ]
         routes = [
             *pages,
@@ -176,7 +177,7 @@ class PageServer:
         """Give activity and seconds until the answer is kept; a client that leaves ends it."""
         since = time.monotonic()
         if (task, question) not in self.answers.kept:
-            asked = self.answers.asked(task, question)
+            asked = self.answers.begin(task, question)
             waiting = asyncio.ensure_future(self.answers.get(task, question))
             try:
                 while not (await asyncio.wait([waiting], timeout=EVERY))[0]:

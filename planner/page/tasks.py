@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import json
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from cost_models.plan_file import PlanFile
+from cost_models.plan_file import PlanFile, write_plan_file
 from cost_models.units import format_count
 from hardware_profiles.cluster.build import describe
 from hardware_profiles.errors import InputError
@@ -237,6 +239,29 @@ def why(question: PageQuestion) -> str:
     return "\n\n".join(words)
 
 
+def report_page(question: PageQuestion) -> FileView:
+    """Return the report of the plan: one HTML page."""
+    from planner.reports.report import report
+
+    return _of_plan(question, "report.html", "text/html", report)
+
+
+def step_trace(question: PageQuestion) -> FileView:
+    """Return the simulated step for Perfetto."""
+    from planner.reports.trace import trace
+
+    return _of_plan(question, "trace.json", "application/json", trace)
+
+
+def _of_plan(question: PageQuestion, name: str, kind: str, make: Callable[[Path], Any]) -> FileView:
+    """Return what is made of a plan.json, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
+        plan, made = Path(folder, "plan.json"), Path(folder, name)
+        write_plan_file(plan, _plan_file(question))
+        make(plan).save(made)
+        return FileView(name, kind, made.read_bytes())
+
+
 def plan_json(question: PageQuestion) -> FileView:
     """Return the plan.json."""
     document = _plan_file(question).to_dict()
@@ -263,5 +288,7 @@ TASKS: Final[Mapping[str, Callable[[PageQuestion], Any]]] = {
     "compare": compare_clusters,
     "why": why,
     "plan.json": plan_json,
+    "report.html": report_page,
+    "trace.json": step_trace,
     "export": exported,
 }

@@ -168,7 +168,7 @@ class Team:
 
 
 @dataclass(eq=False)
-class Asked:
+class PendingAnswer:
     """A question under way: its task, who waits, and its last activity."""
 
     future: asyncio.Task[Any]
@@ -186,7 +186,7 @@ class Answers:
     def __init__(self, workers: int, searches: int) -> None:
         self.pricing, self.searching = Team(workers), Team(searches)
         self.kept: OrderedDict[tuple[str, PageQuestion], Any] = OrderedDict()
-        self.under_way: dict[tuple[str, PageQuestion], Asked] = {}
+        self.under_way: dict[tuple[str, PageQuestion], PendingAnswer] = {}
 
     def start(self) -> None:
         """Start the workers."""
@@ -198,7 +198,7 @@ class Answers:
         self.pricing.stop()
         self.searching.stop()
 
-    def asked(self, task: str, question: PageQuestion) -> Asked:
+    def begin(self, task: str, question: PageQuestion) -> PendingAnswer:
         """Return a question under way, which begins now unless somebody else asked it."""
         key = (task, question)
         found = self.under_way.get(key)
@@ -211,7 +211,7 @@ class Answers:
                     activity[0] = text
 
             future = asyncio.ensure_future(team.ask(key, show, unwanted))
-            found = Asked(future, unwanted, activity=activity)
+            found = PendingAnswer(future, unwanted, activity=activity)
             self.under_way[key] = found
             future.add_done_callback(lambda done: self._keep(key, done))
         return found
@@ -237,21 +237,21 @@ class Answers:
             self.kept.move_to_end((task, question))
             answer = self.kept[task, question]
         else:
-            answer = await self._wait(self.asked(task, question), left)
+            answer = await self._wait(self.begin(task, question), left)
         if isinstance(answer, Failure):
             raise (RuntimeError if answer.ours else InputError)(answer.message)
         return answer
 
-    async def _wait(self, asked: Asked, left: Callable[[], Any] | None) -> Any:
+    async def _wait(self, pending: PendingAnswer, left: Callable[[], Any] | None) -> Any:
         """Return the answer; the question ends once nobody waits for it."""
-        asked.waiting += 1
+        pending.waiting += 1
         try:
-            while not asked.future.done():
-                await asyncio.wait([asked.future], timeout=1.0)
-                if left is not None and not asked.future.done() and await left():
+            while not pending.future.done():
+                await asyncio.wait([pending.future], timeout=1.0)
+                if left is not None and not pending.future.done() and await left():
                     raise InputError("the client has left")
         finally:
-            asked.waiting -= 1
-            if asked.waiting == 0 and not asked.future.done():
-                asked.unwanted.set()
-        return asked.future.result()
+            pending.waiting -= 1
+            if pending.waiting == 0 and not pending.future.done():
+                pending.unwanted.set()
+        return pending.future.result()

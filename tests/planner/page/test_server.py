@@ -188,6 +188,7 @@ def test_files(client: TestClient) -> None:
     with zipfile.ZipFile(io.BytesIO(archive.content)) as file:
         assert {"README.txt", "ds_config.json"} <= set(file.namelist())
     assert client.get(f"/export?{HELD}").status_code == 400
+    assert "traceEvents" in client.get(f"/trace.json?{HELD}").json()
 
 
 def test_no_other_address(client: TestClient) -> None:
