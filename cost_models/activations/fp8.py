@@ -174,3 +174,16 @@ def cast_elements(
         whole = gathered if weight.role == "linear" else 1.0
         outputs = outputs + times * width * (whole if weight.sharding == "row" else 1.0 / over)
     return inputs, outputs
+
+
+def matmul_inputs(kind: LayerKind, tensor_parallel: Count) -> Real:
+    """Elements a token of the inputs of all matrices, as often as matrices read them."""
+    inputs: Real = 0.0
+    for weight in kind.weights:
+        if weight.role not in ("linear", "expert") or weight.part == "router":
+            continue
+        rows, columns = weight.shape[-2:]
+        times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
+        over = np.multiply(1.0, tensor_parallel if weight.sharding == "row" else 1)
+        inputs = inputs + times * (rows if weight.transposed else columns) / over
+    return inputs

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cost_models.activations.delta_rule import rule_bytes
-from cost_models.activations.fp8 import cast_elements, gathered_cast_share
+from cost_models.activations.fp8 import cast_elements, gathered_cast_share, matmul_inputs
 from cost_models.arrays import Count, Flag, Real
 from cost_models.compute.adapters import adapter_bytes_per_token
 from cost_models.compute.casts import FP32_BYTES, cast_bytes_per_token
@@ -513,7 +513,10 @@ def accumulation_seconds(work: LayerWork) -> Real:
 
 
 def with_fp8_casts(work: LayerWork, forward: Real, inputs: Real) -> tuple[Real, Real]:
-    """Return both passes with the casts to fp8 of inputs, of gradients of outputs, of weights."""
+    """Return both passes with the casts to fp8 of inputs, of gradients of outputs, of weights.
+
+    Backward, also the scales of gradients of inputs and of weights that matmuls do not apply.
+    """
     software, rate = work.software, work.rate
     cast = software.fp8.cast_bytes / rate.memory
     gathered = gathered_cast_share(
@@ -521,9 +524,11 @@ def with_fp8_casts(work: LayerWork, forward: Real, inputs: Real) -> tuple[Real, 
     )
     to_inputs, to_outputs = cast_elements(work.kind, work.tensor_parallel, gathered)
     of_weights = software.fp8.weight_casts * cast * _trained(work)
+    scaled = matmul_inputs(work.kind, work.tensor_parallel) * work.tokens + _trained(work)
+    scaling = software.fp8.scaling_bytes * scaled / rate.memory
     return (
         forward + cast * work.tokens * to_inputs + of_weights,
-        inputs + cast * work.tokens * to_outputs + of_weights,
+        inputs + cast * work.tokens * to_outputs + of_weights + scaling,
     )
 
 

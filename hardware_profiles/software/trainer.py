@@ -95,6 +95,7 @@ class Fp8(ProfileGroup, frozen=True, kw_only=True):
     matmul_share: Positive  # of the rate of matmuls with one scale a tensor
     attention_rate: Positive  # of attention cores, over that in 16 bits
     cast_bytes: Amount  # moved to cast an element of 16 bits, along the rows and the columns
+    scaling_bytes: Amount  # moved to scale an element of a backward matmul's output on its own
     scale_bytes: Amount  # of an element that is kept or gathered
     gathers: bool  # with sequence parallelism: cast first, gathered in 8 bits
     gathers_weights: bool  # of ZeRO: matrices are cast first, gathered in 8 bits

@@ -185,8 +185,9 @@ def test_layers_gather_in_8_bits_and_scatter_in_16() -> None:
 def test_casts_are_part_of_both_passes_in_fp8_only() -> None:
     scenario = make_scenario("llama-3-8b", "1xH100-SXM", seq_len=4096, global_batch_size=1)
 
-    def computing(precision: Any, cast: float = 4.0, of_weights: float = 0.0) -> float:
-        software = MEGATRON.changed({"fp8.cast_bytes": cast, "fp8.weight_casts": of_weights})
+    def computing(precision: Any, cast: float = 4.0, **changes: float) -> float:
+        figures = {f"fp8.{name}": value for name, value in changes.items()}
+        software = MEGATRON.changed({"fp8.cast_bytes": cast, **figures})
         workload = replace(scenario.workload, precision=precision)
         here = replace(scenario, workload=workload, software=software)
         return first(price(here, PlanTable.from_plans([Plan()])).time.compute)
@@ -199,8 +200,11 @@ def test_casts_are_part_of_both_passes_in_fp8_only() -> None:
     memory = rates(scenario.cluster.accelerator, "fp8", MEGATRON).memory
     assert eight - computing("fp8", 0.0) == pytest.approx(32 * 4096 * 4.0 * elements / memory)
     weights = sum(w.numel for w in scenario.model.kinds[0].weights)
-    more = computing("fp8", of_weights=1.0) - eight
+    more = computing("fp8", weight_casts=1.0) - eight
     assert more == pytest.approx(2 * 32 * 4.0 * weights / memory, rel=1e-3), "both passes"
+    scaled = computing("fp8", scaling_bytes=4.0) - eight
+    inputs = 6 * h + f  # of q, k, v and the output, gate and up, down
+    assert scaled == pytest.approx(32 * 4.0 * (4096 * inputs + weights) / memory, rel=1e-3)
 
 
 # --- frozen matrices ------------------------------------------------------------------------------
