@@ -16,10 +16,10 @@ from planner.exchange.flags import ENVIRONMENT
 MOST_ANCHORS: Final = 60  # places that are tried for a new flag
 COMMON_WORDS: Final = frozenset(("use", "no", "num", "size", "model"))  # of flags of all kinds
 MAX_DEPTH: Final = 4  # of variables that stand for variables
-_PIECE: Final = (
-    r"\"(?:\\.|[^\"\\])*\"|'[^']*'|\$\(\([^\n]*?\)\)|\$\{[^}\n]*\}|\$\w+|[^\s\"'\\;|&()$`]"
-)
-_WORD: Final = re.compile(rf"(?:{_PIECE})+")
+# a word in quotes, or one without: a quote behind it ends the string of flags that it is in
+_QUOTED: Final = r"\"(?:\\.|[^\"\\\n])*\"|'[^'\n]*'"
+_PIECE: Final = r"\$\(\([^\n]*?\)\)|\$\{[^}\n]*\}|\$\w+|[^\s\"'\\;|&()$`]"
+_WORD: Final = re.compile(rf"(?:{_QUOTED}|(?:{_PIECE})+)")
 _FLAG: Final = re.compile(r"(?<![\w$./-])--?[A-Za-z][\w.-]*")
 _REFERENCE: Final = re.compile(r"\$\{?(?P<name>[A-Za-z_]\w*)")
 _DEFAULT: Final = re.compile(r"(?P<before>\$\{\w+:?[-=])(?P<value>[^}$]*)\}")
