@@ -189,7 +189,10 @@ class PageQuestion:
 
 
 def read_question(query: str) -> PageQuestion:
-    """Return the question of an address, or raise where a field is unknown, doubled or too long."""
+    """Return the question of an address.
+
+    Raises where a field is unknown, doubled, too long, no number, or none of its choices.
+    """
     if len(query) > MAX_QUERY:
         raise InputError(f"the address has {len(query):,} characters (at most {MAX_QUERY:,})")
     try:
@@ -208,6 +211,8 @@ def read_question(query: str) -> PageQuestion:
             raise InputError(
                 f"{field.label}: {len(text):,} characters are too many (at most {field.most:,})"
             )
+        if text.strip():
+            _value(field, text.strip())  # raises
         given[name] = text
     return PageQuestion.of(given)
 
@@ -238,7 +243,8 @@ def fields_of(plan: Plan) -> dict[str, str]:
     >>> {k: v for k, v in fields_of(Plan(data_parallel=8, zero_stage=3)).items() if v}
     {'zero': '3', 'recompute': 'none', 'mbs': '1'}
     """
-    usual, shown = Plan(), {}
+    usual = Plan()
+    shown: dict[str, str] = {}
     for field in (BY_NAME[name] for name in PLAN_FIELDS):
         value = getattr(plan, field.argument)
         other = ALONE.get(field.name)

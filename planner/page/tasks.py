@@ -105,7 +105,7 @@ def _heading(answer: FitAnswer | PlanAnswer | SurveyAnswer) -> str:
 
 
 def _fit(question: PageQuestion) -> FitAnswer:
-    whole = {name: question.get(name) or None for name in ("tokens", "price")}
+    whole: dict[str, Any] = {name: question.get(name) or None for name in ("tokens", "price")}
     if whole["tokens"] is None:
         whole = {}
     answer = fit(question.model, question.cluster, **question.workload, **question.plan, **whole)
@@ -139,9 +139,10 @@ def price(question: PageQuestion) -> PricedView:
 
 
 def _search(question: PageQuestion, **options: Any) -> PlanAnswer | SurveyAnswer:
+    options.setdefault("cluster", question.cluster)
     answer = search_plans(
         question.model,
-        **{"cluster": question.cluster, **options},
+        **options,
         **question.workload,
         fix=question.pins,
         objective=question.get("objective") or "time",
@@ -180,7 +181,7 @@ def compare_clusters(question: PageQuestion) -> TableView:
     answer = _search(question, cluster=clusters)
     assert isinstance(answer, SurveyAnswer)
     first = answer.ranked[0].scenario.cluster.name
-    rows = []
+    rows: list[tuple[float, TableRow]] = []
     for case in answer.cases:
         number = str(case.scenario.cluster.num_gpus)
         if not case.found:
@@ -188,7 +189,8 @@ def compare_clusters(question: PageQuestion) -> TableView:
             rows.append((float("inf"), TableRow(cells, "")))
             continue
         found = case.found[0]
-        memory, _, step, *_ = plan_cells([found.assessment])[0]
+        (cells_of_plan,) = plan_cells([found.assessment])
+        memory, step = cells_of_plan[0], cells_of_plan[2]
         per_token, run = found.step.per_token("cost"), found.run
         whole = None if run is None else run.with_failures
         row = TableRow(

@@ -77,7 +77,8 @@ def memory_chart(assessment: Assessment) -> MemoryChart:
         for one in chosen
     )
     shown = {segment.part for bar in bars for segment in bar.segments}
-    step, ticks, value = tick(scale), [], 0.0
+    ticks: list[tuple[float, str]] = []
+    step, value = tick(scale), 0.0
     while value <= scale:
         ticks.append((WHOLE * value / scale, f"{value / GIB:g}"))
         value += step
@@ -92,7 +93,8 @@ def memory_chart(assessment: Assessment) -> MemoryChart:
 
 
 def _segments(parts: Mapping[str, float], scale: float) -> tuple[Segment, ...]:
-    found, start = [], 0.0
+    found: list[Segment] = []
+    start = 0.0
     for name in ORDER:
         size = parts[name]
         if size <= 0.0:
@@ -105,7 +107,8 @@ def _segments(parts: Mapping[str, float], scale: float) -> tuple[Segment, ...]:
 
 def time_bar(time: TimePrediction) -> tuple[Segment, ...]:
     """Return the parts of a step, largest first."""
-    found, start = [], 0.0
+    found: list[Segment] = []
+    start = 0.0
     seconds = amounts(time.parts)
     for name in sorted(seconds, key=lambda part: -seconds[part]):
         share = seconds[name] / time.step_seconds
