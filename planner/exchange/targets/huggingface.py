@@ -280,7 +280,10 @@ def neighbour(name: str, source: Source, what: str) -> Mapping[str, Any]:
 
     folder = Path() if source.folder is None else source.folder
     above = [folder, *folder.resolve().parents]
-    path = next((each / name for each in above if (each / name).is_file()), folder / name)
+    try:
+        path = next((each / name for each in above if (each / name).is_file()), folder / name)
+    except OSError as error:  # a name that is too long
+        raise InputError(f"{name[:60]}: {error.strerror}") from None
     return parse_yaml(read_text(path, what), str(path))
 
 
