@@ -1,4 +1,4 @@
-"""Outputs on README.md and docs/memory.md: ``python -m benchmarks.readme [--write]``.
+"""Outputs on README.md, docs/memory.md and docs/walks.md: ``python -m benchmarks.readme [--write]``.
 
 Runs the commands that the pages show and compares their output with the pages; ``--write`` updates
 the pages. Exit code 1 where a block or the picture differs. ``<!-- without: Budget Assumed -->``
@@ -21,7 +21,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parent.parent
 README: Final = ROOT / "README.md"
-PAGES: Final = (README, ROOT / "docs" / "memory.md")
+PAGES: Final = (README, ROOT / "docs" / "memory.md", ROOT / "docs" / "walks.md")
 PICTURE: Final = ROOT / "docs" / "memory.svg"
 PICTURE_COMMAND: Final = "shardplan fit llama-3-8b 8xA100-80GB --seq-len 8192 -o memory.svg"
 BLOCK: Final = re.compile(

@@ -52,6 +52,8 @@ class LiveModel:
     @property
     def num_parameters(self) -> int:
         """Number of parameters, adapters included; whole ones, even where they are sharded."""
+        if self.spec is not None and self.sharding.engine == "fsdp1":  # flat parts of one rank
+            return self.spec.num_parameters
         return sum(elements(p) for p in self.module.parameters())
 
 

@@ -110,15 +110,15 @@ def _of_mesh(model: nn.Module, parameter: Any, ranks: int, here: int) -> LiveSha
     mesh = parameter.device_mesh
     sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
     tensor = next((n for name, n in sizes.items() if "tp" in name or "tensor" in name), 1)
-    state = next(
-        (m._get_fsdp_state() for m in model.modules() if hasattr(m, "_get_fsdp_state")), None
-    )
-    group = getattr(state, "_fsdp_param_group", None)
-    if state is None:
+    units = [m._get_fsdp_state() for m in model.modules() if hasattr(m, "_get_fsdp_state")]
+    if not units:
         return LiveSharding(ranks, here, tensor)
-    kept = getattr(group, "post_forward_mesh_info", None) is None and group is not None
+    groups = [one for unit in units if (one := getattr(unit, "_fsdp_param_group", None))]
+    inner = groups[1:] or groups  # the root keeps its weights after the forward pass by default
+    kept = bool(inner) and all(one.post_forward_mesh_info is None for one in inner)
     copies = next((n for name, n in sizes.items() if "replicate" in name), 1)
-    compute = getattr(getattr(group, "mp_policy", None), "param_dtype", None)
+    policy = groups[0].mp_policy if groups else None
+    compute = getattr(policy, "param_dtype", None)
     return LiveSharding(ranks, here, tensor, copies, 2 if kept else 3, "fsdp2", compute)
 
 

@@ -155,7 +155,12 @@ def fsdp_keys(
         ),
         Key(f"{section}auto_wrap_policy", (), on(lambda job: "TRANSFORMER_BASED_WRAP")),
         Key(f"{section}state_dict_type", (), on(lambda job: "SHARDED_STATE_DICT")),
-        Key(f"{section}cpu_ram_efficient_loading", (), on(lambda job: True)),
+        # with 4-bit weights, which the first rank alone would make, it hangs (Axolotl refuses it)
+        Key(
+            f"{section}cpu_ram_efficient_loading",
+            (),
+            on(lambda job: job.workload.adapter != "qlora"),
+        ),
         *(
             Key(
                 f"{section}{name}",

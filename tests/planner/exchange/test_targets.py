@@ -176,3 +176,17 @@ def test_accelerate_does_not_shard_over_cpus() -> None:
                 target("accelerate").write(job, "1")
         else:
             assert "use_cpu: true" in target("accelerate").write(job, "1")["accelerate.yaml"]
+
+
+def test_the_module_of_lightning_keeps_its_model() -> None:
+    torch = pytest.importorskip("torch")
+    text = target("lightning").write(Job(files_of("lightning", "qwen2.5-0.5b", 1)[0]), "1")
+    made = text["lightning_model.py"].partition("class LanguageModel")[2]
+    loader = (
+        "class Auto:\n    from_pretrained = staticmethod(lambda *_, **__: torch.nn.Linear(1, 1))"
+    )
+    names = {"LightningModule": torch.nn.Module, "torch": torch, "MODEL": "x"}
+    exec(f"{loader}\nAutoModelForCausalLM = Auto\nclass LanguageModel{made}", names)
+    module = names["LanguageModel"]()
+    module.configure_model()
+    assert isinstance(module.model, torch.nn.Linear)
