@@ -1,4 +1,4 @@
-"""Outputs on README.md, docs/memory.md and docs/walks.md: ``python -m benchmarks.readme [--write]``.
+"""Outputs on README.md and pages of docs/: ``python -m benchmarks.readme [--write]``.
 
 Runs the commands that the pages show and compares their output with the pages; ``--write`` updates
 the pages. Exit code 1 where a block or the picture differs. ``<!-- without: Budget Assumed -->``

@@ -52,7 +52,9 @@ def _callback_class() -> Any:
             if self.watch.log is None and trainer.logger is not None:
                 self.watch.log = lambda scalars: _log(trainer, scalars)
             self.steps = trainer.global_step
-            self.watch.attach(pl_module, next(iter(trainer.optimizers), None), **_read(trainer))
+            # the strategy has the module in its wrapper: DDP, FSDP or DeepSpeed's engine
+            model = getattr(trainer.strategy, "model", None) or pl_module
+            self.watch.attach(model, next(iter(trainer.optimizers), None), **_read(trainer))
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
             if trainer.global_step > self.steps:

@@ -14,6 +14,8 @@ import pytest
 
 from hardware_profiles.errors import InputError
 from planner.observation.answer import observe
+from planner.observation.logs.deepspeed import read_deepspeed
+from planner.observation.logs.torchtitan import read_torchtitan
 from planner.validation.runs_file import read_runs
 
 MEGATRON = """\
@@ -114,3 +116,20 @@ def test_bad_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown column 'a'"):
         observe(log, model="llama-3-8b", cluster="8xH100-SXM", seq_len=8192, output=table)
     assert table.read_text() == "a,b\n1,2\n"
+
+
+def test_lines_of_present_releases_are_read() -> None:
+    """DeepSpeed 0.19.8 prints no dots behind long names; torchtitan 0.3.0 the name of a class."""
+    found = read_deepspeed(
+        [
+            "  train_micro_batch_size_per_gpu  4",
+            "  bfloat16_config .............. enabled=True immediate_grad_update=False",
+            "  float16_config ............... enabled=False auto_cast=False",
+        ]
+    )
+    assert found.cells == {"micro_batch_size": 4, "precision": "bf16"}
+    lines = ["Applied FullAC activation checkpointing to the model"]
+    assert read_torchtitan(lines).cells == {"recompute": "full"}
+    assert (
+        read_torchtitan(["Compiling the loss function with torch.compile"]).trainer == "torchtitan"
+    )
