@@ -29,9 +29,9 @@ from planner.assessment.verdict import WORDS
 from planner.explanation.explain import explain
 from planner.page.question import PageQuestion, fields_of
 from planner.page.views import (
+    BarSegment,
     Figure,
     MemoryChart,
-    Segment,
     memory_chart,
     memory_figures,
     plan_cells,
@@ -57,7 +57,7 @@ class PricedView:
     plan_words: str
     figures: tuple[Figure, ...]
     memory: MemoryChart
-    time: tuple[Segment, ...]
+    time: tuple[BarSegment, ...]
     peak: str
     job: str
     not_run: str

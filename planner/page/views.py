@@ -26,7 +26,7 @@ LEAST_SHARE: Final = 0.001  # of a step
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class BarSegment:
     """A part of a bar."""
 
     part: str  # the class of its colour
@@ -42,7 +42,7 @@ class StackedBar:
 
     name: str
     total: str
-    segments: tuple[Segment, ...]
+    segments: tuple[BarSegment, ...]
     strong: bool = False
 
 
@@ -92,22 +92,22 @@ def memory_chart(assessment: Assessment) -> MemoryChart:
     )
 
 
-def _segments(parts: Mapping[str, float], scale: float) -> tuple[Segment, ...]:
-    found: list[Segment] = []
+def _segments(parts: Mapping[str, float], scale: float) -> tuple[BarSegment, ...]:
+    found: list[BarSegment] = []
     start = 0.0
     for name in ORDER:
         size = parts[name]
         if size <= 0.0:
             continue
         width = WHOLE * size / scale
-        found.append(Segment(name, PART_WORDS[name], format_bytes(size), start, width))
+        found.append(BarSegment(name, PART_WORDS[name], format_bytes(size), start, width))
         start += width
     return tuple(found)
 
 
-def time_bar(time: TimePrediction) -> tuple[Segment, ...]:
+def time_bar(time: TimePrediction) -> tuple[BarSegment, ...]:
     """Return the parts of a step, largest first."""
-    found: list[Segment] = []
+    found: list[BarSegment] = []
     start = 0.0
     seconds = amounts(time.parts)
     for name in sorted(seconds, key=lambda part: -seconds[part]):
@@ -116,7 +116,7 @@ def time_bar(time: TimePrediction) -> tuple[Segment, ...]:
             continue
         width = WHOLE * share
         words = f"{format_seconds(seconds[name])} ({100 * share:.1f} %)"
-        found.append(Segment(f"time-{name}", TIME_WORDS[name], words, start, width))
+        found.append(BarSegment(f"time-{name}", TIME_WORDS[name], words, start, width))
         start += width
     return tuple(found)
 

@@ -47,6 +47,9 @@ class Failure:
     lasting: bool = False  # the same question has it again
 
 
+NOBODY: Final = Failure("nobody waits for this answer")
+
+
 def _answer_questions(connection: Connection) -> None:
     """Answer the questions of a connection, until it is closed; the body of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its workers
@@ -101,7 +104,7 @@ class Worker:
             return Failure("the process that computed the answer has ended", ours=True)
         self.end()
         if unwanted.is_set():
-            return Failure("nobody waits for this answer")
+            return NOBODY
         return Failure(f"no answer after {LONGEST:.0f} s; ask on the command line")
 
     @property
@@ -117,10 +120,14 @@ class Worker:
 
 
 class Team:
-    """Several workers with one queue."""
+    """Several workers with one queue.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    ``stops``: whether a question under way ends once nobody waits for it. The processes of short
+    questions go on, since a new process takes longer than they do.
+    """
+
+    def __init__(self, size: int, *, stops: bool) -> None:
+        self.size, self.stops = size, stops
         self.workers: list[Worker] = []
         self.idle: asyncio.LifoQueue[Worker | None] = asyncio.LifoQueue()
         self.threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
@@ -155,13 +162,19 @@ class Team:
         finally:
             self.waiting -= 1
         try:
+            if unwanted.is_set():
+                return NOBODY
             if worker is None or not worker.lives:
                 if worker is not None:
                     self.workers.remove(worker)
                 worker = self._new()
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(
-                self.threads, worker.ask, question, activity, unwanted
+                self.threads,
+                worker.ask,
+                question,
+                activity,
+                unwanted if self.stops else threading.Event(),
             )
         finally:
             self.idle.put_nowait(worker)
@@ -184,7 +197,8 @@ class Answers:
     """
 
     def __init__(self, workers: int, searches: int) -> None:
-        self.pricing, self.searching = Team(workers), Team(searches)
+        self.pricing = Team(workers, stops=False)
+        self.searching = Team(searches, stops=True)
         self.kept: OrderedDict[tuple[str, PageQuestion], Any] = OrderedDict()
         self.under_way: dict[tuple[str, PageQuestion], PendingAnswer] = {}
 
@@ -247,7 +261,7 @@ class Answers:
         pending.waiting += 1
         try:
             while not pending.future.done():
-                await asyncio.wait([pending.future], timeout=1.0)
+                await asyncio.wait([pending.future], timeout=LOOK)
                 if left is not None and not pending.future.done() and await left():
                     raise InputError("the client has left")
         finally:

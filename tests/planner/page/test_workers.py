@@ -1,0 +1,44 @@
+"""Worker processes: the same answer once, activity, a question that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hardware_profiles.errors import InputError
+from planner.page.question import PageQuestion
+from planner.page.workers import Answers
+
+pytestmark = pytest.mark.slow
+
+
+async def questions() -> None:
+    answers = Answers(1, 1)
+    answers.start()
+    try:
+        small = PageQuestion.of({"model": "gpt2", "cluster": "2xL4"})
+        first, second = await asyncio.gather(
+            answers.get("price", small), answers.get("price", small)
+        )
+        assert first is second
+        assert first.word == "FITS"
+        with pytest.raises(InputError, match="not known"):
+            await answers.get("price", PageQuestion.of({"model": "lama"}))
+        large = PageQuestion.of({"model": "llama-3-70b", "cluster": "64x8xH100-SXM"})
+        process = answers.searching.workers[0].process
+        pending = answers.begin("best", large)
+        waiting = asyncio.ensure_future(answers.get("best", large))
+        while pending.activity[0] == "waiting for a free worker":
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait([pending.future])
+        assert not process.is_alive()  # the search has ended with its process
+        assert ("best", large) not in answers.kept
+        assert (await answers.get("best", small)).rows  # by a new one
+    finally:
+        answers.stop()
+
+
+def test_questions() -> None:
+    asyncio.run(asyncio.wait_for(questions(), 300))
