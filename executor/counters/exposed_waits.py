@@ -31,8 +31,8 @@ class ExposedCommunication:
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._events: list[tuple[str, Any, Any]] = []
+        # operation, begin and end of each wait: seconds of the clock, or events of the stream
+        self.waits: list[tuple[str, Any, Any]] = []
         self._wait = dist.Work.wait
         self._wait_of_class = vars(dist.Work)["wait"]  # the descriptor, to restore
         self._wait_event = torch.cuda.Stream.wait_event
@@ -48,7 +48,7 @@ class ExposedCommunication:
             try:
                 return wait(work, *arguments, **options)
             finally:
-                watch._seconds[operation_of(work)] += time.perf_counter() - began
+                watch.waits.append((operation_of(work), began, time.perf_counter()))
 
         dist.Work.wait = timed_wait
         if self._on_gpu:
@@ -69,13 +69,14 @@ class ExposedCommunication:
 
     def seconds(self) -> dict[str, float]:
         """Return the waiting seconds by operation; on a GPU after a synchronisation."""
-        for operation, before, after in self._events:
-            self._seconds[operation] += before.elapsed_time(after) / 1e3
-        self._events.clear()
-        return dict(sorted(self._seconds.items()))
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for operation, begin, end in self.waits:
+            lasts = begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
+            seconds[operation] += lasts
+        return dict(sorted(seconds.items()))
 
     def _stalled(self, operation: str, stream: Any) -> _Stalled:
-        return _Stalled(self._events, operation, stream)
+        return _Stalled(self.waits, operation, stream)
 
 
 class _Stalled:

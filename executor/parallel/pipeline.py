@@ -37,6 +37,10 @@ _BACKWARD: Final = ("backward", "backward_input")
 _WEIGHTS: Final = ("backward", "backward_weight")
 
 
+def unobserved(action: Action | None) -> None:
+    """Ignore the begin of a pass; None: the end of the last one."""
+
+
 class Channels:
     """Point-to-point messages between stages on different ranks."""
 
@@ -145,6 +149,7 @@ class Pipeline:
         parallel = grid.plan.pipeline_parallel > 1
         self.channels = Channels(grid, shapes, dtype) if parallel else None
         self.device = grid.device
+        self.observe: Callable[[Action | None], None] = unobserved  # called before every pass
 
     def run(self, batches: Sequence[Batch], scale: float = 1.0) -> Tensor:
         """Accumulate the gradients of all micro-batches; return the loss computed on this rank.
@@ -156,6 +161,7 @@ class Pipeline:
         step.loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for position, action in enumerate(self.order):
             ACTIVITY.action = action
+            self.observe(action)
             for upcoming in self.order[position : position + 2]:  # receives ahead, to overlap
                 self._expect(upcoming, step.waiting)
             if action.kind == "forward":
@@ -167,6 +173,7 @@ class Pipeline:
                 compute_weight_gradients(stage, self.plan.zero_stage, step.due.pop(key), last=last)
             else:
                 self._backward(action, step)
+        self.observe(None)
         for stage in self.stages.values():
             wait_for_gradients(stage)
         if self.channels is not None:

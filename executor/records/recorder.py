@@ -6,6 +6,7 @@ memory does not grow with the number of steps.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,8 +21,11 @@ from executor.records.metrics import METRICS_FILE, MetricsFile
 from executor.records.report import SCHEMA_VERSION, ComparisonRow, compare, write_run
 from executor.records.tensorboard import TensorBoard
 from executor.records.utilisation import peak_flops, utilisation
+from hardware_profiles.fields import write_text_atomically
 
 MAX_RECORDS: Final = 200  # maximum number of step records in run.json; metrics.jsonl has all
+MAX_TIMELINES: Final = 64  # ranks in timeline.json
+TIMELINE_FILE: Final = "timeline.json"  # passes and waits of the last sampled step
 TIMED_STEPS: Final = 1000  # number of last steps for medians
 RUNNING: Final = "running"
 FAILED: Final = "failed"
@@ -105,7 +109,18 @@ class Recorder:
             self.samples.append(waits)
             record["exposed_communication_seconds"] = [sum(rank.values()) for rank in waits]
             record["memory_bytes"] = [rank["memory_bytes"] for rank in ranks]
+            self._write_timeline(record["step"], phases, ranks)
         self._keep(record, self.steps)
+
+    def _write_timeline(
+        self, step: int, phases: Mapping[str, float], ranks: list[dict[str, Any]]
+    ) -> None:
+        """Write passes and waits of the last sampled step, for ``shardplan trace``."""
+        if self.folder is not None:
+            lines = [rank["timeline"] for rank in ranks[:MAX_TIMELINES]]
+            document = {"schema_version": SCHEMA_VERSION, "step": step, "phases": phases}
+            text = json.dumps({**document, "ranks": lines}, allow_nan=False)
+            write_text_atomically(self.folder / TIMELINE_FILE, f"{text}\n", force=True)
 
     def _keep(self, record: dict[str, Any], where: SampledRecords) -> None:
         if self.metrics is not None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from executor.counters.collectives_and_flops import CommunicationCounter
 from executor.counters.exposed_waits import ExposedCommunication
 from executor.counters.live_tensors import Hint, MemoryTracker
+from executor.counters.pass_times import PassTimes
 from executor.data.batch import Batch
 from executor.parallel.data_parallel import gradient_reducer
 from executor.training.trainer import StepResult, Trainer
@@ -48,12 +49,19 @@ def measured_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str,
 
 
 def sampled_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str, Any]]:
-    """Train one step; return its result, and this rank's communication waits and memory."""
-    with ExposedCommunication(trainer.device) as waits:
+    """Train one step; return its result, and this rank's passes, waits and memory."""
+    times = PassTimes(trainer.pipeline, trainer.device)
+    with ExposedCommunication(trainer.device) as exposed, times:
         result = trainer.step(batch)
     return result, {
-        "exposed_seconds": waits.seconds(),
+        "exposed_seconds": exposed.seconds(),
         "memory_bytes": memory_in_use(trainer.device),
+        "timeline": {
+            "rank": dist.get_rank(),
+            "stage": trainer.grid.rank("pipeline"),
+            "passes": times.passes(),
+            "waits": times.waits(exposed.waits),
+        },
     }
 
 

@@ -21,6 +21,7 @@ from msgspec.structs import asdict
 from cost_models.step_time.parts import TIME_WORDS
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.fields import write_text_atomically
+from planner.reports.measured_step import MeasuredStep, read_measured
 from planner.reports.reported_plan import ReportedPlan, read_reported
 from planner.reports.simulated_step import PipelinePass, RankTimeline, SimulatedStep
 from planner.text.answer import Answer, json_text
@@ -28,6 +29,10 @@ from planner.text.answer import Answer, json_text
 MICRO: Final = 1e6
 PASSES, COMPUTE, COLLECTIVES, DATA, COPIES = range(5)
 THREADS: Final = ("passes", "compute", "collectives", "data-parallel collectives", "copies")
+MEASURED: Final = 100_000  # process of the run's rank 0
+WAITS, PHASES = 1, 2
+MEASURED_THREADS: Final = ("passes", "waits for other ranks", "phases")
+AFTER_DATA: Final = ("forward_backward", "gradients", "optimizer")  # phases, in order
 EXPOSED: Final = (
     "tensor_communication",
     "expert_communication",
@@ -87,6 +92,9 @@ def trace(plan: str | Path) -> Trace:
     reported = read_reported(Path(plan))
     step = reported.step()
     events = list(simulated_events(reported, step))
+    measured = None if reported.run is None else read_measured(reported.run.folder)
+    if measured is not None:
+        events += measured_events(measured)
     number = sum(len(rank.passes) for rank in step.ranks)
     written = sum(len(_written(rank, len(step.ranks))) for rank in step.ranks)
     return Trace(
@@ -94,7 +102,7 @@ def trace(plan: str | Path) -> Trace:
         step_seconds=step.seconds,
         peak_bytes=reported.assessment.memory.peak_bytes,
         passes=(number, written),
-        measured=False,
+        measured=measured is not None,
         events=tuple(events),
     )
 
@@ -116,6 +124,25 @@ def simulated_events(reported: ReportedPlan, step: SimulatedStep) -> Iterator[Ev
         yield from _data_events(number, rank, step)
         for sample in rank.memory if len(written) == len(rank.passes) else _coarse(rank):
             yield from memory_events(number, sample.seconds, asdict(sample.parts))
+
+
+def measured_events(step: MeasuredStep) -> Iterator[Event]:
+    """Yield the events of a measured step: one process for each rank of the run."""
+    for rank in step.ranks:
+        process = MEASURED + rank.rank
+        name = f"measured, step {step.step}, rank {rank.rank}, pipeline rank {rank.stage}"
+        yield from _names(process, name, MEASURED_THREADS)
+        for each in rank.passes:
+            words = f"{each.kind.replace('_', ' ')} {each.microbatch}"
+            about = {"stage": each.stage, "micro_batch": each.microbatch}
+            yield slice_event(process, PASSES, words, each.begin, each.end, **about)
+        for wait in rank.waits:
+            yield slice_event(process, WAITS, wait.operation, wait.begin, wait.end)
+        clock = 0.0
+        for phase in AFTER_DATA if rank.rank == 0 else ():
+            end = clock + step.phases.get(phase, 0.0)
+            yield slice_event(process, PHASES, phase.replace("_", " "), clock, end)
+            clock = end
 
 
 def _names(process: int, name: str, threads: Iterable[str]) -> Iterator[Event]:

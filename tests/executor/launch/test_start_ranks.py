@@ -213,6 +213,15 @@ def test_a_run_trains_measures_and_keeps(write, tmp_path):
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line for line in lines if line["kind"] == "step"] == document["steps"]
     assert [line["step"] for line in lines if "memory_bytes" in line] == [5, 9]
+    timeline = json.loads(kept.with_name("timeline.json").read_text())
+    assert timeline["step"] == 9
+    assert [rank["rank"] for rank in timeline["ranks"]] == [0, 1, 2, 3]
+    for rank in timeline["ranks"]:
+        order = [(each["kind"], each["microbatch"]) for each in rank["passes"]]
+        assert order[:2] == [("forward", 0), ("backward", 0)]
+        times = [each[end] for each in rank["passes"] for end in ("begin", "end")]
+        assert times == sorted(times)
+        assert any(wait["operation"] == "all_reduce" for wait in rank["waits"])
     losses = [step["loss"] for step in document["steps"]]
     assert len(losses) == 12
     assert losses[-1] < losses[0] - 0.5

@@ -16,7 +16,7 @@ from planner.cli import app as cli
 from planner.reports import trace as module
 from planner.reports.reported_plan import read_reported
 from planner.reports.trace import trace
-from tests.planner.runs.recorded import machine, plan_file, write_plan
+from tests.planner.runs.recorded import machine, plan_file, write_plan, write_run
 
 GPUS = parse_cluster("1x8xA100-SXM-80GB")
 PLANS = {
@@ -87,6 +87,28 @@ def test_of_many_passes_the_first_and_last_are_written(
     assert "first and last 16 of 64 passes" in str(few)
     last = max(e["ts"] + e["dur"] for e in few.events if e["ph"] == "X")
     assert last == pytest.approx(1e6 * whole.step_seconds)
+
+
+def test_a_run_adds_its_measured_step(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", plan_file(), machine())
+    assert not trace(folder).measured
+    each = {"kind": "forward", "stage": 0, "microbatch": 0, "begin": 0.5, "end": 1.5}
+    wait = {"operation": "all_reduce", "begin": 0.75, "end": 1.0}
+    rank = {"rank": 1, "stage": 0, "passes": [each], "waits": [wait]}
+    document = {"schema_version": 1, "step": 9, "phases": {"optimizer": 0.25}, "ranks": [rank]}
+    (folder / "timeline.json").write_text(json.dumps(document))
+    found = trace(folder)
+    assert "the measured step" in str(found)
+    measured = [e for e in found.events if e["pid"] == module.MEASURED + 1 and e["ph"] == "X"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in measured] == [
+        ("forward 0", 0.5e6, 1e6),
+        ("all_reduce", 0.75e6, 0.25e6),
+    ]
+    assert {e["pid"] for e in found.events} == {0, module.MEASURED + 1}
+    each["end"] = 0.25
+    (folder / "timeline.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="before its begin"):
+        trace(folder)
 
 
 def test_a_file_is_kept_and_errors_exit_with_2(

@@ -1,0 +1,70 @@
+"""Begin and end of every pass that a rank runs in one step, for a trace of the measured step.
+
+A pass lasts from its own begin to that of the next one on the same rank, its waits for messages
+included. On a GPU events on the compute stream are timed, on a CPU the clock of the process.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+
+from cost_models.partition.schedules import Action
+from executor.parallel.pipeline import Pipeline, unobserved
+
+MOST: Final = 2000  # passes of a rank that are kept, and its longest waits
+
+
+class PassTimes:
+    """Times the passes of a pipeline inside the context."""
+
+    def __init__(self, pipeline: Pipeline, device: torch.device) -> None:
+        self.pipeline, self._on_gpu = pipeline, device.type == "cuda"
+        self._began: list[tuple[Action | None, Any]] = []
+
+    def __enter__(self) -> PassTimes:
+        self.origin = self._now()
+        self.pipeline.observe = self._begin
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.pipeline.observe = unobserved
+
+    def _begin(self, action: Action | None) -> None:
+        if len(self._began) <= MOST:
+            self._began.append((action, self._now()))
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, when: Any) -> float:
+        """Return the seconds from the begin of the step; on a GPU after a synchronisation."""
+        if self._on_gpu:
+            return float(self.origin.elapsed_time(when)) / 1e3
+        return float(when - self.origin)
+
+    def passes(self) -> list[dict[str, Any]]:
+        """Return kind, stage, micro-batch, begin and end of each pass, in order."""
+        ends = [when for _, when in self._began[1:]]
+        return [
+            {**action._asdict(), "begin": self._seconds(begin), "end": self._seconds(end)}
+            for (action, begin), end in zip(self._began, ends, strict=False)
+            if action is not None
+        ]
+
+    def waits(self, found: Iterable[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
+        """Return operation, begin and end of waits, the longest ones, in order of time."""
+        waits = [
+            {"operation": operation, "begin": self._seconds(begin), "end": self._seconds(end)}
+            for operation, begin, end in found
+        ]
+        longest = heapq.nlargest(MOST, waits, key=lambda wait: wait["end"] - wait["begin"])
+        return sorted(longest, key=lambda wait: wait["begin"])
