@@ -14,27 +14,20 @@ from typing import Any, Final
 import torch
 
 from cost_models.partition.schedules import Action
-from executor.parallel.pipeline import Pipeline, unobserved
 
 MOST: Final = 2000  # passes of a rank that are kept, and its longest waits
 
 
 class PassTimes:
-    """Times the passes of a pipeline inside the context."""
+    """Times of one step's passes, from its making on; ``begin`` is called before every pass."""
 
-    def __init__(self, pipeline: Pipeline, device: torch.device) -> None:
-        self.pipeline, self._on_gpu = pipeline, device.type == "cuda"
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
         self._began: list[tuple[Action | None, Any]] = []
+        self._origin = self._now()
 
-    def __enter__(self) -> PassTimes:
-        self.origin = self._now()
-        self.pipeline.observe = self._begin
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.pipeline.observe = unobserved
-
-    def _begin(self, action: Action | None) -> None:
+    def begin(self, action: Action | None) -> None:
+        """Record that a pass begins; None: that the last one has ended."""
         if len(self._began) <= MOST:
             self._began.append((action, self._now()))
 
@@ -48,8 +41,8 @@ class PassTimes:
     def _seconds(self, when: Any) -> float:
         """Return the seconds from the begin of the step; on a GPU after a synchronisation."""
         if self._on_gpu:
-            return float(self.origin.elapsed_time(when)) / 1e3
-        return float(when - self.origin)
+            return float(self._origin.elapsed_time(when)) / 1e3
+        return float(when - self._origin)
 
     def passes(self) -> list[dict[str, Any]]:
         """Return kind, stage, micro-batch, begin and end of each pass, in order."""

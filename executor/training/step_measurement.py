@@ -17,6 +17,7 @@ from executor.counters.live_tensors import Hint, MemoryTracker
 from executor.counters.pass_times import PassTimes
 from executor.data.batch import Batch
 from executor.parallel.data_parallel import gradient_reducer
+from executor.parallel.pipeline import unobserved
 from executor.training.trainer import StepResult, Trainer
 
 
@@ -50,9 +51,13 @@ def measured_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str,
 
 def sampled_step(trainer: Trainer, batch: Batch) -> tuple[StepResult, dict[str, Any]]:
     """Train one step; return its result, and this rank's passes, waits and memory."""
-    times = PassTimes(trainer.pipeline, trainer.device)
-    with ExposedCommunication(trainer.device) as exposed, times:
-        result = trainer.step(batch)
+    times = PassTimes(trainer.device)
+    trainer.pipeline.observe = times.begin
+    try:
+        with ExposedCommunication(trainer.device) as exposed:
+            result = trainer.step(batch)
+    finally:
+        trainer.pipeline.observe = unobserved
     return result, {
         "exposed_seconds": exposed.seconds(),
         "memory_bytes": memory_in_use(trainer.device),

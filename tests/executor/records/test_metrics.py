@@ -104,7 +104,12 @@ def _recorder(tmp_path: Any, cluster: str = "2xA100-80GB", **options: Any) -> Re
 
 START = {"kind": "start", "first_step": 0, "environment": {"device": "NVIDIA A100-SXM4-80GB"}}
 WAITS = [
-    {"exposed_seconds": {"recv": 0.1, "all_reduce": 0.05}, "memory_bytes": 10 + n} for n in (0, 2)
+    {
+        "exposed_seconds": {"recv": 0.1, "all_reduce": 0.05},
+        "memory_bytes": 10 + n,
+        "timeline": {"rank": n, "stage": 0, "passes": [], "waits": []},
+    }
+    for n in (0, 2)
 ]
 
 
