@@ -16,8 +16,9 @@ import sys
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -52,7 +53,6 @@ NOBODY: Final = Failure("nobody waits for this answer")
 
 def _answer_questions(connection: Connection) -> None:
     """Answer the questions of a connection, until it is closed; the body of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its workers
     os.environ["COLUMNS"] = WIDTH
     from hardware_profiles.progress import passed_to
     from planner.page.tasks import TASKS
@@ -76,6 +76,19 @@ def _answer_questions(connection: Connection) -> None:
         connection.send(("answer", answer))
 
 
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C, as the processes that start meanwhile do for good: the server ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Worker:
     """One process and the connection to it."""
 
@@ -83,7 +96,8 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_answer_questions, args=(theirs,), daemon=True)
-        self.process.start()
+        with _without_interrupts():
+            self.process.start()
         theirs.close()
 
     def ask(self, question: Any, activity: Callable[[str], None], unwanted: threading.Event) -> Any:
