@@ -2,7 +2,8 @@
 
 Messages: c10/cuda/CUDACachingAllocator.cpp of torch 1.x to 2.13 ("CUDA out of memory. Tried to
 allocate 2.00 GiB (GPU 0; 79.15 GiB total capacity; ...)" up to 2.1, "GPU 0 has a total capacity of
-79.15 GiB of which ..." since). HIP has the same sentences.
+79.15 GiB of which ..." since; read in logs of users, not in the source of every release). HIP has
+the same sentences.
 """
 
 from __future__ import annotations

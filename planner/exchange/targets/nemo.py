@@ -1,6 +1,8 @@
 """Recipes of NeMo 2 (Python), and configurations of NeMo 1 (YAML), which are read only.
 
-Source: NVIDIA/NeMo@0189a3b38d, nemo/collections/llm/recipes/llama3_70b.py and its neighbours;
+Source: NVIDIA/NeMo@0189a3b38d, nemo/collections/llm/recipes/llama3_70b.py and its neighbours (the
+modules of Llama, Mistral, Mixtral, DeepSeek, qwen25_1p5b and qwen3_235b_a22b were looked up; those
+of other Qwen sizes were not);
 NVIDIA/NeMo@00a115fefd, examples/nlp/language_modeling/conf/megatron_llama_config.yaml.
 """
 

@@ -145,3 +145,40 @@ def test_the_trainer_of_lightning(tmp_path: Path) -> None:
     trainer.fit(Module(), torch.utils.data.DataLoader(rows(), batch_size=2))
     (row,) = read_runs(runs)
     assert (row.micro_batch_size, row.num_layers, row.outcome) == (2, 2, "ok")
+
+
+@pytest.mark.slow(seconds=60)
+@pytest.mark.filterwarnings("default")
+def test_the_trainer_of_trl(tmp_path: Path) -> None:
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    tokenizers = pytest.importorskip("tokenizers")
+    from planner.callbacks.hugging_face import PreflightCallback
+
+    words = {"<s>": 0, "</s>": 1}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+    arguments = trl.SFTConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=2,
+        max_steps=6,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        save_strategy="no",
+    )
+    runs = tmp_path / "runs.csv"
+    data = datasets.Dataset.from_dict({"input_ids": [row["input_ids"].tolist() for row in rows()]})
+    callback = PreflightCallback(record=runs, cluster=CLUSTER)
+    trl.SFTTrainer(
+        llama(),
+        args=arguments,
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[callback],
+    ).train()
+    (row,) = read_runs(runs)
+    assert (row.micro_batch_size, row.num_layers, row.outcome) == (2, 2, "ok")
+    assert "trl " in (row.derived or "")
