@@ -45,9 +45,9 @@ PROGRAMS: Final = {
 }
 # printed as one line of JSON by a process that may import torch
 TORCH_FACTS: Final = """
-import json, torch
+import json, sys, torch
 gpu = torch.cuda.is_available()
-print(json.dumps({
+sys.stdout.write(json.dumps({
     "cuda": torch.version.cuda, "rocm": torch.version.hip, "devices": torch.cuda.device_count(),
     "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpu else None,
     "gloo": torch.distributed.is_available() and torch.distributed.is_gloo_available(),
