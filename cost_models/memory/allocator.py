@@ -108,7 +108,7 @@ def most_over_typical(software: SoftwareProfile) -> float:
     1.138
     """
     ratios = [(1.0 + one.needed) / (1.0 + one.typical) for one in _by_streams(software)]
-    return float(np.max(ratios))
+    return max(float(np.max(ratio)) for ratio in ratios)
 
 
 def transient_bytes(software: SoftwareProfile, gradients: Real, others: Real) -> Real:

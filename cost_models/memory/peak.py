@@ -38,7 +38,7 @@ def rank_memory(view: RankView) -> tuple[MemoryParts, Real, Real]:
     rows.
     """
     moments = rank_timeline(view)
-    typical = np.max([_typical_peak(view, parts) for parts in moments], axis=0)
+    typical = np.max(np.stack([_typical_peak(view, parts) for parts in moments]), axis=0)
     moment = np.argmax(np.stack([parts.peak for parts in moments]), axis=0)
     return chosen_parts(moments, moment), moment, typical
 

@@ -55,7 +55,7 @@ class PassTimes:
 
     def waits(self, found: Iterable[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
         """Return operation, begin and end of waits, the longest ones, in order of time."""
-        waits = [
+        waits: list[dict[str, Any]] = [
             {"operation": operation, "begin": self._seconds(begin), "end": self._seconds(end)}
             for operation, begin, end in found
         ]

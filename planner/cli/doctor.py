@@ -103,7 +103,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def distributions() -> list[Installed]:
     """Return the distributions that some command needs, as this Python has them."""
-    required = {}
+    required: dict[str, str] = {}
     for line in importlib.metadata.requires("shardplan") or ():
         name, _, _ = line.partition(";")
         if found := re.match(r"([\w.-]+)(?!\[)\s*(.*)", name.strip()):

@@ -209,8 +209,8 @@ def compare_clusters(question: PageQuestion) -> TableView:
             first=case.name == first,
         )
         rows.append((found.assessment.time.step_seconds, row))
-    heads = ("Cluster", "GPUs", "Memory", "Step", "$ per 10⁹ tokens", "Days", "$ of the run")
-    heads = (*heads, "Best plan")
+    costs = ("$ per 10⁹ tokens", "Days", "$ of the run")
+    heads = ("Cluster", "GPUs", "Memory", "Step", *costs, "Best plan")
     ordered = sorted(rows, key=lambda pair: (not pair[1].first, pair[0]))
     model = answer.scenario.model.name
     return TableView(

@@ -58,7 +58,9 @@ def read_measured(folder: Path) -> MeasuredStep | None:
         return None
     found = convert(read_json(path, "a timeline", max_bytes=MAX_BYTES), MeasuredStep, str(path))
     for rank in found.ranks:
-        for each in (*rank.passes, *rank.waits):
-            if each.end < each.begin:
-                raise InputError(f"{path}: rank {rank.rank}: end = {each.end} is before its begin")
+        spans = [(each.begin, each.end) for each in rank.passes]
+        spans += [(each.begin, each.end) for each in rank.waits]
+        for begin, end in spans:
+            if end < begin:
+                raise InputError(f"{path}: rank {rank.rank}: end = {end} is before its begin")
     return found

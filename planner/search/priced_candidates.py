@@ -77,15 +77,15 @@ def _priced(scenario: Scenario, found: Sequence[Candidates]) -> list[PricedCandi
     table = tables[0]
     if len(tables) > 1:
         names = [f.name for f in fields(PlanTable)]
-        columns = {n: concatenate([getattr(each, n) for each in tables]) for n in names}
-        table = PlanTable(**columns)
+        joined = {n: concatenate([getattr(each, n) for each in tables]) for n in names}
+        table = PlanTable(**joined)
     budget = budget_bytes(scenario.cluster)
     step, least = table_step_bounds(scenario, table)
-    columns = device_and_host(scenario, table, EXACT * budget)
+    peaks, devices, hosts = device_and_host(scenario, table, EXACT * budget)
     priced, end = [], 0
     for candidates in found:
         here = slice(end, end := end + len(candidates.legal))
-        peak, on_device, host = (column[here] for column in columns)
+        peak, on_device, host = peaks[here], devices[here], hosts[here]
         if len(peak) and peak.min() > EXACT * budget:
             peak, on_device, host = device_and_host(scenario, candidates.legal)
         verdicts = np.maximum(on_device, host)
