@@ -117,7 +117,7 @@ def shortened(plan: Plan) -> Plan:
     """Return the plan with the fewest micro-batches that show its schedule, for a drawing.
 
     >>> shortened(Plan(pipeline_parallel=4, num_microbatches=64)).num_microbatches
-    8
+    7
     """
     p, m = plan.pipeline_parallel, plan.num_microbatches
     body = repeats(plan)

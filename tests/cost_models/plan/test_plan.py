@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, SCHEDULES, Plan, PlanTable
-from cost_models.plan.recompute import RECOMPUTE
+from cost_models.plan.recompute import RECOMPUTE, read_setting
 from hardware_profiles.errors import InputError
 
 COUNTS = st.integers(1, 10**6)
@@ -22,7 +22,7 @@ PLANS = st.builds(
     pipeline_schedule=st.sampled_from(SCHEDULES),
     zero_stage=st.integers(0, 3),
     sequence_parallel=st.booleans(),
-    recompute=st.sampled_from(RECOMPUTE),
+    recompute=st.sampled_from(RECOMPUTE).map(read_setting),
     micro_batch_size=COUNTS,
     num_microbatches=COUNTS,
     dp_replicate=COUNTS,

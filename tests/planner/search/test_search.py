@@ -215,9 +215,10 @@ def test_the_search_judges_as_fit_does(software: str) -> None:
     between = (1.0 - memory_spread(software).below) * 0.5 * (typical + peak)
     capacity = min(between / (1.0 - LARGEST_SHARE_KEPT), between + MOST_KEPT)
     cut = with_capacity(scenario, capacity)
-    own = [VERDICTS.index(assess(cut, plan).verdict) for plan in legal]
-    assert verdicts_of(cut, legal)[1].tolist() == own
-    assert own[row] == VERDICTS.index("tight")
+    some = legal.rows(np.append(np.arange(0, len(legal), len(legal) // 40), row))
+    own = [VERDICTS.index(assess(cut, plan).verdict) for plan in some]
+    assert verdicts_of(cut, legal)[1][row] == own[-1] == VERDICTS.index("tight")
+    assert verdicts_of(cut, some)[1].tolist() == own
 
 
 def test_the_budget_is_what_a_process_can_get() -> None:
