@@ -82,13 +82,16 @@ def export(plan: str | Path | PlanFile, to: str) -> Exported:
 
 
 def nearest(file: PlanFile, to: str, limits: Capabilities) -> str:
-    """Return the best plan that a target runs for the same job, priced, and its command."""
+    """Return the best plan that a target runs for the same job, priced, and its command.
+
+    A plan that fits goes before a tight one, a faster before a slower one.
+    """
     problem = limits.problem_of_workload(file.workload)
     if problem is not None:
         return "Choose another value of it, with shardplan plan"
     scenario = replace(scenario_of(file), layer_ranges=None, stage_recompute_layers=None)
     require = (runnable(to, experts=file.model.has_experts),)
-    best: tuple[float, str] | None = None
+    best: tuple[bool, float, str] | None = None
     for stage in limits.limits()["zero_stage"]:
         name = limits.software_for(stage, adapters=file.workload.adapter != "none")
         priced = replace(scenario, software=software_profile(name))
@@ -96,16 +99,16 @@ def nearest(file: PlanFile, to: str, limits: Capabilities) -> str:
         result = search(priced, pins, require=require, top=1)
         for plan in result.plans:
             assessment = assess(priced, plan)
-            seconds = assessment.time.step_seconds
+            seconds, tight = assessment.time.step_seconds, assessment.verdict != "fits"
             words = (
                 f"{describe_plan(plan)} ({format_seconds(seconds)} a step, "
-                f"{format_bytes(assessment.memory.peak_bytes)})"
+                f"{format_bytes(assessment.memory.peak_bytes)}{', tight' if tight else ''})"
             )
-            if best is None or seconds < best[0]:
-                best = seconds, words
+            if best is None or (tight, seconds) < best[:2]:
+                best = tight, seconds, words
     if best is None:
         return f"No plan that {limits.title} runs fits {scenario.cluster.name}"
-    return f"The nearest that it runs: {best[1]}; {_command(scenario, to)}"
+    return f"The nearest that it runs: {best[2]}; {_command(scenario, to)}"
 
 
 def _command(scenario: Scenario, to: str) -> str:

@@ -21,6 +21,7 @@ from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
+from planner.api.export import export
 from planner.exchange.capabilities import capabilities
 from planner.exchange.job import Job
 from planner.exchange.names import target_names
@@ -190,3 +191,21 @@ def test_the_module_of_lightning_keeps_its_model() -> None:
     module = names["LanguageModel"]()
     module.configure_model()
     assert isinstance(module.model, torch.nn.Linear)
+
+
+@pytest.mark.slow
+def test_a_refused_plan_names_the_nearest_one_and_it_fits() -> None:
+    """Replicas with optimizer shards would be faster, but only tight."""
+    cluster = parse_cluster("8xA100-80GB")
+    workload = Workload(seq_len=8192, global_batch_size=256)
+    plan = Plan(2, pipeline_parallel=4, zero_stage=1, num_microbatches=128)
+    scenario = Scenario(
+        resolve_model("llama-3-8b"), cluster, workload, software_profile("shardplan")
+    )
+    ranges = default_layer_ranges(scenario, plan)
+    with pytest.raises(InputError, match=r"pipeline_parallel = 4 \(it runs 1\)") as raised:
+        export(PlanFile(scenario.model, cluster, workload, plan, ranges), "accelerate")
+    words = str(raised.value)
+    assert "The nearest that it runs: --dp" in words
+    assert ", tight)" not in words
+    assert words.endswith("--to accelerate -o plan.json")
