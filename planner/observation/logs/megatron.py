@@ -3,7 +3,8 @@
 Source of the formats: NVIDIA/Megatron-LM megatron/training/training.py (``training_log``) and
 megatron/training/utils.py (``report_memory``); arguments as ``_print_args`` of
 megatron/training/arguments.py prints them. NVIDIA/NeMo nemo/lightning/pytorch/callbacks/
-progress_printer.py and nemo/utils/exp_manager.py (``TimingCallback``).
+progress_printer.py and nemo/utils/exp_manager.py (``TimingCallback``). Megatron-Bridge prints a
+memory report of its own, in decimal gigabytes (a log shows 80.5 on a card of 85.0 GB, 79.1 GiB).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 from planner.observation.logs.readings import Readings, largest, numbers
 
 MIB: Final = 2.0**20
+GB: Final = 1e9
 ITERATION: Final = r"elapsed time per iteration \(ms\):\s*([\d.]+)"
 NEMO_STEP: Final = r"train_step_timing in s\"?\s*[=:]\s*([\d.]+)"
 _ARGUMENT: Final = re.compile(r"^\s*(?:\[default\d*\]:)?\s*([a-z_0-9]+) \.{3,} (\S.*?)\s*$")
@@ -54,10 +56,17 @@ def read_megatron(lines: list[str]) -> Readings:
     return Readings(
         trainer="Megatron-LM",
         step_seconds=[ms / 1000.0 for ms in numbers(ITERATION, lines)],
-        allocated=largest(r"max allocated:\s*([\d.]+)", lines, MIB),
-        reserved=largest(r"max reserved:\s*([\d.]+)", lines, MIB),
+        allocated=_peak("allocated", lines),
+        reserved=_peak("reserved", lines),
         cells=cells,
     )
+
+
+def _peak(kind: str, lines: list[str]) -> float | None:
+    """Return the largest peak of both memory reports in bytes."""
+    found = largest(rf"max {kind}:\s*([\d.]+)", lines, MIB)
+    bridge = largest(rf"mem-max-{kind}-gigabytes:\s*([\d.]+)", lines, GB)
+    return found if bridge is None else max(bridge, found or 0.0)
 
 
 def _arguments(lines: list[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 from hardware_profiles.errors import InputError
 from planner.observation.answer import observe
 from planner.observation.logs.deepspeed import read_deepspeed
+from planner.observation.logs.megatron import read_megatron
 from planner.observation.logs.torchtitan import read_torchtitan
 from planner.validation.runs_file import read_runs
 
@@ -65,6 +66,13 @@ def test_a_log_of_megatron_gives_model_plan_and_median_step(tmp_path: Path) -> N
     )
     observe(log, cluster="8xH100-SXM", output=runs, recompute="full")
     assert [one.recompute for one in read_runs(runs)] == ["none", "full"]
+
+
+def test_the_memory_report_of_megatron_bridge_is_read() -> None:
+    report = "[Rank 0] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 16.6 | "
+    report += "mem-max-allocated-gigabytes: 50.5 | mem-max-reserved-gigabytes: 60.25 | x: 0"
+    found = read_megatron([report, ITERATION.format(n=2)])
+    assert (found.allocated, found.reserved) == (50.5e9, 60.25e9)
 
 
 def test_logs_of_other_trainers(tmp_path: Path) -> None:
