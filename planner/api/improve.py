@@ -16,6 +16,7 @@ from planner.answer.answers import FitAnswer, PlanAnswer
 from planner.api.fit import fit
 from planner.api.plan import fixed_parts, plan
 from planner.assessment.assess import Assessment
+from planner.assessment.verdict import VERDICTS, WORDS
 from planner.exchange.capabilities import capabilities
 from planner.exchange.edits.patch import Patch, PatchedFile
 from planner.exchange.job import Job, settings_of
@@ -27,8 +28,6 @@ from planner.search.simplicity import CLOSE
 from planner.text.answer import SCHEMA_VERSION
 from planner.text.paragraphs import labelled
 
-VERDICTS: Final = ("fits", "tight", "does_not_fit")  # from the best
-WORDS: Final = {"fits": "FITS", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
 OBJECTIVES: Final = ("time", "memory")
 NOT_ASKED: Final = ("pareto", "find", "gpus_at_most", "to")  # of a search for one file
 COMPARED: Final = 20  # plans of the search for which a changed file is tried

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import json as json_format
 import platform
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from hardware_profiles.cluster.local_machine import visible_gpus
 from hardware_profiles.cluster.measurement import (
@@ -28,6 +30,7 @@ DISTRIBUTIONS: Final = {
     **dict.fromkeys(("numpy", "scipy", "networkx", "pandas"), ("", "every command")),
     **dict.fromkeys(("msgspec", "click", "pyyaml", "tomli-w"), ("", "every command")),
     "huggingface-hub": ("", "models by their Hugging Face name"),
+    "packaging": ("", "doctor"),
     "torch": ("run", "run, calibrate, module:…, here without a GPU"),
     "transformers": ("run", "run, module:…"),
     "safetensors": ("run", "run, export of weights"),
@@ -54,7 +57,6 @@ sys.stdout.write(json.dumps({
 }))
 """
 TIMEOUT_SECONDS: Final = 120.0
-CLAUSE: Final = re.compile(r"(>=|<=|==|<|>)\s*([\d.]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,42 +74,16 @@ class Installed:
         """What is wrong with it: missing, a version that is not supported, or nothing."""
         if self.version is None:
             return "missing"
-        return "" if satisfies(self.version, self.requirement) else f"needs {self.requirement}"
-
-
-def satisfies(version: str, requirement: str) -> bool:
-    """Return whether the numbers of a version satisfy all clauses of a requirement.
-
-    >>> satisfies("2.13.0+cpu", ">=2.11,<2.14"), satisfies("2.9.1", ">=2.11"), satisfies("1", "")
-    (True, False, True)
-    """
-    here = _numbers(version)
-    for sign, other in CLAUSE.findall(requirement):
-        bound = _numbers(other)
-        found, wanted = here[: len(bound)] if sign == "==" else here, bound
-        if not {
-            ">=": found >= wanted,
-            "<=": found <= wanted,
-            "==": found == wanted,
-            "<": found < wanted,
-            ">": found > wanted,
-        }[sign]:
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+        allowed = SpecifierSet(self.requirement)
+        return "" if allowed.contains(self.version, prereleases=True) else f"needs {allowed}"
 
 
 def distributions() -> list[Installed]:
     """Return the distributions that some command needs, as this Python has them."""
     required: dict[str, str] = {}
     for line in importlib.metadata.requires("shardplan") or ():
-        name, _, _ = line.partition(";")
-        if found := re.match(r"([\w.-]+)(?!\[)\s*(.*)", name.strip()):
-            required.setdefault(found[1].lower(), found[2].strip())
+        found = Requirement(line)
+        required.setdefault(found.name.lower(), str(found.specifier))
     return [
         Installed(name, _version(name), required.get(name, ""), extra, needed_by)
         for name, (extra, needed_by) in DISTRIBUTIONS.items()

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from planner.assessment.verdict import WORDS
+
 HEADS: Final = ("n", "median", "mean", "bias", "90th", "inside", "width")
 KEYS: Final = (
     "median_absolute_error",
@@ -28,7 +30,6 @@ WIDTH: Final = 80
 NAME: Final = 24  # columns of a name, followed by seven figures
 FIGURE: Final = 8
 QUANTITY: Final = 22
-VERDICTS: Final = {"fits": "FITS", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
 # of the measured kind of memory, the name of the quantity
 MEMORY: Final = {
     "allocated": "allocated, GiB",
@@ -92,7 +93,7 @@ def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
     if size is not None:
         yield _compared(MEMORY[row["memory_kind"]], peak / 2**30, size / 2**30)
     if row["outcome"] == "oom":
-        yield f"{'memory':<{QUANTITY}}{VERDICTS[row['verdict']]:>11}{'ran out':>11}"
+        yield f"{'memory':<{QUANTITY}}{WORDS[row['verdict']]:>11}{'ran out':>11}"
 
 
 def _compared(quantity: str, predicted: float, measured: float | None) -> str:
