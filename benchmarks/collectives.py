@@ -1,4 +1,6 @@
-"""All-reduces by every algorithm, for docs/collectives.md: ``python -m benchmarks.collectives``.
+"""All-reduces by every algorithm, for docs/explanation/collectives.md.
+
+Made by ``python -m benchmarks.collectives``.
 
 Bandwidths are those that large collectives reach (``bus_efficiency``, ``network_efficiency`` in the
 software profiles' [communication]), messages take NCCL's own figures.
@@ -107,7 +109,7 @@ def by_nccl(cluster_name: str, size: float) -> tuple[float, str]:
 
 
 def table() -> list[str]:
-    """Return the table of docs/collectives.md."""
+    """Return the table of docs/explanation/collectives.md."""
     names = sorted(dict.fromkeys(n for c in CLUSTERS for n in seconds(c, 1e6)), key=ORDER.index)
     heads = [f"{c}, {format_bytes(s) if s < 1e9 else '1 GB'}" for c in CLUSTERS for s in SIZES]
     lines = ["| | " + " | ".join(heads) + " |", "| --- " * (1 + len(heads)) + "|"]

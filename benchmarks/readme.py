@@ -21,8 +21,12 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parent.parent
 README: Final = ROOT / "README.md"
-PAGES: Final = (README, ROOT / "docs" / "memory.md", ROOT / "docs" / "walks.md")
-PICTURE: Final = ROOT / "docs" / "memory.svg"
+PAGES: Final = (
+    README,
+    ROOT / "docs" / "explanation" / "memory.md",
+    ROOT / "docs" / "how-to" / "walks.md",
+)
+PICTURE: Final = ROOT / "docs" / "explanation" / "memory.svg"
 PICTURE_COMMAND: Final = "shardplan fit llama-3-8b 8xA100-80GB --seq-len 8192 -o memory.svg"
 BLOCK: Final = re.compile(
     r"(?:<!-- ((?:without|from): [^>\n]*) -->\n)?"
@@ -140,7 +144,7 @@ def main() -> None:
         found = differences(page.read_text(encoding="utf-8"))
         wrong += [f"{page.name} differs from: {command}" for command in found]
     if PICTURE.read_text(encoding="utf-8") != drawn:
-        wrong.append(f"docs/memory.svg differs from: {PICTURE_COMMAND}")
+        wrong.append(f"docs/explanation/memory.svg differs from: {PICTURE_COMMAND}")
     print("\n".join(wrong), end="\n" if wrong else "")
     sys.exit(1 if wrong else 0)
 

@@ -1,4 +1,4 @@
-"""Makes the option tables of docs/defaults.md: ``python docs/make_defaults.py --write`` or --check.
+"""Makes the tables of docs/reference/defaults.md: ``make_defaults.py --write``, --check.
 
 The tables follow from the fields of ``FitRequest`` and ``PlanRequest``; the rest of the page, about
 defaults that have no such option, is written by hand.
@@ -18,7 +18,7 @@ from cost_models.plan.plan import Plan  # noqa: E402
 from hardware_profiles.options import Declared, dashed, declared  # noqa: E402
 from planner.request.requests import FitRequest, PlanRequest  # noqa: E402
 
-PAGE: Final = ROOT / "docs" / "defaults.md"
+PAGE: Final = ROOT / "docs" / "reference" / "defaults.md"
 MARKED: Final = re.compile(r"(<!-- generated -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     if "--write" in sys.argv[1:]:
         PAGE.write_text(new, encoding="utf-8")
     elif new != text:
-        print("docs/defaults.md: python docs/make_defaults.py --write")
+        print("docs/reference/defaults.md: python docs/make_defaults.py --write")
         sys.exit(1)
 
 

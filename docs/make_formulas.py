@@ -1,4 +1,4 @@
-"""Makes docs/formulas.md of the docstrings: ``python docs/make_formulas.py --write`` or --check.
+"""Makes docs/reference/formulas.md: ``python docs/make_formulas.py --write`` or --check.
 
 Takes every file of ``cost_models`` whose docstring has a list of symbols, and every public function
 whose docstring has a formula (indented lines) or a source. Rooms stand in the order of their
@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "formulas.md"
+PAGE = ROOT / "docs" / "reference" / "formulas.md"
 PACKAGE = "cost_models"
 HEAD = """# Formulas
 
 Every formula is a pure function that broadcasts over columns of a table of plans: the function that
 prices one plan prices the whole search. Inside, everything is bytes, seconds, FLOP. `python
 docs/make_formulas.py --write` makes this page of the docstrings. How the formulas work together:
-[memory.md](memory.md), [step_time.md](step_time.md), [serving.md](serving.md).
+[memory.md](../explanation/memory.md), [step_time.md](../explanation/step_time.md),
+[serving.md](../how-to/serving.md).
 
 ## Symbols
 
@@ -147,7 +148,7 @@ def main() -> None:
     if "--write" in sys.argv[1:]:
         PAGE.write_text(text, encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != text:
-        print("docs/formulas.md: python docs/make_formulas.py --write")
+        print("docs/reference/formulas.md: python docs/make_formulas.py --write")
         sys.exit(1)
 
 

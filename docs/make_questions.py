@@ -1,4 +1,4 @@
-"""Draws the screens of docs/questions.md: ``python docs/make_questions.py --write`` or --check.
+"""Draws the screens of docs/how-to/questions.md: ``make_questions.py --write`` or --check.
 
 Each picture of the page is the terminal that answers the command in its description; the headings
 are questions of tests/questions/questions.toml. The text of the page is written by hand.
@@ -23,8 +23,8 @@ from planner.cli.app import main as shardplan  # noqa: E402
 from planner.cli.outputs import COLOURS, VERDICT  # noqa: E402
 
 QUESTIONS: Final = ROOT / "tests" / "questions" / "questions.toml"
-PAGE: Final = ROOT / "docs" / "questions.md"
-SCREENS: Final = ROOT / "docs" / "screens"
+PAGE: Final = ROOT / "docs" / "how-to" / "questions.md"
+SCREENS: Final = ROOT / "docs" / "how-to" / "screens"
 COLUMNS: Final = 80
 WIDTH, HEIGHT, MARGIN = 8.4, 18, 14  # of a character in pixels, and around the text
 STYLE: Final = (
@@ -108,7 +108,9 @@ def screens() -> dict[Path, str]:
     }
     shown = SHOWN.findall(PAGE.read_text(encoding="utf-8"))
     if unknown := [command for ask, command, _ in shown if asked.get(command) != ask]:
-        sys.exit(f"docs/questions.md: not in {QUESTIONS.name} as headed: {', '.join(unknown)}")
+        sys.exit(
+            f"docs/how-to/questions.md: not in {QUESTIONS.name} as headed: {', '.join(unknown)}"
+        )
     return {
         SCREENS / name: drawing(screen(command), f"{ask} shardplan {command}")
         for ask, command, name in shown

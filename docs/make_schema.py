@@ -1,4 +1,4 @@
-"""Makes docs/plan.schema.json, the JSON schema of plan.json: --write, or --check.
+"""Makes docs/reference/plan.schema.json, the JSON schema of plan.json: --write, or --check.
 
 The schema follows from the types by which ``cost_models.plan_file`` checks a file.
 """
@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from cost_models.plan_file import plan_schema  # noqa: E402
 
-SCHEMA: Final = ROOT / "docs" / "plan.schema.json"
+SCHEMA: Final = ROOT / "docs" / "reference" / "plan.schema.json"
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     if "--write" in sys.argv[1:]:
         SCHEMA.write_text(text, encoding="utf-8")
     elif not SCHEMA.exists() or SCHEMA.read_text(encoding="utf-8") != text:
-        print("docs/plan.schema.json: python docs/make_schema.py --write")
+        print("docs/reference/plan.schema.json: python docs/make_schema.py --write")
         sys.exit(1)
 
 

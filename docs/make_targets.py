@@ -1,4 +1,4 @@
-"""Makes the tables of targets in docs/exchange.md: --write, or --check.
+"""Makes the tables of targets in docs/how-to/exchange.md: --write, or --check.
 
 They follow from ``planner/exchange/capabilities.toml``, as searches and exports do.
 """
@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from planner.exchange.capabilities import all_capabilities  # noqa: E402
 
-PAGE: Final = ROOT / "docs" / "exchange.md"
+PAGE: Final = ROOT / "docs" / "how-to" / "exchange.md"
 PARTS: Final = ("targets", "checks")  # the tables: <!-- NAME --> to <!-- end of NAME -->
 DEGREES: Final = {
     "tp": "tensor_parallel",
@@ -63,7 +63,7 @@ def main() -> None:
     if "--write" in sys.argv[1:]:
         PAGE.write_text(text, encoding="utf-8")
     elif text != page:
-        print("docs/exchange.md: python docs/make_targets.py --write")
+        print("docs/how-to/exchange.md: python docs/make_targets.py --write")
         sys.exit(1)
 
 

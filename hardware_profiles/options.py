@@ -2,7 +2,7 @@
 
 A field declares one option completely: its name, type, bounds or choices, default and help, the
 flags of the command line, and its abbreviation in ``--fix`` and ``--require``. The command line,
-the readers of JSON, the range checks, pasted commands and docs/defaults.md follow from it::
+the readers of JSON, the range checks, pasted commands and docs/reference/defaults.md follow::
 
     tensor_parallel: Annotated[Count, Option("--tp", short="tp", help="tensor parallel")] = 1
 
@@ -48,14 +48,14 @@ class Option:
     (no dash) is a positional argument. ``help``: ``{default}`` stands for the default. ``example``:
     a value shown in error messages. ``of``: the field that this one depends on;
     ``pasted``: when a command printed for copying contains it. ``default`` and ``why``: words of
-    docs/defaults.md for a default that is computed. ``as_text``: a longer notation than the field's
-    type is allowed, which the request reads. ``optional_value``: of a flag that is given without a
-    value. ``read``: from the word of the command line to a value that bounds alone do not check;
-    raises an InputError. ``collects``: a dataclass whose fields may follow the arguments of the
-    command as ``tp=8``; they are added to this option. ``common``: the help lists it in its first
-    group. ``values``: the values of a text, or names in it, where the type is not a Literal;
-    ``{values}`` in ``help`` stands for them. ``complete``: from the beginning of a word to the
-    words that a shell proposes. ``elsewhere``: its names in other tools, for suggestions; with
+    docs/reference/defaults.md for a default that is computed. ``as_text``: a longer notation than
+    the field's type is allowed, which the request reads. ``optional_value``: of a flag that is
+    given without a value. ``read``: from the word of the command line to a value that bounds alone
+    do not check; raises an InputError. ``collects``: a dataclass whose fields may follow the
+    arguments of the command as ``tp=8``; they are added to this option. ``common``: the help lists
+    it in its first group. ``values``: the values of a text, or names in it, where the type is not a
+    Literal; ``{values}`` in ``help`` stands for them. ``complete``: from the beginning of a word to
+    the words that a shell proposes. ``elsewhere``: its names in other tools, for suggestions; with
     the value that they stand for, such as ``gradient_checkpointing=full``. ``replaceable``: a
     second positional argument of this name replaces the first.
     """

@@ -57,10 +57,10 @@ def _expected_seconds(item: pytest.Item) -> float:
 
 @cache
 def plan_validator() -> Any:
-    """Return the validator of docs/plan.schema.json."""
+    """Return the validator of docs/reference/plan.schema.json."""
     from jsonschema import Draft202012Validator
 
-    schema = Path(__file__).parents[1] / "docs" / "plan.schema.json"
+    schema = Path(__file__).parents[1] / "docs" / "reference" / "plan.schema.json"
     return Draft202012Validator(json.loads(schema.read_text(encoding="utf-8")))
 
 

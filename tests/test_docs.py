@@ -15,7 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("hardware_profiles", "cost_models", "planner", "executor")
 FOLDERS = (*PACKAGES, "benchmarks", "tests", "docs", "examples", "notebooks")
-PAGES = sorted(path for part in ("*.md", "docs/*.md", "examples/*.md") for path in ROOT.glob(part))
+PAGES = sorted(
+    path for part in ("*.md", "docs/**/*.md", "examples/*.md") for path in ROOT.glob(part)
+)
 PATH = re.compile(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w./*-]*\w\*?/?)")
 MODULE = re.compile(
     rf"(?<![\w./'-])((?:{'|'.join((*PACKAGES, 'benchmarks', 'notebooks'))})(?:\.\w+)+)"
@@ -138,7 +140,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_page_is_linked_from_the_index() -> None:
     index = text_of(ROOT / "docs" / "README.md")
     linked = {target for target, _ in LINK.findall(index)}
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    folder = ROOT / "docs"
+    pages = {str(path.relative_to(folder)) for path in folder.rglob("*.md")} - {"README.md"}
     assert pages - linked == set()
 
 
@@ -150,7 +153,7 @@ def test_the_rooms_stand_in_the_order_of_their_contract(package: str) -> None:
         for contract in project["tool"]["importlinter"]["contracts"]
         if contract["type"] == "layers" and contract.get("containers") == [package]
     )
-    page = text_of(ROOT / "docs" / "architecture.md")
+    page = text_of(ROOT / "docs" / "explanation" / "architecture.md")
     section = page.split(f"**`{package}`")[1].split("**`")[0].split("\n## ")[0]
     rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`[^|]*`) \|", section, re.M)]
     assert [sorted(row) for row in rows] == [

@@ -1,4 +1,4 @@
-"""docs/walkthrough.md: every command runs as it stands, one after the other."""
+"""docs/tutorials/walkthrough.md: every command runs as it stands, one after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "walkthrough.md"
+PAGE = ROOT / "docs" / "tutorials" / "walkthrough.md"
 
 
 def commands() -> str:

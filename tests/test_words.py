@@ -1,4 +1,4 @@
-"""Public names use the field's words (docs/glossary.md).
+"""Public names use the field's words (docs/reference/glossary.md).
 
 ``python tests/test_words.py`` prints the names of all packages that do not. A public name is a
 module, class, function, parameter or field without a leading underscore.
@@ -102,13 +102,13 @@ def test_no_two_classes_share_a_name() -> None:
 
 
 def test_the_glossary_has_about_sixty_terms() -> None:
-    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
     assert 50 <= len(rows) <= 75
 
 
 def test_names_of_the_glossary_are_in_the_code() -> None:
-    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
     code = "\n".join(
         path.read_text(encoding="utf-8")
         for package in PACKAGES

@@ -201,7 +201,8 @@ def unknown(name: str, what: str, known: Iterable[str]) -> str:
     ]
     hint = f"Did you mean {' or '.join(close)}?" if close else "`shardplan hardware` lists them."
     shown = name or repr(name)
-    return f"{shown}: no such {what}. {hint} Describe another one in a TOML file (docs/clusters.md)"
+    page = "docs/how-to/clusters.md"
+    return f"{shown}: no such {what}. {hint} Describe another one in a TOML file ({page})"
 
 
 def _same_digits(one: str, other: str) -> bool:

@@ -15,7 +15,10 @@ from planner.cli.outputs import print_answer, refuse_existing
 
 def learn(
     runs: Annotated[
-        Path, Option("RUNS.csv", help="one to five short runs of one trainer (docs/validate.md)")
+        Path,
+        Option(
+            "RUNS.csv", help="one to five short runs of one trainer (docs/reference/validate.md)"
+        ),
     ],
     output: Annotated[
         Path,

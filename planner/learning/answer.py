@@ -95,8 +95,8 @@ def learn(
 ) -> LearnAnswer:
     """Learn the switches and rates of a trainer from measured runs, and write its profile.
 
-    ``runs``: a RUNS.csv (docs/validate.md) of one trainer on one kind of accelerator; ``output``:
-    the profile, which ``software=`` of ``fit`` and ``plan`` accepts.
+    ``runs``: a RUNS.csv (docs/reference/validate.md) of one trainer on one kind of accelerator;
+    ``output``: the profile, which ``software=`` of ``fit`` and ``plan`` accepts.
     """
     if output is None:
         raise InputError("learn needs a file to write: output=FILE.toml")

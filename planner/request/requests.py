@@ -114,7 +114,7 @@ class MachineOptions:
             group=TRAINING,
             default="the board's own",
             why="matmuls of long runs slow down under a limit, memory does not "
-            "([step_time.md](step_time.md))",
+            "([step_time.md](../explanation/step_time.md))",
         ),
     ] = None
 
@@ -383,7 +383,7 @@ class ModuleOptions:
             group=TRAINING,
             default="`example_inputs(batch_size)` next to the factory; of a transformers module a "
             "guess from its config, which the answer names",
-            why="`docs/any_module.md`",
+            why="`docs/how-to/any_module.md`",
         ),
     ] = None
 
@@ -431,7 +431,7 @@ class WholeRunOptions:
             group=WHOLE_RUN,
             default="mtbf 50,677 h of one accelerator, restart 11 min, stall 5 s, storage "
             "0.98 GB/s a node",
-            why="published figures ([goodput.md](goodput.md)); the answer lists them",
+            why="published figures ([goodput.md](../how-to/goodput.md)); the answer lists them",
         ),
     ] = None
 
@@ -448,7 +448,7 @@ class ConfigOptions:
             help="take options from a trainer's file, such as ds_config.json",
             group=TRAINING,
             default="none: only the options that are given",
-            why="`docs/exchange.md`; options that are given win over those of the file",
+            why="`docs/how-to/exchange.md`; options that are given win over those of the file",
         ),
     ] = None
 

@@ -153,7 +153,7 @@ def validate(
 ) -> ValidateAnswer:
     """Compare measured runs with predictions.
 
-    ``runs``: a RUNS.csv (docs/validate.md); None: the published runs that shardplan contains.
+    ``runs``: a RUNS.csv (docs/reference/validate.md); None: the runs that shardplan contains.
     ``only``: source groups; ``what``: time or memory alone; ``software``: the profile of all rows,
     whatever their cells name. Rows with bad cells are left out; the answer lists the cells.
     """

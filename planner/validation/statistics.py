@@ -1,6 +1,6 @@
 """Errors of predictions over rows, and the quality of rankings. Errors are predicted/measured - 1.
 
-Source: RUNS.csv's own definition of what ``validate`` reports (docs/validate.md).
+Source: RUNS.csv's own definition of what ``validate`` reports (docs/reference/validate.md).
 """
 
 from __future__ import annotations

@@ -88,6 +88,8 @@ def test_switches_move_the_least_and_one_server_the_most() -> None:
 
 
 def test_the_docs_show_the_table() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "collectives.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "collectives.md").read_text(
+        encoding="utf-8"
+    )
     missing = [line for line in table() if line not in text]
     assert not missing, "python -m benchmarks.collectives"

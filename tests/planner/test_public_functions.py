@@ -145,7 +145,7 @@ DOCUMENTED = re.compile(r"^from (executor[\w.]*) import (.+)$", re.M)
 
 def documented() -> list[tuple[str, str]]:
     """Functions and classes of the executor that the documentation calls."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     texts = [page.read_text(encoding="utf-8") for page in pages]
     found = [(module, names) for text in texts for module, names in DOCUMENTED.findall(text)]
     return [(module, name) for module, names in found for name in names.split(", ")]

@@ -180,7 +180,9 @@ def test_kernels_are_counted_by_what_a_layer_has() -> None:
     deepseek = times("deepseek-v3", "8xH200-SXM", weights="fp8", tensor_parallel=8, sequences=1)
     kernels = 3 * (11 + 6) + 58 * (11 + 6 + 5 + 4) + 8
     assert float(deepseek.token_parts.kernels) == pytest.approx(kernels * 4.5e-6)
-    assert 1.0 / float(deepseek.token) == pytest.approx(112, rel=0.1)  # SGLang, docs/serving.md
+    assert 1.0 / float(deepseek.token) == pytest.approx(
+        112, rel=0.1
+    )  # SGLang, docs/how-to/serving.md
 
 
 def test_latent_attention_multiplies_more_than_it_reads() -> None:

@@ -142,7 +142,7 @@ def test_a_run_is_kept_while_it_goes_on(tmp_path):
 
 
 def test_every_key_is_in_the_docs(tmp_path):
-    text = (Path(__file__).parents[3] / "docs" / "run_json.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "run_json.md").read_text()
     recorder = _recorder(tmp_path)
     recorder(START)
     for step in range(1, 5):

@@ -217,8 +217,10 @@ def test_an_existing_drawing_is_kept(tmp_path: Path) -> None:
 
 
 def test_the_worked_number_of_the_page_is_what_is_predicted() -> None:
-    """docs/memory.md, the table worked out by hand."""
-    page = (Path(__file__).parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
+    """docs/explanation/memory.md, the table worked out by hand."""
+    page = (Path(__file__).parents[3] / "docs" / "explanation" / "memory.md").read_text(
+        encoding="utf-8"
+    )
     worked = page.split("## One number, worked out")[1].split("## ")[0]
     rows = re.findall(r"^\| (\w+) \|.*\| ([0-9.]+) \|$", worked, re.MULTILINE)
     answer = planner.fit("llama-3-8b", "8xA100-80GB", **SHARDED)
@@ -248,7 +250,9 @@ def test_a_no_says_how_its_largest_part_comes_about() -> None:
 
 
 def test_the_bars_of_the_page_are_what_is_printed() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "explanation" / "memory.md").read_text(
+        encoding="utf-8"
+    )
     shown = page.split("```console\n$ ")[1].split("```")[0].splitlines()[1:]
     answer = planner.fit("llama-3-8b", "8xA100-80GB", **SHARDED)
     printed = [line.rstrip() for line in answer.explain().splitlines()]

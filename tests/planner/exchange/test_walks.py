@@ -1,4 +1,4 @@
-"""docs/walks.md: public files in, verdict and better plan, file out, the trainer's loader, back.
+"""docs/how-to/walks.md: public files in, verdict, better plan, file out, the trainer's loader.
 
 Loaders are those of installed packages; a step without its package is skipped at the end.
 """
@@ -26,7 +26,7 @@ from planner.exchange.megatron_model import model_fields
 from planner.exchange.registry import read_config, target
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "walks.md"
+PAGE = ROOT / "docs" / "how-to" / "walks.md"
 BLOCKS = (
     r"## (.+)\n(?:(?!## )[^\0])*?\$ shardplan (fit .+)\n(?:(?!## )[^\0])*?\$ shardplan (plan .+)\n"
 )

@@ -1,4 +1,4 @@
-"""Two runs that everybody knows, worked out: docs/step_time.md prints these numbers."""
+"""Two runs that everybody knows, worked out: docs/explanation/step_time.md prints these numbers."""
 
 from __future__ import annotations
 
