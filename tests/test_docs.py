@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("hardware_profiles", "cost_models", "planner", "executor")
@@ -138,11 +140,45 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_linked_from_the_index() -> None:
-    index = text_of(ROOT / "docs" / "README.md")
-    linked = {target for target, _ in LINK.findall(index)}
+    """From docs/README.md, or from the README.md of its folder that docs/README.md links to."""
     folder = ROOT / "docs"
-    pages = {str(path.relative_to(folder)) for path in folder.rglob("*.md")} - {"README.md"}
-    assert pages - linked == set()
+    linked = links_of(folder / "README.md")
+    for index in [path for path in linked if path.name == "README.md"]:
+        linked |= links_of(index)
+    assert sorted(name_of(page) for page in book_pages() - linked) == []
+
+
+def links_of(page: Path) -> set[Path]:
+    return {(page.parent / target).resolve() for target, _ in LINK.findall(text_of(page)) if target}
+
+
+def book_pages() -> set[Path]:
+    return set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs" / "README.md"}
+
+
+def entries_of(navigation: object) -> Iterator[str]:
+    """Paths of a navigation of mkdocs.yml: pages, and folders that end with a slash."""
+    if isinstance(navigation, str):
+        yield navigation
+    elif isinstance(navigation, dict):
+        yield from entries_of(list(navigation.values()))
+    elif isinstance(navigation, list):
+        for entry in navigation:
+            yield from entries_of(entry)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    entries = list(entries_of(yaml.safe_load("nav:" + text.split("\nnav:")[1])["nav"]))
+    folder = ROOT / "docs"
+    listed = [
+        page
+        for entry in entries
+        for page in ((folder / entry).glob("*.md") if entry[-1] == "/" else [folder / entry])
+    ]
+    assert sorted(map(name_of, listed)) == sorted(
+        map(name_of, book_pages() | {folder / "README.md"})
+    )
 
 
 @pytest.mark.parametrize("package", PACKAGES)
