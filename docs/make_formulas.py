@@ -1,45 +1,78 @@
-"""Makes docs/reference/formulas.md: ``python docs/make_formulas.py --write`` or --check.
+"""Makes docs/reference/formulas/, the book of formulas: ``make_formulas.py --write`` or --check.
 
-Takes every file of ``cost_models`` whose docstring has a list of symbols, and every public function
-whose docstring has a formula (indented lines) or a source. Rooms stand in the order of their
-import-linter contract, lowest first.
+A page for each room of ``cost_models``, lowest first as in their import-linter contract: every file
+with symbols or formulas, every public function whose docstring has a formula (indented lines) or a
+source. ``docs/docstrings.py`` reads the docstrings, ``docs/worked_numbers.py`` computes the worked
+numbers.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
+from typing import Final
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "reference" / "formulas.md"
-PACKAGE = "cost_models"
-HEAD = """# Formulas
+DOCS: Final = Path(__file__).parent
+ROOT: Final = DOCS.parent
+sys.path[:0] = [str(ROOT), str(DOCS)]
 
-Every formula is a pure function that broadcasts over columns of a table of plans: the function that
-prices one plan prices the whole search. Inside, everything is bytes, seconds, FLOP. `python
-docs/make_formulas.py --write` makes this page of the docstrings. How the formulas work together:
-[memory.md](../explanation/memory.md), [step_time.md](../explanation/step_time.md),
-[serving.md](../how-to/serving.md).
+from docstrings import Described, describe, prose, symbols_in  # noqa: E402
+from worked_numbers import JOBS, Call, command_of, worked_calls  # noqa: E402
 
-## Symbols
+BOOK: Final = DOCS / "reference" / "formulas"
+PACKAGE: Final = "cost_models"
+# what each room's page answers
+TITLES: Final = {
+    "model": "Parameters",
+    "partition": "Partition: what each rank holds",
+    "communication": "Communication",
+    "activations": "Activations",
+    "compute": "Computation",
+    "memory": "Memory",
+    "serving": "Serving",
+    "step_time": "Step time",
+    "pricing": "Pricing a step",
+    "traced": "Traced modules",
+}
+HEAD: Final = """# Book of formulas
 
-Symbols are those of the papers, so a letter may mean different things in different rooms.
+Each formula below is a pure function of `cost_models` that broadcasts over columns of a table of
+plans: the function that prices one plan prices the whole search. The pages are made from the
+docstrings (`python docs/make_formulas.py --write`), so they say what the code does. How the
+formulas work together: [memory](../../explanation/memory.md), [step
+time](../../explanation/step_time.md), [serving](../../how-to/serving.md).
+
+## How to read a formula
+
+- **Formula** with its explanation. Letters are those of the papers, so a letter may mean different
+  things on different pages; below each formula stand the letters that it uses.
+- **Example**: a small call and its result; the tests run it.
+- **Worked number**: the arguments and the result of the function while one of the jobs below is
+  priced, computed when the page is made. Arguments that are whole objects (a model, a plan) are
+  left out. Inside, everything is bytes, seconds and FLOP; numbers are printed in larger units.
+- **Source**: paper, section and equation, or the code whose behaviour the formula describes.
+- **Leaves out**: the limits of the formula.
+
+## The pages
 
 """
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A public function with a formula: its name, the first sentence, the rest of its docstring."""
+    """A public function with a formula: its name, its docstring, its code."""
 
     name: str
-    summary: str
-    rest: str
+    words: Described
+    code: CodeType
 
 
 @dataclass(frozen=True)
@@ -47,9 +80,7 @@ class File:
     """A file of formulas."""
 
     path: Path
-    summary: str
-    rest: str
-    symbols: tuple[tuple[str, str], ...]
+    words: Described
     formulas: tuple[Formula, ...]
 
 
@@ -62,93 +93,168 @@ def rooms() -> list[str]:
     raise SystemExit(f"pyproject.toml has no layers contract of {PACKAGE}")
 
 
-def parts_of(docstring: str) -> tuple[str, str]:
-    """Split a docstring into its first paragraph and the rest."""
-    summary, _, rest = docstring.partition("\n\n")
-    return " ".join(summary.split()), rest.strip("\n")
-
-
-def symbols_of(docstring: str) -> Iterator[tuple[str, str]]:
-    """Yield symbols and meanings of a ``Symbols`` paragraph: entries apart by three blanks."""
-    match = re.search(r"^Symbols +(.*?)(?=^\S|\Z|\n\n)", docstring, re.MULTILINE | re.DOTALL)
-    for line in match[1].splitlines() if match else ():
-        for entry in re.split(r" {3,}", line.strip()):
-            symbol, _, meaning = entry.partition(" ")
-            if re.fullmatch(r"[A-Za-z]{1,2}|[a-z]+_[a-z0-9]|alpha|beta|gamma|tau", symbol):
-                yield symbol, meaning.strip(" ,")
-
-
-def is_formula(docstring: str) -> bool:
-    """Whether a docstring has indented lines, other than a doctest, or a source."""
-    lines = docstring.split("\n")[1:]
-    return any(line.startswith("    ") for line in lines) or "Source:" in docstring
-
-
 def read(path: Path) -> File:
     """Read a file's docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    docstring = ast.get_docstring(tree) or ""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     formulas = []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            own = ast.get_docstring(node) or ""
-            if is_formula(own):
-                formulas.append(Formula(node.name, *parts_of(own)))
-    return File(path, *parts_of(docstring), tuple(symbols_of(docstring)), tuple(formulas))
+            words = describe(ast.get_docstring(node) or "")
+            if words.formulas or words.source:
+                function = getattr(importlib.import_module(name), node.name)
+                formulas.append(Formula(node.name, words, inspect.unwrap(function).__code__))
+    return File(path, describe(ast.get_docstring(tree) or ""), tuple(formulas))
 
 
 def files_of(room: str) -> list[File]:
     """Return the files of a room that have formulas or symbols."""
     place = ROOT / PACKAGE / room
     paths = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
-    return [file for file in map(read, paths) if file.formulas or file.symbols]
+    return [file for file in map(read, paths) if file.formulas or file.words.symbols]
 
 
-def symbols_table(found: list[tuple[str, list[File]]]) -> str:
-    """Return one row for each symbol and meaning, with the rooms that use it so."""
+def symbols_table(files: list[File]) -> Iterator[str]:
+    """Yield one row for each symbol and meaning of a page."""
     meanings: dict[tuple[str, str], list[str]] = {}
-    for room, files in found:
-        for file in files:
-            for entry in file.symbols:
-                places = meanings.setdefault(entry, [])
-                if room not in places:
-                    places.append(room)
-    lines = ["| symbol | meaning | rooms |", "| --- | --- | --- |"]
-    for (symbol, meaning), places in sorted(
-        meanings.items(), key=lambda item: (item[0][0].lower(), item[0][0], item[0][1])
-    ):
-        lines.append(f"| {symbol} | {meaning.replace('|', '')} | {', '.join(places)} |")
-    return "\n".join(lines)
-
-
-def section(room: str, files: list[File]) -> str:
-    """Return the part of the page about one room."""
-    lines = [f"## {room}", ""]
     for file in files:
-        lines += [f"### `{file.path.relative_to(ROOT)}`", "", file.summary, ""]
-        if file.rest:
-            lines += ["```text", file.rest, "```", ""]
-        for formula in file.formulas:
-            lines += [f"**`{formula.name}`** {formula.summary}", ""]
-            if formula.rest:
-                lines += ["```text", formula.rest, "```", ""]
-    return "\n".join(lines)
+        for entry in dict.fromkeys(file.words.symbols):
+            meanings.setdefault(entry, []).append(f"[{file.path.stem}](#{slug(title_of(file))})")
+    if not meanings:
+        return
+    yield from ("## Symbols", "", "| symbol | meaning | in |", "| --- | --- | --- |")
+    for (symbol, meaning), places in sorted(
+        meanings.items(), key=lambda one: (one[0][0].lower(), one[0])
+    ):
+        cell = prose(meaning).replace("|", r"\|")
+        yield f"| {letters(symbol)} | {cell} | {', '.join(places)} |"
+    yield ""
 
 
-def page() -> str:
-    """Return the whole page."""
-    found = [(room, files) for room in rooms() if (files := files_of(room))]
-    sections = [section(room, files) for room, files in found]
-    return HEAD + symbols_table(found) + "\n\n" + "\n".join(sections).rstrip() + "\n"
+def title_of(file: File) -> str:
+    """Return the heading of a file's section."""
+    return file.words.summary.rstrip(".")
+
+
+def slug(title: str) -> str:
+    """Return the anchor of a heading, as GitHub makes it.
+
+    >>> slug("Step time: `p` stages")
+    'step-time-p-stages'
+    """
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def letters(symbol: str) -> str:
+    """Return the letters of an entry as code."""
+    return ", ".join(f"`{one}`" for one in symbol.split(", "))
+
+
+def section(file: File, calls: Mapping[CodeType, Call]) -> Iterator[str]:
+    """Yield the part of a page about one file."""
+    yield from (f"## {title_of(file)}", "")
+    yield from (f"`{file.path.relative_to(ROOT)}`", "")
+    yield from described(file.words)
+    for formula in file.formulas:
+        yield from (f"### `{formula.name}`", "", formula.words.summary, "")
+        yield from described(formula.words, file.words.symbols)
+        if formula.words.examples:
+            yield from ("**Example**", "", "```pycon")
+            yield from "\n\n".join(formula.words.examples).splitlines()
+            yield from ("```", "")
+        if call := calls.get(formula.code):
+            yield from worked(call)
+        for title, words in (
+            ("Source", formula.words.source),
+            ("Leaves out", formula.words.leaves_out),
+        ):
+            if words:
+                yield from (f"**{title}** {words}", "")
+
+
+def described(words: Described, symbols: tuple[tuple[str, str], ...] = ()) -> Iterator[str]:
+    """Yield the formulas and explanations of a docstring, and the letters of its formulas."""
+    for part in words.body:
+        yield from (part, "")
+    used = [one for one in symbols if symbols_in(one[0], words)]
+    if used:
+        meant = "; ".join(f"{letters(symbol)} {prose(meaning)}" for symbol, meaning in used)
+        yield from (f"**Symbols** {meant}.", "")
+    if words.units:
+        yield from (f"**Units** {words.units}", "")
+
+
+def worked(call: Call) -> Iterator[str]:
+    """Yield a worked number."""
+    yield from (
+        f"**Worked number** of [job {call.job}](README.md#job-{call.job.lower()})",
+        "",
+        "```text",
+    )
+    width = max((len(name) for name, _ in call.arguments), default=0)
+    for name, value in call.arguments:
+        yield f"{name:{width}} = {value}"
+    width = max(len(name) for name, _ in call.results)
+    for number, (name, value) in enumerate(call.results):
+        yield ("  " if number else "→ ") + (f"{name:{width}} = {value}" if name else value)
+    yield from ("```", "")
+
+
+def page(room: str, files: list[File], calls: Mapping[CodeType, Call]) -> str:
+    """Return the page of a room."""
+    lines = [f"# {TITLES.get(room, room)}", ""]
+    package = ROOT / PACKAGE / room / "__init__.py"
+    if package.exists():
+        words = describe(ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))) or "")
+        lines += [words.summary, ""]
+    lines += symbols_table(files)
+    for file in files:
+        lines += section(file, calls)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def index(found: Mapping[str, list[File]]) -> str:
+    """Return the first page: how to read the others, their formulas, the jobs."""
+    lines = [HEAD + "| page | formulas |", "| --- | --- |"]
+    for room, files in found.items():
+        names = [
+            f"[`{formula.name}`]({room}.md#{formula.name})"
+            for file in files
+            for formula in file.formulas
+        ]
+        lines.append(f"| [{TITLES.get(room, room)}]({room}.md) | {', '.join(names)} |")
+    lines += ["", "## The jobs of the worked numbers", ""]
+    lines += ["`import planner`, then:", ""]
+    for job in JOBS:
+        lines += [f"### Job {job}", "", "```python", command_of(job), "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page of the book."""
+    found = {room: files for room in rooms() if (files := files_of(room))}
+    codes = {
+        formula.code for files in found.values() for file in files for formula in file.formulas
+    }
+    calls = worked_calls(codes)
+    return {"README.md": index(found)} | {
+        f"{room}.md": page(room, files, calls) for room, files in found.items()
+    }
 
 
 def main() -> None:
-    """Write the page, or exit with 1 where it is not what the docstrings say."""
-    text = page()
+    """Write the pages, or exit with 1 where one is not what the docstrings say."""
+    made = pages()
     if "--write" in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != text:
-        print("docs/reference/formulas.md: python docs/make_formulas.py --write")
+        BOOK.mkdir(exist_ok=True)
+        for path in BOOK.glob("*.md"):
+            path.unlink()
+        for name, text in made.items():
+            (BOOK / name).write_text(text, encoding="utf-8")
+        return
+    kept = {path.name: path.read_text(encoding="utf-8") for path in BOOK.glob("*.md")}
+    if kept != made:
+        print("docs/reference/formulas: python docs/make_formulas.py --write")
         sys.exit(1)
 
 
