@@ -125,12 +125,13 @@ def _trace(options: TraceOptions) -> int:
     """Print parameters, saved tensors and operations of a module, on one line."""
     from executor.trace.trace import trace
 
-    found = trace(
-        options.module,
-        precision=options.precision,
-        input_shapes=options.inputs,
-        device=options.device,
-    )
+    with status_line("tracing"):
+        found = trace(
+            options.module,
+            precision=options.precision,
+            input_shapes=options.inputs,
+            device=options.device,
+        )
     print(json.dumps(found, allow_nan=False))
     return 0
 
@@ -145,7 +146,8 @@ def _measure(options: MeasureOptions) -> int:
     if torch.cuda.is_available():
         print(json.dumps(measure_gpu(), indent=2, allow_nan=False))
         return 0
-    measurement = measure_machine(options.processes)
+    with status_line("measuring"):
+        measurement = measure_machine(options.processes)
     path = save(measurement)
     print(f"kept in {path}", file=sys.stderr)
     print(json.dumps(measurement.to_dict(), indent=2, allow_nan=False))

@@ -1,66 +1,243 @@
-"""Status line of the command line: a long computation reports its current activity.
+"""Status line of the command line: a long computation reports its activity and the share done.
 
-Computations call :func:`report`; nothing happens unless a command line displays a
-:class:`StatusLine`.
+Computations call :func:`report`, and :func:`tracked` or :func:`advance` where they know the share
+that is done; nothing happens unless a command line displays a :class:`StatusLine`.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Protocol, TextIO
+from typing import Any, Final, NamedTuple, Protocol, TextIO, TypeVar
+
+T = TypeVar("T")
 
 PATIENCE: Final = 0.5  # seconds without output before the line appears
 REDRAW: Final = 0.1  # seconds between two states of the line
 ELAPSED_FROM: Final = 3.0  # seconds from which the elapsed time is shown
 ERASE: Final = "\r\x1b[K"
+EVIDENCE: Final = 0.5  # seconds of work from which the time left is extrapolated
+LEAST: Final = 0.02  # share of the work from which it is extrapolated
+WRONG: Final = 2.0  # an estimate that grows by more than this factor is withdrawn
+CHANNEL: Final = "SHARDPLAN_PROGRESS"  # of the environment: the pipe to which a process reports
+
+
+class Activity(NamedTuple):
+    """The current activity."""
+
+    text: str
+    share: float | None = None  # of the phase that is done; None: unknown
+    phase: int = 0  # the share of one phase never falls
+    divisible: bool = True  # whether what is reported meanwhile tells its share
 
 
 class Display(Protocol):
     """Something that shows the current activity."""
 
-    def update(self, text: str) -> None:
-        """Show another activity; an empty one erases it."""
+    def update(self, activity: Activity) -> None:
+        """Show another activity; one without text erases it."""
+
+
+class _Part(NamedTuple):
+    """The item of a tracked loop that is under way."""
+
+    label: str
+    begin: float  # as shares of the loop
+    size: float
+    divisible: bool
 
 
 _shown: list[Display] = []  # the one in use, if any
+_parts: list[_Part] = []  # nested loops, the outermost first
+_last: list[Activity] = [Activity("")]
 
 
-def report(activity: str) -> None:
-    """Name the current activity, such as ``searching 19,152 plans``."""
-    if _shown:
-        _shown[-1].update(activity)
+def report(text: str, *, divisible: bool = True) -> None:
+    """Name the current activity, such as ``searching 19,152 plans``.
+
+    Outside :func:`tracked` it begins a phase, of which nothing is done yet. Not ``divisible``: the
+    share that is done stays unknown, whatever parts of it tell.
+    """
+    if not _shown:
+        return
+    phase = _last[0].phase + (not _parts)
+    share = _share_of_loops(0.0) if _parts else None
+    labels = [part.label for part in _parts if part.label]
+    _update(Activity(", ".join([*labels, text]), share, phase, divisible))
+
+
+def advance(share: float) -> None:
+    """Tell which share of the current activity is done."""
+    if _shown and _last[0].text and _last[0].divisible and all(part.divisible for part in _parts):
+        _update(_last[0]._replace(share=_share_of_loops(share)))
+
+
+def tracked(
+    items: Sequence[T],
+    label: str = "",
+    *,
+    size: Callable[[T], float] = lambda _: 1.0,
+    divisible: bool = True,
+) -> Iterator[T]:
+    """Yield the items of a loop, and tell which share of them is done.
+
+    ``label``: a format of ``number`` (from 1) and ``total``; ``size``: of an item, by which its
+    share of the loop is taken; not ``divisible``: what is reported during an item tells nothing
+    about the share of it that is done. Loops nest.
+    """
+    if not _shown or len(items) < 2:
+        yield from items
+        return
+    sizes = [size(item) for item in items]
+    whole, done, depth = math.fsum(sizes) or 1.0, 0.0, len(_parts)
+    if not depth:
+        _last[0] = Activity("", None, _last[0].phase + 1)
+    for number, (item, own) in enumerate(zip(items, sizes, strict=True), 1):
+        words = label.format(number=f"{number:,}", total=f"{len(items):,}")
+        _parts.append(_Part(words, done / whole, own / whole, divisible))
+        try:
+            text = ", ".join(part.label for part in _parts if part.label)
+            _update(Activity(text or _last[0].text, _share_of_loops(0.0), _last[0].phase))
+            yield item
+        finally:
+            del _parts[depth:]
+        done += own
+    if depth:
+        advance(1.0)
+
+
+def _share_of_loops(share: float) -> float:
+    for part in reversed(_parts):
+        share = part.begin + part.size * min(share, 1.0) * part.divisible
+    return share
+
+
+def _update(activity: Activity) -> None:
+    _last[0] = activity
+    _shown[-1].update(activity)
+
+
+def is_shown() -> bool:
+    """Whether somebody sees what is reported."""
+    return bool(_shown)
+
+
+class TimeLeft:
+    """Seconds that are left, extrapolated from the share that is done.
+
+    The figure never grows; it is unknown where it would by much, and where hardly anything is done.
+    """
+
+    def __init__(self) -> None:
+        self.phase: int | None = None
+        self.share = self.since = self.end = self.least = math.nan
+
+    def update(self, activity: Activity, now: float) -> None:
+        """Take a report; ``now``: seconds of any clock."""
+        share = activity.share
+        if activity.phase != self.phase:
+            self.phase, self.since, self.share = activity.phase, now, 0.0
+            self.end = self.least = math.inf
+        if share is None or share <= self.share:
+            return
+        self.share = share
+        if share >= LEAST and now - self.since >= EVIDENCE:
+            self.end = self.since + (now - self.since) / share
+
+    def seconds(self, now: float) -> float | None:
+        """Return the seconds left; None: unknown."""
+        left = self.end - now
+        if not 0.0 < left < math.inf or self.share >= 1.0:
+            return None
+        if left > WRONG * self.least + EVIDENCE:
+            return None
+        self.least = min(self.least, left)
+        return self.least
+
+
+def time_words(seconds: float) -> str:
+    """Return a time left in words.
+
+    >>> time_words(0.2), time_words(59.5), time_words(200), time_words(4000)
+    ('1 s', '60 s', '3 min', '1 h 7 min')
+    """
+    if seconds <= 90:
+        return f"{math.ceil(seconds)} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 @dataclass(frozen=True)
 class _Passed:
     """Activities that are passed on."""
 
-    update: Callable[[str], None]
+    update: Callable[[Activity], None]
 
 
 @contextmanager
-def passed_to(update: Callable[[str], None]) -> Iterator[None]:
+def passed_to(update: Callable[[Activity], None]) -> Iterator[None]:
     """Pass reported activities to a function, such as one that sends them to another process."""
     display = _Passed(update)
     _shown.append(display)
     try:
         yield
     finally:
-        _shown.remove(display)
+        _hide(display)
+
+
+def _hide(display: Display) -> None:
+    _shown.remove(display)
+    if not _shown:
+        _parts.clear()  # of loops that an error ended
 
 
 def clear() -> None:
     """Erase the line before other output; the next report shows it again."""
     if _shown:
-        _shown[-1].update("")
+        _shown[-1].update(Activity(""))
+
+
+@contextmanager
+def reports_of_process() -> Iterator[Mapping[str, Any]]:
+    """Yield arguments for ``subprocess`` with which a process of ours reports to this one."""
+    if not _shown:
+        yield {"env": dict(os.environ)}
+        return
+    reading, writing = os.pipe()
+
+    def listen() -> None:
+        with os.fdopen(reading, encoding="utf-8") as lines:
+            for line in lines:
+                text, share = json.loads(line)
+                if text:
+                    display.update(Activity(text, share, phase))
+
+    display, phase = _shown[-1], _last[0].phase + 1
+    _last[0] = _last[0]._replace(phase=phase)
+    thread = threading.Thread(target=listen, daemon=True, name="reports of a process")
+    thread.start()
+    try:
+        yield {"env": {**os.environ, CHANNEL: str(writing)}, "pass_fds": (writing,)}
+    finally:
+        os.close(writing)
+        thread.join(1.0)
+
+
+def _to_parent(activity: Activity) -> None:
+    line = json.dumps([activity.text, activity.share]) + "\n"
+    try:
+        os.write(int(os.environ[CHANNEL]), line.encode())
+    except (OSError, ValueError):
+        os.environ.pop(CHANNEL, None)
 
 
 class StatusLine:
@@ -71,6 +248,7 @@ class StatusLine:
 
     def __init__(self, stream: TextIO, first: str = "") -> None:
         self.stream, self.text = stream, first
+        self.left = TimeLeft()
         self.since = time.monotonic()  # of silence
         self.drawn = ""
         self.lock = threading.Lock()
@@ -78,6 +256,7 @@ class StatusLine:
         self.thread = threading.Thread(target=self._draw, daemon=True, name="status line")
 
     def __enter__(self) -> StatusLine:
+        _last[0] = Activity(self.text, None, _last[0].phase + 1, divisible=False)
         _shown.append(self)
         self.thread.start()
         return self
@@ -88,17 +267,19 @@ class StatusLine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _shown.remove(self)
+        _hide(self)
         self.ended.set()
-        self.update("")
+        self.update(Activity(""))
         self.thread.join()
 
-    def update(self, text: str) -> None:
-        """Show another activity; an empty one erases the line at once."""
-        if text and self.text:
-            self.text = text
-            return
+    def update(self, activity: Activity) -> None:
+        """Show another activity; one without text erases the line at once."""
+        text = activity.text
         with self.lock:
+            self.left.update(activity, time.monotonic())
+            if text and self.text:
+                self.text = text
+                return
             self.text, self.since = text, time.monotonic()
             if self.drawn and not text:
                 self.stream.write(ERASE)
@@ -111,17 +292,29 @@ class StatusLine:
                 silent = time.monotonic() - self.since
                 if not self.text or silent < PATIENCE:
                     continue
-                elapsed = f"  {silent:.0f} s" if silent >= ELAPSED_FROM else ""
-                room = shutil.get_terminal_size().columns - len(elapsed) - 5
-                line = f"{self.text[:room]} ...{elapsed}"
+                end = self._end(silent)
+                room = shutil.get_terminal_size().columns - len(end) - 5
+                line = f"{self.text[:room]} ...{end}"
                 if line != self.drawn:
                     self.stream.write(f"{ERASE}{line}")
                     self.stream.flush()
                     self.drawn = line
 
+    def _end(self, silent: float) -> str:
+        """Return the share done and the time left; the elapsed time where these are unknown."""
+        left = self.left.seconds(time.monotonic())
+        if left is not None:
+            return f"  {100 * self.left.share:.0f} %, {time_words(left)} left"
+        return f"  {silent:.0f} s" if silent >= ELAPSED_FROM else ""
+
 
 def status_line(first: str) -> AbstractContextManager[object]:
-    """Return a status line on stderr for the rank that reports; nothing without a terminal."""
+    """Return a status line on stderr for the rank that reports; nothing without a terminal.
+
+    A process that another one of ours started reports to that one.
+    """
+    if CHANNEL in os.environ:
+        return passed_to(_to_parent)
     if os.environ.get("RANK", "0") != "0" or not wants_status_line([]):
         return nullcontext()
     return StatusLine(sys.stderr, first)

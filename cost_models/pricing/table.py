@@ -38,6 +38,7 @@ from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
 from cost_models.step_time.parts import RankSeconds, TimeParts
 from cost_models.step_time.pipeline_bound import owners, pipeline_bound
+from hardware_profiles.progress import advance
 
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 1_000_000  # plans of one group
@@ -144,6 +145,7 @@ def _groups(
     for number, ranks in enumerate(contents):
         key = () if len(table) < ONE_GROUP else tuple(dict.fromkeys(map(kind_of, ranks)))
         groups.setdefault(key, []).append(number)
+    done = 0
     for blocks in groups.values():
         kinds = dict.fromkeys(kind_of(rank) for number in blocks for rank in contents[number])
         mine = np.zeros(len(contents), dtype=bool)
@@ -154,6 +156,8 @@ def _groups(
             of_blocks = [contents[b] for b in present]
             own = None if cluster is None else cluster[part]
             yield part, _Group.of(table.rows(part), position, of_blocks, tuple(kinds), own)
+            done += len(part)
+            advance(done / len(table))
 
 
 def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Index, _Group]]:
@@ -172,11 +176,14 @@ def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Ind
             for index in np.unique([rank.index, *np.unique(late)]).tolist():
                 own = rows if index == rank.index else rows[late == index]
                 alike.append((own, replace(rank, index=index, positions=(index,))))
+    done, whole = 0, sum(len(rows) for alike in groups.values() for rows, _ in alike)
     for kind, alike in groups.items():
         every = np.concatenate([rows for rows, _ in alike])
         number = np.repeat(np.arange(len(alike)), [len(rows) for rows, _ in alike])
         contents: list[Sequence[PipelineRank]] = [[rank] for _, rank in alike]
         yield every, _Group.of(table.rows(every), number, contents, (kind,), block_by=())
+        done += len(every)
+        advance(done / whole)
 
 
 class _Group(Struct, frozen=True):

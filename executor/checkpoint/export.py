@@ -29,7 +29,7 @@ from executor.compat import causal_lm
 from executor.data.vocabulary import open_vocabulary
 from executor.dtypes import COMPUTE_DTYPE
 from hardware_profiles.errors import InputError
-from hardware_profiles.progress import report, status_line
+from hardware_profiles.progress import report, status_line, tracked
 from hardware_profiles.terminal import say, show
 
 DTYPE_OF: Final = {
@@ -49,6 +49,8 @@ _TOKENIZER: Final = (
     "*.model",
     "chat_template*",
 )
+CHECKING: Final = "checking file {number} of {total}"
+WRITING: Final = "writing tensor {number} of {total}"
 Planned = tuple[str, StoredTensor]  # a parameter, and a stored tensor with all or a piece of it
 
 
@@ -87,7 +89,8 @@ def newest_intact(source: Path) -> tuple[Checkpoint, list[str]]:
     for folder in named_source(source).candidates:
         try:
             checkpoint = Checkpoint(folder)
-            for name, file in checkpoint.index.files.items():
+            files = list(checkpoint.index.files.items())
+            for name, file in tracked(files, CHECKING, size=lambda one: one[1].size):
                 check_file(folder / name, file)
         except InputError as error:
             notes.append(f"skipped {folder.name}: {error}")
@@ -151,11 +154,12 @@ def _write_weights(
 
     shards = list(_shards(planned, size, max_shard_bytes))
     weight_map = {}
-    for number, shard in enumerate(shards, start=1):
+    written = tracked(shards, size=lambda shard: sum(map(size, shard)))
+    for number, shard in enumerate(written, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else SINGLE
         declared = {part.key: (dtype_of(name), part.shape) for name, part in shard}
         with TensorFile(folder / file, declared, {"format": "pt"}) as opened:
-            for name, part in shard:
+            for name, part in tracked(shard, WRITING, size=size):
                 values = merged_matrix(checkpoint, family, name)
                 if values is None:
                     values = checkpoint.weights(name, part.pieces)

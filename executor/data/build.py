@@ -29,6 +29,7 @@ from executor.data.token_file import (
 from executor.data.vocabulary import Tokens, Vocabulary
 from hardware_profiles.cluster.measurement import cache_folder
 from hardware_profiles.errors import InputError
+from hardware_profiles.progress import is_shown, report, tracked
 
 MAX_BYTES: Final = 2**32  # largest size of documents that a run tokenizes
 KEPT_SECONDS: Final = 30 * 24 * 3600.0  # age in the cache since the last use
@@ -54,7 +55,8 @@ def build(
     progress = _Progress()
     dtype = smallest_dtype(tokenization.vocab_size)
     with new_token_file(path, dtype, force=force) as writer:
-        for file in files:
+        for file in tracked(files, "file {number} of {total}", size=lambda one: one.stat().st_size):
+            report(f"tokenizing {file}")
             try:
                 _add_file(file, tokenization, writer, progress)
             except OSError as error:
@@ -192,12 +194,12 @@ def _end(piece: Piece, tokens: Tokens, vocabulary: Vocabulary) -> int | None:
 
 
 class _Progress:
-    """Prints the progress of a long tokenization on stderr."""
+    """Prints the progress of a long tokenization on stderr, where no status line shows it."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()
 
     def __call__(self, file: Path, tokens: int) -> None:
-        if time.monotonic() - self._told > QUIET_SECONDS:
+        if time.monotonic() - self._told > QUIET_SECONDS and not is_shown():
             self._told = time.monotonic()
             print(f"tokenizing {file}: {tokens:,} tokens", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ import numpy as np
 
 from executor.data.vocabulary import Tokens
 from hardware_profiles.errors import InputError
+from hardware_profiles.progress import advance, tracked
 
 TEXT_SUFFIXES: Final = (".txt",)
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson")
@@ -26,6 +27,7 @@ TOKEN_SUFFIXES: Final = (".bin", ".npy")
 KNOWN: Final = TEXT_SUFFIXES + JSONL_SUFFIXES + PARQUET_SUFFIXES + TOKEN_SUFFIXES
 TOKEN_IDS: Final = "input_ids"  # the field of rows that hold token numbers
 MAX_LINE: Final = 2**28  # bytes of a row of JSONL
+ROWS_TOLD: Final = 256  # of JSONL between two reports
 CHUNK: Final = 2**20  # characters of a long text in one piece
 _SPECIAL: Final[dict[Callable[[int], bool], str]] = {
     stat.S_ISFIFO: "a FIFO",
@@ -95,7 +97,7 @@ def rows_of(path: Path, text_field: str) -> Rows:
 def _text(path: Path) -> Rows:
     """Yield a text in pieces that end at line ends, if it has any."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    kept, line = "", 1
+    kept, line, size = "", 1, path.stat().st_size
     with path.open("rb") as file:
         while True:
             data = file.read(CHUNK)
@@ -106,6 +108,7 @@ def _text(path: Path) -> Rows:
                 yield BadRow(path, f"line {line}", f"not UTF-8 text: {error.reason}")
                 return
             kept += decoded
+            advance(file.tell() / max(1, size))
             if not data:
                 yield Piece(kept, f"line {line}")
                 return
@@ -120,9 +123,11 @@ def _text(path: Path) -> Rows:
 
 def _jsonl(path: Path, text_field: str) -> Rows:
     with path.open("rb") as file:
-        number = 0
+        number, size = 0, path.stat().st_size
         while line := file.readline(MAX_LINE + 1):
             number += 1
+            if number % ROWS_TOLD == 0:
+                advance(file.tell() / max(1, size))
             place = f"line {number}"
             if len(line) > MAX_LINE:
                 raise BadRow(path, place, f"longer than {MAX_LINE:,} bytes")
@@ -161,7 +166,7 @@ def _parquet(path: Path, text_field: str) -> Rows:
             field = text_field if text_field in names or TOKEN_IDS not in names else TOKEN_IDS
             if field not in names:
                 raise InputError(f"{path}: {_no_field(field, 'columns', names)}")
-            for group in range(file.num_row_groups):
+            for group in tracked(range(file.num_row_groups)):
                 row = 0
                 for batch in file.iter_batches(1024, row_groups=[group], columns=[field]):
                     for value in batch.column(0):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any, Final
 
+from hardware_profiles.progress import tracked
+
 # Each rate is the best of several windows, to reduce the influence of other programs. A window is
 # longer than the operating system's time slices, and its rate is the mean over all processes, so
 # that a process that briefly has a core to itself does not determine the result.
@@ -20,6 +22,8 @@ CHAIN: Final = 100  # small operators in one forward and backward pass
 COLLECTIVE_BYTES: Final = (2**10, 2**16, 2**20, 2**23)
 MESSAGE_BYTES: Final = (2**10, 2**18, 2**22)
 COLLECTIVE_SECONDS: Final = 0.15
+COLLECTIVE: Final = ("all_reduce_seconds", "all_gather_seconds")
+MEASURING: Final = "measurement {number} of {total}"
 ATTENTION: Final = (1, 4, 256, 64)  # sequences, heads, tokens, head_dim
 
 
@@ -27,18 +31,23 @@ def measure_rank(rank: int, processes: int) -> dict[str, Any]:
     """Run all measurements in one process; every rank runs the same sequence."""
     import torch
 
-    measured: dict[str, Any] = {}
-    dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
-    for name, dtype in dtypes.items():
-        measured[name] = matmul_rates(dtype, MATRIX, "cpu")
-    measured["memory_bandwidth"] = copy_rates(COPY_BYTES, "cpu")
-    measured["operators_per_second"] = operator_rates("cpu")
-    measured["attentions_per_second"] = attention_rates()
+    measures: dict[str, Callable[[], Any]] = {
+        "fp64": lambda: matmul_rates(torch.float64, MATRIX, "cpu"),
+        "fp32": lambda: matmul_rates(torch.float32, MATRIX, "cpu"),
+        "bf16": lambda: matmul_rates(torch.bfloat16, MATRIX, "cpu"),
+        "memory_bandwidth": lambda: copy_rates(COPY_BYTES, "cpu"),
+        "operators_per_second": lambda: operator_rates("cpu"),
+        "attentions_per_second": attention_rates,
+    }
     if processes > 1:
-        measured["all_reduce_seconds"] = [_all_reduce_seconds(size) for size in COLLECTIVE_BYTES]
-        measured["all_gather_seconds"] = [_all_gather_seconds(size) for size in COLLECTIVE_BYTES]
-        measured["message_seconds"] = [_message_seconds(rank, size) for size in MESSAGE_BYTES]
-    return measured
+        measures |= {
+            "all_reduce_seconds": lambda: [_all_reduce_seconds(n) for n in COLLECTIVE_BYTES],
+            "all_gather_seconds": lambda: [_all_gather_seconds(n) for n in COLLECTIVE_BYTES],
+            "message_seconds": lambda: [_message_seconds(rank, n) for n in MESSAGE_BYTES],
+        }
+    # rank 0 reports; a collective takes three kinds of windows at several sizes
+    names = tracked(list(measures), MEASURING, size=lambda one: 8.0 if one in COLLECTIVE else 1.0)
+    return {name: measures[name]() for name in (names if rank == 0 else measures)}
 
 
 def _calls_per_second(call: Callable[[], object], device: str) -> list[float]:

@@ -28,8 +28,10 @@ from executor.trace.module_inputs import Inputs, inputs_of
 from executor.trace.module_trainer import check_precision, load_factory, module_of
 from executor.trace.timeline import OUTSIDE, Timeline
 from hardware_profiles.errors import InputError, ShardplanError
+from hardware_profiles.progress import tracked
 
 SCHEMA_VERSION: Final = 1
+TRACING: Final = "tracing pass {number} of {total}"
 RECURRENT: Final = (
     "recurrent layers are traced step by step: fused kernels (cuDNN, oneDNN) keep workspaces that "
     "are not traced (oneDNN: up to 13 % of the peak of a small LSTM)"
@@ -53,16 +55,18 @@ def trace(
         inputs, notes = inputs_of(factory, module, input_shapes)
         parts = blocks(module)
         run = PassRunner(module, parts, inputs, precision, device)
-        passes = {"none": pass_lines([run.timeline(rows) for rows in ROWS])}
+        passes = {}
+        for kind in tracked(("none", "full") if parts else ("none",)):
+            if kind == "full":
+                run.rule_blocks()
+                recompute(parts.values())
+            passes[kind] = pass_lines([run.timeline(rows) for rows in tracked(ROWS, TRACING)])
+            if kind == "none":
+                document = describe_module(name, module, parts, inputs, run)
         if run.sums:
             notes.append("the module returns no loss: the sum of its outputs is differentiated")
         if any(isinstance(part, nn.RNNBase) for part in module.modules()):
             notes.append(RECURRENT)
-        document = describe_module(name, module, parts, inputs, run)
-        if parts:
-            run.rule_blocks()
-            recompute(parts.values())
-            passes["full"] = pass_lines([run.timeline(rows) for rows in ROWS])
     return {
         "schema_version": SCHEMA_VERSION,
         **document,

@@ -22,6 +22,7 @@ from hardware_profiles.cluster.measurement import (
     machine_memory_bytes,
 )
 from hardware_profiles.errors import ShardplanError
+from hardware_profiles.progress import report
 from hardware_profiles.terminal import show
 from planner.cli.options import Json
 
@@ -99,6 +100,7 @@ def _version(name: str) -> str | None:
 
 def torch_facts() -> dict[str, Any]:
     """Return CUDA, NCCL and devices as torch sees them; ``problem`` where it does not import."""
+    report("importing torch")
     try:
         done = subprocess.run(
             [sys.executable, "-c", TORCH_FACTS],

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hardware_profiles.progress import tracked
 from planner.learning.mechanisms import OWN, RATES, Figures, Prior, Rate, Switch, switches
 from planner.validation.case import Case
 from planner.validation.measurement import (
@@ -105,12 +106,12 @@ def effects(cases: Sequence[Case], prior: Prior) -> Effects:
     base = log_predictions(cases, {})
     tried = [switch for switch in switches(software) if _concerns(switch, cases)]
     names, by_option = [], []
-    for switch in tried:
+    for switch in tracked(tried, "switch {number} of {total}", size=lambda one: len(one.options)):
         changes = [log_predictions(cases, figures) - base for figures in switch.options.values()]
         names.append((OWN, *switch.options))
         by_option.append(_rounded(np.stack([np.zeros_like(base), *changes])))
     by_rate = []
-    for rate in RATES:
+    for rate in tracked(RATES, "rate {number} of {total}"):
         width = prior.widths[rate.figure]
         down = -1.0 if rate.value(software, width) >= rate.most else 1.0
         moved = {rate.figure: rate.value(software, down * width)}

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from hardware_profiles.progress import tracked
 from hardware_profiles.software.trainer import SoftwareProfile
 from planner.learning.effects import Effects, Logs, log_predictions
 from planner.learning.mechanisms import Prior
@@ -61,7 +62,7 @@ def refined(
     order = np.argsort(-found.weights)[:PRICED]
     order = order[found.weights[order] >= LEAST * found.weights[order[0]]]
     kept, residuals, starts, logs = [], [], [], []
-    for number in order:
+    for number in tracked(order.tolist(), "combination {number} of {total}"):
         options, start = found.combinations[number], np.where(told, found.means[number], 0.0)
         figures = figures_of(effects, software, options, start, prior)
         exact = log_predictions(cases, figures)

@@ -184,7 +184,7 @@ class PageServer:
                     if await request.is_disconnected():
                         return
                     seconds = time.monotonic() - since
-                    yield _event("activity", {"text": asked.activity[0], "seconds": seconds})
+                    yield _event("activity", {**asked.activity.to_dict(), "seconds": seconds})
                 waiting.exception()  # the page shows it
             finally:
                 waiting.cancel()

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError, ShardplanError
+from hardware_profiles.progress import Activity, TimeLeft, time_words
 from planner.page.question import PageQuestion
 
 LONGEST: Final = 300.0  # seconds of one question
@@ -66,7 +68,7 @@ def _answer_questions(connection: Connection) -> None:
         except (EOFError, OSError):
             return
         try:
-            with passed_to(lambda text: connection.send(("activity", text))):
+            with passed_to(lambda now: connection.send(("activity", now))):
                 answer = TASKS[task](question)
         except ShardplanError as error:
             answer = Failure(str(error), lasting=True)
@@ -100,7 +102,9 @@ class Worker:
             self.process.start()
         theirs.close()
 
-    def ask(self, question: Any, activity: Callable[[str], None], unwanted: threading.Event) -> Any:
+    def ask(
+        self, question: Any, activity: Callable[[Activity], None], unwanted: threading.Event
+    ) -> Any:
         """Return the answer to a task and its question; the process ends if it is unwanted."""
         waited = 0.0
         try:
@@ -165,7 +169,7 @@ class Team:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     async def ask(
-        self, question: Any, activity: Callable[[str], None], unwanted: threading.Event
+        self, question: Any, activity: Callable[[Activity], None], unwanted: threading.Event
     ) -> Any:
         """Return the answer of the next idle worker."""
         if self.waiting >= MOST_WAITING:
@@ -194,6 +198,25 @@ class Team:
             self.idle.put_nowait(worker)
 
 
+class ShownActivity:
+    """The last activity of a question, and the time left."""
+
+    def __init__(self) -> None:
+        self.text, self.left = "waiting for a free worker", TimeLeft()
+
+    def update(self, activity: Activity) -> None:
+        """Take a report of the worker."""
+        if activity.text:
+            self.text = activity.text
+            self.left.update(activity, time.monotonic())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return text, seconds left and the share done (None: unknown) as JSON values."""
+        if (left := self.left.seconds(time.monotonic())) is None:
+            return {"text": self.text, "share": None, "left": None}
+        return {"text": self.text, "share": self.left.share, "left": time_words(left)}
+
+
 @dataclass(eq=False)
 class PendingAnswer:
     """A question under way: its task, who waits, and its last activity."""
@@ -201,7 +224,7 @@ class PendingAnswer:
     future: asyncio.Task[Any]
     unwanted: threading.Event
     waiting: int = 0
-    activity: list[str] = field(default_factory=lambda: ["waiting for a free worker"])
+    activity: ShownActivity = field(default_factory=ShownActivity)
 
 
 class Answers:
@@ -231,15 +254,11 @@ class Answers:
         key = (task, question)
         found = self.under_way.get(key)
         if found is None or found.unwanted.is_set():
-            unwanted, activity = threading.Event(), ["waiting for a free worker"]
+            unwanted, shown = threading.Event(), ShownActivity()
             team = self.pricing if task == "price" else self.searching
 
-            def show(text: str) -> None:
-                if text:
-                    activity[0] = text
-
-            future = asyncio.ensure_future(team.ask(key, show, unwanted))
-            found = PendingAnswer(future, unwanted, activity=activity)
+            future = asyncio.ensure_future(team.ask(key, shown.update, unwanted))
+            found = PendingAnswer(future, unwanted, activity=shown)
             self.under_way[key] = found
             future.add_done_callback(lambda done: self._keep(key, done))
         return found

@@ -14,11 +14,13 @@ from typing import Any, Final
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.scenario import Scenario
+from hardware_profiles.progress import report, tracked
 from planner.refinement.minimal_recompute import minimal_recompute_layers
 from planner.refinement.stage_costs import simulated_step, with_stages
 from planner.refinement.stage_search import Ranges, best_stages, can_be_uneven
 
 FINALISTS: Final = 3  # plans; each takes up to a second
+STAGES_OF: Final = "optimizing stages of plan {number} of {total}"
 GAIN: Final = 1e-3  # smallest gain, as a share of the step, that is worth uneven stages
 RECOMPUTES: Final = ("full", "selective")
 
@@ -70,9 +72,11 @@ def best_staged(scenario: Scenario, plans: Sequence[Plan]) -> StagedPlan | None:
     if scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None:
         return None
     even = _even_step(scenario, plans[0])
+    report("optimizing pipeline stages")
+    finalists = list(enumerate(plans[:FINALISTS]))
     found = [
         staged
-        for rank, plan in enumerate(plans[:FINALISTS])
+        for rank, plan in tracked(finalists, STAGES_OF, divisible=False)
         if (staged := staged_plan(scenario, plan, rank, even)) is not None
     ]
     best = min(found, key=lambda one: one.step, default=None)

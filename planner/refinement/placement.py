@@ -22,6 +22,7 @@ from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.link_tree import neighbour_link, ring_link, tree_of
 from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.progress import report, tracked
 from planner.refinement.best_partition import StagedPlan
 from planner.refinement.rank_orders import BestOrder, Groups, Order, best_order
 
@@ -123,7 +124,9 @@ def best_placed(
     if staged is not None:
         choices.insert(0, (staged.rank, staged.plan, staged.scenario(scenario)))
     usual = ordered_step(choices[0][2], choices[0][1], None)
-    placed = [_placed(rank, plan, own, usual) for rank, plan, own in choices]
+    report("placing ranks on accelerators")
+    each = tracked(choices, "placing ranks of plan {number} of {total}")
+    placed = [_placed(rank, plan, own, usual) for rank, plan, own in each]
     found = [one for one in placed if one is not None and one.gain > GAIN]
     return min(found, key=lambda one: one.step, default=None)
 

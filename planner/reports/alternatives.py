@@ -9,7 +9,7 @@ from typing import Final
 from cost_models.plan.plan import Plan
 from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_bytes
-from hardware_profiles.progress import report
+from hardware_profiles.progress import report, tracked
 from planner.assessment.assess import Assessment, assess_plans
 from planner.explanation.glossary import changes, signed_seconds
 from planner.explanation.why_not import TermDifference, WhyNot, time_terms, why_not
@@ -17,6 +17,7 @@ from planner.reports.reported_plan import ReportedPlan
 from planner.search.priced_candidates import PricedCandidates
 from planner.search.search import search
 
+SETUP: Final = "usual setup {number} of {total}"
 MOST_FRONT: Final = 40  # plans of a front that are drawn
 RUNNERS_UP: Final = 5
 MOST_TERMS: Final = 2  # of a reason
@@ -72,7 +73,7 @@ def alternatives(reported: ReportedPlan) -> Alternatives:
         ),
         usual=tuple(
             UsualSetup(name, why_not(free, plan, own, parts))
-            for name, parts in _usual(reported, plan)
+            for name, parts in tracked(list(_usual(reported, plan)), SETUP)
         ),
         candidates=best.counts.priced,
     )

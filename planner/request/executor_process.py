@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hardware_profiles.cluster.measurement import (
     load_cached,
@@ -22,7 +21,7 @@ from hardware_profiles.cluster.measurement import (
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NeedsMeasurement, RunError
-from hardware_profiles.progress import report
+from hardware_profiles.progress import report, reports_of_process
 from planner.request.clusters import cluster_of
 
 if TYPE_CHECKING:
@@ -82,15 +81,17 @@ def measure(processes: int, say: Say) -> None:
     )
     report("measuring matmuls, memory and messages")
     command = [sys.executable, "-m", "executor", "measure", "--processes", str(processes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_unwrapped())
+    with reports_of_process() as channel:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **_own(channel))
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise RunError(f"measuring this machine failed: {last[0]}")
 
 
-def _unwrapped() -> dict[str, str]:
-    """Return the environment in which the executor writes an error in one line."""
-    return {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+def _own(channel: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of the process, which writes an error in one line."""
+    environment = {name: value for name, value in channel["env"].items() if name != "COLUMNS"}
+    return {**channel, "env": environment}
 
 
 def is_module(model: object) -> bool:
@@ -132,14 +133,15 @@ def trace(
     for text in inputs or ():
         command.append(f"--input={text}")
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=TIMEOUT_SECONDS,
-            env=_unwrapped(),
-        )
+        with reports_of_process() as channel:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=TIMEOUT_SECONDS,
+                **_own(channel),
+            )
     except subprocess.TimeoutExpired:
         raise RunError(f"{name}: no trace within {TIMEOUT_SECONDS:.0f} s") from None
     if done.returncode:

@@ -17,6 +17,7 @@ from cost_models.columnar.dictionary_encoding import concatenate
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
+from hardware_profiles.progress import report
 from planner.assessment.verdict import budget_bytes
 from planner.search.candidates import Candidates
 from planner.search.feasible import device_and_host
@@ -80,7 +81,9 @@ def _priced(scenario: Scenario, found: Sequence[Candidates]) -> list[PricedCandi
         joined = {n: concatenate([getattr(each, n) for each in tables]) for n in names}
         table = PlanTable(**joined)
     budget = budget_bytes(scenario.cluster)
+    report(f"pricing the steps of {len(table):,} plans")
     step, least = table_step_bounds(scenario, table)
+    report(f"pricing the memory of {len(table):,} plans")
     peaks, devices, hosts = device_and_host(scenario, table, EXACT * budget)
     priced, end = [], 0
     for candidates in found:

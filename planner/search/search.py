@@ -121,6 +121,7 @@ def search(
     report(f"searching {len(candidates.legal):,} plans")
     ranking = Ranking(scenario, objective, top, front)
     space = _Space.of(candidates.legal, ranking, fixed or {}, require, offloads, priced)
+    report("ranking plans", divisible=False)
     simulated = bounded_away = varied = 0
     codes: list[NDArray[Any]] = [candidates.excluded, space.short[space.verdicts < 2]]
     for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
@@ -208,6 +209,7 @@ class _Space:
             tight = Feasible(scenario, require, 1)
             limits = tight.max_peak, tight.max_peak_at(1)
             rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, limits))
+        report(f"pricing the steps of {len(rows):,} plans")
         table, peak = legal.rows(rows).plain(), peak[rows]
         step = table_steps(scenario, table) if priced is None else priced.step[rows]
         at_best = results(scenario, table, step, peak)

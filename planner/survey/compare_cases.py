@@ -17,7 +17,7 @@ import numpy as np
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from hardware_profiles.progress import report
+from hardware_profiles.progress import report, tracked
 from planner.assessment.assess import Assessment, assess, assess_plans
 from planner.assessment.too_small import too_small
 from planner.refinement.placement import WIDE, PlacedPlan, best_placed, can_be_placed
@@ -157,8 +157,8 @@ def _with_note(assumed: AssumedScenario, note: str) -> AssumedScenario:
 
 def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:
     cases, errors = [], []
-    for number, assumed in enumerate(scenarios, 1):
-        report(f"cluster {number} of {len(scenarios)}: {assumed.scenario.cluster.name}")
+    for assumed in tracked(scenarios, "cluster {number} of {total}", divisible=False):
+        report(assumed.scenario.cluster.name)
         try:
             cases.append(_search_case(assumed, request))
         except InputError as error:

@@ -13,6 +13,7 @@ from msgspec.structs import replace as changed
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import write_text_atomically
+from hardware_profiles.progress import tracked
 from hardware_profiles.software.trainer import software_profile
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.validation.case import Case, case_of
@@ -189,7 +190,7 @@ def _chosen(rows: Sequence[Row], only: Sequence[str], path: Path) -> list[Row]:
 def _cases(rows: list[Row], quantities: Sequence[What]) -> tuple[dict[str, Case], dict[str, str]]:
     """Return the cases of rows that can be priced, and the reasons of those that cannot."""
     cases, skipped = {}, {}
-    for row in rows:
+    for row in tracked(rows, "reading row {number} of {total}"):
         if not _tests_any(row, quantities):
             skipped[row.name] = f"tests no {' or '.join(quantities)}"
             continue

@@ -20,7 +20,7 @@ from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.pricing.utilisation import hardware_utilisation, time_interval
 from cost_models.uncertainty import interval, memory_spread, peak_interval
 from hardware_profiles.errors import InputError
-from hardware_profiles.progress import report
+from hardware_profiles.progress import tracked
 from planner.assessment.verdict import Verdict, budget_bytes, verdict
 from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
@@ -60,8 +60,7 @@ def predict_cases(cases: Sequence[Case]) -> tuple[dict[str, CasePrediction], dic
         groups[case.key].append(case)
     found: dict[str, CasePrediction] = {}
     refused: dict[str, str] = {}
-    for group in groups.values():
-        report(f"pricing run {len(found) + len(refused) + 1:,} of {len(cases):,}")
+    for group in tracked(list(groups.values()), "pricing job {number} of {total}", size=len):
         legal = []
         for case in group:
             reason = why_impossible(case)

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import io
+import math
+import subprocess
 import sys
 import time
 
 import pytest
 
-from hardware_profiles.progress import ERASE, StatusLine, clear, report, wants_status_line
+from hardware_profiles.progress import (
+    ERASE,
+    Activity,
+    StatusLine,
+    TimeLeft,
+    advance,
+    clear,
+    passed_to,
+    report,
+    reports_of_process,
+    tracked,
+    wants_status_line,
+)
 
 WAIT = 5.0  # seconds, at most
 
@@ -76,3 +90,97 @@ def test_json_to_a_pipe_has_no_line(
     assert wants_status_line(words) is shown
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert not wants_status_line(words)
+
+
+def test_nested_loops_tell_one_share_that_never_falls() -> None:
+    seen: list[Activity] = []
+    with passed_to(seen.append):
+        for size in tracked([1.0, 3.0], "model {number} of {total}", size=lambda one: one):
+            for _ in tracked(range(int(2 * size))):
+                report("pricing")
+            advance(1.0)
+        shares = [one.share for one in seen]
+        assert shares == sorted(shares)  # type: ignore[type-var]
+        assert len({one.phase for one in seen}) == 1
+        assert {0.0, 0.125, 0.25, 0.375, 0.875, 1.0} <= set(shares)
+        assert "model 2 of 2, pricing" in [one.text for one in seen]
+        report("drawing")
+    assert seen[-1].share is None
+    assert seen[-1].phase > seen[0].phase
+
+
+def test_parts_of_an_indivisible_item_tell_no_share() -> None:
+    seen: list[Activity] = []
+    with passed_to(seen.append):
+        for _ in tracked("ab", divisible=False):
+            for _ in tracked("cd"):
+                advance(0.9)
+    assert {one.share for one in seen} == {0.0, 0.5}
+
+
+def test_an_error_in_a_loop_leaves_no_trace() -> None:
+    kept: list[ValueError] = []  # whose traceback keeps the loop alive
+    with passed_to(lambda _: None):
+        try:
+            for _ in tracked("ab", "part {number}"):
+                raise ValueError
+        except ValueError as error:
+            kept.append(error)
+    seen: list[Activity] = []
+    with passed_to(seen.append):
+        report("next")
+    assert seen[0][:2] == ("next", None)
+
+
+def left_at(*reports: tuple[float, float]) -> list[float | None]:
+    """Return the time left after each report of (seconds, share)."""
+    clock, found = TimeLeft(), []
+    for now, share in reports:
+        clock.update(Activity("pricing", share, 1), now)
+        found.append(clock.seconds(now))
+    return found
+
+
+def test_the_time_left_is_extrapolated_from_the_share_done() -> None:
+    assert left_at((0, 0.0), (0.1, 0.1), (2, 0.2), (5, 0.5), (10, 1.0)) == [None, None, 8, 5, None]
+
+
+def test_the_time_left_never_grows_and_is_withdrawn_where_it_was_wrong() -> None:
+    first, second, third, late = left_at((0, 0.0), (10, 0.5), (13, 0.51), (60, 0.52))
+    assert (first, second, third) == (None, 10, 10)  # an estimate of 12.5 s is not shown
+    assert late is None  # one of 55 s tells that the others were wrong
+
+
+def test_an_overdue_estimate_is_unknown() -> None:
+    clock = TimeLeft()
+    clock.update(Activity("pricing", 0.0, 1), 0.0)
+    clock.update(Activity("pricing", 0.5, 1), 2.0)
+    assert clock.seconds(3.0) == 1.0
+    assert clock.seconds(4.5) is None
+    clock.update(Activity("drawing", None, 2), 5.0)
+    assert clock.seconds(6.0) is None
+    assert math.isinf(clock.end)
+
+
+def test_the_line_shows_share_and_time_left() -> None:
+    stream = io.StringIO()
+    with StatusLine(stream, "loading"):
+        for _ in tracked(range(100), "run {number} of {total}"):
+            time.sleep(0.02)
+            if "left" in stream.getvalue():
+                break
+    assert "s left" in stream.getvalue()
+
+
+def test_a_process_reports_to_the_one_that_started_it() -> None:
+    program = (
+        "from hardware_profiles.progress import report, status_line, tracked\n"
+        "with status_line('measuring'):\n"
+        "    for _ in tracked(range(2), 'measurement {number} of {total}'): pass\n"
+    )
+    seen: list[Activity] = []
+    with passed_to(seen.append), reports_of_process() as channel:
+        subprocess.run([sys.executable, "-c", program], check=True, **channel)
+    texts = [(one.text, one.share) for one in seen]
+    assert ("measurement 1 of 2", 0.0) in texts
+    assert ("measurement 2 of 2", 0.5) in texts

@@ -129,7 +129,10 @@ function search(path, address) {
   const source = new EventSource("/activity/" + task + "?" + address);
   source.addEventListener("activity", (event) => {
     const now = JSON.parse(event.data);
-    words.textContent = `${now.text} … ${now.seconds.toFixed(0)} s`;
+    const left = now.left === null ? "" : `, ${now.left} left`;
+    words.textContent = `${now.text} … ${now.seconds.toFixed(0)} s${left}`;
+    if (now.share === null) bar.removeAttribute("value");
+    else bar.value = now.share;
   });
   source.addEventListener("done", () => {
     source.close();

@@ -53,25 +53,28 @@ def test_commands_print_through_one_function() -> None:
         assert not re.search(r"\bprint\(", path.read_text()), path
 
 
-def test_a_terminal_shows_the_activity_and_erases_it() -> None:
-    program = (
-        "import time\n"
-        "from hardware_profiles.progress import report\n"
-        "import planner.cli.listing as listing\n"
-        "def slow(document):\n"
-        "    report('pricing way out 3')\n"
-        "    time.sleep(1.0)\n"
-        "    return 'FITS'\n"
-        "listing.models_text = slow\n"
-        "from planner.cli.app import main\n"
-        "main(['models'])\n"
-    )
+SLOW = """
+import time
+from hardware_profiles.progress import report, tracked
+import planner.cli.listing as listing
+def slow(document):
+    for _ in tracked(range(10), 'pricing way out {number}'):
+        time.sleep(0.15)
+    return 'FITS'
+listing.models_text = slow
+from planner.cli.app import main
+main(['models'])
+"""
+
+
+def on_a_terminal(program: str, **environment: str) -> tuple[str, bytes]:
+    """Run a program whose stderr is a terminal; return its output and what the terminal got."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "60"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "60", **environment},
     )
     os.close(theirs)
     seen, until = b"", time.monotonic() + 60
@@ -87,10 +90,26 @@ def test_a_terminal_shows_the_activity_and_erases_it() -> None:
         seen += found
     answer = process.communicate()[0].decode()
     assert process.returncode == 0
-    assert b"pricing way out 3 ..." in seen
+    os.close(ours)
+    return answer, seen
+
+
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}, {"LC_ALL": "C"}])
+def test_a_terminal_shows_activity_and_time_left_and_erases_them(
+    environment: dict[str, str],
+) -> None:
+    answer, seen = on_a_terminal(SLOW, **environment)
+    assert re.search(rb"pricing way out \d+ \.\.\.", seen)
+    assert re.search(rb"\d0 %, 1 s left", seen)
     assert seen.endswith(b"\r\x1b[K")
     assert b"\n" not in seen
-    assert "FITS" in answer
+    assert set(re.findall(rb"\x1b\[.", seen)) == {b"\x1b[K"}  # no colour
+    seen.decode("ascii")
+    assert answer == "FITS\n"
+
+
+def test_a_dumb_terminal_shows_no_activity() -> None:
+    assert on_a_terminal(SLOW, TERM="dumb") == ("FITS\n", b"")
 
 
 @pytest.mark.parametrize("encoding", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}])
