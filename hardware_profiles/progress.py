@@ -47,7 +47,7 @@ class Display(Protocol):
         """Show another activity; one without text erases it."""
 
 
-class _Part(NamedTuple):
+class _LoopItem(NamedTuple):
     """The item of a tracked loop that is under way."""
 
     label: str
@@ -57,7 +57,7 @@ class _Part(NamedTuple):
 
 
 _shown: list[Display] = []  # the one in use, if any
-_parts: list[_Part] = []  # nested loops, the outermost first
+_parts: list[_LoopItem] = []  # nested loops, the outermost first
 _last: list[Activity] = [Activity("")]
 
 
@@ -103,7 +103,7 @@ def tracked(
         _last[0] = Activity("", None, _last[0].phase + 1)
     for number, (item, own) in enumerate(zip(items, sizes, strict=True), 1):
         words = label.format(number=f"{number:,}", total=f"{len(items):,}")
-        _parts.append(_Part(words, done / whole, own / whole, divisible))
+        _parts.append(_LoopItem(words, done / whole, own / whole, divisible))
         try:
             text = ", ".join(part.label for part in _parts if part.label)
             _update(Activity(text or _last[0].text, _share_of_loops(0.0), _last[0].phase))
