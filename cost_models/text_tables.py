@@ -44,9 +44,7 @@ def comparison_table(
 ) -> list[str]:
     """Return the lines of a table with both values of each figure and their difference in words.
 
-    ``head``: names of the left value, of the right one and of the difference; ``more`` and
-    ``less``: words behind the percentage. ``not_comparable``: units whose values are of two
-    machines and have no difference.
+    Arguments as of ``comparison_rows``.
 
     >>> for line in comparison_table(
     ...     [("step", "seconds", 1.5, 1.0)], ("left", "right", "left is"), "more", "less"
@@ -55,7 +53,23 @@ def comparison_table(
            left  right      left is
     step  1.5 s    1 s  50.0 % more
     """
-    cells = [("", *head)]
+    return aligned(comparison_rows(rows, head, more, less, not_comparable), left=[0])
+
+
+def comparison_rows(
+    rows: Iterable[Row],
+    head: tuple[str, str, str],
+    more: str,
+    less: str,
+    not_comparable: Collection[str] = (),
+) -> list[tuple[str, ...]]:
+    """Return the cells of such a table, its head first.
+
+    ``head``: names of the left value, of the right one and of the difference; ``more`` and
+    ``less``: words behind the percentage. ``not_comparable``: units whose values are of two
+    machines and have no difference.
+    """
+    cells: list[tuple[str, ...]] = [("", *head)]
     for name, unit, left, right in rows:
         difference = relative_difference(left, right)
         if unit in not_comparable:
@@ -69,7 +83,7 @@ def comparison_table(
         else:
             words = _difference_words(difference, more, less)
         cells.append((name, _format(left, unit), _format(right, unit), words))
-    return aligned(cells, left=[0])
+    return cells
 
 
 def _difference_words(difference: float, more: str, less: str) -> str:

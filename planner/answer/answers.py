@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from planner.assessment.reach import Reach, reach
 from planner.assessment.step_memory import StepMemory, step_memory
 from planner.request.scenario import DEFAULT_SOFTWARE
 from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
+from planner.text.paragraphs import MOMENT_WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,6 +93,30 @@ class FitAnswer(DetailedAnswer):
     def step_memory(self) -> StepMemory:
         """Memory of one step: moments of the limiting stage, peaks of all stages, largest terms."""
         return step_memory(self.scenario, self.plan, self.assessment.memory)
+
+    @property
+    def moments(self) -> pd.DataFrame:
+        """Bytes of every part (columns) at the moments of a step (rows) on the fullest stage."""
+        import pandas as pd
+
+        shown = self.step_memory.shown_moments
+        rows = {MOMENT_WORDS[moment.name]: amounts(moment.parts) for moment in shown}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("moment")
+
+    @property
+    def stages(self) -> pd.DataFrame:
+        """Bytes of every part at the peak of every pipeline rank, its layers and micro-batches."""
+        import pandas as pd
+
+        rows = [
+            {"layers": one.layers, "in_flight": one.in_flight, **amounts(one.parts)}
+            for one in self.step_memory.stages
+        ]
+        return pd.DataFrame(rows).rename_axis("stage")
+
+    def plan_file(self) -> PlanFile:
+        """Return the contents of a plan.json for this plan."""
+        return plan_file(self.scenario, self.plan, made_by())
 
     def explain(self) -> str:
         """Return an explanation of the peak, moment by moment."""
@@ -170,11 +195,18 @@ class FitAnswer(DetailedAnswer):
         name = f"{self.scenario.model.name} on {self.scenario.cluster.name}"
         return drawing_title(name, self.assessment)
 
-    def _repr_html_(self) -> str:
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield verdict, drawing of the memory, parts of the step, and fixes."""
+        from planner.answer import notebook
         from planner.answer.memory_html import fragment
+        from planner.answer.text import fixes_of, short_head, short_plan
+        from planner.text.html_page import Html
 
-        drawn = fragment(self.step_memory, self.assessment, self._title)
-        return drawn + super()._repr_html_()
+        yield notebook.verdict(self.assessment, notebook.step_sentence(self.assessment))
+        yield notebook.about(short_head(self.scenario, short_plan(self.plan)))
+        yield Html(fragment(self.step_memory, self.assessment, self._title))
+        yield notebook.fixes_table(fixes_of(self.scenario, self.assessment, self.ways_out))
+        yield notebook.step_bars(self.assessment)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -203,17 +235,34 @@ class PlanAnswer(DetailedAnswer):
 
         return pd.DataFrame([assessment.row() for assessment in self.assessments])
 
+    def candidates(self) -> pd.DataFrame:
+        """Return every legal plan with the pinned parts, a row each, in SI units; in seconds.
+
+        Step times are those of the closed form (the search simulates the best), peaks far above the
+        budget are lower bounds. Requirements (``require``) are not applied.
+        """
+        from planner.search.priced_candidates import PricedCandidates, candidates_table
+
+        return candidates_table(PricedCandidates.of(self.scenario, self.fixed))
+
     def plan_file(self, rank: int = 0) -> PlanFile:
         """Return the contents of a plan.json for the plan of that rank (0: the best of all)."""
-        import importlib.metadata
-
-        version = importlib.metadata.version("shardplan")
-        made_by = f"shardplan {version}"
         if rank == 0 and self.placed is not None:
-            return plan_file(self.placed.scenario, self.placed.plan, made_by)
+            return plan_file(self.placed.scenario, self.placed.plan, made_by())
         if rank == 0 and self.staged is not None:
-            return plan_file(self.staged.scenario(self.scenario), self.staged.plan, made_by)
-        return plan_file(self.scenario, self.result.plans[rank], made_by)
+            return plan_file(self.staged.scenario(self.scenario), self.staged.plan, made_by())
+        return plan_file(self.scenario, self.result.plans[rank], made_by())
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the best plan with its verdict, and the ranked plans."""
+        from planner.answer import notebook
+        from planner.answer.text import short_head, short_plan
+
+        best = self.assessments[0]
+        yield notebook.verdict(best, notebook.step_sentence(best))
+        yield notebook.about([*short_head(self.scenario), "· best:", short_plan(best.plan)])
+        yield notebook.plans_table(self.assessments)
+        yield notebook.step_bars(best)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -244,6 +293,13 @@ class PlanAnswer(DetailedAnswer):
             rows=self.rows,
             verbose=verbose,
         )
+
+
+def made_by() -> str:
+    """Return name and version, for files."""
+    import importlib.metadata
+
+    return f"shardplan {importlib.metadata.version('shardplan')}"
 
 
 def not_run(scenario: Scenario, plan: Plan) -> str | None:

@@ -28,12 +28,14 @@ WIDTH: Final = 920
 LEFT, RIGHT = 210, 90  # room for names and for sums
 ROW, BAR = 30, 20
 MOST_BARS: Final = 32  # of stages
+# of the drawing alone: a notebook shows drawings of several libraries
 STYLE: Final = (
-    "text{font:13px system-ui,sans-serif;fill:#222;fill:var(--ink,#222)}"
-    ".small{font-size:12px;fill:#555;fill:var(--soft,#555)}.strong{font-weight:600}"
-    ".grid{stroke:#ddd;stroke:var(--line,#ddd)}"
-    ".budget{stroke:#b00;stroke:var(--alarm,#b00);stroke-width:2}"
-    ".ground{fill:#fff;fill:var(--ground,#fff)}"
+    ".drawn text{font:13px system-ui,sans-serif;fill:#222;fill:var(--ink,#222)}"
+    ".drawn .small{font-size:12px;fill:#555;fill:var(--soft,#555)}"
+    ".drawn .strong{font-weight:600}"
+    ".drawn .grid{stroke:#ddd;stroke:var(--line,#ddd)}"
+    ".drawn .budget{stroke:#b00;stroke:var(--alarm,#b00);stroke-width:2}"
+    ".drawn .ground{fill:#fff;fill:var(--ground,#fff)}"
 )
 
 
@@ -64,7 +66,8 @@ def memory_svg(step: StepMemory, assessment: Assessment, title: str) -> str:
         _axis(body, top, y, scale, budget)
         y += 34
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="drawn" viewBox="0 0 {WIDTH} {y}" '
+        f'width="{WIDTH}" '
         f'height="{y}" role="img" aria-label="{escape(title, quote=True)}"><style>{STYLE}</style>'
         f'<rect class="ground" width="{WIDTH}" height="{y}"/>' + "".join(body) + "</svg>"
     )

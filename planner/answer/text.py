@@ -324,10 +324,15 @@ def _fixes(
     before: Sequence[str],
     verbose: bool,
 ) -> list[str]:
+    """Return the ways out as text."""
+    return fix_lines(fixes_of(scenario, assessment, ways_out), len(before), verbose=verbose)
+
+
+def fixes_of(scenario: Scenario, assessment: Assessment, ways_out: Sequence[WayOut]) -> list[Fix]:
     """Return the ways out, each with its pace a token relative to the given plan."""
     accelerators = scenario.cluster.num_gpus / scenario.workload.tokens_per_step
     own = assessment.time.step_seconds * accelerators
-    fixes = [
+    return [
         Fix(
             way.change,
             way.peak_bytes,
@@ -336,7 +341,6 @@ def _fixes(
         )
         for way in ways_out
     ]
-    return fix_lines(fixes, len(before), verbose=verbose)
 
 
 COLUMNS: Final = (

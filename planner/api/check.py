@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,15 @@ class CheckAnswer(Answer):
         """Return the JSON document of ``fit``, with the run as it was read."""
         return {**self.fit.to_dict(), "read": what_was_read(self.live), "lines": self.lines}
 
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the verdict, the run as it was read, the largest parts or a fix."""
+        from planner.answer import notebook
+
+        step = f"A step takes about {format_seconds(self.step_seconds)}."
+        yield notebook.verdict(self.fit.assessment, step)
+        yield notebook.about(self.lines[1:])
+        yield notebook.memory_bars(amounts(self.fit.assessment.memory.parts))
+
     def text(self, *, verbose: bool = False) -> str:
         """Return three lines; ``verbose``: followed by the answer of ``fit``."""
         lines = "\n".join(self.lines)
@@ -151,6 +161,16 @@ class MemoryEstimate(Answer):
             rows = [(PART_WORDS[name], "", size, "traced") for name, size in self.parts.items()]
         found = pd.DataFrame(rows, columns=["part", "term", "bytes", "formula"])
         return found.sort_values("bytes", ascending=False, ignore_index=True)
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the peak, its parts, and the terms of the ledger."""
+        from planner.answer import notebook
+        from planner.answer.memory_html import terms_table
+
+        yield notebook.verdict(self.fit.assessment)
+        yield notebook.memory_bars(self.parts)
+        if isinstance(self.fit, FitAnswer):
+            yield terms_table(self.fit.step_memory)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -160,6 +160,24 @@ class Explanation(DetailedAnswer):
             "ways_out": [way.to_dict() for way in self.ways_out],
         }
 
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield verdict, the plan in words, its parts of time and memory, and other plans."""
+        from planner.answer import notebook
+        from planner.explanation.notebook import other_plans, where_it_goes
+        from planner.text.html_page import element, listed
+
+        yield notebook.verdict(self.assessment, notebook.step_sentence(self.assessment))
+        yield notebook.about(short_head(self.scenario, describe_plan(self.plan)))
+        yield listed(self.description)
+        yield element("p", element("b", "Compared with the search: "), best_words(self))
+        binds = self.binds()
+        yield from where_it_goes(
+            {term.part: term.seconds for term in binds.time},
+            {term.part: term.words for term in binds.time},
+            {term.part: term.size for term in binds.memory},
+        )
+        yield from other_plans(self.why_not, self.ways_out)
+
     def text(self, *, verbose: bool = False) -> str:
         """Return the text; ``verbose``: what every part means, every figure of the machine."""
         return explanation_text(self, verbose=verbose)
@@ -177,7 +195,7 @@ def explanation_text(found: Explanation, *, verbose: bool = False) -> str:
     lines += _memory(found, verbose=verbose)
     lines += _ways(found)
     lines += [""] * verbose
-    lines += _best(found)
+    lines += labelled("Best", best_words(found))
     lines += _sensitivity(found, verbose=verbose)
     for reason in found.why_not:
         lines += ["", *_why_not(reason)]
@@ -234,20 +252,20 @@ def _ways(found: Explanation) -> list[str]:
     return lines
 
 
-def _best(found: Explanation) -> list[str]:
+def best_words(found: Explanation) -> str:
+    """Return how the plan compares with the best one of the search."""
     if found.best is None or found.best_assessment is None:
-        return labelled("Best", "no plan of the search space fits")
+        return "no plan of the search space fits"
     slower = found.slower_than_best or 0.0
     step = format_seconds(found.best_assessment.time.step_seconds)
     if found.is_best:
         words = "no legal plan that fits is predicted faster"
         if slower < -SMALL:
             words += f"; the best plan of the search takes {-100 * slower:.1f} % longer"
-        return labelled("Best", words)
-    return labelled(
-        "Best",
+        return words
+    return (
         f"this plan takes {100 * slower:.1f} % longer than the best one, {step} a step: "
-        f"{describe_plan(found.best)} ({changes(found.plan, found.best) or 'other stages'})",
+        f"{describe_plan(found.best)} ({changes(found.plan, found.best) or 'other stages'})"
     )
 
 

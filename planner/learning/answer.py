@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -74,6 +74,22 @@ class LearnAnswer(Answer):
             "intervals": {name: asdict(spread) for name, spread in self.spreads.items()},
             "skipped": self.skipped,
         }
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the runs before and after, and the conclusions."""
+        from planner.learning.text import TITLES, run_rows
+        from planner.text.html_page import element, table
+        from planner.text.notebook import headline
+
+        yield headline(f"{self.trainer} on {self.accelerator}", f"learned from {self.source}.")
+        head, *rows = run_rows(self.runs)
+        yield table(rows, head)
+        shown = [
+            (TITLES[one.verdict], one.mechanism, one.value, one.words) for one in self.conclusions
+        ]
+        yield table(shown, ("", "mechanism", "value", "evidence"))
+        words = f"wrote {self.path}: planner.fit(model, cluster, software={str(self.path)!r})"
+        yield element("p", words, css="note")
 
     def __str__(self) -> str:
         from planner.learning.text import learned_text

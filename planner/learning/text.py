@@ -30,7 +30,11 @@ def learned_text(
     path: Path,
 ) -> str:
     """Return runs, conclusions, what is open, the next run and the intervals."""
-    lines = [f"{len(runs)} run{'s' if len(runs) > 1 else ''} of {trainer}", "", *_runs(runs)]
+    lines = [
+        f"{len(runs)} run{'s' if len(runs) > 1 else ''} of {trainer}",
+        "",
+        *aligned(run_rows(runs), (0, 1)),
+    ]
     for verdict, title in TITLES.items():
         found = [one for one in conclusions if one.verdict == verdict]
         if not found:
@@ -58,8 +62,8 @@ def learned_text(
     return "\n".join(lines)
 
 
-def _runs(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return a table of the runs before and after."""
+def run_rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
+    """Return the cells of a table of the runs before and after, its head first."""
     rows = [["run", "", "measured", "before", "error", "after", "error"]]
     for run in runs:
         quantities = (
@@ -75,7 +79,7 @@ def _runs(runs: Sequence[ComparedRun]) -> list[str]:
                 [name, what, words(measured), words(before), errors[0], words(after), errors[1]]
             )
             name = ""
-    return aligned(rows, (0, 1))
+    return rows
 
 
 def _wrapped(first: str, words: str) -> list[str]:

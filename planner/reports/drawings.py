@@ -7,7 +7,6 @@ from typing import Final
 
 from cost_models.memory.parts import PART_WORDS
 from cost_models.units import GIB, format_bytes, format_gib, format_seconds
-from planner.answer.html_page import Html, joined
 from planner.answer.memory_svg import COLOURS
 from planner.assessment.assess import Assessment, amounts
 from planner.reports.alternatives import Alternatives
@@ -15,6 +14,7 @@ from planner.reports.plot import LEFT, TOP, Plot, legend
 from planner.reports.roofline import Roofline
 from planner.reports.simulated_step import SimulatedStep
 from planner.text.bars import ORDER, shown_scale
+from planner.text.html_page import Html, joined
 
 # Okabe and Ito's colours
 PASS_COLOURS: Final = {

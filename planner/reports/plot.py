@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Final
 
-from planner.answer.html_page import Html, element, scrolling
 from planner.answer.memory_svg import STYLE
+from planner.text.html_page import Html, element, scrolling
 
 WIDTH: Final = 680
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 26, 40
@@ -113,10 +113,11 @@ class Plot:
 
     def html(self, description: str) -> Html:
         """Return the drawing; ``description``: for who cannot see it."""
-        style = STYLE + ".mark{font-size:11px;font-weight:600;fill:#fff}"
+        style = STYLE + ".drawn .mark{font-size:11px;font-weight:600;fill:#fff}"
         return scrolling(
             Html(
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" '
+                f'<svg xmlns="http://www.w3.org/2000/svg" class="drawn" '
+                f'viewBox="0 0 {WIDTH} {self.height}" '
                 f'role="img" aria-label="{escape(description)}"><style>{style}</style>'
                 + "".join(self.body)
                 + "</svg>"

@@ -26,7 +26,6 @@ from hardware_profiles.fields import write_text_atomically
 from hardware_profiles.progress import report as progress
 from planner.advice.ways_out import ways_out
 from planner.answer.answers import not_run
-from planner.answer.html_page import Html, bar, element, joined, listed, page, table
 from planner.answer.memory_html import fragment, terms_table
 from planner.answer.text import budget_words, head
 from planner.assessment.assess import amounts
@@ -42,10 +41,12 @@ from planner.reports.drawings import (
     passes,
     roofline_drawing,
 )
-from planner.reports.reported_plan import ReportedPlan, read_reported
+from planner.reports.reported_plan import Reportable, ReportedPlan, read_reported
 from planner.reports.roofline import roofline
 from planner.request.command import describe_plan
 from planner.runs.compare import ComparedTerm, Comparison, compare_run, term_name
+from planner.text.html_page import Html, bar, element, joined, listed, page, table
+from planner.text.notebook import framed
 
 SMALL: Final = 0.001  # share of a step or a peak; smaller parts are left out
 
@@ -62,13 +63,13 @@ class Report:
         write_text_atomically(Path(path), self.html, force=force)
 
     def _repr_html_(self) -> str:
-        return self.html
+        return framed(self.html, self.name)
 
 
 @names_arguments("planner.report")
-def report(plan: str | Path) -> Report:
-    """Return the report of a plan.json, or of a run's folder: prediction and measurement."""
-    reported = read_reported(Path(plan))
+def report(plan: Reportable) -> Report:
+    """Return the report of a plan.json or an answer, or of a run's folder: with measurements."""
+    reported = read_reported(plan)
     progress("searching other plans")
     others = alternatives(reported)
     progress("drawing")

@@ -9,9 +9,13 @@ from cost_models.legality.rules import require_legal
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.prediction import scenario_of
 from cost_models.scenario import Scenario
+from hardware_profiles.errors import InputError
+from planner.answer.answers import FitAnswer, PlanAnswer
 from planner.assessment.assess import Assessment, assess
 from planner.reports.simulated_step import SimulatedStep, shortened, simulated_step
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run
+
+Reportable = str | Path | PlanFile | FitAnswer | PlanAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,21 @@ class ReportedPlan:
         )
 
 
-def read_reported(path: Path) -> ReportedPlan:
-    """Read a plan.json, or the folder of a run or its run.json."""
+def read_reported(plan: Reportable) -> ReportedPlan:
+    """Return the plan of an answer, of a plan.json, or of the folder of a run or its run.json."""
+    if isinstance(plan, (FitAnswer, PlanAnswer)):
+        plan = plan.plan_file()
+    if isinstance(plan, PlanFile):
+        return _reported(Path("answer"), plan, None)
+    if not isinstance(plan, (str, Path)):
+        raise InputError(f"plan = {plan!r} (must be a plan.json, a run's folder, or an answer)")
+    path = Path(plan)
     run = read_run(path) if path.is_dir() or path.name == RUN_FILE else None
     file = read_plan_file(path) if run is None else run.plan_file
+    return _reported(path, file, run)
+
+
+def _reported(path: Path, file: PlanFile, run: RunRecord | None) -> ReportedPlan:
     scenario = scenario_of(file)
     require_legal(scenario, file.plan, path)
     return ReportedPlan(path, file, scenario, assess(scenario, file.plan, file.layer_ranges), run)

@@ -14,22 +14,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import asdict
 
 from cost_models.step_time.parts import TIME_WORDS
+from cost_models.units import format_seconds
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.fields import write_text_atomically
 from planner.reports.measured_step import MeasuredStep, read_measured
-from planner.reports.reported_plan import ReportedPlan, read_reported
+from planner.reports.reported_plan import Reportable, ReportedPlan, read_reported
 from planner.reports.simulated_step import PipelinePass, RankTimeline, SimulatedStep
+from planner.reports.trace_tables import (
+    BY_PART,
+    MEASURED,
+    MICRO,
+    Event,
+    memory_table,
+    timeline_table,
+)
 from planner.text.answer import Answer, json_text
+from planner.text.html_page import table
+from planner.text.notebook import headline
 
-MICRO: Final = 1e6
+if TYPE_CHECKING:
+    import pandas as pd
+
 PASSES, COMPUTE, COLLECTIVES, DATA, COPIES = range(5)
 THREADS: Final = ("passes", "compute", "collectives", "data-parallel collectives", "copies")
-MEASURED: Final = 100_000  # process of the run's rank 0
 WAITS, PHASES = 1, 2
 MEASURED_THREADS: Final = ("passes", "waits for other ranks", "phases")
 AFTER_DATA: Final = ("forward_backward", "gradients", "optimizer")  # phases, in order
@@ -40,7 +52,6 @@ EXPOSED: Final = (
     "pipeline_communication",
 )
 MOST_PASSES: Final = 40_000  # of all ranks; of more, the first and the last ones are written
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,6 +72,32 @@ class Trace(Answer):
         if written < simulated:
             text += f" (the first and last {written:,} of {simulated:,} passes)"
         return text
+
+    @property
+    def timeline(self) -> pd.DataFrame:
+        """What lasts, a row each, in seconds: passes, computation, collectives, copies.
+
+        ``side``: simulated or measured; ``rank``: pipeline rank, of a measured step the process;
+        ``lane``: passes, or what happens during them; ``kind``: such as forward.
+        """
+        return timeline_table(self.events)
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """Bytes of every part over the simulated step: ``rank``, ``seconds`` and a column each."""
+        return memory_table(self.events)
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield how to open the trace, and how much of it lasts how long."""
+        yield headline(self.name, f"{self!s}.")
+        found = self.timeline
+        found["seconds"] = found.end_seconds - found.begin_seconds
+        sums = found.groupby(["side", "lane", "kind"], sort=False).seconds.sum().reset_index()
+        rows = [
+            (one["side"], one["lane"], one["kind"], format_seconds(one["seconds"]))
+            for one in sums.to_dict("records")
+        ]
+        yield table(rows, ("", "lane", "kind", "all ranks together"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trace file."""
@@ -87,9 +124,9 @@ class Trace(Answer):
 
 
 @names_arguments("planner.trace")
-def trace(plan: str | Path) -> Trace:
-    """Return the trace of the step of a plan.json, or of a run's plan and its measured step."""
-    reported = read_reported(Path(plan))
+def trace(plan: Reportable) -> Trace:
+    """Return the trace of the step of a plan.json or an answer, or of a run and its plan."""
+    reported = read_reported(plan)
     step = reported.step()
     events = list(simulated_events(reported, step))
     measured = None if reported.run is None else read_measured(reported.run.folder)
@@ -168,7 +205,7 @@ def memory_events(process: int, seconds: float, parts: dict[str, Any]) -> Iterat
     sizes = {name: float(size) for name, size in parts.items()}
     common = {"ph": "C", "pid": process, "ts": MICRO * seconds}
     yield {**common, "name": "device memory", "args": {"bytes": sum(sizes.values())}}
-    yield {**common, "name": "device memory by part", "args": sizes}
+    yield {**common, "name": BY_PART, "args": sizes}
 
 
 def _written(rank: RankTimeline, ranks: int) -> tuple[PipelinePass, ...]:

@@ -8,7 +8,7 @@ runs, each factor is the median over the runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ from hardware_profiles.errors import InputError
 from planner.request.executor_process import Say, measure
 from planner.runs.compare import exposed
 from planner.runs.run_record import RunRecord, read_run
-from planner.text.answer import SCHEMA_VERSION
+from planner.text.answer import SCHEMA_VERSION, Answer
 
 FEWEST_STEPS: Final = 3  # timed ones
 WAITED_FOR_OTHERS: Final = (
@@ -46,8 +46,8 @@ WAITED_FOR_OTHERS: Final = (
 SMALLEST_SHARE: Final = 0.02  # of the step: shorter waits do not determine the links
 
 
-@dataclass(frozen=True, slots=True)
-class CalibratedCluster:
+@dataclass(frozen=True, slots=True, repr=False)
+class CalibratedCluster(Answer):
     """A cluster calibrated with runs, and the predicted step before and after."""
 
     calibration: Calibration
@@ -74,6 +74,23 @@ class CalibratedCluster:
             "kept_in": self.kept_in,
         }
 
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the error before and after as a table, and the factors."""
+        from planner.text.html_page import element, table
+        from planner.text.notebook import headline
+
+        measured = self.measured_seconds
+        steps = {"before": self.before_seconds, "now": self.after_seconds}
+        errors = {name: f"{100 * (step / measured - 1):+.1f} %" for name, step in steps.items()}
+        words = f"predicted {errors['now']} from the measured step, {errors['before']} before."
+        yield headline(self.cluster.name, words)
+        rows = [("measured", format_seconds(measured), "")]
+        rows += [(f"predicted {n}", format_seconds(s), errors[n]) for n, s in steps.items()]
+        yield table(rows, ("step", "", "error"))
+        factors = self.calibration
+        words = f"Rates x {factors.rates:.3g}, links x {factors.links:.3g}, from {factors.words}"
+        yield element("p", f"{words}; saved in {self.kept_in}", css="note")
+
     def __str__(self) -> str:
         measured, factors = self.measured_seconds, self.calibration
         links = any(run.links is not None for run in factors.runs)
@@ -90,8 +107,8 @@ class CalibratedCluster:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredMachine:
+@dataclass(frozen=True, slots=True, repr=False)
+class MeasuredMachine(Answer):
     """The machine of this process after a new measurement."""
 
     cluster: Cluster
@@ -105,6 +122,21 @@ class MeasuredMachine:
             "figures": cluster_to_dict(self.cluster),
             "kept_in": self.kept_in,
         }
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the figures that were measured."""
+        from planner.text.html_page import element, table
+        from planner.text.notebook import headline
+
+        chip, links = self.cluster.accelerator, self.cluster.tiers[-1]
+        yield headline(self.cluster.name, f"{chip.name}, {self.cluster.num_gpus} processes.")
+        rows = [
+            (f"rate in {n}", f"{f.value / 1e9:,.0f} GFLOP/s") for n, f in chip.peak_flops.items()
+        ]
+        rows.append(("memory", f"{chip.memory_bandwidth.value / 1e9:,.1f} GB/s"))
+        rows.append(("links", f"{links.bandwidth.value / 1e9:,.2f} GB/s"))
+        yield table(rows, ("of each process", ""))
+        yield element("p", f"saved in {self.kept_in}", css="note")
 
     def __str__(self) -> str:
         chip, links = self.cluster.accelerator, self.cluster.tiers[-1]

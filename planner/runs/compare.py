@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,11 +30,11 @@ from cost_models.pricing.prediction import (
     to_json,
 )
 from cost_models.step_time.parts import TIME_WORDS
-from cost_models.text_tables import comparison_table, relative_difference
+from cost_models.text_tables import aligned, comparison_rows, relative_difference
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run
-from planner.text.answer import SCHEMA_VERSION
+from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.text.paragraphs import plain
 
 SHOWN_REST: Final = 0.005  # of a step
@@ -59,8 +59,8 @@ class ComparedTerm:
         return relative_difference(self.left, self.right) if self.comparable else None
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Answer):
     """Terms of both sides, differing plan fields, and explanations of the differences."""
 
     left: str
@@ -71,6 +71,21 @@ class Comparison:
 
     def __str__(self) -> str:
         return comparison_text(self)
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the explanation, both sides of every term, and the fields that differ."""
+        from planner.text.html_page import element, listed, table
+        from planner.text.notebook import headline
+
+        first, *others = (words.strip() for words in self.explanation)
+        yield headline(f"{first[:1].upper()}{first[1:]}.", "")
+        yield listed(others)
+        head, *rows = comparison_cells(self)
+        yield table(rows, head)
+        yield element("p", f"left: {self.left}; right: {self.right}", css="note")
+        if self.changes:
+            found = [(name, str(a), str(b)) for name, a, b in self.changes]
+            yield table(found, ("field", "left", "right"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -313,17 +328,22 @@ def comparison_text(comparison: Comparison) -> str:
     if comparison.changes:
         lines.append("")
     lines += [f"left:  {comparison.left}", f"right: {comparison.right}", ""]
+    lines += aligned(comparison_cells(comparison), left=[0])
+    lines.append("")
+    for words in comparison.explanation:
+        lines += plain(words.lstrip(), " " * (len(words) - len(words.lstrip())))
+    return "\n".join(lines)
+
+
+def comparison_cells(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return the table of both sides, its head first, without terms that are zero on both."""
     rows = [
         (term_name(term), term.unit, term.left, term.right)
         for term in comparison.terms
         if term.left or term.right
     ]
     apart = {term.unit for term in comparison.terms if not term.comparable}
-    lines += comparison_table(rows, ("left", "right", "left is"), "more", "less", apart)
-    lines.append("")
-    for words in comparison.explanation:
-        lines += plain(words.lstrip(), " " * (len(words) - len(words.lstrip())))
-    return "\n".join(lines)
+    return comparison_rows(rows, ("left", "right", "left is"), "more", "less", apart)
 
 
 def term_name(term: ComparedTerm) -> str:

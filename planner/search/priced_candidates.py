@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import concatenate
-from cost_models.plan.plan import PlanTable
+from cost_models.plan.plan import WORDS, PlanTable
 from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import report
-from planner.assessment.verdict import budget_bytes
+from planner.assessment.verdict import VERDICTS, budget_bytes
 from planner.search.candidates import Candidates
 from planner.search.feasible import device_and_host
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int8]
@@ -66,6 +69,20 @@ class PricedCandidates:
         if sum(map(len, tables)) > MOST_JOINT:
             return [_priced(scenario, [one])[0] for one in found]
         return _priced(scenario, found)
+
+
+def candidates_table(priced: PricedCandidates) -> pd.DataFrame:
+    """Return the plans with peak (bytes), step (seconds) and verdict, a row each."""
+    import pandas as pd
+
+    plans = priced.candidates.legal.plain()
+    columns = {f.name: np.asarray(getattr(plans, f.name)) for f in fields(PlanTable)}
+    for name, words in WORDS.items():
+        columns[name] = np.array(words)[columns[name]]
+    verdicts = np.array(VERDICTS)[priced.verdicts]
+    return pd.DataFrame(
+        columns | {"peak_bytes": priced.peak, "step_seconds": priced.step, "verdict": verdicts}
+    )
 
 
 def with_batch(scenario: Scenario, size: int) -> Scenario:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,20 @@ class ServingAnswer(DetailedAnswer):
         on_gpu = self.scenario.cluster.accelerator.device == "gpu"
         alike = self.scenario.model.family in COMPARED_FAMILIES
         return "published" if on_gpu and alike else "datasheet"
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield verdict, times, parts of the memory, and fixes."""
+        from planner.answer import notebook
+        from planner.serving.command import describe_serving
+        from planner.serving.text import fixes_of, short_head, time_lines
+        from planner.text.html_page import element
+
+        yield notebook.verdict(self.assessment)
+        yield notebook.about(short_head(self.scenario, describe_serving(self.plan)))
+        if self.time is not None:
+            yield element("pre", "\n".join(time_lines(self.scenario, self.time, verbose=False)))
+        yield notebook.memory_bars(self.assessment.memory.parts)
+        yield notebook.fixes_table(fixes_of(self.ways_out))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""

@@ -71,7 +71,7 @@ def serving_text(
         where = f"{_replicas(scenario, plan)}; peak {_where(scenario, plan, memory)}"
         lines += labelled("", where)
     else:
-        lines = [*_short_head(scenario, " ".join(layout)), *verdict_lines(assessment)]
+        lines = [*short_head(scenario, " ".join(layout)), *verdict_lines(assessment)]
     parts = {name: value for name, value in memory.parts.items() if value > 0.0}
     above, lines = lines, []
     if verbose:
@@ -152,7 +152,8 @@ def _head(scenario: ServingScenario) -> list[str]:
     return [*_model_lines(scenario), *plain(describe(scenario.cluster))]
 
 
-def _short_head(scenario: ServingScenario, layout: str) -> list[str]:
+def short_head(scenario: ServingScenario, layout: str) -> list[str]:
+    """Return the lines that repeat the question: model, load, cluster, layout."""
     cluster = describe(scenario.cluster).split(", ")[0]
     return [*_model_lines(scenario), *plain(f"{cluster} · {layout}")]
 
@@ -219,5 +220,9 @@ def _reach(scenario: ServingScenario, reach: Mapping[str, Any]) -> list[str]:
 
 
 def _fixes(ways_out: Sequence[ServingWayOut], before: Sequence[str], verbose: bool) -> list[str]:
-    fixes = [Fix(way.change, way.peak_bytes, "", way.options) for way in ways_out]
-    return fix_lines(fixes, len(before), verbose=verbose)
+    return fix_lines(fixes_of(ways_out), len(before), verbose=verbose)
+
+
+def fixes_of(ways_out: Sequence[ServingWayOut]) -> list[Fix]:
+    """Return the ways out; their pace is not compared."""
+    return [Fix(way.change, way.peak_bytes, "", way.options) for way in ways_out]

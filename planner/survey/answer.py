@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +11,7 @@ from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import NoLegalPlanError
 from planner.advice.refusal import no_plan, reasons_of, search_document
-from planner.answer.answers import header, not_run
+from planner.answer.answers import header, made_by, not_run
 from planner.assessment.assess import Assessment, assess, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.verdict import budget_bytes
@@ -98,11 +98,24 @@ class SurveyAnswer(DetailedAnswer):
 
     def plan_file(self, rank: int = 0) -> PlanFile:
         """Return the contents of a plan.json for the plan of that rank (0: the best)."""
-        import importlib.metadata
-
-        version = importlib.metadata.version("shardplan")
         found = self.ranked[rank]
-        return plan_file(found.scenario, found.plan, f"shardplan {version}")
+        return plan_file(found.scenario, found.plan, made_by())
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the best plan, and the ranked plans with their clusters and prices."""
+        from planner.answer import notebook
+        from planner.answer.text import short_head, short_plan
+        from planner.survey.notebook import cases_table
+        from planner.survey.text import columns_beside
+
+        best = self.ranked[0]
+        yield notebook.verdict(best.assessment, notebook.step_sentence(best.assessment))
+        yield notebook.about([*short_head(best.scenario), "· best:", short_plan(best.plan)])
+        if len(self.cases) > 1:
+            yield cases_table(self.request, self.cases)
+        before = columns_beside(self.request, self.cases, self.ranked)
+        yield notebook.plans_table(self.assessments, before)
+        yield notebook.step_bars(best.assessment)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""

@@ -18,7 +18,7 @@ none. Monotone quantities are bisected, the others are tried one by one:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -82,6 +82,14 @@ class InverseAnswer(DetailedAnswer):
     def plan_file(self, rank: int = 0) -> PlanFile:
         """Return the contents of a plan.json for the plan of that rank (0: the best)."""
         return self.answer.plan_file(rank)
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the answer, the next value that has no plan, and the plan."""
+        from planner.text.notebook import headline
+
+        beyond = self.next_attempt
+        yield headline(self.words, f"No plan with {beyond.words}." if beyond else "")
+        yield from self.answer.notebook_parts()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""

@@ -138,12 +138,7 @@ def case_table(
         shown_without = min(len(without), max(1, left - len(good)))
         shown = min(len(good), left - shown_without)
     several = len({case.scenario.workload.precision for case in cases}) > 1
-    columns = _columns(request, good)
-    rows = [["cluster", *(["precision"] if several else []), *(heading for heading, _ in columns)]]
-    for case in good[:shown]:
-        found = case.found[0]
-        name = [case.name, *([found.scenario.workload.precision] if several else [])]
-        rows.append([*name, *(cell(found) for _, cell in columns)])
+    rows = case_rows(request, good, shown, several=several)
     lines = fitting_table(rows, LEAST_IMPORTANT, left=("cluster", "precision"))
     for case in without[:shown_without]:
         precision = f" {case.scenario.workload.precision}" if several else ""
@@ -154,6 +149,19 @@ def case_table(
             lines.append(f"  {shorten(words, width() - 2, placeholder=' …')}")
     hidden = len(cases) - shown - shown_without
     return [*lines, more_rows(hidden)] if hidden else lines
+
+
+def case_rows(
+    request: SurveyRequest, good: Sequence[SurveyCase], most: int, *, several: bool
+) -> list[list[str]]:
+    """Return the cells of the table with its head; ``several``: precisions."""
+    columns = _columns(request, good)
+    rows = [["cluster", *(["precision"] if several else []), *(heading for heading, _ in columns)]]
+    for case in good[:most]:
+        found = case.found[0]
+        name = [case.name, *([found.scenario.workload.precision] if several else [])]
+        rows.append([*name, *(cell(found) for _, cell in columns)])
+    return rows
 
 
 def short_plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan], most: int) -> list[str]:
@@ -184,6 +192,20 @@ def short_plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan], most:
         left=("cluster", "precision"),
     )
     return [*lines, more_rows(hidden)] if hidden and request.rows is None else lines
+
+
+def columns_beside(
+    request: SurveyRequest, cases: Sequence[SurveyCase], ranked: Sequence[RankedPlan]
+) -> dict[str, list[str]]:
+    """Return cluster, precision, prices and the whole run of ranked plans, by heading."""
+    columns: dict[str, list[str]] = {
+        "cluster": [found.scenario.cluster.name for found in ranked],
+        "precision": [found.scenario.workload.precision for found in ranked],
+    }
+    for heading, cell in _columns(request, [case for case in cases if case.found]):
+        if heading not in ("GiB", "step", "tok/s", "MFU"):  # a table of plans has them
+            columns[heading] = [cell(found) for found in ranked]
+    return columns
 
 
 def reason_without_plan(case: SurveyCase) -> str:

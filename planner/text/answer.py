@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import html
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 SCHEMA_VERSION: Final = 1  # of all JSON documents
 
 
 class Answer(ABC):
-    """Answer with a text, which notebooks show preformatted, and a JSON document."""
+    """Answer with a text, a JSON document, and HTML for notebooks."""
 
     __slots__ = ()
 
@@ -30,8 +29,14 @@ class Answer(ABC):
     def __repr__(self) -> str:
         return str(self)
 
+    def notebook_parts(self) -> Iterable[str]:
+        """Return what a notebook shows above the text: verdict, bars, tables."""
+        return ()
+
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        from planner.text.notebook import notebook_html
+
+        return notebook_html(self.notebook_parts(), str(self))
 
 
 class DetailedAnswer(Answer):

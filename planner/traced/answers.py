@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan.plan import Plan
+from planner.assessment.assess import amounts
 from planner.assessment.documents import cluster_document
 from planner.request.executor_process import PREFIX
 from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
@@ -90,6 +91,18 @@ class TracedFitAnswer(DetailedAnswer):
         """Largest micro-batch size that fits; None if the plan does not fit."""
         return largest_micro_batch(self.scenario, self.plan) if self.verdict == "fits" else None
 
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield verdict, parts of the memory, and fixes."""
+        from planner.answer import notebook
+        from planner.answer.text import short_plan
+        from planner.traced.text import fixes_of, short_head, time_line
+
+        found = self.assessment
+        yield notebook.verdict(found, f"A step takes {time_line(found.time)}.")
+        yield notebook.about(short_head(self.scenario, short_plan(self.plan)))
+        yield notebook.memory_bars(amounts(found.memory.parts))
+        yield notebook.fixes_table(fixes_of(self.ways_out))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
         document = self.assessment.to_dict()
@@ -147,6 +160,19 @@ class TracedPlanAnswer(DetailedAnswer):
         import pandas as pd
 
         return pd.DataFrame([assessment.row() for assessment in self.assessments])
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the best plan with its verdict, and the ranked plans."""
+        from planner.answer import notebook
+        from planner.answer.text import short_plan
+        from planner.text.html_page import table
+        from planner.traced.text import ranked_rows, short_head, time_line
+
+        best = self.assessments[0]
+        yield notebook.verdict(best, f"A step takes {time_line(best.time)}.")
+        yield notebook.about([*short_head(self.scenario), "· best:", short_plan(best.plan)])
+        (head, *rows), _ = ranked_rows(self.assessments)
+        yield table(rows, head)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""

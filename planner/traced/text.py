@@ -121,11 +121,15 @@ def fit_text(
 
 
 def _fixes(ways_out: Sequence[TracedWayOut], before: Sequence[str], verbose: bool) -> list[str]:
-    fixes = [
+    return fix_lines(fixes_of(ways_out), len(before), verbose=verbose)
+
+
+def fixes_of(ways_out: Sequence[TracedWayOut]) -> list[Fix]:
+    """Return the ways out, each with its step time."""
+    return [
         Fix(way.change, way.peak_bytes, f"about {format_seconds(way.step_seconds)}", way.options)
         for way in ways_out
     ]
-    return fix_lines(fixes, len(before), verbose=verbose)
 
 
 def plan_text(
@@ -199,6 +203,12 @@ def cut_words(cut: Cut, step: float | None) -> str:
 
 
 def _table(assessments: Sequence[TracedAssessment], most: int | None) -> list[str]:
+    rows, choices = ranked_rows(assessments)
+    return table_of_plans(rows, choices, ("margin", "MFU"), {}, most=most)[0]
+
+
+def ranked_rows(assessments: Sequence[TracedAssessment]) -> tuple[list[list[str]], int]:
+    """Return the cells of the table with its head, and the number of columns of the plan."""
     columns = [
         (name, field)
         for name, field in COLUMNS
@@ -217,4 +227,4 @@ def _table(assessments: Sequence[TracedAssessment], most: int | None) -> list[st
                 "–" if time.mfu is None else f"{100 * time.mfu:.1f} %",
             ]
         )
-    return table_of_plans(rows, len(columns), ("margin", "MFU"), {}, most=most)[0]
+    return rows, len(columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -102,6 +102,12 @@ class ValidateAnswer(Answer):
             "bad_cells": [asdict(cell) for cell in self.bad_cells],
             "summary": dict(self.summary),
         }
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield errors over all runs, and those of every source as a table."""
+        from planner.validation.notebook import validation_parts
+
+        return validation_parts(self.summary, self.what)
 
     def write(self, folder: Path, *, force: bool = False) -> None:
         """Write rows.csv, groups.csv and validation.json into a folder."""

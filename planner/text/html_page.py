@@ -1,4 +1,4 @@
-"""HTML pages without scripts: one style for screens of every width, dark ones, and paper.
+"""HTML without scripts: one style for screens of every width, dark ones, paper and notebooks.
 
 Text becomes part of a page through ``element`` alone, which escapes whatever is not ``Html``.
 """
@@ -9,6 +9,40 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
+# of pages and of answers in notebooks: selectors, and what is declared for them
+RULES: Final = (
+    ("svg", "max-width:100%;height:auto"),
+    (".scroll", "overflow-x:auto"),
+    (".scroll svg", "min-width:600px"),
+    ("table", "border-collapse:collapse"),
+    (".scroll td,.scroll th", "overflow-wrap:normal"),
+    ("td,th", "padding:.25em .8em .25em 0;text-align:left;vertical-align:top"),
+    ("td:first-child", "text-align:right;white-space:nowrap"),
+    ("tr", "border-top:1px solid var(--line)"),
+    ("table.named td:first-child", "text-align:left;white-space:normal"),
+    ("td.short", "white-space:nowrap"),
+    ("pre", "white-space:pre-wrap;background:var(--panel);padding:1em;font-size:13px"),
+    (".verdict", "font-size:1.1em"),
+    (".note", "color:var(--soft)"),
+    (".bar", "display:grid;grid-template-columns:1fr auto;column-gap:1em;margin:.5em 0"),
+    (".bar .fill", "grid-column:1/3;height:.7em;background:var(--panel)"),
+    (".bar .fill i", "display:block;height:100%;background:#0072b2"),
+    (".bar small", "grid-column:1/3;color:var(--soft)"),
+)
+
+
+def rules(scope: str = "") -> str:
+    """Return the rules for everything, or for what is inside elements of a class.
+
+    >>> rules(".answer ")[:48]
+    '.answer svg{max-width:100%;height:auto}.answer .'
+    """
+    return "".join(
+        ",".join(f"{scope}{one}" for one in selectors.split(",")) + f"{{{declared}}}"
+        for selectors, declared in RULES
+    )
+
+
 STYLE: Final = (
     ":root{color-scheme:light dark;--ink:#222;--soft:#555;--ground:#fff;--line:#ddd;"
     "--panel:#f5f5f5;--alarm:#b00000;--good:#00704a}"
@@ -17,21 +51,8 @@ STYLE: Final = (
     "body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--ground);"
     "max-width:940px;margin:2em auto;padding:0 1em;overflow-wrap:anywhere}"
     "h1{font-size:1.3em}h2{font-size:1.05em;margin-top:2em}"
-    "svg{max-width:100%;height:auto}.scroll{overflow-x:auto}.scroll svg{min-width:600px}"
-    "table{border-collapse:collapse}.scroll td,.scroll th{overflow-wrap:normal}"
-    "td,th{padding:.25em .8em .25em 0;text-align:left;vertical-align:top}"
-    "td:first-child{text-align:right;white-space:nowrap}tr{border-top:1px solid var(--line)}"
-    "table.named td:first-child{text-align:left;white-space:normal}"
-    "td.short{white-space:nowrap}"
-    "pre{white-space:pre-wrap;background:var(--panel);padding:1em;font-size:13px}"
-    ".verdict{font-size:1.1em}.fits b{color:var(--good)}"
-    ".does_not_fit b,.tight b{color:var(--alarm)}"
-    ".note{color:var(--soft)}"
-    ".bar{display:grid;grid-template-columns:1fr auto;column-gap:1em;margin:.5em 0}"
-    ".bar .fill{grid-column:1/3;height:.7em;background:var(--panel)}"
-    ".bar .fill i{display:block;height:100%;background:#0072b2}"
-    ".bar small{grid-column:1/3;color:var(--soft)}"
-    "@media print{body{font-size:11pt;max-width:none;margin:0}.scroll{overflow:visible}"
+    ".fits b{color:var(--good)}.does_not_fit b,.tight b{color:var(--alarm)}" + rules() + "@media "
+    "print{body{font-size:11pt;max-width:none;margin:0}.scroll{overflow:visible}"
     ".scroll svg{min-width:0}h2{break-after:avoid}svg,tr,.bar{break-inside:avoid}"
     "*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}"
 )
