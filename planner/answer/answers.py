@@ -199,11 +199,13 @@ class FitAnswer(DetailedAnswer):
         """Yield verdict, drawing of the memory, parts of the step, and fixes."""
         from planner.answer import notebook
         from planner.answer.memory_html import fragment
-        from planner.answer.text import fixes_of, short_head, short_plan
+        from planner.answer.text import fixes_of, model_lines, short_plan
         from planner.text.html_page import Html
 
         yield notebook.verdict(self.assessment, notebook.step_sentence(self.assessment))
-        yield notebook.about(short_head(self.scenario, short_plan(self.plan)))
+        yield notebook.about(
+            model_lines(self.scenario), self.scenario.cluster, short_plan(self.plan)
+        )
         yield Html(fragment(self.step_memory, self.assessment, self._title))
         yield notebook.fixes_table(fixes_of(self.scenario, self.assessment, self.ways_out))
         yield notebook.step_bars(self.assessment)
@@ -256,11 +258,15 @@ class PlanAnswer(DetailedAnswer):
     def notebook_parts(self) -> Iterator[str]:
         """Yield the best plan with its verdict, and the ranked plans."""
         from planner.answer import notebook
-        from planner.answer.text import short_head, short_plan
+        from planner.answer.text import model_lines, short_plan
 
         best = self.assessments[0]
         yield notebook.verdict(best, notebook.step_sentence(best))
-        yield notebook.about([*short_head(self.scenario), "· best:", short_plan(best.plan)])
+        yield notebook.about(
+            model_lines(self.scenario),
+            self.scenario.cluster,
+            f"best: {short_plan(best.plan)}",
+        )
         yield notebook.plans_table(self.assessments)
         yield notebook.step_bars(best)
 

@@ -28,7 +28,7 @@ def fragment(step: StepMemory, assessment: Assessment, title: str) -> str:
     return (
         scrolling(Html(memory_svg(step, assessment, title)))
         + f"<p><b>Peak: {escape(when)}</b>: {escape(step.peak_words)}. "
-        + f"{escape(step.schedule)}.</p>"
+        + f"{escape(step.schedule[:1].upper() + step.schedule[1:])}.</p>"
     )
 
 

@@ -95,13 +95,14 @@ def _heading(body: list[str], words: str, y: int) -> int:
 
 def _legend(body: list[str], shown: list[str], y: int) -> int:
     """Draw colours with their names in one line; return its height."""
-    x = LEFT
-    for name in shown:
+    wide = [34 + round(6.5 * len(PART_WORDS[name])) for name in shown]
+    x = max(0, min(LEFT, WIDTH - sum(wide)))
+    for name, room in zip(shown, wide, strict=True):
         body.append(
             f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{COLOURS.get(name, OTHER)}"/>'
         )
         body.append(_text(x + 17, y, PART_WORDS[name], "small"))
-        x += 34 + round(6.5 * len(PART_WORDS[name]))
+        x += room
     return 30
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 from cost_models.memory.parts import PART_WORDS
 from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_bytes, format_gib, format_seconds
-from planner.answer.text import ranked_rows, time_line, usual_cells
+from hardware_profiles.cluster.schema import Cluster
+from planner.answer.text import cluster_words, ranked_rows, time_line, usual_cells
 from planner.assessment.assess import Assessment, MemoryAssessment, PeakMemory, amounts
 from planner.assessment.verdict import WORDS
 from planner.text.fixes import NEXT, Fix
@@ -37,9 +38,15 @@ def step_sentence(assessment: Assessment) -> str:
     return f"A step takes {time_line(assessment.time)}."
 
 
-def about(lines: Iterable[str]) -> Html:
-    """Return the lines that repeat the question."""
-    return element("p", " ".join(line.strip() for line in lines), css="note")
+def about(question: Iterable[str], cluster: Cluster, plan: str) -> Html:
+    """Return what repeats the question; ``question``: lines that are wrapped for a terminal."""
+    words = " ".join(line.strip() for line in question)
+    return note(f"{words} · {cluster_words(cluster)} · {plan}")
+
+
+def note(words: str) -> Html:
+    """Return a sentence of less importance."""
+    return element("p", words, css="note")
 
 
 def memory_bars(parts: Mapping[str, float], words: Mapping[str, str] | None = None) -> Html:
@@ -83,7 +90,7 @@ def fixes_table(fixes: Sequence[Fix]) -> Html:
     rows += [(one.change, f"{format_gib(one.peak)} GiB", one.pace, one.options) for one in fixes]
     head, *shown = without_columns(rows, {"pace": ""})
     found = table(shown, head)
-    return joined([found, element("p", f"Next: {NEXT}.", css="note")])
+    return joined([found, note(f"Next: {NEXT}.")])
 
 
 def plans_table(
@@ -100,4 +107,4 @@ def plans_table(
 
 
 def _hidden(number: int) -> Html:
-    return element("p", f"and {number:,} more: .table", css="note") if number > 0 else Html("")
+    return note(f"and {number:,} more: .table") if number > 0 else Html("")

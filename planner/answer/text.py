@@ -22,6 +22,7 @@ from cost_models.units import (
     format_step,
 )
 from hardware_profiles.cluster.build import describe
+from hardware_profiles.cluster.schema import Cluster
 from planner.assessment.assess import Assessment, MemoryAssessment, PeakMemory, amounts
 from planner.assessment.confidence import confidence_words
 from planner.assessment.host_memory import host_text
@@ -60,16 +61,22 @@ MOST_RANKS: Final = 16  # ranks of an order that are listed
 
 def head(scenario: Scenario) -> list[str]:
     """Return the lines that repeat the request: model, workload, cluster with its links."""
-    return [*_model_lines(scenario), *plain(describe(scenario.cluster))]
+    return [*model_lines(scenario), *plain(describe(scenario.cluster))]
 
 
 def short_head(scenario: Scenario, *after: str) -> list[str]:
     """Return the same without links, and more text behind the cluster."""
-    cluster = describe(scenario.cluster).split(", ")[0]
-    return [*_model_lines(scenario), *plain(" · ".join([cluster, *after]))]
+    cluster = cluster_words(scenario.cluster)
+    return [*model_lines(scenario), *plain(" · ".join([cluster, *after]))]
 
 
-def _model_lines(scenario: Scenario) -> list[str]:
+def cluster_words(cluster: Cluster) -> str:
+    """Return a cluster without its links."""
+    return describe(cluster).split(", ")[0]
+
+
+def model_lines(scenario: Scenario) -> list[str]:
+    """Return model and workload, each line as wide as the terminal at most."""
     model, workload = scenario.model, scenario.workload
     size = format_count(model.num_parameters)
     active = active_parameters(model)

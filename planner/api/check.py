@@ -121,7 +121,8 @@ class CheckAnswer(Answer):
 
         step = f"A step takes about {format_seconds(self.step_seconds)}."
         yield notebook.verdict(self.fit.assessment, step)
-        yield notebook.about(self.lines[1:])
+        _, *others = self.lines
+        yield from (notebook.note(line) for line in others)
         yield notebook.memory_bars(amounts(self.fit.assessment.memory.parts))
 
     def text(self, *, verbose: bool = False) -> str:

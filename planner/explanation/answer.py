@@ -163,11 +163,16 @@ class Explanation(DetailedAnswer):
     def notebook_parts(self) -> Iterator[str]:
         """Yield verdict, the plan in words, its parts of time and memory, and other plans."""
         from planner.answer import notebook
+        from planner.answer.text import model_lines
         from planner.explanation.notebook import other_plans, where_it_goes
         from planner.text.html_page import element, listed
 
         yield notebook.verdict(self.assessment, notebook.step_sentence(self.assessment))
-        yield notebook.about(short_head(self.scenario, describe_plan(self.plan)))
+        yield notebook.about(
+            model_lines(self.scenario),
+            self.scenario.cluster,
+            describe_plan(self.plan),
+        )
         yield listed(self.description)
         yield element("p", element("b", "Compared with the search: "), best_words(self))
         binds = self.binds()

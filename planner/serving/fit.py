@@ -60,11 +60,15 @@ class ServingAnswer(DetailedAnswer):
         """Yield verdict, times, parts of the memory, and fixes."""
         from planner.answer import notebook
         from planner.serving.command import describe_serving
-        from planner.serving.text import fixes_of, short_head, time_lines
+        from planner.serving.text import fixes_of, model_lines, time_lines
         from planner.text.html_page import element
 
         yield notebook.verdict(self.assessment)
-        yield notebook.about(short_head(self.scenario, describe_serving(self.plan)))
+        yield notebook.about(
+            model_lines(self.scenario),
+            self.scenario.cluster,
+            describe_serving(self.plan),
+        )
         if self.time is not None:
             yield element("pre", "\n".join(time_lines(self.scenario, self.time, verbose=False)))
         yield notebook.memory_bars(self.assessment.memory.parts)

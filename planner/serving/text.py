@@ -11,7 +11,7 @@ from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
 from cost_models.units import format_bytes, format_count, format_rate, format_seconds
 from hardware_profiles.cluster.build import describe
-from planner.answer.text import budget_words, verdict_lines
+from planner.answer.text import budget_words, cluster_words, verdict_lines
 from planner.request.stage_layers import layers_option
 from planner.serving.command import describe_serving, vllm_options
 from planner.serving.scenario import (
@@ -149,16 +149,17 @@ def _shares(parts: Mapping[str, float]) -> str:
 
 
 def _head(scenario: ServingScenario) -> list[str]:
-    return [*_model_lines(scenario), *plain(describe(scenario.cluster))]
+    return [*model_lines(scenario), *plain(describe(scenario.cluster))]
 
 
 def short_head(scenario: ServingScenario, layout: str) -> list[str]:
     """Return the lines that repeat the question: model, load, cluster, layout."""
-    cluster = describe(scenario.cluster).split(", ")[0]
-    return [*_model_lines(scenario), *plain(f"{cluster} · {layout}")]
+    cluster = cluster_words(scenario.cluster)
+    return [*model_lines(scenario), *plain(f"{cluster} · {layout}")]
 
 
-def _model_lines(scenario: ServingScenario) -> list[str]:
+def model_lines(scenario: ServingScenario) -> list[str]:
+    """Return model and workload, each line as wide as the terminal at most."""
     model, workload = scenario.model, scenario.workload
     size, active = f"{format_count(model.num_parameters)} parameters", active_parameters(model)
     if active < 0.99 * model.num_parameters:

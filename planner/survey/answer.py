@@ -104,16 +104,20 @@ class SurveyAnswer(DetailedAnswer):
     def notebook_parts(self) -> Iterator[str]:
         """Yield the best plan, and the ranked plans with their clusters and prices."""
         from planner.answer import notebook
-        from planner.answer.text import short_head, short_plan
+        from planner.answer.text import model_lines, short_plan
         from planner.survey.notebook import cases_table
-        from planner.survey.text import columns_beside
+        from planner.survey.text import further_columns
 
         best = self.ranked[0]
         yield notebook.verdict(best.assessment, notebook.step_sentence(best.assessment))
-        yield notebook.about([*short_head(best.scenario), "· best:", short_plan(best.plan)])
+        yield notebook.about(
+            model_lines(best.scenario),
+            best.scenario.cluster,
+            f"best: {short_plan(best.plan)}",
+        )
         if len(self.cases) > 1:
             yield cases_table(self.request, self.cases)
-        before = columns_beside(self.request, self.cases, self.ranked)
+        before = further_columns(self.request, self.cases, self.ranked)
         yield notebook.plans_table(self.assessments, before)
         yield notebook.step_bars(best.assessment)
 

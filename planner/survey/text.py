@@ -194,7 +194,7 @@ def short_plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan], most:
     return [*lines, more_rows(hidden)] if hidden and request.rows is None else lines
 
 
-def columns_beside(
+def further_columns(
     request: SurveyRequest, cases: Sequence[SurveyCase], ranked: Sequence[RankedPlan]
 ) -> dict[str, list[str]]:
     """Return cluster, precision, prices and the whole run of ranked plans, by heading."""

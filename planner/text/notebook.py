@@ -20,7 +20,7 @@ STYLE: Final = (
     "--ground:transparent;--line:rgba(128,128,128,.4);--panel:rgba(128,128,128,.16);"
     "--alarm:#d33a2c;max-width:940px;line-height:1.45;overflow-wrap:anywhere}"
     + rules(SCOPE)
-    + f"{SCOPE}.verdict b{{color:#fff;background:#b00000;padding:.1em .5em;border-radius:.2em}}"
+    + f"{SCOPE}.judged b{{color:#fff;background:#b00000;padding:.1em .5em;border-radius:.2em}}"
     f"{SCOPE}.fits b{{background:#00704a}}{SCOPE}.tight b{{background:#8a5200}}"
     f"{SCOPE}pre{{margin:.5em 0}}{SCOPE}p{{margin:.5em 0}}"
     f"{SCOPE}table{{font-size:13px;margin:.5em 0}}{SCOPE}tr{{background:none}}"
@@ -46,6 +46,7 @@ def framed(page: str, title: str) -> str:
     )
 
 
-def headline(strong: str, words: str, css: str = "") -> Html:
-    """Return the first sentence of an answer; ``css``: fits, tight or does_not_fit."""
-    return element("p", element("b", strong), f" {words}", css=f"verdict {css}".strip())
+def headline(strong: str, words: str, verdict: str = "") -> Html:
+    """Return the first sentence of an answer; ``verdict``: fits, tight or does_not_fit."""
+    css = f"verdict judged {verdict}" if verdict else "verdict"
+    return element("p", element("b", strong), f" {words}", css=css)

@@ -95,11 +95,13 @@ class TracedFitAnswer(DetailedAnswer):
         """Yield verdict, parts of the memory, and fixes."""
         from planner.answer import notebook
         from planner.answer.text import short_plan
-        from planner.traced.text import fixes_of, short_head, time_line
+        from planner.traced.text import fixes_of, model_lines, time_line
 
         found = self.assessment
         yield notebook.verdict(found, f"A step takes {time_line(found.time)}.")
-        yield notebook.about(short_head(self.scenario, short_plan(self.plan)))
+        yield notebook.about(
+            model_lines(self.scenario), self.scenario.cluster, short_plan(self.plan)
+        )
         yield notebook.memory_bars(amounts(found.memory.parts))
         yield notebook.fixes_table(fixes_of(self.ways_out))
 
@@ -166,11 +168,15 @@ class TracedPlanAnswer(DetailedAnswer):
         from planner.answer import notebook
         from planner.answer.text import short_plan
         from planner.text.html_page import table
-        from planner.traced.text import ranked_rows, short_head, time_line
+        from planner.traced.text import model_lines, ranked_rows, time_line
 
         best = self.assessments[0]
         yield notebook.verdict(best, f"A step takes {time_line(best.time)}.")
-        yield notebook.about([*short_head(self.scenario), "· best:", short_plan(best.plan)])
+        yield notebook.about(
+            model_lines(self.scenario),
+            self.scenario.cluster,
+            f"best: {short_plan(best.plan)}",
+        )
         (head, *rows), _ = ranked_rows(self.assessments)
         yield table(rows, head)
 

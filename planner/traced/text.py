@@ -12,6 +12,7 @@ from hardware_profiles.cluster.build import describe
 from planner.answer.text import (
     USUAL,
     budget_words,
+    cluster_words,
     largest_parts,
     largest_shares,
     short_plan,
@@ -47,16 +48,17 @@ COLUMNS: Final = (
 
 def head(scenario: TracedScenario) -> list[str]:
     """Return the lines that repeat the request: module, workload, cluster with its links."""
-    return [*_module_lines(scenario), *plain(describe(scenario.cluster))]
+    return [*model_lines(scenario), *plain(describe(scenario.cluster))]
 
 
 def short_head(scenario: TracedScenario, *after: str) -> list[str]:
     """Return the same without links, and more text behind the cluster."""
-    cluster = describe(scenario.cluster).split(", ")[0]
-    return [*_module_lines(scenario), *plain(" · ".join([cluster, *after]))]
+    cluster = cluster_words(scenario.cluster)
+    return [*model_lines(scenario), *plain(" · ".join([cluster, *after]))]
 
 
-def _module_lines(scenario: TracedScenario) -> list[str]:
+def model_lines(scenario: TracedScenario) -> list[str]:
+    """Return model and workload, each line as wide as the terminal at most."""
     module = scenario.module
     size = f"{module.kind}, {format_count(module.num_parameters)} parameters"
     if module.num_trainable_parameters != module.num_parameters:

@@ -31,7 +31,7 @@ def _quantity(name: str, figures: Mapping[str, Any]) -> Iterator[Html]:
         f"{100 * rows['coverage']:.0f} % of them inside the stated interval",
         f"; {100 * over['median_absolute_error']:.1f} % as the mean over "
         f"{len(over['groups'])} sources."
-        if over["groups"]
+        if len(over["groups"]) > 1
         else ".",
     )
     cells = [
