@@ -109,6 +109,42 @@ def preset_of_shape(name: str) -> Preset | None:
     return None
 
 
+# words beside a model's name that change no shape
+_BESIDE: Final = _STAGES | {
+    *("model", "dense", "full", "lora", "qlora", "sft", "dpo", "pretrain", "pretraining"),
+    *("training", "finetuning", "finetune", "fine", "tuning", "causal", "lm", "bf16", "fp16"),
+}
+
+
+@cache
+def preset_of_spelling(name: str) -> Preset | None:
+    """Return the preset whose name or hub id has the same letters and digits, as people write it.
+
+    Owners, and words such as "chat", "pretraining" or "LoRA", do not count.
+
+    >>> preset_of_spelling("Llama 2 7B chat").name, preset_of_spelling("Mixtral-8x7B").name
+    ('llama-2-7b', 'mixtral-8x7b')
+    >>> preset_of_spelling("llama") is None
+    True
+    """
+    wanted = letters(name)
+    for preset in all_presets() if wanted else ():
+        if wanted in map(letters, (preset.name, *preset.aliases)):
+            return preset
+    return None
+
+
+def letters(name: str) -> str:
+    """Return letters, digits and dots of a name without its owner and the words of ``_BESIDE``.
+
+    >>> letters("Baichuan2-13B-Chat"), letters("internlm/internlm2_5-7b")
+    ('baichuan213b', 'internlm2.57b')
+    """
+    own = re.sub(r"^[^/]*/(?!\d+$)", "", name.lower())  # ViT-B/16 has no owner
+    words = re.findall(r"[a-z0-9.]+", re.sub(r"(?<=\d)_(?=\d)", ".", own))
+    return "".join(word for word in words if word not in _BESIDE)
+
+
 def all_presets() -> tuple[Preset, ...]:
     """Return all presets."""
     return tuple(preset for path in _files() for preset in _of_file(path))

@@ -34,6 +34,7 @@ SHARE: Final = re.compile(
     r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
 )
+ROUNDED: Final = 0.15  # of a batch, that a source may round
 NEAR: Final = 0.8  # fraction of the virtual stages in the row; with fewer it is a different plan
 
 
@@ -131,8 +132,7 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
         raise Unpriceable(f"{data} x {ranks} ranks for {num_gpus} accelerators")
     micro = row.get("micro_batch_size") or 1  # where it is empty: see ``micro_batch``
     batch = _batch(reading, micro * data)
-    if batch % (micro * data):
-        raise Unpriceable(f"a batch of {batch} is not a multiple of {micro} x {data}")
+    batch = _whole_micro_batches(reading, batch, micro * data)
     stage = _zero_stage(reading)
     recompute, layers = _recompute(reading, model, pipeline * virtual)
     shards_inside_nodes = look_up(words_table().sharding, row) is not None
@@ -217,6 +217,19 @@ def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: 
 def _batch(reading: Reading, least: int) -> int:
     """Return sequences per step: given, or the minimum."""
     return int(reading.value("global_batch_size", least, "one micro-batch for each data rank"))
+
+
+def _whole_micro_batches(reading: Reading, batch: int, least: int) -> int:
+    """Return the multiple of ``least`` next to a batch, which a source may round or give in tokens.
+
+    Where none is near, the row describes no run.
+    """
+    nearest = max(1, round(batch / least)) * least
+    if abs(nearest - batch) > ROUNDED * batch:
+        raise Unpriceable(f"a batch of {batch} is not near a multiple of {least} (micro x data)")
+    if nearest != batch:
+        reading.defaults.append(f"global_batch_size {nearest}: {batch} is no multiple of {least}")
+    return nearest
 
 
 def _sequence_parallel(reading: Reading, tensor: int, trainer: SoftwareEntry) -> bool:

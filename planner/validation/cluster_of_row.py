@@ -33,7 +33,9 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     usual = usual_node(accelerator)
     each = row.get("gpus_per_node")
     if each is None:
-        each = reading.value("gpus_per_node", usual.gpus_per_node if usual else 8, "usual node")
+        most = min(usual.gpus_per_node if usual else 8, total)
+        each = max(size for size in range(1, most + 1) if total % size == 0)
+        each = reading.value("gpus_per_node", each, "usual node, or the largest that divides")
     each = min(each, total)
     if total % each:
         raise Unpriceable(f"{total} accelerators are no whole nodes of {each}")

@@ -8,13 +8,23 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
+from msgspec.structs import replace as replace_cells
+
 from cost_models.model.families import model_spec
-from cost_models.model.presets import is_preset, load_preset, preset_of_shape, similar_presets
+from cost_models.model.presets import (
+    is_preset,
+    letters,
+    load_preset,
+    preset_of_shape,
+    preset_of_spelling,
+    similar_presets,
+)
 from cost_models.model.spec import ModelSpec, Weight
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.words import ArchitectureEntry, entry_of, words_table
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
+HEAD: Final = 128  # elements of a head of most models
 CLASSIFIER: Final = "encoder-classifier"
 LABELS: Final = 2
 # of a head in DeepSeek-V3 (arXiv:2412.19437, sec. 4.2)
@@ -24,7 +34,10 @@ ROPE_HEAD, VALUE_HEAD = 64, 128
 def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     """Return the model of a row and a key that is equal for equal models."""
     name = str(reading.row.get("model") or reading.row.name)
-    config = _preset(reading, name) or _config(reading, name)
+    config = _preset(reading, name)
+    if config is None:
+        reading = _with_published_shape(reading, name)
+        config = _config(reading, name)
     words = entry_of(words_table().architecture, reading.row)
     if words.untied:
         config = {**config, "tie_word_embeddings": False}
@@ -87,6 +100,8 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
     """
     known = words_table().presets.get(name.lower(), name)
     found = load_preset(known) if is_preset(known) else preset_of_shape(known)
+    if found is None and any(reading.row.get(size) is None for size in SIZES):
+        found = preset_of_spelling(known)
     if found is None:
         return None
     row, spec = reading.row, _spec(json.dumps(found.config, sort_keys=True), name)
@@ -110,6 +125,29 @@ def _first_layers(config: Mapping[str, Any], whole: int, layers: int) -> Mapping
         if isinstance(value, list) and len(value) == whole
     }
     return {**config, **lists, key: layers}
+
+
+def _with_published_shape(reading: Reading, name: str) -> Reading:
+    """Return the reading with the sizes of a published shape in the place of empty cells.
+
+    Where everything else is given, the heads have 128 elements, and the vocabulary is that of
+    Llama (gated MLP) or of GPT-2 padded to 51,200 columns.
+    """
+    row = reading.row
+    shape = words_table().shapes.get(letters(name))
+    if shape is not None and row.hidden_size in (None, shape["hidden_size"]):
+        sizes = {column: value for column, value in shape.items() if row.get(column) is None}
+        if sizes:
+            reading.defaults.append(f"the published sizes of {name}: {', '.join(sizes)}")
+        row = replace_cells(row, **sizes)
+    usual = {}
+    if row.num_layers is not None and row.hidden_size is not None:
+        if row.num_heads is None and row.hidden_size % HEAD == 0:
+            usual["num_heads"] = row.hidden_size // HEAD
+        if row.vocab_size is None:
+            usual["vocab_size"] = 32_000 if row.gated_mlp else 51_200
+    reading.defaults.extend(f"{column} {value} (default)" for column, value in usual.items())
+    return Reading(replace_cells(row, **usual), reading.defaults)
 
 
 def _config(reading: Reading, name: str) -> Mapping[str, Any]:

@@ -14,9 +14,9 @@ class Unpriceable(Exception):
 class Reading:
     """A row and the defaults that replaced its empty cells, as texts."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, defaults: list[str] | None = None) -> None:
         self.row = row
-        self.defaults: list[str] = []
+        self.defaults: list[str] = [] if defaults is None else defaults
 
     def value(self, column: str, default: Any, why: str) -> Any:
         """Return a cell, or the default, which is recorded with its reason."""

@@ -195,6 +195,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     optimizer: tuple[OptimizerEntry, ...]
     precision: tuple[Name, ...]
     presets: dict[str, str]
+    shapes: dict[str, dict[str, bool | int | float | str]]  # columns by the letters of a name
     quantisation: tuple[QuantisationEntry, ...]
     recipes: tuple[EngineEntry, ...]
     recompute: tuple[RecomputeEntry, ...]
@@ -249,7 +250,7 @@ def words_table_from(path: Path) -> WordsTable:
         for name, section in values.items()
     }
     table = convert(sections, WordsTable, str(path))
-    for name in sections.keys() - patterns - {"presets"}:
+    for name in sections.keys() - patterns - {"presets", "shapes"}:
         _check(getattr(table, name), f"{path}: [[{name}]]")
     return table
 

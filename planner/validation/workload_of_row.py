@@ -22,9 +22,11 @@ def workload_of(
     """Return the work of a row; ``precision``: where the cell is empty."""
     row = reading.row
     named = look_up(words_table().precision, row)
-    word: Any = (
-        named.value if named else reading.value("precision", precision, "of that accelerator")
-    )
+    word: Any = precision if named is None else named.value
+    if named is None and "mixed" in terms_of(row, "precision"):
+        reading.defaults.append(f"precision {precision} (default: 16 bits of that accelerator)")
+    elif named is None:
+        word = reading.value("precision", precision, "of that accelerator")
     if word not in get_args(Precision):
         raise Unpriceable(f"precision {row.precision} is not priced")
     reading.value("optimizer", "adamw", "the usual one")

@@ -153,7 +153,7 @@ def test_dropout_experts_and_stages_are_as_their_columns_say() -> None:
         ({"num_gpus": None}, "num_gpus is empty"),
         ({"tensor_parallel": 3}, "3 model-parallel ranks do not divide 16"),
         ({"data_parallel": 3}, "3 x 1 ranks for 16 accelerators"),
-        ({"global_batch_size": 17}, "a batch of 17 is not a multiple of 1 x 16"),
+        ({"global_batch_size": 24}, "a batch of 24 is not near a multiple of 16"),
         ({"optimizer": "soap"}, "optimizer 'soap' is not priced"),
         ({"recompute": "some"}, "recompute 'some' is not known"),
         ({"peft": "adapter_v2"}, "peft 'adapter_v2' is not priced"),
@@ -489,3 +489,38 @@ def test_a_row_may_say_the_watts_that_its_boards_are_held_to() -> None:
     assert held.accelerator.words == "H100-SXM-80GB@500W"
     with pytest.raises(Unpriceable, match="takes 175 to 700 watts"):
         case(**cells, power=900.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "hidden"),
+    [
+        ("Llama 2 7B chat", 32, 4096),
+        ("Qwen/Qwen1.5-14B-Chat", 40, 5120),
+        ("InternLM2-20B", 48, 6144),
+        ("internlm2_5-7b-chat", 32, 4096),
+        ("internlm-7b", 32, 4096),
+        ("ChatGLM3-6B", 28, 4096),
+        ("Yi-34B", 60, 7168),
+        ("GPT-3 175B", 96, 12288),
+        ("1.3B GPT", 24, 2048),
+        ("ViT-L/16", 24, 1024),
+        ("Mixtral 8x7B (LoRA)", 32, 4096),
+    ],
+)
+def test_models_by_the_names_that_tables_give_them(name: str, layers: int, hidden: int) -> None:
+    sizes = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
+    model = case(model=name, **sizes).scenario.model
+    assert (model.num_layers, model.hidden_size) == (layers, hidden)
+
+
+def test_what_a_source_rounds_or_leaves_out_is_priced_and_listed() -> None:
+    rounded = case(global_batch_size=17)  # 16 data ranks of one sequence
+    assert rounded.scenario.workload.global_batch_size == 16
+    assert "global_batch_size 16: 17 is no multiple of 16" in rounded.defaults
+    odd = case(num_gpus=12, gpus_per_node=None, global_batch_size=12)
+    assert odd.scenario.cluster.gpus_per_node == 6
+    mixed = case(precision="mixed")
+    assert mixed.scenario.workload.precision == "bf16"
+    assert any(line.startswith("precision bf16") for line in mixed.defaults)
+    usual = case(num_heads=None, vocab_size=None)
+    assert {"num_heads", "vocab_size"} <= {line.split()[0] for line in usual.defaults}

@@ -247,6 +247,15 @@ SOFTWARE = {
         "Megatron-FSDP",
         "ms-swift (Megatron)",
         "verl, Megatron",
+        "MindSpeed-LLM",
+        "OpenRLHF (Megatron)",
+    ],
+    "nanotron": ["nanotron", "Hugging Face nanotron", "huggingface/nanotron @ main"],
+    "internevo": [
+        "InternEvo",
+        "InternLM/InternEvo",
+        "InternLM training framework",
+        "internevo 0.5",
     ],
     "megatron": [
         "Megatron-LM",
@@ -267,9 +276,9 @@ SOFTWARE = {
         "FSDP",
         "PyTorch Lightning",
         "DeepSpeed",
-        "Colossal-AI",
         "OLMo-core",
         "open_lm",
+        "Modalities",
         "somebody's own",
     ],
     "hf-trainer": [
@@ -281,6 +290,14 @@ SOFTWARE = {
         "transformers 4.48",
         "Accelerate 0.34",
         "TRL on accelerate, no liger",
+        "XTuner",
+        "xtuner 0.1.23",
+        "OpenRLHF",
+        "verl SFT",
+        "verl",
+        "Colossal-AI",
+        "ColossalAI (Gemini plugin)",
+        "fsdp_qlora",
     ],
     "hf-trainer-liger": ["TRL with Liger", "Axolotl, liger kernels", "HF Trainer, fused linear CE"],
     "hf-trainer-foak": ["unsloth", "Unsloth (TRL SFTTrainer)", "TRL with Unsloth"],
@@ -292,6 +309,7 @@ SOFTWARE = {
         "NeMo AutoModel (FSDP2)",
         "NVIDIA NeMo AutoModel",
         "NeMo-Automodel 0.1",
+        "modalities (FSDP2)",
     ],
     "torch-trainer+fsdp1-no-shard": ["FSDP NO_SHARD", "PyTorch FSDP, no_shard", "no-shard FSDP"],
     "torch-trainer+ddp": ["torch DDP", "PyTorch DistributedDataParallel", "Lightning, DDP"],
@@ -302,6 +320,8 @@ SOFTWARE = {
         "HF Trainer + DeepSpeed ZeRO-3",
         "Axolotl, deepspeed zero3",
         "TRL on DeepSpeed (zero_stage=3)",
+        "OpenRLHF, DeepSpeed ZeRO-3",
+        "xtuner (deepspeed_zero3)",
     ],
     "torchtitan": [
         "torchtitan 0.1.0, torch.compile",
@@ -330,6 +350,17 @@ SOFTWARE = {
 )
 def test_trainers(framework: str, expected: str) -> None:
     assert case(framework=framework).scenario.software.name == expected
+
+
+def test_trainers_whose_modules_are_hugging_faces_differ_in_a_figure() -> None:
+    gemini, sharded, xtuner = (
+        case(framework=name).scenario for name in ("ColossalAI, Gemini", "ColossalAI", "XTuner")
+    )
+    assert gemini.software.overlap.data_parallel == 0.0 < sharded.software.overlap.data_parallel
+    assert xtuner.software.kernels.rms_norm_accesses < sharded.software.kernels.rms_norm_accesses
+    assert gemini.workload.master_weights
+    assert xtuner.workload.master_weights
+    assert not case(framework="Hugging Face Trainer").scenario.workload.master_weights
 
 
 LOSSES = {
@@ -444,7 +475,7 @@ def test_every_term_has_a_meaning() -> None:
         for term in terms
     }
     matrices = {"q", "k", "v", "o", "gate", "up", "down", "mlp", "qkv", "attention", "all"}
-    by_code = {"torch loop", *matrices, *(f"module {name}" for name in MODULES)}
+    by_code = {"torch loop", "mixed", *matrices, *(f"module {name}" for name in MODULES)}
     columns = ("framework", "recompute", "optimizer", "peft", "precision", "offload")
     for column in (*columns, "memory_definition", "flops_definition"):
         found = {term for terms in vocabulary().phrases(column).values() for term in terms}
