@@ -62,6 +62,11 @@ def outside(page: str, link: str) -> str | None:
     return None if path.startswith("docs/") or path == "docs" else path
 
 
+def copy_of(path: str) -> str:
+    """Return where the site has a file: as text, where it would be a page or left out."""
+    return f"repository/{path}" + (".txt" if path.endswith((".md", ".py")) else "")
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files outside docs/ that pages link to."""
     found = {
@@ -72,10 +77,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for path in sorted(found):
         if (ROOT / path).is_file():
-            name = f"repository/{path}"
-            # as text: a Markdown file outside docs/ is no page, and its links are not the site's
-            name += ".txt" if path.endswith(".md") else ""
-            files.append(File.generated(config, name, abs_src_path=str(ROOT / path)))
+            files.append(File.generated(config, copy_of(path), abs_src_path=str(ROOT / path)))
     return files
 
 
@@ -87,8 +89,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         path = outside(here, match[2])
         if path is None or not (ROOT / path).is_file():
             return match[0]
-        copy = f"repository/{path}" + (".txt" if path.endswith(".md") else "")
-        return match[1] + posixpath.relpath(copy, posixpath.dirname(here) or ".") + ")"
+        return match[1] + posixpath.relpath(copy_of(path), posixpath.dirname(here) or ".") + ")"
 
     return LINK.sub(moved, markdown)
 

@@ -13,7 +13,6 @@ import importlib
 import inspect
 import re
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,23 +24,10 @@ ROOT: Final = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS)]
 
 from docstrings import Described, describe, prose, symbols_in  # noqa: E402
+from rooms import PACKAGE, TITLES, rooms  # noqa: E402
 from worked_numbers import JOBS, Call, command_of, worked_calls  # noqa: E402
 
 BOOK: Final = DOCS / "reference" / "formulas"
-PACKAGE: Final = "cost_models"
-# what each room's page answers
-TITLES: Final = {
-    "model": "Parameters",
-    "partition": "Partition: what each rank holds",
-    "communication": "Communication",
-    "activations": "Activations",
-    "compute": "Computation",
-    "memory": "Memory",
-    "serving": "Serving",
-    "step_time": "Step time",
-    "pricing": "Pricing a step",
-    "traced": "Traced modules",
-}
 HEAD: Final = """# Book of formulas
 
 Each formula below is a pure function of `cost_models` that broadcasts over columns of a table of
@@ -82,15 +68,6 @@ class File:
     path: Path
     words: Described
     formulas: tuple[Formula, ...]
-
-
-def rooms() -> list[str]:
-    """Return the subpackages and top-level modules, lowest first."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    for contract in project["tool"]["importlinter"]["contracts"]:
-        if contract.get("containers") == [PACKAGE] and contract["type"] == "layers":
-            return [room for layer in reversed(contract["layers"]) for room in layer.split(" | ")]
-    raise SystemExit(f"pyproject.toml has no layers contract of {PACKAGE}")
 
 
 def read(path: Path) -> File:
