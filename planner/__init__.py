@@ -5,6 +5,7 @@ planner.fit("llama-3-8b", "8xA100-80GB", seq_len=8192)
 planner.plan("llama-3-70b", "16x8xH100-SXM", seq_len=8192, global_batch_size=1024).table
 planner.explain("plan.json", why_not="tp=16,pp=4")
 planner.compare("plan.json", "other.json")
+planner.compare_techniques("llama-3-8b", "2x8xA100-80GB").table
 planner.report("plan.json").save("report.html")
 planner.trace("plan.json").save("trace.json")  # for Perfetto
 planner.calibrate("runs/first", output="cluster.toml")
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from planner.reports.trace import trace as trace
     from planner.runs.calibrate import calibrate as calibrate
     from planner.runs.compare import compare as compare
+    from planner.techniques.compare import compare_techniques as compare_techniques
     from planner.validation.answer import validate as validate
 
 MODULES: Final = {
@@ -37,6 +39,7 @@ MODULES: Final = {
     "plan": "planner.api.plan",
     "explain": "planner.explanation.explain",
     "compare": "planner.runs.compare",
+    "compare_techniques": "planner.techniques.compare",
     "calibrate": "planner.runs.calibrate",
     "validate": "planner.validation.answer",
     "learn": "planner.learning.answer",
@@ -49,6 +52,7 @@ __all__ = [
     "calibrate",
     "check",
     "compare",
+    "compare_techniques",
     "estimate_memory",
     "explain",
     "fit",

@@ -86,3 +86,21 @@ def pairwise_all_to_all(size: Real, ranks: Count, bandwidth: Real, latency: Real
 def send(size: Real, bandwidth: Real, latency: Real) -> Real:
     """One message to one neighbour: B / beta + alpha."""
     return size / np.multiply(1.0, bandwidth) + latency
+
+
+def received_bytes(kind: str, size: Real, ranks: Count) -> Real:
+    """Bytes that a rank receives in collectives of one kind, by ring or pairwise exchange.
+
+        all_reduce                              2 (n - 1)/n B
+        all_gather, reduce_scatter, all_to_all  (n - 1)/n B
+        send                                    B
+
+    Source: Patarasuk and Yuan, JPDC 69 (2009), theorem 1: no all-reduce receives less.
+
+    >>> float(received_bytes("all_reduce", 4e9, 4)), float(received_bytes("send", 4e9, 2))
+    (6000000000.0, 4000000000.0)
+    """
+    if kind == "send":
+        return np.multiply(1.0, size)
+    share = np.subtract(ranks, 1.0) / ranks
+    return (2.0 if kind == "all_reduce" else 1.0) * share * size

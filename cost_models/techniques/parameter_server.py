@@ -92,15 +92,15 @@ def asynchronous_seconds(
 ) -> Real:
     """Seconds in which the servers take n gradients of workers that do not wait.
 
-        max(t + 2 M / beta, n M / (k beta))
+        max(t + M / beta, n M / (k beta))
 
-    A worker computes, pushes and pulls; the servers take at most k beta / M gradients a second.
-    Derived here; compared with a simulation of workers and links.
+    A worker computes, then pushes; its pull follows part by part. The servers take at most k beta /
+    M gradients a second. Derived here; compared with a simulation of workers and links.
 
     >>> float(asynchronous_seconds(1.0, 1e9, 16, 4, 1e9))
     4.0
     """
-    alone = np.add(compute, 2.0 * np.divide(size, np.multiply(1.0, bandwidth)))
+    alone = np.add(compute, np.divide(size, np.multiply(1.0, bandwidth)))
     return np.maximum(alone, server_bytes(size, workers, servers) / bandwidth)
 
 

@@ -115,7 +115,8 @@ def depth_gradients(a: Real, side: Count, depth: Count) -> Real:
     4.0
     """
     q, d = np.multiply(1.0, side), np.multiply(1.0, depth)
-    return 2.0 * (d - 1.0) / d * a / (q * q)
+    found: Real = 2.0 * (d - 1.0) / d * a / (q * q)
+    return found
 
 
 def tensor_3d(x: Real, a: Real, y: Real, side: Count) -> GridCost:

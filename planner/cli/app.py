@@ -71,6 +71,10 @@ COMMANDS: Final = {
         "planner.cli.runs:compare",
         "The differences, term by term, of two plans, or of a plan and a run of it.",
     ),
+    "compare-techniques": (
+        "planner.cli.techniques:compare_techniques",
+        "One line for every technique of the literature: memory, traffic, step, what runs it.",
+    ),
     "report": (
         "planner.cli.reports:report",
         "Write a plan, or a run of it, as one page to read, print and send.",

@@ -36,6 +36,10 @@ EXAMPLES: Final = {
         "shardplan launch plan.json --on slurm --elastic --dry-run -o job.sbatch -- --steps 100",
     ),
     "compare": ("shardplan compare plan.json four.json", "shardplan compare plan.json runs/first"),
+    "compare-techniques": (
+        "shardplan compare-techniques llama-3-8b 2x8xA100-80GB --global-batch-size 64",
+        "shardplan compare-techniques gpt2-xl 8xA100-40GB --seq-len 1024 --json",
+    ),
     "report": (
         "shardplan report plan.json -o report.html",
         "shardplan report runs/first -o report.html --force",

@@ -691,6 +691,16 @@ class PlanRequest(
     )
 
 
+_MICRO_BATCH = declared(Plan)["micro_batch_size"].option
+
+
+@dataclass(frozen=True)
+class TechniquesRequest(AdapterOptions, LayerOptions, CommonOptions, MachineOptions, Subject):
+    """Techniques of training compared for one model on one cluster."""
+
+    micro_batch_size: Annotated[int | None, _MICRO_BATCH] = field(default=None, kw_only=True)
+
+
 def option(request: type, name: str) -> Declared:
     """Return how a field of a request is declared."""
     return declared(request)[name]

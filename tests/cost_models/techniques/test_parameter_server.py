@@ -25,7 +25,8 @@ def simulated(
 ) -> tuple[float, float]:
     """Seconds per n gradients, and mean delay in updates, of workers that do not wait.
 
-    Every server's link takes one gradient's share at a time; the pull of weights follows the push.
+    Every server's link takes one gradient's share at a time; the pull of weights follows the push
+    part by part, on the other direction of the links.
     """
     ready = [(compute * (1 + number / workers), number, 0) for number in range(workers)]
     heapq.heapify(ready)
@@ -38,7 +39,7 @@ def simulated(
         delays.append(updates - read)
         updates += 1
         times.append(done)
-        heapq.heappush(ready, (done + transfer + compute, number, updates))
+        heapq.heappush(ready, (done + compute, number, updates))
     half = len(times) // 2
     return (times[-1] - times[half]) / (len(times) - 1 - half) * workers, float(
         np.mean(delays[half:])

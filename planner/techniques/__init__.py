@@ -1,0 +1,1 @@
+"""``compare-techniques``: every technique of the literature for one model on one cluster."""

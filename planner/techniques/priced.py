@@ -1,0 +1,121 @@
+"""Lines of techniques that shardplan prices: the best plan of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cost_models.communication.ring_and_tree import received_bytes
+from cost_models.communication.seconds import axis_groups
+from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.estimate import rank_communication
+from cost_models.scenario import Scenario
+from hardware_profiles.errors import InputError
+from planner.answer.answers import not_run
+from planner.answer.text import short_plan
+from planner.assessment.assess import assess
+from planner.exchange.capabilities import all_capabilities
+from planner.request.constraints import parse_requirements
+from planner.request.divisors import divisors
+from planner.request.pins import parse_fixed
+from planner.search.search import search
+from planner.techniques.kinds import Technique
+from planner.techniques.line import Level, TechniqueLine
+
+LIMIT = "require"  # in a variant: constraints in place of those of the technique
+
+
+def priced_line(
+    scenario: Scenario, technique: Technique, micro_batch_size: int | None
+) -> TechniqueLine:
+    """Return the line of a technique: its best plan, or the smallest one where none fits."""
+    name, title = technique.name, technique.title
+    level: Level = "plans" if technique.searched else "estimates"
+    plan, why_not = best_of(scenario, technique, micro_batch_size)
+    if plan is None:
+        return TechniqueLine(name, title, level, why_not=why_not)
+    one = assess(scenario, plan)
+    unproven = not_run(scenario, plan)
+    return TechniqueLine(
+        name,
+        title,
+        level="runs" if unproven is None else level,
+        layout=short_plan(plan),
+        plan=plan,
+        verdict=one.verdict,
+        peak_bytes=one.memory.peak_bytes,
+        received_bytes=received_by_rank(scenario, plan),
+        exposed_seconds=float(one.time.parts.communication),
+        step_seconds=one.time.step_seconds,
+        exports=exports_of(scenario, plan),
+        note="; ".join(filter(None, (technique.note, unproven))),
+    )
+
+
+def best_of(
+    scenario: Scenario, technique: Technique, micro_batch_size: int | None
+) -> tuple[Plan | None, str]:
+    """Return the fastest plan of a technique that fits, else the smallest; or why there is none."""
+    mbs = {} if micro_batch_size is None else {"micro_batch_size": micro_batch_size}
+    found, reasons = [], []
+    for further in technique.variants:
+        require = parse_requirements(further.get(LIMIT, technique.require))
+        pins = {name: value for name, value in further.items() if name != LIMIT}
+        fixed = {**technique.fixed, **pins, **mbs}
+        try:
+            result = search(scenario, fixed, top=1, require=require)
+        except InputError as error:
+            reasons.append(str(error))
+            continue
+        if result.plans:
+            found.append((0 if result.fits else 1, result.seconds[0], result.plans[0]))
+        elif result.smallest is not None:
+            found.append((2, result.smallest_peak, result.smallest))
+        reasons += result.illegal_example.values()
+    if found:
+        return min(found, key=lambda each: each[:2])[2], ""
+    return None, _why_not(scenario, technique, reasons)
+
+
+def _why_not(scenario: Scenario, technique: Technique, reasons: Sequence[str]) -> str:
+    """Return why a technique has no legal plan, of one that has its smallest degree."""
+    name, _, value = technique.require.partition(">=")
+    if technique.name == "experts" and not scenario.model.has_experts:
+        return f"{scenario.model.name} has no experts"
+    if scenario.world_size == 1:
+        return "there is one accelerator"
+    least = next((n for n in divisors(scenario.world_size) if n >= int(value or 1)), 1)
+    if name and technique.variants == ({},):
+        try:
+            found = search(scenario, {**technique.fixed, **parse_fixed(f"{name}={least}")}, top=1)
+            reasons = list(found.illegal_example.values())
+        except InputError as error:
+            reasons = [str(error)]
+    return reasons[0] if reasons else f"no legal plan has {technique.require or 'these parts'}"
+
+
+def received_by_rank(scenario: Scenario, plan: Plan) -> float:
+    """Return the bytes that the rank with the most traffic receives in a step."""
+    groups = axis_groups(PlanTable.from_plans([plan]))
+    totals: Sequence[float] = [
+        sum(
+            float(np.sum(received_bytes(kind, traffic.size, groups[axis][0])))
+            for (axis, kind), traffic in by_axis.items()
+            if float(np.sum(traffic.count)) > 0.0
+        )
+        for by_axis in rank_communication(scenario, plan, default_layer_ranges(scenario, plan))
+    ]
+    return max(totals, default=0.0)
+
+
+def exports_of(scenario: Scenario, plan: Plan) -> tuple[str, ...]:
+    """Return the trainers that run a plan, to whose files ``export`` writes it."""
+    model, workload = scenario.model, scenario.workload
+    return tuple(
+        name
+        for name, target in all_capabilities().items()
+        if (not target.families or model.family in target.families)
+        and target.problem(plan, workload, experts=model.has_experts) is None
+    )
