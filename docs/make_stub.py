@@ -46,6 +46,7 @@ from planner.reports.trace import trace as trace
 from planner.runs.calibrate import calibrate as calibrate
 from planner.runs.compare import compare as compare
 from planner.serving.fit import ServingAnswer
+from planner.techniques.compare import compare_techniques as compare_techniques
 from planner.traced.answers import TracedFitAnswer
 from planner.validation.answer import validate as validate
 

@@ -22,10 +22,11 @@ from planner.reports.trace import trace as trace
 from planner.runs.calibrate import calibrate as calibrate
 from planner.runs.compare import compare as compare
 from planner.serving.fit import ServingAnswer
+from planner.techniques.compare import compare_techniques as compare_techniques
 from planner.traced.answers import TracedFitAnswer
 from planner.validation.answer import validate as validate
 
-__all__ = ["calibrate", "check", "compare", "estimate_memory", "explain", "fit", "learn", "plan", "report", "trace", "validate"]
+__all__ = ["calibrate", "check", "compare", "compare_techniques", "estimate_memory", "explain", "fit", "learn", "plan", "report", "trace", "validate"]
 
 def fit(
     model: str | Path | Mapping[str, Any] | ModelSpec,
@@ -74,6 +75,7 @@ def fit(
     inputs: Sequence[str] | None = ...,
     price: str | float | None = ...,
     tokens: str | float | None = ...,
+    compute_optimal: bool | None = ...,
     carbon: str | float | None = ...,
     failures: str | None = ...,
     concurrency: int | str | None = ...,
@@ -118,6 +120,7 @@ def plan(
     top: int | str | None = ...,
     price: str | float | None = ...,
     tokens: str | float | None = ...,
+    compute_optimal: bool | None = ...,
     carbon: str | float | None = ...,
     failures: str | None = ...,
     require: Sequence[str] | str | None = ...,

@@ -11,12 +11,12 @@ Units     elements, of a rank; messages follow one another. Every function broad
     3D        q^3      a / q^3    (x + y)/q^3     2 (q - 1)/q^3 (x + a + y)          6 (q - 1)
 
 Source: shares of memory and computation, messages, and the bandwidth of 1D and 3D: the tables
-"Efficiency" of Colossal-AI's documentation (docs/source/en/features/1D_tensor_parallel.md,
-2D_tensor_parallel.md, 2p5D_tensor_parallel.md, 3D_tensor_parallel.md), which describe Shoeybi et
-al. (arXiv:1909.08053), Xu et al. (arXiv:2104.05343), Wang et al. (arXiv:2105.14500) and Bian et al.
-(arXiv:2105.14450). Its bandwidth of 2D and 2.5D is q times the elements received here: a block that
-travels q - 1 hops one after another occupies the ring q - 1 times. The tests count the elements of
-the block algorithms. Leaves out: overlap, biases and norms, copies that a pass gathers.
+"Efficiency" of Colossal-AI's documentation (hpcaitech/ColossalAI, features: 1D, 2D, 2.5D and 3D
+tensor parallelism), which describe Shoeybi et al. (arXiv:1909.08053), Xu et al. (arXiv:2104.05343),
+Wang et al. (arXiv:2105.14500) and Bian et al. (arXiv:2105.14450). Its bandwidth of 2D and 2.5D is q
+times the elements received here: a block that travels q - 1 hops one after another occupies the
+ring q - 1 times. The tests count the elements of the block algorithms. Leaves out: overlap, biases
+and norms, copies that a pass gathers.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from planner.request.command import describe_plan
 from planner.request.config_file import notes_of, with_config
 from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.model import model_of
+from planner.request.optimal_tokens import with_optimal_tokens
 from planner.request.pins import check_fixed, pinned_or_default
 from planner.request.requests import (
     AdapterOptions,
@@ -61,8 +62,9 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     (``"3,5,5,3"``), even ones by default. ``inputs``: arguments of a
     ``module:package.path:factory`` (``"x=float32[B,3,224,224]"``).
 
-    ``tokens`` of a whole run add its days, dollars (``price`` of an accelerator's hour), energy,
-    CO2 (``carbon``: grams a kilowatt hour) and share of progress (``failures``) to the answer.
+    ``tokens`` of a whole run (``compute_optimal``: 20 for each parameter) add its days, dollars
+    (``price`` of an accelerator's hour), energy, CO2 (``carbon``: grams a kilowatt hour) and share
+    of progress (``failures``) to the answer.
 
     ``source``: another trainer's file (``ds_config.json``, an Accelerate YAML, …), from which the
     options are taken that are not given.
@@ -72,14 +74,15 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     """
     if request.inference:
         return _serve(request)
-    request, reading = _with_config(request)
+    asked = request
+    request, reading = _with_config(with_optimal_tokens(asked))
     _refuse_serving_options(request)
     fixed, by_stage = without_list(check_fixed(plan_fields(request), "plan"))
     common, of_layers, adapters = (
         part(request, group) for group in (CommonOptions, LayerOptions, AdapterOptions)
     )
     of_layers["stage_recompute_layers"] = by_stage
-    whole = part(request, WholeRunOptions)
+    whole = part(asked, WholeRunOptions)
     if is_module(request.model):
         from planner.traced.fit_and_plan import fit_module
 

@@ -23,6 +23,7 @@ from planner.request.constraints import Constraint, parse_requirements, require_
 from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.limits import pins_of, require_possible, require_runnable_workload, runnable
 from planner.request.model import model_of
+from planner.request.optimal_tokens import with_optimal_tokens
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.requests import (
     AdapterOptions,
@@ -65,7 +66,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
     time, cost, memory or energy; ``pareto``: the exact front of two of them ("time,memory").
     ``cluster`` may name several ("8xA100-80GB,1..4x8xH100-SXM"), ``precision`` too ("bf16,fp8").
     ``gpus_at_most`` tries parts of a cluster. ``allow``: "offload". ``price``: dollars an hour of
-    one accelerator; ``tokens``, ``budget`` (dollars), ``days``: of the whole run;
+    one accelerator; ``tokens`` (``compute_optimal``: 20 for each parameter), ``budget`` (dollars),
+    ``days``: of the whole run;
     ``carbon``: grams of CO2 a kilowatt hour, ``failures``: "mtbf=50000,restart=11,stall=5".
     ``to``: a trainer whose plans alone are searched ("deepspeed"); ``source``: its file, from which
     workload and trainer are taken.
@@ -73,7 +75,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     ("3,5,5,3").
     Raises NoLegalPlanError if no plan fits; it names the rules that removed the most candidates.
     """
-    request, limits = _with_target(request)
+    request, limits = _with_target(with_optimal_tokens(request))
     fixed, by_stage = without_list(fixed_parts(request.fix))
     if limits is not None:
         require_possible(limits, fixed)

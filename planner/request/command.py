@@ -171,7 +171,7 @@ def _training_options(scenario: Scenario) -> list[str]:
 def _whole_run_options(given: Mapping[str, object]) -> list[str]:
     """Return the given options of a whole training run as words."""
     return [
-        one.as_option(value if isinstance(value, float) else shlex.quote(str(value)))
+        one.as_option(value if isinstance(value, (bool, float)) else shlex.quote(str(value)))
         for name, one in declared(WholeRunOptions).items()
         if (value := given.get(name)) is not None
     ]

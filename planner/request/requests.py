@@ -411,6 +411,18 @@ class WholeRunOptions:
             group=WHOLE_RUN,
         ),
     ] = None
+    compute_optimal: Annotated[
+        bool | None,
+        Option(
+            "--compute-optimal",
+            help="tokens = 20 for each parameter that a token uses (Chinchilla)",
+            elsewhere=("chinchilla",),
+            group=WHOLE_RUN,
+            default="off",
+            why="the most of a training run's FLOP; models that serve long are trained on more "
+            "([goodput.md](goodput.md))",
+        ),
+    ] = None
     carbon: Annotated[
         str | float | None,
         Option(

@@ -56,7 +56,8 @@ class TechniquesAnswer(DetailedAnswer):
         """Return the text; ``verbose``: with layouts, notes, trainers and assumptions."""
         budget = format_bytes(budget_bytes(self.scenario.cluster))
         possible = [line for line in self.lines if line.why_not is None]
-        lines = [*short_head(self.scenario, f"{budget} each"), "", *_table(possible)]
+        table, headings = _table(possible)
+        lines = [*short_head(self.scenario, f"{budget} each"), "", *table]
         impossible = [line for line in self.lines if line.why_not is not None]
         if impossible:
             lines += ["", "Not possible here", *_reasons(impossible, verbose=verbose)]
@@ -65,18 +66,18 @@ class TechniquesAnswer(DetailedAnswer):
             for line in possible:
                 words = "; ".join(filter(None, (line.layout, line.note, ", ".join(line.exports))))
                 lines += hanging(f"  {line.title}: ", words)
-        return "\n".join([*lines, "", *_legend(verbose=verbose), *self._assumed(verbose)])
+        legend = _legend(headings, possible, verbose=verbose)
+        return "\n".join([*lines, "", *legend, *self._assumed(verbose)])
 
     def _assumed(self, verbose: bool) -> list[str]:
         return assumed(self.assumptions, verbose=True) if verbose else []
 
 
-def _table(lines: list[TechniqueLine]) -> list[str]:
-    """Return the table as wide as the terminal at most, in groups by verdict."""
+def _table(lines: list[TechniqueLine]) -> tuple[list[str], list[str]]:
+    """Return the table as wide as the terminal at most, in groups by verdict, and its headings."""
     titles = {"fits": "Fits, fastest first", "tight": "Tight"}
     titles["does_not_fit"] = "Does not fit, smallest first"
-    rows = [HEAD, *(_row(line) for line in lines)]
-    cells = [list(row) for row in rows]
+    cells = [list(HEAD), *(list(_row(line)) for line in lines)]
     for heading in (None, *LEAST_FIRST):
         if heading in cells[0]:
             at = cells[0].index(heading)
@@ -84,13 +85,12 @@ def _table(lines: list[TechniqueLine]) -> list[str]:
         shown = [f"  {line}".rstrip() for line in aligned(cells, left=[0])]
         if max(map(len, shown)) <= width():
             break
-    head, *body = shown
-    found, group = [head], ""
-    for line, text in zip(lines, body, strict=True):
+    found, group = [shown[0]], ""
+    for line, text in zip(lines, shown[1:], strict=True):
         title = titles[line.verdict or "does_not_fit"]
         found += [text] if title == group else [title, text]
         group = title
-    return found
+    return found, cells[0]
 
 
 def _reasons(lines: list[TechniqueLine], *, verbose: bool) -> list[str]:
@@ -124,12 +124,16 @@ def _row(line: TechniqueLine) -> tuple[str, ...]:
     )
 
 
-def _legend(*, verbose: bool) -> list[str]:
-    number = len(all_capabilities())
-    words = "; ".join(f"{level}: {meaning}" for level, meaning in LEVELS.items())
-    lines = plain(
-        "memory: peak of an accelerator. receives: bytes by an accelerator in a step. exposed: "
-        "seconds of a step that links add."
-    )
-    lines += plain(f"{words}. exports: trainers, of {number}, whose files state it.")
-    return lines + ([] if verbose else plain("-v: layouts, notes, assumptions; docs/techniques/."))
+def _legend(headings: list[str], lines: list[TechniqueLine], *, verbose: bool) -> list[str]:
+    """Return the meaning of the columns and words that are shown."""
+    columns = {
+        "memory": "peak of an accelerator",
+        "receives": "bytes by an accelerator in a step",
+        "exposed": "seconds that links add",
+        "exports": f"trainers, of {len(all_capabilities())}, whose files state it",
+    }
+    words = [f"{name}: {columns[name]}" for name in headings if name in columns]
+    used = {line.level for line in lines}
+    words += [f"{level}: {meaning}" for level, meaning in LEVELS.items() if level in used]
+    words += [] if verbose else ["-v: layouts, notes, assumptions"]
+    return plain("; ".join(words))

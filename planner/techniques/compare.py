@@ -24,7 +24,7 @@ from planner.techniques.answer import TechniquesAnswer
 from planner.techniques.grids import KINDS, grid_lines
 from planner.techniques.kinds import techniques_of
 from planner.techniques.line import TechniqueLine
-from planner.techniques.priced import priced_line
+from planner.techniques.priced import priced_lines
 from planner.techniques.stale import (
     ASYNCHRONOUS,
     DOUBLE,
@@ -60,10 +60,8 @@ def compare_techniques(request: TechniquesRequest) -> TechniquesAnswer:
         **part(request, LayerOptions),
     )
     scenario = assumed.scenario
-    lines: list[TechniqueLine] = []
-    for technique in techniques_of(scenario):
-        report(f"comparing techniques: {technique.title}")
-        lines.append(priced_line(scenario, technique, size))
+    lines = priced_lines(scenario, techniques_of(scenario), size)
+    report("comparing techniques: formulas")
     lines += _compared(scenario, size)
     return TechniquesAnswer(
         scenario, tuple(sorted(lines, key=lambda line: line.order)), assumed.assumptions

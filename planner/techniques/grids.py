@@ -7,7 +7,7 @@ of it hidden. Left out: smaller matmuls are less efficient; norms and biases are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -17,6 +17,7 @@ import numpy as np
 
 from cost_models.communication.ring_and_tree import received_bytes, ring_all_reduce
 from cost_models.communication.seconds import achieved_by
+from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import Plan, PlanTable
@@ -117,35 +118,60 @@ KINDS: Final[tuple[tuple[str, str, str, Kind], ...]] = (
 
 
 def grid_lines(scenario: Scenario, micro_batch_size: int | None) -> list[TechniqueLine]:
-    """Return the lines of 2D, 2.5D and 3D tensor parallelism."""
-    return [_best(scenario, micro_batch_size, *kind) for kind in KINDS]
+    """Return the lines of 2D, 2.5D and 3D tensor parallelism.
+
+    Of each the best grid: one that fits with the shortest step, else the smallest.
+    """
+    experts, lines = scenario.model.has_experts, []
+    layouts = {
+        name: [] if experts else _layouts(scenario, list(of(scenario.world_size)), micro_batch_size)
+        for name, _, _, of in KINDS
+    }
+    plans = dict.fromkeys(plan for of_kind in layouts.values() for _, plan in of_kind)
+    whole = _priced(scenario, list(plans))
+    for name, title, shape, of in KINDS:
+        if layouts[name]:
+            every = [_line(scenario, *layout, whole, name, title) for layout in layouts[name]]
+            lines.append(min(every, key=lambda line: line.order))
+            continue
+        why = "its formulas have no experts" if experts else _why_not(scenario, shape, of)
+        lines.append(TechniqueLine(name, title, "compares", why_not=why))
+    return lines
 
 
-def _best(
-    scenario: Scenario, micro_batch_size: int | None, name: str, title: str, shape: str, of: Kind
-) -> TechniqueLine:
-    """Return the best grid of a kind: one that fits with the shortest step, else the smallest."""
-    grids = list(of(scenario.world_size))
-    if not grids:
-        number = scenario.world_size
-        return TechniqueLine(name, title, "compares", why_not=f"{shape} ranks in none of {number}")
-    if scenario.model.has_experts:
-        return TechniqueLine(name, title, "compares", why_not="its formulas have no experts")
-    layouts = [
+def _layouts(
+    scenario: Scenario, grids: list[Grid], micro_batch_size: int | None
+) -> list[tuple[Grid, Plan]]:
+    """Return the possible layouts on some grids."""
+    return [
         (grid, plan)
         for grid in grids
         for size in (SIZES if micro_batch_size is None else [micro_batch_size / grid.batch_parts])
         for recompute in ("none", "full")
         if (plan := _plan(scenario, grid, size, recompute)) is not None
     ]
-    if not layouts:
-        why = (
-            "heads divide by no side q, or the batch by no number of its rows "
-            f"({_rows(grids)} sequences a micro-batch)"
-        )
-        return TechniqueLine(name, title, "compares", why_not=why)
-    lines = [_line(scenario, grid, plan, name, title) for grid, plan in layouts]
-    return min(lines, key=lambda line: line.order)
+
+
+def _why_not(scenario: Scenario, shape: str, of: Kind) -> str:
+    """Return why no grid of a kind is possible."""
+    grids = list(of(scenario.world_size))
+    if not grids:
+        return f"{shape} ranks in none of {scenario.world_size}"
+    return (
+        "heads divide by no side q, or the batch by no number of its rows "
+        f"({_rows(grids)} sequences a micro-batch)"
+    )
+
+
+def _priced(scenario: Scenario, plans: list[Plan]) -> dict[Plan, PredictionTable]:
+    """Return the prices of plans of whole models, those with as many ranks as one table."""
+    found: dict[Plan, PredictionTable] = {}
+    for copies in dict.fromkeys(plan.data_parallel for plan in plans):
+        alike = [plan for plan in plans if plan.data_parallel == copies]
+        alone = replace(scenario, num_ranks=copies, layer_ranges=None)
+        table = price(alone, PlanTable.from_plans(alike))
+        found |= {plan: table.row(number) for number, plan in enumerate(alike)}
+    return found
 
 
 def _rows(grids: list[Grid]) -> str:
@@ -171,10 +197,16 @@ def _plan(scenario: Scenario, grid: Grid, sequences: float, recompute: str) -> P
     )
 
 
-def _line(scenario: Scenario, grid: Grid, plan: Plan, name: str, title: str) -> TechniqueLine:
-    alone = replace(scenario, num_ranks=plan.data_parallel, layer_ranges=None)
-    whole = price(alone, PlanTable.from_plans([plan]))
-    peak = _peak(whole.memory, grid)
+def _line(
+    scenario: Scenario,
+    grid: Grid,
+    plan: Plan,
+    priced: Mapping[Plan, PredictionTable],
+    name: str,
+    title: str,
+) -> TechniqueLine:
+    whole = priced[plan]
+    peak = _peak(scenario, whole.memory, grid, plan)
     spread = memory_spread(scenario.software.name)
     low, high = peak_interval(peak, peak, spread)
     received, exposed = _traffic(scenario, grid, plan)
@@ -193,12 +225,15 @@ def _line(scenario: Scenario, grid: Grid, plan: Plan, name: str, title: str) -> 
     )
 
 
-def _peak(parts: MemoryParts, grid: Grid) -> float:
-    """Return the peak of a rank: states cut as matrices are, the rest over all ranks."""
+def _peak(scenario: Scenario, parts: MemoryParts, grid: Grid, plan: Plan) -> float:
+    """Return the peak of a rank: states cut as matrices are, the rest over all ranks.
+
+    Of CUDA and the allocator, the part outside torch is whole on every rank.
+    """
+    outside = outside_bytes(scenario.software, scenario.cluster, PlanTable.from_plans([plan]))
     states = parts.weights + parts.gradients + parts.optimizer
-    others = parts.activations + parts.logits + parts.buffers
-    found = states / grid.weight_ranks + others / grid.ranks + parts.runtime
-    return float(np.sum(found))
+    others = parts.activations + parts.logits + parts.buffers + (parts.runtime - outside)
+    return float(np.sum(states / grid.weight_ranks + others / grid.ranks + outside))
 
 
 def _computation(whole: PredictionTable, grid: Grid) -> float:

@@ -13,9 +13,10 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import rank_communication
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
+from hardware_profiles.progress import report
 from planner.answer.answers import not_run
 from planner.answer.text import short_plan
-from planner.assessment.assess import assess
+from planner.assessment.assess import Assessment, assess_plans
 from planner.exchange.capabilities import all_capabilities
 from planner.request.constraints import parse_requirements
 from planner.request.divisors import divisors
@@ -27,21 +28,42 @@ from planner.techniques.line import Level, TechniqueLine
 LIMIT = "require"  # in a variant: constraints in place of those of the technique
 
 
-def priced_line(
-    scenario: Scenario, technique: Technique, micro_batch_size: int | None
-) -> TechniqueLine:
-    """Return the line of a technique: its best plan, or the smallest one where none fits."""
-    name, title = technique.name, technique.title
-    level: Level = "plans" if technique.searched else "estimates"
-    plan, why_not = best_of(scenario, technique, micro_batch_size)
-    if plan is None:
-        return TechniqueLine(name, title, level, why_not=why_not)
-    one = assess(scenario, plan)
+def priced_lines(
+    scenario: Scenario, techniques: Sequence[Technique], micro_batch_size: int | None
+) -> list[TechniqueLine]:
+    """Return the lines of techniques: their best plans, or the smallest ones where none fits."""
+    found: dict[str, tuple[Plan | None, str]] = {}
+    for technique in techniques:
+        report(f"comparing techniques: {technique.title}")
+        found[technique.name] = best_of(scenario, technique, micro_batch_size)
+    plans = list(dict.fromkeys(plan for plan, _ in found.values() if plan is not None))
+    assessed = dict(zip(plans, assess_plans(scenario, plans), strict=True))
+    lines = []
+    for technique in techniques:
+        plan, why_not = found[technique.name]
+        if plan is None:
+            level = _level(technique, why_not)
+            one = TechniqueLine(technique.name, technique.title, level, why_not=why_not)
+        else:
+            one = _line(scenario, technique, assessed[plan])
+        lines.append(one)
+    return lines
+
+
+def _level(technique: Technique, unproven: str | None) -> Level:
+    """Return what shardplan does; ``unproven``: why it does not run the plan."""
+    if unproven is None:
+        return "runs"
+    return "plans" if technique.searched else "estimates"
+
+
+def _line(scenario: Scenario, technique: Technique, one: Assessment) -> TechniqueLine:
+    plan = one.plan
     unproven = not_run(scenario, plan)
     return TechniqueLine(
-        name,
-        title,
-        level="runs" if unproven is None else level,
+        technique.name,
+        technique.title,
+        _level(technique, unproven),
         layout=short_plan(plan),
         plan=plan,
         verdict=one.verdict,

@@ -26,6 +26,7 @@ PUBLIC = (
     "calibrate",
     "check",
     "compare",
+    "compare_techniques",
     "estimate_memory",
     "explain",
     "fit",

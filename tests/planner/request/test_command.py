@@ -59,6 +59,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "quantisation": {"quantisation": "nf4_double", "qlora": 8},
     "price": {"price": "H100-SXM-80GB=3", "tokens": "300B"},
     "tokens": {"tokens": "300B"},
+    "compute_optimal": {"compute_optimal": True},
     "carbon": {"carbon": 300.5, "tokens": "3B"},
     "failures": {"failures": "mtbf=50000,restart=11", "tokens": "300B"},
 }
