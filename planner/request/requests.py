@@ -420,7 +420,7 @@ class WholeRunOptions:
             group=WHOLE_RUN,
             default="off",
             why="the most of a training run's FLOP; models that serve long are trained on more "
-            "([goodput.md](goodput.md))",
+            "([goodput.md](../how-to/goodput.md))",
         ),
     ] = None
     carbon: Annotated[
