@@ -19,6 +19,7 @@ TITLES: Final[Mapping[str, str]] = {
     "memory": "Memory",
     "serving": "Serving",
     "step_time": "Step time",
+    "techniques": "Techniques that are compared",
     "pricing": "Pricing a step",
     "traced": "Traced modules",
 }
