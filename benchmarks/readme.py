@@ -3,8 +3,9 @@
 Runs the commands that the pages show and compares their output with the pages; ``--write`` updates
 the pages. Exit code 1 where a block or the picture differs. ``<!-- without: Budget Assumed -->``
 above a block names paragraphs that are replaced by three dots, ``<!-- from: One to: Peak -->`` the
-first and the last paragraph that are shown. Blocks of ``shardplan run`` and ``explain`` depend on
-the machine or on a file and are not compared.
+first and the last paragraph that are shown. The commands of a tutorial, those of its ``sh`` blocks
+included, run one after the other in one folder, so that one reads what another one wrote. Blocks of
+``shardplan run`` depend on the machine and are not compared.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -25,31 +27,75 @@ PAGES: Final = (
     README,
     ROOT / "docs" / "explanation" / "memory.md",
     ROOT / "docs" / "how-to" / "walks.md",
+    ROOT / "docs" / "tutorials" / "first_answer.md",
+    ROOT / "docs" / "tutorials" / "better_plan.md",
 )
 PICTURE: Final = ROOT / "docs" / "explanation" / "memory.svg"
 PICTURE_COMMAND: Final = "shardplan fit llama-3-8b 8xA100-80GB --seq-len 8192 -o memory.svg"
 BLOCK: Final = re.compile(
     r"(?:<!-- ((?:without|from): [^>\n]*) -->\n)?"
-    r"```console\n\$ (shardplan (?:fit|plan|models)[^\n]*)\n(?!\$)(.*?)```",
-    re.DOTALL,
+    r"```console\n\$ (shardplan (?:fit|plan|models|explain|export|report)[^\n]*)\n(?!\$)(.*?)```"
+    r"|^```sh\n(.*?)^```$",
+    re.DOTALL | re.MULTILINE,
 )
+ENVIRONMENT: Final = {
+    **os.environ,
+    "COLUMNS": "80",
+    "NO_COLOR": "1",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+@contextmanager
+def working_folder() -> Iterator[Path]:
+    """Make a folder in which the commands of a page find the files of the repository."""
+    with tempfile.TemporaryDirectory() as name:
+        for part in ("examples", "tests"):
+            (Path(name) / part).symlink_to(ROOT / part)
+        yield Path(name)
 
 
 def run(command: str, folder: Path) -> str:
-    """Return what a command prints; files that it writes go to ``folder``."""
-    words = shlex.split(command)[1:]
-    if "-o" in words:
-        position = words.index("-o") + 1
-        words[position] = str(folder / words[position])
+    """Return what a command prints in a folder."""
     done = subprocess.run(
-        [sys.executable, "-m", "planner", *words],
+        [sys.executable, "-m", "planner", *shlex.split(command)[1:]],
         capture_output=True,
         text=True,
         check=False,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
+        cwd=folder,
+        env=ENVIRONMENT,
     )
     return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+
+
+def run_script(script: str, folder: Path) -> None:
+    """Run an ``sh`` block; a command that fails is an error."""
+    start = f'shardplan() {{ "{sys.executable}" -m planner "$@"; }}\n'
+    subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", start + script],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+        env=ENVIRONMENT,
+    )
+
+
+def blocks(text: str, *, tutorial: bool) -> Iterator[tuple[re.Match[str], Path]]:
+    """Yield the console blocks of a page, each with the folder in which its command runs."""
+    with working_folder() as folder:
+        for match in BLOCK.finditer(text):
+            if match[2] and tutorial:
+                yield match, folder
+            elif match[2]:
+                with working_folder() as own:
+                    yield match, own
+            elif tutorial:
+                run_script(match[4], folder)
+
+
+def is_tutorial(page: Path) -> bool:
+    """Whether the blocks of a page run one after the other."""
+    return page.parent.name == "tutorials"
 
 
 def without_paragraphs(text: str, labels: Collection[str]) -> str:
@@ -91,10 +137,9 @@ def paragraphs_between(text: str, first: str, last: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def shown_output(match: re.Match[str]) -> str:
+def shown_output(match: re.Match[str], folder: Path) -> str:
     """Return what the page should show under a command."""
-    with tempfile.TemporaryDirectory() as folder:
-        text = run(match[2], Path(folder))
+    text = run(match[2], folder)
     kind, *words = (match[1] or "without:").split()
     if kind == "without:":
         return without_paragraphs(text, words)
@@ -107,30 +152,31 @@ def comparable(text: str) -> str:
     return " ".join(re.sub(r"in [\d.]+ (ms|s):", "in some time:", text).split())
 
 
-def differences(text: str) -> list[str]:
+def differences(text: str, *, tutorial: bool = False) -> list[str]:
     """Return the commands whose blocks differ from what they print."""
     return [
         match[2]
-        for match in BLOCK.finditer(text)
-        if comparable(match[3]) != comparable(shown_output(match))
+        for match, folder in blocks(text, tutorial=tutorial)
+        if comparable(match[3]) != comparable(shown_output(match, folder))
     ]
 
 
 def picture() -> str:
     """Return the drawing that the README includes."""
-    with tempfile.TemporaryDirectory() as folder:
-        run(PICTURE_COMMAND, Path(folder))
-        return (Path(folder) / "memory.svg").read_text(encoding="utf-8")
+    with working_folder() as folder:
+        run(PICTURE_COMMAND, folder)
+        return (folder / "memory.svg").read_text(encoding="utf-8")
 
 
-def written(text: str) -> str:
+def written(text: str, *, tutorial: bool = False) -> str:
     """Return a page with the present output of every command."""
-
-    def block(match: re.Match[str]) -> str:
+    parts, end = [], 0
+    for match, folder in blocks(text, tutorial=tutorial):
         above = f"<!-- {match[1]} -->\n" if match[1] else ""
-        return f"{above}```console\n$ {match[2]}\n{shown_output(match)}```"
-
-    return BLOCK.sub(block, text)
+        shown = f"{above}```console\n$ {match[2]}\n{shown_output(match, folder)}```"
+        parts += [text[end : match.start()], shown]
+        end = match.end()
+    return "".join([*parts, text[end:]])
 
 
 def main() -> None:
@@ -138,10 +184,11 @@ def main() -> None:
     if "--write" in sys.argv[1:]:
         PICTURE.write_text(drawn, encoding="utf-8")
         for page in PAGES:
-            page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
+            text = page.read_text(encoding="utf-8")
+            page.write_text(written(text, tutorial=is_tutorial(page)), encoding="utf-8")
         return
     for page in PAGES:
-        found = differences(page.read_text(encoding="utf-8"))
+        found = differences(page.read_text(encoding="utf-8"), tutorial=is_tutorial(page))
         wrong += [f"{page.name} differs from: {command}" for command in found]
     if PICTURE.read_text(encoding="utf-8") != drawn:
         wrong.append(f"docs/explanation/memory.svg differs from: {PICTURE_COMMAND}")
