@@ -33,6 +33,7 @@ VENDORS: Final[Mapping[str, tuple[str, ...]]] = {
     "Google": ("tpu",),
     "Amazon": ("trainium",),
     "Intel": ("gaudi",),
+    "Huawei": ("ascend",),
 }
 GB: Final = 1e9
 TFLOP: Final = 1e12
