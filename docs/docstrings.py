@@ -90,7 +90,9 @@ def _indented(line: str) -> bool:
 
 def describe(docstring: str) -> Described:
     """Split a docstring into its parts."""
-    summary, _, rest = docstring.partition("\n\n")
+    first, _, rest = docstring.partition("\n\n")
+    if limits := NAMED.search(first):  # a summary that ends with units or a source
+        first, rest = first[: limits.start()], f"{first[limits.start() :]}\n\n{rest}"
     rest = re.sub(r"^\s*Units\s+(?=\w)", "\nUnits: ", SYMBOLS.sub("", rest), flags=re.MULTILINE)
     body: list[str] = []
     blocks: dict[str, list[str]] = {"example": [], "block": []}
@@ -112,7 +114,7 @@ def describe(docstring: str) -> Described:
             named.setdefault(previous, []).append(prose(words))
     words_of = {name: "\n\n".join(found) for name, found in named.items()}
     return Described(
-        prose(summary),
+        prose(first),
         tuple(body),
         tuple(blocks["block"]),
         tuple(blocks["example"]),
