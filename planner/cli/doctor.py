@@ -161,10 +161,11 @@ def _install(extra: str) -> str:
 def machine_text(found: Mapping[str, Any]) -> str:
     """Return the report as text."""
     from cost_models.units import format_bytes
+    from planner.text.paragraphs import hanging, plain
 
     memory = format_bytes(found["memory_bytes"])
     lines = [
-        f"shardplan {found['shardplan']} · Python {found['python']} · {found['system']}",
+        *plain(f"shardplan {found['shardplan']} · Python {found['python']} · {found['system']}"),
         f"{found['cores']} cores · {memory}",
         "",
         "GPUs",
@@ -172,20 +173,20 @@ def machine_text(found: Mapping[str, Any]) -> str:
     lines += [
         f"  {gpu['name']}  {format_bytes(gpu['memory_bytes'] or 0.0)}  driver {gpu['driver']}"
         for gpu in found["gpus"]
-    ] or [f"  {found['gpu_problem'] or 'none (nvidia-smi lists none); CPU processes train, too'}"]
+    ] or plain(found["gpu_problem"] or "none (nvidia-smi lists none); CPU processes train", "  ")
     if (torch := found["torch"]) is not None:
-        lines.append(f"  {_torch_words(torch)}")
+        lines += plain(_torch_words(torch), "  ")
     lines += ["", "Packages"]
     for one in found["packages"]:
         state = one["problem"] or one["version"]
-        lines.append(f"  {one['name']:<16} {state:<18} {one['needed_by']}")
+        lines += hanging(f"  {one['name']:<16} {state:<18} ", one["needed_by"])
     lines += ["", "Programs"]
     uses = {**PROGRAMS, "chromium": "report --pdf"}
     for name, path in found["programs"].items():
         lines.append(f"  {name:<16} {'found' if path else 'not on the PATH':<18} {uses[name]}")
     cache = found["cache"]
     size = format_bytes(float(cache["bytes"]))
-    lines += ["", f"Cache  {cache['folder']}: {cache['files']} files, {size}"]
+    lines += ["", *hanging("Cache  ", f"{cache['folder']}: {cache['files']} files, {size}")]
     lines += [f"Next   {command}" for command in found["install"]]
     return "\n".join(lines)
 

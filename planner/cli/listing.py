@@ -23,7 +23,8 @@ from hardware_profiles.cluster.schema import Accelerator, Figure
 from hardware_profiles.errors import InputError
 from planner.request.model import resolve_model
 from planner.text.answer import SCHEMA_VERSION
-from planner.text.paragraphs import plain
+from planner.text.paragraphs import hanging, plain
+from planner.text.tables import narrowed
 
 
 def model_listing(start: str = "") -> dict[str, Any]:
@@ -48,11 +49,12 @@ def names_one_model(text: str) -> bool:
 
 
 def models_text(document: Mapping[str, Any]) -> str:
-    """The presets, one a line."""
+    """The presets, one a line; the source of one stands with that one."""
+    models = document["models"]
+    longest = max((len(entry["name"]) for entry in models), default=0)
     return "\n".join(
-        f"{entry['name']:<20} {format_count(entry['parameters']):>10}  {entry['family']:<12} "
-        f"{entry['source']}"
-        for entry in document["models"]
+        f"{entry['name']:<{longest}} {format_count(entry['parameters']):>10}  {entry['family']}"
+        for entry in models
     )
 
 
@@ -81,6 +83,7 @@ def one_model(name: str) -> dict[str, Any]:
             "over_6n": float(rule_of_thumb_ratio(model, seq_len)),
         },
         "assumptions": list(model.assumptions),
+        "source": load_preset(name).source if is_preset(name) else None,
     }
 
 
@@ -92,16 +95,23 @@ def model_text(document: Mapping[str, Any]) -> str:
         active = f", {document['active_parameters']:,} active"
     tied = ", tied embeddings" if document["tie_embeddings"] else ""
     lines = [
-        f"{document['name']}  {document['parameters']:,} parameters{active}",
-        f"  {document['family']}: {document['num_layers']} layers, hidden size "
-        f"{document['hidden_size']:,}, vocabulary {document['vocab_size']:,}{tied}",
+        *hanging(f"{document['name']}  ", f"{document['parameters']:,} parameters{active}"),
+        *hanging(
+            f"  {document['family']}: ",
+            f"{document['num_layers']} layers, hidden size {document['hidden_size']:,}, "
+            f"vocabulary {document['vocab_size']:,}{tied}",
+        ),
     ]
     lines += [f"  {part:<14} {count:>18,}" for part, count in document["parts"].items()]
-    lines.append(
-        f"  FLOP a token at {flops['seq_len']:,} tokens: forward {flops['forward'] / 1e9:,.2f} G, "
-        f"backward {flops['backward'] / 1e9:,.2f} G ({flops['over_6n']:.3f} x 6 N)"
+    lines += hanging(
+        "  FLOP a token ",
+        f"at {flops['seq_len']:,} tokens: forward {flops['forward'] / 1e9:,.2f} G, "
+        f"backward {flops['backward'] / 1e9:,.2f} G ({flops['over_6n']:.3f} x 6 N)",
     )
-    lines += [f"  {words}" for words in document["assumptions"]]
+    for words in document["assumptions"]:
+        lines += plain(words, "  ")
+    if document["source"]:
+        lines += hanging("  source ", document["source"])
     return "\n".join(lines)
 
 
@@ -142,17 +152,21 @@ def _short(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def accelerators_text(document: Mapping[str, Any]) -> str:
-    """The accelerators, one a line."""
-    longest = max(len(entry["name"]) for entry in document["accelerators"])
-    lines = [f"{'name':<{longest}} {'memory':>9} {'bandwidth':>12} {'16-bit':>13}  link"]
+    """The accelerators, one a line; TFLOP/s are those in 16 bits."""
+    rows = [("name", "memory", "GB/s", "TFLOP/s", "link", "link GB/s")]
     for entry in document["accelerators"]:
         peak = entry["peak_16_bit_flops"]
-        rate = "unknown" if peak is None else f"{peak / 1e12:,.0f} TFLOP/s"
-        lines.append(
-            f"{entry['name']:<{longest}} {format_bytes(entry['memory_bytes']):>9} "
-            f"{entry['memory_bytes_per_second'] / 1e9:>7,.0f} GB/s {rate:>13}  {entry['link']} "
-            f"{entry['link_bytes_per_second'] / 1e9:,.0f} GB/s"
+        rows.append(
+            (
+                entry["name"],
+                format_bytes(entry["memory_bytes"]),
+                f"{entry['memory_bytes_per_second'] / 1e9:,.0f}",
+                "unknown" if peak is None else f"{peak / 1e12:,.0f}",
+                entry["link"],
+                f"{entry['link_bytes_per_second'] / 1e9:,.0f}",
+            )
         )
+    lines = narrowed(rows, ("link",), ("name", "link"))
     if "usual" in document:
         lines += plain(document["usual"])
     return "\n".join(lines)
@@ -192,8 +206,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
 def accelerator_text(document: Mapping[str, Any]) -> str:
     """One accelerator as text."""
     lines = [f"{document['name']}  {document['architecture']}, {document['link']}"]
-    lines += [
-        f"  {key:<34} {entry['value']:>12.6g}  {entry['kind']}: {entry['source']}"
-        for key, entry in document["figures"].items()
-    ]
+    for key, entry in document["figures"].items():
+        lines.append(f"  {key:<38} {entry['value']:>12.6g}")
+        lines += plain(f"{entry['kind']}: {entry['source']}", "      ")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from hardware_profiles.options import Option
 from hardware_profiles.terminal import show
 from planner.cli.options import Force, PlanOrRun
 from planner.cli.outputs import refuse_existing
+from planner.text.paragraphs import plain
 
 
 def report(
@@ -33,7 +34,8 @@ def report(
     refuse_existing(output, force=force)
     found = ask(plan)
     found.save(output, force=force)
-    show(f"wrote {output}: the report of {found.name}; open it in a browser")
+    words = f"wrote {output}: the report of {found.name}; open it in a browser"
+    show("\n".join(plain(words)))
     if pdf:
         write_pdf(found.html, printed)
         show(f"wrote {printed}")
@@ -52,4 +54,4 @@ def trace(
     refuse_existing(output, force=force)
     found = ask(plan)
     found.save(output, force=force)
-    show(f"wrote {output}: {found}")
+    show("\n".join(plain(f"wrote {output}: {found}")))

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from cost_models.text_tables import aligned
 from cost_models.uncertainty import Spread
 from cost_models.units import format_gib, format_seconds
 from planner.learning.conclusions import ComparedRun, Conclusion
 from planner.learning.next_run import NextRun
+from planner.text.paragraphs import hanging, plain, width
+from planner.text.tables import narrowed
 
-WIDTH: Final = 80
 TITLES: Final = {"concluded": "Concluded", "leaning": "More likely", "unknown": "Could not tell"}
 WORTH: Final = 0.1  # nats: a run that is expected to tell less tells almost nothing
 MOST: Final = 3  # next runs
@@ -33,7 +33,7 @@ def learned_text(
     lines = [
         f"{len(runs)} run{'s' if len(runs) > 1 else ''} of {trainer}",
         "",
-        *aligned(run_rows(runs), (0, 1)),
+        *narrowed(run_rows(runs), ("before", "error"), ("run", "")),
     ]
     for verdict, title in TITLES.items():
         found = [one for one in conclusions if one.verdict == verdict]
@@ -42,7 +42,7 @@ def learned_text(
         lines.append("")
         if verdict == "unknown":
             names = ", ".join(one.mechanism for one in found)
-            lines += textwrap.wrap(f"{title}: {names}", WIDTH, break_on_hyphens=False)
+            lines += textwrap.wrap(f"{title}: {names}", width(), break_on_hyphens=False)
             continue
         lines.append(title)
         for one in found:
@@ -50,15 +50,16 @@ def learned_text(
     lines += ["", *_next(next_runs)]
     for name, spread in spreads.items():
         what = "Step time" if name == "time" else "Peak memory"
-        lines.append(
-            f"{what:<12}{-100 * spread.below:+.1f} to {100 * spread.above:+.1f} % around "
-            "predictions on this accelerator (90 %)"
+        lines += hanging(
+            f"{what:<12}",
+            f"{-100 * spread.below:+.1f} to {100 * spread.above:+.1f} % around predictions on this "
+            "accelerator (90 %)",
         )
     if skipped:
         name, reason = next(iter(skipped.items()))
         more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
-        lines += textwrap.wrap(f"Left out: {name}: {reason}{more}", WIDTH)
-    lines.append(f"wrote {path}: shardplan fit MODEL CLUSTER --software {path}")
+        lines += textwrap.wrap(f"Left out: {name}: {reason}{more}", width())
+    lines += plain(f"wrote {path}: shardplan fit MODEL CLUSTER --software {path}")
     return "\n".join(lines)
 
 
@@ -85,12 +86,12 @@ def run_rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
 def _wrapped(first: str, words: str) -> list[str]:
     """Return a conclusion and its words, the words on a line of their own where need be."""
     line = f"  {first} ({words})"
-    if len(line) <= WIDTH:
+    if len(line) <= width():
         return [line]
     indent = " " * 30
     return [
         f"  {first}",
-        *textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=indent),
+        *textwrap.wrap(words, width(), initial_indent=indent, subsequent_indent=indent),
     ]
 
 
@@ -102,4 +103,5 @@ def _next(runs: Sequence[NextRun]) -> Iterator[str]:
         return
     for number, run in enumerate(worth):
         head = "Next run" if number == 0 else ""
-        yield f"{head:<12}{run.words}: tells {run.nats / math.log(2.0):.1f} bits"
+        words = f"{run.words}: tells {run.nats / math.log(2.0):.1f} bits"
+        yield from hanging(f"{head:<12}", words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,8 +36,9 @@ from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run
 from planner.text.answer import SCHEMA_VERSION, Answer
-from planner.text.paragraphs import plain
+from planner.text.paragraphs import USUAL, plain, width
 
+WIDEST_NAME: Final = 26  # columns of a term in a narrow terminal
 SHOWN_REST: Final = 0.005  # of a step
 # what the phases of a measured step hold of the predicted one
 PASSES: Final = tuple(name for name in TIME_PARTS if name != "optimizer")
@@ -328,11 +330,25 @@ def comparison_text(comparison: Comparison) -> str:
     if comparison.changes:
         lines.append("")
     lines += [f"left:  {comparison.left}", f"right: {comparison.right}", ""]
-    lines += aligned(comparison_cells(comparison), left=[0])
+    cells = comparison_cells(comparison)
+    lines += aligned(_with_short_names(cells) if width() < USUAL else cells, left=[0])
     lines.append("")
     for words in comparison.explanation:
         lines += plain(words.lstrip(), " " * (len(words) - len(words.lstrip())))
     return "\n".join(lines)
+
+
+def _with_short_names(cells: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return cells with long names on several lines, for a narrow terminal."""
+    found: list[tuple[str, ...]] = []
+    for name, *figures in cells:
+        indent = " " * (len(name) - len(name.lstrip()))
+        *before, last = textwrap.wrap(
+            name.strip(), WIDEST_NAME, initial_indent=indent, subsequent_indent=f"{indent}  "
+        ) or [""]
+        found += [(part, *("" for _ in figures)) for part in before]
+        found.append((last, *figures))
+    return found
 
 
 def comparison_cells(comparison: Comparison) -> list[tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from cost_models.text_tables import aligned
 from planner.text.paragraphs import width
@@ -27,15 +27,25 @@ def fitting_table(
     ``least_first``: headings of columns that may be left out, in this order; ``left``: headings of
     columns that are aligned to the left.
     """
+    return narrowed(rows, least_first, left, marked_table)
+
+
+def narrowed(
+    rows: Sequence[Sequence[str]],
+    least_first: Iterable[str],
+    left: Collection[str] = (),
+    table: Callable[[Sequence[Sequence[str]], Collection[int]], list[str]] = aligned,
+) -> list[str]:
+    """Return a ``table`` without the columns for which the terminal has no room."""
     cells = [list(row) for row in rows]
     for heading in (None, *least_first):
         if heading in cells[0]:
             at = cells[0].index(heading)
             cells = [[*row[:at], *row[at + 1 :]] for row in cells]
-        lines = marked_table(cells, [at for at, name in enumerate(cells[0]) if name in left])
+        lines = table(cells, [at for at, name in enumerate(cells[0]) if name in left])
         if max(map(len, lines)) <= width():
             break
-    return lines
+    return [line.rstrip() for line in lines]
 
 
 def table_of_plans(

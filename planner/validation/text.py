@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from planner.assessment.verdict import WORDS
+from planner.text.paragraphs import hanging, plain, width
+from planner.text.tables import narrowed
 
 HEADS: Final = ("n", "median", "mean", "bias", "90th", "inside", "width")
 KEYS: Final = (
@@ -26,7 +28,8 @@ TITLES: Final = {
 WHAT: Final = {"time": "Step time", "memory": "Peak memory"}
 MOST_REASONS: Final = 12
 MOST_ROWS: Final = 100
-WIDTH: Final = 80
+MOST: Final = 80  # columns
+NARROW: Final = ("n", "median", "90th", "inside")  # figures that have room in a narrow terminal
 NAME: Final = 24  # columns of a name, followed by seven figures
 FIGURE: Final = 8
 QUANTITY: Final = 22
@@ -40,17 +43,29 @@ MEMORY: Final = {
 
 def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return prediction, measurement and error of every row, one quantity a line."""
-    lines = [f"{'row':<{NAME}}{'':<{QUANTITY}}{'predicted':>11}{'measured':>11}{'error':>10}"]
+    room, narrow = _columns(), _is_narrow()
+    indent = 2 if narrow else NAME
+    figures = f"{'':<{QUANTITY}}{'predicted':>11}{'measured':>11}{'error':>10}"
+    lines = ["row"] * narrow + [f"{'' if narrow else 'row':<{indent}}{figures}"]
     for row in rows[:MOST_ROWS]:
-        name = _cut(row["row_id"], NAME - 1)
-        for number, words in enumerate(_row_lines(row)):
-            lines.append(f"{name if number == 0 else '':<{NAME}}{words}"[:WIDTH].rstrip())
+        lines += [_cut(row["row_id"], room)] * narrow
+        name = "" if narrow else _cut(row["row_id"], NAME - 1)
+        for number, words in enumerate(_row_lines(row, room - indent)):
+            lines.append(f"{name if number == 0 else '':<{indent}}{words}"[:room].rstrip())
     if len(rows) > MOST_ROWS:
         lines.append(f"and {len(rows) - MOST_ROWS:,} more rows: -o DIR or --json")
     if count := sum(bool(row["defaults"]) for row in rows):
         many = "s" if count > 1 else ""
         lines.append(f"Empty cells of {count:,} row{many} took defaults: --json lists them")
     return "\n".join([*lines, *_not_understood(rows)])
+
+
+def _columns() -> int:
+    return min(MOST, width())
+
+
+def _is_narrow() -> bool:
+    return width() < MOST
 
 
 def _not_understood(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -65,7 +80,7 @@ def _not_understood(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         others = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
         yield from textwrap.wrap(
             f"{words} ({names[0]}{others})",
-            WIDTH,
+            _columns(),
             initial_indent="  ",
             subsequent_indent="    ",
             break_on_hyphens=False,
@@ -74,12 +89,12 @@ def _not_understood(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"  and {len(found) - MOST_REASONS:,} more: --json lists them by row"
 
 
-def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
+def _row_lines(row: Mapping[str, Any], room: int) -> Iterator[str]:
     if row["skipped"] is not None:
         where = f"line {row['line']}"
         where = "" if where == row["row_id"] else f"{where} is "
         reason = f"{where}not priced: {row['skipped']}"
-        yield from textwrap.wrap(reason, WIDTH - NAME)
+        yield from textwrap.wrap(reason, room)
         return
     step, measured = row["predicted_step_seconds"], row["measured_step_seconds"]
     peak, size = row["predicted_peak_bytes"], row["measured_peak_bytes"]
@@ -141,8 +156,9 @@ def validation_text(
 def _errors(title: str, figures: Mapping[str, Any]) -> list[str]:
     if not figures["n"] and "partial" not in figures:
         return [f"{title}: nothing to compare"]
-    lines = [f"{title}: predicted / measured - 1 in per cent, absolute unless bias"]
-    lines.append(f"{'':<{NAME}}" + "".join(f"{head:>{FIGURE}}" for head in HEADS))
+    lines = plain(f"{title}: predicted / measured - 1 in per cent, absolute unless bias")
+    heads = NARROW if _is_narrow() else HEADS
+    lines.append(f"{'':<{NAME}}" + "".join(f"{head:>{FIGURE}}" for head in heads))
     for grouping, groups in figures.get("by", {}).items():
         # of one group: the line of all rows; groups of one row: the rows themselves
         if len(groups) > 1 and any(group["n"] > 1 for group in groups.values()):
@@ -159,41 +175,46 @@ def _errors(title: str, figures: Mapping[str, Any]) -> list[str]:
             lines.append("* with at least 5 rows")
     for name, reason in figures["left_out"].items():
         if name in figures.get("by", {}).get("source_group", {}):
-            lines += textwrap.wrap(f"left out of that mean: {name} ({reason})", WIDTH)
+            lines += textwrap.wrap(f"left out of that mean: {name} ({reason})", _columns())
     return lines
 
 
 def _line(name: str, figures: Mapping[str, Any]) -> str:
     cells = [f"{100.0 * figures[key]:.1f}" for key in KEYS]
     cells[2] = f"{100.0 * figures['bias']:+.1f}"
-    count = f"{figures['n']:>{FIGURE},}"
-    return f"{_cut(name, NAME):<{NAME}}{count}" + "".join(f"{cell:>{FIGURE}}" for cell in cells)
+    shown = zip(HEADS, [f"{figures['n']:,}", *cells], strict=True)
+    return f"{_cut(name, NAME):<{NAME}}" + "".join(
+        f"{cell:>{FIGURE}}" for head, cell in shown if head in NARROW or not _is_narrow()
+    )
 
 
 def _ranking(ranking: Mapping[str, Any]) -> list[str]:
-    heads = ("groups", "spearman", "pairs, %", "regret, %", "worst, %")
-    lines = [
-        "Ranking of plans that share model, accelerators and batch",
-        f"{'':<{NAME}}" + "".join(f"{head:>11}" for head in heads),
-    ]
-    for name, figures in ranking.items():
-        lines.append(
-            f"{_cut(f'  {name}', NAME):<{NAME}}{figures['groups']:>11}{figures['spearman']:>11.3f}"
-            f"{100.0 * figures['pairs_in_order']:>11.1f}{100.0 * figures['mean_regret']:>11.2f}"
-            f"{100.0 * figures['worst_regret']:>11.1f}"
+    rows: list[tuple[str, ...]] = [("", "groups", "spearman", "pairs, %", "regret, %", "worst, %")]
+    rows += [
+        (
+            f"{_cut(f'  {name}', NAME):<{NAME}}",
+            f"{figures['groups']}",
+            f"{figures['spearman']:.3f}",
+            f"{100.0 * figures['pairs_in_order']:.1f}",
+            f"{100.0 * figures['mean_regret']:.2f}",
+            f"{100.0 * figures['worst_regret']:.1f}",
         )
-    return lines
+        for name, figures in ranking.items()
+    ]
+    title = "Ranking of plans that share model, accelerators and batch"
+    return [title, *narrowed(rows, ("spearman", "worst, %"), ("",))]
 
 
 def _verdicts(figures: Mapping[str, Any]) -> list[str]:
-    lines = [
-        "Verdicts",
-        f"  ran out of memory: {figures['died']}, of which {figures['died_said_to_fit']} were "
+    lines = ["Verdicts"]
+    for words in (
+        f"ran out of memory: {figures['died']}, of which {figures['died_said_to_fit']} were "
         "predicted to fit",
-        f"  completed: {figures['lived']}, of which {figures['lived_said_not_to_fit']} were "
+        f"completed: {figures['lived']}, of which {figures['lived_said_not_to_fit']} were "
         "predicted not to fit",
-        f"  {figures['tight']} of all predicted TIGHT ({100.0 * figures['tight_share']:.1f} %)",
-    ]
+        f"{figures['tight']} of all predicted TIGHT ({100.0 * figures['tight_share']:.1f} %)",
+    ):
+        lines += hanging("  ", words)
     for key, words in (
         ("died_said_to_fit_rows", "out of memory"),
         ("lived_said_not_to_fit_rows", "completed"),
@@ -201,14 +222,14 @@ def _verdicts(figures: Mapping[str, Any]) -> list[str]:
         if figures[key]:
             shown = ", ".join(figures[key][:6])
             line = f"{words}: {shown}{', …' if len(figures[key]) > 6 else ''}"
-            lines += textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
+            lines += textwrap.wrap(line, _columns(), initial_indent="  ", subsequent_indent="    ")
     return lines
 
 
 def _skipped(reasons: Mapping[str, int]) -> list[str]:
     lines = ["Not priced"]
     for reason, count in list(reasons.items())[:MOST_REASONS]:
-        lines.append(f"  {count:>5}  {_cut(reason, WIDTH - 9)}")
+        lines.append(f"  {count:>5}  {_cut(reason, _columns() - 9)}")
     more = list(reasons.values())[MOST_REASONS:]
     if more:
         lines.append(f"  {sum(more):>5}  for {len(more)} other reasons (--json lists them by row)")

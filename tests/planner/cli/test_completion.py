@@ -120,13 +120,50 @@ def test_every_part_of_a_plan_is_proposed_with_values_that_it_takes() -> None:
 
 
 BASH = """
-PATH={folder}:$PATH
 eval "$(shardplan completion bash)"
 compopt() {{ echo "$*" | tr '\\n' ' '; }}
 COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
 _shardplan_completion shardplan
 echo "${{COMPREPLY[*]}}"
 """
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> dict[str, str]:
+    """Environment of a shell that finds ``shardplan``."""
+    path = tmp_path / "shardplan"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -m planner "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return {
+        "PYTHONPATH": str(Path.cwd()),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "TERM": "xterm",
+    }
+
+
+FISH = 'shardplan completion fish | source; complete -C "shardplan {words}"'
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish here")
+@pytest.mark.parametrize(
+    ("words", "proposals"),
+    [
+        ("fit llama-2-7", ["llama-2-70b", "llama-2-7b"]),
+        ("fit gpt2 8xH100-S", ["8xH100-SXM-80GB", "8xH100-SXM-96GB"]),
+        ("plan a b --fix tp=2,ze", ["tp=2,zero="]),
+        ("hardware l4", ["L4", "L40", "L40S"]),
+    ],
+)
+def test_fish_proposes(words: str, proposals: list[str], program: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", FISH.format(words=words)],
+        env=program,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert sorted(line.split("\t")[0] for line in done.stdout.split("\n") if line) == proposals
 
 
 @pytest.mark.parametrize(
@@ -141,13 +178,12 @@ echo "${{COMPREPLY[*]}}"
         ("explain p --why-not sp =", "on off"),
     ],
 )
-def test_bash_takes_an_equals_sign_as_a_word(words: str, proposals: str, tmp_path: Path) -> None:
-    program = tmp_path / "shardplan"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m planner "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
+def test_bash_takes_an_equals_sign_as_a_word(
+    words: str, proposals: str, program: dict[str, str]
+) -> None:
     done = subprocess.run(
-        ["bash", "--norc", "-c", BASH.format(folder=tmp_path, words=f"shardplan {words}")],
-        env={"PYTHONPATH": str(Path.cwd()), "PATH": os.environ["PATH"]},
+        ["bash", "--norc", "-c", BASH.format(words=f"shardplan {words}")],
+        env=program,
         capture_output=True,
         text=True,
         check=False,
