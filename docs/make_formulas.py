@@ -45,7 +45,9 @@ time](../../explanation/step_time.md), [serving](../../how-to/serving.md).
   priced, computed when the page is made. Arguments that are whole objects (a model, a plan) are
   left out. Inside, everything is bytes, seconds and FLOP; numbers are printed in larger units.
 - **Source**: paper, section and equation, or the code whose behaviour the formula describes.
-- **Leaves out**: the limits of the formula.
+- **Leaves out**: the limits of a formula; below a heading, those of all formulas of its file. The
+  whole estimate's limits: [memory](../../explanation/memory.md#limits),
+  [accuracy](../../accuracy.md).
 
 ## The pages
 
@@ -132,6 +134,7 @@ def section(file: File, calls: Mapping[CodeType, Call]) -> Iterator[str]:
     yield from (f"## {title_of(file)}", "")
     yield from (f"`{file.path.relative_to(ROOT)}`", "")
     yield from described(file.words)
+    yield from origin(file.words)
     for formula in file.formulas:
         yield from (f"### `{formula.name}`", "", formula.words.summary, "")
         yield from described(formula.words, file.words.symbols)
@@ -141,12 +144,7 @@ def section(file: File, calls: Mapping[CodeType, Call]) -> Iterator[str]:
             yield from ("```", "")
         if call := calls.get(formula.code):
             yield from worked(call)
-        for title, words in (
-            ("Source", formula.words.source),
-            ("Leaves out", formula.words.leaves_out),
-        ):
-            if words:
-                yield from (f"**{title}** {words}", "")
+        yield from origin(formula.words)
 
 
 def described(words: Described, symbols: tuple[tuple[str, str], ...] = ()) -> Iterator[str]:
@@ -159,6 +157,13 @@ def described(words: Described, symbols: tuple[tuple[str, str], ...] = ()) -> It
         yield from (f"**Symbols** {meant}.", "")
     if words.units:
         yield from (f"**Units** {words.units}", "")
+
+
+def origin(words: Described) -> Iterator[str]:
+    """Yield where a formula comes from, and its limits."""
+    for title, text in (("Source", words.source), ("Leaves out", words.leaves_out)):
+        if text:
+            yield from (f"**{title}** {text}", "")
 
 
 def worked(call: Call) -> Iterator[str]:

@@ -9,6 +9,8 @@ Three regions behave differently under tensor parallelism (Korthikanti et al.,
 arXiv:2205.05198, sec. 4): norms and dropouts are whole on every rank, or split along the sequence
 with sequence parallelism; the inputs of the column-parallel matrices are whole, split, or (DTensor)
 gathered and kept; everything between the two matrices of a block is split t ways.
+
+Leaves out: what the allocator reserves in addition to tensors (``memory.allocator``).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Units: seconds and bytes; every function broadcasts over plan columns. On a CPU host memory is the
 device's memory, so offload changes neither memory nor time. Host memory used: ``memory.host``.
+
+Leaves out: other programs that use the host's link, memory or cores.
 """
 
 from __future__ import annotations

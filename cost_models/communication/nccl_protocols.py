@@ -7,7 +7,8 @@ Units     seconds; every number may be a column, everything broadcasts.
 
 LL sends a flag with every four bytes and needs no barrier: a few microseconds, a quarter of the
 bandwidth. LL128 sends one with 120 of 128 bytes. Simple has a barrier for every chunk and the full
-bandwidth. NVLS reduces in the NVLink switch (SHARP in the network).
+bandwidth. NVLS reduces in the NVLink switch (SHARP in the network). Leaves out: other traffic on
+the same links, and ranks that arrive late.
 
 Source: NVIDIA/nccl, src/graph/tuning.cc (``hardware_profiles/software/nccl.toml``), the model by
 which NCCL chooses. Leaves out: its correction of trees by size, its limits per channel, CollNet.

@@ -4,6 +4,9 @@ Symbols   n ranks in the group   B bytes of the full tensor
           beta bandwidth [bytes/s, one way, per rank]
           alpha latency [s per message]
 Units     seconds; every function broadcasts. n = 1 costs nothing.
+
+Leaves out: other traffic on the same links, the start of a kernel, and the flags of a protocol
+(``nccl_protocols``).
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ CONVOLUTION: Final = "conv1d.weight"  # of linear attention
 def six_n_d(num_parameters: Real, tokens: Real) -> Real:
     """Training FLOP by the rule of thumb 6 N D: 2 forward, 4 backward for each parameter and token.
 
-    Source: Kaplan et al., Scaling Laws (arXiv:2001.08361), sec. 2.1; leaves out attention scores.
+    Source: Kaplan et al., Scaling Laws (arXiv:2001.08361), sec. 2.1. Leaves out: attention scores;
+    embeddings count as if they were multiplied.
 
     >>> six_n_d(175e9, 300e9)
     3.15e+23
@@ -63,7 +64,8 @@ def attention_flops_per_token(attention: Attention, num_keys: Real) -> Real:
 
         2 a (d) k   scores  +  2 a (k) e   values        k keys
 
-    Source: Narayanan et al. (arXiv:2104.04473), appendix: 4 B s^2 h a layer.
+    Source: Narayanan et al. (arXiv:2104.04473), appendix: 4 B s^2 h a layer. Leaves out: softmax,
+    mask and dropout, which are no matmuls.
     """
     return (
         2.0

@@ -2,6 +2,8 @@
 
 Symbols   p pipeline_parallel   v virtual_stages (stages on one rank)   m num_microbatches
           r rank in the pipeline   g micro-batches a round
+
+Leaves out: parts of a pass; a micro-batch counts whole until its backward pass has ended.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Symbols   k num_kv_heads   d head_dim   e value_head_dim   r kv_lora_rank   q ro
           t tensor_parallel   b bytes of an element   g bytes of a scale   w window [tokens]
           N sequences   s context_len [tokens of a sequence, prompt and answer]   B block [tokens]
 Units     bytes, tokens; every argument is one number or one column, everything broadcasts.
+
+Leaves out: caches of finished sequences, which an engine keeps for later prompts while there is
+room.
 """
 
 from __future__ import annotations

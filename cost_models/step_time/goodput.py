@@ -5,7 +5,8 @@ Symbols   M seconds between failures of the whole job   n accelerators
           R seconds from a failure to the first new step   t seconds of training between checkpoints
 Units     seconds, bytes; every function broadcasts.
 
-Failures are a Poisson process. All steps since the last complete checkpoint are lost.
+Failures are a Poisson process. All steps since the last complete checkpoint are lost. Leaves out:
+failures that come in bursts, slow steps before a failure, and waits in a scheduler's queue.
 """
 
 from __future__ import annotations
