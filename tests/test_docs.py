@@ -213,6 +213,7 @@ def test_the_rooms_stand_in_the_order_of_their_contract(package: str) -> None:
         "make_hardware.py",
         "make_python.py",
         pytest.param("make_questions.py", marks=pytest.mark.slow),
+        pytest.param("make_examples.py", marks=pytest.mark.slow),
     ],
 )
 def test_generated_pages_are_current(script: str) -> None:

@@ -253,7 +253,7 @@ def _traffic(scenario: Scenario, grid: Grid, plan: Plan) -> tuple[float, float]:
     bandwidth, latency = group_link(reached, np.full(len(strides), grid.side), strides)
     seconds = float(cost.seconds(element, float(bandwidth.min()), float(latency.max()))) * repeats
     received = float(cost.received) * element * repeats
-    held = scenario.model.num_parameters / grid.weight_ranks * workload.compute_bytes
+    held = scenario.model.num_parameters / grid.weight_ranks * workload.reduction_bytes
     copies = plan.data_parallel
     sums = [(copies, grid.ranks)] + ([(grid.depth, grid.side**2)] if grid.depth > 1 else [])
     for size, stride in sums:
@@ -261,7 +261,7 @@ def _traffic(scenario: Scenario, grid: Grid, plan: Plan) -> tuple[float, float]:
         seconds += float(ring_all_reduce(held, size, float(band[0]), float(wait[0])))
     received += float(received_bytes("all_reduce", held, copies))
     elements = float(depth_gradients(scenario.model.num_parameters, grid.side, grid.depth))
-    return received + elements * element, seconds
+    return received + elements * workload.reduction_bytes, seconds
 
 
 def _passes(plan: Plan, grid: Grid) -> float:

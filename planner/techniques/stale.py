@@ -183,8 +183,10 @@ def server_lines(scenario: Scenario, micro_batch_size: int | None) -> list[Techn
         return [TechniqueLine(*pair, "compares", why_not=why_not) for pair in names]
     base = assess(scenario, plan)
     workers, parts = scenario.world_size, base.memory.parts
-    size = scenario.model.num_parameters * scenario.workload.compute_bytes
-    states = float(parts.optimizer) + max(0.0, float(parts.weights) - size)
+    parameters, workload = scenario.model.num_parameters, scenario.workload
+    pulled = parameters * workload.compute_bytes
+    size = max(pulled, parameters * workload.reduction_bytes)  # of the busier direction
+    states = float(parts.optimizer) + max(0.0, float(parts.weights) - pulled)
     peak = base.memory.peak_bytes - states
     time = base.time
     compute = time.step_seconds - float(time.parts.data_communication + time.parts.optimizer)
@@ -208,7 +210,7 @@ def server_lines(scenario: Scenario, micro_batch_size: int | None) -> list[Techn
             layout=f"{workers} workers, a server for each on its host",
             verdict=_verdict(base, peak),
             peak_bytes=peak,
-            received_bytes=float(worker_bytes(size)),
+            received_bytes=float(worker_bytes(pulled)),
             exposed_seconds=None if step is None else step - compute,
             step_seconds=step,
             note=note,
