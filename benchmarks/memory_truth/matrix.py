@@ -191,6 +191,9 @@ llama-3.2-1b s2048 dp4 m3 full fp32
 llama-3.2-1b s2048 dp4 zero1 m3 full fp32
 opt-1.3b:4 s1024 b4 pp4 m4 lora:16
 gemma-2-2b:4 s2048 lora:16 dp2
+gemma-2-9b:2 s1024 lora:16 modules:mlp
+llama-3.2-1b:4 s256 qlora:4
+llama-3.2-1b:4 s256 freeze=embedding,head dp2 zero3
 """
 
 

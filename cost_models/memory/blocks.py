@@ -116,8 +116,8 @@ class Blocks:
         # bytes an element: experts cut inside are rearranged matrix by matrix
         self.rearranged = rearranged_bytes(model, workload, table)
         self.expert_shards = np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0)
-        # of ``tied``, of the table alone
-        table_of = tied_weights(model) if alone else ()
+        # of ``tied``, of the table alone; a frozen table has no gradient
+        table_of = tied_weights(model) if alone and trains_first else ()
         self.tied_table = zeros + block_numel(table_of, table.tensor_parallel)
         # DualPipeV of 2 p micro-batches: its peak precedes its first stage's backward
         self.peaks_early = by_value(

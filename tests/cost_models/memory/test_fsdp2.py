@@ -13,6 +13,7 @@ from cost_models.memory.fsdp2 import BlockPoints
 from cost_models.memory.gradients import gradients_of
 from cost_models.memory.ledger import Item, Ledger, Point, part_sums, total
 from cost_models.model.families import model_spec
+from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.lora import trainable_part
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.schedules import ranks_of_stages
@@ -30,9 +31,11 @@ LAYERS = 6
 class Case:
     """The first rank of a plan: its blocks, gradients and activations."""
 
-    def __init__(self, plan: Plan, precision: str = "bf16", **config: Any) -> None:
+    def __init__(
+        self, plan: Plan, precision: str = "bf16", freeze: str = "", **config: Any
+    ) -> None:
         changes = {"tie_word_embeddings": False, "num_hidden_layers": LAYERS, **config}
-        model = model_spec(LLAMA | changes, name="x")
+        model = with_frozen_parts(model_spec(LLAMA | changes, name="x"), freeze)
         workload = Workload(64, plan.global_batch_size, precision=precision)  # type: ignore[arg-type]
         table = PlanTable.from_plans([plan])
         ranges = split_layers(model.num_layers, plan.num_stages)
@@ -149,6 +152,14 @@ def test_the_embedding_is_accumulated_while_others_are_in_flight() -> None:
     assert parts["buffers"] == 2 * case.embedding
     alone = Case(Plan())
     assert bytes_at(alone.blocks.at_embedding_of_others(row("gradients", 1.0), saved)) == 0.0
+
+
+def test_a_frozen_tied_table_has_no_gradient() -> None:
+    tied = {"tie_word_embeddings": True}
+    trained = Case(Plan(), **tied)
+    assert number(trained.blocks.tied_table) == trained.embedding > 0.0
+    frozen = Case(Plan(), freeze="embedding,head", **tied)
+    assert frozen.blocks.tied_table == 0.0
 
 
 def test_replicas_copy_once_more() -> None:
