@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 import torch
@@ -47,6 +48,7 @@ __all__ = [
     "alias_below_autograd",
     "all_gather",
     "all_to_all",
+    "allow_fused_updates_on",
     "apply_rotary_pos_emb",
     "causal_convolution",
     "causal_lm",
@@ -350,6 +352,13 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
+
+
+def allow_fused_updates_on(device: str) -> None:
+    """Let fused optimizers take fake tensors of a device for which torch has no fused kernel."""
+    module: Any = import_module("torch.optim.optimizer")
+    known = module._get_fused_kernels_supported_devices()
+    module._get_fused_kernels_supported_devices = lambda: [*known, device]
 
 
 def outside_fake_mode(function: Any) -> Any:

@@ -60,6 +60,7 @@ WORDS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 FREEZE: Final = "freeze="
+OFFLOAD: Final = "offload="
 LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
 
 
@@ -90,7 +91,7 @@ def read(text: str) -> list[Case]:
     ``llama-3-8b:4 s8192 dp8 zero3``: a preset with 4 layers left, and words of the tables above; a
     colon in a word comes before its number. ``full:2``: the first 2 layers of every stage (of every
     4: ``full:2 every:4``); ``ops:every-2nd-mm``, ``modules:mlp``: other settings of recomputation;
-    ``freeze=embedding,layers:0-1``: parts that are not trained.
+    ``freeze=embedding,layers:0-1``: parts that are not trained; ``offload=activations``.
 
     >>> [case.rank for case in read("llama-3-8b:8 s4096 tp2 pp4 m8")]
     [0, 2, 6]
@@ -102,6 +103,9 @@ def read(text: str) -> list[Case]:
     for word in words:
         if word.startswith(FREEZE):
             values["freeze"] = word.removeprefix(FREEZE)
+            continue
+        if word.startswith(OFFLOAD):
+            values["offload"] = word.removeprefix(OFFLOAD)
             continue
         if word in RECOMPUTE:
             values["recompute"] = word

@@ -183,6 +183,42 @@ llama-3-8b:8 s4096 pp2 m4 freeze=embedding,layers:0-1
 mixtral-8x7b:2 s4096 dp8 ep8 zero1 freeze=embedding,layers:0-0
 qwen3-0.6b s2048 dp2 freeze=norms
 olmo-2-7b:4 s2048 tp2 pp2 m2 freeze=norms,layers:1-1
+# offload
+llama-3-8b:4 s8192 dp8 zero3 offload=activations
+llama-3-8b:6 s8192 dp8 zero3 full offload=activations
+llama-3-8b:8 s4096 dp4 zero1 pp2 m4 offload=activations
+llama-3-8b:8 s4096 dp2 zero1 pp2 m4 v2 interleaved_1f1b offload=activations
+llama-2-13b:5 s8192 dp8 zero2 m2 offload=activations
+llama-2-13b:5 s8192 tp2 dp2 zero1 offload=activations
+gpt2-xl:6 s1024 b8 dp2 zero1 offload=activations
+mixtral-8x7b:3 s4096 dp8 ep8 zero1 offload=activations
+gemma-2-2b:4 s4096 dp4 zero3 selective offload=activations
+bert-large:4 s512 b16 dp4 zero2 offload=activations
+qwen3-0.6b:5 s2048 qlora:8 offload=activations
+llama-3-8b:4 s2048 dp4 zero1 m2 offload=optimizer
+llama-3-8b:4 s2048 dp4 zero3 offload=optimizer+activations
+llama-3-8b:4 s2048 dp4 zero2 m2 fp32 offload=optimizer
+mixtral-8x7b:2 s2048 dp8 ep8 zero1 offload=optimizer
+qwen3-0.6b:5 s2048 lora:8 offload=optimizer
+# modules that are computed again
+mixtral-8x7b:2 s2048 dp8 ep8 zero1 modules:moe
+mixtral-8x7b:2 s2048 dp8 ep8 zero1 modules:moe_act
+mixtral-8x7b:2 s2048 dp8 ep8 zero1 modules:layernorm+moe
+qwen3-30b-a3b:3 s2048 dp8 ep8 zero1 modules:moe_act
+qwen3-30b-a3b:3 s2048 dp8 ep8 zero1 ops:every-2nd-mm
+gpt-oss-20b:2 s2048 dp8 ep8 zero1 modules:moe
+qwen1.5-moe-a2.7b:2 s2048 dp4 ep4 zero1 modules:shared_experts
+deepseek-v3:5 s4096 dp64 ep64 zero1 modules:mla_up_proj
+deepseek-v3:5 s4096 dp64 ep64 zero1 modules:mla_up_proj+moe
+deepseek-v3:5 s4096 dp64 ep64 zero1 modules:mla_up_proj+shared_experts+moe_act
+deepseek-v3:5 s4096 tp4 sp dp32 ep32 zero1 modules:mla_up_proj+layernorm+moe
+llama-3-8b:4 s4096 dp4 zero3 modules:layernorm+mlp
+# small models
+gpt2 s128 b2
+gpt2:2 s64 b2
+smollm2-135m:4 s256 lora:4
+smollm2-135m:4 s256 b4 m2 lora:4
+qwen3-0.6b:4 s1024 lora:16 modules:mlp
 # documents of one sequence that do not see each other
 llama-3-8b:4 s4096 dp8 zero3 documents
 # found later, at the end: ``--quick`` takes every seventh

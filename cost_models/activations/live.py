@@ -127,7 +127,8 @@ class LiveActivations(Struct, frozen=True):
     at_head: Real  # micro-batches whose head has run
     pending: Real  # micro-batches whose weight gradients are pending
     layers: tuple[SavedByLayers, ...]
-    on_device: Real | None  # offloaded: the running layer, and the previous one in transfer
+    on_device: Real | None  # offloaded: layers that a backward pass finds (``_layers_on_device``)
+    in_transfer: Real  # offloaded: the layer that runs forward, and the previous one
     shared_per_token: Real  # kept for all layers, of each micro-batch in flight
     operands_per_token: Real  # of pending weight gradients, of each micro-batch
     tables: Real  # rotary tables and masks of all micro-batches in flight
@@ -162,10 +163,11 @@ def live_activations(view: RankView) -> LiveActivations:
     waiting = np.where(
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
     )
-    offloaded, on_device = np.zeros(len(table)), None
-    if np.any(table.offloads_activations):
-        on_device = np.where(table.offloads_activations, 2.0 * layers.largest * tokens, np.inf)
-        offloaded = np.maximum(0.0, layers.saved * in_flight * tokens - on_device)
+    offloaded, on_device, in_transfer = np.zeros(len(table)), None, np.zeros(len(table))
+    if np.any(moved := table.offloads_activations):
+        in_transfer = np.where(moved, _in_transfer(view, layers) * tokens, 0.0)
+        on_device = np.where(moved, _layers_on_device(view) * layers.largest * tokens, np.inf)
+        offloaded = np.where(moved, layers.saved * in_flight * tokens, 0.0)
     shared = shared_bytes_per_token(view) + embedding_bytes_per_token(view)
     at_end = layers.operands * weight_gradients_pending_at_end(table, rank)
     return LiveActivations(
@@ -175,6 +177,7 @@ def live_activations(view: RankView) -> LiveActivations:
         pending=pending,
         layers=tuple(layers.kinds),
         on_device=on_device,
+        in_transfer=in_transfer,
         shared_per_token=shared,
         operands_per_token=layers.operands,
         tables=_table_bytes(view, in_flight),
@@ -195,6 +198,27 @@ def live_activations(view: RankView) -> LiveActivations:
         messages=messages(view, in_flight) * tokens,
         offloaded=offloaded,
     )
+
+
+def _layers_on_device(view: RankView) -> float:
+    """Return the layers whose offloaded tensors are on the device during a backward pass.
+
+    The running one, whose copies are waited for, or the next one, too. Of trainers whose steps were
+    not traced: two. Source: executor/ops/offload_activations.py.
+    """
+    software = view.software
+    alone = software.sharding.blockwise_backward and not software.overlap.activation_prefetch
+    return 1.0 if alone else 2.0
+
+
+def _in_transfer(view: RankView, layers: _RankBytes) -> Real:
+    """Bytes a token at the end of a layer's forward pass while the previous layer is copied.
+
+    What both saved, and 4 c h: the running layer's input, its sum with attention's result, the
+    MLP's result and their sum.
+    """
+    passing = 4.0 * view.workload.compute_bytes * view.model.hidden_size / view.sequence_shards
+    return np.minimum(2.0 * layers.largest, layers.saved) + passing
 
 
 def _at_peak(view: RankView, layers: _RankBytes) -> tuple[Real, Real]:
@@ -272,9 +296,8 @@ def _layers(view: RankView) -> _RankBytes:
             kinds.append(SavedByLayers(count - recomputed, one.saved, False))
         if np.any(recomputed):
             kinds.append(SavedByLayers(recomputed, one.left, True))
-        if rank.layer_neighbours:  # offloaded tensors were freed before
-            moved = table.offloads_activations
-            by_kind[number] = np.where(moved, 0.0, one.saved), np.where(moved, 0.0, one.left)
+        if rank.layer_neighbours:
+            by_kind[number] = _staying(view, one.saved), _staying(view, one.left)
         largest = np.maximum(largest, one.left * (recomputed > 0))
         largest = np.maximum(largest, one.saved * (recomputed < count))
         # layers behind a stage's first recomputed layer are done when that one runs backward
@@ -301,6 +324,11 @@ def _layers(view: RankView) -> _RankBytes:
     if not backward:  # no layer has a backward pass
         backward = [LayerBackward(zeros, zeros, zeros, zeros, zeros, zeros - 1.0, "reduced", False)]
     return _RankBytes(saved, kinds, operands, working, alone + copies, largest, backward, by_kind)
+
+
+def _staying(view: RankView, saved: Real) -> Real:
+    """Return what a layer frees in its backward pass: offloaded tensors were freed before."""
+    return np.where(view.table.offloads_activations, 0.0, saved)
 
 
 class _LayerBytes(Struct, frozen=True):
@@ -403,7 +431,7 @@ def _backward(
                 alone=one.saved + added,
                 positions_gradient=positions,
                 gradients=point.gradients,
-                saved=one.saved,
+                saved=_staying(view, one.saved),
                 product=point.product,
                 experts=point.experts,
                 complete=point.done,
@@ -438,7 +466,8 @@ def _recomputed(
         if one.modules is not None:
             again = one.modules.by(point.reads)
             restored = np.where(repeats_modules(table.recompute), again, restored)
-        found.append(replace(point, added=restored + point.added, saved=one.left, recomputed=True))
+        left = _staying(view, one.left)
+        found.append(replace(point, added=restored + point.added, saved=left, recomputed=True))
     return found
 
 

@@ -30,6 +30,18 @@ class BlockPoints(Blocks):
         gathering = np.where(self.zero_3, 2.0 * self.head + self.tied, before)
         return buffer("gathered head", "c", self.gathered, gathering)
 
+    def at_last_forward(self, gradients: Item, live: LiveActivations) -> Point:
+        """Point of the last layer's forward pass while the previous one is copied to the host.
+
+        A gathered buffer lives until the next block is gathered; the head is gathered later.
+        """
+        first = self.sharded & self.frees & ~self.accumulates
+        before = np.where(first, self.highest - self.head, 0.0)
+        whole = np.where(self.zero_3, 2.0 * self.highest + self.tied, before)
+        gathered = buffer("gathered layers", "c", self.gathered, whole)
+        moving = activation("layers in transfer to the host", live.in_transfer)
+        return Point((gradients, self._left_over(), moving, gathered))
+
     def at_loss_backward(self) -> Item:
         """Return the gathered head, and the last layer that is being gathered."""
         whole = self.head + self._prefetched() + self.tied
@@ -190,8 +202,12 @@ def block_points(view: RankView, live: LiveActivations, update: Item) -> list[li
         (flight, saved_rows(live)[0], ()),
         (gradients.later, added(later, freed), (next_loss,)),
     )
+    at_losses = [[Point((*rows, *loss)) for rows in at_loss] for loss in losses]
+    if np.any(view.table.offloads_activations):  # before the loss, as the last layer runs
+        at_losses[0].append(blocks.at_last_forward(flight, live))
+        later = either(np.logical_not(view.table.offloads_activations), later)
     return [
-        *([Point((*rows, *loss)) for rows in at_loss] for loss in losses),
+        *at_losses,
         blocks.at_head(flight, live),
         backward,
         [*later_backward, blocks.at_embedding_of_others(gradients.later, later)],

@@ -48,7 +48,7 @@ def rank_host_bytes(view: RankView) -> HostBytes:
     """Bytes of one rank off its accelerator; 0 where the accelerator is the host.
 
         optimizer   w P + k s P, and g P of gradients     16 P with AdamW in fp32
-        activations what layers saved, but for two layers
+        activations what layers saved, of all micro-batches in flight
         frozen      a rank's shards of frozen weights, which go where the weights go
         paged       as much as the driver may move
         nvme        w P + k s P on the drives; in host memory g P and pinned buffers:

@@ -20,7 +20,7 @@ IN_FLIGHT = "in flight"
 def saved_rows(live: LiveActivations, fewer: float = 0.0) -> tuple[Item, Item]:
     """Return what is saved but for the running head's tensors, and these.
 
-        layers     n L b·s a of each kind of layer; offloaded: those of two layers
+        layers     n L b·s a of each kind of layer; offloaded: those of one or two layers
         shared     n b·s a: the encoder's output, position biases, the embedding's
         operands   of pending weight gradients
         heads      n b·s a, token ids, logits of finished heads (more than one only under GPipe)
@@ -72,7 +72,7 @@ def _layers(live: LiveActivations, flight: Given, tokens: Given) -> Item:
         return Item("activations", "saved by layers", 0.0 * live.tokens)
     if live.on_device is None:
         return added(*rows)
-    name, formula = "layers in transfer to the host", "2 · b·s · a"
+    name, formula = "layers in transfer to the host", "b·s · a of the layers on the device"
     return least(added(*rows), Item("activations", name, live.on_device, formula=formula))
 
 

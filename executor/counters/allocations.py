@@ -45,7 +45,10 @@ def largest_by_event(
     operators: Sequence[str],
     event: Event,
 ) -> dict[str, list[Allocation]]:
-    """Return the allocations at the largest tick of every event, largest first."""
+    """Return the allocations at the largest tick of every event, largest first.
+
+    Of equal ticks the last one counts: weights that a step gathers are known as such in the second.
+    """
     lives, phase = list(lives), assign_phases(phases)
     total = live_bytes(lives, len(phase))
     names: dict[tuple[int, str], str | None] = {}
@@ -54,7 +57,7 @@ def largest_by_event(
         if key not in names:
             names[key] = event(PHASES[key[0]], key[1])
         name = names[key]
-        if name is not None and total[tick] > total[largest.setdefault(name, tick)]:
+        if name is not None and total[tick] >= total[largest.setdefault(name, tick)]:
             largest[name] = tick
     return {name: _live_at(lives, tick, phase, places, operators) for name, tick in largest.items()}
 

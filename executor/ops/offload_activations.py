@@ -2,9 +2,10 @@
 
 The tensors that a decoder layer saves for its backward pass are copied to the host in a separate
 stream, storage by storage, and copied back when the backward pass first reads them. Parameters,
-tensors that layers share (rotary tables, masks) and small tensors stay. At most two layers'
-activations are on the device: the running layer's, and the previous layer's while its copies are in
-flight.
+tensors that layers share (rotary tables, masks) and small tensors stay. In a forward
+pass at most two layers' activations are on the device: the running layer's, and the previous
+layer's while its copies are in flight. A backward pass begins with the last layer's, which are not
+copied back.
 
 On a CPU, host memory is the device's. Saved tensors are copied all the same, which frees the
 original and tests both directions.
@@ -18,47 +19,56 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 # masks that layers share, by their storage (fake tensors have no address)
 SHARED_MASKS: Final[WeakValueDictionary[int, Tensor]] = WeakValueDictionary()
 
+# tensors whose storage is all that they are; not DTensors and other wrappers
+PLAIN: Final = (Tensor, torch.nn.Parameter, FakeTensor)
 SMALLEST_STORAGE: Final = 1024  # bytes of the smallest storage worth a copy
+HOST = "cpu"  # a rehearsal's fake tensors have another one beside their device, the CPU
 
 
 def host_is_device(device: torch.device) -> bool:
     """Return whether a device computes in host memory."""
-    return str(device.type) == "cpu"
+    return str(device.type) == HOST
+
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """Start to copy a tensor into host memory, pinned where the tensor is on a GPU."""
+    copy = torch.empty_like(tensor, device=HOST, pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor, non_blocking=True)
 
 
 class _OffloadedStorage:
     """One storage that a layer saved: on the device, in flight, or on the host."""
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.device = storage.device
-        self.on_device: Tensor | None = _bytes_of(storage)
+    def __init__(self, tensor: Tensor) -> None:
+        self.device = tensor.device
+        self.on_device: Tensor | None = _whole_storage(tensor)
         self.on_host: Tensor | None = None
         self.copied: torch.cuda.Event | None = None  # completion of the copy to the host
 
-    def copy_to_host(self) -> Tensor:
-        """Start the copy to the host; return the device bytes, which must live until it is done."""
+    def copy_to_host(self) -> None:
+        """Start the copy to the host; the device bytes must live until it is done."""
         assert self.on_device is not None
-        source = self.on_device
-        self.on_host = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
-        self.on_host.copy_(source, non_blocking=True)
-        self.on_device = None
-        return source
+        self.on_host = host_copy(self.on_device)
 
-    def storage(self) -> torch.UntypedStorage:
-        """Return the bytes on the device."""
-        if self.on_device is None:
-            assert self.on_host is not None
-            if host_is_device(self.device):
-                return self.on_host.untyped_storage()
-            if self.copied is not None:
-                torch.cuda.current_stream().wait_event(self.copied)
-            self.on_device = self.on_host.to(self.device, non_blocking=True)
-        return self.on_device.untyped_storage()
+    def whole(self) -> Tensor:
+        """Return the bytes on the device, for a backward pass."""
+        if self.on_device is not None:  # of the last layer, which is not copied back
+            _copies.finish()
+            return self.on_device
+        assert self.on_host is not None
+        _copies.release()
+        if host_is_device(self.device):
+            return self.on_host
+        if self.copied is not None:
+            torch.cuda.current_stream().wait_event(self.copied)
+        self.on_device = self.on_host.to(self.device, non_blocking=True)
+        return self.on_device
 
 
 class _SavedTensor(NamedTuple):
@@ -71,39 +81,51 @@ class _SavedTensor(NamedTuple):
     stride: tuple[int, ...]
 
     def tensor(self) -> Tensor:
-        found = torch.empty(0, dtype=self.dtype, device=self.source.device)
         with torch.no_grad():
-            return found.set_(self.source.storage(), self.offset, self.size, self.stride)
+            elements = self.source.whole().view(self.dtype)
+            return elements.as_strided(self.size, self.stride, self.offset)
 
 
 class _CopiesInFlight:
-    """Storages whose copies to the host are in flight; they are freed after the next layer."""
+    """Storages of one layer whose copies to the host are in flight.
+
+    They are freed after the next layer, or when a backward pass reads what another layer saved.
+    """
 
     def __init__(self) -> None:
         self.stream: torch.cuda.Stream | None = None
         self.done: torch.cuda.Event | None = None
-        self.storages: list[Tensor] = []
+        self.storages: list[_OffloadedStorage] = []
 
-    def release(self) -> None:
-        """Free the copied storages; the memory is reused only after the copies."""
+    def finish(self) -> None:
+        """Let the storages live as long as autograd needs them; their memory waits for copies."""
         if self.done is not None:
             torch.cuda.current_stream().wait_event(self.done)
         self.done, self.storages = None, []
 
+    def release(self) -> None:
+        """Free the copied storages; the memory is reused only after the copies."""
+        for one in self.storages:
+            one.on_device = None
+        self.finish()
+
     def start(self, storages: Iterable[_OffloadedStorage], device: torch.device) -> None:
         """Copy the storages of one layer to the host."""
+        self.storages = list(storages)
         if device.type != "cuda":
-            for one in storages:
+            for one in self.storages:
                 one.copy_to_host()
+            if host_is_device(device):
+                self.release()
             return
         self.stream = self.stream or torch.cuda.Stream(device)
         self.stream.wait_stream(torch.cuda.current_stream())
         done = torch.cuda.Event()
         with torch.cuda.stream(self.stream):
-            self.storages = [one.copy_to_host() for one in storages]
+            for one in self.storages:
+                one.copy_to_host()
+                one.copied = done
             done.record()
-        for one in storages:
-            one.copied = done
         self.done = done
 
 
@@ -118,13 +140,13 @@ def run_offloaded(
     found: dict[int, _OffloadedStorage] = {}  # keeps them alive, so that addresses are unique
 
     def pack(tensor: Tensor) -> Tensor | _SavedTensor:
-        if tensor.device != device or type(tensor) not in (Tensor, torch.nn.Parameter):
+        if tensor.device != device or type(tensor) not in PLAIN:
             return tensor
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in stay or address in SHARED_MASKS or storage.nbytes() < SMALLEST_STORAGE:
             return tensor
-        source = found.get(address) or found.setdefault(address, _OffloadedStorage(storage))
+        source = found.get(address) or found.setdefault(address, _OffloadedStorage(tensor))
         place = (tensor.storage_offset(), tensor.size(), tensor.stride())
         return _SavedTensor(source, tensor.dtype, *place)
 
@@ -139,7 +161,7 @@ def run_offloaded(
     return output
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    with torch.no_grad():
-        empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
-        return empty.set_(storage, 0, (storage.nbytes(),), (1,))
+def _whole_storage(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor's storage."""
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.detach().as_strided((elements,), (1,), 0).view(torch.uint8)

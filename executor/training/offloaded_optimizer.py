@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.ops.offload_activations import host_is_device
+from executor.ops import offload_activations
+from executor.ops.offload_activations import host_copy, host_is_device
 from executor.training.optimizer import Optimizer, ParameterShard
 
 
@@ -36,7 +37,10 @@ class OffloadedOptimizer(Optimizer):
         offloaded = [h for h in self.shards if self.updated[id(h)] is not h.local]
         gradients = {id(h): host_copy(h.gradient) for h in offloaded}
         self._wait()  # the host reads the copies
-        host = [None if number is None else number.cpu() for number in (nonfinite, factor)]
+        host = [
+            None if number is None else number.to(offload_activations.HOST)
+            for number in (nonfinite, factor)
+        ]
         super().step(learning_rate, *host, gradients=gradients)
         with torch.no_grad():
             for h in offloaded:
@@ -56,9 +60,3 @@ def _on_host(shard: ParameterShard) -> Tensor:
     if shard.local.is_cuda:
         torch.cuda.current_stream().synchronize()
     return torch.nn.Parameter(copy)
-
-
-def host_copy(tensor: Tensor) -> Tensor:
-    """Start to copy a tensor into host memory, pinned where the tensor is on a GPU."""
-    copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-    return copy.copy_(tensor, non_blocking=True)

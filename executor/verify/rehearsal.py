@@ -6,8 +6,8 @@ assumed to distribute tokens evenly.
 
 The device is a CPU, whose flash attention saves the same tensors as a GPU's. With dropout of scores
 or a trained bias, GPU kernels are used, because the CPU's support neither. Not included: memory
-inside kernels, the caching allocator, buffers of libraries. Host and device are the same, so that
-offload has no effect.
+inside kernels, the caching allocator, buffers of libraries. Of plans that offload, fake tensors on
+another device stand for host memory.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from cost_models.plan_file import PlanFile
 from executor.activity import ACTIVITY
 from executor.compat import (
+    allow_fused_updates_on,
     cuda_flash,
     cuda_masked,
     fake_world,
@@ -42,13 +43,14 @@ from executor.data.batch import Batch
 from executor.model.encoder_decoder import EncoderDecoderStage
 from executor.model.parameter_layout import ParameterLayout, Pieces
 from executor.model.stage import Stage
-from executor.ops import host_reads
+from executor.ops import host_reads, offload_activations
 from executor.parallel.data_parallel import enable_gradient_reducer, shard_parameters
 from executor.processes.fork import describe_failure, error_from_failure
 from executor.training import trainer as train
 from executor.training.step_measurement import memory_tracker
 
 STEPS = 2  # optimizer states exist in the second step
+HOST = "meta"  # device of fake tensors that are in host memory
 LOSS, HEAD, LAYERS, EMBEDDING = "loss", "head", "layers", "embedding"
 
 
@@ -152,6 +154,8 @@ def _rehearse(
     lengths: Sequence[int],
     answer: Callable[[MemoryTracker], Any],
 ) -> Any:
+    offload_activations.HOST = HOST
+    allow_fused_updates_on(HOST)
     host_reads.read_values, host_reads.read_counts = _zeros, _spread_evenly
     torch.nn.functional.dropout = _dropout
     torch.nn.functional.scaled_dot_product_attention = partial(

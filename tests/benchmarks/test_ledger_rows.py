@@ -36,6 +36,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
     "pipeline": (Plan(2, pipeline_parallel=2, num_microbatches=4, zero_stage=1), {}),
     "selective": (Plan(2, zero_stage=2, recompute="selective"), {}),
     "full": (Plan(2, zero_stage=3, recompute="full", micro_batch_size=4), {}),
+    "offload": (Plan(2, zero_stage=2, micro_batch_size=4, offload="optimizer+activations"), {}),
     "lora": (Plan(2, zero_stage=1, micro_batch_size=2), LORA),
 }
 

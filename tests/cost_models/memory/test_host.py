@@ -62,14 +62,13 @@ def test_whole_replicas_take_the_host_eight_times() -> None:
     assert first(found.memory) == 8 * 16 * scenario.model.num_parameters
 
 
-def test_activations_but_those_of_two_layers() -> None:
+def test_activations_of_all_layers_are_on_the_host() -> None:
     scenario = scenario_of()
     (rank,) = even_split_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([PLAN])
     every = first(layer_bytes(RankView(scenario, table, rank)))
-    layers = scenario.model.num_layers
     found = first(priced(scenario, "activations").host.memory)
-    assert found == pytest.approx(8 * every * (layers - 2) / layers, rel=1e-12)
+    assert found == pytest.approx(8 * every, rel=1e-12)
 
 
 def test_paged_states_may_all_be_in_the_host() -> None:

@@ -214,6 +214,18 @@ def test_views_of_a_storage_leave_once():
     assert torch.allclose(x.grad, 2.0 * torch.cat([b * c, a * c, a * b], dim=1))  # type: ignore[arg-type]
 
 
+def test_nothing_is_in_flight_after_a_backward_pass(monkeypatch: pytest.MonkeyPatch):
+    """The last layer's tensors are on the device, and leave it with autograd's references."""
+    monkeypatch.setattr(offload, "HOST", "meta")
+    x = torch.randn(32, 32, requires_grad=True)
+    output = offload.run_offloaded(lambda: (x * 2.0).exp(), x.device, [x])
+    kept = [one.on_device for one in offload._copies.storages]
+    assert [each.numel() for each in kept] == [4 * 32 * 32]
+    output.sum().backward()
+    assert not offload._copies.storages
+    assert torch.equal(x.grad, 2.0 * (x * 2.0).exp())  # type: ignore[arg-type]
+
+
 def test_compiled_layers_are_refused():
     with pytest.raises(InputError, match="offload activations"):
         check_compilable(Plan(offload="activations"))
