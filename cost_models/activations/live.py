@@ -214,11 +214,19 @@ def _layers_on_device(view: RankView) -> float:
 def _in_transfer(view: RankView, layers: _RankBytes) -> Real:
     """Bytes a token at the end of a layer's forward pass while the previous layer is copied.
 
-    What both saved, and 4 c h: the running layer's input, its sum with attention's result, the
-    MLP's result and their sum.
+    What both saved, and of the running one its input, the sum with attention's result, the MLP's
+    result and their sum: 4 c h. Of k routed experts: also their weighted results, k w h, and the
+    sum of these, w h, in fp32 or in compute precision.
     """
-    passing = 4.0 * view.workload.compute_bytes * view.model.hidden_size / view.sequence_shards
-    return np.minimum(2.0 * layers.largest, layers.saved) + passing
+    compute, mlps = view.workload.compute_bytes, (kind.feed_forward for kind in view.model.kinds)
+    passing = max(
+        3.0 * compute + (4.0 if mlp.weighted_in_fp32 else compute) * (mlp.experts_per_token + 1.0)
+        if mlp.num_experts
+        else 4.0 * compute
+        for mlp in mlps
+    )
+    both = np.minimum(2.0 * layers.largest, layers.saved)
+    return both + passing * view.model.hidden_size / view.sequence_shards
 
 
 def _at_peak(view: RankView, layers: _RankBytes) -> tuple[Real, Real]:
