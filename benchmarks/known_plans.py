@@ -23,7 +23,7 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread, peak_interval
+from cost_models.uncertainty import peak_interval, verdict_spread
 from cost_models.units import GIB
 from planner.assessment.verdict import budget_bytes, verdict
 from planner.explanation.choices import Choices, priced_choices
@@ -133,7 +133,7 @@ def _known(choices: Choices, case: Case, measured: float) -> Known:
 
 def best_plan(choices: Choices, *, tight: bool = False) -> int | None:
     """Row of the fastest plan that fits, or is at least tight; the published one does not count."""
-    spread = memory_spread(choices.scenario.software.name)
+    spread = verdict_spread(choices.scenario.software.name, choices.scenario.cluster.num_gpus)
     most = (1.0 + spread.above) / (1.0 - spread.below) if tight else 1.0
     rows = np.flatnonzero(choices.on_host & (choices.needed <= most))
     rows = rows[rows != 0]  # the published one
@@ -157,7 +157,7 @@ def _completed(case: Case) -> tuple[Plan, str, str, float]:
 
 def _priced(scenario: Scenario, plan: Plan) -> tuple[str, float]:
     priced = price(scenario, PlanTable.from_plans([plan]))
-    around = memory_spread(scenario.software.name)
+    around = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
     ends = peak_interval(float(priced.peak[0]), float(priced.typical_peak[0]), around)
     return verdict(*ends, budget_bytes(scenario.cluster)), float(priced.step[0])
 

@@ -29,7 +29,7 @@ import pandas as pd
 from msgspec.structs import replace
 
 from benchmarks.accuracy import UNSEEN
-from benchmarks.memory_intervals import shortest
+from benchmarks.shrunk_intervals import shortest
 from planner.learning.effects import (
     Effects,
     MeasuredRun,

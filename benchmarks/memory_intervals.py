@@ -1,83 +1,79 @@
-"""Intervals of published peaks, stated and shortest: ``python -m benchmarks.memory_intervals``.
+"""Intervals of peaks from sources left out: ``python -m benchmarks.memory_intervals --write``.
 
-For every interval of ``cost_models/uncertainty.py``: how many published runs it is about, the share
-of them inside it, and the shortest interval around the prediction that holds 90 % of them, either
-end at least 2 %. That of what a device shows is about a trainer's runs of every kind of
-measurement; that of live tensors about those that report these alone.
+Prices every run whose peak is known, of the published table and of ``benchmarks/unseen_*.csv``,
+with the profile of its trainer and as if no profile described it (kind ``unknown``; where that
+makes a difference). Prints the file of intervals (``cost_models/memory_intervals.csv``), then, for
+every source, the share of its runs inside the intervals that the other sources give, and the
+verdicts that those give. ``--write`` writes the file.
+
+The kind of a run is its trainer, the quantity that was measured (live tensors, reserved, the
+device) and whether several accelerators took part; `benchmarks/shrunk_intervals.py` has the method.
+Verdicts look as far as the quantile ``VERDICT`` on each side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
-import planner
-from cost_models.uncertainty import Spread, memory_spread
+from benchmarks import memory_left_out
+from benchmarks.shrunk_intervals import Ends, Rule, coverage_lines, quantile, source_weights
+from cost_models.uncertainty import MEMORY_COLUMNS, MEMORY_INTERVALS, UNKNOWN, memory_kind
 
-HELD: Final = 0.9  # share of the runs
-LEAST: Final = 0.02  # of either end
-
-
-def shortest(errors: np.ndarray, weights: np.ndarray | None = None) -> tuple[float, float]:
-    """Return how far below and above the shortest interval reaches.
-
-    ``errors``: measured / predicted - 1 of every run; ``weights``: what each run counts.
-
-    >>> errors = np.array([-0.5, -0.03, -0.01, 0.0, 0.0, 0.01, 0.02, 0.03, 0.04, 0.05])
-    >>> shortest(errors)
-    (0.03, 0.05)
-    >>> shortest(errors, np.array([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0]))
-    (0.02, 0.05)
-    """
-    shares = np.ones(len(errors)) if weights is None else weights
-    needed = HELD * float(shares.sum()) * (1.0 - 1e-9)
-    order = np.argsort(errors)
-    errors, shares = errors[order], shares[order]
-    found = []
-    for low in {LEAST, *(-errors[errors < -LEAST])}:
-        held = np.cumsum(np.where(errors >= -low, shares, 0.0))
-        if held[-1] >= needed:
-            found.append((float(low), max(LEAST, float(errors[np.argmax(held >= needed)]))))
-    return min(found, key=lambda ends: (sum(ends), ends))
+VERDICT: Final = 0.9  # share of the runs that a side of the verdict's interval holds
+RULE: Final = Rule(("trainer", "quantity", "several"), (1.0, 1.0, 1.0))
 
 
-def beside(spread: Spread, errors: np.ndarray) -> str:
-    """Return a line: runs, the stated interval, how many are inside, the shortest interval."""
-    inside = float(np.mean((errors >= -spread.below) & (errors <= spread.above)))
-    below, above = shortest(errors)
-    return (
-        f"{len(errors):4d}   -{100 * spread.below:4.1f} % +{100 * spread.above:5.1f} %  "
-        f"{100 * inside:5.1f} %   -{100 * below:4.1f} % +{100 * above:5.1f} %"
+def all_runs() -> pd.DataFrame:
+    """Return the runs with their profiles, then those whose price changes without any."""
+    described = _kinds(memory_left_out.compared_runs(described=True))
+    without = _kinds(memory_left_out.compared_runs(described=False)).assign(trainer=UNKNOWN)
+    profile = described.set_index("row_id").software
+    changed = (without.software != without.row_id.map(profile)).to_numpy()
+    rows = pd.concat([described, without[changed]], ignore_index=True)
+    return RULE.with_cells(rows[rows.error.notna()].reset_index(drop=True))
+
+
+def _kinds(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(
+        log_error=np.log1p(rows.error),
+        trainer=[memory_kind(software) for software in rows.software],
+        quantity=rows.memory_kind,
+        several=rows.num_gpus > 1,
     )
 
 
-def compared_runs() -> pd.DataFrame:
-    """Return the published runs whose peak is compared, with ``error`` as in ``shortest``."""
-    rows = planner.validate(what="memory").rows
-    rows = rows[rows.memory_error.notna() & ~rows.partial]
-    return rows.assign(error=1.0 / (1.0 + rows.memory_error.astype(float)) - 1.0)
+def ends(rows: pd.DataFrame, used: np.ndarray) -> tuple[Ends, Ends]:
+    """Return the ends of intervals and of verdicts in expected sizes, from the cells ``used``."""
+    cells = RULE.cells_of(rows)
+    relative = RULE.relative_errors(rows, cells, used)
+    weights, errors = source_weights(rows.loc[relative.index]), relative.to_numpy()
+    sides = -quantile(-errors, weights, VERDICT), quantile(errors, weights, VERDICT)
+    return RULE.ends_of(rows, cells, used), (-sides[0], sides[1])
 
 
-def by_interval(rows: pd.DataFrame) -> Iterator[tuple[Spread, np.ndarray]]:
-    """Yield every stated interval with the errors of the runs that it is about."""
-    names, kinds = list(rows.software), list(rows.memory_kind)
-    device = [memory_spread(name) for name in names]
-    own = [memory_spread(name, kind) for name, kind in zip(names, kinds, strict=True)]
-    for spreads in (device, own):
-        for spread in sorted(set(spreads), key=lambda spread: spread.source):
-            if spreads is device or spread not in device:
-                about = np.array([one == spread for one in spreads])
-                yield spread, rows.error.to_numpy()[about]
+def table_text(rows: pd.DataFrame) -> str:
+    """Return the text of the file."""
+    used = np.ones(rows.cell.nunique(), dtype=bool)
+    return RULE.table(rows, MEMORY_COLUMNS, ends(rows, used))
 
 
 def main() -> None:
-    """Print the table."""
-    print(f"{'':<66} runs   stated             inside   shortest")
-    for spread, errors in by_interval(compared_runs()):
-        print(f"{spread.source:<66} {beside(spread, errors)}")
+    """Print file and coverage; with ``--write`` write the file."""
+    rows = all_runs()
+    text = table_text(rows)
+    if "--write" in sys.argv[1:]:
+        MEMORY_INTERVALS.write_text(text, encoding="utf-8")
+    print(text)
+    apart = RULE.left_out(rows)
+    for what, part in (
+        ("with profiles", apart[apart.trainer != UNKNOWN]),
+        ("without", apart[apart.trainer == UNKNOWN]),
+    ):
+        print(f"\n{what}", *coverage_lines(part), sep="\n")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ only the entries ``unnamed`` of ``planner/validation/words.toml`` and the engine
 name count: compiled or not, Liger's kernels, FSDP, DDP, DeepSpeed's stages, autocast.
 
 For both, prints the errors of every source and the share of its runs inside the shortest interval
-that holds 90 % of the runs of all other sources (each source counts the same). The same interval of
-all sources gives ``MEMORY_ELSEWHERE`` and ``MEMORY_UNDESCRIBED`` of ``cost_models/uncertainty.py``,
-rounded up.
+that holds 90 % of the runs of all other sources (each source counts the same).
+`benchmarks/memory_intervals.py` makes the intervals that predictions state of both.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import pandas as pd
 
 import planner
 from benchmarks.accuracy import UNSEEN
-from benchmarks.memory_intervals import shortest
+from benchmarks.shrunk_intervals import shortest
 from planner.validation.statistics import verdict_figures
 from planner.validation.words import without_trainers
 
@@ -30,9 +29,12 @@ def compared_runs(*, described: bool) -> pd.DataFrame:
 
     ``described``: whether profiles of trainers count.
     """
+    paths = (None, *UNSEEN.values())
     with nullcontext() if described else without_trainers():
-        answers = [planner.validate(path, what="memory") for path in (None, *UNSEEN.values())]
+        answers = [planner.validate(path, what="memory") for path in paths]
     rows = pd.concat([answer.rows for answer in answers], ignore_index=True)
+    found_later = np.repeat([path is not None for path in paths], [len(a.rows) for a in answers])
+    rows = rows.assign(found_later=found_later)
     rows = rows[rows.tests_memory & ~rows.partial.astype(bool) & rows.verdict.notna()]
     return rows.assign(error=1.0 / (1.0 + rows.memory_error.astype(float)) - 1.0)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -21,7 +21,6 @@ from hardware_profiles.software.engine import PLUS
 from hardware_profiles.software.profile import LearnedSpread
 from hardware_profiles.software.trainer import OWN_FILE, software_profile
 
-_TIME_COMMAND: Final = "python -m benchmarks.time_intervals"
 Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 MemoryKind = Literal["allocated", "reserved", "device"]  # live tensors, allocator, whole device
 
@@ -38,7 +37,8 @@ class Spread(Struct, frozen=True):
 # the interval that 90 % of the runs of a source are expected in that was not compared yet
 # (python -m benchmarks.time_intervals --write)
 TIME_INTERVALS: Final = Path(__file__).parent / "time_intervals.csv"
-TIME_COLUMNS: Final = ("software", "architecture", "experts", "below", "above", "runs", "sources")
+TIME_KIND: Final = ("software", "architecture", "experts")
+TIME_COLUMNS: Final = (*TIME_KIND, "below", "above", "runs", "sources")
 ANY: Final = "*"
 # Factor by which a link whose bandwidth is assumed may be faster or slower: all-reduces over PCIe
 # range from 0.45 to 0.65 of the link, through TCP from 0.32 to 0.6 (the sources of both in the
@@ -51,35 +51,17 @@ TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
 # 90th percentile of the traced cases: 3.1 %; the rest allows for allocator slack and library memory
 # on a GPU, which a trace on a CPU does not show.
 MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.memory_truth")
-_MEMORY_COMMAND: Final = "shardplan validate --memory --only"
-# By software profile, or the first word of its name: the shortest interval around the prediction
-# that covers 90 % of (measured / predicted - 1), each end at least 2 %, rounded up to half percents
-# (python -m benchmarks.memory_intervals). Device memory, which verdicts use:
-MEMORY_BY_TRAINER: Final[Mapping[str, Spread]] = {
-    # wide enough for the runs that ran out of memory (upper end) or completed (lower end)
-    "hf": Spread(0.09, 0.07, f"{_MEMORY_COMMAND} fms-acceleration: 90 runs, 42 out of memory"),
-    "litgpt": Spread(0.07, 0.035, f"{_MEMORY_COMMAND} litgpt: 34 runs"),
-    "litgpt-nf4": Spread(0.065, 0.08, f"{_MEMORY_COMMAND} litgpt: 14 runs"),
-    "lit": Spread(0.03, 0.02, f"{_MEMORY_COMMAND} litgpt: 12 runs of its first release"),
-    "torchtune": Spread(0.105, 0.11, f"{_MEMORY_COMMAND} torchtune: 20 runs"),
-    "peft": Spread(0.05, 0.075, f"{_MEMORY_COMMAND} peft-method-comparison: 7 runs"),
-    "megatron-deepspeed": Spread(0.215, 0.12, f"{_MEMORY_COMMAND} bigscience-v100: 32 runs"),
-    "megatron-core": Spread(0.035, 0.085, f"{_MEMORY_COMMAND} megatron-ci: 55 runs, most tiny"),
-}
-# Trainers with a profile, but without compared runs; and trainers that no profile describes: the
-# shortest interval around the predictions for the runs of all sources that covers 90 % of them,
-# with all sources counting the same. Of the runs of a source, the interval of the other sources
-# holds 94 and 86 % (python -m benchmarks.cross_validate --memory). Without a profile the upper end
-# is 12 points wider: 5 of 75 runs that ran out of memory would be said to fit without that.
-_LEFT_OUT: Final = "python -m benchmarks.cross_validate --memory"
-MEMORY_ELSEWHERE: Final = Spread(0.16, 0.25, f"{_LEFT_OUT}: trainers with a profile")
-MEMORY_UNDESCRIBED: Final = Spread(0.35, 0.45, f"{_LEFT_OUT}: trainers without a profile")
-UNDESCRIBED: Final = ("torch-trainer", "torch-compile")  # profiles of any trainer on torch
-# Live tensors (torch's allocated memory), where enough runs report it: no allocator overhead
-ALLOCATED_BY_TRAINER: Final[Mapping[str, Spread]] = {
-    "hf": Spread(0.085, 0.02, f"{_MEMORY_COMMAND} fms-acceleration: 88 runs"),
-    "torchtune": Spread(0.105, 0.02, f"{_MEMORY_COMMAND} torchtune: 14 runs"),
-}
+# By trainer (first word of its software profile, or UNKNOWN), measured quantity, and whether it was
+# on several accelerators; ANY where a row is about all. below, above: the interval that 90 % of the
+# runs of a source are expected in that was not compared yet; verdict_below, verdict_above: what one
+# run in ten exceeds on that side (python -m benchmarks.memory_intervals --write)
+MEMORY_INTERVALS: Final = Path(__file__).parent / "memory_intervals.csv"
+MEMORY_KIND: Final = ("software", "quantity", "several")
+MEMORY_COLUMNS: Final = (
+    *MEMORY_KIND,
+    *("below", "above", "verdict_below", "verdict_above", "runs", "sources"),
+)
+UNKNOWN: Final = "unknown"  # a trainer that neither a profile describes nor its words
 # Serving: weights and cache follow from shapes (published start-up logs of vLLM agree to 0.7 %).
 # Memory of kernels, graphs and libraries differs between engines and versions: published activation
 # peaks agree to 8 %, but CUDA graphs alone take 0.1 to 1.7 GiB.
@@ -110,73 +92,120 @@ def time_spread(software: str, accelerator: Accelerator, *, experts: bool = Fals
         if own.learned is None or own.learned.accelerator != accelerator.name:
             return usual
         return _narrower(usual, own.learned.time)
-    return _of_kind(compared_kind(software), accelerator.architecture, experts)
+    kind = (compared_kind(software), accelerator.architecture, str(int(experts)))
+    return _of_kind(TIME_INTERVALS, kind, (0.5, 0.5, 1.0), ("below", "above"))
 
 
 @cache
-def _of_kind(software: str, architecture: str, experts: bool) -> Spread:
-    """Return the interval of a kind of runs.
+def _of_kind(
+    path: Path, kind: tuple[str, ...], shares: tuple[float, ...], ends: tuple[str, str]
+) -> Spread:
+    """Return the interval of a kind of runs from a file of intervals.
 
-    Without compared runs of the kind: the geometric mean of the trainer's and the accelerator's, in
-    logarithms of time, times the factor of dense models or mixtures of experts.
+    Without compared runs of the kind: that of all runs, with the given shares of the difference
+    that each property makes, in logarithms of the expected size.
+
+    ``ends``: the columns of the ends below and above.
     """
-    known = _time_intervals()
-    flag = str(int(experts))
-    every = known[ANY, ANY, ANY]
-    if (software, architecture, flag) in known:
-        return known[software, architecture, flag]
-    trainer = known.get((software, ANY, ANY), every)
-    accelerator = known.get((ANY, architecture, ANY), every)
-    alike = known[ANY, ANY, flag]
+    known = _intervals(path)
+    every = (ANY,) * len(kind)
+    if kind in known:
+        found = known[kind]
+        return Spread(found.ends[ends[0]], found.ends[ends[1]], found.source)
+    logs = dict.fromkeys(ends, 0.0)
+    for end in ends:
+        base = math.log(_size(known[every].ends[end], end))
+        logs[end] = base
+        for place, (value, share) in enumerate(zip(kind, shares, strict=True)):
+            alone = (*every[:place], value, *every[place + 1 :])
+            if alone in known:
+                logs[end] += share * (math.log(_size(known[alone].ends[end], end)) - base)
+    below, above = (math.exp(logs[end]) for end in ends)
+    return Spread(-math.expm1(-below), math.expm1(above), f"{_command(path)}: runs alike in part")
 
-    def combined(ends: Callable[[Spread], float]) -> float:
-        return math.sqrt(ends(trainer) * ends(accelerator)) * ends(alike) / ends(every)
 
-    below = combined(lambda spread: -math.log1p(-spread.below))
-    above = combined(lambda spread: math.log1p(spread.above))
-    source = f"{_TIME_COMMAND}: runs of the trainer and of the accelerator"
-    return Spread(-math.expm1(-below), math.expm1(above), source)
+def _size(end: float, name: str) -> float:
+    """Return an end of an interval in logarithms of the measurement."""
+    return -math.log1p(-end) if name.endswith("below") else math.log1p(end)
+
+
+def _command(path: Path) -> str:
+    return f"python -m benchmarks.{path.stem}"
+
+
+class _Row(Struct, frozen=True):
+    """A row of a file of intervals."""
+
+    ends: dict[str, float]
+    source: str
 
 
 @cache
-def _time_intervals() -> Mapping[tuple[str, str, str], Spread]:
-    """Return the rows of ``TIME_INTERVALS`` by profile, architecture, mixtures of experts."""
+def _intervals(path: Path) -> Mapping[tuple[str, ...], _Row]:
+    """Return the rows of a file of intervals by kind."""
     found = {}
-    with TIME_INTERVALS.open(encoding="utf-8", newline="") as stream:
+    with path.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
-            kind = row["software"], row["architecture"], row["experts"]
-            source = f"{_TIME_COMMAND}: {row['sources'] or 'all sources'}"
-            found[kind] = Spread(float(row["below"]), float(row["above"]), source)
+            sources = row.pop("sources") or "all sources"
+            row.pop("runs")
+            ends = {name: float(row[name]) for name in row if name.endswith(("below", "above"))}
+            kind = tuple(text for name, text in row.items() if name not in ends)
+            found[kind] = _Row(ends, f"{_command(path)}: {sources}")
     return found
 
 
-def memory_spread(software: str, kind: MemoryKind = "device") -> Spread:
-    """Return the spread of peak memory of a trainer.
+def memory_spread(software: str, num_gpus: int, kind: MemoryKind = "device") -> Spread:
+    """Return the 90 % interval of the peak memory of a trainer on accelerators.
 
-    That of the traced cases for the bundled executor; for other trainers that of their compared
-    runs, or, without any, of the runs of all other trainers.
+    Of the bundled executor it rests on traced cases, of others on sources that were left out.
 
-    ``kind``: the measured quantity; verdicts use the device's.
+    ``software``: a profile, or UNKNOWN; ``kind``: the measured quantity; verdicts use the device's.
 
-    >>> memory_spread("hf-trainer-foak").below
-    0.09
-    >>> memory_spread("hf-trainer-foak", "allocated").below
-    0.085
-    >>> memory_spread("xla") == MEMORY_ELSEWHERE, memory_spread("torch-trainer").below
-    (True, 0.35)
+    >>> memory_spread("shardplan", 8) == MEMORY
+    True
+    >>> memory_spread("hf-trainer", 1).above < memory_spread("unknown", 1).above
+    True
     """
+    return _memory(software, num_gpus, kind, ("below", "above"))
+
+
+def verdict_spread(software: str, num_gpus: int) -> Spread:
+    """Return how far a verdict looks: what one run in ten exceeds on a side of the prediction.
+
+    A plan fits where nine runs in ten would need at most the budget, and does not fit where nine in
+    ten would need more. The bundled executor's verdict looks as far as its interval.
+
+    >>> verdict_spread("torchtune", 1).above < memory_spread("torchtune", 1).above
+    True
+    """
+    return _memory(software, num_gpus, "device", ("verdict_below", "verdict_above"))
+
+
+def _memory(software: str, num_gpus: int, kind: MemoryKind, ends: tuple[str, str]) -> Spread:
     if software == "shardplan":
         return MEMORY
     if software.endswith(OWN_FILE):
         own = software_profile(software)
-        usual = memory_spread(own.inherits, kind)
+        usual = _memory(own.inherits, num_gpus, kind, ends)
         return usual if own.learned is None else _narrower(usual, own.learned.memory)
-    if software in UNDESCRIBED or PLUS in software:
-        return MEMORY_UNDESCRIBED
-    first = software.split("-")[0]
-    if kind == "allocated" and first in ALLOCATED_BY_TRAINER:
-        return ALLOCATED_BY_TRAINER[first]
-    return MEMORY_BY_TRAINER.get(software, MEMORY_BY_TRAINER.get(first, MEMORY_ELSEWHERE))
+    of = (memory_kind(software), kind, str(int(num_gpus > 1)))
+    return _of_kind(MEMORY_INTERVALS, of, (1.0, 1.0, 1.0), ends)
+
+
+def memory_kind(software: str) -> str:
+    """Return the trainer by which peaks are grouped: the first word of a profile's name.
+
+    >>> memory_kind("hf-trainer-foak"), memory_kind("torch-trainer+fsdp1+autocast")
+    ('hf', 'torch')
+    """
+    return compared_kind(software).partition("-")[0]
+
+
+def peak_was_compared(software: str) -> bool:
+    """Whether peaks of a trainer were compared, so that its interval is its own."""
+    if software == "shardplan":
+        return True
+    return (memory_kind(software), ANY, ANY) in _intervals(MEMORY_INTERVALS)
 
 
 def _narrower(usual: Spread, learned: LearnedSpread | None) -> Spread:
@@ -187,11 +216,12 @@ def _narrower(usual: Spread, learned: LearnedSpread | None) -> Spread:
 
 
 def peak_interval(peak: Bytes, typical: Bytes, spread: Spread) -> tuple[Bytes, Bytes]:
-    """Return the low and high end of a peak's interval, by which a verdict is found.
+    """Return the low and high end of a peak's interval, or of that by which a verdict is found.
 
     The high end is above the cautious ``peak``, whose free blocks suffice in three runs of four;
-    the low end is below the ``typical`` one (``memory.allocator``). A plan fits where the high end
-    is within the budget, does not fit where the low end is beyond it, and is tight in between.
+    the low end is below the ``typical`` one (``memory.allocator``). With ``verdict_spread``, a plan
+    fits where the high end is within the budget, does not fit where the low end is beyond it, and
+    is tight in between.
     """
     return typical * (1.0 - spread.below), peak * (1.0 + spread.above)
 
@@ -202,7 +232,8 @@ def serving_spreads(accelerator: Accelerator) -> tuple[Spread, Spread]:
         return SERVING_PREFILL_ELSEWHERE, TIME_ON_CPU
     if accelerator.architecture in ("Ampere", "Hopper"):
         return SERVING_PREFILL, SERVING_TOKEN
-    return SERVING_PREFILL_ELSEWHERE, _time_intervals()[ANY, ANY, ANY]
+    every = _of_kind(TIME_INTERVALS, (ANY,) * 3, (0.0,) * 3, ("below", "above"))
+    return SERVING_PREFILL_ELSEWHERE, every
 
 
 def compared_as(software: str) -> str:

@@ -168,7 +168,10 @@ def memory_prediction(
 ) -> MemoryPrediction:
     """Return the peak of a table's first plan; ``ranks``: the memory of every pipeline rank."""
     peak = float(table.peak[0])
-    typical, spread = float(table.typical_peak[0]), memory_spread(scenario.software.name)
+    typical, spread = (
+        float(table.typical_peak[0]),
+        memory_spread(scenario.software.name, scenario.cluster.num_gpus),
+    )
     low, high = peak_interval(peak, typical, spread)
     parts = MemoryParts(**{n: float(getattr(table.memory, n)[0]) for n in MEMORY_PARTS})
     allocated, reserved, device = (

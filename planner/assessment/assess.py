@@ -24,6 +24,7 @@ from cost_models.pricing.prediction import (
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
+from cost_models.uncertainty import peak_interval, verdict_spread
 from planner.assessment.host_memory import HostMemory, host_memory
 from planner.assessment.verdict import Budget, Verdict, memory_budget, verdict
 
@@ -155,7 +156,9 @@ def _assessment(
     memory = memory_prediction(scenario, plan, priced, ranks)
     budget = memory_budget(scenario.cluster.accelerator)
     host = host_memory(scenario, priced)
-    on_device = verdict(memory.low_bytes, memory.high_bytes, budget.size)
+    spread = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
+    ends = peak_interval(memory.peak_bytes, float(priced.typical_peak[0]), spread)
+    on_device = verdict(*ends, budget.size)
     return Assessment(
         plan=plan,
         verdict="does_not_fit" if host.short_of else on_device,

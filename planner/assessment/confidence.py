@@ -14,10 +14,8 @@ from msgspec import Struct
 
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import (
-    MEMORY_ELSEWHERE,
-    MEMORY_UNDESCRIBED,
     compared_as,
-    memory_spread,
+    peak_was_compared,
 )
 from hardware_profiles.cluster.schema import Figure
 
@@ -87,15 +85,9 @@ def confidence_words(scenario: Scenario) -> str:
 
 def _memory_words(software: str) -> str:
     """Return why an interval of peak memory is that of other trainers; "" where it is not."""
-    spread = memory_spread(software)
-    if spread is MEMORY_ELSEWHERE:
-        return "; no peak of this trainer was compared: its interval is that of other trainers"
-    if spread is MEMORY_UNDESCRIBED:
-        return (
-            "; no profile describes the memory of this trainer: the interval of the peak is that "
-            "of trainers priced without their profiles"
-        )
-    return ""
+    if peak_was_compared(software):
+        return ""
+    return "; no peak of this trainer was compared: its interval is that of other trainers"
 
 
 def _time_words(scenario: Scenario) -> str:

@@ -14,7 +14,7 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price_memory
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread
+from cost_models.uncertainty import verdict_spread
 from planner.assessment.host_memory import host_codes
 from planner.assessment.verdict import budget_bytes
 
@@ -54,7 +54,10 @@ def loads(scenario: Scenario, table: PlanTable) -> NDArray[np.float64]:
 
 def load_of_peak(scenario: Scenario, peak: Any) -> Any:
     """Return the upper end of the interval of a predicted peak as a share of the budget."""
-    spread, budget = memory_spread(scenario.software.name), budget_bytes(scenario.cluster)
+    spread, budget = (
+        verdict_spread(scenario.software.name, scenario.cluster.num_gpus),
+        budget_bytes(scenario.cluster),
+    )
     return peak * (1.0 + spread.above) / budget
 
 

@@ -23,7 +23,7 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread
+from cost_models.uncertainty import verdict_spread
 from planner.assessment.verdict import budget_bytes
 from planner.search.exhaustive_recompute import every_count
 from planner.search.feasible import device_and_host
@@ -135,7 +135,9 @@ def _prices(scenario: Scenario, table: PlanTable) -> Prices:
 
 
 def _needed(scenario: Scenario, peak: Floats) -> Floats:
-    needed: Floats = peak * (1.0 + memory_spread(scenario.software.name).above)
+    needed: Floats = peak * (
+        1.0 + verdict_spread(scenario.software.name, scenario.cluster.num_gpus).above
+    )
     return needed / budget_bytes(scenario.cluster)
 
 

@@ -142,7 +142,7 @@ def learn(
     chip, experts = scenario.cluster.accelerator, scenario.model.has_experts
     spreads = {
         "time": time_spread(str(target), chip, experts=experts),
-        "memory": memory_spread(str(target)),
+        "memory": memory_spread(str(target), scenario.cluster.num_gpus),
     }
     return replace(answer, spreads=spreads)
 

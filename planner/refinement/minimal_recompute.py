@@ -22,7 +22,7 @@ from cost_models.partition.schedules import ranks_of_stages
 from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread
+from cost_models.uncertainty import verdict_spread
 from planner.assessment.verdict import budget_bytes
 from planner.refinement.stage_costs import Pricing, Ranges, one
 
@@ -36,7 +36,9 @@ def minimal_recompute_layers(
     owner = ranks_of_stages(plan)
     sizes = [last - first for first, last in ranges]
     pricing = Pricing(scenario, plan)
-    most = budget_bytes(scenario.cluster) / (1.0 + memory_spread(scenario.software.name).above)
+    most = budget_bytes(scenario.cluster) / (
+        1.0 + verdict_spread(scenario.software.name, scenario.cluster.num_gpus).above
+    )
 
     def peak(rank: int, by_stage: tuple[int, ...]) -> float:
         recomputed = recomputed_layers(plan, by_stage)

@@ -22,7 +22,7 @@ from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.pipeline_simulation import makespan
 from cost_models.step_time.rank_time import rank_seconds
-from cost_models.uncertainty import memory_spread
+from cost_models.uncertainty import verdict_spread
 from planner.assessment.verdict import budget_bytes
 
 Ranges = Sequence[tuple[int, int]]
@@ -99,7 +99,7 @@ class StageCosts:
         assert plan.virtual_stages == 1
         self.scenario, self.plan = scenario, plan
         self.pricing = Pricing(scenario, plan)
-        spread = memory_spread(scenario.software.name)
+        spread = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
         self.max_peak = budget_bytes(scenario.cluster) / (1.0 + spread.above)
         self._seconds: dict[Any, tuple[float, float, float, float, float]] = {}
         self._peaks: dict[Any, float] = {}

@@ -14,7 +14,7 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price_memory
 from cost_models.pricing.table import table_memory
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread, peak_interval
+from cost_models.uncertainty import peak_interval, verdict_spread
 from planner.assessment.host_memory import host_codes
 from planner.assessment.verdict import budget_bytes, most_bytes, verdict_codes
 from planner.request.constraints import Constraint, broken_by_result, most_memory
@@ -55,7 +55,7 @@ class Feasible:
         return most_memory(self.require, most)
 
     def _most_bytes(self, verdict: int) -> float:
-        spread = memory_spread(self.scenario.software.name)
+        spread = verdict_spread(self.scenario.software.name, self.scenario.cluster.num_gpus)
         return most_bytes(budget_bytes(self.scenario.cluster), spread, verdict)
 
     def fits(self, table: PlanTable) -> tuple[Flags, Floats]:
@@ -95,7 +95,10 @@ def device_and_host(
 ) -> tuple[Floats, Codes, Codes]:
     """Return peaks in bytes, and the verdict codes of the accelerator and of a node's host."""
     peak, host = table_memory(scenario, table, enough)
-    budget, spread = budget_bytes(scenario.cluster), memory_spread(scenario.software.name)
+    budget, spread = (
+        budget_bytes(scenario.cluster),
+        verdict_spread(scenario.software.name, scenario.cluster.num_gpus),
+    )
     typical = peak.copy()
     rows = np.flatnonzero(_undecided(scenario, peak))
     if len(rows):
@@ -106,7 +109,10 @@ def device_and_host(
 
 def _undecided(scenario: Scenario, peak: Floats) -> Flags:
     """Return whether rounding of a peak, or its typical free blocks, could change its verdict."""
-    budget, spread = budget_bytes(scenario.cluster), memory_spread(scenario.software.name)
+    budget, spread = (
+        budget_bytes(scenario.cluster),
+        verdict_spread(scenario.software.name, scenario.cluster.num_gpus),
+    )
     least = peak / most_over_typical(scenario.software)
     low, high = peak_interval(peak, least, spread)
     near_the_top = np.abs(high - budget) <= NEAR * budget

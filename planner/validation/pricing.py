@@ -18,12 +18,19 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price, rank_memories, throughput
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.pricing.utilisation import hardware_utilisation, time_interval
-from cost_models.uncertainty import interval, memory_spread, peak_interval
+from cost_models.uncertainty import (
+    UNKNOWN,
+    interval,
+    memory_spread,
+    peak_interval,
+    verdict_spread,
+)
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import tracked
 from planner.assessment.verdict import Verdict, budget_bytes, verdict
 from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
+from planner.validation.trainer_of_row import is_described
 
 # rules of torch's schedules and of the executor that other trainers do not have
 PRICED_ANYWAY: Final = (
@@ -105,7 +112,6 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
     table = PlanTable.from_plans([case.plan for case in cases])
     priced = with_simulated_steps(scenario, table, price(scenario, table))  # as in ``fit``
     budget = budget_bytes(scenario.cluster)
-    around = memory_spread(scenario.software.name)  # of the device peak
     found = {}
     for number, case in enumerate(cases):
         step, device = float(priced.step[number]), float(priced.peak[number])
@@ -114,13 +120,16 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
         hfu = hardware_utilisation(mfu, float(np.sum(time.compute)), float(np.sum(time.recompute)))
         peak = _compared_peak(case, priced.row(number).memory, device, budget)
         measured = measured_memory(case.row)
-        own = around if measured is None else memory_spread(scenario.software.name, measured.kind)
+        trainer = scenario.software.name if is_described(case.row) else UNKNOWN
+        size = trainer, scenario.cluster.num_gpus
+        own = memory_spread(*size, "device" if measured is None else measured.kind)
+        ends = peak_interval(device, float(priced.typical_peak[number]), verdict_spread(*size))
         found[case.row.name] = CasePrediction(
             step,
             *time_interval(scenario, step, hfu, float(np.sum(time.communication))),
             peak,
             *interval(peak, own),
-            verdict(*peak_interval(device, float(priced.typical_peak[number]), around), budget),
+            verdict(*ends, budget),
         )
     return found
 

@@ -125,12 +125,17 @@ def note_trainer(reading: Reading) -> None:
         reading.defaults.append(words)
     if recipe := _missing_recipe(entry, row):
         reading.defaults.append(f"{entry.profile} has no cut matrices in fp8: priced as {recipe}")
-    if row.software is not None or look_up(words_table().software, row) is not None:
-        return
-    if names_engines(row.words("framework")) or "torch loop" in terms_of(row, "framework"):
+    if is_described(row):
         return
     name = "framework is not given" if row.framework is None else f"framework {row.framework!r}"
     reading.defaults.append(f"{name}: trainer unknown, priced as an ordinary torch loop")
+
+
+def is_described(row: Row) -> bool:
+    """Whether a profile, engines or the words "a torch loop" describe a row's trainer."""
+    if row.software is not None or look_up(words_table().software, row) is not None:
+        return True
+    return names_engines(row.words("framework")) or "torch loop" in terms_of(row, "framework")
 
 
 def profile_of_trainer(

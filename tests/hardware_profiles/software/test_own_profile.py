@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cost_models.uncertainty import MEMORY_ELSEWHERE, memory_spread, time_spread
+from cost_models.uncertainty import memory_spread, time_spread
 from hardware_profiles.cluster.catalogue import find_accelerator
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
@@ -43,9 +43,9 @@ def test_intervals_of_a_file_are_learned_ones_on_their_accelerator(tmp_path: Pat
     ours, other = find_accelerator("H100-SXM-80GB"), find_accelerator("A100-SXM-80GB")
     assert time_spread(name, ours).below == 0.03
     assert time_spread(name, other) == time_spread("torchtitan", other)
-    assert memory_spread(name).below == 0.02
+    assert memory_spread(name, 8).below == 0.02
     without = own(tmp_path / "plain", 'inherits = "torchtitan"\n')
-    assert memory_spread(without) == MEMORY_ELSEWHERE
+    assert memory_spread(without, 8) == memory_spread("torchtitan", 8)
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,10 @@ def test_the_compared_runs_are_named() -> None:
     [
         ("shardplan", ""),  # traced
         ("megatron-core", ""),  # compared with published peaks
-        ("megatron", "no peak of this trainer was compared"),
+        ("composer", "no peak of this trainer was compared"),
         ("xla", "no peak of this trainer was compared"),
-        ("torch-trainer", "no profile describes the memory of this trainer"),
+        ("fsdp2+adamw-fused", "no peak of this trainer was compared"),
+        ("torch-trainer", ""),
     ],
 )
 def test_an_interval_of_other_trainers_is_said_to_be_one(software: str, words: str) -> None:

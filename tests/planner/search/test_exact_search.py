@@ -16,7 +16,7 @@ from cost_models.pricing.estimate import price, price_memory
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.pricing.table import price_table
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import memory_spread, peak_interval
+from cost_models.uncertainty import peak_interval, verdict_spread
 from planner.assessment.host_memory import host_codes
 from planner.assessment.verdict import LARGEST_SHARE_KEPT, MOST_KEPT, budget_bytes, verdict_codes
 from planner.request.constraints import parse_requirements
@@ -56,7 +56,7 @@ def with_memory(scenario: Scenario, share: float) -> Scenario:
 
 def verdicts(scenario: Scenario, table: PlanTable) -> Any:
     peak, typical, _ = price_memory(scenario, table)
-    around = memory_spread(scenario.software.name)
+    around = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
     return verdict_codes(*peak_interval(peak, typical, around), budget_bytes(scenario.cluster))
 
 
@@ -221,7 +221,11 @@ def check_fewer_recomputed(scenario: Scenario, data: Any) -> None:
 
 def with_most(scenario: Scenario, peak: float) -> Scenario:
     """Return the scenario with accelerators that a plan of such a peak just fits in."""
-    budget = peak * (1.0 + memory_spread(scenario.software.name).above) * (1.0 + 1e-6)
+    budget = (
+        peak
+        * (1.0 + verdict_spread(scenario.software.name, scenario.cluster.num_gpus).above)
+        * (1.0 + 1e-6)
+    )
     capacity = min(budget / (1.0 - LARGEST_SHARE_KEPT), budget + MOST_KEPT)
     found = with_memory(scenario, capacity / scenario.cluster.accelerator.memory_capacity.value)
     assert budget_bytes(found.cluster) == pytest.approx(budget)

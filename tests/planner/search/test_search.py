@@ -11,7 +11,7 @@ from cost_models.memory.allocator import most_over_typical
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import MEMORY, memory_spread, peak_interval
+from cost_models.uncertainty import MEMORY, peak_interval, verdict_spread
 from hardware_profiles.errors import NoLegalPlanError
 from planner.advice.refusal import no_plan
 from planner.assessment.assess import assess
@@ -212,7 +212,9 @@ def test_the_search_judges_as_fit_does(software: str) -> None:
     peak, typical = float(priced.peak[row]), float(priced.typical_peak[row])
     assert typical < peak <= most_over_typical(scenario.software) * typical
     # a budget below the low end of the cautious peak, and above that of the typical one
-    between = (1.0 - memory_spread(software).below) * 0.5 * (typical + peak)
+    between = (
+        (1.0 - verdict_spread(software, scenario.cluster.num_gpus).below) * 0.5 * (typical + peak)
+    )
     capacity = min(between / (1.0 - LARGEST_SHARE_KEPT), between + MOST_KEPT)
     cut = with_capacity(scenario, capacity)
     some = legal.rows(np.append(np.arange(0, len(legal), len(legal) // 40), row))

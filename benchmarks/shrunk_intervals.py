@@ -1,0 +1,217 @@
+"""Intervals for sources that were not compared yet, from the errors of those that were.
+
+The size of an error is |log(measured / predicted)|; that of a source, the mean over its runs of a
+kind (all properties of a ``Rule`` alike). The size expected of a new source is a weighted mean of
+logarithms of the sizes of the sources of its kind, which shrinks towards a prior: that of all
+sources, and the differences that the properties make, each of which shrinks towards none. A source
+weighs n / (n + ``FEW``) with n runs, a prior ``TOWARDS``: a kind that one source alone has met is
+expected to err nearly as much as its properties say.
+
+Ends of intervals are multiples of the expected size, the same for all kinds: the shortest pair that
+holds 90 % of the runs, each divided by the size expected without its source, with a source counted
+as its runs, at most ``MOST``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from cost_models.uncertainty import ANY
+
+HELD: Final = 0.9  # share of the runs
+NARROWEST: Final = 0.02  # either end of ``shortest``
+FEW: Final = 4.0  # runs with which a source weighs half
+TOWARDS: Final = 2.0  # sources that a prior weighs
+MOST: Final = 10  # runs that a source counts as
+LEAST: Final = 0.01  # size of the errors of a source
+Ends = tuple[float, float]  # multiples of the expected size, below and above
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Logarithms of expected sizes: one of all sources, the others for every cell."""
+
+    every: float
+    by_property: dict[str, np.ndarray]
+    of_kind: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Properties of a run that make its kind (columns), and what the prior of a kind has of each.
+
+    ``shares``: of the difference between runs with the property and all runs.
+    """
+
+    properties: tuple[str, ...]
+    shares: tuple[float, ...]
+
+    def with_cells(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return the runs with the number of their source's runs of a kind."""
+        return rows.assign(cell=rows.groupby([*self.properties, "source_group"]).ngroup())
+
+    def cells_of(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return kind, source, runs and size of errors of every source's runs of a kind."""
+        grouped = rows.groupby("cell")
+        cells = grouped[[*self.properties, "source_group"]].first()
+        size = rows.log_error.abs().groupby(rows.cell).mean()
+        return cells.assign(size=np.maximum(size, LEAST), runs=grouped.size())
+
+    def expected_sizes(self, cells: pd.DataFrame, used: np.ndarray) -> Sizes:
+        """Return the sizes expected of a new source from the cells that are ``used``."""
+        runs = cells.runs.to_numpy()
+        weights = used * runs / (runs + FEW)
+        logs = np.log(cells["size"].to_numpy())
+        every = float(np.average(logs, weights=weights))
+
+        def shrunk(names: list[str], prior: np.ndarray) -> np.ndarray:
+            codes = cells.groupby(names).ngroup().to_numpy()
+            total, weight = np.bincount(codes, weights * logs), np.bincount(codes, weights)
+            return np.asarray((total[codes] + TOWARDS * prior) / (weight[codes] + TOWARDS))
+
+        by_property = {n: shrunk([n], np.full(len(cells), every)) for n in self.properties}
+        prior = np.full(len(cells), every)
+        for name, share in zip(self.properties, self.shares, strict=True):
+            prior = prior + share * (by_property[name] - every)
+        return Sizes(every, by_property, shrunk(list(self.properties), prior))
+
+    def relative_errors(
+        self, rows: pd.DataFrame, cells: pd.DataFrame, used: np.ndarray
+    ) -> pd.Series:
+        """Return log errors over the sizes expected without their source, of the cells ``used``."""
+        found = pd.Series(np.nan, index=rows.index)
+        source, cell = cells.source_group.to_numpy(), rows.cell.to_numpy()
+        for one in np.unique(source[used]):
+            own = (source == one)[cell]
+            sizes = np.exp(self.expected_sizes(cells, used & (source != one)).of_kind)
+            found[own] = rows.log_error[own] / sizes[cell[own]]
+        return found[used[cell]]
+
+    def ends_of(self, rows: pd.DataFrame, cells: pd.DataFrame, used: np.ndarray) -> Ends:
+        """Return the ends of intervals in expected sizes, from the cells that are ``used``."""
+        relative = self.relative_errors(rows, cells, used)
+        return shortest(relative.to_numpy(), source_weights(rows.loc[relative.index]))
+
+    def left_out(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Add to every run the interval that the other sources give, and whether it is inside."""
+        cells = self.cells_of(rows)
+        source, cell = cells.source_group.to_numpy(), rows.cell.to_numpy()
+        found = rows.assign(below=np.nan, above=np.nan)
+        for one in np.unique(source):
+            used = source != one
+            below, above = self.ends_of(rows, cells, used)
+            sizes = np.exp(self.expected_sizes(cells, used).of_kind)[cell]
+            own = ~used[cell]
+            found.loc[own, "below"] = -np.expm1(-below * sizes[own])
+            found.loc[own, "above"] = np.expm1(above * sizes[own])
+        inside = (found.error >= -found.below) & (found.error <= found.above)
+        others = found.groupby(list(self.properties)).source_group.transform("nunique") - 1
+        return found.assign(inside=inside, others=others)
+
+    def kinds(self, rows: pd.DataFrame) -> Iterator[tuple[tuple[object, ...], float, pd.DataFrame]]:
+        """Yield kinds (ANY: every value), their expected sizes, and the cells of whole ones."""
+        cells = self.cells_of(rows)
+        sizes = self.expected_sizes(cells, np.ones(len(cells), dtype=bool))
+        yield (ANY,) * len(self.properties), float(np.exp(sizes.every)), cells[:0]
+        for place, name in enumerate(self.properties):
+            logs = pd.Series(sizes.by_property[name], index=cells.index)
+            for value, log in logs.groupby(cells[name]).first().items():
+                kind: list[object] = [ANY] * len(self.properties)
+                kind[place] = value
+                yield tuple(kind), float(np.exp(log)), cells[:0]
+        logs = pd.Series(sizes.of_kind, index=cells.index)
+        for kind_, part in cells.groupby(list(self.properties)):
+            yield tuple(kind_), float(np.exp(logs[part.index[0]])), part
+
+    def table(self, rows: pd.DataFrame, columns: tuple[str, ...], ends: tuple[Ends, ...]) -> str:
+        """Return the text of a file of intervals.
+
+        ``columns``: of the file; ``ends``: pairs of ends in expected sizes, a pair of columns each.
+        """
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(columns)
+        for kind, size, part in self.kinds(rows):
+            words = [int(value) if isinstance(value, bool | np.bool_) else value for value in kind]
+            spreads = [
+                f"{end:.3f}"
+                for below, above in ends
+                for end in (-np.expm1(-below * size), np.expm1(above * size))
+            ]
+            runs, sources = int(part.runs.sum()), "; ".join(part.source_group)
+            writer.writerow([*words, *spreads, runs, sources])
+        return stream.getvalue()
+
+
+def source_weights(rows: pd.DataFrame) -> np.ndarray:
+    """Return what every run counts: a source its runs, at most ``MOST``."""
+    runs = rows.groupby("source_group").source_group.transform("size")
+    return (np.minimum(runs, MOST) / runs).to_numpy()
+
+
+def shortest(errors: np.ndarray, weights: np.ndarray | None = None) -> Ends:
+    """Return how far below and above the shortest interval reaches.
+
+    ``errors``: measured / predicted - 1 of every run; ``weights``: what each run counts.
+
+    >>> errors = np.array([-0.5, -0.03, -0.01, 0.0, 0.0, 0.01, 0.02, 0.03, 0.04, 0.05])
+    >>> shortest(errors)
+    (0.03, 0.05)
+    >>> shortest(errors, np.array([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0]))
+    (0.02, 0.05)
+    """
+    shares = np.ones(len(errors)) if weights is None else weights
+    needed = HELD * float(shares.sum()) * (1.0 - 1e-9)
+    order = np.argsort(errors)
+    errors, shares = errors[order], shares[order]
+    found = []
+    for low in {NARROWEST, *(-errors[errors < -NARROWEST])}:
+        held = np.cumsum(np.where(errors >= -low, shares, 0.0))
+        if held[-1] >= needed:
+            high = max(NARROWEST, float(errors[np.argmax(held >= needed)]))
+            found.append((float(low), high))
+    return min(found, key=lambda ends: (sum(ends), ends))
+
+
+def quantile(errors: np.ndarray, weights: np.ndarray, share: float) -> float:
+    """Return the smallest error that a share of the runs do not exceed.
+
+    >>> quantile(np.array([0.3, 0.1, 0.2]), np.array([1.0, 1.0, 2.0]), 0.5)
+    0.2
+    """
+    order = np.argsort(errors)
+    held = np.cumsum(weights[order]) / weights.sum()
+    return float(errors[order][np.argmax(held >= share * (1.0 - 1e-9))])
+
+
+def coverage_lines(apart: pd.DataFrame) -> Iterator[str]:
+    """Yield the share of runs inside the intervals that other sources give, by source and in all.
+
+    ``apart``: of ``Rule.left_out``, with the column ``found_later``.
+    """
+    yield "\nintervals that the other sources give: runs of a source inside"
+    for source, part in apart.groupby("source_group"):
+        yield f"{source:<30} {_coverage(part)}"
+    known = apart.others > 0
+    for what, part in (
+        ("kind met in other sources", apart[known]),
+        ("kind in no other source", apart[~known]),
+        ("found later", apart[apart.found_later]),
+        ("all", apart),
+    ):
+        if part.empty:
+            continue
+        share = 100.0 * np.average(part.inside, weights=source_weights(part))
+        yield f"{what:<30} {_coverage(part)}; a source as at most {MOST} runs: {share:.1f} %"
+
+
+def _coverage(part: pd.DataFrame) -> str:
+    below, above = 100.0 * part.below.mean(), 100.0 * part.above.mean()
+    return f"{len(part):4d} {100.0 * part.inside.mean():6.1f} %   -{below:.0f} % +{above:.0f} %"
