@@ -30,7 +30,7 @@ from cost_models.techniques.tensor_grids import (
     tensor_2p5d,
     tensor_3d,
 )
-from cost_models.uncertainty import memory_spread, peak_interval
+from cost_models.uncertainty import peak_interval, verdict_spread
 from hardware_profiles.cluster.links import group_link
 from planner.assessment.verdict import budget_bytes, verdict
 from planner.request.divisors import divisors
@@ -207,7 +207,7 @@ def _line(
 ) -> TechniqueLine:
     whole = priced[plan]
     peak = _peak(scenario, whole.memory, grid, plan)
-    spread = memory_spread(scenario.software.name)
+    spread = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
     low, high = peak_interval(peak, peak, spread)
     received, exposed = _traffic(scenario, grid, plan)
     return TechniqueLine(

@@ -33,7 +33,7 @@ from cost_models.techniques.weight_versions import (
     stashed_versions,
     version_bytes,
 )
-from cost_models.uncertainty import memory_spread
+from cost_models.uncertainty import verdict_spread
 from planner.answer.text import short_plan
 from planner.assessment.assess import Assessment, assess
 from planner.assessment.verdict import Verdict, budget_bytes, most_bytes, verdict
@@ -63,7 +63,9 @@ def stale_pipelines(scenario: Scenario, micro_batch_size: int | None) -> list[Te
 def _pipelines(scenario: Scenario, name: str) -> Technique:
     """Return 1F1B without ZeRO on each number of stages, with room left for further versions."""
     budget = most_bytes(
-        budget_bytes(scenario.cluster), memory_spread(scenario.software.name), code=0
+        budget_bytes(scenario.cluster),
+        verdict_spread(scenario.software.name, scenario.cluster.num_gpus),
+        code=0,
     )
     variants: list[dict[str, Any]] = []
     for stages in divisors(scenario.world_size):
