@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from cost_models.plan.plan import SCHEDULES
 from cost_models.scenario import Scenario
 from planner.request.divisors import divisors
+from planner.search.space import MIN_TOKENS
 
 ALONE: Final = {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1}
 DATA: Final = {**ALONE, "expert_parallel": 1}
@@ -63,7 +64,7 @@ def techniques_of(scenario: Scenario) -> list[Technique]:
             "context parallel",
             without(DATA, "context_parallel"),
             "cp>=2",
-            variants=tuple({"context_parallel": ranks} for ranks in _several(scenario)),
+            variants=tuple({"context_parallel": ranks} for ranks in _contexts(scenario)),
         ),
         *(
             Technique(
@@ -84,9 +85,11 @@ def without(fixed: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in fixed.items() if key != name}
 
 
-def _several(scenario: Scenario) -> list[int]:
-    """Return the divisors of the number of ranks from 2 on."""
-    return [number for number in divisors(scenario.world_size) if number > 1]
+def _contexts(scenario: Scenario) -> list[int]:
+    """Return context-parallel degrees: the smallest, and those that ``plan`` would try."""
+    several = [number for number in divisors(scenario.world_size) if number > 1]
+    long = [ranks for ranks in several if scenario.workload.seq_len >= ranks * MIN_TOKENS]
+    return long or several[:1]
 
 
 def _zero_plus_plus(scenario: Scenario) -> Technique:

@@ -150,6 +150,12 @@ def test_a_pinned_micro_batch_is_that_of_every_line() -> None:
     assert {plan.micro_batch_size for plan in plans} == {2}
 
 
+def test_short_sequences_are_shared_by_the_fewest_ranks() -> None:
+    found = line("context").plan
+    assert found is not None
+    assert found.context_parallel == 2
+
+
 def test_frozen_weights_leave_the_formulas_out() -> None:
     found = planner.compare_techniques(llama(), "2xA100-80GB", seq_len=256, lora=8)
     words = "its formulas are of training all weights"
