@@ -50,6 +50,7 @@ from planner.techniques.compare import compare_techniques as compare_techniques
 from planner.traced.answers import TracedFitAnswer
 from planner.validation.answer import validate as validate
 
+__version__: str
 __all__ = [{names}]
 '''
 

@@ -46,6 +46,7 @@ MODULES: Final = {
     "report": "planner.reports.report",
     "trace": "planner.reports.trace",
 }
+VERSION: Final = "__version__"  # of the installed distribution, which has it from pyproject.toml
 
 
 __all__ = [
@@ -71,6 +72,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import a public function when it is used, so that the command line starts quickly."""
+    if name == VERSION:
+        return import_module("importlib.metadata").version("shardplan")
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(MODULES[name]), name)

@@ -26,6 +26,7 @@ from planner.techniques.compare import compare_techniques as compare_techniques
 from planner.traced.answers import TracedFitAnswer
 from planner.validation.answer import validate as validate
 
+__version__: str
 __all__ = ["calibrate", "check", "compare", "compare_techniques", "estimate_memory", "explain", "fit", "learn", "plan", "report", "trace", "validate"]
 
 def fit(

@@ -130,7 +130,7 @@ def levels_of_graph(graph: nx.Graph[Any]) -> tuple[Level, ...]:
     if not networkx.is_connected(switches) or any(graph.degree[node] == 1 for node in inner):
         raise InputError("a graph of links: every switch needs something below it")
     root = networkx.center(switches)[0]
-    parent = dict(networkx.bfs_predecessors(graph, root))
+    parent = {below: above for above, below in networkx.bfs_edges(graph, root)}
     height = dict.fromkeys(graph, 0)
     for node in reversed(list(parent)):  # from the leaves up
         height[parent[node]] = max(height[parent[node]], height[node] + 1)
