@@ -1,0 +1,114 @@
+"""Words of other people's tables: each cell is read as its author meant it, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.validation.case import Case, case_of
+from planner.validation.reading import Unpriceable
+from planner.validation.runs_file import read_runs
+from planner.validation.vocabulary import not_understood
+
+USUAL = {
+    "source_group": "x",
+    "model": "llama3-8b",
+    "gpu": "A100-SXM",
+    "gpu_mem_gb": "80",
+    "num_gpus": "8",
+    "data_parallel": "8",
+    "seq_len": "4096",
+    "global_batch_size": "8",
+    "micro_batch_size": "1",
+    "precision": "bf16",
+    "framework": "PyTorch",
+    "optimizer": "adamw",
+    "recompute": "none",
+}
+
+
+def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
+    row = USUAL | cells
+    text = [",".join(row), ",".join(f'"{value}"' for value in row.values())]
+    file = path / "runs.csv"
+    file.write_text("\n".join(text) + "\n", encoding="utf-8")
+    (read,) = read_runs(file)
+    return case_of(read), not_understood(read)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"framework": "DeepSpeed ZeRO-3 Offload"}, {"zero_stage": 3, "offload": "weights"}),
+        ({"offload": "ZeRO-3 Offload"}, {"zero_stage": 3, "offload": "weights"}),
+        ({"offload": "zero3_offload"}, {"zero_stage": 3, "offload": "weights"}),
+        ({"framework": "DeepSpeed", "offload": "ZeRO-Offload"}, {"offload": "optimizer"}),
+        ({"framework": "DeepSpeed ZeRO-2 offload"}, {"zero_stage": 2, "offload": "optimizer"}),
+        ({"framework": "DeepSpeed ZeRO-2", "offload": "CPU"}, {"offload": "optimizer"}),
+        ({"framework": "PyTorch FSDP", "offload": "CPU"}, {"offload": "weights"}),
+        ({"framework": "PyTorch FSDP", "offload": "yes"}, {"offload": "weights"}),
+        ({"framework": "FSDP full shard auto wrap"}, {"zero_stage": 3, "offload": "none"}),
+        ({"framework": "FairScale FSDP"}, {"zero_stage": 3}),
+        ({"framework": "PyTorch DDP (static_graph=True)"}, {"zero_stage": 0}),
+        ({"framework": "fsdp_qlora", "peft": "HQQ DoRA"}, {"zero_stage": 3, "bits": "nf4"}),
+        ({"framework": "HF Trainer", "peft": "bnb int8 LoRA r=16"}, {"bits": "int8"}),
+        ({"framework": "HF Trainer", "peft": "full ft"}, {"adapters": False}),
+        ({"framework": "HF Trainer", "peft": "full-param"}, {"adapters": False}),
+        ({"optimizer": "AdamW 8bit"}, {"optimizer": "adamw_8bit"}),
+        ({"optimizer": "AdamWFp8"}, {"optimizer": "adamw_8bit"}),
+        ({"optimizer": "fp8 AdamW"}, {"optimizer": "adamw_8bit"}),
+        ({"optimizer": "paged_adamw_32bit"}, {"optimizer": "paged_adamw"}),
+        (
+            {"optimizer": "CPUOffloadOptimizer(AdamW)"},
+            {"optimizer": "adamw", "offload": "optimizer"},
+        ),
+        ({"optimizer": "CPU offload optimizer"}, {"optimizer": "adamw", "offload": "optimizer"}),
+        ({"recompute": "gc on"}, {"recompute": "full"}),
+        ({"recompute": "no gc"}, {"recompute": "none"}),
+        ({"recompute": "grad ckpt"}, {"recompute": "full"}),
+        ({"recompute": "", "notes": "with gradient ckpt"}, {"recompute": "full"}),
+        ({"notes": "w/o flash attn"}, {"attention": "eager"}),
+        ({"notes": "flash attention off"}, {"attention": "eager"}),
+        ({"notes": "flash attention 2"}, {"attention": "flash"}),
+        ({"precision": "16-mixed"}, {"precision": "fp16", "software": "torch-trainer+autocast"}),
+        ({"precision": "amp O2"}, {"precision": "fp16", "software": "torch-trainer"}),
+        ({"precision": "fp16 amp O1"}, {"precision": "fp16", "software": "torch-trainer+autocast"}),
+        (
+            {"precision": "fp16 + GradScaler"},
+            {"precision": "fp16", "software": "torch-trainer+autocast"},
+        ),
+        ({"precision": "bf16-true"}, {"precision": "bf16", "masters": False}),
+        ({"precision": "32-true"}, {"precision": "fp32"}),
+        ({"notes": "torch.compile(mode=max-autotune)"}, {"software": "torch-compile"}),
+    ],
+    ids=lambda cells: "; ".join(str(value) for value in cells.values()),
+)
+def test_a_cell_is_read(cells: dict[str, str], expected: dict[str, Any], tmp_path: Path) -> None:
+    read, rest = case(tmp_path, **cells)
+    workload, plan = read.scenario.workload, read.plan
+    found = {
+        "software": read.scenario.software.name,
+        "precision": workload.precision,
+        "optimizer": workload.optimizer,
+        "masters": workload.master_weights,
+        "attention": workload.attention_kernel,
+        "adapters": workload.adapter != "none",
+        "bits": workload.quantisation,
+        "zero_stage": plan.zero_stage,
+        "offload": plan.offload,
+        "recompute": plan.recompute,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert rest == []
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adam-mini", "galore_adamw_8bit", "AdamW4bit", "AdamW 4-bit", "LOMO", "AdEMAMix 8bit"],
+)
+def test_an_optimizer_without_a_price_is_refused(optimizer: str, tmp_path: Path) -> None:
+    """Not priced as the AdamW whose name it has."""
+    with pytest.raises(Unpriceable, match="is not priced"):
+        case(tmp_path, optimizer=optimizer)
