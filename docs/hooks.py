@@ -147,6 +147,11 @@ def _shown(output: dict[str, Any]) -> str:
     return f"```text\n{text.rstrip()}\n```" if text.strip() else ""
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Name the dialog of the search, which the theme leaves without a name."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
 def on_post_build(config: MkDocsConfig, **_: Any) -> None:
     """Warn, which fails a strict build, of everything that a page would load from elsewhere."""
     for path in _built(Path(config.site_dir)):
