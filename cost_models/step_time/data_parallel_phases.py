@@ -21,7 +21,7 @@ from hardware_profiles.software.trainer import SoftwareProfile
 class DataPhases(NamedTuple):
     """Seconds of a step, parts of all data-parallel traffic."""
 
-    forward: Real  # ZeRO-3: gathered for forward passes
+    forward: Real  # gathered for forward passes: ZeRO-3, or ZeRO-1 and 2 behind the first one
     first: Real  # gathered before the first layer of each forward pass can run
     last: Real  # reduced after the first layer's last gradient
 
@@ -54,9 +54,9 @@ def data_phases(
             share = gathered / np.maximum(moved, 1.0)
             gathers = gathers + share * by_axis[axis]
             reduces = reduces + (1.0 - share) * by_axis[axis]
-    forward = np.where(sharded, 0.5 * gathers, 0.0)
-    exposed_gathers = np.where(sharded | (not software.overlap.weight_gathers), forward, gathers)
+    once = gathers if software.overlap.weight_gathers else 0.0
+    forward = np.where(sharded, 0.5 * gathers, once)
     every = (table.zero_stage >= 2) & np.logical_not(reduces_once(software, table))
     rounds = np.where(every, table.num_microbatches, 1)
     share = (params.embedding + params.largest_layer) / np.maximum(params.total, 1.0)
-    return DataPhases(forward, share * exposed_gathers, share * reduces / rounds)
+    return DataPhases(forward, share * forward, share * reduces / rounds)

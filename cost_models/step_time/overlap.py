@@ -73,17 +73,19 @@ def _exposed(
     every = np.where(each | gathers, 1.0 * table.num_microbatches, 1.0)
     passes = rank.compute + rank.recompute + rank.host
     behind = (table.zero_stage >= 1) & hiding.gathers_during_forward & ~gathers
-    forward = hides * every * (passes - rank.backward)
-    window = hides * every * rank.backward + np.where(behind, forward, 0.0)
+    # without reductions behind the backward pass, gathers are hidden alone
+    apart = gathers | (behind & (hides == 0.0) & on_gpu)
+    forward = np.where(apart & behind, 1.0, hides * every) * (passes - rank.backward)
+    window = hides * every * rank.backward + np.where(behind & ~apart, forward, 0.0)
     last = rank.replica_communication - hides * rank.backward
     whole = rank.data_communication + rank.replica_communication
-    first = np.where(gathers, rank.gathered_forward, 0.0)
+    first = np.where(apart, rank.gathered_forward, 0.0)
     rest = whole - first - np.where(rank.replicas_use_other_links, rank.replica_communication, 0.0)
     of_round = 1.0 * np.minimum(table.pipeline_parallel, table.num_microbatches)
     beyond = rest - window * ((stages - 1.0) * of_round + 1.0) / stages
     beyond = np.maximum(beyond, (rest - window) / stages)
     before = np.minimum(first, rank.first_gathers)
-    at_ends = rank.last_reductions + np.where(gathers, 0.0, rank.first_gathers)
+    at_ends = rank.last_reductions + np.where(apart, 0.0, rank.first_gathers)
     exposed = np.maximum(np.minimum(rest, at_ends), np.maximum(last, beyond))
     exposed = np.maximum(0.0, exposed) + np.maximum(before, first - forward)
     found: Real = exposed + hiding.interference * (whole - exposed)

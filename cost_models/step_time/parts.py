@@ -79,7 +79,7 @@ class RankSeconds(Struct, frozen=True):
     optimizer: Real  # per step
     expert_communication: Real = 0.0  # of a micro-batch: tokens sent to experts and back
     context_communication: Real = 0.0  # not hidden by attention
-    gathered_forward: Real = 0.0  # of data_communication: ZeRO-3, before forward passes
+    gathered_forward: Real = 0.0  # of data_communication: before forward passes
     first_gathers: Real = 0.0  # of data_communication: before a first layer can run
     last_reductions: Real = 0.0  # of data_communication: after the last gradient
     replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)

@@ -16,9 +16,16 @@ from cost_models.step_time.parts import RankSeconds
 from tests.samples import rank_of
 
 
-def exposed(rank: RankSeconds, plan: Plan, *, overlap: float = 1.0, on_gpu: bool = True) -> float:
-    table = PlanTable.from_plans([plan])
-    return float(exposed_data_seconds(rank, table, Hiding(overlap), on_gpu=on_gpu)[0])
+def exposed(
+    rank: RankSeconds,
+    plan: Plan,
+    *,
+    overlap: float = 1.0,
+    on_gpu: bool = True,
+    gathers: bool = False,
+) -> float:
+    table, hiding = PlanTable.from_plans([plan]), Hiding(overlap, gathers_during_forward=gathers)
+    return float(exposed_data_seconds(rank, table, hiding, on_gpu=on_gpu)[0])
 
 
 @pytest.mark.parametrize(
@@ -57,6 +64,14 @@ def test_forward_gathers_hide_behind_forward_passes_alone() -> None:
     assert left(6.0, 0.0) == 2.0  # though backward passes hide nothing
     assert left(0.0, 9.0) == 1.0
     assert left(6.0, 9.0) == 3.0
+
+
+def test_gathers_behind_the_forward_pass_need_no_overlapped_reduction() -> None:
+    """ZeRO-1: of 4 seconds of gathering the forward pass hides its 1, of 3 of reducing none."""
+    plan = Plan(data_parallel=8, zero_stage=1, num_microbatches=4)
+    rank = replace(rank_of(3.0, data=7.0), gathered_forward=4.0)
+    assert exposed(rank, plan, overlap=0.0) == 7.0
+    assert exposed(rank, plan, overlap=0.0, gathers=True) == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize(("apart", "expected"), [(True, 1.0), (False, 2.0)])
