@@ -21,6 +21,20 @@ from hardware_profiles.fields import read_text
 PUBLISHED: Final = Path(__file__).parent / "published_runs.csv"  # comes with shardplan
 MAX_ROWS: Final = 100_000
 MAX_ERRORS: Final = 50  # printed; the others are counted
+# words of options and of other tools, and the columns that they mean
+SHORT_COLUMNS: Final = {
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "cp": "context_parallel",
+    "ep": "expert_parallel",
+    "dp": "data_parallel",
+    "mbs": "micro_batch_size",
+    "gbs": "global_batch_size",
+    "cluster": "gpu and num_gpus",
+    "trainer": "framework",
+    "lora": "peft",
+    "step_ms": "step_time_s",
+}
 FLAGS: Final = {"1.0": "1", "yes": "1", "0.0": "0", "no": "0"}  # besides true, false, 1 and 0
 
 Small = Annotated[int, Meta(ge=1, le=10_000)] | None  # layers, heads, experts
@@ -243,11 +257,14 @@ def _report(path: Path, errors: list[str]) -> str:
 
 
 def _check_header(path: Path, header: list[str]) -> None:
-    errors = []
+    errors, known = [], f"Known: {', '.join(COLUMNS)}"
     for name in dict.fromkeys(header):
         if name not in COLUMNS:
-            hint = did_you_mean(name, COLUMNS) or f"Known: {', '.join(COLUMNS)}"
-            errors.append(f"unknown column {name[:60]!r}. {hint}")
+            other = SHORT_COLUMNS.get(name.lower())
+            hint = f"Did you mean {other}?" if other else did_you_mean(name, COLUMNS)
+            if not hint:  # the list is printed once
+                hint, known = known, ""
+            errors.append(f"unknown column {name[:60]!r}. {hint}".rstrip(". "))
         elif header.count(name) > 1:
             errors.append(f"the column {name} stands twice")
     if "seq_len" not in header:

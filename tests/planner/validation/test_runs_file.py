@@ -83,6 +83,16 @@ def test_a_header_is_checked_as_a_whole(tmp_path: Path) -> None:
     ]
 
 
+def test_short_words_name_their_columns_and_the_list_comes_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        read_runs(written(tmp_path, "seq_len,tp,cluster,zzzz,qqqq\n1,2,3,4,5\n"))
+    tensor, cluster, first, second = str(error.value).splitlines()[1:]
+    assert tensor == "  unknown column 'tp'. Did you mean tensor_parallel?"
+    assert cluster.endswith("Did you mean gpu and num_gpus?")
+    assert "Known: row_id, " in first
+    assert second == "  unknown column 'qqqq'"
+
+
 @pytest.mark.parametrize(("cell", "value"), [("yes", True), ("1.0", True), ("No", False)])
 def test_flags_have_several_spellings(tmp_path: Path, cell: str, *, value: bool) -> None:
     (row,) = read_runs(written(tmp_path, f"seq_len,gated_mlp\n1,{cell}\n"))
