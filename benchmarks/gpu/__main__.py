@@ -6,7 +6,7 @@ recomputation, adapters, optimizers, compiled or not) trained by the executor: s
 live tensors, reserved and device memory, and MFU, each beside its prediction. Writes
 ``kernels.csv``, ``plans.csv`` and ``device.json`` (card, driver, versions, date) into a folder.
 
-    --out FOLDER        default: gpu-measured
+    --out FOLDER        default: hardware_profiles/cluster/measured/CARD-DATE (--tiny: gpu-measured)
     --accelerator NAME  as in ``shardplan hardware``; default: by the name of the card
     --seconds N         begin nothing after so many seconds (default 540)
     --tiny              small sizes on this machine's CPU, which show that all of it works
@@ -18,6 +18,7 @@ import argparse
 import csv
 import datetime
 import json
+import os
 import platform
 import re
 import statistics
@@ -39,6 +40,7 @@ from hardware_profiles.errors import InputError
 KERNEL_SHARE = 0.35  # of the time
 CHILD_SECONDS = 90.0  # of one plan
 GIB = 2.0**30
+MEASURED = Path(__file__).parents[2] / "hardware_profiles" / "cluster" / "measured"
 
 
 def device_facts(device: str) -> dict[str, Any]:
@@ -179,12 +181,14 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and write; return 1 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("gpu-measured"))
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--accelerator")
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args(arguments)
     begin, device = time.perf_counter(), "cpu" if options.tiny else "cuda"
+    # so that a library that asks whether there is a GPU does not keep forked processes from it
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     try:
         facts = in_child(device_facts, device, timeout=60.0)
         cluster = cluster_of(facts, options.accelerator)
@@ -192,7 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"benchmarks.gpu: {error}", file=sys.stderr)
         return 1
     facts |= {"date": datetime.date.today().isoformat(), "accelerator": cluster.accelerator.name}
-    options.out.mkdir(parents=True, exist_ok=True)
+    measured = MEASURED / f"{facts['accelerator']}-{facts['date']}"
+    out: Path = options.out or (Path("gpu-measured") if options.tiny else measured)
+    out.mkdir(parents=True, exist_ok=True)
     print(json.dumps(facts))
     seconds = KERNEL_SHARE * options.seconds
     try:
@@ -205,17 +211,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{'kernel':<73} {'µs':>12} {'predicted':>12}   error")
     for row in kernels:
         print(kernel_line(row))
-    write_csv(options.out / "kernels.csv", kernels)
+    write_csv(out / "kernels.csv", kernels)
     names = "ms, live, reserved, device memory in GiB, each with the error of its prediction"
     print(f"\n{'plan':<58} {names}")
     rows: list[dict[str, Any]] = []
     for row in trained_rows(cluster, begin + options.seconds, tiny=options.tiny):
         rows.append(row)
-        write_csv(options.out / "plans.csv", rows)
+        write_csv(out / "plans.csv", rows)
     for line in summary(rows, ("seconds", *KINDS)):
         print(line)
     facts["seconds"] = round(time.perf_counter() - begin, 1)
-    (options.out / "device.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    (out / "device.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

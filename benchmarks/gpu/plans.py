@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,9 +27,9 @@ from planner.request.scenario import Adapting, build_scenario
 
 TINY: Final = str(Path(__file__).parents[2] / "examples" / "tiny-llama" / "config.json")
 WARM_UP: Final = 3
-TIMED: Final = 6
+TIMED: Final = 6  # steps at most,
+ENOUGH_SECONDS: Final = 3.0  # and at least 3 where they take as long together
 KINDS: Final = ("allocated", "reserved", "device")
-PORT: Final = "29631"
 
 
 @dataclass(frozen=True)
@@ -163,24 +164,40 @@ def measured(file: PlanFile, compiled: bool, device: str) -> dict[str, Any]:
     from executor.training.compiled import check_compilable, compile_layers
     from executor.training.trainer import Trainer
 
-    os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": PORT,
-    }
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= {**one, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     if compiled:
         check_compilable(file.plan, file.model.family, file.workload.adapter)
-    trainer = Trainer(file, seed=0, device=torch.device(device, 0 if device == "cuda" else None))
+    place = torch.device(device, 0 if device == "cuda" else None)
+    trainer = Trainer(file, device=place, start=partial(_drawn, place))
     if compiled and (failure := compile_layers(trainer.stages, trainer.device)) is not None:
         raise ChildError(failure)
     corpus = MarkovCorpus(file.model.vocab_size, file.workload.seq_len, seed=0)
     step = partial(_step, trainer, corpus, file.plan.global_batch_size)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # of the initial values
     for number in range(WARM_UP):
         step(number)
-    seconds = [step(WARM_UP + number) for number in range(TIMED)]
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds: list[float] = []
+    while len(seconds) < 3 or (len(seconds) < TIMED and sum(seconds) < ENOUGH_SECONDS):
+        seconds.append(step(WARM_UP + len(seconds)))
     return {"seconds": statistics.median(seconds), **_peaks(device)}
+
+
+def _drawn(device: Any, layout: Any, pieces: Any) -> Any:
+    """Return initial values that the device draws: a CPU takes a minute for an 8B model."""
+    import torch
+
+    values = torch.empty([sum(b - a for a, b in ranges) for ranges in pieces], device=device)
+    return values.fill_(layout.constant) if layout.std is None else values.normal_(0.0, layout.std)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def _step(trainer: Any, corpus: Any, batch: int, number: int) -> float:
