@@ -281,7 +281,8 @@ def _modules(row: Row) -> str | None:
 
 
 def _offload(row: Row) -> Offload:
-    entry = look_up(words_table().offload, row)
+    table = words_table()
+    entry = look_up(table.offload, row) or look_up(table.host_offload, row)
     if entry is None and row.offload is not None:
         raise Unpriceable(f"offload {row.offload!r} is not priced")
     return entry.value if entry else "none"

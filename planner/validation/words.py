@@ -191,6 +191,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     launches: tuple[EngineEntry, ...]
     master_weights: tuple[Flag, ...]
     memory: tuple[MemoryEntry, ...]
+    host_offload: tuple[OffloadEntry, ...]
     offload: tuple[OffloadEntry, ...]
     optimizer: tuple[OptimizerEntry, ...]
     precision: tuple[Name, ...]
