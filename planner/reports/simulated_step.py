@@ -204,8 +204,12 @@ def _memory(
     left, seen = total, 0  # backward passes to come; 1: at the fullest one, 2: after it
 
     def between(count: int) -> MemoryParts:
-        parts = at["later_backward" if seen and total > 1 else "loss_forward"]
-        return with_parts(parts, activations=float(parts.activations) * count / most, logits=0.0)
+        fullest_again = at["loss_forward"]
+        if count == most:
+            return fullest_again
+        parts = at["later_backward"] if seen and total > 1 else fullest_again
+        kept = float(fullest_again.activations) * count / most
+        return with_parts(parts, activations=kept, logits=0.0)
 
     yield MemorySample(0.0, "", between(0))
     fullest = counts.index(most)
@@ -213,9 +217,10 @@ def _memory(
         names: list[str] = []
         if each.action.kind in BACKWARD:
             left -= 1
-            if seen < 2 and number > fullest:
-                names = ["later_backward"] if seen else ["loss_backward", "head", "backward"]
-                seen += 1
+            if not seen and number > fullest:
+                names, seen = ["loss_backward", "head", "backward"], 1
+            elif seen == 1 and count + 1 < most:
+                names, seen = ["later_backward"], 2
             names += ["last_layer", "embedding"] * (left == 0)
             if not names:
                 yield MemorySample(each.start, "", between(count + 1))
