@@ -41,7 +41,8 @@ def main() -> None:
     others = [path for path in paths if path not in alone]
     stale = [differences for path in alone for differences in _run(path, check=given.check)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for found in pool.map(lambda path: list(_run(path, check=given.check)), others):
+        last_first = others[::-1]  # the last ones take longest
+        for found in pool.map(lambda path: list(_run(path, check=given.check)), last_first):
             stale += found
     if stale:
         sys.exit(
