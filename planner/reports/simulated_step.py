@@ -222,10 +222,11 @@ def _memory(
             elif seen == 1 and count + 1 < most:
                 names, seen = ["later_backward"], 2
             names += ["last_layer", "embedding"] * (left == 0)
-            if not names:
+            if not names or names[0] == "last_layer":
                 yield MemorySample(each.start, "", between(count + 1))
-        for place, name in enumerate(names):
-            when = each.start + (each.end - each.start) * place / len(names)
+        ends = bool(names) and names[0] == "last_layer"  # else the names begin with the pass
+        for place, name in enumerate(names, ends):
+            when = each.start + (each.end - each.start) * place / (len(names) + ends)
             yield MemorySample(when, name, at[name])
         if number == fullest:
             yield MemorySample(each.end, "loss_forward", at["loss_forward"])

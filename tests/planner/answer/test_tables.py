@@ -47,6 +47,13 @@ def test_a_timeline_holds_every_pass_and_ends_with_the_step(tmp_path: Path) -> N
     assert planner.trace(tmp_path / "plan.json").events == trace.events
 
 
+def test_every_micro_batch_has_its_activations() -> None:
+    one = {"micro_batch_size": 1, "num_microbatches": 3, "zero_stage": 0, "recompute": "none"}
+    memory = planner.trace(planner.fit("llama-3.2-1b", "1xA100-80GB", seq_len=2048, **one)).memory
+    high = memory.activations > 0.9 * memory.activations.max()
+    assert (high & ~high.shift(fill_value=False)).sum() == 3
+
+
 def test_a_trace_needs_a_plan() -> None:
     with pytest.raises(InputError, match=r"must be a plan\.json, a run's folder, or an answer"):
         planner.trace(3)  # type: ignore[arg-type]
