@@ -41,6 +41,7 @@ from cost_models.step_time.pipeline_simulation import ends_of, makespan
 from cost_models.step_time.rank_time import updated_parameters
 from planner.assessment.assess import Assessment
 
+LATE: Final = 0.1  # of the last backward pass, between its last moments
 FEWEST: Final = 3  # micro-batches that a shortened step shows without a pipeline
 BACKWARD: Final = ("backward", "backward_input")
 
@@ -224,10 +225,10 @@ def _memory(
             names += ["last_layer", "embedding"] * (left == 0)
             if not names or names[0] == "last_layer":
                 yield MemorySample(each.start, "", between(count + 1))
-        ends = bool(names) and names[0] == "last_layer"  # else the names begin with the pass
-        for place, name in enumerate(names, ends):
-            when = each.start + (each.end - each.start) * place / (len(names) + ends)
-            yield MemorySample(when, name, at[name])
+        late = bool(names) and names[0] == "last_layer"  # else the moments begin with the pass
+        for place, name in enumerate(names):
+            share = 1.0 - LATE * (len(names) - place) if late else place / len(names)
+            yield MemorySample(each.start + (each.end - each.start) * share, name, at[name])
         if number == fullest:
             yield MemorySample(each.end, "loss_forward", at["loss_forward"])
         else:
