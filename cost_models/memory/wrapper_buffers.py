@@ -37,7 +37,7 @@ def wrapper_rows(view: RankView) -> list[Item]:
         DDP's buckets        B g P       z = 0, d > 1; from the first step on
         reduce buckets       c E         z >= 1; during a backward pass, of ZeRO-3 always
         weights kept whole   c (min(P, L) - P_layer)   z = 3; not released before the backward pass
-        16-bit gradients     c P         next to whole fp32 ones, until the next backward pass
+        16-bit gradients     c P         next to whole fp32 ones, some until the next backward pass
 
     E elements of a bucket, given or a multiple of h^2; L weights that may stay gathered. Source:
     the module's.
@@ -72,8 +72,9 @@ def wrapper_rows(view: RankView) -> list[Item]:
         add(name, "c", compute, "L", kept_whole, LOSS_FORWARD, LATER_BACKWARD)
     if gradients.in_both_precisions:
         name, accumulated = "gradients in compute precision", table.num_microbatches > 1
-        add(name, "c", compute, "P", params.total, LAST_LAYER, OPTIMIZER)
-        add(name, "c", compute, "P", _where(accumulated, params.total), LOSS_FORWARD)
+        stays = gradients.kept_after_backward
+        add(name, "c", compute, "P", params.total, LAST_LAYER, OPTIMIZER if stays else EMBEDDING)
+        add(name, "c", compute, "P", _where(accumulated & stays, params.total), LOSS_FORWARD)
     return rows
 
 

@@ -47,8 +47,9 @@ class TrainerGradients(ProfileGroup, frozen=True, kw_only=True):
     bucket_copies: Amount  # of all gradients, in buckets that replicas all-reduce
     whole_until_update: bool  # ZeRO-1 keeps all of them to the end of the backward pass
     in_both_precisions: (
-        bool  # 16-bit gradients stay next to ``whole_buffer`` until the next backward
+        bool  # 16-bit gradients of a backward pass are whole next to ``whole_buffer``
     )
+    kept_after_backward: bool  # those stay until the next backward pass
 
 
 class TrainerOptimizer(ProfileGroup, frozen=True, kw_only=True):

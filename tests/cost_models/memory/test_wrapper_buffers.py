@@ -100,6 +100,22 @@ def test_bf16_optimizer_has_whole_gradients_in_both_precisions() -> None:
     assert not alive(view, LOSS_FORWARD)
 
 
+def test_nanotron_frees_its_16_bit_gradients_after_a_backward_pass() -> None:
+    """They are whole beside the fp32 buffer at its end, and gone at the update and next loss."""
+    view = view_of("nanotron", Plan(data_parallel=4, zero_stage=1))
+    numel = first(view.parameters.total)
+    assert first(rank_timeline(view)[EMBEDDING].gradients) == 4.0 * numel
+    assert alive(view, EMBEDDING) == {"gradients in compute precision": 2.0 * numel}
+    assert not alive(view, OPTIMIZER)
+    assert not alive(view, LOSS_FORWARD)
+
+
+def test_internevo_keeps_gradients_in_16_bits() -> None:
+    view = view_of("internevo", Plan(data_parallel=4, zero_stage=1))
+    at_update = rank_timeline(view)[OPTIMIZER]
+    assert first(at_update.gradients) == 2.0 * first(view.parameters.total) / 4.0
+
+
 def test_zero_1_of_deepspeed_keeps_gradients_whole_to_the_update() -> None:
     one, two = (
         rank_timeline(view_of(f"deepspeed-zero{stage}", Plan(data_parallel=4, zero_stage=stage)))
