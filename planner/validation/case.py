@@ -26,7 +26,7 @@ from planner.validation.model_of_row import model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.trainer_of_row import note_trainer, profile_of_trainer, trainer_of
-from planner.validation.vocabulary import ANYWHERE, terms_of
+from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
 
@@ -282,7 +282,9 @@ def _modules(row: Row) -> str | None:
 
 def _offload(row: Row) -> Offload:
     table = words_table()
-    entry = look_up(table.offload, row) or look_up(table.host_offload, row)
+    entry = look_up(table.offload, row)
+    if entry is None and not vocabulary().read("offload", row.words("offload")).rest:
+        entry = look_up(table.host_offload, row)
     if entry is None and row.offload is not None:
         raise Unpriceable(f"offload {row.offload!r} is not priced")
     return entry.value if entry else "none"
