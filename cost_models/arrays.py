@@ -12,12 +12,13 @@ Real: TypeAlias = float | NDArray[np.floating[Any]]
 Flag: TypeAlias = bool | NDArray[np.bool_]
 
 FP32 = 4.0  # bytes per element
+FEW = 8  # rows, such as the ranks of one plan, that often take the same column
 
 
 def pick(columns: list[Real], index: Real) -> Real:
     """Return ``columns[index]`` row by row."""
-    if type(index) is np.ndarray and index.size == 1:  # one plan: nothing to stack
-        return np.broadcast_to(columns[int(index.item())], index.shape)
+    if type(index) is np.ndarray and 0 < index.size <= FEW and np.all(index == index.flat[0]):
+        return np.broadcast_to(columns[int(index.flat[0])], index.shape)  # nothing to stack
     shape = np.shape(index)
     stacked = np.stack([c if np.shape(c) == shape else np.broadcast_to(c, shape) for c in columns])
     picked: Real = np.take_along_axis(stacked, np.stack([index]), axis=0)[0]

@@ -220,8 +220,11 @@ def embedding_flops_per_token(model: ModelSpec) -> float:
 
 def forward_flops_per_token(model: ModelSpec, seq_len: Count, *, masked: bool = False) -> Real:
     """Forward FLOP of the whole model for one token."""
-    kinds = [model.kinds[kind] for kind in model.pattern]
-    layers = sum(layer_flops_per_token(kind, seq_len, masked=masked) for kind in kinds)
+    of_kind = {
+        kind: layer_flops_per_token(model.kinds[kind], seq_len, masked=masked)
+        for kind in dict.fromkeys(model.pattern)
+    }
+    layers = sum(of_kind[kind] for kind in model.pattern)
     return layers + head_flops_per_token(model) + embedding_flops_per_token(model)
 
 

@@ -29,7 +29,8 @@ from hardware_profiles.progress import Activity, TimeLeft, time_words
 from planner.page.question import PageQuestion
 
 LONGEST: Final = 300.0  # seconds of one question
-LOOK: Final = 0.2  # seconds between two looks whether anybody still waits
+LOOK: Final = 0.2  # seconds between two looks whether a question is still wanted
+LEFT: Final = 0.05  # seconds between two looks whether a client, whose next change counts, has left
 MOST_WAITING: Final = 256  # questions that wait for a worker
 KEPT: Final = 512  # answers
 LARGEST_KEPT: Final = 100_000  # bytes of a file that is kept
@@ -294,7 +295,7 @@ class Answers:
         pending.waiting += 1
         try:
             while not pending.future.done():
-                await asyncio.wait([pending.future], timeout=LOOK)
+                await asyncio.wait([pending.future], timeout=LEFT)
                 if left is not None and not pending.future.done() and await left():
                     raise InputError("the client has left")
         finally:
