@@ -5,7 +5,7 @@
 
 Every client keeps one connection and moves one control at a time: sequence length, batch, tensor
 and pipeline parallelism of a plan that is held, as the page's script does. Between two moves it
-thinks for ``--think`` seconds on average (exponentially distributed). Most questions are new: sequence lengths differ by
+thinks for ``--think`` seconds on average. Most questions are new: sequence lengths differ by
 client. Times are from the request to the last byte of the page.
 """
 
