@@ -40,6 +40,7 @@ from planner.text.paragraphs import USUAL, plain, width
 
 WIDEST_NAME: Final = 26  # columns of a term in a narrow terminal
 SHOWN_REST: Final = 0.005  # of a step
+EM_SPACE: Final = "\u2003"  # in HTML, where others at the begin of a cell vanish
 # what the phases of a measured step hold of the predicted one
 PASSES: Final = tuple(name for name in TIME_PARTS if name != "optimizer")
 WAITING: Final = tuple(n for n in TIME_PARTS if n.endswith("_communication") or n == "bubble")
@@ -83,7 +84,8 @@ class Comparison(Answer):
         yield headline(f"{first[:1].upper()}{first[1:]}.", "")
         yield listed(others)
         head, *rows = comparison_cells(self)
-        yield table(rows, head)
+        indented = [(name.replace("  ", EM_SPACE), *cells) for name, *cells in rows]
+        yield table(indented, head)
         yield element("p", f"left: {self.left}; right: {self.right}", css="note")
         if self.changes:
             found = [(name, str(a), str(b)) for name, a, b in self.changes]
