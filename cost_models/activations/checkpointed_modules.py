@@ -118,8 +118,25 @@ def restored_modules(view: RankView, kind: LayerKind, regions: Regions) -> Resto
     rows = regions.routed - compute * hidden * float(routes_only)
     routed = whole * (inside + np.maximum(0.0, rows) * share)
     rest = (1.0 - whole) * (where("shared_experts", of_shared) + where("moe_act", made))
-    at = ((AT_CORE, at_core), *norms, (ROUTED, routed), (INNER, rest))
-    return Restored(dropped + routed + rest, at)
+    passing = whole * _routed_results(view, kind)
+    again = ((ROUTED, routed), (ROUTED, passing), (INNER, rest - passing))
+    return Restored(dropped + routed + rest, ((AT_CORE, at_core), *norms, *again))
+
+
+def _routed_results(view: RankView, kind: LayerKind) -> Real:
+    """Bytes of a repeated mixture's results while its shared experts are still to be computed.
+
+    The sum of the weighted results, w h, and its cast, c h; with sequence parallelism the gathered
+    inputs of both, 2 c h, and the rank's share of the cast. A mixture without shared experts ends
+    before these. Source: tensors of the trace (``benchmarks.memory_truth --rows``).
+    """
+    feed_forward, compute = kind.feed_forward, view.workload.compute_bytes
+    if not feed_forward.shared_ffn_hidden_size:
+        return 0.0
+    summed = 4.0 if feed_forward.weighted_in_fp32 else compute
+    along = view.sequence_shards
+    inputs = np.where(np.greater(along, 1.0), 2.0 * compute, 0.0)
+    return view.model.hidden_size * (summed + compute / along + inputs)
 
 
 def _latent_heads(view: RankView, kind: LayerKind) -> Real:
