@@ -213,6 +213,15 @@ deepseek-v3:5 s4096 dp64 ep64 zero1 modules:mla_up_proj+moe
 deepseek-v3:5 s4096 dp64 ep64 zero1 modules:mla_up_proj+shared_experts+moe_act
 deepseek-v3:5 s4096 tp4 sp dp32 ep32 zero1 modules:mla_up_proj+layernorm+moe
 llama-3-8b:4 s4096 dp4 zero3 modules:layernorm+mlp
+# short sequences: the reduction of large blocks is the peak
+llama-3-8b:2 s256 dp4 m2
+llama-3-8b:4 s256 dp8 zero1 m2
+llama-3-8b:4 s256 dp16 copies4 zero1 m2
+mixtral-8x7b:2 s1024 dp4 ep4
+mixtral-8x7b:2 s1024 dp4 ep4 m2
+mixtral-8x7b:2 s1024 dp8 ep4 m2
+qwen1.5-moe-a2.7b:2 s1024 dp4 ep4 m2
+llama-3-8b:4 s512 dp4 pp2 m4
 # small models
 gpt2 s128 b2
 gpt2:2 s64 b2

@@ -116,6 +116,7 @@ class Blocks:
         # bytes an element: experts cut inside are rearranged matrix by matrix
         self.rearranged = rearranged_bytes(model, workload, table)
         self.expert_shards = np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0)
+        self.experts_have_copies = by_value(table.expert_shard_ranks > 1)
         # of ``tied``, of the table alone; a frozen table has no gradient
         table_of = tied_weights(model) if alone and trains_first else ()
         self.tied_table = zeros + block_numel(table_of, table.tensor_parallel)
@@ -152,19 +153,27 @@ class Blocks:
         return buffer("gradient of the tied table", "c", each, self.tied_table)
 
     def _reduced(
-        self, elements: Real, last: bool, shards: Real | None = None, end: float = 0.0
+        self,
+        elements: Real,
+        last: bool,
+        shards: Real | None = None,
+        end: float = 0.0,
+        summed: Flag = True,
     ) -> Item:
         """Return a block's gradients while they are reduced, or only accumulated.
 
         ``end``: the share of the last parameter, whose fresh gradient lives through the reduction
-        where it is scattered (a variable of torch's foreach_reduce still refers to it).
+        where it is scattered (a variable of torch's foreach_reduce still refers to it). ``summed``:
+        several ranks have the block.
         """
         shards = self.shards if shards is None else shards
         g, c = self.reduction, self.compute
         stays = c * end * np.greater(shards, 1.0)
-        both = self.copied + g / shards + g * self.replicas + stays
+        summed = self.replicas & summed
+        both = self.copied + g / shards + g * summed + stays
         both = np.maximum(c + self.copied, both)
-        copied = np.where(self.accumulates & ~self.reduces_each, g, both)
+        result = np.where(summed | np.greater(shards, 1.0), g / shards, 0.0)
+        copied = np.where(self.accumulates & ~self.reduces_each, g + result, both)
         reduces = self.managed & (last | self.reduces_each)
         name, symbol = "gradients while they are reduced", "max(c + g, g + g/d)"
         return either(reduces, buffer(name, symbol, copied, elements), self._fresh(elements))
@@ -259,12 +268,14 @@ class Blocks:
         own = block.own + block.experts
         ahead = own + block.ahead
         if layer.experts == "reducing":
-            going = self._reduced(separate, last, self.expert_shards)
+            several = self.experts_have_copies
+            going = self._reduced(separate, last, self.expert_shards, summed=several)
             moved = experts("rearranged experts", "c/3", self.rearranged)
             rows = (going, *moved, self._fresh(layer.gradients - separate))
         elif layer.experts == "reduced":
             left = np.where(reduces & (separate == 0.0), block.before, 0.0)
-            copies = g * (1.0 + 1.0 / self.expert_shards)
+            adds = self.accumulates & ~self.reduces_each & ~self.experts_have_copies
+            copies = g * (1.0 + np.where(adds, 0.0, 1.0 / self.expert_shards))
             done = experts("reduced experts and their copy", "g + g/d'", copies)
             fresh = self._fresh(layer.gradients - separate)
             rows = (buffer(LEFT_OVER, "g", g, left), fresh, *done)

@@ -64,7 +64,8 @@ def shard_parameters(
     head = stage.get_submodule(stage.family.head) if stage.last else None
 
     def share(modules: list[nn.Module] | nn.Module, mesh: DeviceMesh, reshards: bool) -> None:
-        if plan.zero_stage == 0 and mesh.size() > 1:
+        # experts that one rank has, too: as roots of their own they would keep their copies
+        if plan.zero_stage == 0 and grid.sharding_mesh().size() > 1:
             replicate(modules, mesh=mesh, mp_policy=policy, ignored_params=ignored)
         else:
             fully_shard(

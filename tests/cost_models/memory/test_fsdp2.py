@@ -170,6 +170,14 @@ def test_replicas_copy_once_more() -> None:
     assert number(shards.blocks._reduced(done.gradients, True).size) == 2 + 4
 
 
+def test_accumulated_gradients_are_copied_and_reduced_beside_themselves() -> None:
+    """The fp32 copy of the head's, and the result: a shard of it, or a whole one of a replica."""
+    for zero_stage, share in ((1, 1 / 8), (0, 1.0)):
+        case = Case(Plan(data_parallel=8, zero_stage=zero_stage, num_microbatches=2))
+        found = number(case.blocks._reduced(case.blocks.head, True).size)
+        assert found == 4 * case.head * (1 + share)
+
+
 def test_whole_gradients_leave_block_by_block() -> None:
     """ZeRO-1 with several micro-batches: the last pass leaves shards behind it."""
     case = Case(Plan(data_parallel=8, zero_stage=1, num_microbatches=4))
