@@ -19,6 +19,11 @@ from hardware_profiles.software.trainer import SoftwareProfile
 # H100 0.80, GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
 ACHIEVABLE_SHARE = 0.80
 ACHIEVABLE_SHARE_BEFORE_HOPPER = 0.87  # as the A100: short matmuls of these were not bound by power
+# The same of GeForce cards, whose tensor cores add up in fp32 at half their rate, so that neither
+# power nor operands limit them, and whose clocks are above the data sheet's. torch.mm over the
+# peak, medians over cards: RTX 3080 Ti 1.12, 3090 1.07, 4060 Ti 1.01, 4070 SUPER 1.07, 4090 1.00,
+# 5060 Ti 1.02, 5080 0.91, 5090 1.13 (zzc0721/torch-performance-test-data: database.md and issues)
+ACHIEVABLE_SHARE_OF_GEFORCE = 1.0
 # The same without tensor cores (fp32): fitted on 22 runs of BERT on V100 (shardplan validate --time
 # --only nvidia-bert)
 FP32_SHARE = 0.99
@@ -198,8 +203,18 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     known = next((name for name in ("bf16", "fp16") if name in measured and name in peaks), None)
     if known is not None:
         return measured[known].value * (peak.value / peaks[known].value)
+    return _usual_share(accelerator) * peak.value
+
+
+def _usual_share(accelerator: Accelerator) -> float:
+    """Return the share of its peak that the best large matmul reaches, where none is measured.
+
+    GeForce cards are those that reach each other through the host's memory only.
+    """
+    if accelerator.host_memory_bandwidth is not None:
+        return ACHIEVABLE_SHARE_OF_GEFORCE
     older = accelerator.architecture in BEFORE_HOPPER
-    return (ACHIEVABLE_SHARE_BEFORE_HOPPER if older else ACHIEVABLE_SHARE) * peak.value
+    return ACHIEVABLE_SHARE_BEFORE_HOPPER if older else ACHIEVABLE_SHARE
 
 
 def sustained(accelerator: Accelerator, precision: str, best: float) -> float:
