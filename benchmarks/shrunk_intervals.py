@@ -4,7 +4,7 @@ The size of an error is |log(measured / predicted)|; that of a source, the mean 
 kind (all properties of a ``Rule`` alike). The size expected of a new source is a weighted mean of
 logarithms of the sizes of the sources of its kind, which shrinks towards a prior: that of all
 sources, and the differences that the properties make, each of which shrinks towards none. A source
-weighs n / (n + ``FEW``) with n runs, a prior ``TOWARDS``: a kind that one source alone has met is
+weighs n / (n + few) with n runs, a prior ``TOWARDS``: a kind that one source alone has met is
 expected to err nearly as much as its properties say.
 
 Ends of intervals are multiples of the expected size, the same for all kinds: the shortest pair that
@@ -27,7 +27,6 @@ from cost_models.uncertainty import ANY
 
 HELD: Final = 0.9  # share of the runs
 NARROWEST: Final = 0.02  # either end of ``shortest``
-FEW: Final = 4.0  # runs with which a source weighs half
 TOWARDS: Final = 2.0  # sources that a prior weighs
 MOST: Final = 10  # runs that a source counts as
 LEAST: Final = 0.01  # size of the errors of a source
@@ -47,11 +46,13 @@ class Sizes:
 class Rule:
     """Properties of a run that make its kind (columns), and what the prior of a kind has of each.
 
-    ``shares``: of the difference between runs with the property and all runs.
+    ``shares``: of the difference between runs with the property and all runs. ``few``: runs with
+    which a source weighs half.
     """
 
     properties: tuple[str, ...]
     shares: tuple[float, ...]
+    few: float = 4.0
 
     def with_cells(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Return the runs with the number of their source's runs of a kind."""
@@ -67,7 +68,7 @@ class Rule:
     def expected_sizes(self, cells: pd.DataFrame, used: np.ndarray) -> Sizes:
         """Return the sizes expected of a new source from the cells that are ``used``."""
         runs = cells.runs.to_numpy()
-        weights = used * runs / (runs + FEW)
+        weights = used * runs / (runs + self.few)
         logs = np.log(cells["size"].to_numpy())
         every = float(np.average(logs, weights=weights))
 
