@@ -127,8 +127,8 @@ CONSTANTS: Final = (
         "FP32_SHARE",
         "of the fp32 peak without tensor cores",
         "BERT on V100",
-        rates,
-        "FP32_SHARE",
+        rates.LOWER_SHARES,
+        "fp32",
         touches=lambda scenario: scenario.workload.precision == "fp32",
     ),
     Constant(
