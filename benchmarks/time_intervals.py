@@ -26,8 +26,8 @@ from planner.validation.cluster_of_row import accelerator_of
 from planner.validation.reading import Reading
 from planner.validation.runs_file import PUBLISHED, read_runs
 
-# the prior of a kind: the mean of its trainer's and its accelerator's, and what experts add; one run
-# is half a source: of 1, 4 and 10 the intervals of sources left out are narrowest, and hold as many
+# the prior of a kind: the mean of its trainer's and its accelerator's, and what experts add. One
+# run is half a source: of 1, 4 and 10 the intervals of sources left out are narrowest at 1
 RULE: Final = Rule(("kind", "architecture", "experts"), (0.5, 0.5, 1.0), few=1.0)
 
 
