@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.progress import Activity
+from planner.page import workers
 from planner.page.question import PageQuestion
 from planner.page.workers import Answers
 
@@ -42,3 +44,15 @@ async def questions() -> None:
 
 def test_questions() -> None:
     asyncio.run(asyncio.wait_for(questions(), 300))
+
+
+def test_an_activity_tells_the_share_done_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([0.0, 0.0, 2.0, 3.0])
+    monkeypatch.setattr(workers.time, "monotonic", lambda: next(clock))
+    shown = workers.ShownActivity()
+    shown.update(Activity("searching", 0.0, 1))
+    assert shown.to_dict() == {"text": "searching", "share": None, "left": None}
+    shown.update(Activity("searching", 0.25, 1))
+    assert shown.to_dict() == {"text": "searching", "share": 0.25, "left": "5 s"}
