@@ -288,6 +288,10 @@ def causal_lm(
     except Exception as error:  # the module's own checks raise various errors
         words = " ".join(str(error).split())
         raise InputError(f"model config: rejected by transformers: {words[:300]}") from error
+    # routers of transformers 5.24 are float32 in every precision; rotary frequencies stay so
+    for tensor in model.state_dict(keep_vars=True).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # other implementations do not support float64
     return model.train()
