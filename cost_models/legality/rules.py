@@ -142,7 +142,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num_layers",
-        lambda s, t: t.pipeline_parallel * t.virtual_stages > s.model.num_layers,
+        # pinned stages may hold the embedding or the head alone
+        lambda s, t: (
+            (t.pipeline_parallel * t.virtual_stages > s.model.num_layers)
+            & (t.pipeline_parallel * t.virtual_stages != len(s.layer_ranges or ()))
+        ),
         lambda s, p: (
             f"pipeline_parallel {p.pipeline_parallel} x virtual_stages {p.virtual_stages} = "
             f"{p.num_stages} stages, but the model has {s.model.num_layers} layers"

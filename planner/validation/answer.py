@@ -37,6 +37,7 @@ from planner.validation.runs_file import (
     read_runs_file,
 )
 from planner.validation.vocabulary import not_understood
+from planner.validation.words import kind_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -275,7 +276,7 @@ def _record(
         "source_group": row.group,
         "framework": row.get("framework"),
         "model": row.get("model"),
-        "model_kind": row.get("model_kind") or "dense",
+        "model_kind": kind_of(row),
         "gpu": row.get("gpu"),
         "num_gpus": row.get("num_gpus"),
         "global_batch_size": row.get("global_batch_size"),

@@ -35,7 +35,6 @@ SHARE: Final = re.compile(
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
 )
 ROUNDED: Final = 0.15  # of a batch, that a source may round
-NEAR: Final = 0.8  # fraction of the virtual stages in the row; with fewer it is a different plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def _case(reading: Reading) -> Case:
     adapter = look_up(words_table().adapter, row)
     first = adapter.first_layer if adapter else 0
     model = _adapted(base, model_key, workload, software.frozen.quantises_every_matrix, first)
-    stages = _stages(row, plan, model.num_layers)
+    stages = _stages(reading, plan, model.num_layers)
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
     plan = with_usual_micro_batch(reading, scenario, plan)
     key = (model_key, cluster_key, workload, software.name, changed, stages, first)
@@ -122,7 +121,6 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
     tensor = reading.value("tensor_parallel", 1, "none")
     pipeline = reading.value("pipeline_parallel", 1, "none")
     virtual = reading.value("virtual_stages", 1, "none") if pipeline > 1 else 1
-    virtual = _virtual_stages(reading, model, pipeline, virtual)
     context = reading.value("context_parallel", 1, "none")
     ranks = tensor * pipeline * context
     if num_gpus % ranks:
@@ -176,19 +174,28 @@ def _cuts_experts(row: Row, tensor: int, experts: int) -> bool:
     return tensor == 1 or experts == 1 or cut == tensor
 
 
-def _stages(row: Row, plan: Plan, num_layers: int) -> tuple[tuple[int, int], ...] | None:
+def _stages(reading: Reading, plan: Plan, num_layers: int) -> tuple[tuple[int, int], ...] | None:
     """Return the layers [first, last) of every stage if the row gives uneven stages.
 
-    Numbers that add up to two more than the layers count embedding and head as a layer each.
+    Numbers that add up to two more than the layers count embedding and head as a layer each. So
+    does a trainer that has one or two stages more than layers: the last stage is then the head
+    alone, and the first one the embedding (Megatron Core, account_for_loss_in_pipeline_split and
+    account_for_embedding_in_pipeline_split; arXiv:2407.21783, sec. 3.3.2).
     """
+    row = reading.row
     if row.layers_by_stage is None:
-        return None
+        alone = plan.num_stages - num_layers
+        if alone not in (1, 2):
+            return None
+        reading.defaults.append("embedding and head count as layers: they are stages of their own")
+        filled = tuple((layer, layer + 1) for layer in range(num_layers))
+        return ((0, 0),) * (alone - 1) + filled + ((num_layers, num_layers),)
     given = [int(number) for number in re.findall(r"\d+", row.layers_by_stage)]
     if len(given) == plan.num_stages and sum(given) == num_layers + 2 and min(given) > 0:
         given[0] -= 1
         given[-1] -= 1
     ends = list(accumulate(given, initial=0))
-    if len(given) != plan.num_stages or ends[-1] != num_layers or min(given) < 1:
+    if len(given) != plan.num_stages or ends[-1] != num_layers or 0 in given[1:-1]:
         raise Unpriceable(
             f"layers_by_stage {row.layers_by_stage!r} (must be {plan.num_stages} numbers that "
             f"add up to {num_layers} layers, or to {num_layers + 2} with embedding and head)"
@@ -201,17 +208,6 @@ def _zero_stage(reading: Reading) -> int:
     if entry and (entry.always or reading.row.zero_stage is None):
         return entry.value
     return int(reading.value("zero_stage", 0, "of that trainer"))
-
-
-def _virtual_stages(reading: Reading, model: ModelSpec, pipeline: int, virtual: int) -> int:
-    """Return stages per rank; fewer if the source counts embedding and head as layers."""
-    most = max(1, model.num_layers // pipeline)
-    if virtual <= most or pipeline * virtual > model.num_layers + 2 or most < NEAR * virtual:
-        return virtual
-    reading.defaults.append(
-        f"virtual_stages {most} instead of {virtual}: embedding and head count as layers there"
-    )
-    return most
 
 
 def _batch(reading: Reading, least: int) -> int:

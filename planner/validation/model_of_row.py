@@ -21,7 +21,7 @@ from cost_models.model.presets import (
 )
 from cost_models.model.spec import ModelSpec, Weight
 from planner.validation.reading import Reading, Unpriceable
-from planner.validation.words import ArchitectureEntry, entry_of, words_table
+from planner.validation.words import ArchitectureEntry, entry_of, kind_of, words_table
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 HEAD: Final = 128  # elements of a head of most models
@@ -29,11 +29,14 @@ CLASSIFIER: Final = "encoder-classifier"
 LABELS: Final = 2
 # of a head in DeepSeek-V3 (arXiv:2412.19437, sec. 4.2)
 ROPE_HEAD, VALUE_HEAD = 64, 128
+VISION: Final = "vision"
+PATCH: Final = 3 * 16 * 16  # values of a patch, which the embedding multiplies
 
 
 def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     """Return the model of a row and a key that is equal for equal models."""
     name = str(reading.row.get("model") or reading.row.name)
+    reading = _with_kind(reading)
     config = _preset(reading, name)
     if config is None:
         reading = _with_published_shape(reading, name)
@@ -116,6 +119,26 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
     return _first_layers(found.config, spec.num_layers, layers)
 
 
+def _with_kind(reading: Reading) -> Reading:
+    """Return the reading with a kind that is priced in the place of its synonym.
+
+    A vision transformer is an encoder with a few labels; a patch is a token. Source: Dosovitskiy et
+    al. (arXiv:2010.11929), sec. 3.1 and table 1.
+    """
+    row, kind = reading.row, kind_of(reading.row)
+    if row.model_kind is None:  # a published shape may name it
+        return reading
+    if kind != VISION:
+        return reading if kind == row.words("model_kind") else _changed(reading, model_kind=kind)
+    vocabulary = row.vocab_size or PATCH
+    dropout = 0.0 if row.dropout is None else row.dropout
+    return _changed(reading, model_kind=CLASSIFIER, vocab_size=vocabulary, dropout=dropout)
+
+
+def _changed(reading: Reading, **cells: Any) -> Reading:
+    return Reading(replace_cells(reading.row, **cells), reading.defaults)
+
+
 def _first_layers(config: Mapping[str, Any], whole: int, layers: int) -> Mapping[str, Any]:
     """Return a config whose number of layers, and whose lists of all layers, are cut."""
     key = "n_layer" if "n_layer" in config else "num_hidden_layers"
@@ -160,12 +183,14 @@ def _config(reading: Reading, name: str) -> Mapping[str, Any]:
             hint = f". hidden_size {row.get('hidden_size')} is not that of {name}"
         raise Unpriceable(f"the architecture is not given ({', '.join(missing)}){hint}")
     words = entry_of(words_table().architecture, row)
-    kind = row.words("model_kind") or "dense"
+    kind = kind_of(row)
     gated = reading.value("gated_mlp", False, "a plain MLP")
     if kind.startswith("moe"):
         return _mixture(reading, kind, gated)
     if kind in ("encoder", CLASSIFIER):
         return _bert(reading, words)
+    if kind == "encoder-decoder":
+        return _t5(reading)
     if kind != "dense":
         raise Unpriceable(f"model_kind {kind!r} is not priced")
     if gated:
@@ -233,6 +258,23 @@ def _bert(reading: Reading, words: ArchitectureEntry) -> Mapping[str, Any]:
         "hidden_dropout_prob": words.dropout,
         "attention_probs_dropout_prob": words.dropout,
     }
+
+
+def _t5(reading: Reading) -> Mapping[str, Any]:
+    """T5; ``num_layers`` counts one of the two stacks, which have as many."""
+    row = reading.row
+    gated = reading.value("gated_mlp", False, "a plain MLP")
+    config = {
+        "model_type": "t5",
+        "num_layers": row.get("num_layers"),
+        "d_model": row.get("hidden_size"),
+        "num_heads": row.get("num_heads"),
+        "d_ff": reading.value("ffn_hidden_size", 4 * row.get("hidden_size"), "4 x hidden_size"),
+        "vocab_size": row.get("vocab_size"),
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+    }
+    config["d_kv"] = row.get("head_dim") or row.get("hidden_size") // row.get("num_heads")
+    return config
 
 
 def _mixture(reading: Reading, kind: str, gated: bool) -> Mapping[str, Any]:

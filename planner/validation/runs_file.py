@@ -58,7 +58,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     framework: str | None = None  # the trainer, chooses the software profile
     software: str | None = None  # profile or engines; "; group.figure=value" for each that differs
     model: str | None = None  # a preset, or any name next to the sizes
-    model_kind: str | None = None  # dense, encoder, encoder-classifier, moe, moe-mla
+    # dense, encoder, encoder-classifier, encoder-decoder, vision, moe, moe-mla, or a word for one
+    model_kind: str | None = None
     params_billion: Rate = None  # parameters, 1e9
     active_params_billion: Rate = None  # parameters used by one token, 1e9
     num_layers: Small = None

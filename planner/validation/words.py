@@ -196,6 +196,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     optimizer: tuple[OptimizerEntry, ...]
     precision: tuple[Name, ...]
     presets: dict[str, str]
+    kinds: dict[str, str]  # kinds of models by the letters of a word for them
     shapes: dict[str, dict[str, bool | int | float | str]]  # columns by the letters of a name
     quantisation: tuple[QuantisationEntry, ...]
     recipes: tuple[EngineEntry, ...]
@@ -251,7 +252,7 @@ def words_table_from(path: Path) -> WordsTable:
         for name, section in values.items()
     }
     table = convert(sections, WordsTable, str(path))
-    for name in sections.keys() - patterns - {"presets", "shapes"}:
+    for name in sections.keys() - patterns - {"presets", "kinds", "shapes"}:
         _check(getattr(table, name), f"{path}: [[{name}]]")
     return table
 
@@ -360,3 +361,10 @@ def number_in(section: Sequence[Pattern], row: Row) -> int | None:
         if found:
             return int(found[1])
     return None
+
+
+def kind_of(row: Row) -> str:
+    """Return the kind of model that a row names: a dense one, or a mixture, where it names none."""
+    word = row.words("model_kind")
+    kind = words_table().kinds.get(re.sub(r"[^a-z0-9]", "", word), word) or "dense"
+    return "moe" if kind == "dense" and word != "dense" and (row.num_experts or 1) > 1 else kind

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from cost_models.legality.rules import legality_codes
+from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
 from planner.assessment.verdict import budget_bytes
@@ -270,12 +272,85 @@ def test_a_row_may_name_its_kind_of_node() -> None:
     assert own.tiers[0].bandwidth == usual.tiers[0].bandwidth
 
 
-def test_stages_of_embedding_and_head_are_priced_with_fewer() -> None:
-    some = case(num_layers=30, tensor_parallel=2, pipeline_parallel=4, virtual_stages=8)
-    assert some.plan.virtual_stages == 7
-    assert any("virtual_stages 7 instead of 8" in default for default in some.defaults)
-    assert case(num_layers=20, pipeline_parallel=4, virtual_stages=8).plan.virtual_stages == 8
-    assert case(num_layers=6, pipeline_parallel=4, virtual_stages=2).plan.virtual_stages == 2
+@pytest.mark.parametrize(("layers", "alone"), [(30, {0, 31}), (31, {31}), (32, set())])
+def test_embedding_and_head_may_be_stages_of_their_own(layers: int, alone: set[int]) -> None:
+    some = case(num_layers=layers, pipeline_parallel=4, virtual_stages=8)
+    assert some.plan.virtual_stages == 8
+    ranges = default_layer_ranges(some.scenario, some.plan)
+    assert {stage for stage, (first, last) in enumerate(ranges) if first == last} == alone
+    assert ranges[-1][1] == layers
+    if alone == {0, 31}:
+        assert (
+            case(
+                num_layers=30, pipeline_parallel=4, virtual_stages=8, layers_by_stage="1 " * 32
+            ).scenario.layer_ranges
+            == ranges
+        )
+    told = any("they are stages of their own" in default for default in some.defaults)
+    assert told == bool(alone)
+
+
+def test_a_stage_of_the_head_alone_lies_between_neighbouring_depths() -> None:
+    def step(layers: int) -> float:
+        found = case(num_layers=layers, pipeline_parallel=4, virtual_stages=8, global_batch_size=32)
+        table = PlanTable.from_plans([found.plan])
+        assert legality_codes(found.scenario, table).tolist() == [0]
+        return float(price(found.scenario, table).step[0])
+
+    seconds = [step(layers) for layers in (30, 31, 32)]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0.85 * seconds[-1]
+
+
+def test_more_stages_than_layers_embedding_and_head_are_no_run() -> None:
+    found = case(num_layers=20, pipeline_parallel=4, virtual_stages=8)
+    assert found.scenario.layer_ranges is None
+    assert legality_codes(found.scenario, PlanTable.from_plans([found.plan])).tolist() != [0]
+
+
+@pytest.mark.parametrize(
+    "word", ["gpt", "GPT-like", "decoder-only", "causal LM", "LLM", "dense", ""]
+)
+def test_words_for_a_decoder_name_a_dense_model(word: str) -> None:
+    usual = case().scenario.model
+    assert case(model_kind=word or None).scenario.model == usual
+
+
+def test_words_for_other_kinds_of_models() -> None:
+    experts = {"num_experts": 8, "experts_per_token": 2, "gated_mlp": True, "ffn_hidden_size": 4096}
+    mixture = case(model_kind="moe", **experts).scenario.model
+    for word in ("mixture of experts", "sparse", "LLM", None):
+        assert case(model_kind=word, **experts).scenario.model == mixture
+    encoder = case(model_kind="encoder").scenario.model
+    assert case(model_kind="BERT-like").scenario.model == encoder
+    with pytest.raises(Unpriceable, match="model_kind 'diffusion' is not priced"):
+        case(model_kind="diffusion")
+
+
+def test_a_vision_transformer_is_an_encoder_of_patches() -> None:
+    sizes = {"num_layers": 12, "hidden_size": 768, "num_heads": 12, "vocab_size": None}
+    for word in ("ViT", "vision transformer"):
+        found = case(model_kind=word, tie_embeddings=None, **sizes, seq_len=197).scenario.model
+        assert found.num_parameters == pytest.approx(86e6, rel=0.02)  # arXiv:2010.11929, table 1
+        assert found.hidden_dropout == 0.0
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),  # of flax's T5 1.1, whose head is a matrix of its own: a tied one less
+    [("t5-v1.1-large", 783e6 - 32128 * 1024), ("google/flan-t5-xl", 2850e6 - 32128 * 2048)],
+)
+@pytest.mark.parametrize("word", ["encoder-decoder", "seq2seq", "T5", None])
+def test_an_encoder_decoder_is_a_t5(model: str, parameters: float, word: str | None) -> None:
+    found = case_of(
+        Row(line=2, model=model, model_kind=word, gpu="H100-SXM", num_gpus=8, seq_len=512)
+    )
+    spec = found.scenario.model
+    assert spec.num_layers == 48
+    assert spec.num_parameters == pytest.approx(parameters, rel=0.01)
+    assert any("published sizes" in default for default in found.defaults)
+    own = {"num_layers": 6, "hidden_size": 512, "num_heads": 8, "vocab_size": 32128}
+    tiny = case(model_kind=word or "t5", tie_embeddings=None, **own).scenario.model
+    assert tiny.num_parameters == 60506624  # of t5-small
 
 
 def test_profiles_of_trainers_are_chosen_by_words() -> None:
