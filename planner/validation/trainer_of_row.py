@@ -20,6 +20,8 @@ SWITCHES: Final = (
     "reductions",
     "gathers",
     "experts",
+    "dispatch",
+    "flash",
     "stages",
     "recipes",
     "attention_bits",
