@@ -355,3 +355,32 @@ def test_accelerators(words: str, expected: str) -> None:
     assert (
         case(gpu=words, num_gpus=1, tensor_parallel=1).scenario.cluster.accelerator.name == expected
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [("FlashAttention-2", 0.6), ("flash_attention_3", 1.0), ("FA4", 1.0), ("cuDNN attention", 1.0)],
+)
+@pytest.mark.parametrize("framework", ["Megatron-Core", "HF Trainer", "PyTorch FSDP2", "torchtune"])
+def test_generation_of_flash_attention(words: str, share: float, framework: str) -> None:
+    cells = {"framework": framework, "notes": words, "tensor_parallel": 1}
+    software = case(**cells).scenario.software
+    assert software.kernels.flash_share_since_hopper == share
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "once"),
+    [
+        ("Megatron-Core", None, False),
+        ("Megatron-Core", "DeepEP dispatcher", True),
+        ("PyTorch FSDP2", None, False),
+        ("PyTorch FSDP2", "HybridEP", True),
+        ("Megatron Bridge", None, True),
+        ("Megatron Bridge", "no DeepEP", False),
+        ("Megatron Bridge", "all-to-all dispatcher", False),
+    ],
+)
+def test_dispatcher_of_tokens(framework: str, words: str | None, once: bool) -> None:
+    cells = {"framework": framework, "notes": words, "tensor_parallel": 1}
+    communication = case(**cells).scenario.software.communication
+    assert communication.exchanges_once_a_node is once
