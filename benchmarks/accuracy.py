@@ -30,6 +30,7 @@ UNSEEN: Final = {
     "unseen_trainers": ROOT / "benchmarks" / "unseen_trainers.csv",
     "unseen_peaks": ROOT / "benchmarks" / "unseen_peaks.csv",
     "unseen_2026_11": ROOT / "benchmarks" / "unseen_2026_11.csv",
+    "unseen_2026_12": ROOT / "benchmarks" / "unseen_2026_12.csv",
 }
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FIGURES: Final = ("median_absolute_error", "p90_absolute_error", "bias")
@@ -300,6 +301,8 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "unseen_peaks_memory": lambda: by_source("unseen_peaks", "memory", mean=False),
     "unseen_2026_11_time": lambda: by_source("unseen_2026_11", "time", mean=False),
     "unseen_2026_11_memory": lambda: by_source("unseen_2026_11", "memory", mean=False),
+    "unseen_2026_12_time": lambda: by_source("unseen_2026_12", "time", mean=False),
+    "unseen_2026_12_memory": lambda: by_source("unseen_2026_12", "memory", mean=False),
 }
 
 
