@@ -88,7 +88,7 @@ def _errors(figures: Mapping[str, Any]) -> tuple[float, float, float]:
 def short_rows() -> list[Short]:
     """Return the rows of the short table, from the best known runs to the least known ones."""
     published = answer("published").summary
-    first, second, blind_time, later_time, blind_peaks, later_peaks, third = (
+    first, second, *blind, third = (
         Short(
             row["what"],
             row["of"],
@@ -123,8 +123,7 @@ def short_rows() -> list[Short]:
             "shardplan validate benchmarks/unseen_runs.csv",
         ),
         second,
-        blind_time,
-        later_time,
+        *(row for row in blind if row.what.startswith("Step time")),
         Short(
             "The same after describing trainers and accelerators, nothing fitted",
             f"{trainers['n']} runs of 19 of these sources",
@@ -150,8 +149,7 @@ def short_rows() -> list[Short]:
             _errors(more_peaks),
             "shardplan validate benchmarks/unseen_trainers.csv",
         ),
-        blind_peaks,
-        later_peaks,
+        *(row for row in blind if row.what.startswith("Peak memory")),
         third,
     ]
 
