@@ -31,7 +31,7 @@ async def questions() -> None:
         process = answers.searching.workers[0].process
         pending = answers.begin("best", large)
         waiting = asyncio.ensure_future(answers.get("best", large))
-        while pending.activity[0] == "waiting for a free worker":
+        while pending.activity.text == "waiting for a free worker":
             await asyncio.sleep(0.01)
         waiting.cancel()
         await asyncio.wait([pending.future])
