@@ -19,6 +19,7 @@ from benchmarks.known_plans import (
     summary,
     table_of,
 )
+from cost_models import uncertainty
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
@@ -64,7 +65,18 @@ def best_step(scenario: Scenario, **fixed: object) -> float:
     return step(scenario, search(scenario, fixed, top=1).plans[0])
 
 
+@pytest.fixture
+def known_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts as where peaks are known to 8 %.
+
+    Those of Megatron are stated to a third: plans that need more than three quarters of a device
+    are TIGHT, and the search prefers slower ones that fit.
+    """
+    monkeypatch.setattr(uncertainty, "_memory", lambda *kind: uncertainty.MEMORY)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_peaks")
 def test_the_plan_of_a_trillion_parameters_is_within_5_percent_of_the_best_of_its_time() -> None:
     """Narayanan et al. 2021, table 1: 1008 billion parameters on 3072 A100, dp 6, tp 8, pp 64.
 
@@ -89,6 +101,7 @@ def test_the_plan_of_a_trillion_parameters_is_within_5_percent_of_the_best_of_it
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_peaks")
 def test_tensor_parallelism_stays_inside_the_node() -> None:
     """Narayanan et al. 2021, takeaway 1: up to the GPUs of a node, pipelines across.
 
