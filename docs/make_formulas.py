@@ -24,6 +24,7 @@ ROOT: Final = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS)]
 
 from docstrings import Described, describe, prose, symbols_in  # noqa: E402
+from generated import write_or_compare  # noqa: E402
 from rooms import PACKAGE, TITLES, rooms  # noqa: E402
 from worked_numbers import JOBS, Call, command_of, worked_calls  # noqa: E402
 
@@ -226,18 +227,7 @@ def pages() -> dict[str, str]:
 
 def main() -> None:
     """Write the pages, or exit with 1 where one is not what the docstrings say."""
-    made = pages()
-    if "--write" in sys.argv[1:]:
-        BOOK.mkdir(exist_ok=True)
-        for path in BOOK.glob("*.md"):
-            path.unlink()
-        for name, text in made.items():
-            (BOOK / name).write_text(text, encoding="utf-8")
-        return
-    kept = {path.name: path.read_text(encoding="utf-8") for path in BOOK.glob("*.md")}
-    if kept != made:
-        print("docs/reference/formulas: python docs/make_formulas.py --write")
-        sys.exit(1)
+    write_or_compare(BOOK, pages(), "make_formulas.py")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ ROOT: Final = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS)]
 
 from docstrings import prose  # noqa: E402
+from generated import write_or_compare  # noqa: E402
 
 from hardware_profiles.cluster.catalogue import FOLDER, accelerators, nodes  # noqa: E402
 from hardware_profiles.cluster.schema import (  # noqa: E402
@@ -265,16 +266,7 @@ def pages() -> dict[str, str]:
 
 def main() -> None:
     """Write the pages, or exit with 1 where one differs from the data."""
-    made = pages()
-    if "--write" in sys.argv[1:]:
-        PLACE.mkdir(exist_ok=True)
-        for name, text in made.items():
-            (PLACE / name).write_text(text, encoding="utf-8")
-        return
-    kept = {path.name: path.read_text(encoding="utf-8") for path in PLACE.glob("*.md")}
-    if kept != made:
-        print("docs/reference/hardware: python docs/make_hardware.py --write")
-        sys.exit(1)
+    write_or_compare(PLACE, pages(), "make_hardware.py")
 
 
 if __name__ == "__main__":
