@@ -180,7 +180,7 @@ def test_a_node_that_does_not_come_back_is_planned_around(plan, tmp_path):
     options = ("--steps", 6, "--checkpoint-every", 2, "--elastic", "--node-timeout", 30)
     killed = (
         f"{_command(plan, 1, *options)} & node=$!; "
-        "until ls out/checkpoints/step-*2; do sleep 0.1; done; kill -9 $node; wait $node"
+        "until test -d out/checkpoints/step-00000002; do sleep 0.1; done; kill -9 $node; wait $node"
     )
     done = _two_hosts(_command(plan, 0, *options), killed, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -207,7 +207,7 @@ def test_all_nodes_begin_again_when_a_rank_is_killed(plan, tmp_path):
     options = ("--steps", 6, "--checkpoint-every", 2, "--max-restarts", 1)
     killer = (
         f"{_command(plan, 1, *options)} & node=$!; "
-        "until ls out/checkpoints/step-*2; do sleep 0.1; done; "
+        "until test -d out/checkpoints/step-00000002; do sleep 0.1; done; "
         "torchrun=$(pgrep -P $node | head -1); kill -9 $(pgrep -P $torchrun | head -1); wait $node"
     )
     done = _two_hosts(_command(plan, 0, *options), killer, tmp_path)

@@ -295,7 +295,7 @@ for rank in $(seq 0 $((SLURM_JOB_NUM_NODES - 1))); do
     SLURM_NODEID=$rank setsid "$@" & pids+=($!)
 done
 if [ -n "${KILL_AT:-}" ]; then
-    until ls runs/job/checkpoints/step-*"$KILL_AT" >/dev/null 2>&1; do sleep 0.1; done
+    until test -d "runs/job/checkpoints/step-0000000$KILL_AT"; do sleep 0.1; done
     kill -9 "${pids[@]}"
 fi
 wait "${pids[0]}"
