@@ -62,7 +62,9 @@ def of_frozen_layer(
         heads = kind.attention
         split = split + compute_bytes * (heads.num_heads + heads.num_kv_heads) * heads.head_dim
     # routed experts read copies of the tokens, which only their weights' gradients need
-    routed = regions.routed * (0.5 if kind.feed_forward.num_experts else 1.0)
+    outputs_saved = software.activations.expert_outputs_saved
+    read = outputs_saved / (1.0 + outputs_saved)
+    routed = regions.routed * (read if kind.feed_forward.num_experts else 1.0)
     return replace(
         regions,
         inputs=regions.inputs - unread + inputs,

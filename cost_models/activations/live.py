@@ -52,7 +52,11 @@ from cost_models.communication.context_parallel import (
 )
 from cost_models.model.lora import trainable_part
 from cost_models.model.spec import LayerKind
-from cost_models.partition.in_flight import in_flight_peaks, weight_gradients_pending_at_end
+from cost_models.partition.in_flight import (
+    in_flight_peaks,
+    overlapped_exchange_stages,
+    weight_gradients_pending_at_end,
+)
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import GPIPE
 from cost_models.plan.recompute import (
@@ -235,7 +239,8 @@ def _at_peak(view: RankView, layers: _RankBytes) -> tuple[Real, Real]:
     # the last layer in its backward pass still keeps all of its own tensors
     last = rank.num_stages / np.maximum(rank.num_stages, sum(rank.kind_counts))
     peaks = []
-    for number, (in_flight, pending) in enumerate(in_flight_peaks(view.table, rank)):
+    extra = overlapped_exchange_stages(view.table, view.software)
+    for number, (in_flight, pending) in enumerate(in_flight_peaks(view.table, rank, extra)):
         shift = np.where(pending > 0, last * (number > 0), 0.0)
         peaks.append(((in_flight + shift) / rank.num_stages, (pending - shift) / rank.num_stages))
     largest = np.argmax(

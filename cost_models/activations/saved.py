@@ -193,14 +193,18 @@ def routed_bytes(
 ) -> float:
     """Around the experts: the router's input, the k copies of the token and its k outputs.
 
-        c h (2 k + 1) + the router's tensors for each of E experts
+        c h (k + o k + 1) + the router's tensors for each of E experts
+
+    o: 1 where the outputs are saved for their product with the routing weights, 0 where these
+    multiply inside the experts' activation.
 
     A router in fp32 (DeepSeek) saves 4 h instead of c h, 0 if everything is in fp32. On average
     over ranks, also where experts lie on other ranks (balanced routing).
     """
     if not feed_forward.num_experts:
         return 0.0
-    rows = 2.0 * feed_forward.experts_per_token * compute_bytes
+    saved = 1.0 + software.activations.expert_outputs_saved
+    rows = saved * feed_forward.experts_per_token * compute_bytes
     return rows * hidden_size + router_bytes(feed_forward, hidden_size, compute_bytes, software)
 
 

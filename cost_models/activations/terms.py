@@ -65,6 +65,7 @@ def layer_terms(scenario: Scenario, plan: Plan, kind: LayerKind) -> list[LayerTe
     if kind.attention.delta_rule is not None:
         core = "c·(Q + 64·a) + 4·a + 8·k" if kernel == "flash" else "tensors of each chunk in fp32"
     over = 1.0 if plan.expert_tensor_parallel else 1.0 / tensor
+    copies = f"{1.0 + software.activations.expert_outputs_saved:g}·experts a token·c·h"
     terms = [
         LayerTerm("norms, dropout masks", "∝ h", regions.replicated / along),
         LayerTerm("inputs of matrices", "c·h each", regions.inputs / inputs_over),
@@ -76,7 +77,7 @@ def layer_terms(scenario: Scenario, plan: Plan, kind: LayerKind) -> list[LayerTe
         ),
         LayerTerm("MLP", _mlp_formula(kind.feed_forward, scenario), mlp / tensor),
         LayerTerm("norms of queries and keys", "∝ a·d", (split - heads - scores - mlp) / tensor),
-        LayerTerm("copies for experts", "2·experts a token·c·h", (routed - router) * over),
+        LayerTerm("copies for experts", copies, (routed - router) * over),
         LayerTerm("router", "its input, ∝ experts", router * over),
     ]
     return sorted((t for t in terms if t.size > 0.5), key=lambda term: -term.size)

@@ -127,6 +127,7 @@ class Activations(ProfileGroup, frozen=True, kw_only=True):
     attention_dropout_bytes: Amount  # per head and pair of tokens, in addition, with dropout
     dropout_mask_bytes: Amount  # per element of a hidden-size dropout
     router_saved_bytes: Amount  # per token and expert
+    expert_outputs_saved: Amount  # per element of each of a token's k expert outputs
     router_copies_input: bool  # in fp32, of models whose router computes in fp32
     experts_one_by_one: bool  # a loop over experts: gradients of one expert's tokens at a time
     repeats_keys: bool  # flash kernels get keys and values of every query head (repeat_kv)
