@@ -359,3 +359,26 @@ def test_the_backward_pass_of_a_recomputed_layer_is_named() -> None:
     memory = assess(scenario, plan).memory
     terms = [t for t in step_memory(scenario, plan, memory).terms if t.part == "activations"]
     assert max(terms, key=lambda term: term.size).name == "saved by layers"
+
+
+def test_megatron_saves_neither_outputs_of_experts_nor_a_third_gated_tensor() -> None:
+    """Routing weights multiply inside the fused activation, which saves gate and up projection."""
+    plan = {"expert_parallel": 8, "data_parallel": 64, "zero_stage": 1, "micro_batch_size": 1}
+    answer = planner.fit("qwen3-30b-a3b", "8x8xB200", software="nemo", seq_len=4096, **plan)
+    terms = {term.name: term for term in answer.step_memory.layer}
+    assert terms["copies for experts"].size == 8 * 2 * 2048
+    assert terms["MLP"].size == 8 * 3 * 2 * 768
+
+
+def test_an_overlapped_exchange_keeps_two_micro_batches() -> None:
+    """Megatron's combined 1F1B runs a forward pass together with a backward pass."""
+    plan = {"expert_parallel": 8, "data_parallel": 64, "zero_stage": 1, "micro_batch_size": 1}
+    plan |= {"seq_len": 4096, "global_batch_size": 256}
+    activations = {
+        software: planner.fit("qwen3-30b-a3b", "8x8xB200", software=software, **plan)
+        .to_dict()["memory"]["parts"]["activations"]
+        for software in ("nemo", "nemo+overlapped-experts")
+    }  # fmt: skip
+    assert activations["nemo+overlapped-experts"] == pytest.approx(
+        2 * activations["nemo"], rel=0.01
+    )
