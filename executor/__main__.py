@@ -80,7 +80,7 @@ def _fail(message: str, error: BaseException, code: int, arguments: list[str]) -
     else:
         say(error_text("shardplan: " + " ".join(message.split())))
     if "--traceback" in arguments:
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)))
     return code
 
 
@@ -132,7 +132,7 @@ def _trace(options: TraceOptions) -> int:
             input_shapes=options.inputs,
             device=options.device,
         )
-    print(json.dumps(found, allow_nan=False))
+    show(json.dumps(found, allow_nan=False))
     return 0
 
 
@@ -144,13 +144,13 @@ def _measure(options: MeasureOptions) -> int:
     from hardware_profiles.cluster.measurement import save
 
     if torch.cuda.is_available():
-        print(json.dumps(measure_gpu(), indent=2, allow_nan=False))
+        show(json.dumps(measure_gpu(), indent=2, allow_nan=False))
         return 0
     with status_line("measuring"):
         measurement = measure_machine(options.processes)
     path = save(measurement)
-    print(f"kept in {path}", file=sys.stderr)
-    print(json.dumps(measurement.to_dict(), indent=2, allow_nan=False))
+    say(f"kept in {path}")
+    show(json.dumps(measurement.to_dict(), indent=2, allow_nan=False))
     return 0
 
 

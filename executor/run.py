@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +82,7 @@ def run(options: RunOptions, arguments: list[str]) -> int:
             )
         # every rank imports torch and transformers first
         ranks = prepared.file.plan.world_size
-        print(f"starting torchrun --nproc-per-node {ranks} ...", file=sys.stderr, flush=True)
+        say(f"starting torchrun --nproc-per-node {ranks} ...")
         output = [] if folder is None else ["--output", str(folder)]
         given = [*arguments, *output]
         local = single_node(prepared.file, options.supervision)
@@ -106,7 +105,7 @@ def _run_on_nodes(
     about = NodeDescription(prepared.sha256, arguments, gpu_names() if gpus else (), problem)
     job = MultiNodeRun(many, options.supervision, options.plan, prepared.file, about)
     if many.rank != 0:
-        print(f"node {many.rank} of {many.count}: meets at {many.place}", file=sys.stderr)
+        say(f"node {many.rank} of {many.count}: meets at {many.place}")
         status = run_on_nodes(job, _nothing)
         return STOPPED_CODE if status == STOPPED else 0
 
@@ -191,7 +190,7 @@ def _report(
         messages = [*messages, "the weights will not be kept (--checkpoint-every N keeps them)"]
     with _folder(options) as folder:
         for note in messages:
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}")
         with ProgressDisplay(options.steps) as progress:
             recorder = Recorder(
                 prepared,
@@ -275,12 +274,9 @@ def _is_done(options: RunOptions) -> bool:
     if step < steps:
         return False
     if os.environ.get("RANK", "0") == "0":
-        print(
-            f"note: {newest[0]}: step {step} of {steps} is done; nothing is left to train",
-            file=sys.stderr,
-        )
+        say(f"note: {newest[0]}: step {step} of {steps} is done; nothing is left to train")
         if options.json:
-            print(json.dumps({"schema_version": SCHEMA_VERSION, "steps_done": step}))
+            show(json.dumps({"schema_version": SCHEMA_VERSION, "steps_done": step}))
     return True
 
 
@@ -309,16 +305,16 @@ def _finish_verify(options: RunOptions, prepared: PreparedRun, answer: dict[str,
     size = answer["collective_bytes"]
     if options.json:
         document = {"schema_version": SCHEMA_VERSION, "plan": prepared.identity(), **answer}
-        print(json.dumps(document, indent=2, allow_nan=False))
+        show(json.dumps(document, indent=2, allow_nan=False))
     else:
         for what in ("loss", "norm", "gradient", "weight"):
             worst = answer.get(f"worst_{what}")
             named = f"  (largest: {worst})" if worst else ""
-            print(f"{what + ' difference':<20} {answer[f'{what}_difference']:.1e}{named}")
-        print(
+            show(f"{what + ' difference':<20} {answer[f'{what}_difference']:.1e}{named}")
+        show(
             f"{'collective bytes':<20} {size['counted']:,} counted, {size['predicted']:,} predicted"
         )
-        print(f"float64, {answer['processes']} ranks against one process, relative differences")
+        show(f"float64, {answer['processes']} ranks against one process, relative differences")
     tolerance = answer["tolerance"]
     for what in ("loss", "norm", "gradient", "weight"):
         if not answer[f"{what}_difference"] <= tolerance:

@@ -1,14 +1,31 @@
-"""Errors on stderr, wrapped to the width of the terminal."""
+"""Text of messages: control characters escaped, errors wrapped to the width of the terminal."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from typing import Final
 
 NARROWEST, WIDEST = 60, 100
 INDENT: Final = "  "  # of the second and following lines of a paragraph
+
+# what a terminal obeys instead of showing it, and what changes the order of the letters around it
+_CONTROL: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def escaped(text: str) -> str:
+    r"""Return a text without control characters, which names in files may contain.
+
+    Line breaks and tabs stay. The escapes are those of JSON, so that a document stays valid.
+
+    >>> escaped("a\x1b[31mred\n")
+    'a\\u001b[31mred\n'
+    """
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def error_text(text: str) -> str:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, TextIO, TypeVar
 
+from hardware_profiles.message import escaped
+
 T = TypeVar("T")
 
 PATIENCE: Final = 0.5  # seconds without output before the line appears
@@ -294,7 +296,7 @@ class StatusLine:
                     continue
                 end = self._end(silent)
                 room = shutil.get_terminal_size().columns - len(end) - 5
-                line = f"{self.text[:room]} ...{end}"
+                line = f"{escaped(self.text)[:room]} ...{end}"
                 if line != self.drawn:
                     self.stream.write(f"{ERASE}{line}")
                     self.stream.flush()

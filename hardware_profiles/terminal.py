@@ -1,4 +1,7 @@
-"""Output streams of the command line: ASCII where a terminal has no more, and closed pipes."""
+"""Output streams of the command line: escaped control characters, ASCII, and closed pipes.
+
+Every text reaches a stream through :func:`show` or :func:`say`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import io
 import os
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from hardware_profiles.message import escaped
 from hardware_profiles.progress import clear
 
 # characters of answers without a decomposition into ASCII; each has the width of the original
@@ -108,11 +112,14 @@ def printable(text: str) -> str:
     return text
 
 
-def show(text: object) -> None:
-    """Print on standard output; a reader that went away (``| head -1``) is no error."""
+def show(text: object, style: Callable[[str], str] = str) -> None:
+    """Print on standard output; a reader that went away (``| head -1``) is no error.
+
+    ``style``: adds colours to the escaped text.
+    """
     clear()
     try:
-        print(text, flush=True)
+        print(style(escaped(str(text))), flush=True)
     except BrokenPipeError:
         discard_output()
 
@@ -121,7 +128,7 @@ def say(text: str) -> None:
     """Print a message on standard error."""
     clear()
     with contextlib.suppress(BrokenPipeError):
-        print(text, file=sys.stderr, flush=True)
+        print(escaped(text), file=sys.stderr, flush=True)
 
 
 def show_rest() -> None:

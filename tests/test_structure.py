@@ -65,6 +65,24 @@ def foreign_code(node: ast.AST) -> bool:
     )
 
 
+def prints(node: ast.AST) -> bool:
+    """Whether a node writes text on the terminal without escaping what it contains."""
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    return called in ("print", "click.echo", "click.secho") or called.startswith("traceback.print")
+
+
+def test_text_is_printed_in_one_place_that_escapes_it() -> None:
+    printing = {
+        name_of(path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if prints(node)
+    }
+    assert printing == {"hardware_profiles/terminal.py"}
+
+
 def test_no_module_runs_foreign_code() -> None:
     failures = [
         f"{name_of(path)}:{getattr(node, 'lineno', 0)}"

@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from executor.data.vocabulary import Tokens, Vocabulary
 from hardware_profiles.cluster.measurement import cache_folder
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import is_shown, report, tracked
+from hardware_profiles.terminal import say
 
 MAX_BYTES: Final = 2**32  # largest size of documents that a run tokenizes
 KEPT_SECONDS: Final = 30 * 24 * 3600.0  # age in the cache since the last use
@@ -202,4 +202,4 @@ class _Progress:
     def __call__(self, file: Path, tokens: int) -> None:
         if time.monotonic() - self._told > QUIET_SECONDS and not is_shown():
             self._told = time.monotonic()
-            print(f"tokenizing {file}: {tokens:,} tokens", file=sys.stderr, flush=True)
+            say(f"tokenizing {file}: {tokens:,} tokens")

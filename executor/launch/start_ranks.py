@@ -30,6 +30,7 @@ from executor.processes.fork import (
 from executor.processes.reporter import Reporter, Supervision
 from executor.processes.signals import Relay, StopSignals
 from hardware_profiles.errors import RunError, ShardplanError
+from hardware_profiles.terminal import say
 
 MARK: Final = "\x1eshardplan "
 REPORT_TO: Final = (
@@ -271,7 +272,7 @@ def run_as_torchrun_rank(
     """Run a task in a rank of a torchrun that the user started; return its answer."""
 
     def fail(error: RunError) -> None:
-        print(f"shardplan: rank {place.rank}: {error}", file=sys.stderr, flush=True)
+        say(f"shardplan: rank {place.rank}: {error}")
 
     return task(Reporter(emit, fail, StopSignals([supervision.preemption_signal])))
 

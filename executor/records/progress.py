@@ -14,6 +14,8 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from cost_models.units import format_rate
+from hardware_profiles.message import escaped
+from hardware_profiles.terminal import say
 
 MAX_LINES: Final = 20
 MAX_SILENCE: Final = 30.0  # maximum seconds between lines
@@ -93,9 +95,9 @@ class ProgressDisplay:
 
     def _say(self, text: str) -> None:
         if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self.bar.console.print(escaped(text), markup=False, highlight=False, soft_wrap=True)
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def _left(self, step: int, now: float) -> str:
         """Return the remaining time, extrapolated from the steps shown after the first."""

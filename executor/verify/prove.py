@@ -8,7 +8,6 @@ features to ``cost_models/legality/executor_proofs.json``, which the planner and
 from __future__ import annotations
 
 import json
-import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from executor.verify.matrix import VerificationCase, cases
 from executor.verify.parity import TOLERANCE, Verification, verify
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import write_text_atomically
+from hardware_profiles.terminal import say, show
 
 BATCHES: Final = 3
 TIMEOUT_SECONDS: Final = 300.0
@@ -49,21 +49,21 @@ def prove(part: tuple[int, int] = (1, 1), only: str = "", *, write: bool = False
             problem = worst.take(case, found)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
-            traceback.print_exc(file=sys.stderr)
+            say(traceback.format_exc())
         words = problem or "ok"
         seconds = time.monotonic() - begun
-        print(f"{number:>3}/{len(chosen)}  {case.name:<60} {seconds:5.1f} s  {words}", flush=True)
+        show(f"{number:>3}/{len(chosen)}  {case.name:<60} {seconds:5.1f} s  {words}")
         if problem:
             failed.append(case.name)
-    print(f"\n{len(chosen) - len(failed)} of {len(chosen)} cases passed, {_minutes(started)}")
-    print(worst)
+    show(f"\n{len(chosen) - len(failed)} of {len(chosen)} cases passed, {_minutes(started)}")
+    show(worst)
     for name in failed:
-        print(f"failed: {name}")
+        show(f"failed: {name}")
     if failed:
         return 5
     if write:
         write_text_atomically(SUPPORTED_FILE, proofs_text(chosen), force=True)
-        print(f"written: {SUPPORTED_FILE}")
+        show(f"written: {SUPPORTED_FILE}")
     return 0
 
 

@@ -40,7 +40,7 @@ def print_answer(answer: Any, *, json: bool, verbose: bool = False) -> None:
         show(json_text(answer.to_dict()))
         return
     text = answer.text(verbose=True) if verbose else str(answer)
-    show(coloured(text) if shows_colours() else text)
+    show(text, coloured if shows_colours() else str)
 
 
 def shows_colours() -> bool:

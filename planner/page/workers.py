@@ -12,7 +12,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -26,6 +25,7 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError, ShardplanError
 from hardware_profiles.progress import Activity, TimeLeft, time_words
+from hardware_profiles.terminal import say
 from planner.page.question import PageQuestion
 
 LONGEST: Final = 300.0  # seconds of one question
@@ -74,7 +74,7 @@ def _answer_questions(connection: Connection) -> None:
         except ShardplanError as error:
             answer = Failure(str(error), lasting=True)
         except Exception as error:
-            traceback.print_exc(file=sys.stderr)
+            say(traceback.format_exc())
             answer = Failure(f"a bug of ours: {type(error).__name__}", ours=True)
         connection.send(("answer", answer))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from hardware_profiles.terminal import ASCII, prepare_streams, show, transliterate
+from hardware_profiles.terminal import ASCII, prepare_streams, say, show, transliterate
 
 SOURCES = Path(__file__).parents[2]
 
@@ -51,3 +52,21 @@ def test_lc_all_c_is_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_streams()
     show("3 °")
     assert raw.getvalue() == b"3  deg\n"
+
+
+def test_control_characters_are_escaped_and_colours_are_kept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "\x1b]0;title\x07\x1b[31m\x9b2J\u202efdp\r\x08é"
+    show(f"FITS {name}\n\ttwo", lambda text: text.replace("FITS", "\x1b[32mFITS\x1b[0m"))
+    say(name)
+    out, err = capsys.readouterr()
+    plain = r"\u001b]0;title\u0007\u001b[31m\u009b2J\u202efdp\u000d\u0008é"
+    assert out == f"\x1b[32mFITS\x1b[0m {plain}\n\ttwo\n"
+    assert err == f"{plain}\n"
+
+
+def test_the_escapes_keep_a_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"a\x9bb": "\u202e\x1b"}
+    show(json.dumps(names, indent=2, ensure_ascii=False))
+    assert json.loads(capsys.readouterr().out) == names
