@@ -89,16 +89,17 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
         raise InputError(f"{where}: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{where}: a JSON object is expected, got {type(value).__name__}")
-    if _depth(value) > MAX_DEPTH:
+    if nesting(value) > MAX_DEPTH:
         raise InputError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)")
     return value
 
 
-def _depth(value: object, level: int = 1) -> int:
+def nesting(value: object, level: int = 1) -> int:
+    """Return the levels of nested objects and lists, counted to MAX_DEPTH + 1."""
     if level > MAX_DEPTH or not isinstance(value, (dict, list)):
         return level
     inner: Iterable[object] = value.values() if isinstance(value, dict) else value
-    return max((_depth(item, level + 1) for item in inner), default=level)
+    return max((nesting(item, level + 1) for item in inner), default=level)
 
 
 def read_json(path: Path, what: str, *, max_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise InputError(f"{path}: not TOML: {error}") from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply (at most {MAX_DEPTH} levels)") from None
-    if _depth(values) > MAX_DEPTH:
+    if nesting(values) > MAX_DEPTH:
         raise InputError(f"{path}: nested too deeply (at most {MAX_DEPTH} levels)")
     return values
 

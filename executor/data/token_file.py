@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Final, Literal, cast
+from typing import IO, Annotated, Final, Literal, cast
 
 import numpy as np
 from msgspec import Meta
@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 
 from executor.data.vocabulary import Tokens, Vocabulary
 from hardware_profiles.errors import InputError, RunError
-from hardware_profiles.fields import convert, struct_of
+from hardware_profiles.fields import convert, parse_json, struct_of
 
 PIECES: Final = 64  # of a long array, which stand for all of it in its hash
 PIECE: Final = 2**14  # tokens
+CHECKED_ENDS: Final = 2**20  # at a time
 FORMAT: Final = "shardplan tokens"
 VERSION: Final = 1
 HEADER_BYTES: Final = 4096
@@ -50,7 +51,7 @@ class Header:
     largest: Count  # largest token
     vocabulary: str  # "bytes", or the folder of the tokenizer
     vocabulary_fingerprint: str
-    end: int | None  # token after every document
+    end: Count | None  # token after every document
     sha256: str  # of the tokens and the document ends
     skipped_rows: Count
     format: str = FORMAT
@@ -209,27 +210,43 @@ def _open(path: Path) -> TokenFile:
         raise InputError(
             f"{path}: its last document ends at {int(ends[-1]):,}, not at its number of tokens"
         )
+    if not _ascend(ends):
+        raise InputError(f"{path}: the ends of its documents do not ascend from above 0: damaged")
     return TokenFile(path, header, tokens, ends)
+
+
+def _ascend(ends: NDArray[np.uint64]) -> bool:
+    """Return whether every document has tokens."""
+    for first in range(0, len(ends), CHECKED_ENDS):
+        part = ends[max(0, first - 1) : first + CHECKED_ENDS]
+        if not part[0] or not (part[1:] > part[:-1]).all():
+            return False
+    return True
 
 
 def _header(path: Path, line: bytes) -> Header:
     try:
-        values: Any = json.loads(line)
-    except ValueError:
-        values = None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        values = parse_json(line.decode(), str(path))
+    except (UnicodeDecodeError, InputError):
+        values = {}
+    if values.get("format") != FORMAT:
         raise InputError(f"{path}: not a token file (made with: shardplan tokenize)")
     if values.get("version") != VERSION:
-        raise InputError(f"{path}: version {values.get('version')!r} (supported: {VERSION})")
+        raise InputError(
+            f"{path}: version {str(values.get('version'))[:20]} (supported: {VERSION})"
+        )
     convert(values, struct_of(Header), f"{path}: invalid header")
     return Header(**values)
 
 
 def _open_array(path: Path) -> TokenFile:
     try:
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise InputError(f"{path}: not a .npy file of numbers: {error}") from None
+        tokens = np.lib.format.open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # of numpy's reader of headers: ValueError, TypeError, MemoryError
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(f"{path}: not a .npy file of numbers: {reason}") from None
     if tokens.ndim != 1 or tokens.dtype.name not in DTYPES or not len(tokens):
         raise InputError(
             f"{path}: {tokens.dtype.name} of shape {tokens.shape} (one dimension of "

@@ -15,6 +15,16 @@ class DamagedError(InputError):
     """A checkpoint does not match its index, or has no index."""
 
 
+def file_in(folder: Path, name: str) -> Path:
+    """Return a file that an index names; a DamagedError if it is elsewhere, or a pipe or device."""
+    path = folder / name
+    if path.name != name:
+        raise DamagedError(f"{folder}: its index names a file elsewhere: {name[:200]!r}")
+    if path.exists() and not path.is_file():
+        raise DamagedError(f"{path}: is not a regular file")
+    return path
+
+
 def cannot_be_written(path: Path, error: OSError) -> CheckpointError:
     """Return the error for a file or folder that the system refused to write."""
     return CheckpointError(f"{path}: cannot be written: {error.strerror or error}")

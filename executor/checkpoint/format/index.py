@@ -15,15 +15,16 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct, field
 
-from executor.checkpoint.format.checkpoint_errors import DamagedError
+from executor.checkpoint.format.checkpoint_errors import DamagedError, file_in
 from executor.checkpoint.format.pieces import numel, whole_tensor
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import convert
+from hardware_profiles.fields import MAX_DEPTH, convert, nesting, read_text
 
 INDEX_NAME: Final = "index.json"
 SCHEMA_VERSION: Final = 1
 WEIGHTS, STATE = "weights", "state"  # the two files of a rank
 CHUNK: Final = 1 << 24
+MAX_BYTES: Final = 1_000_000_000  # of an index
 
 Count = Annotated[int, Meta(ge=0, le=10**15)]
 
@@ -113,7 +114,9 @@ class CheckpointIndex:
         return index
 
     def check_cover(self, where: str) -> None:
-        """Check that the parts of every tensor cover it."""
+        """Check the names of files, and that the parts of every tensor cover it."""
+        for name in self.files:
+            file_in(Path(where).parent, name)
         for name, entry in self.tensors.items():
             found, expected = (
                 sum(numel(p.pieces) for p in entry.parts),
@@ -139,17 +142,20 @@ def state_name(key: str, name: str) -> str:
 def read_index(folder: Path) -> CheckpointIndex:
     """Read the index in a checkpoint's folder, without its files."""
     path = folder / INDEX_NAME
-    try:
-        values = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         reason = "no such folder" if not folder.is_dir() else f"no {INDEX_NAME} in it"
-        raise DamagedError(f"{folder}: not a checkpoint ({reason})") from None
-    except OSError as error:
-        raise DamagedError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise DamagedError(f"{folder}: not a checkpoint ({reason})")
+    try:
+        text = read_text(path, "the index of a checkpoint", max_bytes=MAX_BYTES)
+        values = msgspec.json.decode(text)
+    except InputError as error:
+        raise DamagedError(str(error)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise DamagedError(f"{path}: not JSON, or truncated: {error}") from None
     if not isinstance(values, dict):
         raise DamagedError(f"{path}: not an index of a checkpoint")
+    if nesting({k: v for k, v in values.items() if k not in ("files", "tensors")}) > MAX_DEPTH:
+        raise DamagedError(f"{path}: nested too deeply (at most {MAX_DEPTH} levels)")
     return CheckpointIndex.from_dict(values, str(path))
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from executor.checkpoint.format.checkpoint_errors import DamagedError
+from executor.checkpoint.format.checkpoint_errors import DamagedError, file_in
 from executor.checkpoint.format.index import (
     STATE,
     WEIGHTS,
@@ -40,7 +40,7 @@ class TensorFiles:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.opened:
-            path = self.folder / name
+            path = file_in(self.folder, name)
             try:
                 self.opened[name] = safe_open(path, framework="pt", device="cpu")
             except (OSError, SafetensorError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from cost_models.plan.plan import Plan
-from executor.checkpoint.format.index import CheckpointIndex
+from executor.checkpoint.format.checkpoint_errors import DamagedError
+from executor.checkpoint.format.index import CheckpointIndex, read_index
 from executor.checkpoint.format.pieces import local_shape, overlaps, whole_tensor
 from executor.processes.fork import run_forked
 from hardware_profiles.errors import InputError
@@ -144,3 +146,22 @@ def test_an_index_survives_json():
     }
     index = CheckpointIndex.from_dict(values, "here")
     assert json.loads(json.dumps(index.to_dict())) == values
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("files", {"../other": {"bytes": 0, "sha256": ""}}, "names a file elsewhere: '../other'"),
+        ("files", {"pipe": {"bytes": 0, "sha256": ""}}, "pipe: is not a regular file"),
+        ("plan", json.loads("[" * 100 + "]" * 100), "nested too deeply"),
+    ],
+)
+def test_an_index_that_would_leave_its_folder_is_refused(
+    key: str, value: Any, message: str, tmp_path: Path
+):
+    os.mkfifo(tmp_path / "pipe")
+    values = {"schema_version": 1, "step": 3, "world_size": 1, "state": [], "trainer": {}}
+    values |= {"files": {}, "tensors": {}, key: value}
+    (tmp_path / "index.json").write_text(json.dumps(values))
+    with pytest.raises(DamagedError, match=re.escape(message)):
+        read_index(tmp_path)

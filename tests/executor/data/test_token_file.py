@@ -108,6 +108,27 @@ def test_what_is_damaged_is_refused(text: Path, change: str, message: str):
         open_token_file(path)
 
 
+@pytest.mark.parametrize("ends", [[2, 1, 4], [0, 4], [1, 1, 4], [2**64 - 1, 4]])
+def test_documents_that_end_before_they_begin_are_refused(ends: list[int], tmp_path: Path):
+    path = tmp_path / "a.bin"
+    with new_token_file(path, "uint8") as writer:
+        for token in range(len(ends)):
+            writer.add(np.arange(4 if token == len(ends) - 1 else 0))
+            writer.documents += 1
+            writer._ends.write(np.array([ends[token]], dtype="<u8").tobytes())
+        writer.finish(None)
+    with pytest.raises(InputError, match=r"a\.bin: the ends of its documents do not ascend"):
+        open_token_file(path)
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.npy"])
+@pytest.mark.parametrize("text", [b"", b"[" * 4000, b"PK\3\4", b"\x93NUMPY\1\0\x10\0((((((((("])
+def test_a_header_of_something_else_is_refused(name: str, text: bytes, tmp_path: Path):
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(InputError, match=r"not a (token|\.npy) file"):
+        open_token_file(tmp_path / name)
+
+
 def test_a_plain_array_is_one_document(tmp_path: Path):
     np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16))
     file = open_token_file(tmp_path / "a.npy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,17 @@ def test_damaged_index(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(InputError, match=message):
         HuggingFaceFolder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pipe", "../outside", "/dev/zero"])
+def test_weights_elsewhere_or_in_a_pipe_are_refused(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+    with pytest.raises(InputError, match=r"is not a regular file|names a file elsewhere"):
+        HuggingFaceFolder(folder).files[name]
 
 
 _MOE = {
