@@ -123,6 +123,10 @@ def _export(options: ExportOptions) -> int:
 
 def _trace(options: TraceOptions) -> int:
     """Print parameters, saved tensors and operations of a module, on one line."""
+    from executor.trace.module_factory import load_factory, one_line
+
+    with one_line(options.module):
+        load_factory(options.module)  # refused before torch is imported
     from executor.trace.trace import trace
 
     with status_line("tracing"):

@@ -18,7 +18,8 @@ from cost_models.plan.workload import Precision
 from executor.compat import FakeTensorMode
 from executor.trace.linear_fit import ROWS, pass_lines
 from executor.trace.module_blocks import blocks, recompute
-from executor.trace.trace import SCHEMA_VERSION, PassRunner, describe_module, one_line
+from executor.trace.module_factory import one_line
+from executor.trace.trace import SCHEMA_VERSION, PassRunner, describe_module
 from hardware_profiles.errors import InputError
 
 

@@ -10,8 +10,7 @@ which keeps those that need it in fp32 (batch norms, losses). fp16 would need lo
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any, Final
@@ -27,33 +26,14 @@ from executor.compat import replicate
 from executor.dtypes import COMPUTE_DTYPE, MASTER_DTYPE, local_tensor
 from executor.parallel.mesh import ProcessGrid, connect, local_device
 from executor.trace.module_blocks import blocks, loss_of, recompute
+from executor.trace.module_factory import Factory
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
 
-PREFIX: Final = "module:"
 PRECISIONS: Final = ("bf16", "fp32", "fp64")
 OPTIMIZERS: Final[dict[str, Any]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 _ITS_OWN: Final = {"data_parallel", "dp_replicate", "zero_stage", "micro_batch_size"}
 _ITS_OWN_TOO: Final = {"num_microbatches", "pipeline_schedule", "context_parallel_method"}
-Factory = Callable[[], nn.Module]
-
-
-@names_arguments("executor.trace.module_trainer.load_factory")
-def load_factory(name: str) -> Factory:
-    """Import the function that ``module:package.path:factory`` names."""
-    path, _, function = name.removeprefix(PREFIX).partition(":")
-    if not name.startswith(PREFIX) or not path or not function:
-        raise InputError(f"{name}: not a module ({PREFIX}package.path:factory expected)")
-    try:
-        found = getattr(importlib.import_module(path), function)
-    except ImportError as error:
-        raise InputError(f"{name}: {path} cannot be imported: {error}") from None
-    except AttributeError:
-        raise InputError(f"{name}: {path} has no {function}") from None
-    if not callable(found):
-        raise InputError(f"{name}: {function} is not a function that returns an nn.Module")
-    factory: Factory = found
-    return factory
 
 
 def check_plan(plan: Plan) -> None:

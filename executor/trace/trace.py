@@ -8,10 +8,9 @@ micro-batch size. The result consists of JSON values, which ``cost_models.traced
 from __future__ import annotations
 
 import gc
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any, Final
 
@@ -24,8 +23,9 @@ from executor.dtypes import COMPUTE_DTYPE, MASTER_DTYPE
 from executor.trace.cuda_rules import CudaRules
 from executor.trace.linear_fit import ROWS, pass_lines
 from executor.trace.module_blocks import blocks, loss_of, recompute, tensors
+from executor.trace.module_factory import Factory, load_factory, one_line
 from executor.trace.module_inputs import Inputs, inputs_of
-from executor.trace.module_trainer import check_precision, load_factory, module_of
+from executor.trace.module_trainer import check_precision, module_of
 from executor.trace.timeline import OUTSIDE, Timeline
 from hardware_profiles.errors import InputError, ShardplanError
 from hardware_profiles.progress import tracked
@@ -36,7 +36,6 @@ RECURRENT: Final = (
     "recurrent layers are traced step by step: fused kernels (cuDNN, oneDNN) keep workspaces that "
     "are not traced (oneDNN: up to 13 % of the peak of a small LSTM)"
 )
-Factory = Callable[[], nn.Module]
 
 
 def trace(
@@ -235,21 +234,3 @@ def _sizes(parameters: Iterator[nn.Parameter]) -> dict[str, Any]:
         "trainable_parameters": sum(p.numel() for p in found if p.requires_grad),
         "tensors": [[rows, width, n, trained] for (rows, width, trained), n in kinds.items()],
     }
-
-
-@contextmanager
-def one_line(name: str) -> Iterator[None]:
-    """Convert any error of the user's module to a one-line message."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except ShardplanError as error:
-        words = str(error)
-        raise type(error)(words if words.startswith(name) else f"{name}: {words}") from None
-    except Exception as error:
-        words = (str(error).strip().splitlines() or [""])[0][:200]
-        kind = type(error).__name__
-        if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
-            words = f"its operators depend on the values of tensors ({words})"
-        raise InputError(f"{name}: cannot be traced: {kind}: {words}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,9 +13,9 @@ from typing import Any, Final
 from cost_models.model.spec import ModelSpec
 from cost_models.units import GIB
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import read_text
+from hardware_profiles.fields import write_text_atomically
 from planner.answer.answers import FitAnswer
-from planner.validation.runs_file import COLUMNS
+from planner.validation.runs_file import COLUMNS, csv_lines, without_formula
 
 Cells = dict[str, Any]
 # values of the column memory_definition
@@ -167,8 +166,9 @@ def append_row(path: Path, cells: Mapping[str, Any]) -> None:
     header: list[str] = []
     rows: list[dict[str, str]] = []
     if path.exists() and path.stat().st_size:
-        reader = csv.DictReader(io.StringIO(read_text(path, "a table of runs (CSV)")))
-        header, rows = [name.strip() for name in reader.fieldnames or []], list(reader)
+        first, *others = [cells for _, cells in csv_lines(path) if cells] or [[]]
+        header = [name.strip() for name in first]
+        rows = [dict(zip(header, cells, strict=False)) for cells in others]
         unknown = [name for name in header if name not in COLUMNS]
         if unknown or "seq_len" not in header:
             wrong = f"unknown column {unknown[0]!r}" if unknown else "no column seq_len"
@@ -180,12 +180,10 @@ def append_row(path: Path, cells: Mapping[str, Any]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows([{k: v for k, v in row.items() if k} for row in rows])
+    writer.writerows(rows)
     writer.writerow({name: _text(value) for name, value in cells.items()})
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text.getvalue(), encoding="utf-8")
-    os.replace(partial, path)
+    write_text_atomically(path, text.getvalue(), force=True)
 
 
 def _text(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(without_formula(value))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -127,6 +129,7 @@ def trace(
     """
     if (missing := missing_run_package()) is not None:
         raise InputError(f"{name}: tracing a module needs {missing}: {INSTALL}")
+    _refuse_unknown_package(name.strip())
     report(f"loading torch, tracing {name.strip()}")
     command = [sys.executable, "-m", "executor", "trace-module", name.strip()]
     command += ["--precision", precision, "--device", device]
@@ -152,5 +155,20 @@ def trace(
         raise RunError(f"{name}: tracing failed: {words}")
     from cost_models.traced.module import traced_module
 
-    # whatever the user's code prints comes before
-    return traced_module(json.loads(done.stdout.splitlines()[-1]))
+    try:  # whatever the user's code prints comes before
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise InputError(f"{name}: its code ended Python, or prints after the trace") from None
+    return traced_module(found)
+
+
+def _refuse_unknown_package(name: str) -> None:
+    """Raise an InputError for a factory in no package, without importing anything."""
+    path, _, function = name.removeprefix(PREFIX).partition(":")
+    package = path.partition(".")[0]
+    if not package or not function:
+        raise InputError(f"{name}: not a module ({PREFIX}package.path:factory expected)")
+    if package in sys.modules:
+        return
+    if not (importlib.util.find_spec(package) or PathFinder.find_spec(package, [os.getcwd()])):
+        raise InputError(f"{name}: {package} cannot be imported: there is no such package here")

@@ -35,6 +35,7 @@ from planner.validation.runs_file import (
     Row,
     bad_cells_text,
     read_runs_file,
+    without_formula,
 )
 from planner.validation.vocabulary import not_understood
 from planner.validation.words import kind_of
@@ -119,8 +120,8 @@ class ValidateAnswer(Answer):
         lists = ("defaults", "not_understood")
         flat = self.rows.assign(**{name: self.rows[name].map("; ".join) for name in lists})
         texts = (
-            flat.to_csv(index=False),
-            self.groups.to_csv(index=False),
+            flat.map(without_formula).to_csv(index=False),
+            self.groups.map(without_formula).to_csv(index=False),
             json_text(self.to_dict()),
         )
         for name, text in zip(FILES, texts, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -212,17 +212,15 @@ def read_runs_file(path: Path) -> RunsFile:
 
     A header that cannot be read, or a file without any readable row, is an InputError.
     """
-    text = read_text(path, "a table of runs (CSV)")
-    lines = csv.reader(io.StringIO(text))
-    header = [name.strip() for name in next(lines, [])]
+    lines = csv_lines(path)
+    header = [name.strip() for name in next(lines, (0, []))[1]]
     _check_header(path, header)
     rows: list[Row] = []
     bad: list[BadCell] = []
     first_line: dict[str, int] = {}  # of a row_id
-    for cells in lines:
+    for number, cells in lines:
         if not any(cell.strip() for cell in cells):
             continue
-        number = lines.line_num
         if len(rows) >= MAX_ROWS:
             raise InputError(f"{path}: more than {MAX_ROWS:,} rows")
         if len(cells) != len(header):
@@ -240,6 +238,26 @@ def read_runs_file(path: Path) -> RunsFile:
     if not rows:
         raise InputError(bad_cells_text(path, bad) if bad else f"{path}: no rows")
     return RunsFile(path=path, rows=tuple(rows), bad_cells=tuple(bad))
+
+
+def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of every line of a table of runs, with the line's number."""
+    lines = csv.reader(io.StringIO(read_text(path, "a table of runs (CSV)")))
+    try:
+        for cells in lines:
+            yield lines.line_num, cells
+    except csv.Error as error:
+        raise InputError(f"{path}: line {lines.line_num}: not CSV: {error}") from None
+
+
+def without_formula(value: Any) -> Any:
+    """Return a cell that no spreadsheet computes: a text that begins like a formula is quoted.
+
+    >>> without_formula("=HYPERLINK(A1)"), without_formula(-1.5)
+    ("'=HYPERLINK(A1)", -1.5)
+    """
+    begins = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if begins else value
 
 
 def bad_cells_text(path: Path, cells: Sequence[BadCell]) -> str:

@@ -38,6 +38,7 @@ def test_values_have_types_and_empty_cells_are_none(tmp_path: Path) -> None:
         ("seq_len\n1.5\n", "column seq_len: '1.5' (must be a whole number"),
         ("seq_len,step_time_s\n1,nan\n", "column step_time_s: 'nan' (must be a number"),
         ("seq_len,gated_mlp\n1,2\n", "column gated_mlp: '2' (must be 1, 0 or empty)"),
+        ("seq_len,model\n1," + "x" * 140_000, "line 2: not CSV: field larger than field limit"),
         ("seq_len,outcome\n1,died\n", "column outcome: 'died' (must be one of ok, oom, or empty)"),
     ],
 )
