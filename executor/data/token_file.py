@@ -253,7 +253,7 @@ def _open_array(path: Path) -> TokenFile:
             f"{', '.join(DTYPES)} expected)"
         )
     header = Header(
-        dtype=tokens.dtype.name,
+        dtype=cast(Dtype, tokens.dtype.name),
         tokens=len(tokens),
         documents=1,
         largest=0,  # unknown: every batch is checked
