@@ -13,7 +13,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
@@ -89,7 +89,7 @@ def tracked(
     *,
     size: Callable[[T], float] = lambda _: 1.0,
     divisible: bool = True,
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Yield the items of a loop, and tell which share of them is done.
 
     ``label``: a format of ``number`` (from 1) and ``total``; ``size``: of an item, by which its
@@ -107,13 +107,39 @@ def tracked(
         words = label.format(number=f"{number:,}", total=f"{len(items):,}")
         _parts.append(_LoopItem(words, done / whole, own / whole, divisible))
         try:
-            text = ", ".join(part.label for part in _parts if part.label)
-            _update(Activity(text or _last[0].text, _share_of_loops(0.0), _last[0].phase))
+            text = ", ".join(part.label for part in _parts if part.label) or _last[0].text
+            if text:
+                _update(Activity(text, _share_of_loops(0.0), _last[0].phase))
             yield item
         finally:
             del _parts[depth:]
         done += own
     if depth:
+        advance(1.0)
+
+
+@contextmanager
+def stages(*sizes: float, joint: bool = False) -> Iterator[Callable[[str], None]]:
+    """Yield a function that begins the next of several activities, of these relative sizes.
+
+    They are parts of one activity, which has one share: of a loop's item or, if they are ``joint``,
+    of a phase. Otherwise each is a phase of its own.
+    """
+    if not _parts and not joint:
+        yield report
+        return
+    each = tracked(sizes, size=float)
+
+    def begin(text: str) -> None:
+        next(each, None)
+        report(text)
+
+    nested = bool(_parts)
+    try:
+        yield begin
+    finally:
+        each.close()
+    if nested:
         advance(1.0)
 
 

@@ -28,6 +28,7 @@ from cost_models.partition.plan_stages import pipeline_rank
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
+from hardware_profiles.progress import tracked
 
 
 def rank_memory(view: RankView) -> tuple[MemoryParts, Real, Real]:
@@ -75,7 +76,8 @@ def timelines(
     """Return, for every pipeline rank of one plan, the parts at each of ``MOMENTS`` as numbers."""
     table, numbers = PlanTable.from_plans([plan]), range(plan.pipeline_parallel)
     ranks = [pipeline_rank(scenario, plan, layer_ranges, number) for number in numbers]
-    lines = [rank_timeline(RankView(scenario, table, rank)) for rank in ranks]
+    each = tracked(ranks, "memory of pipeline rank {number} of {total}")
+    lines = [rank_timeline(RankView(scenario, table, rank)) for rank in each]
     return [tuple(MemoryParts(*map(first, astuple(at))) for at in line) for line in lines]
 
 

@@ -14,6 +14,7 @@ from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import accelerators
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
+from hardware_profiles.progress import tracked
 from hardware_profiles.software.trainer import software_profile
 from planner.assessment.reach import fewest_recomputed, load, longest_sequence, with_seq_len
 from planner.assessment.too_small import too_small
@@ -385,7 +386,7 @@ def more_accelerators(pinned: PinnedPlan) -> Iterator[Change]:
     cluster = scenario.cluster
     if cluster.levels or not scenario.on_gpu:
         return  # undefined for an irregular tree
-    for larger in larger_clusters(cluster):
+    for larger in tracked(list(larger_clusters(cluster))):
         batch = max(scenario.workload.global_batch_size, larger.num_gpus)
         workload = replace(scenario.workload, global_batch_size=batch)
         changed = replace(pinned.even, cluster=larger, workload=workload)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from math import prod
 from typing import Any, Final
 
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
-from hardware_profiles.progress import report
+from hardware_profiles.progress import report, stages, tracked
 from planner.advice.changes import (
     PLAN,
     Change,
@@ -33,6 +32,8 @@ from planner.assessment.too_small import too_small
 from planner.request.command import fit_command
 from planner.search.first_plan import FLAT, first_plan
 
+# seconds, relative: plans and trainings, larger accelerators, more accelerators, 16 bits
+SIZES: Final = (6.0, 1.0, 2.0, 1.0)
 MOST_SOFTWARE: Final = 5  # ways on the same accelerators
 RANKS: Final = ("data_parallel", "tensor_parallel", "context_parallel")
 # kinds that are left out where one of others fits: more changes than needed
@@ -126,20 +127,24 @@ class WayOut:
 def check(change: Change) -> WayOut | None:
     """Price one change; None unless it is legal and fits."""
     scenario, fixed, plan = change.scenario, change.fixed, change.plan
-    report(f"pricing ways out: {change.words}")
+    words = f"pricing ways out: {change.words}"
+    report(words)
     if plan is not None:
         return _fitting(change, plan) if is_legal(scenario, plan) else None
     if too_small(scenario, fixed.get("offload", "none")):
         return None
     flat = "pipeline_parallel" not in fixed and scenario.layer_ranges is None
-    if flat:  # few plans, usually enough
-        found = first_plan(scenario, {**FLAT, **fixed}, common_only=True)
-        if found.plan is not None:
-            given = prod(fixed.get(name, 1) for name in RANKS)
-            several = scenario.cluster.num_gpus > given  # ranks that could be pipeline ranks
-            options = f"{change.options} --pp 1" if several else change.options
-            return _fitting(replace(change, options=options), found.plan)
-    found = first_plan(scenario, fixed, common_only=True)
+    with stages(1.0, 2.0) as begin:
+        if flat:  # few plans, usually enough
+            begin(words)
+            found = first_plan(scenario, {**FLAT, **fixed}, common_only=True)
+            if found.plan is not None:
+                given = prod(fixed.get(name, 1) for name in RANKS)
+                several = scenario.cluster.num_gpus > given  # ranks that could be pipeline ranks
+                options = f"{change.options} --pp 1" if several else change.options
+                return _fitting(replace(change, options=options), found.plan)
+        begin(words)
+        found = first_plan(scenario, fixed, common_only=True)
     return _fitting(change, found.plan) if found.plan is not None else None
 
 
@@ -157,13 +162,22 @@ def ways_out(
     kind, each to another plan.
     """
     pinned = PinnedPlan(scenario, plan, plan.to_dict() if fixed is None else fixed)
-    changes = chain(other_plans(pinned), other_trainings(pinned), offloads(pinned))
-    found = _first_of_kinds(changes, MOST_SOFTWARE)
-    for hardware in (larger_accelerators(pinned), more_accelerators(pinned)):
-        found += _first_of_kinds(hardware, 1)
-    if not any(way.kind == "optimizer" for way in found):
-        found += _first_of_kinds(sixteen_bits(pinned), 1)
+    with stages(*SIZES, joint=True) as begin:
+        begin("searching for ways out")
+        found = _first_of_kinds(_same_hardware(pinned), MOST_SOFTWARE)
+        for hardware in (larger_accelerators, more_accelerators):
+            begin("searching for ways out")
+            found += _first_of_kinds(hardware(pinned), 1)
+        begin("searching for ways out")
+        if not any(way.kind == "optimizer" for way in found):
+            found += _first_of_kinds(sixteen_bits(pinned), 1)
     return tuple(found)
+
+
+def _same_hardware(pinned: PinnedPlan) -> Iterator[Change]:
+    """Yield the changes of plan and training."""
+    for changes in tracked((other_plans, other_trainings, offloads)):
+        yield from tracked(list(changes(pinned)))
 
 
 def _first_of_kinds(changes: Iterator[Change], most: int) -> list[WayOut]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cost_models.legality.rules import require_legal
 from cost_models.plan.plan import split_layers
@@ -13,6 +13,7 @@ from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.prediction import scenario_of
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
+from hardware_profiles.progress import stages
 from planner.advice.ways_out import ways_out
 from planner.answer.answers import PlanAnswer
 from planner.assessment.assess import assess
@@ -27,10 +28,13 @@ from planner.explanation.sensitivity import (
 from planner.explanation.why_not import parse_other_plan
 from planner.explanation.why_not import why_not as against
 from planner.search.gc_pause import fewer_collections
+from planner.search.partial_recompute import PRICING
 from planner.search.priced_candidates import PricedCandidates
 from planner.search.search import search
 
 OtherPlan = str | Mapping[str, Any]
+# seconds, relative: prices, best plan, partial recomputation, other machines, batches, ways out
+SIZES: Final = (6.0, 1.0, 1.0, 2.0, 3.0, 1.0)
 
 
 @names_arguments("planner.explain")
@@ -60,14 +64,28 @@ def explain(
     sizes = [scenario.workload.global_batch_size]
     if sensitivity:
         sizes += batch_sizes(free)
-    own, *other = PricedCandidates.of_batches(free, sizes)
-    found = search(free, top=1, priced=own)
-    best = found.plans[0] if found.plans else None
-    choices = None
-    if sensitivity and best is not None:
-        alike = len(scenario.model.kinds) == 1  # otherwise the bounds settle few questions
-        choices = priced_choices(free, best, priced=own, bounded=alike)
-    varied = None if choices is None else choices.table.plan(choices.chosen)
+    with stages(*SIZES, *(1.0 for _ in others), joint=True) as begin:
+        begin("pricing plans")
+        own, *other = PricedCandidates.of_batches(free, sizes)
+        begin("searching the best plan")
+        found = search(free, top=1, priced=own)
+        best = found.plans[0] if found.plans else None
+        choices = None
+        if sensitivity and best is not None:
+            begin(PRICING)
+            alike = len(scenario.model.kinds) == 1  # otherwise the bounds settle few questions
+            choices = priced_choices(free, best, priced=own, bounded=alike)
+        varied = None if choices is None else choices.table.plan(choices.chosen)
+        begin("pricing plans on other machines")
+        by_figure = () if choices is None else sensitivities(choices)
+        begin("searching with other batches")
+        batches = () if varied is None else other_batches(free, varied, priced=other)
+        begin("searching for ways out")
+        ways = () if assessment.fits else ways_out(scenario, file.plan)
+        answers = []
+        for one in others:
+            begin("searching another plan")
+            answers.append(against(free, file.plan, assessment, one))
     return Explanation(
         scenario=scenario,
         plan=file.plan,
@@ -77,10 +95,10 @@ def explain(
         best=best,
         best_assessment=None if best is None else assess(free, best),
         varied=varied,
-        sensitivity=() if choices is None else sensitivities(choices),
-        batches=() if varied is None else other_batches(free, varied, priced=other),
-        why_not=tuple(against(free, file.plan, assessment, one) for one in others),
-        ways_out=(() if assessment.fits else ways_out(scenario, file.plan)),
+        sensitivity=by_figure,
+        batches=batches,
+        why_not=tuple(answers),
+        ways_out=ways,
     )
 
 

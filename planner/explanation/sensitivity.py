@@ -10,7 +10,7 @@ grid, and all scales that a bisection may need, are priced at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cost_models.plan.plan import Plan
 from cost_models.pricing.cluster_variants import steps_on_clusters
 from cost_models.scenario import Scenario
-from hardware_profiles.progress import report
+from hardware_profiles.progress import stages, tracked
 from planner.explanation.choices import Choices
 from planner.explanation.glossary import same_layout
 from planner.explanation.machine_figures import ScaledFigure, figures
@@ -28,6 +28,8 @@ from planner.search.priced_candidates import PricedCandidates, with_batch
 from planner.search.search import search
 
 LOWEST, HIGHEST = 0.5, 4.0
+PRICING: Final = "pricing plans on faster and slower machines"
+SIZES: Final = (1.0, 4.0, 1.0)  # seconds, relative: memory, rates, bisections
 GRID: Final = 6  # scales from 1 to either end
 CLOSE: Final = 0.01  # relative width of the interval that contains a change
 MORE: Final = 1.1  # scale for the dependence of the step on a figure
@@ -103,7 +105,12 @@ class BatchChoice:
 
 def sensitivities(choices: Choices) -> tuple[Sensitivity, ...]:
     """Return the sensitivity to every figure of the cluster."""
-    report("pricing plans on faster and slower machines")
+    with stages(*SIZES, joint=True) as begin:
+        begin(PRICING)
+        return _sensitivities(choices, begin)
+
+
+def _sensitivities(choices: Choices, begin: Callable[[str], None]) -> tuple[Sensitivity, ...]:
     memory, *rates = figures(choices.scenario)
     while len(rows := _open_rows(choices)):
         choices.settle(rows)
@@ -111,7 +118,9 @@ def sensitivities(choices: Choices) -> tuple[Sensitivity, ...]:
     found = [Sensitivity(memory.name, memory.words, memory.unit, memory.value, less, more, 0.0)]
     if not rates:
         return tuple(found)
+    begin(PRICING)
     race = Race.of(choices, rates)
+    begin(PRICING)
     changes = race.changes()
     before = choices.step[choices.chosen]
     for figure in rates:
@@ -367,7 +376,7 @@ def other_batches(
     if priced is None:
         priced = PricedCandidates.of_batches(scenario, sizes, fixed)
     found = []
-    for batch, candidates in zip(sizes, priced, strict=True):
+    for batch, candidates in tracked(list(zip(sizes, priced, strict=True))):
         plans = search(with_batch(scenario, batch), fixed, top=1, priced=candidates).plans
         best = plans[0] if plans else None
         found.append(BatchChoice(batch, best, best is not None and same_layout(chosen, best)))

@@ -76,7 +76,7 @@ def best_staged(scenario: Scenario, plans: Sequence[Plan]) -> StagedPlan | None:
     finalists = list(enumerate(plans[:FINALISTS]))
     found = [
         staged
-        for rank, plan in tracked(finalists, STAGES_OF, divisible=False)
+        for rank, plan in tracked(finalists, STAGES_OF)
         if (staged := staged_plan(scenario, plan, rank, even)) is not None
     ]
     best = min(found, key=lambda one: one.step, default=None)

@@ -32,6 +32,7 @@ from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import pipeline_bound
 from cost_models.step_time.pipeline_simulation import makespan
+from hardware_profiles.progress import advance
 from planner.refinement.stage_costs import StageCost, StageCosts
 
 ONE_STAGE_A_RANK: Final = ("gpipe", "1f1b", "zero_bubble")
@@ -173,9 +174,11 @@ class _SplitSearch:
         chosen = [[layers] * (layers + 1) for _ in range(count + 1)]
         longest[count][layers] = rest[count][layers] = 0.0
         limit = np.inf if self.best is None else self.best.step / self.microbatches
-        for stage in reversed(range(count)):
-            last_stage = stage == count - 1
-            for first in range(stage, layers - (count - stage) + 1) if stage else [0]:
+        for last_stages, stage in enumerate(reversed(range(count))):
+            last_stage = last_stages == 0
+            firsts = range(stage, layers - (count - stage) + 1) if stage else range(1)
+            for number, first in enumerate(firsts):
+                advance((last_stages + number / len(firsts)) / count)
                 if self.plan.recompute == "none":
                     self._probe(stage, first, limit)
                 for last in self._lasts(stage, first):

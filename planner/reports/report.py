@@ -135,7 +135,7 @@ def _plan(reported: ReportedPlan) -> Iterator[Html]:
 def _memory(reported: ReportedPlan) -> Iterator[Html]:
     plan, found = reported.file.plan, reported.assessment
     yield element("h2", "Memory over the step")
-    yield memory_over_step(reported.step(short=True), found)
+    yield memory_over_step(reported.drawn_step, found)
     yield _shown_of(reported)
     parts, peak = amounts(found.memory.parts), found.memory.peak_bytes
     for name in sorted(parts, key=lambda part: -parts[part]):
@@ -154,7 +154,7 @@ def _memory(reported: ReportedPlan) -> Iterator[Html]:
 def _shown_of(reported: ReportedPlan) -> Html:
     """Return how many micro-batches a drawing shows."""
     all_of_them = reported.file.plan.num_microbatches
-    shown = reported.step(short=True).plan.num_microbatches
+    shown = reported.drawn_step.plan.num_microbatches
     if shown == all_of_them:
         return Html("")
     return element(
@@ -177,7 +177,7 @@ def _time(reported: ReportedPlan) -> Iterator[Html]:
 
 
 def _passes(reported: ReportedPlan) -> Iterator[Html]:
-    plan, step = reported.file.plan, reported.step(short=True)
+    plan, step = reported.file.plan, reported.drawn_step
     yield element("h2", "The passes of one step")
     yield passes(step)
     yield _shown_of(reported)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cost_models.legality.rules import require_legal
+from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.prediction import scenario_of
 from cost_models.scenario import Scenario
@@ -18,7 +20,7 @@ from planner.runs.run_record import RUN_FILE, RunRecord, read_run
 Reportable = str | Path | PlanFile | FitAnswer | PlanAnswer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReportedPlan:
     """A plan of a file, its scenario and its new prediction; ``run``: None for a plan.json."""
 
@@ -33,15 +35,16 @@ class ReportedPlan:
         """Model and cluster."""
         return f"{self.file.model.name} on {self.file.cluster.name}"
 
-    def step(self, *, short: bool = False) -> SimulatedStep:
-        """Return the simulated step; ``short``: with the fewest micro-batches for a drawing."""
-        plan = self.file.plan
+    @cached_property
+    def drawn_step(self) -> SimulatedStep:
+        """The simulated step, with the fewest micro-batches for a drawing."""
+        return self.step(shortened(self.file.plan))
+
+    def step(self, drawn: Plan | None = None) -> SimulatedStep:
+        """Return the simulated step; ``drawn``: the plan with fewer micro-batches."""
+        file = self.file
         return simulated_step(
-            self.scenario,
-            plan,
-            self.file.layer_ranges,
-            self.assessment,
-            drawn=shortened(plan) if short else None,
+            self.scenario, file.plan, file.layer_ranges, self.assessment, drawn=drawn
         )
 
 

@@ -22,6 +22,7 @@ from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_seconds
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.fields import write_text_atomically
+from hardware_profiles.progress import report as progress
 from planner.reports.measured_step import MeasuredStep, read_measured
 from planner.reports.reported_plan import Reportable, ReportedPlan, read_reported
 from planner.reports.simulated_step import PipelinePass, RankTimeline, SimulatedStep
@@ -128,6 +129,7 @@ def trace(plan: Reportable) -> Trace:
     """Return the trace of the step of a plan.json or an answer, or of a run and its plan."""
     reported = read_reported(plan)
     step = reported.step()
+    progress("writing the trace")
     events = list(simulated_events(reported, step))
     measured = None if reported.run is None else read_measured(reported.run.folder)
     if measured is not None:

@@ -29,8 +29,9 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
+from hardware_profiles.progress import stages, tracked
 from planner.search.feasible import Feasible
-from planner.search.partial_recompute import FULL, MOST_SAVED, ROUNDING, stage_sizes
+from planner.search.partial_recompute import FULL, MOST_SAVED, PRICING, ROUNDING, stage_sizes
 from planner.search.ranking import CandidateBatch, Ranking
 from planner.search.sources import Leaders
 
@@ -38,6 +39,7 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 MAX_TABLE: Final = 200_000  # plans priced in one table
+SIZES: Final = (5.0, 1.0)  # seconds, relative: memory, steps
 NONE, EMPTY = np.zeros(0, dtype=np.intp), np.zeros(0)
 # for each word of OFFLOADS, the same without the activations
 KEPT: Final = np.array(
@@ -117,14 +119,16 @@ class LayerGrids:
 
     def slabs(self) -> Iterator[tuple[Rows, PlanTable]]:
         """Yield every plan with every number of layers, and the row of its grid."""
-        ends = np.cumsum(self.max_layers)
-        start = 0
+        ends = np.concatenate([[0], np.cumsum(self.max_layers)])
+        pairs, start = [], 0
         while start < len(self.table):
-            done = int(ends[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, done + MAX_TABLE, side="right")))
+            most = ends[start] + MAX_TABLE
+            stop = max(start + 1, int(np.searchsorted(ends, most, side="right")) - 1)
+            pairs.append((start, stop))
+            start = stop
+        for start, stop in tracked(pairs, size=lambda pair: ends[pair[1]] - ends[pair[0]]):
             grid, number = every_count(self.max_layers[start:stop])
             yield start + grid, replace(self.table.rows(start + grid), recompute_layers=number)
-            start = stop
 
 
 @dataclass(slots=True)
@@ -163,10 +167,13 @@ class EveryNumber:
         tables, columns = [self.grids.table.rows(slice(0, 0))], [(NONE, EMPTY, EMPTY)]
         for grid, table in self.grids.slabs():
             self.priced += len(table)
-            fitting, peak = self.feasible.fits(table)
-            rows = (fitting & (peak <= self.max_peak[grid])).nonzero()[0]
-            table, grid, peak = table.rows(rows), grid[rows], peak[rows]
-            step = table_steps(self.scenario, table)
+            with stages(*SIZES, joint=True) as begin:
+                begin(PRICING)
+                fitting, peak = self.feasible.fits(table)
+                rows = (fitting & (peak <= self.max_peak[grid])).nonzero()[0]
+                table, grid, peak = table.rows(rows), grid[rows], peak[rows]
+                begin(PRICING)
+                step = table_steps(self.scenario, table)
             kept = self.feasible.may_satisfy(table, step, peak) & ~self.beaten(step, peak)
             rows = kept.nonzero()[0]
             rows = rows[legality_codes(self.scenario, table.rows(rows)) == 0]

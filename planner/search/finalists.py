@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.scenario import Scenario
+from hardware_profiles.progress import advance
 from planner.request.objectives import pareto_front
 from planner.search.feasible import Broken, nothing_broken
 
@@ -68,6 +69,7 @@ def simulate(
         batch = batch[step[batch] <= longest]
         if len(batch) == 0:
             break
+        advance(done / max(1, int(np.searchsorted(step[order], longest, side="right"))))
         seconds, piped = _seconds(scenario, table, batch, step)
         simulated += piped
         codes = broken(batch, seconds)
@@ -160,6 +162,7 @@ def simulate_front(
     dropped = [np.zeros(0, dtype=np.int16)]
     simulated = bounded_away = 0
     while len(left):
+        advance(1.0 - len(left) / len(order))
         batch, left = left[:CHUNK], left[CHUNK:]
         found, piped = _seconds(scenario, table, batch, step)
         simulated += piped

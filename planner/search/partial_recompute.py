@@ -19,7 +19,7 @@ they keep less but transfer more (``exhaustive_recompute``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import RECOMPUTE
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
+from hardware_profiles.progress import stages
 from planner.search.feasible import Feasible
 from planner.search.ranking import CandidateBatch
 from planner.search.sources import Leaders
@@ -43,6 +44,9 @@ NONE: Final = RECOMPUTE.index("none")
 MOST_SAVED: Final = 1.0 / 3.0  # largest share of a step that recomputation can take
 ROUNDING: Final = 1e-9
 MAX_TABLE: Final = 200_000  # plans, with all their numbers of layers, priced in one table
+PRICING: Final = "pricing partial recomputation"  # what is done
+# seconds, relative: steps with the fewest layers, steps with every number, memory
+SIZES: Final = (1.0, 1.0, 4.0)
 PINNED: Final = ("recompute", "recompute_layers", "recompute_every")
 
 
@@ -201,27 +205,35 @@ class FewestLayers:
             some = some.rows((some.floor < longest).nonzero()[0])
             if len(some.table) == 0:
                 break
-            yield self._batch(some, longest)
+            with stages(*SIZES, joint=True) as begin:
+                batch = self._batch(some, longest, begin)
+            yield batch
 
-    def _batch(self, some: Families, longest: float) -> CandidateBatch:
+    def _batch(
+        self, some: Families, longest: float, begin: Callable[[str], None]
+    ) -> CandidateBatch:
         """Price all variants of some families; keep the fewest layers that fit."""
+        begin(PRICING)
         scenario, feasible = self.scenario, self.feasible
         if longest < np.inf:
             least = table_steps(scenario, replace(some.table, recompute_layers=some.min_layers))
             self.priced += len(least)
             some = some.rows((least < longest) & feasible.may_satisfy(some.table, least))
+        begin(PRICING)
         family, table = some.with_every_number()
         self.priced += len(table)
         if longest < np.inf:
             step = table_steps(scenario, table)
             index = ((step < longest) & feasible.may_satisfy(table, step)).nonzero()[0]
             family, table, step = family[index], table.rows(index), step[index]
+            begin(PRICING)
             fitting, peak = feasible.fits(table)
             index = fitting.nonzero()[0]
             step, peak = step[index], peak[index]
         else:  # no leader to beat: memory first, which usually excludes most plans
             fitting, peak = feasible.fits(table)
             index = fitting.nonzero()[0]
+            begin(PRICING)
             step, peak = table_steps(scenario, table.rows(index)), peak[index]
             kept = feasible.may_satisfy(table.rows(index), step)
             index, step, peak = index[kept], step[kept], peak[kept]

@@ -17,7 +17,7 @@ from cost_models.columnar.dictionary_encoding import concatenate
 from cost_models.plan.plan import WORDS, PlanTable
 from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
-from hardware_profiles.progress import report
+from hardware_profiles.progress import stages, tracked
 from planner.assessment.verdict import VERDICTS, budget_bytes
 from planner.search.candidates import Candidates
 from planner.search.feasible import device_and_host
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int8]
 MOST_JOINT: Final = 300_000  # plans; more are priced batch by batch
+SIZES: Final = (1.0, 3.0)  # seconds, relative: steps, memory
 EXACT: Final = 4.0  # peaks up to so many budgets are exact
 
 
@@ -67,7 +68,7 @@ class PricedCandidates:
         ]
         tables = [candidates.legal for candidates in found]
         if sum(map(len, tables)) > MOST_JOINT:
-            return [_priced(scenario, [one])[0] for one in found]
+            return [_priced(scenario, [one])[0] for one in tracked(found, size=_number)]
         return _priced(scenario, found)
 
 
@@ -90,6 +91,10 @@ def with_batch(scenario: Scenario, size: int) -> Scenario:
     return replace(scenario, workload=replace(scenario.workload, global_batch_size=size))
 
 
+def _number(candidates: Candidates) -> float:
+    return len(candidates.legal)
+
+
 def _priced(scenario: Scenario, found: Sequence[Candidates]) -> list[PricedCandidates]:
     tables = [candidates.legal for candidates in found]
     table = tables[0]
@@ -98,10 +103,11 @@ def _priced(scenario: Scenario, found: Sequence[Candidates]) -> list[PricedCandi
         joined = {n: concatenate([getattr(each, n) for each in tables]) for n in names}
         table = PlanTable(**joined)
     budget = budget_bytes(scenario.cluster)
-    report(f"pricing the steps of {len(table):,} plans")
-    step, least = table_step_bounds(scenario, table)
-    report(f"pricing the memory of {len(table):,} plans")
-    peaks, devices, hosts = device_and_host(scenario, table, EXACT * budget)
+    with stages(*SIZES) as begin:
+        begin(f"pricing the steps of {len(table):,} plans")
+        step, least = table_step_bounds(scenario, table)
+        begin(f"pricing the memory of {len(table):,} plans")
+        peaks, devices, hosts = device_and_host(scenario, table, EXACT * budget)
     priced, end = [], 0
     for candidates in found:
         here = slice(end, end := end + len(candidates.legal))

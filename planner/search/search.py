@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
-from hardware_profiles.progress import report
+from hardware_profiles.progress import stages
 from planner.assessment.verdict import budget_bytes
 from planner.request.choices import Objective
 from planner.request.constraints import (
@@ -29,6 +29,7 @@ from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import fewer_collections
 from planner.search.partial_recompute import (
     FULL,
+    PRICING,
     Families,
     FewestLayers,
     peaks_without,
@@ -41,6 +42,8 @@ from planner.search.simplicity import simplest_first
 from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
 
 Floats = NDArray[np.float64]
+# seconds of the stages of a search, relative: memory, steps, simulations, partial recomputation
+SIZES: Final = (5.0, 1.0, 1.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,26 +121,26 @@ def search(
         candidates = Candidates.of(scenario, fixed or {}, require, offloads)
     else:
         candidates = priced.candidates
-    report(f"searching {len(candidates.legal):,} plans")
     ranking = Ranking(scenario, objective, top, front)
-    space = _Space.of(candidates.legal, ranking, fixed or {}, require, offloads, priced)
-    report("ranking plans", divisible=False)
     simulated = bounded_away = varied = 0
-    codes: list[NDArray[Any]] = [candidates.excluded, space.short[space.verdicts < 2]]
-    for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
-        leaders, feasible = Leaders(ranking), Feasible(scenario, require, verdict)
-        for source in space.sources(feasible, leaders):
-            for batch in source.batches(leaders):
-                broken = feasible.broken(batch.table, batch.peak)
-                ranked = ranking.rank(batch, broken)
-                leaders.add(ranked.plans(batch.table, batch.peak))
-                simulated += ranked.simulated
-                if source.enumerated:
-                    bounded_away += ranked.bounded_away
-                    codes.append(ranked.broken)
-            varied += source.priced
-        if leaders.plans or not (feasible.seen_tight or np.any(space.verdicts == 1)):
-            break
+    with stages(*SIZES) as begin:
+        begin(f"searching {len(candidates.legal):,} plans")
+        space = _Space.of(candidates.legal, ranking, fixed or {}, require, offloads, priced, begin)
+        codes: list[NDArray[Any]] = [candidates.excluded, space.short[space.verdicts < 2]]
+        for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
+            leaders, feasible = Leaders(ranking), Feasible(scenario, require, verdict)
+            for source in space.sources(feasible, leaders, begin):
+                for batch in source.batches(leaders):
+                    broken = feasible.broken(batch.table, batch.peak)
+                    ranked = ranking.rank(batch, broken)
+                    leaders.add(ranked.plans(batch.table, batch.peak))
+                    simulated += ranked.simulated
+                    if source.enumerated:
+                        bounded_away += ranked.bounded_away
+                        codes.append(ranked.broken)
+                varied += source.priced
+            if leaders.plans or not (feasible.seen_tight or np.any(space.verdicts == 1)):
+                break
     counts = Counts(
         enumerated=int(candidates.codes.sum()),
         illegal=candidates.illegal,
@@ -185,9 +188,10 @@ class _Space:
         fixed: Mapping[str, Any],
         require: Sequence[Constraint],
         offloads: Sequence[str],
-        priced: PricedCandidates | None = None,
+        priced: PricedCandidates | None,
+        begin: Callable[[str], None],
     ) -> _Space:
-        """Price the legal plans."""
+        """Price the legal plans; ``begin`` names what is done."""
         scenario, objective = ranking.scenario, ranking.objective
         if priced is None:
             enough = EXACT * budget_bytes(scenario.cluster)  # larger peaks need not be exact
@@ -209,7 +213,7 @@ class _Space:
             tight = Feasible(scenario, require, 1)
             limits = tight.max_peak, tight.max_peak_at(1)
             rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, limits))
-        report(f"pricing the steps of {len(rows):,} plans")
+        begin(f"pricing the steps of {len(rows):,} plans")
         table, peak = legal.rows(rows).plain(), peak[rows]
         step = table_steps(scenario, table) if priced is None else priced.step[rows]
         at_best = results(scenario, table, step, peak)
@@ -227,7 +231,9 @@ class _Space:
             smaller=objective == "memory" and not any(c.of_result for c in require),
         )
 
-    def sources(self, feasible: Feasible, leaders: Leaders) -> Iterator[CandidateSource]:
+    def sources(
+        self, feasible: Feasible, leaders: Leaders, begin: Callable[[str], None]
+    ) -> Iterator[CandidateSource]:
         """Yield the sources for one verdict, the enumerated space first.
 
         The leaders found in the enumerated space bound the other sources.
@@ -235,7 +241,9 @@ class _Space:
         ranking, scenario = leaders.ranking, feasible.scenario
         mine = np.flatnonzero((self.short == 0) & (self.verdicts == feasible.verdict))
         order = ranking.order(self.table, mine, self.step, self.peak)
+        begin("simulating the best plans")
         yield EnumeratedSpace(self.table, order, self.step, self.peak)
+        begin(PRICING)
         # without a leader, plans that may be tight are candidates, too
         max_peak = feasible.max_peak if leaders.plans else feasible.max_peak_at(1)
         sources: list[CandidateSource] = []

@@ -157,7 +157,7 @@ def _with_note(assumed: AssumedScenario, note: str) -> AssumedScenario:
 
 def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:
     cases, errors = [], []
-    for assumed in tracked(scenarios, "cluster {number} of {total}", divisible=False):
+    for assumed in tracked(scenarios, "cluster {number} of {total}"):
         report(assumed.scenario.cluster.name)
         try:
             cases.append(_search_case(assumed, request))

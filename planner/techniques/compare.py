@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import check_value, declared
-from hardware_profiles.progress import report
+from hardware_profiles.progress import stages, tracked
 from planner.request.arguments import takes
 from planner.request.clusters import cluster_of
 from planner.request.executor_process import is_module
@@ -34,6 +36,8 @@ from planner.techniques.stale import (
     stale_pipelines,
 )
 
+SIZES: Final = (4.0, 1.0)  # seconds, relative: plans, formulas
+
 
 @takes(TechniquesRequest)
 @fewer_collections()
@@ -60,9 +64,11 @@ def compare_techniques(request: TechniquesRequest) -> TechniquesAnswer:
         **part(request, LayerOptions),
     )
     scenario = assumed.scenario
-    lines = priced_lines(scenario, techniques_of(scenario), size)
-    report("comparing techniques: formulas")
-    lines += _compared(scenario, size)
+    with stages(*SIZES, joint=True) as begin:
+        begin("comparing techniques")
+        lines = priced_lines(scenario, techniques_of(scenario), size)
+        begin("comparing techniques: formulas")
+        lines += _compared(scenario, size)
     return TechniquesAnswer(
         scenario, tuple(sorted(lines, key=lambda line: line.order)), assumed.assumptions
     )
@@ -77,8 +83,5 @@ def _compared(scenario: Scenario, size: int | None) -> list[TechniqueLine]:
         names += [("parameter_server", SERVERS), ("asynchronous_sgd", ASYNCHRONOUS)]
         why = "its formulas are of training all weights"
         return [TechniqueLine(*pair, "compares", why_not=why) for pair in names]
-    return [
-        *grid_lines(scenario, size),
-        *stale_pipelines(scenario, size),
-        *server_lines(scenario, size),
-    ]
+    kinds = (grid_lines, stale_pipelines, server_lines)
+    return [line for lines_of in tracked(kinds) for line in lines_of(scenario, size)]

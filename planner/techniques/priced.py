@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import rank_communication
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from hardware_profiles.progress import report
+from hardware_profiles.progress import report, tracked
 from planner.answer.answers import not_run
 from planner.answer.text import short_plan
 from planner.assessment.assess import Assessment, assess_plans
@@ -25,6 +26,7 @@ from planner.search.search import search
 from planner.techniques.kinds import Technique
 from planner.techniques.line import Level, TechniqueLine
 
+FREE: Final = 6.0  # time of a search without pins over that of a technique
 LIMIT = "require"  # in a variant: constraints in place of those of the technique
 
 
@@ -33,7 +35,7 @@ def priced_lines(
 ) -> list[TechniqueLine]:
     """Return the lines of techniques: their best plans, or the smallest ones where none fits."""
     found: dict[str, tuple[Plan | None, str]] = {}
-    for technique in techniques:
+    for technique in tracked(techniques, size=lambda one: 1.0 if one.fixed else FREE):
         report(f"comparing techniques: {technique.title}")
         found[technique.name] = best_of(scenario, technique, micro_batch_size)
     plans = list(dict.fromkeys(plan for plan, _ in found.values() if plan is not None))
@@ -82,7 +84,7 @@ def best_of(
     """Return the fastest plan of a technique that fits, else the smallest; or why there is none."""
     mbs = {} if micro_batch_size is None else {"micro_batch_size": micro_batch_size}
     found, reasons = [], []
-    for further in technique.variants:
+    for further in tracked(technique.variants):
         require = parse_requirements(further.get(LIMIT, technique.require))
         pins = {name: value for name, value in further.items() if name != LIMIT}
         fixed = {**technique.fixed, **pins, **mbs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import subprocess
@@ -20,6 +21,7 @@ from hardware_profiles.progress import (
     passed_to,
     report,
     reports_of_process,
+    stages,
     tracked,
     wants_status_line,
 )
@@ -112,10 +114,45 @@ def test_nested_loops_tell_one_share_that_never_falls() -> None:
 def test_parts_of_an_indivisible_item_tell_no_share() -> None:
     seen: list[Activity] = []
     with passed_to(seen.append):
-        for _ in tracked("ab", divisible=False):
+        for _ in tracked("ab", "part {number}", divisible=False):
             for _ in tracked("cd"):
                 advance(0.9)
     assert {one.share for one in seen} == {0.0, 0.5}
+
+
+def test_stages_are_parts_of_an_item_and_else_phases() -> None:
+    seen: list[Activity] = []
+    with passed_to(seen.append):
+        with stages(1.0, 1.0) as begin:
+            begin("memory")
+            advance(0.5)
+            begin("steps")
+        first, *_, second = [(one.text, one.share, one.phase) for one in seen]
+        assert first[:2] == ("memory", None)
+        assert second == ("steps", None, first[2] + 1)
+        seen.clear()
+        for _ in tracked("ab", "plan {number}"):
+            with stages(3.0, 1.0) as begin:
+                begin("memory")
+                advance(0.5)
+                begin("steps")
+                advance(1.0)
+    shares = [one.share for one in seen]
+    assert shares == sorted(shares)  # type: ignore[type-var]
+    assert {0.0, 0.1875, 0.375, 0.5, 0.6875, 0.875, 1.0} <= set(shares)
+    assert seen[2].text == "plan 1, memory"
+
+
+def test_joint_stages_are_one_phase_which_an_error_ends() -> None:
+    seen: list[Activity] = []
+    with passed_to(seen.append):
+        with contextlib.suppress(ValueError), stages(1.0, 3.0, joint=True) as begin:
+            begin("memory")
+            begin("steps")
+            raise ValueError
+        report("next")
+    assert [one[:2] for one in seen[-2:]] == [("steps", 0.25), ("next", None)]
+    assert seen[0].phase == seen[-2].phase < seen[-1].phase
 
 
 def test_an_error_in_a_loop_leaves_no_trace() -> None:
