@@ -14,7 +14,7 @@ from typing import Final
 
 COLUMNS: Final = re.compile(r"\S {2,}\S")
 PIECES: Final = re.compile(r"(``.+?``|:\w+:`[^`]+`|`[^`]+`)")
-NAMED: Final = re.compile(r"\b(Units|Sources?|Leaves out):\s")
+NAMED: Final = re.compile(r"\b(Units|Sources?|Leaves\s+out):\s")
 LETTER: Final = r"(?:[A-Za-z]'?|dp|ep|in|out|[a-z]+_[a-z0-9]|alpha|beta|gamma|tau)"
 ENTRY: Final = re.compile(rf"\(?({LETTER}(?:, {LETTER})*)\)? +(.+)")
 SYMBOLS: Final = re.compile(
@@ -110,7 +110,7 @@ def describe(docstring: str) -> Described:
             body.append(prose(before))
         previous = ""
         for name, words in zip(rest_of[::2], rest_of[1::2], strict=True):
-            previous = name.removesuffix("s")
+            previous = " ".join(name.split()).removesuffix("s")
             named.setdefault(previous, []).append(prose(words))
     words_of = {name: "\n\n".join(found) for name, found in named.items()}
     return Described(

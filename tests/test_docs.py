@@ -223,5 +223,18 @@ def test_generated_pages_are_current(script: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_every_formula_has_a_source_limits_and_a_number() -> None:
+    """In its own section of the book, or (source, limits) in the heading of its file."""
+    for page in sorted((ROOT / "docs" / "reference" / "formulas").glob("[a-z]*.md")):
+        for file in page.read_text(encoding="utf-8").split("\n## ")[1:]:
+            head, *formulas = file.split("\n### ")
+            for formula in formulas:
+                name = f"{page.name}: {formula.split()[0]}"
+                for part in ("**Source**", "**Leaves out**"):
+                    assert part in head + formula, f"{name} has no {part}"
+                number = "**Worked number**" in formula or "**Example**" in formula
+                assert number, f"{name} has no number"
+
+
 def test_the_readme_is_short() -> None:
     assert len(text_of(ROOT / "README.md").split()) <= 900

@@ -9,6 +9,10 @@ Units     bytes a token; functions broadcast over plan columns.
 The convolution and the rule count as the layer's attention core: selective recomputation drops what
 they save, and keeps their inputs. They run as fused kernels (attention_kernel flash) or written out
 (eager), as transformers does without the packages flash-linear-attention and causal-conv1d.
+
+Source: tensors that autograd saves of transformers' Qwen3-Next, counted in the tests (eager);
+fla/ops/gated_delta_rule/chunk.py (flash). Leaves out: rounding of tensors to the allocator's
+blocks.
 """
 
 from __future__ import annotations
@@ -93,6 +97,10 @@ def rule_backward_bytes(
                                            a summand and a sum of the largest; of output and gate
 
     The bytes of ``gated_output_bytes`` are freed by then.
+
+    >>> one = Attention(32, 16, 128, 128, delta_rule=DeltaRule(conv_kernel=4))
+    >>> float(rule_backward_bytes(one, DeltaRule(4), 4096, "flash", 2.0))
+    90112.0
     """
     wide, heads = max(FP32, compute_bytes), attention.num_heads
     key, value = heads * attention.head_dim, heads * attention.value_head_dim

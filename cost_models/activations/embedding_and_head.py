@@ -2,6 +2,9 @@
 
 Symbols   c compute_bytes   h hidden_size   s seq_len   d head_dim   t tensor_parallel
 Units     bytes a token of one micro-batch, unless a name says otherwise.
+
+Source: tensors that autograd saves of the real modules of every family (``python -m
+benchmarks.memory_truth``). Leaves out: token ids, and buffers that a forward pass frees.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Symbols  c compute_bytes   h hidden_size   a num_heads   s seq_len   t tensor_parallel
          b micro_batch_size
 Units    bytes a token of one micro-batch.
+
+Source: tensors that autograd saves of transformers' T5 (``python -m benchmarks.memory_truth``).
+Leaves out: packed sequences, and encoders that are not T5's.
 """
 
 from __future__ import annotations

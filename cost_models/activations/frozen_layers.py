@@ -5,6 +5,9 @@ saves neither its input nor the output of its norm. An adapter needs its own inp
 
 Symbols   h hidden_size   F ffn_hidden_size   c compute_bytes
 Units     bytes a token.
+
+Source: Hu et al., LoRA (arXiv:2106.09685), sec. 4; tensors that autograd saves of real modules,
+counted in the tests. Leaves out: other adapters than LoRA.
 """
 
 from __future__ import annotations

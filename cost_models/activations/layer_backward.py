@@ -24,6 +24,9 @@ has five fp32 tensors while the square of its input is differentiated; its saved
 freed, and the gradient of the residual connection exists instead. A layer norm is one kernel; one
 that is written out (Cohere) has three tensors: its output's gradient, that times the weight, and
 that times the normalised input.
+
+Source: live tensors of traced backward passes (``python -m benchmarks.memory_truth``). Leaves out:
+blocks that the allocator has not reused yet (``memory.allocator``).
 """
 
 from __future__ import annotations

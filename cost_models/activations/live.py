@@ -3,6 +3,8 @@
 Symbols   c compute_bytes   h hidden_size   a, k query and key/value heads   d, e sizes of a head
 Units     bytes; names that end in ``per_token`` and private functions: bytes a token of one
           micro-batch. Columns of a plan table whose rows share the stages (``estimate``).
+
+Leaves out: blocks that the allocator rounds up or has not reused (``memory.allocator``).
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ create_selective_checkpoint_contexts); with ``selective_ops`` the executor adds 
 it and leaves out results that nothing reads (executor/ops/recompute.py). ``ops:every-2nd-mm`` keeps
 what torchtitan's policy saves: results of every other matmul without a bias, whether read or not,
 of fused attention, and of sums and exchanges over ranks; of grouped matmuls none.
+
+Leaves out: policies of one's own other than these two.
 """
 
 from __future__ import annotations

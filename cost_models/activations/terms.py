@@ -4,6 +4,8 @@ Symbols   h hidden size   F ffn_hidden_size   a, k query and key/value heads
           d head_dim   e value_head_dim   s tokens of a sequence   c bytes of the compute precision
           Q channels of linear attention's convolution
 Units     bytes a token on one tensor-parallel rank.
+
+Leaves out: the embedding, the head and the tensors that layers share.
 """
 
 from __future__ import annotations

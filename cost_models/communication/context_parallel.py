@@ -8,6 +8,8 @@ Units     bytes and seconds; every function broadcasts over plan columns.
 Methods as in executor/parallel/context_parallel.py. Causal work is balanced: with ring and
 allgather every rank has one chunk from the start and one from the end of a sequence (zigzag), with
 ulysses all tokens of some heads.
+
+Leaves out: ranks with unequal work, as under masks of packed documents.
 """
 
 from __future__ import annotations
@@ -50,6 +52,9 @@ def ulysses_saved_bytes(attention: Attention, compute_bytes: float, table: PlanT
 
     Repeated keys and values, and the output by heads in addition to the output by tokens, which the
     next matrix saves:  c (k' - k / t) (d + e) + c a e / t
+
+    Source: Jacobs et al., DeepSpeed-Ulysses (arXiv:2309.14509), sec. 3; tensors that autograd saves
+    of executor/parallel/context_parallel.py.
     """
     ulysses = (table.context_parallel > 1) & (table.context_parallel_method == ULYSSES)
     more = exchanged_key_heads(attention, table) - attention.num_kv_heads / table.tensor_parallel
@@ -70,6 +75,10 @@ def context_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
 
     Recomputation repeats the forward part, without the last all_to_all if only the attention core
     is recomputed. Forward-only (frozen) layers have that part alone, once.
+
+    Source: Liu et al., Ring Attention (arXiv:2310.01889), sec. 3; Llama 3 (arXiv:2407.21783), sec.
+    3.3.2 (all-gather); DeepSpeed-Ulysses (arXiv:2309.14509), sec. 3. The executor's tests count the
+    same bytes.
     """
     table, compute, tokens = view.table, view.compute_bytes, view.tokens
     n, t = 1.0 * table.context_parallel, table.tensor_parallel
@@ -159,6 +168,8 @@ def context_buffer_bytes_per_token(
         ulysses    forward   2 c (q + k' (d + e))   backward twice that
 
     The last terms are one block's own output and gradients.
+
+    Source: tensors alive in executor/parallel/context_parallel.py, as traced.
     """
     n, t = 1.0 * table.context_parallel, 1.0 * table.tensor_parallel
     wide = max(FP32, compute_bytes)

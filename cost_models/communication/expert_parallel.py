@@ -3,6 +3,8 @@
 Symbols   n tokens that a rank routes   k experts_per_token   E num_experts   h hidden_size
           c compute_bytes   m num_microbatches   ep expert_parallel   t tensor_parallel
 Units     bytes; columns of a plan table.
+
+Leaves out: routing that is not balanced, and limits of an expert's tokens (dropping).
 """
 
 from __future__ import annotations

@@ -59,6 +59,9 @@ def activation_offload_seconds(
         backward  bytes / link                      each layer waits for its own activations
                   max(0, bytes / link - backward)   ``prefetched``: overlapped as well
 
+    Source: derived; the executor's copies (executor/ops/offload_activations.py) are not prefetched,
+    those of trainers whose profile says so are.
+
     >>> [float(x) for x in activation_offload_seconds(8e9, 0.25, 1.0, 16e9)]
     [0.25, 0.5]
     >>> [float(x) for x in activation_offload_seconds(8e9, 0.25, 0.25, 16e9, prefetched=True)]

@@ -81,13 +81,13 @@ def tensor_traffic(
     again, or has saved it (``options``). Recomputation stops at the last tensor that is needed: it
     skips the layer's last collective, unless a norm or a dropout follows it. A module that is
     computed again repeats its own forward collectives, without a last sum; ``ops:every-2nd-mm``
-    gathers inputs again. Not
-    included: gradients summed once a step (``shared_gradient_traffic``). Forward-only (frozen)
-    layers have the forward part alone. If a layer casts before it gathers (fp8), elements of the
-    embedding's and the head's collectives still have c bytes.
+    gathers inputs again. Forward-only (frozen) layers have the forward part alone. If a layer casts
+    before it gathers (fp8), elements of the embedding's and the head's collectives still have c
+    bytes.
 
     Source: Shoeybi et al. (arXiv:1909.08053), fig. 4; Korthikanti et al. (arXiv:2205.05198), sec.
-    4.2.2; the loss: Shoeybi et al., sec. 3.
+    4.2.2; the loss: Shoeybi et al., sec. 3. Leaves out: gradients summed once a step
+    (``shared_gradient_traffic``).
     """  # noqa: D400
     table, rank = view.table, view.rank
     layers = [

@@ -13,6 +13,9 @@ Symbols   b micro_batch_size   s tokens of a sequence on a rank   h hidden_size
 
 Shards are those of the first data- and tensor-parallel rank, the largest if a size does not divide
 evenly.
+
+Leaves out: broadcasts at the start of a run, and collectives between steps (checkpoints,
+evaluation).
 """
 
 from __future__ import annotations
@@ -96,6 +99,10 @@ def shared_gradient_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
               replicated tensors, else norms of q and k heads and those of routed experts
     pipeline  g S of a tensor on several stages (tied embeddings), from rank to rank, and the sum
               back
+
+    Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.2.2 (gradients of norms); Shoeybi et al.
+    (arXiv:1909.08053), sec. 3 (tied embeddings); Megatron-LM
+    core/distributed/finalize_model_grads.py.
     """
     table = view.table
     active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
@@ -220,6 +227,8 @@ def pipeline_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     gradients    m (v - 1 if the first stage is on this rank else v)   backward
                  one less each at the turn of a V, whose two stages are on one rank
                  twice the size if an encoder's output is sent along with the decoder's state
+
+    Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2 and 3.2.
     """
     table, rank = view.table, view.rank
     message = view.compute_bytes * view.tokens * view.model.hidden_size / view.sequence_shards

@@ -2,6 +2,8 @@
 
 Symbols   E experts   k experts a token goes to   h hidden size   c compute_bytes
 Units     bytes a token.
+
+Leaves out: the host's time for each expert (``kernel_launch``).
 """
 
 from __future__ import annotations

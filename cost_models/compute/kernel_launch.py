@@ -108,9 +108,12 @@ def host_wait(
 
     A GPU runs while the host launches the next kernels, but neither is steady: the device idles
     after short kernels, and the host is late after synchronisations. With g = 1 nothing overlaps,
-    with an infinite g the shorter of the two is hidden completely; HOST_OVERLAP by default. Source
-    of the form: Qiao et al., Pollux (arXiv:2008.12260), sec. 3.2, for gradients and their
-    synchronisation. On a CPU, and with synchronous launches, the two add up.
+    with an infinite g the shorter of the two is hidden completely; HOST_OVERLAP by default. On a
+    CPU, and with synchronous launches, the two add up.
+
+    Source: the form of Qiao et al., Pollux (arXiv:2008.12260), sec. 3.2, for gradients and their
+    synchronisation. Leaves out: single kernels, whose order decides how much of the launches is
+    hidden.
 
     >>> from msgspec.structs import replace
     >>> gpu = Rates(1e12, 1e12, 0.0, False)

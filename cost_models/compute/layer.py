@@ -3,6 +3,10 @@
 Symbols   R FLOP/s of the best large matmul   beta memory bandwidth [bytes/s]   c compute_bytes
           t tensor_parallel   s seq_len
 Units     seconds; every function broadcasts over plan columns.
+
+Source: Williams, Waterman, Patterson, Roofline (CACM 52, 2009), operator by operator; rates and
+shares with their own sources in ``hardware_profiles``. Leaves out: caches, which may hold small
+tensors between two kernels.
 """
 
 from __future__ import annotations
@@ -461,9 +465,11 @@ def core_seconds(work: LayerWork) -> Real:
 
 
 def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
-    """Seconds of norms, residuals, activation, rotary embeddings, adapters and casts: bytes / beta.
+    """Seconds of norms, residuals, activation, rotary embeddings, adapters and casts.
 
-    Forward and backward; Source: ``elementwise_bytes_per_token``, ``adapters``, ``casts``.
+        (bytes that the operators read and write) / beta
+
+    Forward and backward. Source: ``elementwise_bytes_per_token``, ``adapters``, ``casts``.
     """
     software, each = work.software, work.each
     moved = each * elementwise_bytes_per_token(

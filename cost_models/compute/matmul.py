@@ -9,6 +9,8 @@ A GPU cuts the result into tiles, one for a multiprocessor at a time; a wave is 
 them. Partly filled tiles at the edge, and a partly filled last wave, take as long as full ones
 (NVIDIA, Matrix Multiplication Background User's Guide, sec. 2.3 and 3). Rows in memory that do not
 start at multiples of 16 bytes are slow (sec. 2.2: ``misalignment``).
+
+Leaves out: the L2 cache, and clocks that vary with the operands' values.
 """
 
 from __future__ import annotations
@@ -74,8 +76,10 @@ def matmul_seconds(
                   at least the library's figure for a batch
         memory    c B (m k + k n + m n) / beta
 
-    and the longer of the two (Williams, Waterman, Patterson, Roofline, CACM 52, 2009). Where the
-    number of multiprocessors is unknown, and on a CPU, 2 B m k n / R stands for the tiles.
+    and the longer of the two. Where the number of multiprocessors is unknown, and on a CPU, 2 B m
+    k n / R stands for the tiles. Source: tiles and waves: NVIDIA, Matrix Multiplication Background
+    User's Guide, sec. 3; the longer of the two: Williams, Waterman, Patterson, Roofline (CACM 52,
+    2009).
 
     >>> float(matmul_seconds(1024.0, 1024.0, 1024.0, 2.0, Rates(1e12, 1e12, 0.0, False)))
     0.002147483648

@@ -2,6 +2,8 @@
 
 Symbols   N parameters   D tokens   n accelerators   X FLOP/s that each achieves
 Units     FLOP, seconds, tokens. Every function broadcasts.
+
+Leaves out: attention scores and the head, restarts and evaluations.
 """
 
 from __future__ import annotations

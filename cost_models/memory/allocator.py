@@ -21,6 +21,8 @@ plan is said to fit, and only what exceeds the budget with the median is said no
 Units: bytes. Source: replays of torch's allocator (``executor.counters.caching_allocator``) over
 traced steps (``python -m benchmarks.allocator``): medians of reserved bytes; upper quartiles and
 medians of needed bytes.
+
+Leaves out: allocators other than torch's own (cudaMallocAsync).
 """
 
 from __future__ import annotations

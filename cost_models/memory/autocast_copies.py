@@ -5,6 +5,8 @@ and autograd keeps it until that matrix's backward pass; a recomputed layer cast
 Source: torch 2.13, aten/src/ATen/autocast_mode.cpp (cached_cast); transformers' Trainer wraps the
 forward pass, loss included. Compared with transformers' Llama in
 ``tests/cost_models/memory/test_autocast_copies.py``.
+
+Leaves out: weights that several matrices share, other than the tied embedding.
 """
 
 from __future__ import annotations

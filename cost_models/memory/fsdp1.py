@@ -6,6 +6,8 @@ gradient is whole until it is reduced.
 
 Units: bytes. Source: Zhao et al. (arXiv:2304.11277), sec. 4.2 and 4.3; torch 2.4
 distributed/fsdp/_runtime_utils.py (the root is not resharded after its forward pass).
+
+Leaves out: more layers gathered ahead, where torch's rate limiter is off (limit_all_gathers=False).
 """
 
 from __future__ import annotations

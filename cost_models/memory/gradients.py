@@ -1,6 +1,8 @@
 """Gradients that one accelerator holds at the moments of a step that can be its peak.
 
 Units: bytes; rows of the ledger, columns of a plan table.
+
+Leaves out: rounding of tensors to the allocator's blocks (``memory.allocator``).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The projection's backward pass is the first one. A tied table's gradient from it waits until the
 embedding has added its own; a loss in chunks makes the projection's gradient once for every chunk.
 Units: bytes. Every argument may be a column of a plan table.
+
+Leaves out: rounding of tensors to the allocator's blocks (``memory.allocator``).
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ Units     bytes; columns of a plan table. All ranks of a node are assumed to be 
 The offloaded parts go to the host, and with ``offload_device`` nvme to the drives: optimizer states
 and the updated copy of the weights. Gradients stay in host memory. ZeRO-Infinity keeps 16-bit
 weights in addition to the fp32 ones (18 bytes a parameter, not 16); FSDP2 has the fp32 ones only.
+
+Leaves out: the host's own programs, data loaders, and the page cache.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ Symbols   P num_params [parameters on this rank: its pipeline stages, its tensor
 Units     every function returns bytes; every argument is one number or one column of a plan table.
 
 States of the optimizer: ``optimizer_states``.
+
+Leaves out: ranks with smaller shards, where sizes do not divide evenly.
 """
 
 from __future__ import annotations
@@ -164,6 +166,8 @@ def accumulated_gradients(
 
     torch's pipeline stages reduce at the last micro-batch whatever the ZeRO stage
     (``defers_reduction``; torch 2.13, distributed/pipelining/stage.py, REDUCE_GRAD).
+
+    Source: Rajbhandari et al., ZeRO (arXiv:1910.02054), sec. 5.2.
     """
     sharded = np.logical_and(np.greater_equal(zero_stage, 2), np.logical_not(defers_reduction))
     shards = np.where(sharded, np.multiply(1.0, shard_ranks), 1.0)

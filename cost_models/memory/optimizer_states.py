@@ -6,6 +6,8 @@ Units     bytes; every argument is one number or one column of a plan table.
 
 Tensors are assumed to divide evenly, as in ``model_states``. ZeRO shards the first dimension
 (FSDP2), tensor parallelism its own; a state is sharded like its weights.
+
+Leaves out: step counters and other numbers of a few bytes a tensor.
 """
 
 from __future__ import annotations

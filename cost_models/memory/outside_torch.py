@@ -5,7 +5,8 @@ buffers for all its channels, and one FIFO per channel for every rank that it is
 neighbours in rings and trees, and in an all-to-all every rank of the node.
 
 Units: bytes. Source: each figure's, in the trainers' profiles and in
-``hardware_profiles/software/nccl.toml``. Left out: NVLink SHARP's buffers, communicators of pairs.
+``hardware_profiles/software/nccl.toml``. Leaves out: NVLink SHARP's buffers, communicators of
+pairs.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Units: bytes. Every argument may be a column of a plan table whose rows share the stages
 and the recomputed layers (the contents of a rank are found once for them, see ``stages``).
+
+Leaves out: peaks between the ledger's moments.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from hardware_profiles.progress import tracked
 
 def rank_memory(view: RankView) -> tuple[MemoryParts, Real, Real]:
     """Return the parts at the peak of one pipeline rank, its moment's index, and its typical peak.
+
+        peak = max over moments of the sum of the ledger's rows alive then + runtime
 
     The typical peak has the free blocks that a run typically needs; the parts are cautious
     (``allocator``). Shapes: columns of the table's length. Source: the formulas that yield the

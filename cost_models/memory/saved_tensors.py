@@ -3,6 +3,10 @@
 Symbols   n micro-batches in flight   L layers that save alike   b·s tokens of a micro-batch
           a bytes a token, of one layer or one head
 Units     bytes; columns of a plan table.
+
+Source: in flight: ``partition.in_flight``; bytes a token: ``activations``. Leaves out: the
+micro-batch of the backward pass that is under way, whose tensors are freed one by one (it counts
+whole).
 """
 
 from __future__ import annotations

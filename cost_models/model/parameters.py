@@ -45,6 +45,8 @@ def active_kind_parameters(kind: LayerKind) -> float:
 def active_parameters(model: ModelSpec) -> float:
     """Parameters that take part in the forward pass of one token, embedding and head included.
 
+        embedding + head + sum over layers of active_kind_parameters
+
     Source: as :func:`active_kind_parameters`; equal to all parameters without experts. Leaves out:
     that a look-up reads one row only (the embedding is counted in full, as published).
     """

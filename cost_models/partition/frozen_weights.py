@@ -30,6 +30,10 @@ def frozen_bytes(view: RankView) -> Real:
     nf4_double   0.5 + 1/64 + 4/(64 · 256)    (4.127 bits)
     int8         1 byte, and 4 bytes for each output of a matrix
     int4         0.5 + 2.5/128                (4.156 bits)
+
+    Source: Dettmers et al., QLoRA (arXiv:2305.14314), sec. 3 (nf4, double quantisation); LLM.int8
+    (arXiv:2208.07339), sec. 2.1; Frantar et al., GPTQ (arXiv:2210.17323), groups of 128 for int4.
+    Leaves out: outlier columns that int8 keeps in 16 bits.
     """
     model, table = view.model, view.table
     if not has_frozen(model):

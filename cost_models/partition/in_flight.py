@@ -92,6 +92,9 @@ def late_rank(table: PlanTable) -> Count:
 
     Of the earlier ranks the first one needs the most. Interleaved: (v - 1) g + 2 (p - 1 - r) + 1 <
     v m. Shapes: a column.
+
+    Source: derived from the orders of ``schedules.actions``; the tests compare it with the peaks of
+    all ranks.
     """
     schedule, pipeline = table.pipeline_schedule, table.pipeline_parallel
     microbatches, virtual = table.num_microbatches, table.virtual_stages

@@ -46,6 +46,10 @@ def owned_stages(
     loop   r, r + p, r + 2 p, ...
     V      r and 2 p - 1 - r
 
+    Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2 (loop); Qi et al. (arXiv:2405.15362), the
+    V of ZB-V. Leaves out: other assignments of stages to ranks, such as the two directions of
+    DualPipe.
+
     >>> list(owned_stages(1, 4, 2, v_shaped=False)), list(owned_stages(1, 4, 2, v_shaped=True))
     ([1, 5], [1, 6])
     """
@@ -94,6 +98,9 @@ def actions(plan: Plan, rank: int) -> list[Action]:
                       backward passes of two micro-batches in turn
 
     Without a pipeline each micro-batch runs forward and backward at once, under every schedule.
+
+    Source: the papers named above, and torch.distributed.pipelining, whose orders the tests
+    require. Leaves out: messages, and when an action runs (``step_time.pipeline_simulation``).
     """
     p, v, m = plan.pipeline_parallel, plan.virtual_stages, plan.num_microbatches
     if p == 1:

@@ -4,6 +4,8 @@ Symbols   t tensor_parallel   d ranks that ZeRO shards over   n rows (first dime
 elements; ``tensor_parallel`` and ``shard_ranks`` are numbers or columns of a table.
 
 Shards are those of the first rank: ceil(length / ranks); the last rank may have less.
+
+Leaves out: ranks with a smaller shard, where a length does not divide evenly.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ def tensor_parallel_shape(
     """Rows, and elements of a row, on one tensor-parallel rank.
 
     n / t or n     rows, depending on the sharded dimension; n / ep for experts
+
+    Source: Shoeybi et al. (arXiv:1909.08053), sec. 3: the first matrix of a block is cut along its
+    outputs, the second along its inputs; DTensor's Shard(dim).
     """
     cut = shard_dim(weight)
     rows, *others = weight.shape

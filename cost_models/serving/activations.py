@@ -5,6 +5,9 @@ Symbols   h hidden_size   F ffn_hidden_size   a num_heads   d head_dim   e value
           t tensor_parallel   ep expert_parallel   dp data_parallel   c compute_bytes
           T tokens of a step   N sequences   s context_len
 Units     bytes; every argument is a number or a column of a table.
+
+Source: tensors of vLLM's kernels (vllm/model_executor and vllm/v1/attention), added up. Leaves out:
+CUDA graphs and the context (``memory``).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Symbols   T rows (tokens) of a pass   h hidden_size   V vocab_size   c bytes of the computation
           t tensor_parallel   k experts of a token
 Units     bytes, seconds; everything broadcasts.
+
+Leaves out: messages that wait for other traffic on the same links.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ Symbols   T rows of a pass   N sequences   s cached tokens of a sequence   t, ep
           c bytes of the computation   h hidden_size   V vocab_size   L layers
           R FLOP/s of matmuls   beta memory bandwidth [bytes/s]
 Units     seconds on one accelerator; every number of a ``Rows`` or a point may be a column.
+
+Leaves out: passes that mix prompts and single tokens (continuous batching).
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Symbols   N sequences of a replica   P, A tokens of a prompt and of an answer   p stages
           C passes of a prefill   S_i seconds of stage i in one pass, its send included
 Units     seconds; everything broadcasts over the columns of a point.
+
+Source: derived; the tests compare both with passes that follow each other through stages one by
+one. Leaves out: requests that come and go (continuous batching), and queueing.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ Symbols   m rows (tokens of a step)   k, n inputs and outputs of the matrix on o
           R FLOP/s of matmuls   beta memory bandwidth [bytes/s]   s share of it for weights
           E experts on a rank   e of them chosen by some token
 Units     seconds; every function broadcasts.
+
+Source: Williams, Waterman, Patterson, Roofline (CACM 52, 2009); ``compute.matmul`` for many rows.
+Leaves out: kernels of single libraries that reach other shares of the bandwidth.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Symbols   N elements of a tensor   t tensor_parallel   k num_kv_heads   u share of keys and values
           ep expert_parallel   c compute_bytes   b, g bytes of an element and of a scale
 Units     bytes; ``tensor_parallel`` and ``expert_parallel`` are numbers or columns.
+
+Leaves out: padding that a kernel adds to a quantised tensor.
 """
 
 from __future__ import annotations
@@ -88,6 +90,9 @@ def tensor_bytes(
         b N + g rows           a row (one output) has one scale; whole where the inputs are cut
 
     times the rank's share.
+
+    Source: LLM.int8 (arXiv:2208.07339), sec. 2.1 (a scale a row); GPTQ (arXiv:2210.17323) and AWQ
+    (arXiv:2306.00978), groups of a row.
 
     >>> int8 = WeightFormat("int8", 1.0, 4.0)
     >>> weight = Weight("up_proj.weight", (1024, 256), "linear", "column", "mlp")

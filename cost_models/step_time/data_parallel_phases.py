@@ -1,6 +1,9 @@
 """Data-parallel traffic by phase of a step: before forward passes, and where no pass hides it.
 
 Units: seconds, columns of a plan table.
+
+Source: Rajbhandari et al., ZeRO (arXiv:1910.02054), sec. 7; torch's fully_shard, which gathers the
+first layer before the first forward pass. Leaves out: layers of unequal size inside the model.
 """
 
 from __future__ import annotations

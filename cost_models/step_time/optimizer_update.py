@@ -2,6 +2,9 @@
 
 Symbols   g gradient bytes   k s bytes of all states of a parameter   w master_bytes
 Units     bytes of a parameter; FLOP of a rank, a column of a plan table.
+
+Source: torch's optimizers (optim/*.py), access by access. Leaves out: updates on the host
+(``communication.host_link``).
 """
 
 from __future__ import annotations

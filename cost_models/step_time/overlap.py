@@ -1,6 +1,8 @@
 """Exposed data-parallel communication: seconds that no computation hides.
 
 Units: seconds, columns of a plan table.
+
+Leaves out: links that other axes use at the same time.
 """
 
 from __future__ import annotations

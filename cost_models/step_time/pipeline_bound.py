@@ -77,6 +77,9 @@ def gpipe_seconds(x: Passes) -> Floats:
     """Seconds of all forward passes, then all backward passes: a flow shop in each direction.
 
     sum f + (m - 1) max f + sum b + (m - 1) max b,  b = i + w
+
+    Source: Huang et al., GPipe (arXiv:1811.06965), sec. 2.3; a flow shop with one job type. Leaves
+    out: messages between stages that no pass hides.
     """
     backward = x.i + x.w
     once = sum_over_ranks(x.f + backward)

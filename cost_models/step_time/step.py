@@ -10,6 +10,8 @@ virtual stages,
 
 the critical path of 1F1B and GPipe alike (Narayanan et al., arXiv:2104.04473, sec. 2.2). Units:
 seconds.
+
+Leaves out: data loading, logging, evaluation and checkpoints.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ def step_seconds(
     start and the end, while fewer than c stages have work (mean(tau), with tau at s of a core):
 
         m max(mean(tau), s max(tau)) + s (c - 1)/(p - 1) bubble
+
+    Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2, for the pipeline; each part's own
+    formula.
     """
     each = np.stack([rank.microbatch for rank in ranks])
     slowest = np.argmax(each, axis=0)

@@ -1,4 +1,7 @@
-"""Exposed tensor-parallel communication: traffic that matmuls do not hide. Units: seconds."""
+"""Exposed tensor-parallel communication: traffic that matmuls do not hide. Units: seconds.
+
+Leaves out: matmuls that are slower because they are cut into chunks.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ Units     bytes, seconds. Every function broadcasts.
 Workers pull M bytes of weights and push M bytes of gradients a step; the servers share the weights
 evenly. Machines with workers and servers of their own are "apart"; a server on every worker's
 machine is "colocated", and costs what a ring all-reduce costs.
+
+Leaves out: latency of messages, and the updates that the servers compute.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ def worker_bytes(size: Real) -> Real:
     """Bytes that a worker receives in a step: the weights, M. It sends as many.
 
     Source: Li et al., Parameter Server (OSDI 2014): push and pull.
+
+    >>> float(worker_bytes(1e9))
+    1000000000.0
     """
     return np.multiply(1.0, size)
 
@@ -96,6 +101,9 @@ def asynchronous_seconds(
 
     A worker computes, then pushes; its pull follows part by part. The servers take at most k beta /
     M gradients a second. Derived here; compared with a simulation of workers and links.
+
+    Source: Li et al., Parameter Server (OSDI 2014), sec. 3.4 and 3.5, for the asynchronous push and
+    pull.
 
     >>> float(asynchronous_seconds(1.0, 1e9, 16, 4, 1e9))
     4.0

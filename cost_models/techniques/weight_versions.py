@@ -11,6 +11,8 @@ Units     versions, updates, bytes. Every function broadcasts.
 
 PipeDream-Flush is the schedule 1f1b (``cost_models.partition.schedules``). The tests count versions
 and delays in the order of passes of 1f1b.
+
+Leaves out: steps that stale gradients cost or save: none of these formulas is about convergence.
 """
 
 from __future__ import annotations
