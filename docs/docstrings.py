@@ -127,8 +127,18 @@ def describe(docstring: str) -> Described:
 
 def symbols_in(symbol: str, words: Described) -> bool:
     """Whether a formula of a docstring uses a symbol, such as ``a, k``."""
-    text = "\n".join(words.formulas)
+    text = "\n".join(words.formulas) or _inline(words.summary)
     return any(re.search(rf"(?<!\w){one}(?![\w'])", text) for one in symbol.split(", "))
+
+
+def _inline(summary: str) -> str:
+    """Return the formula at the end of a summary, if any.
+
+    >>> _inline("Micro-batches in flight under 1F1B: min(m, p - r)."), _inline("Bytes: a sum.")
+    ('min(m, p - r).', '')
+    """
+    _, _, formula = summary.partition(": ")
+    return formula if re.search(r"[-+/(^]|\d", formula) else ""
 
 
 def _ended(words: list[str]) -> bool:
