@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from cost_models.columnar.dictionary_encoding import decode
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import FLAGS, WORDS, PlanTable
 from cost_models.scenario import Scenario
@@ -23,6 +24,8 @@ from planner.request.constraints import (
     parse_requirements,
 )
 from planner.request.pins import parse_fixed
+from planner.search.candidates import Candidates
+from planner.search.priced_candidates import with_batch
 from planner.search.search import search
 from planner.search.space import enumerate_plans
 
@@ -112,16 +115,22 @@ def _of_batch(
     require: Sequence[Constraint],
     offloads: Sequence[str],
 ) -> Iterator[Relaxation]:
-    """Yield the nearest global batch that is divisible by the accelerators and has a plan."""
+    """Yield the nearest global batch that has a plan, if the given one is no whole micro-batches.
+
+    The data-parallel degrees come from a batch that all accelerators divide; the multiples of these
+    degrees are tried, the nearest first.
+    """
     workload, ranks = scenario.workload, scenario.cluster.num_gpus
     batch = workload.global_batch_size
     if batch % ranks == 0:
         return
-    for nearest in sorted(
-        {batch // ranks * ranks, -(-batch // ranks) * ranks} - {0},
-        key=lambda size: abs(size - batch),
-    ):
-        changed = replace(scenario, workload=replace(workload, global_batch_size=nearest))
+    whole = -(-batch // ranks) * ranks
+    candidates = Candidates.of(with_batch(scenario, whole), fixed, require, offloads)
+    degrees = set(np.unique(decode(candidates.legal.data_parallel)).tolist())
+    sizes = {size for n in degrees for size in (batch // n * n, -(-batch // n) * n)}
+    near = sorted(sizes - {0, batch}, key=lambda size: (abs(size - batch), size))
+    for nearest in near[:MOST_VALUES]:
+        changed = with_batch(scenario, nearest)
         if search(changed, fixed, require=require, offloads=offloads, top=1).plans:
             given = f"--global-batch-size {batch}"
             yield Relaxation(given, f"--global-batch-size {nearest}")

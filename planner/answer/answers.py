@@ -227,8 +227,13 @@ class PlanAnswer(DetailedAnswer):
 
     @property
     def best(self) -> Plan:
-        """The first plan."""
+        """The first plan: the simplest of those that are as fast as the fastest."""
         return self.result.plans[0]
+
+    @property
+    def fastest(self) -> Plan:
+        """The plan with the shortest step (of the objective memory: the first plan)."""
+        return self.best if self.result.tie is None else self.result.tie.fastest
 
     @property
     def table(self) -> pd.DataFrame:
@@ -277,6 +282,7 @@ class PlanAnswer(DetailedAnswer):
         return {
             **header(self.scenario),
             "plans": [assessment.to_dict() for assessment in self.assessments],
+            "tie": None if self.result.tie is None else self.result.tie.to_dict(),
             "fixed": dict(self.fixed),
             "staged": None if self.staged is None else self.staged.to_dict(),
             "placed": None if self.placed is None else self.placed.to_dict(),
@@ -297,6 +303,7 @@ class PlanAnswer(DetailedAnswer):
             placed=self.placed,
             further=self.further,
             rows=self.rows,
+            tie=self.result.tie,
             verbose=verbose,
         )
 

@@ -31,6 +31,7 @@ from planner.assessment.verdict import WORDS, Budget
 from planner.request.command import describe_plan, plan_command
 from planner.request.stage_layers import layers_option, recompute_cell, stage_recompute_options
 from planner.run_cost.text import run_lines
+from planner.search.simplicity import CLOSE
 from planner.text.assumed import assumed
 from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines, pace
@@ -44,6 +45,7 @@ from planner.text.paragraphs import (
     plain,
     width,
 )
+from planner.text.plan_changes import changes
 from planner.text.tables import table_of_plans, without_doubles
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from planner.refinement.placement import AxisPlace, PlacedPlan
     from planner.run_cost.failures import TrainingRun
     from planner.search.search import Counts
+    from planner.search.simplicity import Tie
 
 MOST_REASONS: Final = 3  # legality rules that are listed
 
@@ -400,13 +403,17 @@ SHORT_SCHEDULE: Final = {
 
 
 def ranked_table(
-    assessments: Sequence[Assessment], most: int | None = None, *, hint: bool = True
+    assessments: Sequence[Assessment],
+    most: int | None = None,
+    *,
+    hint: bool = True,
+    tie: Tie | None = None,
 ) -> list[str]:
     """Return a table of the plans, best first; plans with the same figures share a row.
 
-    ``most``: rows; ``hint``: whether the number of the others is shown.
+    ``most``: rows; ``hint``: whether the number of the others is shown; ``tie``: marked steps.
     """
-    rows, choices = ranked_rows(assessments)
+    rows, choices = ranked_rows(assessments, tie)
     lines, hidden = table_of_plans(rows, choices, LEAST_IMPORTANT, usual_cells(), most=most)
     return [*lines, more_rows(hidden)] if hidden and hint else lines
 
@@ -427,11 +434,18 @@ def shown_rows(rows: int | None, *, verbose: bool) -> int | None:
     return rows if rows is not None or verbose else MOST_ROWS
 
 
-def ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], int]:
-    """Return the cells of the table with its head, and the number of columns of the plan."""
+def ranked_rows(
+    assessments: Sequence[Assessment], tie: Tie | None = None
+) -> tuple[list[list[str]], int]:
+    """Return the cells of the table with its head, and the number of columns of the plan.
+
+    ``tie``: steps of these plans are marked with =, if two or more of them are in the table.
+    """
     heads = [*(name for name, _ in COLUMNS), "schedule"]
     rows = [[*heads, "GiB", "margin", "step", "tok/s/gpu", "MFU"]]
-    for assessment in assessments:
+    limit = 0.0 if tie is None else (1.0 + CLOSE) * tie.seconds
+    tied = [assessment.time.step_seconds <= limit for assessment in assessments]
+    for assessment, marked in zip(assessments, tied, strict=True):
         plan, time = assessment.plan, assessment.time
         cells = [
             recompute_cell(plan) if field == "recompute" else _cell(_shown_value(plan, field))
@@ -441,7 +455,8 @@ def ranked_rows(assessments: Sequence[Assessment]) -> tuple[list[list[str]], int
         cells.append(schedule if plan.pipeline_parallel > 1 else NO_SCHEDULE)
         cells.append(format_gib(assessment.memory.peak_bytes))
         cells.append(f"{100 * assessment.margin_bytes / assessment.budget.size:.0f} %")
-        cells.append(format_seconds(time.step_seconds))
+        mark = "= " * (marked and sum(tied) > 1)
+        cells.append(f"{mark}{format_seconds(time.step_seconds)}")
         cells.append(format_per_second(time.tokens_per_second_per_gpu))
         cells.append("–" if time.mfu is None else f"{100 * time.mfu:.1f} %")
         rows.append(cells)
@@ -482,12 +497,14 @@ def plan_text(
     placed: PlacedPlan | None = None,
     further: Sequence[Assessment] = (),
     rows: int | None = None,
+    tie: Tie | None = None,
     verbose: bool = False,
 ) -> str:
     """Return the answer of ``plan`` as text.
 
-    ``rows``: those of the table, where --top gives them; ``further``: plans behind the given number
-    of plans, which fill the rows where several plans share one.
+    ``tie``: plans that are as fast as the first one, which is the simplest of them; ``rows``: those
+    of the table, where --top gives them; ``further``: plans behind the given number of plans, which
+    fill the rows where several plans share one.
     """
     best = assessments[0]
     lines = [*head(scenario), ""] if verbose else short_head(scenario)
@@ -502,8 +519,10 @@ def plan_text(
     else:
         lines += [_bottleneck_line(best.time)]
     other = runner_up(assessments)
+    if tie is not None and tie.plans > 1 and (verbose or _is_tie(tie, best, other)):
+        lines += labelled("Tie", tie_words(tie, best, verbose=verbose))
     if other is not None:
-        lines += labelled("Runner-up", _why_not(best, other))
+        lines += labelled("Runner-up", _why_not(best, other, verbose=verbose))
     if staged is not None:
         lines += labelled("Stages", _stages(staged, written=placed is None, verbose=verbose))
     if placed is not None:
@@ -516,8 +535,30 @@ def plan_text(
     most = shown_rows(rows, verbose=verbose)
     if rows is None and most is not None:  # besides an empty line, head, hint and next command
         most = max(1, min(most, LINES - len(above) - len(lines) - 4))
-    table = ranked_table([*assessments, *further], most, hint=rows is None)
+    shown = [*assessments, *further]
+    if most is None or len(shown) <= most:
+        shown[1:] = sorted(shown[1:], key=lambda one: one.time.step_seconds)
+    table = ranked_table(shown, most, hint=rows is None, tie=tie)
     return "\n".join([*above, *table, "", *lines])
+
+
+def _is_tie(tie: Tie, best: Assessment, other: Assessment | None) -> bool:
+    """Whether the best plan is not the fastest, or the runner-up is as fast."""
+    if best.time.step_seconds > tie.seconds:
+        return True
+    return other is not None and other.time.step_seconds <= (1.0 + CLOSE) * tie.seconds
+
+
+def tie_words(tie: Tie, best: Assessment, *, verbose: bool = False) -> str:
+    """Return of how many plans the proposed one is the simplest, and what the fastest saves."""
+    words = f"simplest of {tie.plans:,} plans within {100 * CLOSE:g} %"
+    step = best.time.step_seconds
+    saved = step - tie.seconds
+    if saved <= 0.0:
+        return f"{words}, and the fastest"
+    share = f"{100 * saved / step:.1f} %"
+    words += f"; the fastest takes {format_seconds(saved)} less ({share})"
+    return f"{words}: {changes(best.plan, tie.fastest)}" if verbose else words
 
 
 def tight_words(scenario: Scenario, plan: Plan) -> str:
@@ -527,7 +568,7 @@ def tight_words(scenario: Scenario, plan: Plan) -> str:
     return "no plan fits with its whole interval; these may run out of memory"
 
 
-def _why_not(best: Assessment, other: Assessment) -> str:
+def _why_not(best: Assessment, other: Assessment, *, verbose: bool) -> str:
     slower = other.time.step_seconds - best.time.step_seconds
     more = other.memory.peak_bytes - best.memory.peak_bytes
     if slower < -1e-9 * best.time.step_seconds:
@@ -541,10 +582,9 @@ def _why_not(best: Assessment, other: Assessment) -> str:
     before, after = amounts(best.time.parts), amounts(other.time.parts)
     lost = max(after, key=lambda name: after[name] - before[name])
     difference = after[lost] - before[lost]
-    return (
-        f"{format_seconds(slower)} slower ({100 * slower / best.time.step_seconds:.1f} %): "
-        f"{TIME_WORDS[lost]} costs {format_seconds(difference)} more"
-    )
+    share = f"{100 * slower / best.time.step_seconds:.1f} %"
+    by = f"{format_seconds(slower)} slower ({share})" if verbose else f"{share} slower"
+    return f"{by}: {TIME_WORDS[lost]} costs {format_seconds(difference)} more"
 
 
 def _stages(staged: StagedPlan, *, written: bool, verbose: bool) -> str:

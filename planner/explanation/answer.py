@@ -17,13 +17,14 @@ from planner.answer.answers import header
 from planner.answer.text import head, short_head, time_line
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.verdict import WORDS
-from planner.explanation.glossary import MEMORY_EXPLANATIONS, changes, explain_time, signed_seconds
+from planner.explanation.glossary import MEMORY_EXPLANATIONS, explain_time, signed_seconds
 from planner.explanation.machine_figures import format_value
 from planner.explanation.sensitivity import BatchChoice, Crossover, Sensitivity
 from planner.explanation.why_not import SAME, WhyNot
 from planner.request.command import describe_plan
 from planner.text.answer import DetailedAnswer
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
+from planner.text.plan_changes import changes
 
 EACH: Final = ", for each accelerator"  # left out in a short answer
 SMALL: Final = 0.005  # share of a step or a peak; smaller terms are left out

@@ -22,10 +22,10 @@ from cost_models.pricing.cluster_variants import steps_on_clusters
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages, tracked
 from planner.explanation.choices import Choices
-from planner.explanation.glossary import same_layout
 from planner.explanation.machine_figures import ScaledFigure, figures
 from planner.search.priced_candidates import PricedCandidates, with_batch
 from planner.search.search import search
+from planner.text.plan_changes import same_layout
 
 LOWEST, HIGHEST = 0.5, 4.0
 PRICING: Final = "pricing plans on faster and slower machines"

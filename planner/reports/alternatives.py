@@ -11,11 +11,12 @@ from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_bytes
 from hardware_profiles.progress import report, tracked
 from planner.assessment.assess import Assessment, assess_plans
-from planner.explanation.glossary import changes, signed_seconds
+from planner.explanation.glossary import signed_seconds
 from planner.explanation.why_not import TermDifference, WhyNot, time_terms, why_not
 from planner.reports.reported_plan import ReportedPlan
 from planner.search.priced_candidates import PricedCandidates
 from planner.search.search import search
+from planner.text.plan_changes import changes
 
 SETUP: Final = "usual setup {number} of {total}"
 MOST_FRONT: Final = 40  # plans of a front that are drawn

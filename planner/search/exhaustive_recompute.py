@@ -17,7 +17,7 @@ is priced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages, tracked
 from planner.search.feasible import Feasible
 from planner.search.partial_recompute import FULL, MOST_SAVED, PRICING, ROUNDING, stage_sizes
-from planner.search.ranking import CandidateBatch, Ranking
+from planner.search.ranking import Beaten, CandidateBatch, Ranking
 from planner.search.sources import Leaders
 
 Floats = NDArray[np.float64]
@@ -142,7 +142,7 @@ class EveryNumber:
     scenario: Scenario
     grids: LayerGrids
     max_peak: Floats  # bytes, largest peak allowed for the plans of each grid
-    beaten: Callable[[Floats, Floats], Flags]
+    beaten: Beaten
     feasible: Feasible
     ranking: Ranking
     enumerated: bool = False
@@ -158,7 +158,7 @@ class EveryNumber:
         """
         ranking = leaders.ranking
         beaten = ranking.beaten(leaders.plans)
-        left = grids.rows((~beaten(grids.least_step, grids.least_peak)).nonzero()[0])
+        left = grids.rows((~beaten(grids.table, grids.least_step, grids.least_peak)).nonzero()[0])
         max_peak = left.peak * (1.0 + ROUNDING) if smaller else np.full(len(left.peak), np.inf)
         return cls(ranking.scenario, left, max_peak, beaten, feasible, ranking)
 
@@ -174,7 +174,7 @@ class EveryNumber:
                 table, grid, peak = table.rows(rows), grid[rows], peak[rows]
                 begin(PRICING)
                 step = table_steps(self.scenario, table)
-            kept = self.feasible.may_satisfy(table, step, peak) & ~self.beaten(step, peak)
+            kept = self.feasible.may_satisfy(table, step, peak) & ~self.beaten(table, step, peak)
             rows = kept.nonzero()[0]
             rows = rows[legality_codes(self.scenario, table.rows(rows)) == 0]
             tables.append(table.rows(rows))

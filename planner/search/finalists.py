@@ -19,6 +19,7 @@ from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import advance
 from planner.request.objectives import pareto_front
+from planner.search.distinct import Standing, degrees_of
 from planner.search.feasible import Broken, nothing_broken
 
 Rows = NDArray[np.intp]
@@ -83,6 +84,48 @@ def simulate(
     left = len(order) - done
     found = np.array([s for s, *_ in best])
     return Finalists(rows, found, simulated, left, np.concatenate(dropped))
+
+
+def simulate_distinct(
+    scenario: Scenario,
+    table: PlanTable,
+    order: Rows,
+    step: Floats,
+    peak: Floats,
+    *,
+    top: int,
+    distinct: int,
+    broken: Broken = nothing_broken,
+    family: Rows | None = None,
+) -> Finalists:
+    """Rank rows that are sorted by ``step``, and keep one of each of the best degrees.
+
+    ``family``: only the best of the rows with the same number is ranked.
+    """
+    degrees = degrees_of(table.rows(order))
+    left = np.arange(len(order))  # positions in the order
+    known, seconds = left[:0], step[:0]
+    dropped = [np.zeros(0, dtype=np.int16)]
+    simulated = bounded_away = 0
+    while len(left):
+        batch, left = left[: max(CHUNK, top)], left[max(CHUNK, top) :]
+        found, piped = _seconds(scenario, table, order[batch], step)
+        simulated += piped
+        codes = broken(order[batch], found)
+        dropped.append(codes[codes > 0])
+        known = np.concatenate([known, batch[codes == 0]])
+        seconds = np.concatenate([seconds, found[codes == 0]])
+        best = np.lexsort((known, peak[order[known]], seconds))
+        if family is not None:
+            best = best[np.sort(np.unique(family[order[known[best]]], return_index=True)[1])]
+        known, seconds = known[best], seconds[best]
+        kept = Standing(seconds, degrees[known], top, distinct).kept()
+        known, seconds = known[kept], seconds[kept]
+        limit = Standing(seconds, degrees[known], top, distinct).limit(degrees[left])
+        waiting = len(left)
+        left = left[step[order[left]] <= limit]
+        bounded_away += waiting - len(left)
+    return Finalists(order[known], seconds, simulated, bounded_away, np.concatenate(dropped))
 
 
 def _of_families(

@@ -20,7 +20,7 @@ from planner.assessment.reach import fewest_recomputed
 from planner.assessment.too_small import too_small
 from planner.search.partial_recompute import varies_layers
 from planner.search.search import search
-from planner.search.simplicity import CLOSE, COMPARED
+from planner.search.simplicity import CLOSE
 
 COMMON: Final[dict[str, Any]] = {
     "pipeline_schedule": "1f1b",
@@ -64,10 +64,10 @@ def first_plan(
     offloads = [fixed["offload"]] if "offload" in fixed else offloads
     device = fixed.get("offload_device", "cpu")
     common_only = common_only or all(too_small(scenario, one, device) for one in offloads)
-    found = search(scenario, {**COMMON, **fixed}, top=COMPARED, offloads=offloads)
+    found = search(scenario, {**COMMON, **fixed}, top=1, distinct=1, offloads=offloads)
     priced, smallest = found.counts.priced, found
     if not (found.fits or common_only):
-        found = search(scenario, {**WHOLE, **fixed}, top=COMPARED, offloads=offloads)
+        found = search(scenario, {**WHOLE, **fixed}, top=1, distinct=1, offloads=offloads)
         priced = found.counts.priced + found.counts.part_recomputed
         smallest = min(smallest, found, key=lambda one: one.smallest_peak)
     plan = found.simplest_first().plans[0] if found.fits else None

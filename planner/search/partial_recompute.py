@@ -199,32 +199,33 @@ class FewestLayers:
         left = left.rows(feasible.may_satisfy(left.table, left.floor))
         left = left.rows(np.argsort(left.floor, kind="stable"))
         while len(left.table):
-            longest = leaders.longest_step
+            left = left.rows((left.floor < leaders.longest(left.table)).nonzero()[0])
             cut = max(1, int(np.searchsorted(np.cumsum(left.counts), MAX_TABLE, side="right")))
             some, left = left.rows(slice(0, cut)), left.rows(slice(cut, None))
-            some = some.rows((some.floor < longest).nonzero()[0])
             if len(some.table) == 0:
                 break
             with stages(*SIZES, joint=True) as begin:
-                batch = self._batch(some, longest, begin)
+                batch = self._batch(some, leaders.longest(some.table), begin)
             yield batch
 
     def _batch(
-        self, some: Families, longest: float, begin: Callable[[str], None]
+        self, some: Families, longest: Floats, begin: Callable[[str], None]
     ) -> CandidateBatch:
         """Price all variants of some families; keep the fewest layers that fit."""
         begin(PRICING)
         scenario, feasible = self.scenario, self.feasible
-        if longest < np.inf:
+        has_leaders = bool((longest < np.inf).any())
+        if has_leaders:
             least = table_steps(scenario, replace(some.table, recompute_layers=some.min_layers))
             self.priced += len(least)
-            some = some.rows((least < longest) & feasible.may_satisfy(some.table, least))
+            kept = (least < longest) & feasible.may_satisfy(some.table, least)
+            some, longest = some.rows(kept), longest[kept]
         begin(PRICING)
         family, table = some.with_every_number()
         self.priced += len(table)
-        if longest < np.inf:
+        if has_leaders:
             step = table_steps(scenario, table)
-            index = ((step < longest) & feasible.may_satisfy(table, step)).nonzero()[0]
+            index = ((step < longest[family]) & feasible.may_satisfy(table, step)).nonzero()[0]
             family, table, step = family[index], table.rows(index), step[index]
             begin(PRICING)
             fitting, peak = feasible.fits(table)

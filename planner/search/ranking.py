@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,20 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 from planner.request.choices import Objective
 from planner.request.objectives import pareto_front, sort_keys
+from planner.search.distinct import Standing, degrees_of
 from planner.search.feasible import Broken
-from planner.search.finalists import Finalists, simulate, simulate_front, smallest_first
+from planner.search.finalists import (
+    Finalists,
+    simulate,
+    simulate_distinct,
+    simulate_front,
+    smallest_first,
+)
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 Ranked: TypeAlias = tuple[float, float, Plan]  # seconds, bytes, plan
+Beaten: TypeAlias = Callable[[PlanTable, Floats, Floats], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +43,17 @@ class CandidateBatch:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Order of the results of a search: the first ``top`` by an objective, or a Pareto front."""
+    """Order of the results of a search: the first ``top`` by an objective, or a Pareto front.
+
+    ``distinct``: number of splits of the ranks of which a plan is kept in addition
+    (``planner.search.distinct``).
+    """
 
     scenario: Scenario
     objective: Objective
     top: int
     front: bool
+    distinct: int = 0  # not with the objective memory, nor with a front
 
     def order(self, table: PlanTable, rows: Rows, step: Floats, peak: Floats) -> Rows:
         """Sort rows of a table by the bound on the objective; simpler plans first among ties."""
@@ -51,8 +65,12 @@ class Ranking:
         columns = self.scenario, batch.table, batch.order, batch.step, batch.peak
         if self.front:
             return simulate_front(*columns, broken=broken)
-        rank = smallest_first if self.objective == "memory" else simulate
-        return rank(*columns, top=self.top, broken=broken, family=batch.family)
+        if self.distinct:
+            rank: Any = partial(simulate_distinct, distinct=self.distinct)
+        else:
+            rank = smallest_first if self.objective == "memory" else simulate
+        found: Finalists = rank(*columns, top=self.top, broken=broken, family=batch.family)
+        return found
 
     def merged(self, some: Sequence[Ranked], more: Sequence[Ranked]) -> list[Ranked]:
         """Merge two rankings; ties keep the order of ``some`` before ``more``."""
@@ -62,25 +80,42 @@ class Ranking:
             return [every[row] for row in pareto_front(seconds, peak).tolist()] if every else []
         if self.objective == "memory":
             return sorted(every, key=lambda one: (one[1], one[0]))[: self.top]
-        return sorted(every, key=lambda one: one[:2])[: self.top]
+        every.sort(key=lambda one: one[:2])
+        if self.distinct:
+            kept = self._standing(every).kept()
+            return [one for one, stays in zip(every, kept.tolist(), strict=True) if stays]
+        return every[: self.top]
 
-    def beaten(self, known: Sequence[Ranked]) -> Callable[[Floats, Floats], NDArray[np.bool_]]:
+    def longest(self, known: Sequence[Ranked], table: PlanTable) -> Floats:
+        """Return the step in seconds that every plan has to beat; infinity: none."""
+        if self.distinct:
+            return self._standing(known).limit(degrees_of(table))
+        last = known[self.top - 1][0] if len(known) >= self.top else np.inf
+        return np.full(len(table), last)
+
+    def _standing(self, known: Sequence[Ranked]) -> Standing:
+        seconds = np.array([one[0] for one in known])
+        degrees = np.array([degrees_of(one[2]) for one in known], dtype=np.uint64)
+        return Standing(seconds, degrees, self.top, self.distinct)
+
+    def beaten(self, known: Sequence[Ranked]) -> Beaten:
         """Return a test of which plans cannot beat the known ones.
 
-        Its arguments are lower bounds on steps (seconds) and peaks (bytes).
+        Its arguments are the plans and lower bounds on steps (seconds) and peaks (bytes).
         """
         if self.front and known:
             seconds, peaks = (np.array(column) for column in list(zip(*known, strict=True))[:2])
             order = np.argsort(seconds, kind="stable")
             lowest = np.concatenate([[np.inf], np.minimum.accumulate(peaks[order])])
-            return lambda step, peak: (
+            return lambda table, step, peak: (
                 lowest[np.searchsorted(seconds[order], step, side="right")] <= peak
             )
-        smallest, last = self.objective == "memory", np.inf
-        if not self.front and len(known) >= self.top:
-            worst = known[self.top - 1]
-            last = worst[1] if smallest else worst[0]
-        return lambda step, peak: (peak if smallest else step) > last
+        if self.objective == "memory" and not self.front and len(known) >= self.top:
+            largest = known[self.top - 1][1]
+            return lambda table, step, peak: peak > largest
+        if self.objective == "memory" or self.front:
+            return lambda table, step, peak: np.zeros(len(table), dtype=np.bool_)
+        return lambda table, step, peak: step > self.longest(known, table)
 
 
 def _complexity(table: PlanTable) -> NDArray[np.int64]:

@@ -38,7 +38,7 @@ from planner.search.partial_recompute import (
 )
 from planner.search.priced_candidates import EXACT, PricedCandidates
 from planner.search.ranking import Ranking
-from planner.search.simplicity import simplest_first
+from planner.search.simplicity import Tie, distinct_first, simplest_first
 from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
 
 Floats = NDArray[np.float64]
@@ -83,16 +83,21 @@ class SearchResult:
     seconds: tuple[float, ...] = ()  # of a step of each plan
     fits: bool = False  # the plans fit with their whole interval; else they are tight
     smallest_peak: float = np.inf  # bytes of the smallest plan
+    tie: Tie | None = None  # if the simplest of the fastest is first
 
     def first(self, number: int) -> SearchResult:
         """Return the result with the first plans only."""
         return replace(self, plans=self.plans[:number], seconds=self.seconds[:number])
 
     def simplest_first(self) -> SearchResult:
-        """Return the result with the simplest of the fastest plans first (``simplest_first``)."""
-        order = simplest_first(self.seconds, self.plans)
+        """Return the result with the simplest of the fastest plans first, then other degrees.
+
+        (``planner.search.simplicity``)
+        """
+        order = distinct_first(self.plans, simplest_first(self.seconds, self.plans))
         plans = tuple(self.plans[row] for row in order)
-        return replace(self, plans=plans, seconds=tuple(self.seconds[row] for row in order))
+        seconds = tuple(self.seconds[row] for row in order)
+        return replace(self, plans=plans, seconds=seconds, tie=Tie.of(self.seconds, self.plans))
 
 
 @fewer_collections()
@@ -105,6 +110,7 @@ def search(
     objective: Objective = "time",
     offloads: Sequence[str] = ("none",),
     front: bool = False,
+    distinct: int = 0,
     priced: PricedCandidates | None = None,
 ) -> SearchResult:
     """Search DP x TP x PP x ZeRO with sequence parallelism, recompute and micro-batch size.
@@ -113,15 +119,18 @@ def search(
     uses. Plans that fit are sorted by step time, then by peak memory (by memory first for the
     ``objective`` memory); if none fits, plans whose interval contains the budget. Only plans that
     satisfy ``require`` are priced and returned. ``offloads``: allowed values of Plan.offload.
-    ``front``: the Pareto front of time and memory instead of the first ``top``. ``priced``: the
-    candidates of this scenario, if they are priced already (without ``require``).
+    ``front``: the Pareto front of time and memory instead of the first ``top``. ``distinct``: in
+    addition every plan that is nearly as fast as the fastest, and the fastest plan of each of that
+    many splits of the ranks (``planner.search.distinct``). ``priced``: the candidates of this
+    scenario, if they are priced already (without ``require``).
     """
     started = time.perf_counter()
     if priced is None:
         candidates = Candidates.of(scenario, fixed or {}, require, offloads)
     else:
         candidates = priced.candidates
-    ranking = Ranking(scenario, objective, top, front)
+    distinct = 0 if front or objective == "memory" else distinct
+    ranking = Ranking(scenario, objective, top, front, distinct)
     simulated = bounded_away = varied = 0
     with stages(*SIZES) as begin:
         begin(f"searching {len(candidates.legal):,} plans")

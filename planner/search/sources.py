@@ -32,11 +32,9 @@ class Leaders:
         """Merge more plans into the ranking; among ties earlier plans stay first."""
         self.plans = self.ranking.merged(self.plans, more)
 
-    @property
-    def longest_step(self) -> float:
-        """Step in seconds that a plan has to beat; infinite while there are fewer than ``top``."""
-        top = self.ranking.top
-        return self.plans[top - 1][0] if len(self.plans) >= top else np.inf
+    def longest(self, table: PlanTable) -> Floats:
+        """Return the step in seconds that every plan has to beat; infinity: none."""
+        return self.ranking.longest(self.plans, table)
 
 
 class CandidateSource(Protocol):

@@ -30,9 +30,10 @@ from planner.run_cost.prices import Prices, accelerator_cost
 from planner.run_cost.training_run import DAY, RunRequest, StepCost
 from planner.search.first_plan import COMMON
 from planner.search.search import SearchResult, search
-from planner.search.simplicity import COMPARED, simplest_first
+from planner.search.simplicity import simplest_first
 from planner.search.space import allowed_offloads
 
+DISTINCT: Final = 10  # splits of the ranks of which a plan is found, unless --top is given
 OFFLOADED: Final = "offload is allowed (nothing fits without it)"
 
 
@@ -181,9 +182,10 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
         scenario,
         {**COMMON, **request.fixed} if small else request.fixed,  # no plan fits in any case
         offloads=request.offloads,
-        top=max(request.top, WIDE if places else 0, COMPARED),
+        top=max(request.top, WIDE if places else 0),
         objective="memory" if request.objective == "memory" else "time",
         front=request.pareto is not None,
+        distinct=request.rows or DISTINCT,
     )
     result = _in_order(run_search(require=require), request)
     if not places:

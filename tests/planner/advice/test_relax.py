@@ -73,6 +73,13 @@ def test_a_batch_that_divides_nowhere_is_changed() -> None:
     assert "smallest change: --global-batch-size 8" in str(caught.value)
 
 
+def test_the_nearest_batch_need_not_be_a_multiple_of_all_accelerators() -> None:
+    """Seven nodes of four: tensor parallelism over four leaves seven data-parallel ranks."""
+    scenario = make_scenario("llama", "7x4xA100-80GB", seq_len=64, global_batch_size=12)
+    (change,) = smallest_changes(scenario, {}, [])
+    assert change == Relaxation("--global-batch-size 12", "--global-batch-size 14")
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("required", ["pp==3", "mfu>=99%", "tokens_per_second_per_gpu>=1e9"])
 def test_a_refusal_counts_what_is_legal_and_offers_no_way_that_is_not_as_required(

@@ -26,7 +26,7 @@ from planner.cli.app import app
 from planner.explanation.answer import SMALL, _figure
 from planner.explanation.choices import MOST_NUMBERED, Choices, priced_choices
 from planner.explanation.explain import explain
-from planner.explanation.glossary import changes, describe, layout, place, same_layout
+from planner.explanation.glossary import describe, layout, place
 from planner.explanation.machine_figures import figures
 from planner.explanation.sensitivity import (
     HIGHEST,
@@ -38,6 +38,7 @@ from planner.explanation.sensitivity import (
 )
 from planner.explanation.why_not import LEAST, why_not
 from planner.search.search import search
+from planner.text.plan_changes import changes, same_layout
 from tests.samples import llama, make_scenario
 
 ONE_SCHEDULE = {"pipeline_schedule": "1f1b"}  # searches a part of the space, in less time
