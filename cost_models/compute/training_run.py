@@ -18,6 +18,8 @@ from cost_models.compute.flops import six_n_d
 # Hoffmann et al., Chinchilla (arXiv:2203.15556), table 3: 20.2 billion tokens for 1 billion
 # parameters, 1.5 trillion for 67 billion, 21.2 trillion for 1 trillion
 TOKENS_PER_PARAMETER: Final = 20.0
+# DeepSeek LLM (arXiv:2401.02954), eq. 1, fitted on runs of 1e17 to 2e19 FLOP
+BATCH_SCALE, BATCH_EXPONENT = 0.2920, 0.3271
 
 
 def training_flops(num_parameters: Real, tokens: Real, *, recomputed: Flag = False) -> Real:
@@ -54,3 +56,15 @@ def compute_optimal_tokens(num_parameters: Real) -> Real:
     1400000000000.0
     """
     return TOKENS_PER_PARAMETER * np.multiply(1.0, num_parameters)
+
+
+def best_batch_tokens(flops: Real) -> Real:
+    """Tokens of the batch with which models of a compute budget train best: 0.2920 C^0.3271.
+
+    Source: DeepSeek LLM (arXiv:2401.02954), sec. 3.1, eq. 1; C: FLOP of the whole run. Leaves out:
+    data and optimizer, and how flat the optimum is. Their 67B model, 2 T tokens, had 18.9 M:
+
+    >>> round(float(best_batch_tokens(training_flops(67e9, 2e12))) / 1e6, 1)
+    19.3
+    """
+    return BATCH_SCALE * np.power(np.multiply(1.0, flops), BATCH_EXPONENT)

@@ -32,16 +32,16 @@ from planner.assessment.too_small import too_small
 from planner.request.command import fit_command
 from planner.search.first_plan import FLAT, first_plan
 
-# seconds, relative: plans and trainings, larger accelerators, more accelerators, 16 bits
-SIZES: Final = (6.0, 1.0, 2.0, 1.0)
-MOST_SOFTWARE: Final = 5  # ways on the same accelerators
+# seconds, relative: plans and trainings, offload, larger accelerators, more of them, 16 bits
+SIZES: Final = (5.0, 1.0, 1.0, 2.0, 1.0)
+MOST_SOFTWARE: Final = 5  # ways on the same accelerators, without their host
 RANKS: Final = ("data_parallel", "tensor_parallel", "context_parallel")
 # kinds that are left out where one of others fits: more changes than needed
 NEEDLESS: Final = {
     "both": ("micro-batch", "recompute"),
     "batch": ("micro-batch",),
 }
-MOST_WAYS: Final = MOST_SOFTWARE + 3  # a larger accelerator, more of them, 16 bits
+MOST_WAYS: Final = MOST_SOFTWARE + 4  # offload, a larger accelerator, more of them, 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ def ways_out(
     with stages(*SIZES, joint=True) as begin:
         begin("searching for ways out")
         found = _first_of_kinds(_same_hardware(pinned), MOST_SOFTWARE)
-        for hardware in (larger_accelerators, more_accelerators):
+        for further in (offloads, larger_accelerators, more_accelerators):
             begin("searching for ways out")
-            found += _first_of_kinds(hardware(pinned), 1)
+            found += _first_of_kinds(further(pinned), 1)
         begin("searching for ways out")
         if not any(way.kind == "optimizer" for way in found):
             found += _first_of_kinds(sixteen_bits(pinned), 1)
@@ -176,7 +176,7 @@ def ways_out(
 
 def _same_hardware(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield the changes of plan and training."""
-    for changes in tracked((other_plans, other_trainings, offloads)):
+    for changes in tracked((other_plans, other_trainings)):
         yield from tracked(list(changes(pinned)))
 
 

@@ -164,7 +164,7 @@ def _search(
         except NoLegalPlanError:
             continue
         if isinstance(answer, PlanAnswer):
-            for one in answer.assessments:
+            for one in (*answer.assessments, *answer.further):
                 found.setdefault(one.plan, (answer.scenario, one))
     return list(found.values())
 

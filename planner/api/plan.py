@@ -126,7 +126,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
     models = models_of(request.model, request.find)
     clusters = clusters_of(request.cluster, request.power)
     options = {"optimizer": request.optimizer, "adapter": adapting(**adapters), **of_layers}
-    job = WorkloadRequest(model_of(models[0]), options, request.global_batch_size)
+    tokens = survey_request.job.tokens
+    job = WorkloadRequest(model_of(models[0]), options, request.global_batch_size, tokens)
     at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)
     objectives = {survey_request.objective, *(survey_request.pareto or ())}
     money = (
@@ -141,8 +142,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
             request.find, job, models, clusters, precisions, survey_request, at_most
         )
     sizes = sizes_of(clusters, at_most, fewer=bool(objectives & {"cost", "energy"}))
-    largest = max(one.num_gpus for one in sizes)
-    scenarios = scenarios_of(job, sizes, precisions, largest)
+    scenarios = scenarios_of(job, sizes, precisions, whole_run=survey_request.job.is_given)
     for one in scenarios if limits is not None else ():
         require_runnable_workload(str(limits), one.scenario.workload)
     simple = (

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
+from cost_models.compute.training_run import (
+    best_batch_tokens,
+    compute_optimal_tokens,
+    training_flops,
+)
+from cost_models.model.parameters import active_parameters
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.workload import Precision
+from cost_models.units import format_count
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster
 from hardware_profiles.errors import InputError
 from planner.request.clusters import parts_of
-from planner.request.scenario import AssumedScenario, build_scenario, check_choice, check_count
+from planner.request.scenario import (
+    AssumedScenario,
+    build_scenario,
+    check_choice,
+    check_count,
+    default_seq_len,
+)
 
 MOST_AUTOMATIC: Final = 8  # clusters up to which parts of them are tried by default
-BATCH_NOTE: Final = "default: one micro-batch for each accelerator of the largest cluster"
+OF_LARGEST: Final = "default: one micro-batch for each accelerator of the largest cluster"
+BEST_BATCH: Final = (
+    "default for comparisons: about {tokens} tokens, the best batch for {flops:.2g} FLOP "
+    "(arXiv:2401.02954), the same on every cluster"
+)
+
+
+class DefaultBatch(NamedTuple):
+    """A batch that all cases have by default, in sequences, and why."""
+
+    size: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +49,41 @@ class WorkloadRequest:
     model: ModelSpec
     options: Mapping[str, Any]
     batch: int | None  # if given
+    run_tokens: float | None = None  # of the whole run, if given
 
     def scenario(
-        self, cluster: Cluster, batch: int | None = None, **changes: Any
+        self, cluster: Cluster, default: DefaultBatch | None = None, **changes: Any
     ) -> AssumedScenario:
-        """Return the scenario of one case; ``batch``: default of all cases."""
-        size = self.batch or batch
+        """Return the scenario of one case; ``default``: batch of all cases, if none is given."""
+        size = self.batch or (None if default is None else default.size)
         options = {**self.options, **changes, "global_batch_size": size}
         assumed = build_scenario(options.pop("model", self.model), cluster, **options)
-        if self.batch is None and batch is not None:
-            note = f"global_batch_size {batch} ({BATCH_NOTE})"
+        if self.batch is None and default is not None:
+            note = f"global_batch_size {default.size} ({default.why})"
             assumed = replace(assumed, assumptions=(*assumed.assumptions, note))
         return assumed
+
+    def common_batch(self, clusters: Sequence[Cluster]) -> DefaultBatch:
+        """Return the default batch with which clusters are compared.
+
+        One micro-batch for each accelerator would favour few fast accelerators: nothing amortises
+        the communication of a step. It is the best batch for the FLOP of the run (without --tokens
+        of a compute-optimal one), in whole sequences for every accelerator of every cluster where
+        that is possible. Adapters are trained with batches of any size, so one micro-batch each.
+        """
+        sizes = [cluster.num_gpus for cluster in clusters]
+        if self.options.get("adapter") is not None:
+            return DefaultBatch(max(sizes), OF_LARGEST)
+        parameters = active_parameters(self.model)
+        run_tokens = self.run_tokens or float(compute_optimal_tokens(parameters))
+        flops = float(training_flops(parameters, run_tokens))
+        tokens = float(best_batch_tokens(flops))
+        best = tokens / (self.options.get("seq_len") or default_seq_len(self.model))
+        every = math.lcm(*sizes)
+        unit = every if every <= best else max(sizes)
+        size = unit << max(0, round(math.log2(best / unit)))
+        why = BEST_BATCH.format(tokens=format_count(tokens), flops=flops)
+        return DefaultBatch(size, why)
 
 
 def read_precisions(text: str | None) -> list[str | None]:
@@ -74,12 +122,16 @@ def scenarios_of(
     job: WorkloadRequest,
     clusters: Sequence[Cluster],
     precisions: Sequence[str | None],
-    largest: int,
+    *,
+    whole_run: bool,
 ) -> list[AssumedScenario]:
-    """Return a scenario for each cluster and precision; ``largest``: default batch size."""
-    several = len(clusters) > 1
+    """Return a scenario for each cluster and precision, with one batch for several clusters.
+
+    ``whole_run``: tokens or a limit of the whole run are given, so one cluster has that batch, too.
+    """
+    batch = job.common_batch(clusters) if len(clusters) > 1 or whole_run else None
     return [
-        job.scenario(cluster, largest if several else None, precision=precision)
+        job.scenario(cluster, batch, precision=precision)
         for cluster in clusters
         for precision in precisions
     ]

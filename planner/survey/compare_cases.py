@@ -34,7 +34,7 @@ from planner.search.simplicity import simplest_first
 from planner.search.space import allowed_offloads
 
 DISTINCT: Final = 10  # splits of the ranks of which a plan is found, unless --top is given
-OFFLOADED: Final = "offload is allowed (nothing fits without it)"
+OFFLOADED: Final = "offload is allowed (nothing fits without it with its whole interval)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +138,24 @@ class SurveyCase:
 def survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:
     """Search every case; raise an InputError only if no case is valid.
 
-    If nothing fits in any case, all are searched again with offload allowed.
+    If nothing fits with its whole interval in any case, all are searched again with offload
+    allowed.
     """
     cases = _survey(scenarios, request)
-    if any(case.found for case in cases) or not any(_needs_offload(c, request) for c in cases):
+    if any(map(_fits, cases)) or not any(_needs_offload(c, request) for c in cases):
         return cases
     again = _survey(scenarios, replace(request, offloads=OFFLOADS))
-    if not any(case.found for case in again):
+    tight = any(case.found for case in cases)
+    if not any(_fits(case) or (case.found and not tight) for case in again):
         return cases
     return [
         replace(case, assumed=_with_note(case.assumed, OFFLOADED)) if case.found else case
         for case in again
     ]
+
+
+def _fits(case: SurveyCase) -> bool:
+    return any(found.fits for found in case.found)
 
 
 def _with_note(assumed: AssumedScenario, note: str) -> AssumedScenario:
@@ -241,7 +247,7 @@ def _needs_offload(case: SurveyCase, request: SurveyRequest) -> bool:
     return (
         request.offload_if_needed
         and result is not None
-        and result.counts.too_large > 0
+        and result.counts.too_large + result.counts.tight > 0
         and scenario.on_gpu
         and scenario.cluster.accelerator.host_bandwidth is not None
         and "offload" not in request.fixed

@@ -34,7 +34,7 @@ from planner.request.divisors import divisors
 from planner.request.model import ModelLike, model_of
 from planner.request.scenario import MAX_BATCH, MAX_SEQ_LEN, AssumedScenario
 from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error, survey_answer
-from planner.survey.cases import WorkloadRequest
+from planner.survey.cases import OF_LARGEST, DefaultBatch, WorkloadRequest
 from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, ranked, survey
 from planner.survey.text import inverse_lines
 from planner.text.answer import DetailedAnswer
@@ -42,6 +42,7 @@ from planner.text.answer import DetailedAnswer
 COARSEST: Final = 4096  # tokens; largest step between sequence lengths
 FINEST: Final = 128
 MOST_MODELS: Final = 64
+COMPARES: Final = ("cheapest-cluster", "most-tokens")  # clusters, by what they cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class _Inverse:
 
     @property
     def largest(self) -> int:
-        """Accelerators of the largest cluster; the default batch has one micro-batch for each."""
+        """Accelerators of the largest cluster."""
         return max(cluster.num_gpus for cluster in self.clusters)
 
     def ask(
@@ -156,7 +157,11 @@ class _Inverse:
         """Return the scenarios of one candidate."""
         job = replace(self.job, options={**self.job.options, **changes})
         chosen = self.clusters if clusters is None else clusters
-        batch = self.largest if len(self.clusters) > 1 or clusters is not None else None
+        batch: DefaultBatch | None = None
+        if self.find in COMPARES:
+            batch = job.common_batch(chosen)
+        elif len(self.clusters) > 1 or clusters is not None:
+            batch = DefaultBatch(self.largest, OF_LARGEST)
         return [
             job.scenario(cluster, batch, precision=precision)
             for cluster in chosen
