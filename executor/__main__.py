@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from executor.cli.options import ExportOptions, MeasureOptions, TokenizeOptions, TraceOptions
 from executor.cli.parser import Options, parse
+from executor.processes.signals import stop_numbers
 from hardware_profiles.command_line import Interrupted
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.message import error_text
@@ -159,7 +160,7 @@ def _measure(options: MeasureOptions) -> int:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # until there are ranks that can hear them
+    for number in stop_numbers(signal.SIGUSR1):  # until there are ranks that can hear them
         signal.signal(number, _interrupt)
     code = main()
     if "RANK" in os.environ:  # a rank does not take its process groups apart: mesh.leave

@@ -78,7 +78,10 @@ def run(options: RunOptions, arguments: list[str]) -> int:
     def start(emit: Emit, folder: Path | None) -> Any:
         if options.launcher == "fork":
             return run_by_fork(
-                prepared.file, _task(options, prepared, folder), emit, options.supervision
+                prepared.file,
+                lambda attempt: _task(_restarted(options, folder, attempt), prepared, folder),
+                emit,
+                options.supervision,
             )
         # every rank imports torch and transformers first
         ranks = prepared.file.plan.world_size
@@ -90,6 +93,13 @@ def run(options: RunOptions, arguments: list[str]) -> int:
 
     messages = [*prepared.notes, *notes(prepared.file, gpus)]
     return _report(options, prepared, start, messages, arguments)
+
+
+def _restarted(options: RunOptions, folder: Path | None, attempt: int) -> RunOptions:
+    """Return the options of an attempt: later ones resume from the run's own checkpoints."""
+    if not attempt:
+        return options
+    return options.with_resume(resume_after_restart(options.checkpoints.resume, folder))
 
 
 def _run_on_nodes(

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, TextIO, TypeVar
@@ -310,8 +310,7 @@ class StatusLine:
                 return
             self.text, self.since = text, time.monotonic()
             if self.drawn and not text:
-                self.stream.write(ERASE)
-                self.stream.flush()
+                self._write(ERASE)
                 self.drawn = ""
 
     def _draw(self) -> None:
@@ -324,9 +323,13 @@ class StatusLine:
                 room = shutil.get_terminal_size().columns - len(end) - 5
                 line = f"{escaped(self.text)[:room]} ...{end}"
                 if line != self.drawn:
-                    self.stream.write(f"{ERASE}{line}")
-                    self.stream.flush()
+                    self._write(f"{ERASE}{line}")
                     self.drawn = line
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # of a terminal that was closed
+            self.stream.write(text)
+            self.stream.flush()
 
     def _end(self, silent: float) -> str:
         """Return the share done and the time left; the elapsed time where these are unknown."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -14,6 +15,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from hardware_profiles.errors import InputError
 from hardware_profiles.message import escaped
 from hardware_profiles.progress import clear
 
@@ -120,14 +122,21 @@ def show(text: object, style: Callable[[str], str] = str) -> None:
     clear()
     try:
         print(style(escaped(str(text))), flush=True)
-    except BrokenPipeError:
-        discard_output()
+    except OSError as error:
+        _on_unwritable(error)
+
+
+def _on_unwritable(error: OSError) -> None:
+    """Go on without output where its reader or the terminal went away; else raise."""
+    discard_output()
+    if error.errno not in (errno.EPIPE, errno.EIO):
+        raise InputError(f"standard output: cannot be written: {error.strerror}") from None
 
 
 def say(text: str) -> None:
-    """Print a message on standard error."""
+    """Print a message on standard error, if it still exists."""
     clear()
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         print(escaped(text), file=sys.stderr, flush=True)
 
 
@@ -136,8 +145,8 @@ def show_rest() -> None:
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
-        discard_output()
+    except OSError as error:
+        _on_unwritable(error)
 
 
 def discard_output() -> None:

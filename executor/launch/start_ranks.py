@@ -6,6 +6,7 @@ output is stored for ``--traceback``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -49,19 +50,31 @@ Emit = Callable[[dict[str, Any]], None]
 Task = Callable[[Reporter], Any]  # runs on every rank; rank 0 returns the answer
 
 
-def run_by_fork(file: PlanFile, task: Task, emit: Emit, supervision: Supervision) -> Any:
-    """Run a task on CPU processes of this machine and return rank 0's answer."""
+def run_by_fork(
+    file: PlanFile, task_of: Callable[[int], Task], emit: Emit, supervision: Supervision
+) -> Any:
+    """Run a task on CPU processes of this machine and return rank 0's answer.
+
+    ``task_of``: returns the task of an attempt; failed ranks are started again, as by torchrun.
+    """
     processes = file.plan.world_size
     threads = threads_per_process(processes)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with supervision.relay(processes) as relay:
-        return run_forked(
-            *(_forked_task, processes, task),
-            timeout=None,
-            threads=threads,
-            on_event=emit,
-            relay=relay,
-        )[0]
+    for attempt in itertools.count():
+        with supervision.relay(processes) as relay:
+            try:
+                return run_forked(
+                    *(_forked_task, processes, task_of(attempt)),
+                    timeout=None,
+                    threads=threads,
+                    on_event=emit,
+                    relay=relay,
+                )[0]
+            except RunError as error:
+                if attempt >= supervision.max_restarts or relay.received is not None:
+                    raise
+                emit({"kind": "note", "text": f"restart {attempt + 1}: {error}"})
+    raise AssertionError("unreachable")
 
 
 def _forked_task(rank: int, task: Task) -> Any:
@@ -248,7 +261,7 @@ def is_restarted() -> bool:
 def run_as_launched_rank(place: TorchrunRank, task: Task, supervision: Supervision) -> int:
     """Run a task in a rank of ``run_by_torchrun``; report to it and return the exit code."""
     end_with_parent(os.getppid())
-    stop = StopSignals([supervision.preemption_signal])
+    stop = StopSignals(supervision.stop_numbers())
     _report({"local_rank": place.local_rank, "process": os.getpid(), "attempt": restarts()})
 
     def fail(error: BaseException) -> dict[str, Any]:
@@ -274,7 +287,7 @@ def run_as_torchrun_rank(
     def fail(error: RunError) -> None:
         say(f"shardplan: rank {place.rank}: {error}")
 
-    return task(Reporter(emit, fail, StopSignals([supervision.preemption_signal])))
+    return task(Reporter(emit, fail, StopSignals(supervision.stop_numbers())))
 
 
 def _report(message: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from executor.processes.signals import Relay, StopSignals, signal_number
+from executor.processes.signals import Relay, StopSignals, signal_number, stop_numbers
 from hardware_profiles.errors import RunError
 from hardware_profiles.options import Option
 
@@ -55,4 +55,8 @@ class Supervision:
 
     def relay(self, ranks: int) -> Relay:
         """Return the signal relay for the ranks of this machine."""
-        return Relay([self.preemption_signal], ranks)
+        return Relay(self.stop_numbers(), ranks)
+
+    def stop_numbers(self) -> frozenset[int]:
+        """Return the signals that request a stop."""
+        return stop_numbers(self.preemption_signal)

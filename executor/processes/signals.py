@@ -1,4 +1,4 @@
-"""Signals that request a clean stop: SIGTERM, and the scheduler's pre-emption signal.
+"""Signals that request a clean stop: SIGTERM, the scheduler's pre-emption signal, a lost terminal.
 
 The first one is recorded: the rank stops after the current step, together with all others. A later
 one ends the process at once. Both work while the rank waits inside a collective, where Python's own
@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from hardware_profiles.errors import InputError
@@ -34,11 +34,21 @@ def signal_number(name: str) -> int:
     return int(signal.Signals[full])
 
 
+def stop_numbers(*numbers: int) -> frozenset[int]:
+    """Return the signals that request a stop: these, SIGTERM, SIGHUP (a lost terminal) and SIGQUIT.
+
+    Without the last two where this process was started to ignore them, as by nohup.
+    """
+    terminal = (signal.SIGHUP, signal.SIGQUIT)
+    heard = [int(number) for number in terminal if signal.getsignal(number) != signal.SIG_IGN]
+    return frozenset((*numbers, int(signal.SIGTERM), *heard))
+
+
 class StopSignals:
     """Signal handlers of this process; created in its main thread."""
 
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers = frozenset((*numbers, int(signal.SIGTERM)))
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.numbers = frozenset(numbers)
         self.received: int | None = None
         self.received_at = 0.0
         self.callback: Callable[[], None] = _nothing  # called once, in a thread
@@ -76,8 +86,8 @@ class Relay:
     While some ranks are missing, and at a later signal, it interrupts this process instead.
     """
 
-    def __init__(self, numbers: Sequence[int], ranks: int) -> None:
-        self.numbers = frozenset((*numbers, int(signal.SIGTERM)))
+    def __init__(self, numbers: Iterable[int], ranks: int) -> None:
+        self.numbers = frozenset(numbers)
         self.ranks = ranks
         self.processes: dict[int, int] = {}  # by rank
         self.received: int | None = None

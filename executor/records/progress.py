@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,8 @@ class ProgressDisplay:
         trace: TracebackType | None,
     ) -> None:
         if self.bar is not None:
-            self.bar.stop()
+            with contextlib.suppress(OSError):  # of a terminal that was closed
+                self.bar.stop()
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Show one step, an evaluation, or a note."""
@@ -82,7 +84,8 @@ class ProgressDisplay:
         values = "  ".join(part for part in parts if part)
         if self.bar is not None:
             shown = fitting(parts, self._room(self.bar.console.width))
-            self.bar.update(self.task, completed=event["step"], description=shown)
+            with contextlib.suppress(OSError):
+                self.bar.update(self.task, completed=event["step"], description=shown)
         elif self._is_due(event["step"], now):
             self.last_line = now
             width = len(str(self.steps))
@@ -95,7 +98,8 @@ class ProgressDisplay:
 
     def _say(self, text: str) -> None:
         if self.bar is not None:
-            self.bar.console.print(escaped(text), markup=False, highlight=False, soft_wrap=True)
+            with contextlib.suppress(OSError):
+                self.bar.console.print(escaped(text), markup=False, highlight=False, soft_wrap=True)
         else:
             say(text)
 

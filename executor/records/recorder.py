@@ -18,10 +18,17 @@ from typing import Any, Final
 from cost_models.pricing.observed import other_machine, with_predicted_names
 from executor.launch.preflight import PreparedRun
 from executor.records.metrics import METRICS_FILE, MetricsFile
-from executor.records.report import SCHEMA_VERSION, ComparisonRow, compare, write_run
+from executor.records.report import (
+    SCHEMA_VERSION,
+    ComparisonRow,
+    compare,
+    overwrite_status,
+    write_record,
+    write_run,
+)
 from executor.records.tensorboard import TensorBoard
 from executor.records.utilisation import peak_flops, utilisation
-from hardware_profiles.fields import write_text_atomically
+from hardware_profiles.errors import RunError, ShardplanError
 
 MAX_RECORDS: Final = 200  # maximum number of step records in run.json; metrics.jsonl has all
 MAX_TIMELINES: Final = 64  # ranks in timeline.json
@@ -120,7 +127,7 @@ class Recorder:
             lines = [rank["timeline"] for rank in ranks[:MAX_TIMELINES]]
             document = {"schema_version": SCHEMA_VERSION, "step": step, "phases": phases}
             text = json.dumps({**document, "ranks": lines}, allow_nan=False)
-            write_text_atomically(self.folder / TIMELINE_FILE, f"{text}\n", force=True)
+            write_record(self.folder / TIMELINE_FILE, f"{text}\n")
 
     def _keep(self, record: dict[str, Any], where: SampledRecords) -> None:
         if self.metrics is not None:
@@ -130,6 +137,14 @@ class Recorder:
         where.add(record)
         self.show(record)
 
+    def _close_metrics(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
+
+    def _write_began(self) -> None:
+        if self.began:
+            self._write()
+
     def _close_board(self) -> None:
         if self.board is not None:
             self.board.close()
@@ -138,11 +153,16 @@ class Recorder:
     def finish(self, status: str, error: str | None = None) -> None:
         """Record the end of the run."""
         self.status, self.error, self.ended = status, error, _now()
-        if self.metrics is not None:
-            self.metrics.close()
-        self._close_board()
-        if self.began:
-            self._write()
+        problems: list[Exception] = []  # of a full disk; the run's own error comes first
+        for last in (self._close_metrics, self._close_board, self._write_began):
+            try:
+                last()
+            except (ShardplanError, OSError) as problem:
+                problems.append(problem)
+        if problems and self.folder is not None:
+            overwrite_status(self.folder, RUNNING, FAILED)
+            if error is None:
+                raise RunError(f"{self.folder}: cannot be written: {problems[0]}")
 
     def measured(self) -> dict[str, Any]:
         """Return the medians of the timed steps, and the ranks' counters."""

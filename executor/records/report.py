@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,9 +18,11 @@ from cost_models.pricing.observed import (
     peak_bytes,
 )
 from cost_models.text_tables import comparison_table, relative_difference
+from hardware_profiles.errors import InputError, RunError
 from hardware_profiles.fields import write_text_atomically
 
 SCHEMA_VERSION: Final = 1
+RUN_FILE: Final = "run.json"
 LINE: Final = 80
 HEAD: Final = ("predicted", "measured", "prediction is")
 
@@ -140,7 +143,24 @@ def _what_is_compared(on_gpu: bool, other: str | None) -> str:
 
 def write_run(folder: Path, document: Mapping[str, Any]) -> Path:
     """Write run.json and return its path."""
-    path = folder / "run.json"
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    write_text_atomically(path, text, force=True)  # replaces an earlier state of the same run
+    path = folder / RUN_FILE
+    write_record(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
     return path
+
+
+def write_record(path: Path, text: str) -> None:
+    """Write a file of a run, over an earlier state of the same run; a RunError if it fails."""
+    try:
+        write_text_atomically(path, text, force=True)
+    except InputError as error:
+        raise RunError(str(error)) from None
+
+
+def overwrite_status(folder: Path, before: str, after: str) -> None:
+    """Replace the status in run.json in place by one as short, which needs no room on the disk."""
+    old, new = (f'"status": "{status}"'.encode() for status in (before, after))
+    with contextlib.suppress(OSError), (folder / RUN_FILE).open("r+b") as file:
+        place = file.read(1000).find(old)
+        if place >= 0:
+            file.seek(place)
+            file.write(new.ljust(len(old)))

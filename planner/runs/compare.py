@@ -34,7 +34,7 @@ from cost_models.step_time.parts import TIME_WORDS
 from cost_models.text_tables import aligned, comparison_rows, relative_difference
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
-from planner.runs.run_record import RUN_FILE, RunRecord, read_run
+from planner.runs.run_record import KILLED, RUN_FILE, RunRecord, read_run
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.text.paragraphs import USUAL, plain, width
 
@@ -284,6 +284,8 @@ def _traffic_terms(records: tuple[Collective, ...], run: RunRecord) -> Iterable[
 
 
 def _why_off(predicted: Prediction, run: RunRecord) -> Iterable[str]:
+    if run.status == KILLED:
+        yield f"the run was killed: {run.folder} holds what it wrote until then"
     other = _other_machine(run)
     if other is not None:
         yield f"times are not comparable: {other}"

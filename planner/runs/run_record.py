@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,9 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.fields import Amount, convert, read_json, tidied
 
 RUN_FILE: Final = "run.json"
+LOCK: Final = ".in-use"  # in the folder of a run: locked while its process lives
+RUNNING: Final = "running"
+KILLED: Final = "killed"  # without a word: run.json says running, but nobody holds the lock
 
 
 class _Planned(Struct, frozen=True):
@@ -72,6 +77,23 @@ class RunRecord:
         return dict(sorted(best.items()))
 
 
+def _is_gone(folder: Path) -> bool:
+    """Return whether no process holds the lock of a run's folder; False if that is unknown."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # held, or a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def read_run(path: Path) -> RunRecord:
     """Read the run.json of a run's folder, or the file itself."""
     file = path / RUN_FILE if path.is_dir() else path
@@ -90,7 +112,7 @@ def read_run(path: Path) -> RunRecord:
     waits = measured.exposed_communication_seconds
     return RunRecord(
         folder=file.parent,
-        status=run.status,
+        status=KILLED if run.status == RUNNING and _is_gone(file.parent) else run.status,
         on_gpu=run.environment.device not in ("cpu", "unknown"),
         device=run.environment.device,
         plan_file=plan_file_from_dict(document["plan"]["contents"], f"{file}: plan: contents"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hardware_profiles.errors import InputError
 from hardware_profiles.terminal import ASCII, prepare_streams, say, show, transliterate
 
 SOURCES = Path(__file__).parents[2]
@@ -70,3 +72,26 @@ def test_the_escapes_keep_a_json_document(capsys: pytest.CaptureFixture[str]) ->
     names = {"a\x9bb": "\u202e\x1b"}
     show(json.dumps(names, indent=2, ensure_ascii=False))
     assert json.loads(capsys.readouterr().out) == names
+
+
+@pytest.mark.parametrize(
+    ("number", "raises"), [(errno.EPIPE, False), (errno.EIO, False), (errno.ENOSPC, True)]
+)
+def test_output_that_goes_nowhere(
+    number: int, raises: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A closed terminal or pipe ends nothing; a full disk is one line."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, "No space left on device")
+
+    for name in ("stdout", "stderr"):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "write", fail)
+        monkeypatch.setattr(sys, name, stream)
+    say("a message")
+    if raises:
+        with pytest.raises(InputError, match="standard output: cannot be written: No space left"):
+            show("text")
+    else:
+        show("text")

@@ -12,12 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import write_plan_file
 from executor.__main__ import main
 from executor.launch import preflight, start_ranks
+from executor.launch.start_ranks import run_by_fork
 from executor.processes.fork import describe_failure, run_forked
+from executor.processes.reporter import Supervision
 from executor.processes.signals import REPEAT_SECONDS, Relay
 from executor.run import show
 from hardware_profiles.cluster.parse import parse_cluster
@@ -416,7 +419,7 @@ def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path
 @pytest.mark.parametrize(
     ("launcher", "number", "options"),
     [
-        ("fork", signal.SIGTERM, ()),
+        ("fork", signal.SIGHUP, ()),
         pytest.param(
             *("torchrun", signal.SIGUSR2, ("--preemption-signal", "usr2")),
             marks=pytest.mark.slow,
@@ -522,6 +525,40 @@ def test_a_rank_that_is_stopped_under_torchrun_is_named(write, tmp_path):
     assert last.startswith("shardplan: hang: no answer from rank 1 (process ")
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_forked_ranks_are_started_again_until_no_restart_is_left():
+    notes = []
+
+    def run(restarts):
+        supervision = Supervision(max_restarts=restarts)
+        return run_by_fork(tiny(Plan(2)), _killed_until, notes.append, supervision)
+
+    assert run(2) == "third"
+    assert [note["text"].partition(":")[0] for note in notes] == ["restart 1", "restart 2"]
+    with pytest.raises(RunError, match="rank 1: ended without a message"):
+        run(1)
+
+
+def _killed_until(attempt):
+    def task(tell):
+        if attempt < 2:
+            _killed_on_rank_one(dist.get_rank())
+        return "third"
+
+    return task
+
+
+def test_signals_that_are_ignored_at_the_start_do_not_stop_a_run():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in Supervision().stop_numbers()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert Supervision().stop_numbers() >= {signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1}
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def _killed_on_rank_one(rank):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -529,7 +566,7 @@ def _killed_on_rank_one(rank):
 
 
 def test_a_rank_that_hung_is_named_though_it_was_then_killed():
-    relay = Relay([], 2)
+    relay = Relay([signal.SIGTERM], 2)
     relay.kill = lambda: killed.append(True)
     killed, following = [], start_ranks._TorchrunOutput(lambda event: None, relay, True)
     following.others.append("  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7)\n")

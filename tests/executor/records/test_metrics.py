@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -139,6 +140,24 @@ def test_a_run_is_kept_while_it_goes_on(tmp_path):
     assert lines[3]["memory_bytes"] == [10, 12]
     assert lines[3]["exposed_communication_seconds"] == pytest.approx([0.15, 0.15])
     assert "phases" not in lines[3]
+
+
+def test_a_full_disk_is_recorded_in_place_and_its_error_kept(tmp_path, monkeypatch):
+    recorder = _recorder(tmp_path)
+    recorder(START)
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise full
+
+    monkeypatch.setattr("tempfile.mkstemp", fail)
+    monkeypatch.setattr(recorder.metrics.file, "flush", fail, raising=False)
+    with pytest.raises(RunError, match=r"run\.json: cannot be written: No space left"):
+        recorder({"kind": "measured", "ranks": []})
+    recorder.finish("failed", "the disk is full")  # raises nothing: the caller has the error
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "failed"
+    with pytest.raises(RunError, match=r"cannot be written: .*No space left"):
+        recorder.finish("finished")
 
 
 def test_every_key_is_in_the_docs(tmp_path):

@@ -9,11 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from cost_models.plan.plan import Plan
+from executor.run_folder import LOCK, claimed_folder
 from hardware_profiles.cluster.calibration import scaled_rates
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from planner.cli.app import app
 from planner.runs.compare import compare
+from planner.runs.run_record import read_run
 from tests.planner.runs.recorded import PLAN, machine, plan_file, write_plan, write_run
 
 PIPELINE = Plan(pipeline_parallel=2, micro_batch_size=1, num_microbatches=4)
@@ -30,6 +32,20 @@ def test_a_run_as_predicted_has_equal_terms(tmp_path: Path, plan: Plan) -> None:
         assert term.difference == pytest.approx(0.0, abs=1e-9), term
     assert any(term.name.endswith("(pipeline)") for term in found.terms) == (plan is PIPELINE)
     assert "inside the stated interval" in " ".join(found.explanation)
+
+
+def test_a_run_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) -> None:
+    file = plan_file()
+    folder = write_run(tmp_path / "run", file, machine())
+    record = folder / "run.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "status": "running"}))
+    with claimed_folder(folder, resume=True):
+        assert read_run(folder).status == "running"
+    assert read_run(folder).status == "killed"
+    (folder / LOCK).touch()  # left by kill -9
+    assert read_run(folder).status == "killed"
+    found = compare(write_plan(tmp_path / "plan.json", file), folder)
+    assert found.explanation[0].startswith("the run was killed: ")
 
 
 def test_what_is_slower_is_named(tmp_path: Path) -> None:
