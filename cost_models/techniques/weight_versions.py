@@ -26,7 +26,8 @@ def stashed_versions(pipeline_parallel: Count, rank: Count) -> Real:
     """Versions of its weights that a rank of PipeDream keeps: p - r, the newest included.
 
     A micro-batch's backward pass reads the weights of its forward pass, and p - r micro-batches are
-    in flight. Source: Narayanan et al., PipeDream (SOSP 2019), sec. 3.3, "weight stashing".
+    in flight. Source: Narayanan et al., PipeDream (SOSP 2019), sec. 3.3, "weight stashing"; their
+    runtime has as many (msr-fiddle/pipedream, main_with_runtime.py: num_versions).
 
     >>> [int(stashed_versions(4, rank)) for rank in range(4)]
     [4, 3, 2, 1]

@@ -58,6 +58,16 @@ def test_asynchronous_workers_are_limited_by_themselves_or_by_the_servers(
     assert delay == pytest.approx(float(expected_delay(workers)), rel=0.05)
 
 
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (8, 4), (16, 16), (64, 8)])
+def test_seconds_are_those_of_bytepss_table(n: int, k: int) -> None:
+    """Jiang et al. (OSDI 2020), table 1: seconds of a step's communication, of M bytes over B."""
+    size, link = 1.3e9, 12.5e9
+    assert colocated_bytes(size, n) / link == pytest.approx(2 * (n - 1) * size / (n * link))
+    apart = max(size / link, n * size / (k * link))
+    assert server_seconds(size, n, k, link) == pytest.approx(apart)
+    assert balanced_seconds(size, n, k, link) <= min(apart, colocated_bytes(size, n) / link) + 1e-12
+
+
 def test_the_ends_of_the_theorem_are_an_all_reduce_and_servers_apart() -> None:
     n = np.array([2, 4, 16, 256])
     assert balanced_seconds(1e9, n, 0, 1e9) == pytest.approx(ring_all_reduce(1e9, n, 1e9, 0.0))

@@ -60,6 +60,23 @@ def test_double_buffering_needs_two_versions_and_is_late_by_one(pipeline: int) -
         assert delays == {1}
 
 
+@pytest.mark.parametrize("pipeline", [1, 2, 4, 8])
+def test_versions_are_those_of_the_authors_runtime(pipeline: int) -> None:
+    """Github.com/msr-fiddle/pipedream, runtime/image_classification/main_with_runtime.py.
+
+    A version more than forward passes of the warm-up, at most 2 where several micro-batches share
+    an update (--macrobatch). The papers have no table of bytes to compare with, only figures.
+    """
+    plan = Plan(pipeline_parallel=pipeline, num_microbatches=MANY)
+    for rank in range(pipeline):
+        kinds = [action.kind for action in actions(plan, rank)]
+        warm_up = kinds.index("backward") - 1  # the last of these forward passes is not part of it
+        assert stashed_versions(pipeline, rank) == warm_up + 1
+        shared = min(2, warm_up + 1)
+        assert shared <= double_buffered_versions(pipeline)
+        assert rank or shared == double_buffered_versions(pipeline)
+
+
 def test_without_a_pipeline_there_is_one_version() -> None:
     assert counted(1, 0, 1) == (1, {0})
     assert stashed_versions(1, 0) == double_buffered_versions(1) == 1
