@@ -18,6 +18,16 @@ from planner.request.constraints import Constraint, broken_by_plan
 from planner.search.space import plan_products
 
 
+def varies_virtual_stages(scenario: Scenario, require: Sequence[Constraint]) -> bool:
+    """Whether legality and requirements are the same for every number of virtual stages.
+
+    If not, all numbers are candidates; if so, most are found by their bounds
+    (``VirtualStages``).
+    """
+    given = scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None
+    return not given and not any(one.name == "virtual_stages" for one in require)
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Legal candidates, and counts of the others by broken rule."""
@@ -40,8 +50,14 @@ class Candidates:
         examples: dict[str, str] = {}
         excluded: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
         legal = []
+        size, every_cut = scenario.cluster.num_gpus, not varies_virtual_stages(scenario, require)
         for product in plan_products(
-            scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed, offloads=offloads
+            scenario.model,
+            scenario.workload,
+            size,
+            fixed,
+            offloads=offloads,
+            every_cut=every_cut,
         ):
             few, frame = product.factored()
             broken = broken_rules(scenario, few)

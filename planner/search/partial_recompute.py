@@ -106,7 +106,7 @@ def numbers_that_may_fit(
     if len(scenario.model.kinds) == 1:
         share = np.nan_to_num(1.0 - max_peak / none)
     fewest = np.maximum(1.0, np.ceil(smallest * share - ROUNDING))
-    last = np.floor(largest * (max_peak / whole) * (1.0 + ROUNDING))
+    last = np.floor(largest * (max_peak / np.maximum(whole, 1.0)) * (1.0 + ROUNDING))
     counts = np.minimum(smallest - (smallest == largest), last)
     return fewest.astype(np.int64), counts.astype(np.int64)
 

@@ -23,7 +23,7 @@ from planner.request.constraints import (
     fewest_layers_are_best,
 )
 from planner.request.objectives import results
-from planner.search.candidates import Candidates
+from planner.search.candidates import Candidates, varies_virtual_stages
 from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import fewer_collections
@@ -40,6 +40,7 @@ from planner.search.priced_candidates import EXACT, PricedCandidates
 from planner.search.ranking import Ranking
 from planner.search.simplicity import Tie, distinct_first, simplest_first
 from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
+from planner.search.virtual_stages import Interleaved, VirtualStages
 
 Floats = NDArray[np.float64]
 # seconds of the stages of a search, relative: memory, steps, simulations, partial recomputation
@@ -60,6 +61,7 @@ class Counts:
     bounded_away: int = 0  # not simulated: the closed form exceeds the best simulated steps
     excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but break a requirement
     part_recomputed: int = 0  # additional plans that recompute some layers of every stage
+    more_stages: int = 0  # additional plans with other numbers of virtual stages
 
     @property
     def legal(self) -> int:
@@ -131,7 +133,7 @@ def search(
         candidates = priced.candidates
     distinct = 0 if front or objective == "memory" else distinct
     ranking = Ranking(scenario, objective, top, front, distinct)
-    simulated = bounded_away = varied = 0
+    simulated = bounded_away = varied = more_stages = 0
     with stages(*SIZES) as begin:
         begin(f"searching {len(candidates.legal):,} plans")
         space = _Space.of(candidates.legal, ranking, fixed or {}, require, offloads, priced, begin)
@@ -147,7 +149,11 @@ def search(
                     if source.enumerated:
                         bounded_away += ranked.bounded_away
                         codes.append(ranked.broken)
-                varied += source.priced
+                if isinstance(source, VirtualStages):
+                    more_stages += source.priced
+                    varied += source.part_recomputed
+                else:
+                    varied += source.priced
             if leaders.plans or not (feasible.seen_tight or np.any(space.verdicts == 1)):
                 break
     counts = Counts(
@@ -161,6 +167,7 @@ def search(
         bounded_away=bounded_away,
         excluded=counts_by_text(require, np.concatenate(codes)),
         part_recomputed=varied,
+        more_stages=more_stages,
     )
     return SearchResult(
         plans=tuple(plan for *_, plan in leaders.plans),
@@ -185,6 +192,7 @@ class _Space:
     short: NDArray[np.int16]  # position (from 1) of a constraint that the bounds break; 0: none
     fewest: bool  # the fewest recomputed layers that fit are the best
     every: FullRecompute | None  # plans whose every number of recomputed layers is a candidate
+    interleaved: Interleaved | None  # plans whose every number of virtual stages is a candidate
     smallest: Plan | None  # with the smallest peak of all legal plans
     smallest_peak: float  # bytes
     smaller: bool  # plans with a larger peak than with full recomputation cannot be the best
@@ -217,6 +225,9 @@ class _Space:
         every = None
         if varies and (leaves_some or not fewest):
             every = FullRecompute.of(legal, peak, none, offloaded=fewest)
+        interleaved = None
+        if "virtual_stages" not in fixed and varies_virtual_stages(scenario, require):
+            interleaved = Interleaved.of(scenario, legal, peak, none)
         rows = np.flatnonzero(verdicts < 2)
         if varies and fewest:
             tight = Feasible(scenario, require, 1)
@@ -235,6 +246,7 @@ class _Space:
             short=broken_by_result(require, at_best, len(table), at_best=True),
             fewest=varies and fewest,
             every=every,
+            interleaved=interleaved,
             smallest=smallest,
             smallest_peak=smallest_peak,
             smaller=objective == "memory" and not any(c.of_result for c in require),
@@ -268,6 +280,15 @@ class _Space:
             grids = LayerGrids.of(scenario, self.every, max_peak, timed=bool(leaders.plans))
             sources.append(EveryNumber.of(grids, feasible, leaders, smaller=self.smaller))
         yield from sources
+        if self.interleaved is not None:
+            yield VirtualStages(
+                scenario,
+                self.interleaved,
+                feasible,
+                fewest=self.fewest,
+                every=self.every is not None,
+                smaller=self.smaller,
+            )
 
 
 def _recomputes_all(table: PlanTable) -> NDArray[np.bool_]:

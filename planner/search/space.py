@@ -42,13 +42,15 @@ def enumerate_plans(
     fixed: Mapping[str, Any],
     *,
     offloads: Sequence[str] = ("none",),
+    every_cut: bool = False,
 ) -> PlanTable:
     """Return all candidates, legal or not.
 
-    Degrees are the divisors of the number of accelerators. Numbers of virtual stages divide the
-    layers evenly, with or without embedding and head as two more layers (Llama 3: 126 layers and
-    2), up to MAX_VIRTUAL_STAGES. Expert-parallel degrees divide the number of experts and the
-    number of ranks. Columns without effect are not varied: sequence parallelism and whole experts
+    Degrees are the divisors of the number of accelerators. Numbers of virtual stages are 2 and
+    those that divide the layers evenly, with or without embedding and head as two more layers
+    (Llama 3: 126 layers and 2), up to MAX_VIRTUAL_STAGES; ``virtual_stages`` searches the others.
+    ``every_cut``: all numbers instead, up to a layer a stage. Expert-parallel degrees divide the
+    number of experts and the number of ranks. Columns without effect are not varied: sequence parallelism and whole experts
     without tensor parallelism, sharding and schedules over one rank.
 
     ZeRO shards over all data ranks, or over equal groups that are replicas of each other (HSDP).
@@ -58,7 +60,7 @@ def enumerate_plans(
 
     ``offloads``: allowed values of Plan.offload (``allowed_offloads``).
     """
-    blocks = _blocks(model, workload, num_gpus, fixed, offloads)
+    blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut)
     product = PlanProduct.of(blocks, _pinned(fixed, blocks[0]))
     projection = product.factored()[1].project(0)
     return product.plans(projection, np.arange(projection.size)).plain()
@@ -71,9 +73,10 @@ def plan_products(
     fixed: Mapping[str, Any],
     *,
     offloads: Sequence[str] = ("none",),
+    every_cut: bool = False,
 ) -> Iterator[PlanProduct]:
     """Yield the candidates of ``enumerate_plans`` as products of about SLAB candidates."""
-    blocks = _blocks(model, workload, num_gpus, fixed, offloads)
+    blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut)
     total = sum(block.size for block in blocks)
     if total > MAX_CANDIDATES:
         raise InputError(
@@ -89,6 +92,7 @@ def _blocks(
     num_gpus: int,
     fixed: Mapping[str, Any],
     offloads: Sequence[str],
+    every_cut: bool,
 ) -> list[ProductBlock]:
     """Return the products of choices of every grid of ranks."""
     grids = itertools.product(  # plans of the same pipeline are adjacent: priced together
@@ -103,13 +107,13 @@ def _blocks(
             continue
         for copies in _wanted(fixed, "dp_replicate", _replicas(data, context)):
             grid = DegreeGrid(tensor, pipeline, context, data, copies)
-            blocks.append(_block(model, workload, grid, fixed, offloads))
+            blocks.append(_block(model, workload, grid, fixed, offloads, every_cut))
     if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
         tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
         context = fixed.get("context_parallel", 1)
         data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
         grid = DegreeGrid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
-        blocks = [_block(model, workload, grid, fixed, offloads)]
+        blocks = [_block(model, workload, grid, fixed, offloads, every_cut)]
     return blocks
 
 
@@ -160,6 +164,7 @@ def _block(
     grid: DegreeGrid,
     fixed: Mapping[str, Any],
     offloads: Sequence[str],
+    every_cut: bool,
 ) -> ProductBlock:
     """Return the product of choices of one grid."""
     tensor, pipeline, context, data, copies = grid
@@ -171,7 +176,7 @@ def _block(
     sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
     recompute = _wanted(fixed, "recompute", list(SEARCHED_RECOMPUTE))
     offload = _wanted(fixed, "offload", list(offloads))
-    schedules = _schedules(model, pipeline, fixed)
+    schedules = _schedules(model, pipeline, fixed, every_cut)
     choices: dict[tuple[str, ...], list[Any]] = {
         ("context_parallel_method",): [CONTEXT_METHODS.index(method) for method in methods],
         ("expert_parallel", "expert_tensor_parallel"): _experts(
@@ -224,18 +229,40 @@ def _pinned(fixed: Mapping[str, Any], block: ProductBlock) -> dict[str, Any]:
     return {n: WORDS[n].index(v) if n in WORDS else v for n, v in values.items()}
 
 
-def _schedules(model: ModelSpec, pipeline: int, fixed: Mapping[str, Any]) -> list[tuple[str, int]]:
+def virtual_stage_counts(model: ModelSpec, pipeline: int) -> range:
+    """Return the numbers of virtual stages with at least one layer each."""
+    return range(2, model.num_layers // pipeline + 1)
+
+
+def enumerated_counts(model: ModelSpec, pipeline: int) -> list[int]:
+    """Return the numbers of virtual stages that every search enumerates: 2 and even ones.
+
+    >>> from types import SimpleNamespace
+    >>> enumerated_counts(SimpleNamespace(num_layers=126), 8)  # 126, or 126 and two ends
+    [2, 4, 8]
+    """
+    layers = model.num_layers
+    return [
+        v
+        for v in virtual_stage_counts(model, pipeline)
+        if v == 2
+        or v <= MAX_VIRTUAL_STAGES
+        and 0 in (layers % (pipeline * v), (layers + ENDS) % (pipeline * v))
+    ]
+
+
+def _schedules(
+    model: ModelSpec, pipeline: int, fixed: Mapping[str, Any], every_cut: bool
+) -> list[tuple[str, int]]:
+    schedule, virtual = fixed.get("pipeline_schedule"), fixed.get("virtual_stages")
     if pipeline == 1:
         pairs = [("1f1b", 1)]
     else:
-        layers, counts = model.num_layers, range(2, MAX_VIRTUAL_STAGES + 1)
-        even = [
-            v for v in counts if 0 in (layers % (pipeline * v), (layers + ENDS) % (pipeline * v))
-        ]
+        legal = virtual_stage_counts(model, pipeline)
+        searched = legal if every_cut or virtual else enumerated_counts(model, pipeline)
         pairs = [(name, 1) for name in SCHEDULES if name not in (*LOOPED, *V_SHAPED)]
-        pairs += [(name, v) for name in LOOPED for v in even]
-        pairs += [(name, 2) for name in V_SHAPED if 2 in even]
-    schedule, virtual = fixed.get("pipeline_schedule"), fixed.get("virtual_stages")
+        pairs += [(name, v) for name in LOOPED for v in searched]
+        pairs += [(name, 2) for name in V_SHAPED if 2 in legal]
     kept = [(s, v) for s, v in pairs if schedule in (None, s) and virtual in (None, v)]
     if kept:
         return kept

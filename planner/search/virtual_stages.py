@@ -1,0 +1,219 @@
+"""Candidate source: every other number of virtual stages of interleaved schedules.
+
+The enumerated plans have two stages a rank, or a number that divides the layers evenly. An
+interleaved schedule is legal with every number v that leaves each stage a layer; the stages are cut
+as ``fit`` cuts them. With T the seconds of a step and M the bytes of its peak:
+
+    T(none) <= T(selective) <= T(full)     recomputation makes no pass shorter
+    M(v) >= 2/3 M(2)                       layers of one kind, cut evenly
+
+The first rank of p keeps (3 p - 1) / 2 micro-batches with two stages, and more than p with any
+number; with an even cut its layers are the same. Where a leader is known, plans without
+recomputation are priced first, and their variants only if they are faster than the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.columnar.dictionary_encoding import decode, encode
+from cost_models.columnar.projections import distinct_rows
+from cost_models.legality.rules import legality_codes
+from cost_models.partition.schedules import LOOPED_CODES
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.table import table_steps
+from cost_models.scenario import Scenario
+from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
+from planner.search.feasible import Feasible, verdicts_of
+from planner.search.partial_recompute import (
+    FULL,
+    MOST_SAVED,
+    NONE,
+    ROUNDING,
+    Families,
+    FewestLayers,
+    numbers_that_may_fit,
+    stage_sizes,
+)
+from planner.search.ranking import CandidateBatch
+from planner.search.sources import CandidateSource, Leaders
+from planner.search.space import enumerated_counts, virtual_stage_counts
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.intp]
+LEAST_SHARE: Final = 2.0 / 3.0  # of the peak with two stages a rank
+MAX_TABLE: Final = 500_000  # plans priced in one table
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved:
+    """Legal plans with two virtual stages, which stand for all larger numbers."""
+
+    table: PlanTable
+    least: Floats  # bytes, lower bound of the peak with any number of stages
+    least_without: Floats  # the same without recomputation; nan: unknown
+
+    @classmethod
+    def of(cls, scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats) -> Interleaved:
+        """Select them from all legal plans; ``peak``, ``none``: bytes, with recomputation or not."""
+        looped = np.isin(decode(legal.pipeline_schedule), LOOPED_CODES)
+        rows = (looped & (decode(legal.virtual_stages) == 2)).nonzero()[0]
+        even = len(scenario.model.kinds) == 1 and scenario.software.pipeline.stages == "even"
+        share = LEAST_SHARE * (1.0 - ROUNDING) if even else 0.0
+        return cls(legal.rows(rows), share * peak[rows], share * none[rows])
+
+    def rows(self, index: Any) -> Interleaved:
+        """Return a selection of rows."""
+        return Interleaved(self.table.rows(index), self.least[index], self.least_without[index])
+
+
+def other_counts(scenario: Scenario, pipelines: NDArray[np.int64]) -> tuple[Rows, Rows]:
+    """Return row indices and numbers of virtual stages: for each row all that are not enumerated.
+
+    ``pipelines``: pipeline-parallel degree of each row.
+    """
+    present, code = np.unique(pipelines, return_inverse=True)
+    left = []
+    for pipeline in present.tolist():
+        known = enumerated_counts(scenario.model, pipeline)
+        legal = virtual_stage_counts(scenario.model, pipeline)
+        left.append(np.setdiff1d(np.array(legal), np.array(known)).astype(np.intp))
+    size = np.array([len(each) for each in left], dtype=np.intp)
+    begin = np.cumsum(size) - size
+    times = size[code]
+    row = np.repeat(np.arange(len(code)), times)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
+    every = np.concatenate([np.zeros(0, dtype=np.intp), *left])
+    return row, every[begin[code][row] + place]
+
+
+@dataclass(slots=True)
+class VirtualStages:
+    """Variants of interleaved plans with other numbers of stages, and of recomputed layers."""
+
+    scenario: Scenario
+    interleaved: Interleaved
+    feasible: Feasible
+    fewest: bool  # the fewest recomputed layers that fit are the best
+    every: bool  # every number of recomputed layers is a candidate
+    smaller: bool  # see ``EveryNumber.of``
+    enumerated: bool = False
+    priced: int = 0
+    part_recomputed: int = 0
+
+    def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:
+        """Yield the variants that fit and whose bounds beat the leaders."""
+        max_peak = self.feasible.max_peak_at(self.feasible.verdict)
+        some, full = self.interleaved, decode(self.interleaved.table.recompute) == FULL
+        partial = full & (self.fewest or self.every)
+        some = some.rows(((some.least <= max_peak) | partial).nonzero()[0])
+        if len(some.table) == 0:
+            return
+        row, number = self._pairs(some.table, leaders)
+        for begin in range(0, len(row), MAX_TABLE):
+            here = slice(begin, begin + MAX_TABLE)
+            mine = some.rows(row[here])
+            table = with_virtual_stages(mine.table, number[here])
+            yield from self._variants(replace(mine, table=table), leaders)
+
+    def _pairs(self, table: PlanTable, leaders: Leaders) -> tuple[Rows, Rows]:
+        """Return rows and their numbers of stages; without those too slow even if none recomputes."""
+        if not self._times_first(leaders):
+            return other_counts(self.scenario, decode(table.pipeline_parallel))
+        codes = decode(table.recompute)
+        names = [f.name for f in fields(PlanTable) if f.name != "recompute"]
+        family, first = distinct_rows(*(getattr(table, name) for name in names))
+        least = np.full(len(first), int(codes.min()))
+        base = replace(table.rows(first), recompute=least)
+        row, number = other_counts(self.scenario, decode(base.pipeline_parallel))
+        kept = np.zeros(len(row), dtype=bool)
+        for begin in range(0, len(row), MAX_TABLE):
+            here = slice(begin, begin + MAX_TABLE)
+            variants = with_virtual_stages(base.rows(row[here]), number[here])
+            step = table_steps(self.scenario, variants)
+            self.priced += len(step)
+            kept[here] = step < leaders.longest_step
+            kept[here] &= self.feasible.may_satisfy(variants.plain(), step)
+        row, number = row[kept], number[kept]
+        begins = np.searchsorted(row, np.arange(len(first) + 1))
+        times = np.diff(begins)[family]
+        index = np.repeat(np.arange(len(family)), times)
+        place = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
+        return index, number[begins[family][index] + place]
+
+    def _variants(self, some: Interleaved, leaders: Leaders) -> Iterator[CandidateBatch]:
+        """Yield the plans of one table, then those that recompute fewer layers."""
+        scenario, feasible, ranking = self.scenario, self.feasible, leaders.ranking
+        some = some.rows((legality_codes(scenario, some.table.plain()) == 0).nonzero()[0])
+        table, beaten = some.table.plain(), ranking.beaten(leaders.plans)
+        self.priced += len(table)
+        step, peak = np.zeros(len(table)), np.full(len(table), np.nan)
+        timed = self._times_first(leaders)
+        rows = (some.least <= feasible.max_peak_at(feasible.verdict)).nonzero()[0]
+        if timed:
+            step = table_steps(scenario, table)
+            rows = rows[~beaten(step[rows], some.least[rows])]
+            rows = rows[feasible.may_satisfy(table.rows(rows), step[rows])]
+        fitting, peak[rows] = feasible.fits(table.rows(rows))
+        rows = rows[fitting]
+        if not timed:
+            step[rows] = table_steps(scenario, table.rows(rows))
+        rows = rows[feasible.may_satisfy(table.rows(rows), step[rows], peak[rows])]
+        rows = rows[~beaten(step[rows], peak[rows])]
+        yield CandidateBatch(table, ranking.order(table, rows, step, peak), step, peak)
+        for source in self._fewer_recomputed(some, step if timed else None, leaders):
+            yield from source.batches(leaders)
+            self.part_recomputed += source.priced
+
+    def _fewer_recomputed(
+        self, some: Interleaved, step: Floats | None, leaders: Leaders
+    ) -> Iterator[CandidateSource]:
+        """Yield the sources of plans that recompute some layers; ``step``: seconds, if known."""
+        scenario, feasible = self.scenario, self.feasible
+        table, max_peak = some.table.plain(), feasible.max_peak
+        if not leaders.plans:
+            max_peak = feasible.max_peak_at(1)
+        full = table.recompute == FULL
+        if self.fewest:
+            bounds = some.least, some.least_without
+            few = full & ~table.offloads_activations
+            fewest, last = numbers_that_may_fit(
+                scenario, stage_sizes(scenario, table), *bounds, max_peak
+            )
+            few &= fewest <= last
+            if step is not None:
+                few &= step * (1.0 - MOST_SAVED) < leaders.longest_step
+            rows = few.nonzero()[0]
+            without = replace(table.rows(rows), recompute=np.full(len(rows), NONE))
+            none, _ = verdicts_of(scenario, without)
+            slower = ~(none <= feasible.max_peak)  # than without recomputation, if that fits
+            rows, none = rows[slower], none[slower]
+            some_table = table.rows(rows)
+            seconds = table_steps(scenario, some_table) if step is None else step[rows]
+            families = Families.of(
+                scenario, some_table, seconds, (some.least[rows], none), max_peak
+            )
+            yield FewestLayers(scenario, families, feasible)
+        if self.every:
+            rows = (full & (table.offloads_activations | (not self.fewest))).nonzero()[0]
+            mine = table.rows(rows)
+            peak, _ = verdicts_of(scenario, mine)
+            whole = FullRecompute(mine, some.least_without[rows], peak)
+            grids = LayerGrids.of(scenario, whole, max_peak, timed=bool(leaders.plans))
+            yield EveryNumber.of(grids, feasible, leaders, smaller=self.smaller)
+
+    def _times_first(self, leaders: Leaders) -> bool:
+        """Whether slow plans are dropped before their memory is priced."""
+        ranking = leaders.ranking
+        by_time = not ranking.front and ranking.objective != "memory"
+        return by_time and leaders.longest_step < np.inf
+
+
+def with_virtual_stages(table: PlanTable, number: Rows) -> PlanTable:
+    """Return plans with other numbers of virtual stages."""
+    return replace(table, virtual_stages=encode(number))
