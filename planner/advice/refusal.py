@@ -148,6 +148,7 @@ def search_document(counts: Counts) -> dict[str, Any]:
         "simulated": counts.simulated,
         "bounded_away": counts.bounded_away,
         "part_recomputed": counts.part_recomputed,
+        "more_stages": counts.more_stages,
         "seconds": counts.seconds,
     }
 

@@ -7,8 +7,10 @@ as ``fit`` cuts them. With T the seconds of a step and M the bytes of its peak:
     T(none) <= T(selective) <= T(full)     recomputation makes no pass shorter
     M(v) >= 2/3 M(2)                       layers of one kind, cut evenly
 
-The first rank of p keeps (3 p - 1) / 2 micro-batches with two stages, and more than p with any
-number; with an even cut its layers are the same. Where a leader is known, plans without
+The first rank of p keeps (3 p - 1) / 2 micro-batches with two stages, and p or more with any
+number; with an even cut its layers are the same. The second bound does not hold for a split
+backward pass that recomputes all layers: it keeps the recomputed activations of whole stages for
+their weight gradients, and more stages are smaller. Where a leader is known, plans without
 recomputation are priced first, and their variants only if they are faster than the leader.
 """
 
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 from cost_models.columnar.dictionary_encoding import decode, encode
 from cost_models.columnar.projections import distinct_rows
 from cost_models.legality.rules import legality_codes
-from cost_models.partition.schedules import LOOPED_CODES
+from cost_models.partition.schedules import LOOPED_CODES, SPLIT_CODES
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
@@ -64,8 +66,10 @@ class Interleaved:
         looped = np.isin(decode(legal.pipeline_schedule), LOOPED_CODES)
         rows = (looped & (decode(legal.virtual_stages) == 2)).nonzero()[0]
         even = len(scenario.model.kinds) == 1 and scenario.software.pipeline.stages == "even"
-        share = LEAST_SHARE * (1.0 - ROUNDING) if even else 0.0
-        return cls(legal.rows(rows), share * peak[rows], share * none[rows])
+        share, table = LEAST_SHARE * (1.0 - ROUNDING) if even else 0.0, legal.rows(rows)
+        smaller = np.isin(decode(table.pipeline_schedule), SPLIT_CODES)
+        smaller &= decode(table.recompute) == FULL
+        return cls(table, np.where(smaller, 0.0, share * peak[rows]), share * none[rows])
 
     def rows(self, index: Any) -> Interleaved:
         """Return a selection of rows."""

@@ -193,6 +193,7 @@ def total_counts(cases: tuple[SurveyCase, ...]) -> Counts:
         bounded_away=sum(c.bounded_away for c in every),
         excluded=_summed([c.excluded for c in every]),
         part_recomputed=sum(c.part_recomputed for c in every),
+        more_stages=sum(c.more_stages for c in every),
     )
 
 
