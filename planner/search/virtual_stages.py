@@ -127,7 +127,7 @@ class VirtualStages:
 
     def _pairs(self, table: PlanTable, leaders: Leaders) -> tuple[Rows, Rows]:
         """Return rows and their numbers of stages; without those too slow even if none recomputes."""
-        if not self._times_first(leaders):
+        if not times_first(leaders, table):
             return other_counts(self.scenario, decode(table.pipeline_parallel))
         codes = decode(table.recompute)
         names = [f.name for f in fields(PlanTable) if f.name != "recompute"]
@@ -141,8 +141,8 @@ class VirtualStages:
             variants = with_virtual_stages(base.rows(row[here]), number[here])
             step = table_steps(self.scenario, variants)
             self.priced += len(step)
-            kept[here] = step < leaders.longest_step
-            kept[here] &= self.feasible.may_satisfy(variants.plain(), step)
+            plain = variants.plain()
+            kept[here] = (step < leaders.longest(plain)) & self.feasible.may_satisfy(plain, step)
         row, number = row[kept], number[kept]
         begins = np.searchsorted(row, np.arange(len(first) + 1))
         times = np.diff(begins)[family]
@@ -157,18 +157,18 @@ class VirtualStages:
         table, beaten = some.table.plain(), ranking.beaten(leaders.plans)
         self.priced += len(table)
         step, peak = np.zeros(len(table)), np.full(len(table), np.nan)
-        timed = self._times_first(leaders)
+        timed = times_first(leaders, table)
         rows = (some.least <= feasible.max_peak_at(feasible.verdict)).nonzero()[0]
         if timed:
             step = table_steps(scenario, table)
-            rows = rows[~beaten(step[rows], some.least[rows])]
+            rows = rows[~beaten(table.rows(rows), step[rows], some.least[rows])]
             rows = rows[feasible.may_satisfy(table.rows(rows), step[rows])]
         fitting, peak[rows] = feasible.fits(table.rows(rows))
         rows = rows[fitting]
         if not timed:
             step[rows] = table_steps(scenario, table.rows(rows))
         rows = rows[feasible.may_satisfy(table.rows(rows), step[rows], peak[rows])]
-        rows = rows[~beaten(step[rows], peak[rows])]
+        rows = rows[~beaten(table.rows(rows), step[rows], peak[rows])]
         yield CandidateBatch(table, ranking.order(table, rows, step, peak), step, peak)
         for source in self._fewer_recomputed(some, step if timed else None, leaders):
             yield from source.batches(leaders)
@@ -191,7 +191,7 @@ class VirtualStages:
             )
             few &= fewest <= last
             if step is not None:
-                few &= step * (1.0 - MOST_SAVED) < leaders.longest_step
+                few &= step * (1.0 - MOST_SAVED) < leaders.longest(table)
             rows = few.nonzero()[0]
             without = replace(table.rows(rows), recompute=np.full(len(rows), NONE))
             none, _ = verdicts_of(scenario, without)
@@ -211,11 +211,12 @@ class VirtualStages:
             grids = LayerGrids.of(scenario, whole, max_peak, timed=bool(leaders.plans))
             yield EveryNumber.of(grids, feasible, leaders, smaller=self.smaller)
 
-    def _times_first(self, leaders: Leaders) -> bool:
-        """Whether slow plans are dropped before their memory is priced."""
-        ranking = leaders.ranking
-        by_time = not ranking.front and ranking.objective != "memory"
-        return by_time and leaders.longest_step < np.inf
+
+def times_first(leaders: Leaders, table: PlanTable) -> bool:
+    """Whether slow plans are dropped before their memory is priced."""
+    ranking = leaders.ranking
+    by_time = not ranking.front and ranking.objective != "memory"
+    return by_time and bool(np.all(leaders.longest(table.plain()) < np.inf))
 
 
 def with_virtual_stages(table: PlanTable, number: Rows) -> PlanTable:
