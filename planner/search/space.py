@@ -50,8 +50,8 @@ def enumerate_plans(
     those that divide the layers evenly, with or without embedding and head as two more layers
     (Llama 3: 126 layers and 2), up to MAX_VIRTUAL_STAGES; ``virtual_stages`` searches the others.
     ``every_cut``: all numbers instead, up to a layer a stage. Expert-parallel degrees divide the
-    number of experts and the number of ranks. Columns without effect are not varied: sequence parallelism and whole experts
-    without tensor parallelism, sharding and schedules over one rank.
+    number of experts and the number of ranks. Columns without effect are not varied: sequence
+    parallelism and whole experts without tensor parallelism, sharding and schedules over one rank.
 
     ZeRO shards over all data ranks, or over equal groups that are replicas of each other (HSDP).
 
@@ -246,8 +246,10 @@ def enumerated_counts(model: ModelSpec, pipeline: int) -> list[int]:
         v
         for v in virtual_stage_counts(model, pipeline)
         if v == 2
-        or v <= MAX_VIRTUAL_STAGES
-        and 0 in (layers % (pipeline * v), (layers + ENDS) % (pipeline * v))
+        or (
+            v <= MAX_VIRTUAL_STAGES
+            and 0 in (layers % (pipeline * v), (layers + ENDS) % (pipeline * v))
+        )
     ]
 
 

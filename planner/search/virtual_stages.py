@@ -62,7 +62,7 @@ class Interleaved:
 
     @classmethod
     def of(cls, scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats) -> Interleaved:
-        """Select them from all legal plans; ``peak``, ``none``: bytes, with recomputation or not."""
+        """Select them from legal plans; ``peak``, ``none``: bytes, ``none`` if none recomputes."""
         looped = np.isin(decode(legal.pipeline_schedule), LOOPED_CODES)
         rows = (looped & (decode(legal.virtual_stages) == 2)).nonzero()[0]
         even = len(scenario.model.kinds) == 1 and scenario.software.pipeline.stages == "even"
@@ -126,7 +126,7 @@ class VirtualStages:
             yield from self._variants(replace(mine, table=table), leaders)
 
     def _pairs(self, table: PlanTable, leaders: Leaders) -> tuple[Rows, Rows]:
-        """Return rows and their numbers of stages; without those too slow even if none recomputes."""
+        """Return rows and numbers of stages that are fast enough if no layer recomputes."""
         if not times_first(leaders, table):
             return other_counts(self.scenario, decode(table.pipeline_parallel))
         codes = decode(table.recompute)
@@ -221,4 +221,5 @@ def times_first(leaders: Leaders, table: PlanTable) -> bool:
 
 def with_virtual_stages(table: PlanTable, number: Rows) -> PlanTable:
     """Return plans with other numbers of virtual stages."""
-    return replace(table, virtual_stages=encode(number))
+    encoded: Any = encode(number)
+    return replace(table, virtual_stages=encoded)
