@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
@@ -36,8 +37,9 @@ from cost_models.pricing.estimate import block_time, price, price_memory, second
 from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of, late_position
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
+from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds, TimeParts
-from cost_models.step_time.pipeline_bound import owners, pipeline_bound
+from cost_models.step_time.pipeline_bound import balanced_bound, owners, pipeline_bound
 from hardware_profiles.progress import advance
 
 Floats = NDArray[np.float64]
@@ -125,6 +127,62 @@ def table_step_bounds(
         seconds[rows], least[rows] = _steps_and_bounds(there, group)
         group.frame.release()
     return seconds, least
+
+
+class BalancedSteps(Struct, frozen=True):
+    """Lower bounds of the seconds of plans for every number of layers of each stage."""
+
+    step: Floats
+    whole: Floats  # both passes of a micro-batch, of all ranks together
+    once: Floats  # once a step
+
+
+def table_balanced_steps(scenario: Scenario, table: PlanTable) -> BalancedSteps:
+    """Return lower bounds of legal plans for every number of layers of each stage.
+
+    Plans with one stage on each rank, on accelerators; also for every number of recomputed layers
+    if the table recomputes none. All ranks together do the same work for each number of layers;
+    waits for hosts and for tokens of experts count only if all ranks wait, since a rank that does
+    not could hide those of more layers. One rank has no fewer layers than in the even split: the
+    shortest time once a step of any rank is added, less a forward pass, in which recomputation may
+    hide communication.
+    """
+    bounds = BalancedSteps(*(np.empty(len(table)) for _ in range(3)))
+    for rows, group in _groups(scenario, table):
+        plans, hiding = group.table, Hiding.of(scenario.software)
+        reduces = (plans.zero_stage >= 3) | (plans.pipeline_parallel == 1)
+        hidden = np.where(reduces, 1.0 * plans.num_microbatches, 1.0)
+        ranks: list[tuple[Any, RankSeconds]] = []  # how often a pipeline has a rank
+        seen: list[set[int | None]] = [set() for _ in group.contents]
+        for slot, rank in zip(group.slots, group.ranks, strict=True):
+            alike = [
+                0 if index is None or index in known else len(own[index].positions)
+                for index, known, own in zip(slot, seen, group.contents, strict=True)
+            ]
+            for index, known in zip(slot, seen, strict=True):
+                known.add(index)
+            ranks.append((group.of_block(alike), seconds_of(RankView(scenario, plans, rank))))
+
+        def least_of(values: Sequence[Any], ranks: Sequence[tuple[Any, Any]] = ranks) -> Any:
+            present = zip(ranks, values, strict=True)
+            return reduce(np.minimum, [np.where(n > 0, value, np.inf) for (n, _), value in present])
+
+        works = [one.microbatch - one.host - one.expert_communication for _, one in ranks]
+        whole = reduce(np.add, [n * work for (n, _), work in zip(ranks, works, strict=True)])
+        for name in ("host", "expert_communication"):
+            waits = [getattr(one, name) for _, one in ranks]
+            every = reduce(np.add, [n * wait for (n, _), wait in zip(ranks, waits, strict=True)])
+            whole = whole + np.where(least_of(waits) > 0.0, every, 0.0)
+        once = []
+        for _, one in ranks:
+            exposed = exposed_data_seconds(one, plans, hiding, on_gpu=True)
+            once.append(np.maximum(0.0, exposed - hidden * one.forward_pass) + one.optimizer)
+        forward = least_of([one.forward_pass / one.microbatch for _, one in ranks])
+        least = balanced_bound(plans, whole, forward) + least_of(once)
+        for bound, found in zip(astuple(bounds), (least, whole, least_of(once)), strict=True):
+            bound[rows] = expand(found, len(group.plain))
+        group.frame.release()
+    return bounds
 
 
 def _few(scenario: Scenario, table: PlanTable) -> bool:
@@ -242,6 +300,12 @@ class _Group(Struct, frozen=True):
                 memory_ranks.append(replace(rank, index=late))
         return cls(plain, table, frame, number, contents, slots, columns, memory_ranks, clusters)
 
+    def of_block(self, values: Sequence[Any]) -> Any:
+        """Return a column with the value of each row's block."""
+        if len(self.contents) == 1:
+            return values[0]
+        return FactoredColumn(self.block.projection, np.array(values)[self.block.values])
+
 
 def _ranks_of(
     contents: Sequence[Sequence[PipelineRank]], slot: Sequence[int | None]
@@ -301,7 +365,7 @@ def _where_present(group: _Group, slot: Sequence[int | None], seconds: RankSecon
     present = np.array([index is not None for index in slot])
     if present.all():
         return seconds
-    exists = FactoredColumn(group.block.projection, present[group.block.values])
+    exists = group.of_block(present.tolist())
     return RankSeconds(*(np.where(exists, value, 0) for value in astuple(seconds)))
 
 

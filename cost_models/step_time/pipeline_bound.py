@@ -30,6 +30,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from cost_models.arrays import Real
 from cost_models.partition.schedules import SPLIT
 from cost_models.plan.plan import SCHEDULES, PlanTable
 
@@ -180,6 +181,53 @@ def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights:
         )
         seconds[rows] = BOUNDS[SCHEDULES[code]](x) if p > 1 else x.m * sum_over_ranks(x.f + x.i)
     return seconds
+
+
+def balanced_bound(table: PlanTable, whole: Real, forward: Real) -> Real:
+    """Return a lower bound of the seconds of all micro-batches for every division over the ranks.
+
+    ``whole``: seconds of both passes of a micro-batch on all ranks together, t_1 + ... + t_p = T;
+    ``forward``: the smallest share of a rank's seconds that its forward pass takes. One stage on
+    each rank.
+
+    A rank r works m t_r seconds, after the first micro-batch has passed the ranks before it and
+    until the last one has passed them back; where the backward pass is split, weight gradients may
+    follow, and only the forward passes, the share a of each t, are sure to come before. The longest
+    of these times is the shortest if all are equal (a = 1 if the backward pass is not split):
+
+        a (t_1 + ... + t_(r-1)) + m t_r  =  a T / (1 - (1 - a/m)^p)
+
+    For gpipe, and for 1f1b with m > p, waits for the ranks after it come on top
+    (``gpipe_seconds``, ``in_turn_seconds``), and equal ranks are the fastest: (m + p - 1) T / p.
+    """
+    p, m = 1.0 * table.pipeline_parallel, 1.0 * table.num_microbatches
+    schedule = table.pipeline_schedule
+    share = np.where(schedule == SCHEDULES.index("zero_bubble"), forward, 1.0)
+    unequal = share * whole / (1.0 - (1.0 - np.minimum(1.0, share / m)) ** p)
+    full = (schedule == SCHEDULES.index("1f1b")) & (m > p)
+    full = full | (schedule == SCHEDULES.index("gpipe"))
+    bound: Real = np.where(full, (m + p - 1.0) / p * whole, unequal)
+    return bound
+
+
+def longest_stage(table: PlanTable, whole: Floats, most: Floats) -> Floats:
+    """Return the most seconds of each rank's passes with which a pipeline may end after ``most``.
+
+    The bounds of ``balanced_bound`` for one rank, if all together take at least ``whole``; an array
+    (p, rows). Plans with one stage on each rank share p.
+    """
+    p, m = int(table.pipeline_parallel[0]), 1.0 * table.num_microbatches
+    warm_up = p - 1.0 - np.arange(1.0 * p)[:, None]
+    longest = np.broadcast_to(most / m, (p, len(table))).copy()
+    in_turn = (table.pipeline_schedule == SCHEDULES.index("1f1b")) & (m > p)
+    # before a rank, or twice after it, all others have passes; the first rank has all after it
+    waits = np.where(warm_up == p - 1.0, 2.0, 1.0)
+    rest = np.where(in_turn, m - warm_up - waits, m - 1.0)
+    waits = np.where(in_turn, waits, 1.0)
+    known = (in_turn | (table.pipeline_schedule == SCHEDULES.index("gpipe"))) & (rest > 0.0)
+    bounded = (most - waits * whole) / np.where(known, rest, 1.0)
+    result: Floats = np.where(known, np.minimum(longest, bounded), longest)
+    return result
 
 
 def owners(positions: Sequence[Sequence[int]]) -> NDArray[np.intp]:

@@ -588,19 +588,15 @@ def _why_not(best: Assessment, other: Assessment, *, verbose: bool) -> str:
 
 
 def _stages(staged: StagedPlan, *, written: bool, verbose: bool) -> str:
-    """Return the gain of uneven stages, with their options of ``fit``."""
-    options = [layers_option(staged.layer_ranges)] if len(staged.layers) > 1 else []
-    options += stage_recompute_options(staged.by_stage)
-    which = "the best plan" if staged.rank == 0 else f"plan {staged.rank + 1} of these"
-    short = f"{100 * staged.gain:.1f} % faster with {which} and {' '.join(options)}"
-    if not verbose:
-        return short
-    return (
-        f"{format_seconds(staged.step)} instead of {format_seconds(staged.even_step)} a step "
-        f"({100 * staged.gain:.1f} % less, simulated) with {which} and "
-        f"--recompute {staged.plan.recompute} {' '.join(options)}"
-        + ("; that is what -o writes" if written else "")
-    )
+    """Return the gain of a plan's own stages, with its options of ``fit``."""
+    gain = f"{format_seconds(staged.step)} a step, {100 * staged.gain:.1f} % less, with "
+    plan = f"the best plan and {staged.stage_options}" if staged.rank == 0 else staged.options
+    words = [gain + plan]
+    if verbose:
+        words += [f"simulated; the best plan takes {format_seconds(staged.even_step)}"]
+        words += [] if staged.proven else ["a limit ended the search, so others may be faster"]
+        words += ["that is what -o writes"] * written
+    return "; ".join(words)
 
 
 def searched(counts: Counts) -> str:

@@ -39,7 +39,6 @@ from planner.request.scenario import adapting, check_choice
 from planner.request.stage_layers import without_list
 from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import parse_run_request
-from planner.search.partial_recompute import PINNED
 from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error, survey_answer
 from planner.survey.cases import (
     WorkloadRequest,
@@ -158,20 +157,20 @@ def plan(request: PlanRequest) -> PlanAnswers:
     wide = (
         max(survey_request.top, WIDE) if places else survey_request.top
     )  # what is placed may have its own stages, too
-    (case,) = survey(scenarios, replace(survey_request, top=wide, places=False))
+    of_stages = replace(survey_request, stages=request.objective == "time")
+    (case,) = survey(scenarios, replace(of_stages, top=wide, places=False))
     scenario, result = case.scenario, case.result
     assert result is not None
     if not result.plans:
         if places and constraints:  # in an order of its own a plan may be as required
             return _survey(scenarios, survey_request)
         raise no_plan_error([case], survey_request)
-    seen, result = result.plans[: max(top, WIDE)], result.first(top)
+    seen, near, fastest = result.plans[: max(top, WIDE)], result.near, min(result.seconds)
+    result = replace(result.first(top), near=None)
     assessments = tuple(found.assessment for found in case.found[:top])
     further = () if rows is None else tuple(found.assessment for found in case.found[top:])
-    pinned = any(name in fixed for name in PINNED)
-    free = request.objective == "time" and not constraints and not pinned
     fits = assessments[0].fits
-    staged = best_staged(scenario, result.plans) if free and fits else None
+    staged = best_staged(scenario, seen, near, fastest)
     return PlanAnswer(
         scenario=scenario,
         result=result,

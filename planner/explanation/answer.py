@@ -21,6 +21,7 @@ from planner.explanation.glossary import MEMORY_EXPLANATIONS, explain_time, sign
 from planner.explanation.machine_figures import format_value
 from planner.explanation.sensitivity import BatchChoice, Crossover, Sensitivity
 from planner.explanation.why_not import SAME, WhyNot
+from planner.refinement.best_partition import StagedPlan
 from planner.request.command import describe_plan
 from planner.text.answer import DetailedAnswer
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
@@ -82,6 +83,7 @@ class Explanation(DetailedAnswer):
     assessment: Assessment
     description: tuple[str, ...]  # sentences, from the outermost split to the innermost
     best: Plan | None
+    best_staged: StagedPlan | None  # the best plan, if stages of its own make it so
     best_assessment: Assessment | None
     varied: Plan | None  # best plan in closed form, the subject of ``sensitivity``
     sensitivity: tuple[Sensitivity, ...]
@@ -138,6 +140,7 @@ class Explanation(DetailedAnswer):
         if self.best is not None and self.best_assessment is not None:
             best = {
                 "plan": self.best.to_dict(),
+                "staged": None if self.best_staged is None else self.best_staged.to_dict(),
                 "step_seconds": self.best_assessment.time.step_seconds,
                 "peak_bytes": self.best_assessment.memory.peak_bytes,
                 "verdict": self.best_assessment.verdict,
@@ -269,9 +272,10 @@ def best_words(found: Explanation) -> str:
         if slower < -SMALL:
             words += f"; the best plan of the search takes {-100 * slower:.1f} % longer"
         return words
+    best = describe_plan(found.best) if found.best_staged is None else found.best_staged.options
     return (
         f"this plan takes {100 * slower:.1f} % longer than the best one, {step} a step: "
-        f"{describe_plan(found.best)} ({changes(found.plan, found.best) or 'other stages'})"
+        f"{best} ({changes(found.plan, found.best) or 'other stages'})"
     )
 
 
@@ -373,7 +377,7 @@ def _why_not(reason: WhyNot) -> list[str]:
         return _illegal(label, reason)
     assert reason.plan is not None
     assert reason.assessment is not None
-    completed = f"{requested}? Best completed to {describe_plan(reason.plan)}"
+    completed = f"{requested}? Best completed to {reason.options}"
     if reason.kind == "same":
         return labelled(label, f"{requested}? This plan is the best one with it.")
     if reason.kind in ("too_large", "tight"):

@@ -27,14 +27,16 @@ from planner.explanation.sensitivity import (
 )
 from planner.explanation.why_not import parse_other_plan
 from planner.explanation.why_not import why_not as against
+from planner.refinement.best_partition import best_staged
 from planner.search.gc_pause import fewer_collections
 from planner.search.partial_recompute import PRICING
 from planner.search.priced_candidates import PricedCandidates
 from planner.search.search import search
 
 OtherPlan = str | Mapping[str, Any]
-# seconds, relative: prices, best plan, partial recomputation, other machines, batches, ways out
-SIZES: Final = (6.0, 1.0, 1.0, 2.0, 3.0, 1.0)
+# seconds, relative: prices, best plan, its stages, partial recomputation, other machines, batches,
+# ways out
+SIZES: Final = (6.0, 1.0, 3.0, 1.0, 2.0, 3.0, 1.0)
 
 
 @names_arguments("planner.explain")
@@ -64,12 +66,14 @@ def explain(
     sizes = [scenario.workload.global_batch_size]
     if sensitivity:
         sizes += batch_sizes(free)
-    with stages(*SIZES, *(1.0 for _ in others), joint=True) as begin:
+    with stages(*SIZES, *(2.0 for _ in others), joint=True) as begin:
         begin("pricing plans")
         own, *other = PricedCandidates.of_batches(free, sizes)
         begin("searching the best plan")
-        found = search(free, top=1, priced=own)
+        found = search(free, top=1, priced=own, with_near=True)
         best = found.plans[0] if found.plans else None
+        begin("choosing pipeline stages")
+        staged = best_staged(free, found.plans, found.near)
         choices = None
         if sensitivity and best is not None:
             begin(PRICING)
@@ -86,14 +90,18 @@ def explain(
         for one in others:
             begin("searching another plan")
             answers.append(against(free, file.plan, assessment, one))
+    best_assessment = None if best is None else assess(free, best)
+    if staged is not None:
+        best_assessment = assess(staged.scenario(free), staged.plan)
     return Explanation(
         scenario=scenario,
         plan=file.plan,
         layer_ranges=file.layer_ranges,
         assessment=assessment,
         description=describe(scenario, file.plan),
-        best=best,
-        best_assessment=None if best is None else assess(free, best),
+        best=best if staged is None else staged.plan,
+        best_staged=staged,
+        best_assessment=best_assessment,
         varied=varied,
         sensitivity=by_figure,
         batches=batches,

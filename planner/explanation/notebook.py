@@ -10,7 +10,6 @@ from planner.advice.ways_out import WayOut
 from planner.answer.notebook import memory_bars, time_bars
 from planner.explanation.glossary import MEMORY_EXPLANATIONS
 from planner.explanation.why_not import WhyNot
-from planner.request.command import describe_plan
 from planner.text.html_page import Html, element, listed, table
 
 NOT_POSSIBLE: Final = "not possible"
@@ -44,7 +43,7 @@ def other_plans(why_not: Sequence[WhyNot], ways_out: Sequence[WayOut]) -> Iterat
 
 
 def _against(reason: WhyNot) -> tuple[str, str, str, str, str]:
-    plan = "–" if reason.plan is None else describe_plan(reason.plan)
+    plan = "–" if reason.plan is None else reason.options
     step = peak = "–"
     if reason.assessment is not None:
         step = format_seconds(reason.assessment.time.step_seconds)

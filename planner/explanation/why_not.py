@@ -14,6 +14,8 @@ from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.assessment.assess import Assessment, amounts, assess
 from planner.explanation.glossary import MEMORY_EXPLANATIONS, explain_time
+from planner.refinement.best_partition import StagedPlan, best_staged
+from planner.request.command import describe_plan
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.stage_layers import without_list
 from planner.search.search import SearchResult, search
@@ -59,6 +61,7 @@ class WhyNot:
     kind: Kind
     plan: Plan | None  # None: no legal completion
     assessment: Assessment | None
+    staged: StagedPlan | None = None  # the plan, if stages of its own make it the fastest
     rules: tuple[
         tuple[str, str, int], ...
     ] = ()  # code, words and number of candidates that break it
@@ -67,6 +70,12 @@ class WhyNot:
     legal: int = 0
     over_bytes: float = 0.0  # above the budget; of the upper end of the interval if tight
     terms: tuple[TermDifference, ...] = ()  # of the time; of the memory if too large or tight
+
+    @property
+    def options(self) -> str:
+        """The options of the plan and of its stages."""
+        assert self.plan is not None
+        return describe_plan(self.plan) if self.staged is None else self.staged.options
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -77,6 +86,7 @@ class WhyNot:
             "asked": self.requested,
             "reason": self.kind,
             "plan": None if self.plan is None else self.plan.to_dict(),
+            "staged": None if self.staged is None else self.staged.to_dict(),
             "rules": [
                 {"code": code, "words": words, "candidates": n} for code, words, n in self.rules
             ],
@@ -114,9 +124,10 @@ def why_not(
         else ",".join(f"{k}={v}" for k, v in requested.items())
     )
     fixed = parse_other_plan(requested)
-    result = search(scenario, fixed, top=1)
+    result = search(scenario, fixed, top=1, with_near=True)
     if result.plans:
-        return _against(scenario, text, plan, assessment, result.plans[0], result)
+        staged = best_staged(scenario, result.plans, result.near)
+        return _against(scenario, text, (plan, assessment), result, staged)
     if result.smallest is not None:
         return _too_large(scenario, text, assessment, result.smallest, result)
     return _illegal(scenario, text, fixed)
@@ -147,7 +158,7 @@ def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
         for n, row in chosen.items()
     )
     return WhyNot(
-        text, "illegal", None, None, rules, every=bool(always), candidates=len(table), legal=0
+        text, "illegal", None, None, rules=rules, every=bool(always), candidates=len(table), legal=0
     )
 
 
@@ -191,17 +202,21 @@ def _memory_terms(other: Assessment, this: Assessment) -> tuple[TermDifference, 
 def _against(
     scenario: Scenario,
     text: str,
-    plan: Plan,
-    assessment: Assessment,
-    best: Plan,
+    this: tuple[Plan, Assessment],
     result: SearchResult,
+    staged: StagedPlan | None,
 ) -> WhyNot:
-    """Compare the best plan with the requested fields with this plan."""
+    """Compare the best plan with the requested fields, with its best stages, with this plan."""
+    plan, assessment = this
+    best = result.plans[0]
+    if staged is not None:
+        best, scenario = staged.plan, staged.scenario(scenario)
     other = assess(scenario, best)
     slower = other.time.step_seconds - assessment.time.step_seconds
     tight = other.verdict == "tight" and assessment.verdict == "fits"
+    same = best == plan and abs(slower) <= SAME * assessment.time.step_seconds
     kind: Kind
-    if best == plan:
+    if same:
         kind = "same"
     elif tight:
         kind = "tight"
@@ -213,6 +228,7 @@ def _against(
         kind,
         best,
         other,
+        staged,
         candidates=result.counts.enumerated,
         legal=result.counts.priced,
         over_bytes=_over(other) if tight else 0.0,

@@ -1,41 +1,74 @@
-"""Uneven pipeline stages for the best plans of a search.
+"""The plan with the best stages of its own, among all that can be the fastest.
 
-The search prices even stages with the same number of recomputed layers each. For each of the first
-plans this module finds the stages with the shortest simulated step, and returns the plan with the
-shortest step of all. The gain is relative to the simulated step of the best plan with even stages.
+The search prices even stages with the same number of recomputed layers each. Stages of their own
+gain most where that fits badly, so the best plan with even stages need not be the best of all.
+``best_staged`` takes plans in the order of a lower bound of their step with any stages, until the
+bound is no better than the best step found:
+
+    1. the bound in closed form, for all candidates at once (``table_balanced_steps``; for several
+       stages on a rank, whose layers stay as they are, the step without recomputation);
+    2. for a group of plans at a time, the fewest recomputed layers with which each possible stage
+       fits, and their seconds;
+    3. for each plan of the group, the best stages (``stage_search``, ``minimal_recompute``).
+
+The result is exact for these prices unless one of the limits below ends the search.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from cost_models.legality.rules import legality_codes
-from cost_models.plan.plan import Plan, PlanTable, split_layers
-from cost_models.scenario import Scenario
-from hardware_profiles.progress import report, tracked
-from planner.refinement.minimal_recompute import minimal_recompute_layers
-from planner.refinement.stage_costs import simulated_step, with_stages
-from planner.refinement.stage_search import Ranges, best_stages, can_be_uneven
+import numpy as np
+from msgspec.structs import astuple
+from numpy.typing import NDArray
 
-FINALISTS: Final = 3  # plans; each takes up to a second
-STAGES_OF: Final = "optimizing stages of plan {number} of {total}"
+from cost_models.legality.rules import legality_codes
+from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.plan.plan import OFFLOADS, SCHEDULES, Plan, PlanTable
+from cost_models.plan.recompute import FULL, NONE, SELECTIVE
+from cost_models.pricing.table import BalancedSteps, table_balanced_steps, table_steps
+from cost_models.scenario import Scenario
+from cost_models.step_time.pipeline_bound import longest_stage
+from hardware_profiles.progress import stages, tracked
+from planner.refinement.minimal_recompute import least_recompute
+from planner.refinement.stage_costs import (
+    StageContents,
+    StageCosts,
+    price_stages,
+    simulated_step,
+    with_stages,
+)
+from planner.refinement.stage_search import (
+    ONE_STAGE_A_RANK,
+    Ranges,
+    best_stages,
+)
+from planner.request.command import describe_plan
+from planner.request.stage_layers import layers_option, stage_recompute_options
+
+# seconds, relative: bounds; stages and recomputed layers of the first plans and of the others
+SIZES: Final = (1.0, 2.0, 1.0, 3.0, 1.0)
+FIRST: Final = 16  # plans priced together until a good step is known; then the others
+MOST_PLANS: Final = 1500  # whose stages are priced
+Rows = NDArray[np.intp]
 GAIN: Final = 1e-3  # smallest gain, as a share of the step, that is worth uneven stages
-RECOMPUTES: Final = ("full", "selective")
+RECOMPUTES: Final = (FULL, SELECTIVE)  # settings whose numbers of layers are chosen
+UNEVEN: Final = [SCHEDULES.index(schedule) for schedule in ONE_STAGE_A_RANK]
 
 
 @dataclass(frozen=True, slots=True)
 class StagedPlan:
     """A plan with its own stages and numbers of recomputed layers."""
 
-    rank: int  # position among the plans of the search, from 0
+    rank: int | None  # position among the plans of the search, from 0; None: not among them
     plan: Plan
     layer_ranges: Ranges
     by_stage: tuple[int, ...] | None  # recomputed layers of each stage; None: as in the plan
     step: float  # simulated seconds
     even_step: float  # simulated seconds of the best plan with even stages
-    proven: bool  # whether these stages are proven to be optimal for the plan
+    proven: bool  # whether no other plan with stages of its own has a shorter step
 
     @property
     def gain(self) -> float:
@@ -46,6 +79,17 @@ class StagedPlan:
     def layers(self) -> tuple[int, ...]:
         """Number of layers of each stage."""
         return tuple(last - first for first, last in self.layer_ranges)
+
+    @property
+    def stage_options(self) -> str:
+        """The options of the stages."""
+        options = [layers_option(self.layer_ranges)] if len(self.layers) > 1 else []
+        return " ".join([*options, *stage_recompute_options(self.by_stage)])
+
+    @property
+    def options(self) -> str:
+        """The options of the plan and of its stages."""
+        return f"{describe_plan(self.plan)} {self.stage_options}".strip()
 
     def scenario(self, scenario: Scenario) -> Scenario:
         """Return a scenario with these stages."""
@@ -65,56 +109,150 @@ class StagedPlan:
         }
 
 
-def best_staged(scenario: Scenario, plans: Sequence[Plan]) -> StagedPlan | None:
-    """Return the first plan whose best stages give the shortest step; None without a gain."""
-    if not plans or not scenario.on_gpu:
+def best_staged(
+    scenario: Scenario,
+    plans: Sequence[Plan],
+    candidates: PlanTable | None,
+    fastest: float = np.inf,
+) -> StagedPlan | None:
+    """Return the plan with the shortest step with stages of its own; None without a gain.
+
+    ``plans``: the best with even stages, best first; ``candidates``: legal plans whose stages may
+    be chosen, if any; ``fastest``: seconds that a step has to beat, besides that of the first plan.
+    """
+    if not plans or candidates is None or not scenario.on_gpu:
         return None
-    if scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None:
+    even = simulated_step(scenario, plans[0], default_layer_ranges(scenario, plans[0]))
+    search = _Search(scenario, min(even, fastest) * (1.0 - GAIN))
+    found = PlanTable.from_plans(list(plans))  # other numbers of virtual stages, too
+    names = [column.name for column in fields(PlanTable)]
+    both = {n: np.concatenate([getattr(candidates, n), getattr(found, n)]) for n in names}
+    search.run(stage_candidates(PlanTable(**both)))
+    if search.best is None:
         return None
-    even = _even_step(scenario, plans[0])
-    report("optimizing pipeline stages")
-    finalists = list(enumerate(plans[:FINALISTS]))
-    found = [
-        staged
-        for rank, plan in tracked(finalists, STAGES_OF)
-        if (staged := staged_plan(scenario, plan, rank, even)) is not None
-    ]
-    best = min(found, key=lambda one: one.step, default=None)
-    return best if best is not None and best.gain > GAIN else None
+    plan, ranges, by_stage = search.best
+    ranks = [row for row, other in enumerate(plans) if _family(other) == _family(plan)]
+    rank = ranks[0] if ranks else None
+    return StagedPlan(rank, plan, ranges, by_stage, search.limit, even, search.proven)
 
 
-def _even_step(scenario: Scenario, plan: Plan) -> float:
-    return simulated_step(scenario, plan, split_layers(scenario.model.num_layers, plan.num_stages))
+def chooses_layers(table: PlanTable) -> NDArray[np.bool_]:
+    """Return which plans have one stage on each of several ranks, whose layers are chosen."""
+    one_stage = np.isin(table.pipeline_schedule, UNEVEN) & (table.virtual_stages == 1)
+    found: NDArray[np.bool_] = one_stage & (table.pipeline_parallel > 1)
+    return found
 
 
-def staged_plan(scenario: Scenario, plan: Plan, rank: int, even_step: float) -> StagedPlan | None:
-    """Return a plan with its best stages; None if its stages are not optimised or none fit."""
-    plan = replace(plan, recompute_layers=0)  # chosen for each stage instead
-    if can_be_uneven(scenario, plan):
-        found = best_stages(scenario, plan)
-        if found is None:
-            return None
-        ranges, recomputed, proven = found.layer_ranges, found.recomputed, found.proven
-    elif (
-        plan.recompute in RECOMPUTES
-        and plan.recompute_every == 0
-        and plan.offload == "none"
-        and scenario.on_gpu
-    ):
-        ranges = split_layers(scenario.model.num_layers, plan.num_stages)
-        shared = minimal_recompute_layers(scenario, plan, ranges)
-        if shared is None:
-            return None
-        recomputed, proven = shared, True
-    else:
-        return None
-    by_stage: tuple[int, ...] | None = recomputed
-    if not any(recomputed):
-        plan, by_stage = replace(plan, recompute="none"), None
-    elif recomputed == tuple(last - first for first, last in ranges):
-        by_stage = None
-    staged = with_stages(scenario, ranges, by_stage)
-    if legality_codes(staged, PlanTable.from_plans([plan]))[0]:
-        return None
-    step = simulated_step(scenario, plan, ranges, by_stage)
-    return StagedPlan(rank, plan, ranges, by_stage, step, even_step, proven)
+def stage_candidates(table: PlanTable) -> PlanTable:
+    """Return the plans among which stages are chosen, each once.
+
+    A plan that recomputes layers can also recompute none of them, so that the same plan without
+    recomputation is left out. Plans with several stages on a rank keep their layers.
+    """
+    usual = np.isin(table.recompute, [*RECOMPUTES, NONE]) & (table.recompute_every == 0)
+    usual = usual & (table.offload == OFFLOADS.index("none"))
+    table = table.rows(np.flatnonzero(usual & (chooses_layers(table) | (table.recompute != NONE))))
+    table = replace(table, recompute_layers=np.zeros_like(table.recompute_layers))
+    names = [column.name for column in fields(PlanTable) if column.name != "recompute"]
+    columns = np.stack([getattr(table, name).astype(np.int64) for name in names])
+    _, family = np.unique(columns, axis=1, return_inverse=True)
+    family = family.ravel()
+    _, first = np.unique(np.stack([family, table.recompute]), axis=1, return_index=True)
+    with_full = np.isin(family[first], family[table.recompute == FULL])
+    return table.rows(np.sort(first[~(with_full & (table.recompute[first] == NONE))]))
+
+
+def stage_bounds(scenario: Scenario, table: PlanTable) -> BalancedSteps:
+    """Return lower bounds of plans with any stages and recomputed layers.
+
+    Plans with several stages on a rank keep their layers; only their steps are bounded.
+    """
+    table = replace(table, recompute=np.full_like(table.recompute, NONE))
+    bounds = BalancedSteps(*(np.zeros(len(table)) for _ in range(3)))
+    uneven = chooses_layers(table)
+    rows = np.flatnonzero(uneven)
+    found = table_balanced_steps(scenario, table.rows(rows))
+    for bound, values in zip(astuple(bounds), astuple(found), strict=True):
+        bound[rows] = values
+    rows = np.flatnonzero(~uneven)
+    bounds.step[rows] = table_steps(scenario, table.rows(rows))
+    return bounds
+
+
+def _family(plan: Plan) -> Plan:
+    return replace(plan, recompute="none", recompute_layers=0)
+
+
+@dataclass
+class _Search:
+    """The best stages found, and the step in seconds that others have to beat."""
+
+    scenario: Scenario
+    limit: float
+    best: tuple[Plan, Ranges, tuple[int, ...] | None] | None = None
+    proven: bool = True
+    contents: dict[int, StageContents] = field(default_factory=dict)  # by pipeline_parallel
+
+    def run(self, candidates: PlanTable) -> None:
+        """Refine candidates in the order of their bounds."""
+        with stages(*SIZES, joint=True) as begin:
+            begin("bounding the steps of all stages")
+            bounds, uneven = stage_bounds(self.scenario, candidates), chooses_layers(candidates)
+            order = np.argsort(bounds.step, kind="stable")
+            for some in (slice(0, FIRST), slice(FIRST, MOST_PLANS)):
+                rows = order[some]
+                rows = rows[bounds.step[rows] < self.limit]
+                begin(f"choosing stages of {len(rows):,} plans")
+                self._choose_stages(candidates, bounds, rows[uneven[rows]])
+                others = rows[~uneven[rows]].tolist()
+                begin(f"choosing recomputed layers of {len(others):,} plans")
+                self._choose_recomputed([candidates.plan(row) for row in others])
+        left = order[MOST_PLANS:]
+        self.proven = self.proven and not np.any(bounds.step[left] < self.limit)
+
+    def _choose_stages(self, table: PlanTable, bounds: BalancedSteps, rows: Rows) -> None:
+        """Try plans with one stage on each rank."""
+        costs = []
+        for row in rows.tolist():
+            plan, few = table.plan(row), table.rows(np.array([row]))
+            stages = plan.pipeline_parallel
+            contents = StageContents(self.scenario.model, stages)
+            contents = self.contents.setdefault(stages, contents)
+            most = self.limit - bounds.once[row]
+            longest = longest_stage(few, bounds.whole[row : row + 1], most)[:, 0].tolist()
+            costs.append(StageCosts(self.scenario, plan, contents, self.limit, longest))
+        price_stages(costs)
+        for one in tracked(costs):
+            one.limit = self.limit
+            found, proven = best_stages(one)
+            self.proven = self.proven and proven
+            if found is not None:
+                self._keep(one.plan, found.layer_ranges, found.recomputed, found.step)
+
+    def _choose_recomputed(self, plans: Sequence[Plan]) -> None:
+        """Try plans whose layers stay as they are."""
+        ranges = [default_layer_ranges(self.scenario, plan) for plan in plans]
+        pairs = list(zip(plans, ranges, strict=True))
+        for one in sorted(
+            least_recompute(self.scenario, pairs, self.limit), key=lambda one: one.step_bound
+        ):
+            if one.step_bound >= self.limit:
+                break
+            recomputed = one.by_stage(self.scenario)
+            if recomputed is not None:
+                step = simulated_step(self.scenario, one.plan, one.ranges, recomputed)
+                self._keep(one.plan, one.ranges, recomputed, step)
+
+    def _keep(
+        self, plan: Plan, ranges: Sequence[tuple[int, int]], recomputed: Sequence[int], step: float
+    ) -> None:
+        """Keep a plan with its stages if it is legal and the best so far."""
+        by_stage: tuple[int, ...] | None = tuple(recomputed)
+        if not any(recomputed):
+            plan, by_stage = replace(plan, recompute="none"), None
+        elif by_stage == tuple(last - first for first, last in ranges):
+            by_stage = None
+        staged = with_stages(self.scenario, ranges, by_stage)
+        legal = not legality_codes(staged, PlanTable.from_plans([plan]))[0]
+        if legal and step < self.limit:
+            self.best, self.limit = (plan, tuple(ranges), by_stage), step

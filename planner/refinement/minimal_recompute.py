@@ -13,18 +13,26 @@ that the longest stage is as short as possible:
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cost_models.partition.recomputed_layers import recomputed_layers
-from cost_models.partition.schedules import ranks_of_stages
-from cost_models.partition.stages import contents_of_rank
+from cost_models.partition.recomputed_layers import RecomputedLayers
+from cost_models.partition.schedules import SPLIT, ranks_of_stages
+from cost_models.partition.stages import PipelineRank, contents_of_rank
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import verdict_spread
-from planner.assessment.verdict import budget_bytes
-from planner.refinement.stage_costs import Pricing, Ranges, one
+from planner.refinement.rank_prices import (
+    OfPlan,
+    Seconds,
+    fewest_recomputed,
+    max_peak,
+    rank_passes,
+    rank_peaks,
+)
+from planner.refinement.stage_costs import Ranges, ranks_of
 
 EPSILON: Final = 1e-3  # weight of recomputation: among equal longest stages the least
 
@@ -33,55 +41,136 @@ def minimal_recompute_layers(
     scenario: Scenario, plan: Plan, ranges: Ranges
 ) -> tuple[int, ...] | None:
     """Return the number of recomputed first layers of each stage; None if nothing fits."""
-    owner = ranks_of_stages(plan)
-    sizes = [last - first for first, last in ranges]
-    pricing = Pricing(scenario, plan)
-    most = budget_bytes(scenario.cluster) / (
-        1.0 + verdict_spread(scenario.software.name, scenario.cluster.num_gpus).above
-    )
-
-    def peak(rank: int, by_stage: tuple[int, ...]) -> float:
-        recomputed = recomputed_layers(plan, by_stage)
-        contents = contents_of_rank(scenario.model, ranges, owner, rank, recomputed=recomputed)
-        return pricing.peak(contents)
-
-    ranks = range(plan.pipeline_parallel)
-    mine = [[stage for stage, rank in enumerate(owner) if rank == r] for r in ranks]
-    longest, each = _seconds(pricing, ranges)
-    least = []
-    for rank in ranks:
-        found = _least(rank, mine[rank], sizes, peak, most)
-        if found is None:
-            return None
-        least.append(found)
-    while True:
-        shared = share_out(longest, each, sizes, mine, least)
-        short = [rank for rank in ranks if peak(rank, shared) > most]
-        if not short:
-            return shared
-        for rank in short:  # this distribution needs more than the one of the bisection
-            least[rank] += 1
-            if least[rank] > sum(sizes[stage] for stage in mine[rank]):
-                return None
+    found = least_recompute(scenario, [(plan, ranges)])
+    return found[0].by_stage(scenario) if found else None
 
 
-def _least(rank: int, mine: list[int], sizes: list[int], peak: object, most: float) -> int | None:
-    """Return the fewest recomputed layers with which a rank fits, spread over its stages."""
-    assert callable(peak)
+class RankRecompute(NamedTuple):
+    """The fewest recomputed layers with which a rank fits, and its seconds."""
 
-    def fits(number: int) -> bool:
-        return float(peak(rank, spread(number, mine, sizes))) <= most
+    least: int
+    layers: int  # all
+    without: Seconds  # with no layer recomputed
+    whole: Seconds  # with all layers recomputed
 
-    high = sum(sizes[stage] for stage in mine)
-    if fits(0):
-        return 0
-    if not fits(high):
-        return None
-    low = 0
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    @property
+    def each(self) -> float:
+        """Seconds of one recomputed layer for a micro-batch."""
+        return (self.whole.whole - self.without.whole) / self.layers
+
+    @property
+    def passes(self) -> float:
+        """Seconds of a micro-batch with the fewest recomputed layers."""
+        return self.without.whole + self.least * self.each
+
+    @property
+    def once(self) -> float:
+        """Lower bound of the seconds once a step: recomputation may hide communication."""
+        return min(self.without.once, self.whole.once)
+
+
+@dataclass
+class LeastRecompute:
+    """Fewest recomputed layers on each rank of a plan with given stages."""
+
+    plan: Plan
+    ranges: Ranges
+    ranks: list[RankRecompute] = field(default_factory=list)  # the first ones, or all
+
+    @property
+    def step_bound(self) -> float:
+        """Lower bound of the step in seconds, for every distribution over the stages of a rank.
+
+        A rank works for m micro-batches, after the first one has passed the first stages of the
+        ranks before it, and until the last one has passed them back; where the backward pass is
+        split, weight gradients may follow.
+        """
+        before, longest, splits = 0.0, 0.0, self.plan.pipeline_schedule in SPLIT
+        for rank in self.ranks:
+            longest = max(longest, before + self.plan.num_microbatches * rank.passes)
+            passed = rank.without.forward if splits else rank.without.whole
+            before += passed / self.plan.virtual_stages
+        return longest + min((rank.once for rank in self.ranks), default=0.0)
+
+    def by_stage(self, scenario: Scenario) -> tuple[int, ...] | None:
+        """Distribute the layers over the stages; None if no distribution fits."""
+        plan, ranks = self.plan, self.ranks
+        owner, most = ranks_of_stages(plan), max_peak(scenario)
+        seconds = [ranks[rank].without.whole / plan.virtual_stages for rank in owner]
+        each = [ranks[rank].each for rank in owner]
+        sizes = [last - first for first, last in self.ranges]
+        mine = [[s for s, r in enumerate(owner) if r == rank] for rank in range(len(ranks))]
+        least = [rank.least for rank in ranks]
+        while True:
+            shared = share_out(seconds, each, sizes, mine, least)
+            contents = [(0, rank) for rank in ranks_of(scenario, plan, self.ranges, shared)]
+            short = np.flatnonzero(rank_peaks(scenario, [plan], contents) > most).tolist()
+            if not short:
+                return shared
+            for rank in short:  # this distribution needs more than the one of the bisection
+                least[rank] += 1
+                if least[rank] > ranks[rank].layers:
+                    return None
+
+
+def least_recompute(
+    scenario: Scenario, plans: Sequence[tuple[Plan, Ranges]], limit: float = np.inf
+) -> list[LeastRecompute]:
+    """Return the fewest recomputed layers of the plans, with given stages, that fit.
+
+    Without plans whose steps take ``limit`` seconds or more. The first rank, which mostly has the
+    largest peak, is priced before the others.
+    """
+    contents: dict[Any, PipelineRank] = {}
+    left = [LeastRecompute(plan, ranges) for plan, ranges in plans]
+    for some in (slice(0, 1), slice(1, None)):
+        left = [
+            one for one in _with_ranks(scenario, left, some, contents) if one.step_bound < limit
+        ]
+    return left
+
+
+def _with_ranks(
+    scenario: Scenario, plans: list[LeastRecompute], some: slice, contents: dict[Any, PipelineRank]
+) -> list[LeastRecompute]:
+    """Price some ranks of every plan, and return the plans in which they fit."""
+    owners = [tuple(ranks_of_stages(one.plan)) for one in plans]
+    ranks = [
+        (n, rank) for n, one in enumerate(plans) for rank in range(one.plan.pipeline_parallel)[some]
+    ]
+    sizes = [
+        [
+            (b - a) * (owner == rank)
+            for owner, (a, b) in zip(owners[n], plans[n].ranges, strict=True)
+        ]
+        for n, rank in ranks
+    ]
+
+    def contents_of(item: int, recomputed: int) -> OfPlan:
+        number, rank = ranks[item]
+        owner, ranges = owners[number], tuple(plans[number].ranges)
+        key = owner, ranges, rank, recomputed
+        if key not in contents:
+            mine = [stage for stage, size in enumerate(sizes[item]) if size]
+            again = RecomputedLayers(by_stage=spread(recomputed, mine, sizes[item]))
+            contents[key] = contents_of_rank(scenario.model, ranges, owner, rank, recomputed=again)
+        return number, contents[key]
+
+    alone, most = [one.plan for one in plans], [sum(each) for each in sizes]
+    least = fewest_recomputed(scenario, alone, most, contents_of)
+    ends = [
+        [contents_of(item, n) for item, n in enumerate(each)] for each in ([0] * len(most), most)
+    ]
+    seconds = rank_passes(scenario, alone, [*ends[0], *ends[1]])
+    too_large = set()
+    for item, (number, _) in enumerate(ranks):
+        fewest = least[item]
+        if fewest is None:
+            too_large.add(number)
+        else:
+            of_item = seconds[item], seconds[len(ranks) + item]
+            plans[number].ranks.append(RankRecompute(fewest, most[item], *of_item))
+    return [one for number, one in enumerate(plans) if number not in too_large]
 
 
 def spread(number: int, mine: list[int], sizes: list[int]) -> tuple[int, ...]:
@@ -105,26 +194,6 @@ def spread_over(least: list[int], mine: list[list[int]], count: int) -> tuple[in
     for number, stages in zip(least, mine, strict=True):
         shared[stages[0]] = number
     return tuple(shared)
-
-
-def _seconds(pricing: Pricing, ranges: Ranges) -> tuple[list[float], list[float]]:
-    """Return seconds of each stage without recomputation, and of one recomputed layer of it."""
-    plan, model = pricing.plan, pricing.scenario.model
-    owner = ranks_of_stages(plan)
-    without, each = [], []
-    found: dict[int, tuple[float, float]] = {}
-    for rank in owner:
-        if rank not in found:
-            layers = sum(b - a for (a, b), r in zip(ranges, owner, strict=True) if r == rank)
-            seconds = []
-            for by_stage in ((0,) * len(owner), tuple(b - a for a, b in ranges)):
-                recomputed = recomputed_layers(plan, by_stage)
-                contents = contents_of_rank(model, ranges, owner, rank, recomputed=recomputed)
-                seconds.append(one(pricing.seconds(contents).microbatch))
-            found[rank] = seconds[0] / plan.virtual_stages, (seconds[1] - seconds[0]) / layers
-        without.append(found[rank][0])
-        each.append(found[rank][1])
-    return without, each
 
 
 def share_out(

@@ -55,7 +55,7 @@ class AxisPlace:
 class PlacedPlan:
     """A plan with its own order of ranks."""
 
-    rank: int  # position among the plans of the search, from 0
+    rank: int | None  # position among the plans of the search, from 0; None: not among them
     plan: Plan
     scenario: Scenario  # with the order of ranks and the plan's own stages
     step: float  # simulated seconds
@@ -120,7 +120,7 @@ def best_placed(
     for rank, plan in enumerate(plans):
         grids.setdefault((*grid_of(plan), plan.expert_parallel), (rank, plan, scenario))
     most = FINALISTS if scenario.cluster.num_gpus <= SMALL else FEW
-    choices = list(grids.values())[:most]
+    choices: list[tuple[int | None, Plan, Scenario]] = [*list(grids.values())[:most]]
     if staged is not None:
         choices.insert(0, (staged.rank, staged.plan, staged.scenario(scenario)))
     usual = ordered_step(choices[0][2], choices[0][1], None)
@@ -184,7 +184,7 @@ def groups_of(plan: Plan) -> dict[str, tuple[int, int]]:
     }
 
 
-def _placed(rank: int, plan: Plan, scenario: Scenario, usual: float) -> PlacedPlan | None:
+def _placed(rank: int | None, plan: Plan, scenario: Scenario, usual: float) -> PlacedPlan | None:
     if len(groups_of(plan)) == 0:
         return None
     found = place(scenario, plan)

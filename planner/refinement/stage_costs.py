@@ -1,235 +1,323 @@
-"""Times and peak memory of single pipeline stages with arbitrary layers."""
+"""Times and peak memory of pipeline stages with arbitrary layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
-from cost_models.compute.rates import training_rates
-from cost_models.memory.peak import rank_memory
-from cost_models.partition.rank_view import RankView
+from cost_models.model.spec import ModelSpec
 from cost_models.partition.recomputed_layers import RecomputedLayers, recomputed_layers
 from cost_models.partition.schedules import ranks_of_stages
 from cost_models.partition.stages import PipelineRank, contents_of_rank
-from cost_models.plan.plan import Plan, PlanTable, split_layers
+from cost_models.plan.plan import Plan, split_layers
 from cost_models.scenario import Scenario
-from cost_models.step_time.overlap import Hiding, exposed_data_seconds
-from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.pipeline_simulation import makespan
-from cost_models.step_time.rank_time import rank_seconds
-from cost_models.uncertainty import verdict_spread
-from planner.assessment.verdict import budget_bytes
+from planner.refinement.rank_prices import (
+    OfPlan,
+    Seconds,
+    fewest_recomputed,
+    max_peak,
+    rank_passes,
+    rank_peaks,
+)
 
 Ranges = Sequence[tuple[int, int]]
+Pair = tuple[int, int]  # layers [first, last)
+SAME: Final = 1e-9  # relative
+WIDE: Final = 2  # even stages whose layers a stage may have, before longer ones are priced
 
 
-@dataclass(frozen=True, slots=True)
-class StageCost:
-    """Seconds of a stage: for one micro-batch, and once a step."""
+class StageCost(NamedTuple):
+    """The fewest recomputed first layers with which a stage fits, and its seconds."""
 
-    recomputed: int  # number of recomputed first layers
-    forward: float
-    backward: float
-    weights: float  # part of ``backward`` that schedules with split backward passes defer
-    once: float  # exposed data-parallel communication and the optimizer
+    recomputed: int
+    seconds: Seconds
+
+
+@dataclass
+class StageContents:
+    """Contents of the stages of a pipeline with one stage on each rank.
+
+    The time of a stage depends on its layers and on whether it is the first or the last one; its
+    memory also on its position. A key contains the kinds of the layers and, for models with encoder
+    and decoder, the tensors that a stage sends.
+    """
+
+    model: ModelSpec
+    stages: int
+    _contents: dict[tuple[int, int, int, int], PipelineRank] = field(default_factory=dict)
+    _keys: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+
+    def key(self, stage: int, first: int, last: int) -> Any:
+        """Return the properties of a stage that determine its time."""
+        place = (stage, first, last)
+        if place not in self._keys:
+            layers: Any = last - first
+            if len(self.model.kinds) > 1:
+                layers = self.model.pattern[first:last]
+            if self.model.bridge_layer is not None:
+                layers = structs.replace(self.of(stage, first, last, 0), index=0, positions=())
+            self._keys[place] = (stage == 0, stage == self.stages - 1, layers)
+        return self._keys[place]
+
+    def of(self, stage: int, first: int, last: int, recomputed: int) -> PipelineRank:
+        """Return the contents of a stage; the other stages split the remaining layers evenly."""
+        place = (stage, first, last, recomputed)
+        if place not in self._contents:
+            later, layers = self.stages - 1 - stage, self.model.num_layers
+            before = split_layers(first, stage) if stage else ()
+            after = split_layers(layers - last, later) if later else ()
+            self._contents[place] = contents_of_rank(
+                self.model,
+                [*before, (first, last), *((last + a, last + b) for a, b in after)],
+                range(self.stages),
+                stage,
+                recomputed=RecomputedLayers(by_stage=(recomputed,) * self.stages),
+            )
+        return self._contents[place]
+
+    def ranges(self, stage: int, sizes: Iterable[int]) -> list[Pair]:
+        """Return layers that a stage may have, one range for each key."""
+        layers, later = self.model.num_layers, self.stages - 1 - stage
+        found: dict[Any, Pair] = {}
+        for size in sizes:
+            starts: Iterable[int] = range(stage, layers - later - size + 1)
+            if stage == 0:
+                starts = [0]
+            elif later == 0:
+                starts = [layers - size]
+            elif len(self.model.kinds) == 1:
+                starts = [stage]
+            for first in starts:
+                pair = first, first + size
+                found.setdefault(self.key(stage, *pair), pair)
+        return list(found.values())
 
     @property
-    def whole(self) -> float:
-        """Both passes of a micro-batch."""
-        return self.forward + self.backward
+    def different(self) -> list[int]:
+        """Return stages that differ in more than their position."""
+        if self.model.bridge_layer is not None:
+            return list(range(self.stages))
+        return sorted({0, min(1, self.stages - 1), self.stages - 1})
 
 
-@dataclass(frozen=True)
-class Pricing:
-    """Times and peak memory of single pipeline ranks of one plan."""
+@dataclass
+class StageCosts:
+    """Costs of the stages of a plan with one stage on each rank, filled by ``price_stages``.
+
+    ``limit``: seconds of a step; stages with which it takes longer are left out. ``longest``:
+    seconds of a micro-batch that each stage may take within it. Fewer layers or more recomputation
+    never need more memory.
+    """
 
     scenario: Scenario
     plan: Plan
+    contents: StageContents
+    limit: float = np.inf
+    longest: Sequence[float] = ()
+    sizes: list[Pair] = field(default_factory=list)  # fewest and most layers of each stage
+    seconds: dict[Any, Seconds] = field(default_factory=dict)
+    found: dict[Any, StageCost | None] = field(default_factory=dict)
 
-    @cached_property
-    def table(self) -> PlanTable:
-        """The plan as a table of one row."""
-        return PlanTable.from_plans([self.plan])
-
-    def seconds(self, rank: PipelineRank) -> RankSeconds:
-        """Return the times of a rank in seconds."""
-        scenario = self.scenario
-        rate = training_rates(
-            scenario.cluster.accelerator, scenario.workload.precision, scenario.software
-        )
-        return rank_seconds(RankView(scenario, self.table, rank), rate)
-
-    def once(self, seconds: RankSeconds) -> float:
-        """Return the seconds of a rank once a step, after its last pass."""
-        software = self.scenario.software
-        exposed = exposed_data_seconds(
-            seconds,
-            self.table,
-            Hiding.of(software),
-            on_gpu=self.scenario.on_gpu,
-        )
-        return one(exposed) + one(seconds.optimizer)
-
-    def peak(self, rank: PipelineRank) -> float:
-        """Return the peak memory of a rank in bytes."""
-        parts, *_ = rank_memory(RankView(self.scenario, self.table, rank))
-        return one(parts.peak)
-
-
-def one(column: Any) -> float:
-    """Return the only value of a column."""
-    return float(np.ravel(column)[0])
-
-
-class StageCosts:
-    """Cached costs of the stages of a plan with one stage on each rank.
-
-    The time of a stage depends on its layers and on whether it is the first or last stage; its
-    memory also on its position. The cache key contains the kinds of its layers and, for models with
-    encoder and decoder, the tensors that a stage sends. Fewer layers or more recomputation never
-    need more memory.
-    """
-
-    def __init__(self, scenario: Scenario, plan: Plan) -> None:
+    @classmethod
+    def of(cls, scenario: Scenario, plan: Plan, limit: float = np.inf) -> StageCosts:
+        """Return the costs of the stages of one plan."""
         assert plan.virtual_stages == 1
-        self.scenario, self.plan = scenario, plan
-        self.pricing = Pricing(scenario, plan)
-        spread = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
-        self.max_peak = budget_bytes(scenario.cluster) / (1.0 + spread.above)
-        self._seconds: dict[Any, tuple[float, float, float, float, float]] = {}
-        self._peaks: dict[Any, float] = {}
-        self._least: dict[Any, int | None] = {}
-        # by stage, layers that fit without recomputation
-        self._fitting: dict[int, list[tuple[int, int]]] = {}
-        self._keys: dict[tuple[int, int, int], Any] = {}
+        stages = plan.pipeline_parallel
+        longest = [limit / plan.num_microbatches] * stages
+        costs = cls(scenario, plan, StageContents(scenario.model, stages), limit, longest)
+        price_stages([costs])
+        return costs
 
-    def seconds(
-        self, stage: int, first: int, last: int, recomputed: int
-    ) -> tuple[float, float, float, float, float]:
-        """Return seconds: both passes, forward, backward, its deferred part, and once a step."""
-        key = (self._key(stage, first, last), recomputed)
-        if key not in self._seconds:
-            found = self.pricing.seconds(self._contents(stage, first, last, recomputed))
-            passes = one(found.forward_pass), one(found.backward_pass)
-            once = self.pricing.once(found)
-            self._seconds[key] = (sum(passes), *passes, one(found.weights), once)
-        return self._seconds[key]
-
-    def peak(self, stage: int, first: int, last: int, recomputed: int) -> float:
-        """Return the peak memory of a stage in bytes."""
-        key = (stage, self._key(stage, first, last), recomputed)
-        if key not in self._peaks:
-            contents = self._contents(stage, first, last, recomputed)
-            self._peaks[key] = self.pricing.peak(contents)
-        return self._peaks[key]
+    @property
+    def possible(self) -> bool:
+        """Whether stages within the limit can have all layers."""
+        return sum(high for _, high in self.sizes) >= self.scenario.model.num_layers
 
     def cheapest(self, stage: int, first: int, last: int) -> StageCost | None:
-        """Return the cost with the fewest recomputed layers that fit; None if it does not fit.
+        """Return the cost with the fewest recomputed layers that fit.
 
-        A plan without recomputation recomputes none; else the first layers of the stage.
+        None if it does not fit or exceeds the limit. A plan without recomputation recomputes none;
+        else the first layers of the stage.
         """
-        key = (stage, self._key(stage, first, last))
-        if key not in self._least:
-            self._least[key] = self._least_that_fits(stage, first, last)
-        least = self._least[key]
-        if least is None:
-            return None
-        return StageCost(least, *self.seconds(stage, first, last, least)[1:])
+        return self.found.get((stage, self.contents.key(stage, first, last)))
 
-    def _least_that_fits(self, stage: int, first: int, last: int) -> int | None:
-        most = 0 if self.plan.recompute == "none" else last - first
-        known = self._fitting.setdefault(stage, [])
-        if any(self._within(stage, (first, last), other) for other in known):
+    def within(self, stage: int, pair: Pair) -> bool:
+        """Whether a stage without recomputation takes no longer than it may."""
+        return self.seconds[self.contents.key(stage, *pair), 0].whole <= self.longest[stage]
+
+    def most_recomputed(self, stage: int, pair: Pair) -> int:
+        """Return the most recomputed layers with which a stage takes no longer than it may."""
+        key, layers = self.contents.key(stage, *pair), pair[1] - pair[0]
+        if self.plan.recompute == "none":
             return 0
+        without, whole = self.seconds[key, 0].whole, self.seconds[key, layers].whole
+        each = (whole - without) / layers
+        spare = self.longest[stage] - without
+        return layers if spare >= layers * each else max(0, int((1.0 + SAME) * spare / each))
 
-        def fits(recomputed: int) -> bool:
-            return self.peak(stage, first, last, recomputed) <= self.max_peak
 
-        smaller = self._least.get((stage, self._key(stage, first, last - 1)), 0)
-        if smaller == 0 and fits(0):
-            known.append((first, last))
-            return 0
-        low = max(0, (smaller or 0) - 1)  # does not fit
-        high = min(most, low + 1)
-        while not fits(high):
-            if high == most:
-                return None
-            low, high = high, min(most, 2 * high - low + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return high
+def price_stages(costs: Sequence[StageCosts]) -> None:
+    """Price the stages that pipelines within the limits may have, of plans of one scenario."""
+    if not costs:
+        return
+    _find_sizes(costs)
+    if len(costs[0].scenario.model.kinds) == 1:
+        _fit_sizes([one for one in costs if one.possible])
+    items = [
+        (number, stage, pair)
+        for number, one in enumerate(costs)
+        if one.possible
+        for stage, (low, high) in enumerate(one.sizes)
+        for pair in one.contents.ranges(stage, range(low, high + 1))
+        if one.within(stage, pair)
+    ]
 
-    def _within(self, stage: int, layers: tuple[int, int], other: tuple[int, int]) -> bool:
-        """Whether layers are a subset of others, or not more of the only kind of layer."""
-        if other[0] <= layers[0] and layers[1] <= other[1]:
-            return True
-        model = self.scenario.model
-        return len(model.kinds) == 1 and layers[1] - layers[0] <= other[1] - other[0]
+    def rank_of(item: int, recomputed: int) -> OfPlan:
+        number, stage, pair = items[item]
+        return number, costs[number].contents.of(stage, *pair, recomputed)
 
-    def _key(self, stage: int, first: int, last: int) -> Any:
-        place = (stage, first, last)
-        if place not in self._keys:
-            model, stages = self.scenario.model, self.plan.pipeline_parallel
-            key: Any = (stage == 0, stage == stages - 1, model.pattern[first:last])
-            if model.bridge_layer is not None:
-                key = structs.replace(self._contents(stage, first, last, 0), index=0, positions=())
-            self._keys[place] = key
-        return self._keys[place]
+    most = [costs[number].most_recomputed(stage, pair) for number, stage, pair in items]
+    fewest = fewest_recomputed(costs[0].scenario, [one.plan for one in costs], most, rank_of)
+    fitting = [(*item, n) for item, n in zip(items, fewest, strict=True) if n is not None]
+    _price_seconds(costs, fitting)
+    for number, stage, pair, recomputed in fitting:
+        one, key = costs[number], costs[number].contents.key(stage, *pair)
+        one.found[stage, key] = StageCost(recomputed, one.seconds[key, recomputed])
 
-    def _contents(self, stage: int, first: int, last: int, recomputed: int) -> PipelineRank:
-        """Return the contents of a stage; the other stages split the remaining layers evenly."""
-        stages, layers = self.plan.pipeline_parallel, self.scenario.model.num_layers
-        before = split_layers(first, stage) if stage else ()
-        after = split_layers(layers - last, stages - 1 - stage) if stage < stages - 1 else ()
-        ranges = [*before, (first, last), *((last + a, last + b) for a, b in after)]
-        return contents_of_rank(
-            self.scenario.model,
-            ranges,
-            range(stages),
-            stage,
-            recomputed=RecomputedLayers(by_stage=(recomputed,) * stages),
+
+def _find_sizes(costs: Sequence[StageCosts]) -> None:
+    """Bound the layers of every stage by those that it may have without recomputation."""
+    layers = costs[0].scenario.model.num_layers
+    most = [layers - one.contents.stages + 1 for one in costs]
+    done = [0] * len(costs)
+    left = list(range(len(costs)))
+    while left:  # longer stages, where those before are within the limit
+        wanted = []
+        for number in left:
+            of = costs[number].contents
+            last = min(most[number], max(2 * done[number], WIDE * -(-layers // of.stages)))
+            sizes = range(done[number] + 1, last + 1)
+            done[number] = last
+            for stage in of.different:
+                for first, end in of.ranges(stage, sizes):
+                    wanted += [(number, stage, (first, end), n) for n in (0, end - first)]
+        _price_seconds(costs, wanted)
+        left = [
+            n for n in left if done[n] < most[n] and max(_largest(costs[n], done[n])) == done[n]
+        ]
+    for number, one in enumerate(costs):
+        one.sizes = sizes_of(_largest(one, done[number]), layers)
+
+
+def sizes_of(largest: Sequence[int], layers: int) -> list[Pair]:
+    """Return the fewest and the most layers of stages with at most ``largest`` layers each.
+
+    >>> sizes_of([3, 4], 6)
+    [(2, 3), (3, 4)]
+    """
+    return [(max(1, layers - (sum(largest) - high)), high) for high in largest]
+
+
+def _largest(costs: StageCosts, most: int) -> list[int]:
+    """Return the most layers of every stage within its time, of ``most`` layers at most."""
+    of, found = costs.contents, []
+    for stage in range(of.stages):
+        sizes = (
+            size
+            for size in range(most, 0, -1)
+            if any(costs.within(stage, pair) for pair in of.ranges(stage, [size]))
         )
+        found.append(next(sizes, 0))
+    return found
+
+
+def _fit_sizes(costs: Sequence[StageCosts]) -> None:
+    """Lower the most layers of every stage to those with which it fits in its time, by bisection.
+
+    For layers of one kind: more layers need more memory, and leave less time to recompute them.
+    """
+    places = [(n, stage) for n, one in enumerate(costs) for stage in range(one.contents.stages)]
+    low, high = np.array([costs[n].sizes[stage] for n, stage in places], dtype=int).reshape(-1, 2).T
+
+    def fits(rows: NDArray[Any], sizes: NDArray[Any]) -> NDArray[np.bool_]:
+        ranks = []
+        for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
+            number, stage = places[row]
+            one = costs[number]
+            (pair,) = one.contents.ranges(stage, [size])
+            ranks.append((number, one.contents.of(stage, *pair, one.most_recomputed(stage, pair))))
+        scenario = costs[0].scenario
+        return rank_peaks(scenario, [one.plan for one in costs], ranks) <= max_peak(scenario)
+
+    rows = np.arange(len(places))
+    if len(rows) == 0:
+        return
+    fit = fits(np.tile(rows, 2), np.concatenate([low, high]))
+    least, most = np.split(fit, 2)
+    low[~least], high[~least] = 0, 0  # too large
+    low[most] = high[most]
+    while len(rows := rows[high[rows] - low[rows] > 1]):
+        middle = (low[rows] + high[rows]) // 2
+        fit = fits(rows, middle)
+        low[rows[fit]], high[rows[~fit]] = middle[fit], middle[~fit]
+    end = 0
+    for one in costs:
+        here = slice(end, end := end + one.contents.stages)
+        one.sizes = sizes_of(low[here].tolist(), one.scenario.model.num_layers)
+
+
+def _price_seconds(
+    costs: Sequence[StageCosts], wanted: Sequence[tuple[int, int, Pair, int]]
+) -> None:
+    """Price the seconds of stages with numbers of recomputed layers."""
+    new: dict[tuple[int, Any], PipelineRank] = {}
+    for number, stage, pair, recomputed in wanted:
+        of = costs[number].contents
+        key = of.key(stage, *pair), recomputed
+        if key not in costs[number].seconds:
+            new.setdefault((number, key), of.of(stage, *pair, recomputed))
+    if new:
+        ranks = [(number, rank) for (number, _), rank in new.items()]
+        seconds = rank_passes(costs[0].scenario, [one.plan for one in costs], ranks)
+        for (number, key), one in zip(new, seconds, strict=True):
+            costs[number].seconds[key] = one
+
+
+def ranks_of(
+    scenario: Scenario, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None
+) -> list[PipelineRank]:
+    """Return the contents of every pipeline rank of a plan with given stages."""
+    owner, recomputed = ranks_of_stages(plan), recomputed_layers(plan, by_stage)
+    return [
+        contents_of_rank(scenario.model, ranges, owner, rank, recomputed=recomputed)
+        for rank in range(plan.pipeline_parallel)
+    ]
 
 
 def simulated_step(
     scenario: Scenario, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None = None
 ) -> float:
     """Return the simulated step of a plan with given stages, in seconds."""
-    pricing, owner = Pricing(scenario, plan), ranks_of_stages(plan)
-    recomputed = recomputed_layers(plan, by_stage)
-    ranks = [
-        pricing.seconds(
-            contents_of_rank(scenario.model, ranges, owner, rank, recomputed=recomputed)
-        )
-        for rank in range(plan.pipeline_parallel)
-    ]
-    virtual = plan.virtual_stages
-    passes = makespan(
-        plan,
-        *(
-            [one(getattr(ranks[owner[stage]], name)) / virtual for stage in range(plan.num_stages)]
-            for name in ("forward_pass", "backward_pass", "weights")
-        ),
-    )
-    return passes + max(pricing.once(rank) for rank in ranks)
+    ranks = [(0, rank) for rank in ranks_of(scenario, plan, ranges, by_stage)]
+    *passes, once = zip(*rank_passes(scenario, [plan], ranks), strict=True)
+    owner = ranks_of_stages(plan)
+    by_kind = ([kind[rank] / plan.virtual_stages for rank in owner] for kind in passes)
+    return makespan(plan, *by_kind) + float(max(once))
 
 
 def peaks(
     scenario: Scenario, plan: Plan, ranges: Ranges, by_stage: tuple[int, ...] | None = None
 ) -> list[float]:
     """Return the peak memory of every pipeline rank in bytes."""
-    pricing, owner = Pricing(scenario, plan), ranks_of_stages(plan)
-    recomputed = recomputed_layers(plan, by_stage)
-    return [
-        pricing.peak(contents_of_rank(scenario.model, ranges, owner, rank, recomputed=recomputed))
-        for rank in range(plan.pipeline_parallel)
-    ]
+    ranks = [(0, rank) for rank in ranks_of(scenario, plan, ranges, by_stage)]
+    found: list[float] = rank_peaks(scenario, [plan], ranks).tolist()
+    return found
 
 
 def with_stages(scenario: Scenario, ranges: Ranges, by_stage: tuple[int, ...] | None) -> Scenario:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.columnar.dictionary_encoding import decode
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
@@ -45,6 +46,7 @@ from planner.search.virtual_stages import Interleaved, VirtualStages
 Floats = NDArray[np.float64]
 # seconds of the stages of a search, relative: memory, steps, simulations, partial recomputation
 SIZES: Final = (5.0, 1.0, 1.0, 4.0)
+NEAR: Final = 1.5  # budgets: with larger peaks, no stages of their own are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class SearchResult:
     fits: bool = False  # the plans fit with their whole interval; else they are tight
     smallest_peak: float = np.inf  # bytes of the smallest plan
     tie: Tie | None = None  # if the simplest of the fastest is first
+    # if they are asked for and a plan fits: legal plans whose stages may be chosen
+    near: PlanTable | None = field(default=None, compare=False, repr=False)
 
     def first(self, number: int) -> SearchResult:
         """Return the result with the first plans only."""
@@ -114,6 +118,7 @@ def search(
     front: bool = False,
     distinct: int = 0,
     priced: PricedCandidates | None = None,
+    with_near: bool = False,
 ) -> SearchResult:
     """Search DP x TP x PP x ZeRO with sequence parallelism, recompute and micro-batch size.
 
@@ -124,7 +129,8 @@ def search(
     ``front``: the Pareto front of time and memory instead of the first ``top``. ``distinct``: in
     addition every plan that is nearly as fast as the fastest, and the fastest plan of each of that
     many splits of the ranks (``planner.search.distinct``). ``priced``: the candidates of this
-    scenario, if they are priced already (without ``require``).
+    scenario, if they are priced already (without ``require``). ``with_near``: return the plans
+    whose stages may be chosen, too, unless parts of that choice are given.
     """
     started = time.perf_counter()
     if priced is None:
@@ -156,6 +162,9 @@ def search(
                     varied += source.priced
             if leaders.plans or not (feasible.seen_tight or np.any(space.verdicts == 1)):
                 break
+    near = None
+    if with_near and not require and varies_layers(scenario, fixed or {}):
+        near = candidates.legal.rows(space.near).plain()
     counts = Counts(
         enumerated=int(candidates.codes.sum()),
         illegal=candidates.illegal,
@@ -177,6 +186,7 @@ def search(
         seconds=tuple(seconds for seconds, *_ in leaders.plans),
         fits=bool(leaders.plans) and verdict == 0,
         smallest_peak=space.smallest_peak,
+        near=near if leaders.plans and verdict == 0 else None,
     )
 
 
@@ -196,6 +206,7 @@ class _Space:
     smallest: Plan | None  # with the smallest peak of all legal plans
     smallest_peak: float  # bytes
     smaller: bool  # plans with a larger peak than with full recomputation cannot be the best
+    near: NDArray[np.intp]  # legal plans that may fit with stages of their own
 
     @classmethod
     def of(
@@ -234,7 +245,7 @@ class _Space:
             limits = tight.max_peak, tight.max_peak_at(1)
             rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, limits))
         begin(f"pricing the steps of {len(rows):,} plans")
-        table, peak = legal.rows(rows).plain(), peak[rows]
+        table, whole_peak, peak = legal.rows(rows).plain(), peak, peak[rows]
         step = table_steps(scenario, table) if priced is None else priced.step[rows]
         at_best = results(scenario, table, step, peak)
         return cls(
@@ -250,6 +261,7 @@ class _Space:
             smallest=smallest,
             smallest_peak=smallest_peak,
             smaller=objective == "memory" and not any(c.of_result for c in require),
+            near=_near(legal, whole_peak, NEAR * budget_bytes(scenario.cluster)),
         )
 
     def sources(
@@ -289,6 +301,17 @@ class _Space:
                 every=self.every is not None,
                 smaller=self.smaller,
             )
+
+
+def _near(legal: PlanTable, peak: Floats, most: float) -> NDArray[np.intp]:
+    """Return plans with a peak up to ``most`` bytes.
+
+    Without a pipeline, every number of recomputed layers is a candidate of the search already.
+    """
+    rows = np.flatnonzero(peak <= most)
+    piped = decode(legal.pipeline_parallel)[rows] > 1
+    found: NDArray[np.intp] = rows[piped | (decode(legal.recompute)[rows] != FULL)]
+    return found
 
 
 def _recomputes_all(table: PlanTable) -> NDArray[np.bool_]:

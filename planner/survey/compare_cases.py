@@ -52,6 +52,7 @@ class SurveyRequest:
     top: int = 10  # plans that are found
     rows: int | None = None  # plans that are shown, where --top gives them
     places: bool = True  # optimise the order of ranks on irregular trees
+    stages: bool = False  # return the plans whose stages may be chosen
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
         objective="memory" if request.objective == "memory" else "time",
         front=request.pareto is not None,
         distinct=request.rows or DISTINCT,
+        with_near=request.stages,
     )
     result = _in_order(run_search(require=require), request)
     if not places:

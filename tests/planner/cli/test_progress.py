@@ -54,8 +54,8 @@ def test_compared_techniques_have_one_share() -> None:
     assert max(found) >= 0.9
 
 
-def test_simulations_and_stages_of_a_search_tell_their_share() -> None:
+def test_the_choice_of_stages_tells_its_share() -> None:
     phases = phases_of(lambda: planner.plan("llama-2-13b", "2x8xA100-80GB", fix="pp=4"))
-    for words in ("simulating the best plans", "optimizing stages of plan 1"):
-        (phase,) = [one for one in phases if one[0].text.startswith(words)]
-        assert len(set(shares(phase))) > 1, words
+    words = "choosing stages of "
+    (phase,) = [each for each in phases if any(one.text.startswith(words) for one in each)]
+    assert len(set(shares(phase))) > 3

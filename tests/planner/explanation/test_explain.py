@@ -37,6 +37,7 @@ from planner.explanation.sensitivity import (
     sensitivities,
 )
 from planner.explanation.why_not import LEAST, why_not
+from planner.refinement.best_partition import StagedPlan, best_staged
 from planner.search.search import search
 from planner.text.plan_changes import changes, same_layout
 from tests.samples import llama, make_scenario
@@ -69,21 +70,45 @@ def best_of(scenario: Scenario, fixed: dict[str, Any] | None = None) -> Plan:
     return search(scenario, fixed, top=1).plans[0]
 
 
+def best_staged_of(scenario: Scenario) -> StagedPlan:
+    found = search(scenario, top=1, with_near=True)
+    staged = best_staged(scenario, found.plans, found.near)
+    assert staged is not None
+    return staged
+
+
 # --- what binds, and how the best plan compares ---
 
 
 def test_parts_add_up_and_the_best_plan_is_called_so(tmp_path: Path) -> None:
     scenario = scenario_with()
-    best = best_of(scenario)
-    found = explain(written(tmp_path, scenario, best), sensitivity=False)
+    best = best_staged_of(scenario)
+    found = explain(written(tmp_path, best.scenario(scenario), best.plan), sensitivity=False)
     assert found.is_best
-    assert found.best == best
+    assert found.best == best.plan
     binds = found.binds()
     assert sum(term.share for term in binds.time) == pytest.approx(1.0)
     assert sum(term.share for term in binds.memory) == pytest.approx(1.0)
     shares = [term.share for term in binds.time]
     assert shares == sorted(shares, reverse=True)
     assert "no legal plan that fits is predicted faster" in str(found)
+    even = explain(plan_file(scenario, best_of(scenario), "test"), sensitivity=False)
+    assert not even.is_best
+    assert best.stage_options in " ".join(str(even).split())
+
+
+def test_another_plan_is_compared_with_stages_of_its_own() -> None:
+    scenario = scenario_with()
+    best = best_staged_of(scenario)
+    fixed = f"pp={best.plan.pipeline_parallel}"
+    even = plan_file(scenario, best_of(scenario), "test")
+    (other,) = explain(even, why_not=fixed, sensitivity=False).why_not
+    assert other.kind == "faster"
+    assert other.staged is not None
+    assert other.staged.step == pytest.approx(best.step, rel=1e-9)
+    own = plan_file(best.scenario(scenario), best.plan, "test")
+    (other,) = explain(own, why_not=fixed, sensitivity=False).why_not
+    assert other.kind == "same"
 
 
 @pytest.mark.slow
@@ -93,7 +118,7 @@ def test_a_plan_that_is_not_the_best_says_by_how_much(tmp_path: Path) -> None:
     worse = replace(best, recompute="full")
     found = explain(written(tmp_path, scenario, worse), sensitivity=False)
     assert not found.is_best
-    steps = [assess(scenario, p).time.step_seconds for p in (worse, best)]
+    steps = [assess(scenario, worse).time.step_seconds, best_staged_of(scenario).step]
     assert found.slower_than_best == pytest.approx(steps[0] / steps[1] - 1.0)
     assert f"{100 * (steps[0] / steps[1] - 1):.1f} % longer than the best one" in str(found)
 

@@ -1,0 +1,155 @@
+"""Seconds and peak memory of pipeline ranks of many plans, priced together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import astuple
+from numpy.typing import NDArray
+
+from cost_models.arrays import Real
+from cost_models.compute.rates import training_rates
+from cost_models.memory.peak import rank_memory
+from cost_models.partition.rank_view import RankView
+from cost_models.partition.stages import PipelineRank
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.rank_rows import of_ranks
+from cost_models.scenario import Scenario
+from cost_models.step_time.overlap import Hiding, exposed_data_seconds
+from cost_models.step_time.rank_time import rank_seconds
+from cost_models.uncertainty import verdict_spread
+from planner.assessment.verdict import budget_bytes
+
+Floats = NDArray[np.float64]
+OfPlan = tuple[int, PipelineRank]  # number of a plan, and one of its ranks
+
+
+class _Columns(Struct, frozen=True):
+    """Columns of ``Seconds``."""
+
+    forward: Real
+    backward: Real
+    weights: Real
+    once: Real
+
+
+class Seconds(NamedTuple):
+    """Seconds of a rank: of the passes of one micro-batch, and once a step."""
+
+    forward: float
+    backward: float
+    weights: float  # part of ``backward`` that schedules with split backward passes defer
+    once: float  # exposed data-parallel communication and the optimizer
+
+    @property
+    def whole(self) -> float:
+        """Both passes of a micro-batch."""
+        return self.forward + self.backward
+
+
+class _Peak(Struct, frozen=True):
+    size: Real
+
+
+def max_peak(scenario: Scenario) -> float:
+    """Return the largest peak in bytes of a rank that fits with its whole interval."""
+    spread = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
+    return budget_bytes(scenario.cluster) / (1.0 + spread.above)
+
+
+def rank_passes(
+    scenario: Scenario, plans: Sequence[Plan], ranks: Sequence[OfPlan]
+) -> list[Seconds]:
+    """Return the seconds of every rank."""
+    software = scenario.software
+    rate = training_rates(scenario.cluster.accelerator, scenario.workload.precision, software)
+
+    def seconds(view: RankView) -> _Columns:
+        found = rank_seconds(view, rate)
+        exposed = exposed_data_seconds(
+            found, view.table, Hiding.of(software), on_gpu=scenario.on_gpu
+        )
+        once = exposed + found.optimizer
+        return _Columns(found.forward_pass, found.backward_pass, found.weights, once)
+
+    return [Seconds(*row) for row in _of_plans(scenario, plans, ranks, seconds).T.tolist()]
+
+
+def rank_peaks(scenario: Scenario, plans: Sequence[Plan], ranks: Sequence[OfPlan]) -> Floats:
+    """Return the peak memory of every rank in bytes."""
+
+    def peak(view: RankView) -> _Peak:
+        return _Peak(rank_memory(view)[0].peak)
+
+    return _of_plans(scenario, plans, ranks, peak).ravel()
+
+
+def _of_plans(
+    scenario: Scenario,
+    plans: Sequence[Plan],
+    ranks: Sequence[OfPlan],
+    formula: Callable[[RankView], Any],
+) -> Floats:
+    """Return the fields of a formula's record (rows) of every rank (columns).
+
+    The formula is evaluated for a column of plans for each distinct object among the ranks.
+    """
+    columns: dict[int, tuple[PipelineRank, list[int], list[int]]] = {}
+    for position, (plan, rank) in enumerate(ranks):
+        _, rows, positions = columns.setdefault(id(rank), (rank, [], []))
+        rows.append(plan)
+        positions.append(position)
+    pairs = [(np.array(rows), rank) for rank, rows, _ in columns.values()]
+    found = np.zeros((0, 0))
+    if pairs:
+        records = of_ranks(scenario, PlanTable.from_plans(list(plans)), pairs, formula)
+        order = np.concatenate([positions for *_, positions in columns.values()])
+        fields = zip(*map(astuple, records), strict=True)
+        found = np.stack([np.concatenate(values) for values in fields])
+        found[:, order] = found.copy()
+    return found
+
+
+def fewest_recomputed(
+    scenario: Scenario,
+    plans: Sequence[Plan],
+    most: Sequence[int],
+    rank_of: Callable[[int, int], OfPlan],
+) -> list[int | None]:
+    """Return the fewest recomputed layers with which each of several ranks fits; None: too large.
+
+    ``most``: of every rank; ``rank_of``: a rank with a number of recomputed layers. Recomputing a
+    layer never increases the peak, by about as much each: the secant between a number that does not
+    fit and one that fits gives the next number to try, with the one before it.
+    """
+    limit, every = max_peak(scenario), np.arange(len(most))
+    low, high = np.zeros(len(most), dtype=int), np.array(most, dtype=int)
+
+    def peaks(rows: NDArray[Any], *numbers: NDArray[Any]) -> list[Floats]:
+        pairs = [
+            pair for each in numbers for pair in zip(rows.tolist(), each.tolist(), strict=True)
+        ]
+        found = rank_peaks(scenario, plans, [rank_of(*pair) for pair in pairs])
+        return np.split(found, len(numbers))
+
+    over, under = peaks(every, low, high)  # bytes with the numbers low and high
+    too_large = under > limit
+    high[over <= limit] = 0
+    while len(rows := every[~too_large & (high - low > 1)]):  # low does not fit, high fits
+        share = (over[rows] - limit) / np.maximum(1.0, over[rows] - under[rows])
+        guess = np.ceil(low[rows] + share * (high[rows] - low[rows])).astype(int)
+        guess = np.clip(guess, low[rows] + 1, high[rows])
+        before = np.maximum(guess - 1, low[rows])
+        for number, peak in zip((guess, before), peaks(rows, guess, before), strict=True):
+            fits = peak <= limit
+            smaller = fits & (number < high[rows])
+            larger = ~fits & (number > low[rows])
+            high[rows[smaller]], under[rows[smaller]] = number[smaller], peak[smaller]
+            low[rows[larger]], over[rows[larger]] = number[larger], peak[larger]
+    return [
+        None if large else number
+        for large, number in zip(too_large.tolist(), high.tolist(), strict=True)
+    ]
