@@ -112,6 +112,7 @@ def preset_of_shape(name: str) -> Preset | None:
 # words beside a model's name that change no shape
 _BESIDE: Final = _STAGES | {
     *("model", "dense", "full", "lora", "qlora", "sft", "dpo", "pretrain", "pretraining"),
+    *("int4", "int8", "gptq", "awq", "bnb", "4bit", "8bit", "hf", "coder", "math", "code"),
     *("training", "finetuning", "finetune", "fine", "tuning", "causal", "lm", "bf16", "fp16"),
 }
 
@@ -127,10 +128,10 @@ def preset_of_spelling(name: str) -> Preset | None:
     >>> preset_of_spelling("llama") is None
     True
     """
-    wanted = letters(name)
-    for preset in all_presets() if wanted else ():
-        if wanted in map(letters, (preset.name, *preset.aliases)):
-            return preset
+    for wanted in filter(None, map(letters, (name, name.replace("_", "-")))):
+        for preset in all_presets():
+            if wanted in map(letters, (preset.name, *preset.aliases)):
+                return preset
     return None
 
 
@@ -139,7 +140,10 @@ def letters(name: str) -> str:
 
     >>> letters("Baichuan2-13B-Chat"), letters("internlm/internlm2_5-7b")
     ('baichuan213b', 'internlm2.57b')
+    >>> letters("qwen1half-7b-chat")
+    'qwen1.57b'
     """
+    name = re.sub(r"(?<=\d)half\b", ".5", name)  # ModelScope writes no dots
     own = re.sub(r"^[^/]*/(?!\d+$)", "", name.lower())  # ViT-B/16 has no owner
     words = re.findall(r"[a-z0-9.]+", re.sub(r"(?<=\d)_(?=\d)", ".", own))
     return "".join(word for word in words if word not in _BESIDE)

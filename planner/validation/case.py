@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from cost_models.model.freezing import without_adapters_before
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
@@ -19,7 +21,6 @@ from cost_models.plan.recompute import MODULES, PREFIX, RECOMPUTE, read_setting
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from planner.request.scenario import default_precision
 from planner.validation.cluster_of_row import cluster_of
 from planner.validation.micro_batch import with_usual_micro_batch
 from planner.validation.model_of_row import model_of
@@ -34,6 +35,7 @@ SHARE: Final = re.compile(
     r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
 )
+WEIGHT_RANKS: Final = re.compile(r"(?:\bwp|weight[ _-]parallel(?:[ _-]size)?)[ =:]*(\d+)")
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 
 
@@ -72,11 +74,18 @@ class Case:
 
 def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
-    reading = Reading(row)
+    reading = Reading(_with_adapters(row))
     try:
         return _case(reading)
     except InputError as error:
         raise Unpriceable(str(error)) from None
+
+
+def _with_adapters(row: Row) -> Row:
+    """Return a row whose empty cell of adapters says what the trainer's name says ("swift LoRA")."""
+    if row.peft is None and "kinds of adapters" in terms_of(row, "framework"):
+        return replace(row, peft=row.framework)
+    return row
 
 
 def _case(reading: Reading) -> Case:
@@ -88,7 +97,7 @@ def _case(reading: Reading) -> Case:
     cluster, cluster_key = cluster_of(reading)
     base, model_key = model_of(reading)
     plan, batch = _plan(reading, base, trainer)
-    workload = workload_of(reading, base, batch, default_precision(cluster.accelerator), trainer)
+    workload = workload_of(reading, base, batch, cluster.accelerator, trainer)
     software, changed = profile_of_trainer(trainer)
     adapter = look_up(words_table().adapter, row)
     first = adapter.first_layer if adapter else 0
@@ -96,6 +105,9 @@ def _case(reading: Reading) -> Case:
     stages = _stages(reading, plan, model.num_layers)
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
     plan = with_usual_micro_batch(reading, scenario, plan)
+    memory = look_up(words_table().memory, row)
+    if row.peak_memory_gib is not None and memory and memory.usual:
+        reading.defaults.append(f"peak memory as {memory.value} (default: which kind is not said)")
     key = (model_key, cluster_key, workload, software.name, changed, stages, first)
     return Case(row, scenario, plan, tuple(reading.defaults), key)
 
@@ -122,6 +134,9 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
     pipeline = reading.value("pipeline_parallel", 1, "none")
     virtual = reading.value("virtual_stages", 1, "none") if pipeline > 1 else 1
     context = reading.value("context_parallel", 1, "none")
+    method = _context_method(reading, context)
+    if "isp" in terms_of(row, ANYWHERE):
+        tensor, context, method = 1, context * tensor, "ulysses"
     ranks = tensor * pipeline * context
     if num_gpus % ranks:
         raise Unpriceable(f"{ranks} model-parallel ranks do not divide {num_gpus} accelerators")
@@ -133,8 +148,7 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
     batch = _whole_micro_batches(reading, batch, micro * data)
     stage = _zero_stage(reading)
     recompute, layers = _recompute(reading, model, pipeline * virtual)
-    shards_inside_nodes = look_up(words_table().sharding, row) is not None
-    shard = row.dp_shard or (row.gpus_per_node if shards_inside_nodes else None)
+    shard = _shard_ranks(row, context)
     experts = row.get("expert_parallel") or 1
     return Plan(
         data_parallel=data,
@@ -150,11 +164,25 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
         num_microbatches=batch // (micro * data),
         dp_replicate=data // shard if shard and data % shard == 0 else 1,
         context_parallel=context,
-        context_parallel_method=_context_method(reading, context),
+        context_parallel_method=method,
         expert_parallel=experts,
         expert_tensor_parallel=_cuts_experts(row, tensor, experts),
         offload=_offload(row),
     ), batch
+
+
+def _shard_ranks(row: Row, context: int) -> int | None:
+    """Return the data ranks of a sharding group, if the row says which; None: all of them.
+
+    InternEvo's weight-parallel ranks are those of its sequence, and as many data ranks as it takes
+    (internlm/core/parallel/comm/isp.py).
+    """
+    if row.dp_shard is not None:
+        return row.dp_shard
+    weight = WEIGHT_RANKS.search(f"{row.words('framework')} {row.words('notes')}")
+    if weight and "isp" in terms_of(row, ANYWHERE):
+        return max(1, int(weight[1]) // context)
+    return row.gpus_per_node if look_up(words_table().sharding, row) is not None else None
 
 
 def _context_method(reading: Reading, context: int) -> ContextMethod:
@@ -231,6 +259,10 @@ def _whole_micro_batches(reading: Reading, batch: int, least: int) -> int:
 def _sequence_parallel(reading: Reading, tensor: int, trainer: SoftwareEntry) -> bool:
     if tensor == 1:
         return False
+    entry = look_up(words_table().sequence_parallelism, reading.row)
+    if entry is not None:
+        why = "of that trainer" if entry.usual else "as the row's words say"
+        return bool(reading.value("sequence_parallel", entry.value, why))
     if trainer.without_sequence_parallel:
         return bool(reading.value("sequence_parallel", False, "this trainer has none"))
     return bool(reading.value("sequence_parallel", True, "with tensor parallelism"))

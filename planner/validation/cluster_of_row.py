@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any, Final
+
+from msgspec.structs import replace as replace_cells
 
 from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import (
@@ -19,6 +22,9 @@ from hardware_profiles.errors import InputError, NeedsMeasurement
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.words import look_up, words_table
 
+# words for the server, or the rack, around an accelerator
+BOARDS: Final = re.compile(r"\b(?:[hd]gx|nvl\d+|superchip|super ?pod|gpus?)\b[\s-]*", re.IGNORECASE)
+MEMORY: Final = re.compile(r"\b(\d+) ?GI?B?\b", re.IGNORECASE)  # in a name: "V100 (16GB)"
 HERE: Final = "here"  # in the column gpu: the CPU processes or GPUs of this machine
 Key = tuple[Any, ...]
 
@@ -30,21 +36,25 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
         return _this_machine(reading.need("num_gpus")), (HERE, row.num_gpus)
     accelerator = accelerator_of(reading)
     total = reading.need("num_gpus")
-    usual = usual_node(accelerator)
+    named = None if row.node is None else match_node(row.node)
+    if row.node is not None and named is None:
+        reading.defaults.append(
+            f"node {row.node!r} is unknown: taken as the accelerator's usual one"
+        )
+    usual = usual_node(accelerator) if named is None else named.entry
     each = row.get("gpus_per_node")
     if each is None:
         most = min(usual.gpus_per_node if usual else 8, total)
         each = max(size for size in range(1, most + 1) if total % size == 0)
         each = reading.value("gpus_per_node", each, "usual node, or the largest that divides")
     each = min(each, total)
+    if total % each and usual and total % usual.gpus_per_node == 0:  # a rack: its trays
+        each = usual.gpus_per_node
     if total % each:
         raise Unpriceable(f"{total} accelerators are no whole nodes of {each}")
     speed = row.get("inter_link_gbps_per_gpu") if total > each else None
-    if row.node is not None and match_node(row.node) is None:
-        raise Unpriceable(
-            f"node {row.node!r} is not in the catalogue (shardplan hardware lists it)"
-        )
-    key = (accelerator.name, total // each, each, speed, row.node, row.power)
+    node = None if named is None else row.node
+    key = (accelerator.name, total // each, each, speed, node, row.power)
     return _build(*key), key
 
 
@@ -90,16 +100,39 @@ def accelerator_of(reading: Reading) -> Accelerator:
     name, memory = row.get("gpu"), row.get("gpu_mem_gb")
     if name is None:
         raise Unpriceable("gpu is empty")
+    if memory is None and (stated := MEMORY.search(name)):
+        memory = float(stated[1])
+        row = replace_cells(row, gpu_mem_gb=memory)
+    exact = [name] if _leaves_nothing_open(name) else []
     names = [f"{name}-{memory:g}GB"] if memory is not None else []
     entry = look_up(words_table().gpu, row)
     usual = [entry.accelerator] if entry else []
-    known = usual + names if entry and entry.before_name else names + usual
-    for candidate in [*known, name]:
+    known = usual + names if entry and entry.before_name else exact + names + usual
+    for candidate in [*known, name, BOARDS.sub("", name)]:
         try:
             found = match_accelerator(candidate)
         except InputError:
             continue
-        if found.note is not None and candidate == name:
+        if found.note is not None and candidate not in known:
             reading.defaults.append(found.note)
         return found.entry
-    raise Unpriceable(f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)")
+    raise Unpriceable(
+        _not_priced(name) or f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)"
+    )
+
+
+def _not_priced(name: str) -> str | None:
+    """Return why the catalogue leaves an accelerator out, if it says so."""
+    try:
+        match_accelerator(name)
+    except InputError as error:
+        return str(error) if "not priced" in str(error) else None
+    return None
+
+
+def _leaves_nothing_open(name: str) -> bool:
+    """Whether a name is that of one accelerator without any convention."""
+    try:
+        return match_accelerator(name).note is None
+    except InputError:
+        return False

@@ -21,6 +21,7 @@ class MeasuredMemory:
     size: float  # bytes
     kind: MemoryKind
     rank: str  # of the pipeline: first, last, or fullest
+    is_stated: bool = True  # which kind it is; otherwise the usual one
 
 
 def tests_time(row: Row) -> bool:
@@ -50,7 +51,7 @@ def measured_memory(row: Row) -> MeasuredMemory | None:
     entry = look_up(words_table().memory, row)
     if gib is None or not entry or row.get("outcome") == "oom":
         return None
-    return MeasuredMemory(gib * GIB, entry.value, entry.rank)
+    return MeasuredMemory(gib * GIB, entry.value, entry.rank, not entry.usual)
 
 
 def measured_step(row: Row, case: Case | None) -> float | None:

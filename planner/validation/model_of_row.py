@@ -101,7 +101,8 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
 
     None without such a preset, or where the row's hidden size is not the preset's.
     """
-    known = words_table().presets.get(name.lower(), name)
+    presets = words_table().presets
+    known = presets.get(name.lower()) or presets.get(letters(name), name)
     found = load_preset(known) if is_preset(known) else preset_of_shape(known)
     if found is None and any(reading.row.get(size) is None for size in SIZES):
         found = preset_of_spelling(known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.pricing.utilisation import hardware_utilisation, time_interval
 from cost_models.uncertainty import (
     UNKNOWN,
+    MemoryKind,
     interval,
     memory_spread,
     peak_interval,
@@ -118,32 +119,39 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
         mfu = throughput(scenario, case.plan, step)[1]
         time = priced.row(number).time
         hfu = hardware_utilisation(mfu, float(np.sum(time.compute)), float(np.sum(time.recompute)))
-        peak = _compared_peak(case, priced.row(number).memory, device, budget)
-        measured = measured_memory(case.row)
         trainer = scenario.software.name if is_described(case.row) else UNKNOWN
         size = trainer, scenario.cluster.num_gpus
-        own = memory_spread(*size, "device" if measured is None else measured.kind)
+        peak = _compared_peak(case, priced.row(number).memory, device, budget, size)
         ends = peak_interval(device, float(priced.typical_peak[number]), verdict_spread(*size))
         found[case.row.name] = CasePrediction(
             step,
             *time_interval(scenario, step, hfu, float(np.sum(time.communication))),
-            peak,
-            *interval(peak, own),
+            *peak,
             verdict(*ends, budget),
         )
     return found
 
 
-def _compared_peak(case: Case, parts: MemoryParts, device: float, budget: float) -> float:
-    """Return the predicted peak of the kind and on the pipeline rank that the row measured."""
+def _compared_peak(
+    case: Case, parts: MemoryParts, device: float, budget: float, size: tuple[str, int]
+) -> tuple[float, float, float]:
+    """Return the predicted peak of the kind and rank that the row measured, and its interval.
+
+    Where a row does not say which kind it measured, the interval covers all kinds.
+    """
     measured = measured_memory(case.row)
     if measured is None:
-        return device
+        return device, *interval(device, memory_spread(*size))
     scenario = case.scenario
     if measured.rank != "fullest" and case.plan.pipeline_parallel > 1:
         ranks = rank_memories(scenario, case.plan, default_layer_ranges(scenario, case.plan))
         parts = ranks[0 if measured.rank == "first" else -1][0]
     table = PlanTable.from_plans([case.plan])
     outside = outside_bytes(scenario.software, scenario.cluster, table)
-    shown = shown_bytes(measured.kind, parts, outside, scenario.software, table, budget)
-    return float(np.ravel(shown)[0])
+    kinds = (measured.kind,) if measured.is_stated else get_args(MemoryKind)
+    peaks, ends = {}, []
+    for kind in kinds:
+        shown = shown_bytes(kind, parts, outside, scenario.software, table, budget)
+        peaks[kind] = float(np.ravel(shown)[0])
+        ends += interval(peaks[kind], memory_spread(*size, kind))
+    return peaks[measured.kind], min(ends), max(ends)

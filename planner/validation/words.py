@@ -38,12 +38,13 @@ class Conditions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Conditions of an entry of a section; a subclass adds what the terms stand for."""
 
     when: dict[str, tuple[str, ...]] = {}  # terms by column
+    usual: bool = False  # counts only where no other entry applies
 
     @property
-    def specificity(self) -> tuple[int, int, int]:
-        """Conditions, terms, and conditions on a column of their own."""
+    def specificity(self) -> tuple[bool, int, int, int]:
+        """Whether it is more than a default; conditions, terms, and those on a column's own."""
         own = sum(column != ANYWHERE for column in self.when)
-        return len(self.when), sum(map(len, self.when.values())), own
+        return not self.usual, len(self.when), sum(map(len, self.when.values())), own
 
 
 class Name(Conditions, frozen=True, kw_only=True):
@@ -155,6 +156,12 @@ class ShardingEntry(Conditions, frozen=True, kw_only=True):
     within: Literal["node"]
 
 
+class RankEntry(Conditions, frozen=True, kw_only=True):
+    """The rank of adapters."""
+
+    value: Count = field(name="is")
+
+
 class SoftwareEntry(Conditions, frozen=True, kw_only=True):
     """Software profile and its changed figures, by group; further defaults of the trainer."""
 
@@ -177,6 +184,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     adapter: tuple[AdapterEntry, ...]
     adapter_rank: tuple[Pattern, ...]
+    usual_ranks: tuple[RankEntry, ...]
     architecture: tuple[ArchitectureEntry, ...]
     attention: tuple[AttentionEntry, ...]
     attention_bits: tuple[EngineEntry, ...]
@@ -195,6 +203,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     memory: tuple[MemoryEntry, ...]
     host_offload: tuple[OffloadEntry, ...]
     offload: tuple[OffloadEntry, ...]
+    older_attention: tuple[AttentionEntry, ...]
     optimizer: tuple[OptimizerEntry, ...]
     precision: tuple[Name, ...]
     presets: dict[str, str]
@@ -204,6 +213,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     recipes: tuple[EngineEntry, ...]
     recompute: tuple[RecomputeEntry, ...]
     reductions: tuple[EngineEntry, ...]
+    sequence_parallelism: tuple[Flag, ...]
     sharding: tuple[ShardingEntry, ...]
     software: tuple[SoftwareEntry, ...]
     stages: tuple[EngineEntry, ...]

@@ -7,20 +7,22 @@ from typing import Any, Final, get_args
 from cost_models.model.lora import is_adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.workload import MIXED, Adapter, AttentionKernel, Precision, Workload
+from hardware_profiles.cluster.schema import Accelerator
+from planner.request.scenario import default_precision
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.vocabulary import terms_of
 from planner.validation.words import SoftwareEntry, entry_of, look_up, number_in, words_table
 
+BEFORE_AMPERE: Final = ("Pascal", "Volta", "Turing")
 TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
-DEFAULT_RANK: Final = 8  # of adapters of unknown rank; the effect on memory and time is small
 
 
 def workload_of(
-    reading: Reading, model: ModelSpec, batch: int, precision: str, trainer: SoftwareEntry
+    reading: Reading, model: ModelSpec, batch: int, accelerator: Accelerator, trainer: SoftwareEntry
 ) -> Workload:
-    """Return the work of a row; ``precision``: where the cell is empty."""
-    row = reading.row
+    """Return the work of a row."""
+    row, precision = reading.row, default_precision(accelerator)
     named = look_up(words_table().precision, row)
     word: Any = precision if named is None else named.value
     if named is None and "mixed" in terms_of(row, "precision"):
@@ -40,7 +42,7 @@ def workload_of(
         global_batch_size=batch,
         precision=word,
         optimizer=optimizer.value if optimizer else "adamw",
-        attention_kernel=_attention(reading),
+        attention_kernel=_attention(reading, accelerator),
         master_weights=_keeps_master_weights(row, word, trainer),
         optimizer_state_precision=states.value if states else "auto",
         gradient_precision=row.gradient_precision or (gradients.value if gradients else "auto"),
@@ -50,8 +52,11 @@ def workload_of(
     )
 
 
-def _attention(reading: Reading) -> AttentionKernel:
-    flash, entry = reading.row.flash_attention, look_up(words_table().attention, reading.row)
+def _attention(reading: Reading, accelerator: Accelerator) -> AttentionKernel:
+    table = words_table()
+    flash, entry = reading.row.flash_attention, look_up(table.attention, reading.row)
+    if entry is None and accelerator.architecture in BEFORE_AMPERE:
+        entry = look_up(table.older_attention, reading.row)
     if flash not in (None, "unknown"):
         return "eager" if flash == "0" else "flash"
     kernel: AttentionKernel = entry.value if entry else "flash"
@@ -76,7 +81,10 @@ def _adapter(reading: Reading, model: ModelSpec) -> dict[str, Any]:
         return {}
     if kind is None or kind.value not in get_args(Adapter):
         raise Unpriceable(f"peft {row.peft!r} is not priced")
-    rank = number_in(words_table().adapter_rank, row) or DEFAULT_RANK
+    rank = number_in(words_table().adapter_rank, row)
+    if rank is None:
+        rank = entry_of(words_table().usual_ranks, row).value
+        reading.defaults.append(f"adapters of rank {rank} (default: it is not given)")
     targets = _targets(row)
     lacks = targets != "all" and not _has_targets(model, targets)
     if lacks or (targets == "all" and any(kind.feed_forward.num_experts for kind in model.kinds)):

@@ -480,6 +480,7 @@ def test_every_term_has_a_meaning() -> None:
         "torch loop",
         "mixed",
         "unpriced",
+        "kinds of adapters",
         *matrices,
         *(f"module {name}" for name in MODULES),
     }
