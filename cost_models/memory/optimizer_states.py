@@ -30,8 +30,8 @@ from cost_models.plan.workload import Optimizer
 # bitsandbytes 0.44 and later, optim/optimizer.py (its pull request 1365; 2048 before): a byte an
 # element and one fp32 scale for each block; tensors below 4096 elements keep fp32 states, those
 # below 100 000 are never paged, and neither are scales
-BLOCK: Final = 256
-MIN_8BIT_ELEMENTS: Final = 4096
+BLOCKS: Final = {8: 256, 4: 128}  # 4 bits: torchao 0.18, optim/adam.py, Adam4bit
+MIN_QUANTISED_ELEMENTS: Final = 4096
 MIN_PAGED_ELEMENTS: Final = 1e5
 
 
@@ -41,7 +41,7 @@ class OptimizerTraits(Struct, frozen=True):
     states: float  # as large as the tensor, of matrices inside layers
     other_states: float  # the same, of all other tensors
     factored: bool = False  # also a row and a column of every matrix (vectors: whole)
-    eight_bit: bool = False
+    bits: int = 0  # of an element of block-wise quantised states; 0: not quantised
     paged: bool = False  # states live in memory that moves to the host where the device is full
     foreach_copies: float = 0.0  # shard-size copies that an update over lists of tensors makes
     whole_matrices: bool = False  # an update reads whole matrices: gathered, one after the other
@@ -49,7 +49,7 @@ class OptimizerTraits(Struct, frozen=True):
     @property
     def is_uniform(self) -> bool:
         """Whether all parameters have the same number of state bytes, in every tensor."""
-        return self.states == self.other_states and not (self.factored or self.eight_bit)
+        return self.states == self.other_states and not (self.factored or self.bits)
 
 
 OPTIMIZER_TRAITS: Final[dict[Optimizer, OptimizerTraits]] = {
@@ -72,9 +72,11 @@ OPTIMIZER_TRAITS: Final[dict[Optimizer, OptimizerTraits]] = {
     # norms and biases are AdamW's
     "muon": OptimizerTraits(1.0, 2.0, whole_matrices=True),
     # Dettmers et al. (arXiv:2110.02861), sec. 2
-    "adamw_8bit": OptimizerTraits(2.0, 2.0, eight_bit=True),
+    "adamw_8bit": OptimizerTraits(2.0, 2.0, bits=8),
     "paged_adamw": OptimizerTraits(2.0, 2.0, paged=True),
-    "paged_adamw_8bit": OptimizerTraits(2.0, 2.0, eight_bit=True, paged=True),
+    "paged_adamw_8bit": OptimizerTraits(2.0, 2.0, bits=8, paged=True),
+    # Li et al. (arXiv:2309.01507); torchao 0.18, optim/subclass_4bit.py: one kernel a tensor
+    "adamw_4bit": OptimizerTraits(2.0, 2.0, bits=4),
 }
 # torch or apex has one kernel for a whole update of these, and bitsandbytes for its own
 FUSED: Final = ("sgd", "sgd_momentum", "adamw", "adam", "lamb")
@@ -87,19 +89,25 @@ class StateBytes(Struct, frozen=True):
     paged: Real
 
 
-def eight_bit_bytes(numel: Real, states: float) -> tuple[Real, Real]:
-    """Bytes and scales of block-wise 8-bit states: k n, and 4 k ceil(n / 256); fp32 where small.
+def quantised_state_bytes(numel: Real, states: float, bits: int) -> tuple[Real, Real]:
+    """Bytes and scales of states in blocks: k n b / 8, and 4 k ceil(n / block); fp32 where small.
 
-    Source: Dettmers et al. (arXiv:2110.02861), sec. 2.1; bitsandbytes optim/optimizer.py.
+    A block has 256 elements of 8 bits, or 128 of 4.
 
-    >>> [float(x) for x in eight_bit_bytes(1 << 20, 2.0)]
+    Source: Dettmers et al. (arXiv:2110.02861), sec. 2.1; bitsandbytes optim/optimizer.py; torchao
+    0.18, optim/adam.py.
+
+    >>> [float(x) for x in quantised_state_bytes(1 << 20, 2.0, 8)]
     [2097152.0, 32768.0]
-    >>> [float(x) for x in eight_bit_bytes(4095, 2.0)]
+    >>> [float(x) for x in quantised_state_bytes(4095, 2.0, 8)]
     [32760.0, 0.0]
+    >>> [float(x) for x in quantised_state_bytes(1 << 20, 2.0, 4)]
+    [1048576.0, 65536.0]
     """
-    small = np.less(numel, MIN_8BIT_ELEMENTS)
-    elements = np.where(small, 4.0, 1.0) * states * numel
-    return elements, np.where(small, 0.0, 4.0 * states * np.ceil(np.divide(numel, BLOCK)))
+    small = np.less(numel, MIN_QUANTISED_ELEMENTS)
+    elements = np.where(small, 4.0, bits / 8.0) * states * numel
+    scales = 4.0 * states * np.ceil(np.divide(numel, BLOCKS[bits]))
+    return elements, np.where(small, 0.0, scales)
 
 
 def factored_numel(shape: tuple[Real, Real, Real]) -> Real:
@@ -152,12 +160,12 @@ def is_layer_matrix(weight: Weight) -> bool:
 def tensor_states(
     traits: OptimizerTraits, weight: Weight, shape: tuple[Real, Real, Real], state_bytes: float
 ) -> StateBytes:
-    """States of one tensor: s k n; factored s (k n + l (r + c)); or in 8 bits."""
+    """States of one tensor: s k n; factored s (k n + l (r + c)); or quantised."""
     lead, rows, columns = shape
     numel = lead * rows * columns
     states = traits.states if is_layer_matrix(weight) else traits.other_states
-    if traits.eight_bit:
-        elements, scales = eight_bit_bytes(numel, states)
+    if traits.bits:
+        elements, scales = quantised_state_bytes(numel, states, traits.bits)
     else:
         elements = state_bytes * states * numel
         scales = np.zeros_like(elements)

@@ -37,6 +37,7 @@ Optimizer = Literal[
     "adamw_8bit",
     "paged_adamw",
     "paged_adamw_8bit",
+    "adamw_4bit",
 ]
 KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
@@ -77,8 +78,8 @@ MASTER_BYTES: Final = {
 KEPT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0}
 # precisions with fp32 master weights, unless set otherwise
 MIXED: Final = ("bf16", "fp16", "fp8", "fp4")
-# states of 8-bit optimizers are bytes and fp32 scales, whatever is requested
-EIGHT_BIT: Final = ("adamw_8bit", "paged_adamw_8bit")
+# bits of an element of states that also have fp32 scales, whatever is requested
+STATE_BITS: Final = {"adamw_8bit": 8, "paged_adamw_8bit": 8, "adamw_4bit": 4}
 # bitsandbytes, optim/optimizer.py: get_state_buffer makes fp32 states of weights in any precision
 PAGED_32_BIT: Final = ("paged_adamw",)
 
@@ -170,10 +171,10 @@ def require_consistent(workload: Workload, where: str = "") -> None:
             f"{where}master_weights = false: precision {workload.precision} updates the weights "
             f"that it multiplies (must be true; false needs {', '.join(MIXED)})"
         )
-    if workload.optimizer in EIGHT_BIT and workload.optimizer_state_precision != "auto":
+    if workload.optimizer in STATE_BITS and workload.optimizer_state_precision != "auto":
         raise InputError(
             f"{where}optimizer_state_precision = {workload.optimizer_state_precision}: the states "
-            f"of {workload.optimizer} are 8-bit (must be auto)"
+            f"of {workload.optimizer} are {STATE_BITS[workload.optimizer]}-bit (must be auto)"
         )
     if workload.precision == "fp64":
         for name in ("optimizer_state_precision", "gradient_precision"):

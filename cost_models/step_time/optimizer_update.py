@@ -45,7 +45,7 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
     20.0
     """  # noqa: D400
     traits = OPTIMIZER_TRAITS[workload.optimizer]
-    state_bytes = traits.states * (1.0 if traits.eight_bit else workload.state_bytes)
+    state_bytes = traits.states * (traits.bits / 8.0 if traits.bits else workload.state_bytes)
     if workload.optimizer == "adamw" and not software.optimizer.fused:
         clipping = software.optimizer.gradient_accesses - 1.0  # what the fused update does not read
         gradients = (2.0 + clipping) * workload.reduction_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from cost_models.memory.optimizer_states import BLOCK, MIN_8BIT_ELEMENTS, OPTIMIZER_TRAITS
+from cost_models.memory.optimizer_states import BLOCKS, MIN_QUANTISED_ELEMENTS, OPTIMIZER_TRAITS
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.workload import (
@@ -246,10 +246,11 @@ def _about_optimizer(workload: Workload) -> list[str]:
         )
     if rule.factored:
         said.append("adafactor keeps rows and columns of the part of a matrix that a rank holds")
-    if rule.eight_bit:
+    if rule.bits:
+        source = "bitsandbytes" if rule.bits == 8 else "torchao"
         said.append(
-            f"8-bit states have an fp32 scale for {BLOCK} elements; parts of tensors below "
-            f"{MIN_8BIT_ELEMENTS} keep fp32 states (bitsandbytes)"
+            f"{rule.bits}-bit states have an fp32 scale for {BLOCKS[rule.bits]} elements; parts of "
+            f"tensors below {MIN_QUANTISED_ELEMENTS} keep fp32 states ({source})"
         )
     if rule.paged:
         said.append(

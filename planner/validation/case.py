@@ -82,7 +82,7 @@ def case_of(row: Row) -> Case:
 
 
 def _with_adapters(row: Row) -> Row:
-    """Return a row whose empty cell of adapters says what the trainer's name says ("swift LoRA")."""
+    """Return a row whose empty cell of adapters is the trainer's name, where that names any."""
     if row.peft is None and "kinds of adapters" in terms_of(row, "framework"):
         return replace(row, peft=row.framework)
     return row

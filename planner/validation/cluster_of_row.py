@@ -38,9 +38,7 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     total = reading.need("num_gpus")
     named = None if row.node is None else match_node(row.node)
     if row.node is not None and named is None:
-        reading.defaults.append(
-            f"node {row.node!r} is unknown: taken as the accelerator's usual one"
-        )
+        reading.defaults.append(f"node {row.node!r} is unknown: that of {accelerator.name}")
     usual = usual_node(accelerator) if named is None else named.entry
     each = row.get("gpus_per_node")
     if each is None:
@@ -116,9 +114,8 @@ def accelerator_of(reading: Reading) -> Accelerator:
         if found.note is not None and candidate not in known:
             reading.defaults.append(found.note)
         return found.entry
-    raise Unpriceable(
-        _not_priced(name) or f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)"
-    )
+    unknown = f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)"
+    raise Unpriceable(_not_priced(name) or unknown)
 
 
 def _not_priced(name: str) -> str | None:

@@ -149,7 +149,8 @@ def _compared_peak(
     table = PlanTable.from_plans([case.plan])
     outside = outside_bytes(scenario.software, scenario.cluster, table)
     kinds = (measured.kind,) if measured.is_stated else get_args(MemoryKind)
-    peaks, ends = {}, []
+    peaks: dict[str, float] = {}
+    ends: list[float] = []
     for kind in kinds:
         shown = shown_bytes(kind, parts, outside, scenario.software, table, budget)
         peaks[kind] = float(np.ravel(shown)[0])

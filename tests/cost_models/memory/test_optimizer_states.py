@@ -11,7 +11,7 @@ import torch
 
 from cost_models.memory.ledger import MOMENTS
 from cost_models.memory.optimizer_states import (
-    BLOCK,
+    BLOCKS,
     OPTIMIZER_TRAITS,
     StateBytes,
     is_layer_matrix,
@@ -66,11 +66,17 @@ def test_states_as_large_as_the_weights(optimizer: Optimizer, elements: int) -> 
 def test_8_bit_adam_saves_6_of_8_bytes() -> None:
     """Dettmers et al., arXiv:2110.02861, sec. 1: 75 % less; a scale for each block on top."""
     saved = 8 * MATRIX.numel - resident("adamw_8bit", MATRIX)
-    assert saved == MATRIX.numel * (6 - 2 * 4 / BLOCK)
+    assert saved == MATRIX.numel * (6 - 2 * 4 / BLOCKS[8])
     assert saved / MATRIX.numel == pytest.approx(6, rel=0.006)
     # below 4096 elements a tensor keeps fp32 states: a norm of 4096 is not small, its shards are
     assert resident("adamw_8bit", NORM) == 2 * (4096 + 4 * 16)
     assert resident("adamw_8bit", NORM, data_parallel=2, zero_stage=1) == 8 * 2048
+
+
+def test_4_bit_adam_has_half_a_byte_a_state_and_a_scale_for_128() -> None:
+    """Li et al., arXiv:2309.01507, and torchao's Adam4bit."""
+    assert resident("adamw_4bit", MATRIX) == MATRIX.numel * 2 * (0.5 + 4 / BLOCKS[4])
+    assert resident("adamw_4bit", MATRIX) < 0.55 * resident("adamw_8bit", MATRIX)
 
 
 def test_paged_states_leave_the_device_but_for_scales_and_small_tensors() -> None:
@@ -78,7 +84,7 @@ def test_paged_states_leave_the_device_but_for_scales_and_small_tensors() -> Non
     assert (float(big.resident[0]), float(big.paged[0])) == (0, 8 * MATRIX.numel)  # type: ignore[index]
     assert (float(small.resident[0]), float(small.paged[0])) == (8 * 4096, 0)  # type: ignore[index]
     eight = states("paged_adamw_8bit", MATRIX)
-    assert float(eight.resident[0]) == 2 * 4 * MATRIX.numel / BLOCK  # type: ignore[index]
+    assert float(eight.resident[0]) == 2 * 4 * MATRIX.numel / BLOCKS[8]  # type: ignore[index]
     assert float(eight.paged[0]) == 2 * MATRIX.numel  # type: ignore[index]
 
 
@@ -186,7 +192,7 @@ def test_what_a_7_billion_model_needs() -> None:
     assert each["adamw"] == 8
     assert each["sgd"] == 0
     assert each["sgd_momentum"] == each["lion"] == 4
-    assert each["adamw_8bit"] == pytest.approx(2 + 8 / BLOCK, rel=1e-3)
+    assert each["adamw_8bit"] == pytest.approx(2 + 8 / BLOCKS[8], rel=1e-3)
     assert each["adafactor"] == pytest.approx(0, abs=0.04)
     assert each["paged_adamw"] == pytest.approx(0, abs=0.04)
     outside = 2 * scenario.model.vocab_size * scenario.model.hidden_size / parameters

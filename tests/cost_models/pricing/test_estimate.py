@@ -437,9 +437,9 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "weight_rows": lambda t: total(
             model_states.weight_rows(1e9, t.data_parallel, t.zero_stage, *states)
         ),
-        "eight_bit_bytes": lambda t: (
-            optimizer_states.eight_bit_bytes(1e5 / t.data_parallel, 2.0)[1]
-            + optimizer_states.eight_bit_bytes(1e5 / t.data_parallel, 2.0)[0]
+        "quantised_state_bytes": lambda t: (
+            optimizer_states.quantised_state_bytes(1e5 / t.data_parallel, 2.0, 8)[1]
+            + optimizer_states.quantised_state_bytes(1e5 / t.data_parallel, 2.0, 8)[0]
         ),
         "factored_numel": lambda t: optimizer_states.factored_numel(
             (1.0, 4096.0 / t.data_parallel, 11008.0 / t.tensor_parallel)
