@@ -101,6 +101,21 @@ def adapted(
     )
 
 
+def with_trained_ends(model: ModelSpec) -> ModelSpec:
+    """Return a model with adapters that trains copies of its embedding and output projection, too.
+
+    The frozen originals stay beside the copies. Source: huggingface/peft, utils/other.py,
+    ModulesToSaveWrapper (``modules_to_save`` of a LoraConfig).
+    """
+    tables = [w for w in (*model.embedding, *model.head) if w.sharding == "vocab"]
+    kept = tuple(replace(w, name=f"original.{w.name}", role="lookup") for w in tables)
+
+    def trained(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        return tuple(replace(w, frozen=False) if w in tables else w for w in weights)
+
+    return replace(model, embedding=trained(model.embedding) + kept, head=trained(model.head))
+
+
 def without_adapters(model: ModelSpec) -> ModelSpec:
     """Return the base model of a model that ``adapted`` returned."""
 

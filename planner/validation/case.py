@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from cost_models.model.freezing import without_adapters_before
-from cost_models.model.lora import adapted
+from cost_models.model.lora import adapted, with_trained_ends
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import ContextMethod, Offload, Plan
 from cost_models.plan.recompute import MODULES, PREFIX, RECOMPUTE, read_setting
@@ -101,28 +101,31 @@ def _case(reading: Reading) -> Case:
     software, changed = profile_of_trainer(trainer)
     adapter = look_up(words_table().adapter, row)
     first = adapter.first_layer if adapter else 0
-    model = _adapted(base, model_key, workload, software.frozen.quantises_every_matrix, first)
+    ends = workload.adapter != "none" and look_up(words_table().trained_ends, row) is not None
+    every = software.frozen.quantises_every_matrix
+    model = _adapted(base, model_key, workload, every, first, ends)
     stages = _stages(reading, plan, model.num_layers)
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
     plan = with_usual_micro_batch(reading, scenario, plan)
     memory = look_up(words_table().memory, row)
     if row.peak_memory_gib is not None and memory and memory.usual:
         reading.defaults.append(f"peak memory as {memory.value} (default: which kind is not said)")
-    key = (model_key, cluster_key, workload, software.name, changed, stages, first)
+    key = (model_key, cluster_key, workload, software.name, changed, stages, first, ends)
     return Case(row, scenario, plan, tuple(reading.defaults), key)
 
 
-_MODELS: dict[tuple[str, str, int, str, bool, int], ModelSpec] = {}
+_MODELS: dict[tuple[str, str, int, str, bool, int, bool], ModelSpec] = {}
 
 
 def _adapted(
-    base: ModelSpec, key: str, workload: Workload, every: bool, first_layer: int
+    base: ModelSpec, key: str, workload: Workload, every: bool, first_layer: int, ends: bool
 ) -> ModelSpec:
     """Return the model with its adapters; cached, since equal keys are priced together."""
     trained = (workload.adapter, workload.adapter_rank, workload.adapter_targets)
-    full = (key, *trained, every, first_layer)
+    full = (key, *trained, every, first_layer, ends)
     if full not in _MODELS:
         model = adapted(base, workload, quantises_every_matrix=every)
+        model = with_trained_ends(model) if ends else model
         _MODELS[full] = without_adapters_before(model, first_layer) if first_layer else model
     return _MODELS[full]
 
@@ -167,7 +170,7 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
         context_parallel_method=method,
         expert_parallel=experts,
         expert_tensor_parallel=_cuts_experts(row, tensor, experts),
-        offload=_offload(row),
+        offload=_offload(row, stage),
     ), batch
 
 
@@ -308,11 +311,11 @@ def _modules(row: Row) -> str | None:
     return read_setting(PREFIX + "+".join(named)) if named else None
 
 
-def _offload(row: Row) -> Offload:
+def _offload(row: Row, stage: int) -> Offload:
     table = words_table()
     entry = look_up(table.offload, row)
     if entry is None and not vocabulary().read("offload", row.words("offload")).rest:
-        entry = look_up(table.host_offload, row)
+        entry = look_up(table.host_offload, replace(row, zero_stage=stage))
     if entry is None and row.offload is not None:
         raise Unpriceable(f"offload {row.offload!r} is not priced")
     return entry.value if entry else "none"

@@ -176,7 +176,7 @@ class CellVocabulary:
             for at in range(len(tokens) - size):
                 words = tuple(token.word for token in tokens[at : at + size])
                 number = tokens[at + size].word.removeprefix("v")
-                if words == name and number[:1].isdigit() and (_release(number) >= limit) == has:
+                if words == name and number[:1].isdigit() and _is_since(number, limit) == has:
                     yield term, at
 
     def _is_filler(self, token: Token) -> bool:
@@ -212,6 +212,12 @@ def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
     if word in ON or (is_value and word in ("1", "yes")):
         return False, end + 1
     return False, end
+
+
+def _is_since(number: str, limit: tuple[int, ...]) -> bool:
+    """Whether a release is a first one or later; "2.x" is 2.0 or later."""
+    found = _release(number)
+    return found + (0,) * (len(limit) - len(found)) >= limit
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -219,6 +219,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     stages: tuple[EngineEntry, ...]
     states: tuple[StoredPrecision, ...]
     targets: tuple[Name, ...]
+    trained_ends: tuple[Flag, ...]
     tensor_traffic: tuple[EngineEntry, ...]
     unnamed: tuple[SoftwareEntry, ...]
     updates: tuple[EngineEntry, ...]

@@ -11,7 +11,7 @@ from hardware_profiles.cluster.schema import Accelerator
 from planner.request.scenario import default_precision
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
-from planner.validation.vocabulary import terms_of
+from planner.validation.vocabulary import terms_of, vocabulary
 from planner.validation.words import SoftwareEntry, entry_of, look_up, number_in, words_table
 
 BEFORE_AMPERE: Final = ("Pascal", "Volta", "Turing")
@@ -33,7 +33,7 @@ def workload_of(
         raise Unpriceable(f"precision {row.precision} is not priced")
     reading.value("optimizer", "adamw", "the usual one")
     optimizer = look_up(words_table().optimizer, row)
-    if optimizer is None and row.optimizer is not None:
+    if optimizer is None and row.optimizer is not None and not _names_no_optimizer(row):
         raise Unpriceable(f"optimizer {row.optimizer!r} is not priced")
     states = look_up(words_table().states, row)
     gradients = look_up(words_table().gradients, row)
@@ -50,6 +50,12 @@ def workload_of(
         document_length=row.document_length or 0,
         **_adapter(reading, model),
     )
+
+
+def _names_no_optimizer(row: Row) -> bool:
+    """Whether a cell says how an optimizer is sharded or kept, but not which one it is."""
+    found = vocabulary().read("optimizer", row.words("optimizer"))
+    return not found.rest and "unpriced" not in found.terms
 
 
 def _attention(reading: Reading, accelerator: Accelerator) -> AttentionKernel:
