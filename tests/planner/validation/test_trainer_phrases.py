@@ -1,0 +1,248 @@
+"""Rows as tables of trainers that nothing was compared with would phrase them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.validation.case import Case, case_of
+from planner.validation.measurement import measured_memory
+from planner.validation.reading import Unpriceable
+from planner.validation.runs_file import Row
+from planner.validation.vocabulary import not_understood
+
+CELLS = {"model": "llama-2-7b", "seq_len": 4096, "gpu": "A100-SXM4-80GB", "num_gpus": 16}
+
+
+def case(**cells: Any) -> Case:
+    return case_of(Row(line=2, **{**CELLS, **cells}))
+
+
+GPUS = {
+    "A100-SXM-40GB": ["A100-SXM4-40GB", "NVIDIA A100 (40GB)", "A100 40G"],
+    "A100-PCIe-40GB": ["A100-PCIE-40GB"],
+    "A100-PCIe-80GB": ["A100 PCIE", "A100-PCIe-80GB"],
+    "A100-SXM-64GB": ["A100-SXM4-64GB"],
+    "V100-SXM2-32GB": ["V100", "Tesla V100", "DGX-1 V100-32GB"],
+    "V100-SXM2-16GB": ["V100-16GB-SXM2", "V100 (16 GB)"],
+    "GB200-186GB": ["GB200 NVL72", "GB200"],
+    "B200-SXM-180GB": ["HGX B200", "B200"],
+    "H800-SXM-80GB": ["H800", "HGX H800"],
+    "T4": ["Tesla T4", "NVIDIA T4"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, name) for name, texts in GPUS.items() for text in texts]
+)
+def test_names_of_accelerators(words: str, expected: str) -> None:
+    assert case(gpu=words).scenario.cluster.accelerator.name == expected
+
+
+def test_the_kind_of_node_gives_memory_and_gpus() -> None:
+    amazon = case(gpu="V100", node="p3.16xlarge").scenario.cluster
+    assert amazon.accelerator.name == "V100-SXM2-16GB"
+    four = case(gpu="A100-80GB", node="HGX-A100-4GPU").scenario.cluster
+    assert four.gpus_per_node == 4
+    small = case(gpu="V100", node="p3.2xlarge", num_gpus=1)
+    assert any("p3.2xlarge" in text for text in small.defaults)
+
+
+def test_what_is_not_priced_is_not_taken_for_a_card_of_a_similar_name() -> None:
+    with pytest.raises(Unpriceable, match="BI-V100: it is not priced"):
+        case(gpu="Iluvatar BI-V100")
+
+
+TRAINERS = {
+    ("nemo", 1): ["SimuMax (Megatron Core)", "simumax", "NeMo (MLPerf v4.1)"],
+    ("nemo", 0): ["FlagPerf megatron", "Megatron-LM (FlagPerf)"],
+    ("hf-trainer", 0): ["swift LoRA", "ms-swift 2.6", "Qwen finetune.py", "modelscope/ms-swift"],
+    ("hf-trainer+deepspeed-zero3", 3): ["Qwen (DeepSpeed ZeRO-3)", "FlagPerf deepspeed, ZeRO-3"],
+    ("hf-trainer", 3): ["fsdp_qlora bnb-4bit", "FSDP QLoRA (Answer.AI)"],
+    ("torch-trainer", 0): ["timm", "torchao"],
+    ("torch-trainer+fsdp2", 3): ["modalities FSDP2"],
+    ("torch-trainer", 3): ["modalities"],
+    ("torchtitan", 3): ["torchtitan + torchao, compile"],
+    ("megatron", 0): ["BigScience Megatron-DeepSpeed", "Megatron-DeepSpeed (BigScience)"],
+    ("internevo", 1): ["InternEvo v0.4", "InternLM/InternEvo"],
+    ("internevo+fsdp2", 3): ["InternEvo (isp)", "InternEvo, tensor mode isp"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in TRAINERS.items() for text in texts]
+)
+def test_trainers_and_how_they_shard(words: str, expected: tuple[str, int]) -> None:
+    found = case(framework=words)
+    assert (found.scenario.software.name, found.plan.zero_stage) == expected
+    assert not any("trainer unknown" in text for text in found.defaults)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kernel"),
+    [
+        ({"framework": "Megatron-DeepSpeed (BigScience)"}, "eager"),
+        ({"framework": "Megatron-LM (2021)"}, "eager"),
+        ({"framework": "Megatron-LM", "gpu": "V100"}, "eager"),
+        ({"framework": "Megatron-LM", "gpu": "T4"}, "eager"),
+        ({"framework": "PyTorch", "gpu": "V100"}, "flash"),
+        ({"framework": "Megatron-LM"}, "flash"),
+        ({"framework": "PyTorch 2.x"}, "flash"),
+        ({"framework": "PyTorch 1.13"}, "eager"),
+        ({"framework": "Megatron-LM (2021)", "flash_attention": "1"}, "flash"),
+    ],
+)
+def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], kernel: str) -> None:
+    assert case(**cells).scenario.workload.attention_kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("cells", "recompute"),
+    [
+        ({"framework": "ms-swift"}, "full"),
+        ({"framework": "LLaMA-Factory"}, "full"),
+        ({"framework": "fsdp_qlora"}, "full"),
+        ({"framework": "Unsloth", "num_gpus": 1}, "full"),
+        ({"framework": "ms-swift", "recompute": "0"}, "none"),
+        ({"framework": "TRL"}, "none"),
+        ({"recompute": "gc on"}, "full"),
+        ({"recompute": "grad ckpt"}, "full"),
+        ({"recompute": "unsloth"}, "full"),
+        ({"recompute": "full_block"}, "full"),
+        ({"framework": "MaxText", "recompute": "custom"}, "selective_ops"),
+        ({"framework": "MaxText", "recompute": "remat_policy: minimal"}, "selective_ops"),
+        ({"framework": "MaxText", "recompute": "qkv_proj_offloaded"}, "full"),
+        ({"framework": "modalities", "recompute": "selective op"}, "ops:every-2nd-mm"),
+        ({"framework": "modalities", "recompute": "selective layer"}, "full"),
+    ],
+)
+def test_recomputation_by_a_trainers_default_or_word(cells: dict[str, Any], recompute: str) -> None:
+    assert case(**cells).plan.recompute == recompute
+
+
+@pytest.mark.parametrize(
+    ("cells", "rank", "targets"),
+    [
+        ({"framework": "swift 2.4", "peft": "lora"}, 8, "q,k,v"),
+        ({"framework": "ms-swift 3.1", "peft": "lora"}, 8, "all"),
+        ({"framework": "swift LoRA"}, 8, "all"),
+        ({"framework": "fsdp_qlora", "peft": "custom_qlora"}, 64, "q,k,v,gate,up,down"),
+        ({"framework": "Qwen finetune.py", "peft": "LoRA"}, 64, "all"),
+        ({"framework": "MLPerf LoRA, TRL", "peft": "LoRA r=16 (qkv_proj, o_proj)"}, 16, "q,k,v,o"),
+    ],
+)
+def test_adapters_by_a_trainers_defaults(cells: dict[str, Any], rank: int, targets: str) -> None:
+    workload = case(**cells).scenario.workload
+    assert workload.adapter in ("lora", "qlora")
+    assert (workload.adapter_rank, workload.adapter_targets) == (rank, targets)
+
+
+def test_embedding_and_head_are_trained_beside_adapters() -> None:
+    """Copies of both are trained, the originals stay."""
+    plain, ends = (case(peft=text).scenario.model for text in ("LoRA r=64", "LoRA (emb) r=64"))
+    tables = 2 * 32_000 * 4096
+    assert ends.num_trainable_parameters == plain.num_trainable_parameters + tables
+    assert ends.num_parameters == plain.num_parameters + tables
+
+
+@pytest.mark.parametrize(
+    ("words", "parallel"),
+    [
+        ("tp_mode REDUCE_SCATTER", True),
+        ("tp_mode: ALL_REDUCE", False),
+        ("no sequence parallelism", False),
+        ("tensor mode msp", True),
+        ("", True),
+    ],
+)
+def test_words_of_sequence_parallelism(words: str, parallel: bool) -> None:
+    found = case(framework="nanotron", tensor_parallel=2, notes=words or None)
+    assert found.plan.sequence_parallel is parallel
+
+
+def test_internevos_own_kind_of_parallelism() -> None:
+    """Its tensor-parallel ranks share the sequence; weights are sharded over its own group."""
+    isp = case(framework="InternEvo", tensor_parallel=4, notes="isp, wp=8", zero_stage=1).plan
+    assert (isp.tensor_parallel, isp.context_parallel, isp.zero_stage) == (1, 4, 3)
+    assert (isp.context_parallel_method, isp.dp_shard) == ("ulysses", 2)
+    assert not case(framework="InternEvo", tensor_parallel=4).plan.sequence_parallel
+
+
+@pytest.mark.parametrize(
+    ("words", "optimizer"),
+    [
+        ("AdamW4bit (torchao)", "adamw_4bit"),
+        ("AdamW8bit (torchao)", "adamw_8bit"),
+        ("AdamWFp8", "adamw_8bit"),
+        ("mcore distributed optimizer", "adamw"),
+        ("CPUOffloadOptimizer", "adamw"),
+    ],
+)
+def test_names_of_optimizers(words: str, optimizer: str) -> None:
+    assert case(optimizer=words).scenario.workload.optimizer == optimizer
+
+
+@pytest.mark.parametrize("words", ["sophia", "galore_adamw", "shampoo", "lomo"])
+def test_an_optimizer_of_other_states_is_not_priced_as_one_without_any(words: str) -> None:
+    with pytest.raises(Unpriceable, match=f"optimizer {words!r} is not priced"):
+        case(optimizer=words)
+
+
+def test_rowwise_scales_with_weight_gradients_in_16_bits() -> None:
+    rows, kept = (
+        case(framework="torchtitan, compile", precision="float8", notes=words).scenario.software.fp8
+        for words in ("float8 rowwise", "recipe rowwise_with_gw_hp")
+    )
+    assert kept.matmul_share < rows.matmul_share
+    assert kept.cast_bytes < rows.cast_bytes
+
+
+def test_underscores_in_names_of_precisions() -> None:
+    assert case(framework="modalities", precision="BF_16").scenario.workload.precision == "bf16"
+    cast = case(framework="modalities (FSDP1)", precision="BF_16 mixed precision").scenario
+    assert not cast.software.precision.autocasts_weights
+
+
+@pytest.mark.parametrize(
+    "words", ["peak VRAM (GB)", "Peak GPU Memory", "memory(GiB)", "max mem", "GPU memory usage"]
+)
+def test_a_peak_of_a_kind_that_is_not_said_is_the_allocators(words: str) -> None:
+    row = Row(line=2, peak_memory_gib=20.0, memory_definition=words, **CELLS)
+    found = measured_memory(row)
+    assert found is not None
+    assert (found.kind, found.is_stated) == ("reserved", False)
+    assert "which kind is not said" in "; ".join(case_of(row).defaults)
+    stated = measured_memory(Row(peak_memory_gib=20.0, memory_definition="peak memory allocated"))
+    assert stated is not None
+    assert (stated.kind, stated.is_stated) == ("allocated", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("qwen1half-7b-chat", 7.72),
+        ("Qwen-7B-Chat-Int4", 7.72),
+        ("qwen2_5-7b-instruct", 7.62),
+        ("llama2_70b", 68.98),
+        ("aquila2-7b", 7.3),
+        ("GPT-2 345M", 0.36),
+        ("mistral-7b-instruct-v2", 7.24),
+    ],
+)
+def test_names_of_models(name: str, billions: float) -> None:
+    parameters = case(model=name).scenario.model.num_parameters
+    assert parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"framework": "torchtune QAT", "peft": "lora + qat"}, ["framework: qat", "peft: qat"]),
+        ({"framework": "torchao, MLPerf, FlagPerf, TE"}, []),
+    ],
+)
+def test_what_changes_a_price_but_is_not_known_is_reported(
+    cells: dict[str, Any], words: list[str]
+) -> None:
+    assert not_understood(Row(**cells)) == words
