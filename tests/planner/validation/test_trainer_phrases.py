@@ -205,6 +205,20 @@ def test_underscores_in_names_of_precisions() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cells", "casts"),
+    [
+        ({"precision": "fp16 (fp32 params)"}, True),
+        ({"precision": "fp16", "notes": "fp32 weights"}, True),
+        ({"precision": "fp16"}, False),
+        ({"precision": "fp16", "notes": "fp32 weights", "framework": "PyTorch FSDP"}, False),
+        ({"precision": "fp16 (fp32 params)", "framework": "DeepSpeed ZeRO-1"}, False),
+    ],
+)
+def test_fp16_over_fp32_weights_is_autocast(cells: dict[str, Any], casts: bool) -> None:
+    assert case(**cells).scenario.software.precision.autocasts_weights is casts
+
+
+@pytest.mark.parametrize(
     "words", ["peak VRAM (GB)", "Peak GPU Memory", "memory(GiB)", "max mem", "GPU memory usage"]
 )
 def test_a_peak_of_a_kind_that_is_not_said_is_the_allocators(words: str) -> None:
