@@ -137,7 +137,8 @@ def _compared_peak(
 ) -> tuple[float, float, float]:
     """Return the predicted peak of the kind and rank that the row measured, and its interval.
 
-    Where a row does not say which kind it measured, the interval covers all kinds.
+    Where a row does not say which kind it measured, the interval covers all kinds, and is as wide
+    as that of an unknown trainer.
     """
     measured = measured_memory(case.row)
     if measured is None:
@@ -154,5 +155,6 @@ def _compared_peak(
     for kind in kinds:
         shown = shown_bytes(kind, parts, outside, scenario.software, table, budget)
         peaks[kind] = float(np.ravel(shown)[0])
-        ends += interval(peaks[kind], memory_spread(*size, kind))
+        trainer = size[0] if measured.is_stated else UNKNOWN
+        ends += interval(peaks[kind], memory_spread(trainer, size[1], kind))
     return peaks[measured.kind], min(ends), max(ends)
