@@ -104,8 +104,8 @@ def adapted(
 def with_trained_ends(model: ModelSpec) -> ModelSpec:
     """Return a model with adapters that trains copies of its embedding and output projection, too.
 
-    The frozen originals stay beside the copies. Source: huggingface/peft, utils/other.py,
-    ModulesToSaveWrapper (``modules_to_save`` of a LoraConfig).
+    The frozen originals stay beside the copies, as ``modules_to_save`` of a LoraConfig has it
+    (huggingface/peft, utils/other.py, ModulesToSaveWrapper).
     """
     tables = [w for w in (*model.embedding, *model.head) if w.sharding == "vocab"]
     kept = tuple(replace(w, name=f"original.{w.name}", role="lookup") for w in tables)
