@@ -11,7 +11,7 @@ from planner.answer.memory_svg import COLOURS
 from planner.assessment.assess import Assessment, amounts
 from planner.reports.alternatives import Alternatives
 from planner.reports.plot import LEFT, TOP, Plot, legend
-from planner.reports.roofline import Roofline
+from planner.reports.roofline import Roofline, RooflinePoint
 from planner.reports.simulated_step import SimulatedStep
 from planner.text.bars import ORDER, shown_scale
 from planner.text.html_page import Html, joined
@@ -28,6 +28,7 @@ PASS_COLOURS: Final = {
 ROW, BOX = 26, 20
 MOST_ROWS: Final = 16
 ROOM: Final = 1.04  # between the largest value and the end of an axis
+CLOSE: Final = 1.1  # ratio below which points of a roofline hide each other
 OWN, FRONT, USUAL = "#d55e00", "#0072b2", "#666666"
 
 
@@ -109,13 +110,32 @@ def roofline_drawing(found: Roofline) -> Html:
         [(x, y / 1e12) for x, y in reached],
         style="stroke:var(--soft);stroke-width:1.5;stroke-dasharray:5 4",
     )
-    for number, point in enumerate(points, 1):
-        words = f"{point.name}: {point.rate / 1e12:.3g} TFLOP/s"
-        plot.mark(point.intensity, point.rate / 1e12, str(number), FRONT, words, size=8)
+    for alike in _close_points(points):
+        first = points[alike[0]]
+        label = ",".join(str(number + 1) for number in alike)
+        words = ", ".join(points[number].name for number in alike)
+        words += f": {first.rate / 1e12:.3g} TFLOP/s"
+        size = 5 + 3 * len(alike)
+        plot.mark(first.intensity, first.rate / 1e12, label, FRONT, words, size=size)
     return plot.html(
         f"Roofline: {len(points)} operators below {found.peak / 1e12:.4g} TFLOP/s and "
         f"{found.bandwidth / 1e12:.3g} TB/s"
     )
+
+
+def _close_points(points: Sequence[RooflinePoint]) -> list[list[int]]:
+    """Return the numbers of points, together those that would hide each other."""
+    found: list[list[int]] = []
+    for number, point in enumerate(points):
+        for alike in found:
+            other = points[alike[0]]
+            ratios = point.intensity / other.intensity, point.rate / other.rate
+            if all(1.0 / CLOSE < ratio < CLOSE for ratio in ratios):
+                alike.append(number)
+                break
+        else:
+            found.append([number])
+    return found
 
 
 def front_drawing(own: Assessment, others: Alternatives, letters: Sequence[str]) -> Html:
@@ -144,11 +164,15 @@ def front_drawing(own: Assessment, others: Alternatives, letters: Sequence[str])
         plot.line(front, style=f"stroke:{FRONT};stroke-width:2")
     for x, y in front:
         plot.mark(x, y, "", FRONT, f"{format_seconds(x)}, {y:.1f} GiB", size=4)
+    outside: list[str] = []
     for letter, name, found in usual:
         x, y = place(found)
         if x <= slowest and y <= plot.y_range[1]:
             words = f"{name}: {format_seconds(x)}, {format_gib(found.memory.peak_bytes)} GiB"
             plot.mark(x, y, letter, USUAL, words)
+        else:
+            outside.append(letter)
     plot.mark(*place(own), "★", OWN, "this plan", size=10)
-    colours = [("this plan (★)", OWN), ("best of each memory", FRONT), ("usual setups", USUAL)]
+    setups = "usual setups" + (f" (outside: {', '.join(outside)})" if outside else "")
+    colours = [("this plan (★)", OWN), ("best of each memory", FRONT), (setups, USUAL)]
     return joined([plot.html("Step time and peak memory of alternatives"), legend(colours)])

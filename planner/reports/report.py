@@ -29,7 +29,7 @@ from planner.answer.answers import not_run
 from planner.answer.memory_html import fragment, terms_table
 from planner.answer.text import budget_words, head
 from planner.assessment.assess import amounts
-from planner.assessment.confidence import compared_runs, confidence_words
+from planner.assessment.confidence import compared_runs, confidence, confidence_words
 from planner.assessment.step_memory import step_memory
 from planner.assessment.verdict import WORDS
 from planner.explanation.glossary import MEMORY_EXPLANATIONS, describe, explain_time
@@ -45,6 +45,7 @@ from planner.reports.reported_plan import Reportable, ReportedPlan, read_reporte
 from planner.reports.roofline import roofline
 from planner.request.command import describe_plan
 from planner.runs.compare import ComparedTerm, Comparison, compare_run, term_name
+from planner.search.simplicity import CLOSE
 from planner.text.html_page import Html, bar, element, joined, listed, page, table
 from planner.text.notebook import framed
 
@@ -260,9 +261,10 @@ def _runners_up(reported: ReportedPlan, others: Alternatives) -> Iterator[Html]:
             )
         )
     yield table(rows, ("step", "", "peak", "changed", "why"), css="")
-    yield element(
-        "p", f"The best of {others.candidates:,} legal plans with even stages.", css="note"
-    )
+    words = f"The best of {others.candidates:,} legal plans with even stages."
+    if own > others.runners_up[0].assessment.time.step_seconds:
+        words += f" Of plans within {100 * CLOSE:.0f} % of the fastest, plan takes the simplest."
+    yield element("p", words, css="note")
 
 
 def _assumptions(reported: ReportedPlan) -> Iterator[Html]:
@@ -300,7 +302,7 @@ def _confidence(reported: ReportedPlan) -> Iterator[Html]:
     yield element("h2", "How far off such predictions were")
     yield element("p", f"{confidence_words(reported.scenario)}.")
     found = compared_runs(reported.scenario)
-    if found is not None:
+    if found is not None and confidence(reported.scenario) in ("measured", "learned"):
         yield element(
             "p",
             f"{found.runs:,} published runs of {', '.join(found.trainers)} on "
