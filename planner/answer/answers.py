@@ -26,9 +26,11 @@ from planner.text.paragraphs import MOMENT_WORDS
 if TYPE_CHECKING:
     import pandas as pd
 
+    from planner.advice.savings import Saving
     from planner.advice.ways_out import WayOut
     from planner.refinement.best_partition import StagedPlan
     from planner.refinement.placement import PlacedPlan
+    from planner.request.constraints import Constraint
     from planner.run_cost.failures import TrainingRun
     from planner.search.search import SearchResult
 
@@ -211,9 +213,12 @@ class FitAnswer(DetailedAnswer):
         yield notebook.step_bars(self.assessment)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class PlanAnswer(DetailedAnswer):
-    """Answer of ``plan``: the ranked plans and the counts of the search."""
+    """Answer of ``plan``: the ranked plans and the counts of the search.
+
+    What other techniques would save needs searches, which run on first access.
+    """
 
     scenario: Scenario
     result: SearchResult
@@ -224,6 +229,17 @@ class PlanAnswer(DetailedAnswer):
     placed: PlacedPlan | None = None  # a plan with its own order of ranks; may be staged
     further: tuple[Assessment, ...] = ()  # next plans, which fill rows that several plans share
     rows: int | None = None  # of the table; None: as many as a short answer has room for
+    require: tuple[Constraint, ...] | None = None  # None: no further techniques are tried
+
+    @cached_property
+    def savings(self) -> tuple[Saving, ...]:
+        """Techniques that the search leaves out and that would make the best plan faster."""
+        if self.require is None:
+            return ()
+        from planner.advice.savings import savings
+
+        best = self.assessments[0]
+        return savings(self.scenario, best, self.result, self.fixed, self.require)
 
     @property
     def best(self) -> Plan:
@@ -286,6 +302,7 @@ class PlanAnswer(DetailedAnswer):
             "fixed": dict(self.fixed),
             "staged": None if self.staged is None else self.staged.to_dict(),
             "placed": None if self.placed is None else self.placed.to_dict(),
+            "savings": [saving.to_dict() for saving in self.savings],
             "search": search_document(self.result.counts),
             "not_run": not_run(self.scenario, self.best),
             "assumptions": list(self.assumptions),
@@ -304,6 +321,7 @@ class PlanAnswer(DetailedAnswer):
             further=self.further,
             rows=self.rows,
             tie=self.result.tie,
+            savings=self.savings,
             verbose=verbose,
         )
 

@@ -49,6 +49,7 @@ from planner.text.plan_changes import changes
 from planner.text.tables import table_of_plans, without_doubles
 
 if TYPE_CHECKING:
+    from planner.advice.savings import Saving
     from planner.advice.ways_out import WayOut
     from planner.refinement.best_partition import StagedPlan
     from planner.refinement.placement import AxisPlace, PlacedPlan
@@ -498,6 +499,7 @@ def plan_text(
     further: Sequence[Assessment] = (),
     rows: int | None = None,
     tie: Tie | None = None,
+    savings: Sequence[Saving] = (),
     verbose: bool = False,
 ) -> str:
     """Return the answer of ``plan`` as text.
@@ -527,6 +529,8 @@ def plan_text(
         lines += labelled("Stages", _stages(staged, written=placed is None, verbose=verbose))
     if placed is not None:
         lines += labelled("Order", placed_words(placed, verbose=verbose))
+    for place, saving in enumerate(savings if verbose else savings[:1]):
+        lines += labelled("" if place else "Would save", saving_words(saving))
     if verbose:
         lines += labelled("Searched", searched(counts))
     lines += assumed(assumptions, verbose=verbose)
@@ -540,6 +544,13 @@ def plan_text(
         shown[1:] = sorted(shown[1:], key=lambda one: one.time.step_seconds)
     table = ranked_table(shown, most, hint=rows is None, tie=tie)
     return "\n".join([*above, *table, "", *lines])
+
+
+def saving_words(saving: Saving) -> str:
+    """Return what a technique saves, and with which options."""
+    with_ = "" if saving.options.startswith("on ") else "with "
+    numerics = " (changes numerics)" if saving.changes_numerics else ""
+    return f"{100 * saving.share:.1f} % {with_}{saving.options}{numerics}"
 
 
 def _is_tie(tie: Tie, best: Assessment, other: Assessment | None) -> bool:

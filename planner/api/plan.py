@@ -43,6 +43,7 @@ from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error, s
 from planner.survey.cases import (
     WorkloadRequest,
     read_at_most,
+    read_batches,
     read_precisions,
     scenarios_of,
     sizes_of,
@@ -105,6 +106,12 @@ def plan(request: PlanRequest) -> PlanAnswers:
         top=top * (1 if rows is None else MOST_ALIKE),
         rows=rows,
     )
+    batches = read_batches(request.global_batch_size)
+    if len(batches) > 1 and (request.find is not None or is_module(request.model)):
+        raise InputError(
+            f"global_batch_size = {request.global_batch_size}: one size is expected here (not with "
+            "--find, nor for module:package.path:factory)"
+        )
     if request.find is not None:
         check_choice("find", request.find, FINDS)
     adapters, of_layers = part(request, AdapterOptions), part(request, LayerOptions)
@@ -115,7 +122,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
             str(request.model),
             _one_of(clusters_of(request.cluster, request.power), str(request.model)),
             inputs=request.inputs,
-            **part(request, CommonOptions),
+            **{**part(request, CommonOptions), "global_batch_size": next(iter(batches), None)},
             unknown={**of_layers, **adapters},
             fixed=fixed,
             top=top,
@@ -126,7 +133,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
     clusters = clusters_of(request.cluster, request.power)
     options = {"optimizer": request.optimizer, "adapter": adapting(**adapters), **of_layers}
     tokens = survey_request.job.tokens
-    job = WorkloadRequest(model_of(models[0]), options, request.global_batch_size, tokens)
+    batch = batches[0] if len(batches) == 1 else None
+    job = WorkloadRequest(model_of(models[0]), options, batch, tokens)
     at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)
     objectives = {survey_request.objective, *(survey_request.pareto or ())}
     money = (
@@ -141,7 +149,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
             request.find, job, models, clusters, precisions, survey_request, at_most
         )
     sizes = sizes_of(clusters, at_most, fewer=bool(objectives & {"cost", "energy"}))
-    scenarios = scenarios_of(job, sizes, precisions, whole_run=survey_request.job.is_given)
+    whole_run = survey_request.job.is_given
+    scenarios = scenarios_of(job, sizes, precisions, batches=batches, whole_run=whole_run)
     for one in scenarios if limits is not None else ():
         require_runnable_workload(str(limits), one.scenario.workload)
     simple = (
@@ -181,6 +190,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
         placed=best_placed(scenario, seen, staged) if places and fits else None,
         further=further,
         rows=rows,
+        require=constraints if limits is None and request.objective == "time" else None,
     )
 
 

@@ -130,9 +130,11 @@ class CommonOptions:
             help="sequences of one optimizer step",
             elsewhere=("batch_size", "gbs", "train_batch_size", "batch", "bs"),
             group=TRAINING,
-            default="`plan`: one sequence for each accelerator; `fit`: micro-batch × data parallel "
-            "× (pipeline parallel)",
-            why="the smallest that keeps every rank and stage busy",
+            default="`plan`: one sequence for each accelerator; for several clusters and whole "
+            "runs the best batch for the run's FLOP; `fit`: micro-batch × data parallel × "
+            "(pipeline parallel)",
+            why="the smallest that keeps every rank and stage busy; clusters are compared with one "
+            "that hides their communication ([plan.md](../how-to/plan.md))",
         ),
     ] = None
     precision: Annotated[
@@ -701,6 +703,18 @@ class PlanRequest(
     layers: Annotated[str | Sequence[int] | None, layers_in(SEARCH)] = field(
         default=None, kw_only=True
     )
+    global_batch_size: Annotated[
+        Batch | str | None,
+        Option(
+            metavar="N[..N]",
+            as_text=True,
+            common=True,
+            help="sequences of one optimizer step; 512..2048: the most tokens/s of 512, 1024 and "
+            "2048",
+            elsewhere=("batch_size", "gbs", "train_batch_size", "batch", "bs"),
+            group=TRAINING,
+        ),
+    ] = field(default=None, kw_only=True)  # type: ignore[assignment]
 
 
 _MICRO_BATCH = declared(Plan)["micro_batch_size"].option

@@ -18,8 +18,10 @@ from cost_models.plan.workload import Precision
 from cost_models.units import format_count
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster
 from hardware_profiles.errors import InputError
+from hardware_profiles.options import read_count
 from planner.request.clusters import parts_of
 from planner.request.scenario import (
+    MAX_BATCH,
     AssumedScenario,
     build_scenario,
     check_choice,
@@ -98,6 +100,28 @@ def read_precisions(text: str | None) -> list[str | None]:
     return [check_choice("precision", word, get_args(Precision)) for word in words]
 
 
+def read_batches(given: int | str | None) -> list[int]:
+    """Read a global batch, or a range: its first size, doubled as often as it has room, its last.
+
+    >>> read_batches("512..3000"), read_batches(16), read_batches(None)
+    ([512, 1024, 2048, 3000], [16], [])
+    """
+    if given is None:
+        return []
+    words = str(given).split("..")
+    try:
+        ends = [check_count("global_batch_size", read_count(word), MAX_BATCH) for word in words]
+    except ValueError:
+        ends = []
+    if not 1 <= len(ends) <= 2 or ends[0] > ends[-1]:
+        raise InputError(
+            f"global_batch_size = {str(given)[:40]!r} (must be a whole number from 1 to "
+            f"{MAX_BATCH:,}, or two of them, the smaller first: 512..2048)"
+        )
+    low, high = ends[0], ends[-1]
+    return sorted({low << times for times in range((high // low).bit_length())} | {high})
+
+
 def read_at_most(number: int | None) -> int | None:
     """Return a checked limit of accelerators."""
     return None if number is None else check_count("gpus_at_most", number, MAX_GPUS)
@@ -123,12 +147,21 @@ def scenarios_of(
     clusters: Sequence[Cluster],
     precisions: Sequence[str | None],
     *,
-    whole_run: bool,
+    batches: Sequence[int] = (),
+    whole_run: bool = False,
 ) -> list[AssumedScenario]:
     """Return a scenario for each cluster and precision, with one batch for several clusters.
 
-    ``whole_run``: tokens or a limit of the whole run are given, so one cluster has that batch, too.
+    ``batches``: those that are compared, if any are given; ``whole_run``: tokens or a limit of the
+    whole run are given, so one cluster has the common batch, too.
     """
+    if batches:
+        return [
+            replace(job, batch=batch).scenario(cluster, precision=precision)
+            for batch in batches
+            for cluster in clusters
+            for precision in precisions
+        ]
     batch = job.common_batch(clusters) if len(clusters) > 1 or whole_run else None
     return [
         job.scenario(cluster, batch, precision=precision)

@@ -1,8 +1,8 @@
 """Ranking of plans over several clusters, numbers of accelerators and precisions.
 
-A *case* is one cluster with one precision. All cases have the same workload (global batch and
-sequence length), so their steps are comparable. Within a case, time, cost and energy give the same
-order (``objectives``); across cases they do not.
+A *case* is one cluster with one precision and one global batch. All cases have the same sequences,
+and the same batch unless batches are compared: what counts is the time, cost and energy of a token.
+Within a case these give the same order (``objectives``); across cases they do not.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class RankedPlan:
         return self.assessment.fits
 
     def value(self, objective: Objective) -> float:
-        """Return bytes, or seconds, dollars or joules of a step; infinity if unknown."""
+        """Return bytes, or seconds, dollars or joules of a token; infinity if unknown."""
         known = {
-            "time": self.step.seconds,
+            "time": self.step.seconds / self.step.tokens,
             "memory": self.assessment.memory.peak_bytes,
-            "cost": self.step.dollars,
-            "energy": self.step.joules,
+            "cost": self.step.per_token("cost"),
+            "energy": self.step.per_token("energy"),
         }[objective]
         return float("inf") if known is None else float(known)
 
@@ -97,6 +97,7 @@ class RankedPlan:
             "cluster": self.scenario.cluster.name,
             "num_gpus": self.scenario.cluster.num_gpus,
             "precision": self.scenario.workload.precision,
+            "global_batch_size": self.scenario.workload.global_batch_size,
             **self.assessment.to_dict(),
             "cost": {
                 "dollars_per_gpu_hour": cost.dollars_per_hour,

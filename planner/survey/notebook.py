@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.survey.compare_cases import SurveyCase, SurveyRequest, sort_key
-from planner.survey.text import case_rows, reason_without_plan
+from planner.survey.text import case_columns, case_rows, reason_without_plan
 from planner.text.html_page import Html, element, joined, listed, table
 
 
@@ -13,8 +13,8 @@ def cases_table(request: SurveyRequest, cases: Sequence[SurveyCase]) -> Html:
     """Return the best plan of every case, best first, and the reasons of those without one."""
     key = sort_key(request)
     good = sorted((case for case in cases if case.found), key=lambda case: key(case.found[0]))
-    several = len({case.scenario.workload.precision for case in cases}) > 1
-    head, *rows = case_rows(request, good, len(good), several=several)
+    names = case_columns([case.scenario for case in cases])
+    head, *rows = case_rows(request, good, len(good), names)
     without = [f"{case.name}: {reason_without_plan(case)}" for case in cases if not case.found]
     title = element("p", "The best plan of each:", css="note")
     return joined([title, table(rows, head), listed(without) if without else Html("")])

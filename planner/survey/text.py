@@ -8,6 +8,7 @@ from itertools import groupby
 from textwrap import shorten
 from typing import Any, Final
 
+from cost_models.scenario import Scenario
 from cost_models.units import format_count, format_gib, format_per_second, format_seconds
 from planner.answer.text import LEAST_IMPORTANT as LEAST_OF_RANKED
 from planner.answer.text import (
@@ -52,6 +53,11 @@ MOST_WHY: Final = 3
 FEWEST_ROWS: Final = 1  # of a table in a short answer
 # columns that are left out first where the terminal is narrow
 LEAST_IMPORTANT: Final = ("MFU", "gpu-hours", "GiB", "tok/s", "step")
+CASE_NAMES: Final[dict[str, Callable[[Scenario], str]]] = {
+    "cluster": lambda scenario: scenario.cluster.name,
+    "precision": lambda scenario: scenario.workload.precision,
+    "batch": lambda scenario: f"{scenario.workload.global_batch_size:,}",
+}
 LEAST_OF_PLANS: Final = (*LEAST_OF_RANKED, "micro")
 
 
@@ -137,12 +143,12 @@ def case_table(
         left = max(FEWEST_ROWS, room - 2)
         shown_without = min(len(without), max(1, left - len(good)))
         shown = min(len(good), left - shown_without)
-    several = len({case.scenario.workload.precision for case in cases}) > 1
-    rows = case_rows(request, good, shown, several=several)
+    names = case_columns([case.scenario for case in cases])
+    rows = case_rows(request, good, shown, names)
     lines = fitting_table(rows, LEAST_IMPORTANT, left=("cluster", "precision"))
     for case in without[:shown_without]:
-        precision = f" {case.scenario.workload.precision}" if several else ""
-        words = f"{case.name}{precision}: {reason_without_plan(case)}"
+        name = " ".join(_case_name(case.scenario, names))
+        words = f"{name}: {reason_without_plan(case)}"
         if room is None:
             lines += plain(words, "  ")
         else:
@@ -152,16 +158,25 @@ def case_table(
 
 
 def case_rows(
-    request: SurveyRequest, good: Sequence[SurveyCase], most: int, *, several: bool
+    request: SurveyRequest, good: Sequence[SurveyCase], most: int, names: Sequence[str]
 ) -> list[list[str]]:
-    """Return the cells of the table with its head; ``several``: precisions."""
+    """Return the cells of the table with its head; ``names``: columns that name a case."""
     columns = _columns(request, good)
-    rows = [["cluster", *(["precision"] if several else []), *(heading for heading, _ in columns)]]
+    rows = [[*names, *(heading for heading, _ in columns)]]
     for case in good[:most]:
         found = case.found[0]
-        name = [case.name, *([found.scenario.workload.precision] if several else [])]
-        rows.append([*name, *(cell(found) for _, cell in columns)])
+        rows.append([*_case_name(case.scenario, names), *(cell(found) for _, cell in columns)])
     return rows
+
+
+def case_columns(scenarios: Sequence[Scenario], *, cluster: bool = True) -> list[str]:
+    """Return the columns that tell cases apart; ``cluster``: also where there is one only."""
+    names = [name for name in CASE_NAMES if len({CASE_NAMES[name](s) for s in scenarios}) > 1]
+    return ["cluster", *names] if cluster and "cluster" not in names else names
+
+
+def _case_name(scenario: Scenario, names: Sequence[str]) -> list[str]:
+    return [CASE_NAMES[name](scenario) for name in names]
 
 
 def short_plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan], most: int) -> list[str]:
@@ -173,18 +188,18 @@ def short_plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan], most:
     priced = any(found.step.dollars is not None for found in ranked)
     energy = "energy" in (request.objective, *(request.pareto or ()))
     heads, *others = rows
-    table = [["cluster", "precision", *heads]]
+    table = [[*CASE_NAMES, *heads]]
     table[0] += ["$/Btok"] * priced + ["kWh/Btok"] * energy
     for found, cells in zip(ranked, others, strict=True):
-        row = [found.scenario.cluster.name, found.scenario.workload.precision, *cells]
+        row = [*_case_name(found.scenario, list(CASE_NAMES)), *cells]
         row += [dollars(_scaled(found, "cost"))] * priced
         row += [amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] * energy
         table.append(row)
     usual = usual_cells()
-    usual |= {name: table[1][at] for at, name in enumerate(("cluster", "precision"))}
+    usual |= {name: table[1][at] for at, name in enumerate(CASE_NAMES)}
     lines, hidden = table_of_plans(
         table,
-        choices + 2,
+        choices + len(CASE_NAMES),
         LEAST_OF_PLANS,
         usual,
         most=most,
@@ -197,10 +212,9 @@ def short_plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan], most:
 def further_columns(
     request: SurveyRequest, cases: Sequence[SurveyCase], ranked: Sequence[RankedPlan]
 ) -> dict[str, list[str]]:
-    """Return cluster, precision, prices and the whole run of ranked plans, by heading."""
-    columns: dict[str, list[str]] = {
-        "cluster": [found.scenario.cluster.name for found in ranked],
-        "precision": [found.scenario.workload.precision for found in ranked],
+    """Return cluster, precision, batch, prices and the whole run of ranked plans, by heading."""
+    columns = {
+        name: [cell(found.scenario) for found in ranked] for name, cell in CASE_NAMES.items()
     }
     for heading, cell in _columns(request, [case for case in cases if case.found]):
         if heading not in ("GiB", "step", "tok/s", "MFU"):  # a table of plans has them
@@ -274,14 +288,12 @@ def plan_table(
 
     ``most``: rows.
     """
-    several = len({found.scenario.cluster.name for found in ranked}) > 1
-    precisions = len({found.scenario.workload.precision for found in ranked}) > 1
+    names = case_columns([found.scenario for found in ranked], cluster=False)
     priced = any(found.step.dollars is not None for found in ranked)
     energy = "energy" in (request.objective, *(request.pareto or ()))
     rows = [
         [
-            *(["cluster"] if several else []),
-            *(["precision"] if precisions else []),
+            *names,
             *("gpus", "GiB", "step"),
             *(["$/Btok"] if priced else []),
             *(["kWh/Btok"] if energy else []),
@@ -299,8 +311,7 @@ def plan_table(
             continue
         rows.append(
             [
-                *([found.scenario.cluster.name] if several else []),
-                *([found.scenario.workload.precision] if precisions else []),
+                *_case_name(found.scenario, names),
                 f"{found.plan.world_size:,}",
                 format_gib(found.assessment.memory.peak_bytes),
                 format_seconds(found.step.seconds),
@@ -312,7 +323,7 @@ def plan_table(
             ]
         )
     shown = rows if most is None else rows[: most + 1]
-    lines = _wrapped_last(shown, several + precisions)
+    lines = _wrapped_last(shown, len(names))
     hidden = len(rows) - len(shown)
     return [*lines, f"  {hidden} more with -v"] if hidden else lines
 
@@ -339,10 +350,10 @@ def _other_stages(ranked: Sequence[RankedPlan]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     first: dict[object, int] = {}
     for position, one in enumerate(ranked):
-        name, assessment = one.scenario.cluster.name, one.assessment
+        assessment = one.assessment
         figures = (assessment.memory.peak_bytes, assessment.time.step_seconds)
-        precision = one.scenario.workload.precision
-        key = (name, precision, replace(one.plan, zero_stage=0), *figures)
+        names = tuple(_case_name(one.scenario, list(CASE_NAMES)))
+        key = (names, replace(one.plan, zero_stage=0), *figures)
         if key in first:
             found.setdefault(first[key], []).append(f"--zero {one.plan.zero_stage}")
             found[position] = []
@@ -359,7 +370,8 @@ def _between(ranked: Sequence[RankedPlan]) -> dict[int, str]:
     """
 
     def alike(found: RankedPlan) -> tuple[object, ...]:
-        return (found.scenario.cluster.name, replace(found.plan, recompute_layers=0))
+        names = tuple(_case_name(found.scenario, list(CASE_NAMES)))
+        return (names, replace(found.plan, recompute_layers=0))
 
     lines: dict[int, str] = {}
     start = 0
