@@ -242,9 +242,9 @@ def well_known() -> str:
 
 def ranking() -> str:
     """Return how well plans of the same work are ranked."""
-    heads = ("source", "groups of plans", "Spearman", "pairs in order", "mean regret", "worst")
+    figures = ("Spearman", "pairs in order", "mean regret", "worst", "error between plans")
     return table(
-        heads,
+        ("source", "groups of plans", *figures),
         (
             [
                 name,
@@ -253,6 +253,7 @@ def ranking() -> str:
                 percent(found["pairs_in_order"]),
                 percent(found["mean_regret"]),
                 percent(found["worst_regret"]),
+                percent(found["error_between_plans"]),
             ]
             for name, found in answer("published").summary["ranking"].items()
         ),

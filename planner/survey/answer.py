@@ -176,6 +176,7 @@ def case_document(case: SurveyCase) -> dict[str, Any]:
         "precision": scenario.workload.precision,
         "global_batch_size": scenario.workload.global_batch_size,
         "best": best,
+        "tie": None if result is None or result.tie is None else result.tie.to_dict(),
         "why_not": case.why,
         "search": None if result is None else search_document(result.counts),
     }

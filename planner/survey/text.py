@@ -20,6 +20,7 @@ from planner.answer.text import (
     searched,
     short_head,
     short_plan,
+    tie_words,
     tight_words,
     time_line,
     usual_cells,
@@ -84,7 +85,7 @@ def survey_text(
     if request.pareto is not None:
         first, second = (OBJECTIVE_WORDS[name] for name in request.pareto)
         lines += labelled("Front", f"no plan has less {first} without more {second}")
-    below = _below_tables(request, best, counts, assumptions, verbose=verbose)
+    below = _below_tables(request, best, cases, counts, assumptions, verbose=verbose)
     if verbose:
         lines += [*case_table(request, cases), ""] if len(cases) > 1 else []
         rows = [*ranked, *further] if request.rows is not None else ranked
@@ -104,16 +105,21 @@ def survey_text(
 def _below_tables(
     request: SurveyRequest,
     best: RankedPlan,
+    cases: Sequence[SurveyCase],
     counts: Counts,
     assumptions: Sequence[str],
     *,
     verbose: bool,
 ) -> list[str]:
     """Return the paragraphs about the best plan."""
+    results = [case.result for case in cases if case.scenario is best.scenario]
+    tie = results[0].tie if results and results[0] is not None else None
     lines = [] if verbose else labelled("Best", short_plan(best.plan))
     lines += labelled("Step", time_line(best.assessment.time))
     if verbose:
         lines += labelled("Bottleneck", bottleneck(best.assessment))
+    if tie is not None and tie.plans > 1 and (verbose or best.step.seconds > tie.seconds):
+        lines += labelled("Tie", tie_words(tie, best.assessment, verbose=verbose))
     if best.placed is not None:
         lines += labelled("Order", placed_words(best.placed, verbose=verbose))
     job = best.run

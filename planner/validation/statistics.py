@@ -71,7 +71,8 @@ def ranking_figures(rows: pd.DataFrame) -> dict[str, Any]:
     """Return ranking quality for every source that measured several plans of the same work.
 
     A group shares all of SAME_WORK and has at least FEWEST different plans. Regret: measured time
-    of the plan that is predicted fastest over the best measured, less 1.
+    of the plan that is predicted fastest over the best measured, less 1. Error between plans: the
+    median over a group of how far predicted/measured is from that ratio's median in the group.
     """
     found: dict[str, list[dict[str, float]]] = {}
     for key, part in rows.groupby(list(SAME_WORK), sort=True, dropna=False):
@@ -92,10 +93,12 @@ def _rank_quality(predicted: pd.Series[float], measured: pd.Series[float]) -> di
             pairs += 1
             right += (forecast[i] - forecast[j]) * (truth[i] - truth[j]) > 0
     chosen = truth[forecast.index(min(forecast))]
+    ratios = predicted / measured
     return {
         "spearman": float(ranks[0].corr(ranks[1])) if varies else 0.0,
         "pairs_in_order": right / pairs,
         "regret": float(chosen / min(truth) - 1.0),
+        "error_between_plans": float((ratios / ratios.median() - 1.0).abs().median()),
     }
 
 
@@ -108,6 +111,7 @@ def _mean_quality(groups: list[dict[str, float]]) -> dict[str, Any]:
         "pairs_in_order": means["pairs_in_order"],
         "mean_regret": means["regret"],
         "worst_regret": max(group["regret"] for group in groups),
+        "error_between_plans": means["error_between_plans"],
     }
 
 

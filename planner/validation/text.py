@@ -189,7 +189,9 @@ def _line(name: str, figures: Mapping[str, Any]) -> str:
 
 
 def _ranking(ranking: Mapping[str, Any]) -> list[str]:
-    rows: list[tuple[str, ...]] = [("", "groups", "spearman", "pairs, %", "regret, %", "worst, %")]
+    rows: list[tuple[str, ...]] = [
+        ("", "groups", "spearman", "pairs, %", "regret, %", "worst, %", "between, %")
+    ]
     rows += [
         (
             f"{_cut(f'  {name}', NAME):<{NAME}}",
@@ -198,11 +200,12 @@ def _ranking(ranking: Mapping[str, Any]) -> list[str]:
             f"{100.0 * figures['pairs_in_order']:.1f}",
             f"{100.0 * figures['mean_regret']:.2f}",
             f"{100.0 * figures['worst_regret']:.1f}",
+            f"{100.0 * figures['error_between_plans']:.1f}",
         )
         for name, figures in ranking.items()
     ]
     title = "Ranking of plans that share model, accelerators and batch"
-    return [title, *narrowed(rows, ("spearman", "worst, %"), ("",))]
+    return [title, *narrowed(rows, ("spearman", "worst, %", "between, %"), ("",))]
 
 
 def _verdicts(figures: Mapping[str, Any]) -> list[str]:

@@ -69,6 +69,8 @@ def test_regret_is_the_price_of_trusting_the_ranking() -> None:
     assert found["spearman"] == pytest.approx(0.9)
     perfect = ranking_figures(ranked([1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 3.0, 4.0, 5.0, 9.0]))["s"]
     assert (perfect["mean_regret"], perfect["spearman"]) == (0.0, pytest.approx(1.0))
+    # ratios 1/2, 2/3, 3/4, 4/5 and 5/9: from their median 2/3 they differ by 1/6 in the median
+    assert perfect["error_between_plans"] == pytest.approx(1.0 / 6.0)
 
 
 def test_a_ranking_needs_five_different_plans() -> None:
