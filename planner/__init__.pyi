@@ -96,7 +96,7 @@ def plan(
     cluster: str | Path | Cluster | Sequence[str | Path | Cluster],
     *,
     power: float | None = ...,
-    global_batch_size: int | str | None = ...,
+    global_batch_size: int | str | Sequence[int] | None = ...,
     precision: str | None = ...,
     optimizer: str | None = ...,
     seq_len: int | str | None = ...,
