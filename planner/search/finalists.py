@@ -106,9 +106,11 @@ def simulate_distinct(
     left = np.arange(len(order))  # positions in the order
     known, seconds = left[:0], step[:0]
     dropped = [np.zeros(0, dtype=np.int16)]
-    simulated = bounded_away = 0
+    simulated = bounded_away = done = 0
     while len(left):
+        advance(done / (done + len(left)))
         batch, left = left[: max(CHUNK, top)], left[max(CHUNK, top) :]
+        done += len(batch)
         found, piped = _seconds(scenario, table, order[batch], step)
         simulated += piped
         codes = broken(order[batch], found)
