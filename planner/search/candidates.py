@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.columns import common_projection, values_at
+from cost_models.columnar.columns import FactoredColumn, common_projection, values_at
 from cost_models.columnar.dictionary_encoding import concatenate
 from cost_models.legality.rules import CODES, RULES, broken_rules
 from cost_models.plan.plan import PlanTable
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
-from planner.search.space import plan_products
+from planner.search.plan_product import PlanProduct
+from planner.search.space import plan_product, slabs
 
 
 def varies_virtual_stages(scenario: Scenario, require: Sequence[Constraint]) -> bool:
@@ -26,6 +27,20 @@ def varies_virtual_stages(scenario: Scenario, require: Sequence[Constraint]) -> 
     """
     given = scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None
     return not given and not any(one.name == "virtual_stages" for one in require)
+
+
+def grid_codes(scenario: Scenario, product: PlanProduct) -> NDArray[np.int16]:
+    """Return, for every grid of ranks, 0 or the first rule that all of its plans break.
+
+    Of the rules that read no other column than the degrees of the grid.
+    """
+    few, frame = product.factored()
+    codes = np.zeros(len(product.num_plans), dtype=np.int16)
+    for position, broken in broken_rules(scenario, few).items():
+        if isinstance(broken, FactoredColumn) and broken.projection.mask == 0:
+            codes[values_at(broken.projection, broken)] = position
+    frame.release()
+    return codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +66,23 @@ class Candidates:
         excluded: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
         legal = []
         size, every_cut = scenario.cluster.num_gpus, not varies_virtual_stages(scenario, require)
-        for product in plan_products(
+        whole = plan_product(
             scenario.model,
             scenario.workload,
             size,
             fixed,
             offloads=offloads,
             every_cut=every_cut,
-        ):
+        )
+        of_grids = grid_codes(scenario, whole)
+        broken_grids = np.bincount(of_grids, weights=whole.num_plans, minlength=len(CODES))
+        counts += (broken_grids * (np.arange(len(CODES)) > 0)).astype(np.int64)
+        for code, grid in zip(*np.unique(of_grids, return_index=True), strict=True):
+            if code:
+                plan = whole.first_of(int(grid)).plan(0)
+                examples[CODES[code]] = RULES[code - 1].words(scenario, plan)
+        legal.append(whole.first_of(0).rows(slice(0, 0)))
+        for product in slabs(whole.grids(np.flatnonzero(of_grids == 0))):
             few, frame = product.factored()
             broken = broken_rules(scenario, few)
             projection = frame.prefix(common_projection(frame, list(broken.values())))

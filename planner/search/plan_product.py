@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -67,26 +67,41 @@ class PlanProduct:
     def slabs(self, min_size: int) -> Iterator[PlanProduct]:
         """Split by grids into products of at least ``min_size`` plans, except for the last."""
         begin = candidates = 0
-        sizes = np.prod(self.sizes, axis=0).tolist()
+        sizes = self.num_plans.tolist()
         for end, size in enumerate(sizes, start=1):
             candidates += size
             if candidates >= min_size or end == len(sizes):
-                yield self._grids(begin, end)
+                yield self.grids(np.arange(begin, end))
                 begin, candidates = end, 0
 
-    def _grids(self, begin: int, end: int) -> PlanProduct:
-        starts = np.cumsum(self.sizes, axis=1)
+    @property
+    def num_plans(self) -> NDArray[np.int64]:
+        """Number of plans of each grid."""
+        found: NDArray[np.int64] = np.prod(self.sizes, axis=0)
+        return found
+
+    def grids(self, index: Index) -> PlanProduct:
+        """Return the plans of some grids."""
         choices = []
-        for choice, ends in zip(self.choices, starts, strict=True):
-            mine = slice(int(ends[begin - 1]) if begin else 0, int(ends[end - 1]))
-            choices.append({name: codes[mine] for name, codes in choice.items()})
+        for choice, sizes in zip(self.choices, self.sizes, strict=True):
+            times = sizes[index]
+            begins = (np.cumsum(sizes) - sizes)[index] - (np.cumsum(times) - times)
+            rows = np.repeat(begins, times) + np.arange(times.sum())
+            choices.append({name: codes[rows] for name, codes in choice.items()})
         return PlanProduct(
             self.values,
-            {name: codes[begin:end] for name, codes in self.same.items()},
+            {name: codes[index] for name, codes in self.same.items()},
             tuple(choices),
-            self.sizes[:, begin:end],
+            self.sizes[:, index],
             self.pinned,
         )
+
+    def first_of(self, grid: int) -> PlanTable:
+        """Return the first plan of a grid, alone."""
+        one = self.grids(np.array([grid]))
+        choices = tuple({name: codes[:1] for name, codes in each.items()} for each in one.choices)
+        alone = replace(one, choices=choices, sizes=np.ones_like(one.sizes))
+        return alone.plans(alone.factored()[1].project(0), np.arange(1))
 
     def factored(self) -> tuple[PlanTable, ProductFrame]:
         """Return the plans with factored columns, and the frame of their projections."""

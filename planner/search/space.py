@@ -60,13 +60,12 @@ def enumerate_plans(
 
     ``offloads``: allowed values of Plan.offload (``allowed_offloads``).
     """
-    blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut)
-    product = PlanProduct.of(blocks, _pinned(fixed, blocks[0]))
+    product = plan_product(model, workload, num_gpus, fixed, offloads=offloads, every_cut=every_cut)
     projection = product.factored()[1].project(0)
     return product.plans(projection, np.arange(projection.size)).plain()
 
 
-def plan_products(
+def plan_product(
     model: ModelSpec,
     workload: Workload,
     num_gpus: int,
@@ -74,16 +73,21 @@ def plan_products(
     *,
     offloads: Sequence[str] = ("none",),
     every_cut: bool = False,
-) -> Iterator[PlanProduct]:
-    """Yield the candidates of ``enumerate_plans`` as products of about SLAB candidates."""
+) -> PlanProduct:
+    """Return the candidates of ``enumerate_plans`` as a product."""
     blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut)
-    total = sum(block.size for block in blocks)
+    return PlanProduct.of(blocks, _pinned(fixed, blocks[0]))
+
+
+def slabs(product: PlanProduct) -> Iterator[PlanProduct]:
+    """Yield a product in parts of about SLAB candidates, if it is not too large."""
+    total = int(product.num_plans.sum())
     if total > MAX_CANDIDATES:
         raise InputError(
             f"{total:,} candidate plans exceed the limit of {MAX_CANDIDATES:,} for one search: "
             "pin some parts with --fix (for example zero=1,sp=on), or allow less --offload"
         )
-    yield from PlanProduct.of(blocks, _pinned(fixed, blocks[0])).slabs(SLAB)
+    yield from product.slabs(SLAB)
 
 
 def _blocks(

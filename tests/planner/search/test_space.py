@@ -17,7 +17,7 @@ from planner.search.space import (
     MAX_VIRTUAL_STAGES,
     allowed_offloads,
     enumerate_plans,
-    plan_products,
+    plan_product,
 )
 from tests.samples import all_plans, make_scenario
 
@@ -208,7 +208,7 @@ def test_offload_varies_where_it_is_allowed() -> None:
 def test_fields_that_the_search_leaves_alone_can_be_pinned() -> None:
     """Of every field of a plan, so that a new one needs no entry in the search."""
     scenario = make_scenario("gpt2", "8xA100-80GB", seq_len=512, global_batch_size=8)
-    unvaried = next(plan_products(scenario.model, scenario.workload, 8, {})).pinned
+    unvaried = plan_product(scenario.model, scenario.workload, 8, {}).pinned
     assert {"recompute_layers", "offload_device", "quantised_weights"} < unvaried.keys()
     for name in unvaried:
         default = getattr(Plan(), name)
