@@ -60,7 +60,7 @@ class PricedTable(Struct, frozen=True):
 
 def price_table(scenario: Scenario, table: PlanTable) -> PricedTable:
     """Price legal plans."""
-    if _few(scenario, table):
+    if by_row(scenario, table):
         priced = price(scenario, table.plain())
         return PricedTable(priced.step, priced.peak, priced.host)
     return PricedTable(table_steps(scenario, table), *table_memory(scenario, table))
@@ -76,7 +76,7 @@ def table_memory(
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
-    if _few(scenario, table):
+    if by_row(scenario, table):
         peak, _, host = price_memory(scenario, table.plain())
         return peak, host
     used, outside, memory, nvme = (np.zeros(len(table)) for _ in range(4))
@@ -97,7 +97,7 @@ def table_steps(scenario: Scenario, table: PlanTable) -> Floats:
     """Return the steps of legal plans."""
     if len(table) == 0:
         return np.zeros(0)
-    if _few(scenario, table):
+    if by_row(scenario, table):
         return step_times(scenario, table.plain())[0]
     step = np.empty(len(table))
     for rows, group in _groups(scenario, table):
@@ -117,7 +117,7 @@ def table_step_bounds(
     ``number``: of each row's cluster; ``columns``: rates and links of the clusters, as columns of
     the projection to ``number``.
     """
-    if number is None and _few(scenario, table):
+    if number is None and by_row(scenario, table):
         return step_times(scenario, table.plain())
     seconds, least = np.empty(len(table)), np.empty(len(table))
     for rows, group in _groups(scenario, table, number):
@@ -185,7 +185,7 @@ def table_balanced_steps(scenario: Scenario, table: PlanTable) -> BalancedSteps:
     return bounds
 
 
-def _few(scenario: Scenario, table: PlanTable) -> bool:
+def by_row(scenario: Scenario, table: PlanTable) -> bool:
     """Whether plans are priced row by row, without finding distinct rows."""
     return not scenario.on_gpu or len(table) < FEW
 

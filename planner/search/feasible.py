@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cost_models.memory.allocator import most_over_typical
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price_memory
-from cost_models.pricing.table import table_memory
+from cost_models.pricing.table import by_row, table_memory
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import peak_interval, verdict_spread
 from planner.assessment.host_memory import host_codes
@@ -94,13 +94,17 @@ def device_and_host(
     scenario: Scenario, table: PlanTable, enough: float = np.inf
 ) -> tuple[Floats, Codes, Codes]:
     """Return peaks in bytes, and the verdict codes of the accelerator and of a node's host."""
-    peak, host = table_memory(scenario, table, enough)
+    few = len(table) > 0 and by_row(scenario, table)
+    if few:
+        peak, typical, host = price_memory(scenario, table.plain())
+    else:
+        peak, host = table_memory(scenario, table, enough)
+        typical = peak.copy()
     budget, spread = (
         budget_bytes(scenario.cluster),
         verdict_spread(scenario.software.name, scenario.cluster.num_gpus),
     )
-    typical = peak.copy()
-    rows = np.flatnonzero(_undecided(scenario, peak))
+    rows = np.flatnonzero(_undecided(scenario, peak) & (not few))
     if len(rows):
         peak[rows], typical[rows], _ = price_memory(scenario, table.rows(rows).plain())
     codes = verdict_codes(*peak_interval(peak, typical, spread), budget)

@@ -49,7 +49,7 @@ from planner.search.space import enumerated_counts, virtual_stage_counts
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 LEAST_SHARE: Final = 2.0 / 3.0  # of the peak with two stages a rank
-MAX_TABLE: Final = 500_000  # plans priced in one table
+MAX_TABLE: Final = 1_000_000  # plans priced in one table
 
 
 @dataclass(frozen=True, slots=True)
