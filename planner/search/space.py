@@ -56,7 +56,7 @@ def enumerate_plans(
     ZeRO shards over all data ranks, or over equal groups that are replicas of each other (HSDP).
 
     Context parallelism is tried for sequences of at least LONG tokens, with at least MIN_TOKENS on
-    each rank: shorter sequences fit with less communication in other ways.
+    each rank; shorter pieces only if the degree is pinned.
 
     ``offloads``: allowed values of Plan.offload (``allowed_offloads``).
     """

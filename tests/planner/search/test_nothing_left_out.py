@@ -2,7 +2,7 @@
 
 Plans are random values of the fields of ``Plan``: any ranks whose product is the number of
 accelerators, any number of virtual stages, any micro-batch. Legality and prices are those of single
-plans.
+plans. The one limit is documented: no context parallelism with under 4,096 tokens a rank.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def draw_plan(rng: np.random.Generator, scenario: Scenario) -> Plan:
         return values[int(rng.integers(len(values)))]
 
     left, degrees = scenario.cluster.num_gpus, []
-    for _ in range(3):
-        degrees.append(one_of(divisors(left)) if rng.random() < 0.7 else 1)
+    for most in (left, left, max(1, scenario.workload.seq_len // 4096)):
+        values = [n for n in divisors(left) if n <= most]
+        degrees.append(one_of(values) if rng.random() < 0.7 else 1)
         left //= degrees[-1]
     pipeline, tensor, context = degrees
     share, over = divmod(scenario.workload.global_batch_size, left)
