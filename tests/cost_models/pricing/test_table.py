@@ -120,7 +120,7 @@ def test_equal_rows_are_judged_once(name: str, monkeypatch: pytest.MonkeyPatch) 
         row_by_row = legality_codes(scenario, some)
         monkeypatch.setattr("cost_models.legality.rules.MANY", 0)
         assert np.array_equal(legality_codes(scenario, some), row_by_row)
-        assert len(np.unique(row_by_row)) > 3
+        assert len(np.unique(row_by_row)) > 2
 
 
 def test_a_table_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
