@@ -301,6 +301,7 @@ def _record(
         "predicted_peak_bytes": None if predicted is None else predicted.peak,
         "measured_peak_bytes": size,
         "memory_kind": None if memory is None else memory.kind,
+        "memory_is_stated": memory is not None and memory.is_stated,
         "memory_error": sizes[0],
         "memory_inside": sizes[1],
         "memory_half_width": sizes[2],
