@@ -1,6 +1,6 @@
-// Tables that scroll sideways can be scrolled by keyboard.
+// Tables and outputs that scroll sideways can be scrolled by keyboard.
 document$.subscribe(() => {
-  for (const region of document.querySelectorAll(".md-typeset__scrollwrap")) {
+  for (const region of document.querySelectorAll(".md-typeset__scrollwrap, .output")) {
     region.tabIndex = 0
   }
 })
