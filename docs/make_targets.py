@@ -1,6 +1,6 @@
 """Makes the tables of targets in docs/how-to/exchange.md: --write, or --check.
 
-They follow from ``planner/exchange/capabilities.toml``, as searches and exports do.
+They follow from ``cost_models/legality/capabilities.toml``, as searches and exports do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from planner.exchange.capabilities import all_capabilities  # noqa: E402
+from cost_models.legality.capabilities import targets as tables  # noqa: E402
 
 PAGE: Final = ROOT / "docs" / "how-to" / "exchange.md"
 PARTS: Final = ("targets", "checks")  # the tables: <!-- NAME --> to <!-- end of NAME -->
@@ -30,7 +30,7 @@ def targets() -> str:
     """Return the table, one target a row."""
     head = ["`--to`", "version", "degrees beside dp", "ZeRO", "schedules", "recompute", "offload"]
     lines = [f"| {' | '.join([*head, 'precision', 'adapters'])} |", "| --- " * 9 + "|"]
-    for name, one in sorted(all_capabilities().items()):
+    for name, one in sorted(tables().items()):
         limits = one.limits()
         degrees = [word for word, part in DEGREES.items() if limits.get(part) != [1]]
         cells = [", ".join(degrees) or "none"]
@@ -48,7 +48,7 @@ def _words(allowed: object) -> str:
 def checks() -> str:
     """Return what checks the files of each target."""
     lines = ["| `--to` | in CI a sample of all legal plans is read by |", "| --- | --- |"]
-    for name, one in sorted(all_capabilities().items()):
+    for name, one in sorted(tables().items()):
         lines.append(f"| `{name}` | {one.checked_by} |")
     return "\n".join(lines)
 

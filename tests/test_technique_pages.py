@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cost_models.plan.plan import Plan
-from planner.exchange.capabilities import all_capabilities
+from cost_models.legality.capabilities import targets
 
 FOLDER = Path(__file__).parents[1] / "docs" / "techniques"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
@@ -70,11 +70,11 @@ def test_the_worked_numbers_are_those_of_the_code(page: Path) -> None:
 def test_the_trainers_of_a_page_are_those_that_run_its_layouts(name: str) -> None:
     text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"^\| exports \| (.*) \|$", text, re.M)
-    targets = all_capabilities()
-    named = {word for word in re.findall(r"[\w-]+", row) if word in targets}
+    runnable = targets()
+    named = {word for word in re.findall(r"[\w-]+", row) if word in runnable}
     able = {
         target
-        for target, limits in targets.items()
+        for target, limits in runnable.items()
         for plan in LAYOUTS[name]
         if not limits.problems_of_plan(plan, experts=plan.expert_parallel > 1)
     }

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import expand
+from cost_models.legality.capabilities import beyond_trainer, beyond_trainer_in_words
 from cost_models.legality.fp8_rules import FP8_RULES
 from cost_models.legality.frozen_rules import FROZEN_RULES
 from cost_models.legality.recompute_rules import RECOMPUTE_RULES
@@ -44,11 +45,6 @@ from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 
 Column = NDArray[np.bool_]
-# each rule leaves out all columns of at least one of these groups
-APART: Final = (
-    ("recompute", "sequence_parallel", "context_parallel_method", "zero_stage", "dp_replicate"),
-    ("recompute", "pipeline_schedule", "virtual_stages", "micro_batch_size", "num_microbatches"),
-)
 MANY: Final = 2_000  # plans from which on equal rows are evaluated once
 # fewest micro-batches by schedule: torch refuses fewer (1f1b, dualpipev), or the
 # order has no steady part (zero bubbles)
@@ -334,6 +330,7 @@ RULES: tuple[Rule, ...] = (
             f"{s.model.max_seq_len} learned positions"
         ),
     ),
+    Rule("trainer", beyond_trainer, beyond_trainer_in_words),
 )
 CODES = ("legal", *(rule.code for rule in RULES))
 

@@ -49,6 +49,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: Mapping[str, str]  # by "group.figure"
     inherits: str = ""  # the profile of which a file of a user's own changes figures
     learned: Learned | None = None
+    capabilities: str = ""  # what it runs: cost_models/legality/capabilities.toml; empty: all
 
     def changed(self, figures: Mapping[str, Any]) -> Self:
         """Return the profile with other figures, given by "group.figure"."""
@@ -75,6 +76,7 @@ def profile_of(
     parent: dict[str, Any] = {}
     if "inherits" in values:
         parent = to_builtins(parent_of(convert(values.pop("inherits"), str, f"{where}: inherits")))
+        values.setdefault("capabilities", parent["capabilities"])
     sources: dict[str, str] = dict(parent.get("sources", {}))
     for group in (f.name for f in fields(kind) if f.name not in Profile.__struct_fields__):
         entries = dict((shared or {}).get(group, {}))

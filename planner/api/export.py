@@ -15,7 +15,7 @@ from cost_models.units import format_bytes, format_seconds
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
 from planner.assessment.assess import assess
-from planner.exchange.capabilities import Capabilities, capabilities
+from cost_models.legality.capabilities import Capabilities, capabilities
 from planner.exchange.job import Job
 from planner.exchange.registry import target
 from planner.request.command import describe_plan, plan_command

@@ -17,7 +17,7 @@ from planner.api.fit import fit
 from planner.api.plan import fixed_parts, plan
 from planner.assessment.assess import Assessment
 from planner.assessment.verdict import VERDICTS, WORDS
-from planner.exchange.capabilities import capabilities
+from cost_models.legality.capabilities import capabilities
 from planner.exchange.edits.patch import Patch, PatchedFile
 from planner.exchange.job import Job, settings_of
 from planner.exchange.registry import open_config

@@ -11,8 +11,8 @@ from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import check_value
 from hardware_profiles.software.trainer import profile_names
 from planner.answer.answers import PlanAnswer
-from planner.exchange.capabilities import capabilities
-from planner.exchange.names import target_names
+from cost_models.legality.capabilities import capabilities
+from cost_models.legality.capabilities import target_names
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import WIDE, best_placed, can_be_placed
 from planner.request.arguments import takes

@@ -9,7 +9,7 @@ from hardware_profiles.command_line import OUTPUT
 from hardware_profiles.options import Option
 from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json, PlanPath
-from planner.exchange.names import target_names
+from cost_models.legality.capabilities import target_names
 
 
 def export_plan(

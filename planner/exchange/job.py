@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from cost_models.legality.capabilities import ONLY_WITH
 from cost_models.model.presets import is_preset, load_preset
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.plan_stages import default_layer_ranges
@@ -39,15 +40,6 @@ ALWAYS: Final = (
 )
 # parts of a plan that follow from the others, the accelerators and the batch
 FOLLOWING: Final = ("data_parallel", "num_microbatches", "recompute_layers", "recompute_every")
-# fields of a plan that mean something only where another one is above 1
-ONLY_WITH: Final = {
-    "virtual_stages": "pipeline_parallel",
-    "pipeline_schedule": "pipeline_parallel",
-    "sequence_parallel": "tensor_parallel",
-    "context_parallel_method": "context_parallel",
-}
-
-
 @dataclass(frozen=True)
 class Job:
     """A plan file, and what a writer asks about it."""

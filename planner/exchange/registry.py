@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
-from planner.exchange.capabilities import capabilities
-from planner.exchange.names import target_names
+from cost_models.legality.capabilities import capabilities
+from cost_models.legality.capabilities import target_names
 from planner.exchange.syntax import syntax_of
 from planner.exchange.target import ConfigReading, Target
 

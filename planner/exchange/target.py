@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cost_models.legality.capabilities import ONLY_WITH
 from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
-from planner.exchange.job import FOLLOWING, ONLY_WITH, Job, is_default
+from planner.exchange.job import FOLLOWING, Job, is_default
 from planner.exchange.keys import MISSING, OMIT, Key, Source, UnknownWord, lookup, unknown_paths
 from planner.exchange.syntax import OWN_KEY, FileHeader, Syntax, stated_in_comments
 

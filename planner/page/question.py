@@ -23,7 +23,7 @@ from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import parse_json
 from hardware_profiles.options import read_count
 from hardware_profiles.software.trainer import profile_names
-from planner.exchange.names import target_names
+from cost_models.legality.capabilities import target_names
 from planner.request.choices import OBJECTIVES
 from planner.request.clusters import cluster_of, split_clusters
 from planner.request.model import named_model

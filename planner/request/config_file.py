@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import declared
-from planner.exchange.capabilities import capabilities
+from cost_models.legality.capabilities import capabilities
 from planner.exchange.registry import read_config
 from planner.exchange.target import ConfigReading
 from planner.request.requests import FitRequest, PlanRequest

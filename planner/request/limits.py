@@ -9,7 +9,7 @@ from typing import Any
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.errors import InputError
-from planner.exchange.capabilities import Capabilities, capabilities
+from cost_models.legality.capabilities import Capabilities, capabilities
 from planner.request.constraints import Constraint
 
 

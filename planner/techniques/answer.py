@@ -11,7 +11,7 @@ from cost_models.units import format_bytes, format_seconds
 from planner.answer.answers import header
 from planner.answer.text import short_head
 from planner.assessment.verdict import budget_bytes
-from planner.exchange.capabilities import all_capabilities
+from cost_models.legality.capabilities import targets
 from planner.techniques.line import LEVELS, TechniqueLine
 from planner.text.answer import DetailedAnswer
 from planner.text.assumed import assumed
@@ -130,7 +130,7 @@ def _legend(headings: list[str], lines: list[TechniqueLine], *, verbose: bool) -
         "memory": "peak of an accelerator",
         "receives": "bytes by an accelerator in a step",
         "exposed": "seconds that links add",
-        "exports": f"trainers, of {len(all_capabilities())}, whose files state it",
+        "exports": f"trainers, of {len(targets())}, whose files state it",
     }
     words = [f"{name}: {columns[name]}" for name in headings if name in columns]
     used = {line.level for line in lines}

@@ -18,7 +18,7 @@ from hardware_profiles.progress import report, tracked
 from planner.answer.answers import not_run
 from planner.answer.text import short_plan
 from planner.assessment.assess import Assessment, assess_plans
-from planner.exchange.capabilities import all_capabilities
+from cost_models.legality.capabilities import targets
 from planner.request.constraints import parse_requirements
 from planner.request.divisors import divisors
 from planner.request.pins import parse_fixed
@@ -139,7 +139,7 @@ def exports_of(scenario: Scenario, plan: Plan) -> tuple[str, ...]:
     model, workload = scenario.model, scenario.workload
     return tuple(
         name
-        for name, target in all_capabilities().items()
+        for name, target in targets().items()
         if (not target.families or model.family in target.families)
-        and target.problem(plan, workload, experts=model.has_experts) is None
+        and not target.problems(plan, workload, experts=model.has_experts)
     )

@@ -22,9 +22,9 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
 from planner.api.export import export
-from planner.exchange.capabilities import capabilities
+from cost_models.legality.capabilities import capabilities
 from planner.exchange.job import Job
-from planner.exchange.names import target_names
+from cost_models.legality.capabilities import target_names
 from planner.exchange.registry import kind_of, target
 from planner.request.model import resolve_model
 from planner.search.space import enumerate_plans
@@ -40,7 +40,7 @@ def legal_plans(model_name: str) -> tuple[Scenario, PlanTable]:
     """Return all legal plans of a model."""
     model, cluster = resolve_model(model_name), parse_cluster(CLUSTER)
     workload = Workload(seq_len=MODELS[model_name], global_batch_size=8)
-    scenario = Scenario(model, cluster, workload, software_profile("torchtitan"))
+    scenario = Scenario(model, cluster, workload, software_profile("torch-trainer"))
     table = enumerate_plans(model, workload, RANKS, {}, offloads=OFFLOADS)
     rows = np.flatnonzero(legality_codes(scenario, table) == 0)
     return scenario, table.rows(np.random.default_rng(0).choice(rows, min(DRAWN, len(rows)), False))
@@ -78,7 +78,7 @@ def test_a_written_file_is_read_back_as_the_same_plan(
     if families and resolve_model(model).family not in families:
         pytest.skip(f"{name} has no {model}")
     for file in files_of(name, model, 12):
-        assert capabilities(name).problem(file.plan, file.workload) is None
+        assert not capabilities(name).problems(file.plan, file.workload)
         texts = one.write(Job(file), "1")
         for path, content in texts.items():
             (tmp_path / path).write_text(content)
@@ -102,7 +102,7 @@ def test_a_table_and_a_single_plan_agree_on_limits() -> None:
         alone = [not one.problems_of_plan(plan) for plan in table]
         assert alone == one.runnable(table).tolist()
         assert one.runnable(table).any()
-        assert one.problem(Plan(), workload) is None
+        assert not one.problems(Plan(), workload)
 
 
 FSDP_SCRIPT = """

@@ -1,31 +1,44 @@
-"""What each target can run: the table ``capabilities.toml``, and checks of plans against it.
+"""What each trainer can run: the table ``capabilities.toml``, and checks of plans against it.
 
-A table of a target lists, for each part of a plan and of a workload, the allowed values: a list, or
-``any``. A part that is not listed has its default. ``never``: combinations that are not allowed,
-each with its reason; a condition is a list of values, or ``>1``.
+A table of a trainer lists, for each part of a plan and of a workload, the allowed values: a list,
+or ``any``. A part that is not listed has its default. ``never``: combinations that are not allowed,
+each with its reason; a condition is a list of values, or ``>1``. ``like``: a table whose entries
+hold where this one has none. A table with ``checked_by`` is a target of ``--to``; a software
+profile names the table of its trainer (``capabilities``), which restricts every search with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 from msgspec import Struct
 
 from cost_models.plan.plan import FLAGS, WORDS, Plan, PlanTable
 from cost_models.plan.workload import Workload
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import convert, read_toml
 from hardware_profiles.options import declared
-from planner.exchange.job import ONLY_WITH
-from planner.exchange.names import FILE
+from hardware_profiles.software.trainer import SoftwareProfile
 
+FILE: Final = Path(__file__).parent / "capabilities.toml"
 ANY: Final = "any"
 SEVERAL: Final = ">1"
 DEFAULTS: Final = {**Plan().to_dict(), **Workload(seq_len=1, global_batch_size=1).to_dict()}
-FREE: Final = ("data_parallel", "micro_batch_size", "num_microbatches")  # of every target
+# free unless a table limits them
+FREE: Final = ("data_parallel", "micro_batch_size", "num_microbatches")
 DERIVED: Final = ("dp_shard",)  # quantities of a plan that a combination may name
+# fields of a plan that mean something only where another one is above 1
+ONLY_WITH: Final = {
+    "virtual_stages": "pipeline_parallel",
+    "pipeline_schedule": "pipeline_parallel",
+    "sequence_parallel": "tensor_parallel",
+    "context_parallel_method": "context_parallel",
+}
 OF_WORKLOAD: Final = (
     "precision",
     "optimizer",
@@ -42,7 +55,7 @@ Values = list[Any] | Literal["any"]
 
 
 class Never(Struct, frozen=True, forbid_unknown_fields=True):
-    """A combination that a target refuses."""
+    """A combination that a trainer refuses."""
 
     parts: Mapping[str, list[Any] | Literal[">1"]]
     why: str
@@ -50,19 +63,18 @@ class Never(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
-    """One target's table."""
+    """One trainer's table."""
 
     title: str
     version: str  # looked at
     source: str
-    checked_by: str  # in CI, beside our own list of keys
-    software: str  # that prices it (``--software``)
-    plan: Mapping[str, Values]
-    workload: Mapping[str, Values]
+    plan: Mapping[str, Values] = {}
+    workload: Mapping[str, Values] = {}
+    checked_by: str = ""  # in CI, beside our own list of keys; empty: no target of ``--to``
+    software: str = ""  # that prices a target (``--software``)
     never: tuple[Never, ...] = ()
     families: tuple[str, ...] = ()  # kinds of models (model_type); empty: all
     software_of_zero_stage: Mapping[str, str] = {}  # where another one prices a stage
-
     software_of_adapters: str = ""  # where another one prices LoRA without FSDP
 
     def software_for(self, zero_stage: int, *, adapters: bool = False) -> str:
@@ -75,13 +87,19 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
             return self.software_of_adapters
         return self.software_of_zero_stage.get(str(zero_stage), self.software)
 
-    def problem(self, plan: Plan, workload: Workload, *, experts: bool = False) -> str | None:
-        """Return what a plan or a workload has that the target cannot run; None: nothing."""
-        found = self.problems_of_plan(plan, experts=experts)
-        return self.problem_of_workload(workload) or next(iter(found), None)
+    @property
+    def name(self) -> str:
+        """Title and version."""
+        return f"{self.title} {self.version}".strip()
+
+    def problems(self, plan: Plan, workload: Workload, *, experts: bool = False) -> list[str]:
+        """Return what a workload or a plan has that the trainer cannot run."""
+        of_workload = self.problem_of_workload(workload)
+        of_plan = self.problems_of_plan(plan, experts=experts)
+        return [*([] if of_workload is None else [of_workload]), *of_plan]
 
     def problem_of_workload(self, workload: Workload) -> str | None:
-        """Return the first part of a workload that the target cannot run."""
+        """Return the first part of a workload that the trainer cannot run."""
         values = workload.to_dict()
         if workload.adapter != "qlora":
             values["quantisation"] = DEFAULTS["quantisation"]
@@ -92,7 +110,7 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def problems_of_plan(self, plan: Plan, *, experts: bool = False) -> list[str]:
-        """Return what a plan has that the target cannot run; ``experts``: whether the model has."""
+        """Return what a plan has that the trainer cannot run; ``experts``: whether the model has."""
         values = plan.to_dict() | {"dp_shard": plan.dp_shard}
         found = [
             self._words(name, values[name], allowed)
@@ -107,7 +125,8 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
 
     def limits(self) -> dict[str, list[Any]]:
         """Return the parts of a plan whose values are limited, with the allowed values."""
-        names = [name for name in DEFAULTS if name in declared(Plan) and name not in FREE]
+        free = set(FREE).difference(self.plan)
+        names = [name for name in DEFAULTS if name in declared(Plan) and name not in free]
         every = {name: self._allowed(self.plan, name) for name in names}
         return {name: allowed for name, allowed in every.items() if isinstance(allowed, list)}
 
@@ -115,25 +134,23 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
         return [never for never in self.never if experts or not never.of_experts]
 
     def runnable(self, table: PlanTable, *, experts: bool = False) -> Any:
-        """Return which rows of a table of plans the target can run."""
-        import numpy as np
-
-        rows = np.ones(len(table), dtype=bool)
+        """Return which rows of a table of plans the trainer can run."""
+        rows: Any = np.ones(len(table), dtype=bool)
         for name, allowed in self.limits().items():
             within = np.isin(getattr(table, name), [_code(name, value) for value in allowed])
             if name in ONLY_WITH:
-                within |= getattr(table, ONLY_WITH[name]) == 1
-            rows &= within
+                within = within | (getattr(table, ONLY_WITH[name]) == 1)
+            rows = rows & within
         for never in self._combinations(experts=experts):
-            broken = np.ones(len(table), dtype=bool)
+            broken: Any = np.ones(len(table), dtype=bool)
             for name, wanted in never.parts.items():
                 column = getattr(table, name)
-                broken &= (
+                broken = broken & (
                     column > 1
                     if wanted == SEVERAL
                     else np.isin(column, [_code(name, value) for value in wanted])
                 )
-            rows &= ~broken
+            rows = rows & np.logical_not(broken)
         return rows
 
     def _allowed(self, table: Mapping[str, Values], name: str) -> Values:
@@ -154,14 +171,37 @@ def _code(name: str, value: Any) -> Any:
 
 @cache
 def all_capabilities() -> Mapping[str, Capabilities]:
-    """Return the tables of all targets."""
+    """Return the tables of all trainers."""
+    documents = read_toml(FILE, "the trainers")
     tables = {
-        name: convert(table, Capabilities, f"{FILE.name}: {name}")
-        for name, table in read_toml(FILE, "the targets").items()
+        name: convert(_joined(documents, name), Capabilities, f"{FILE.name}: {name}")
+        for name in documents
     }
     for name, one in tables.items():
         _check(one, f"{FILE.name}: {name}")
     return tables
+
+
+def targets() -> dict[str, Capabilities]:
+    """Return the tables of the trainers whose files are written and read (``--to``, ``--from``)."""
+    return {name: one for name, one in all_capabilities().items() if one.checked_by}
+
+
+def target_names() -> list[str]:
+    """Return the names of all targets."""
+    return sorted(targets())
+
+
+def _joined(documents: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a table with the entries of the one that it is ``like``."""
+    own = dict(documents[name])
+    if "like" not in own:
+        return own
+    base = _joined(documents, own.pop("like"))
+    for part in ("plan", "workload"):
+        own[part] = {**base.get(part, {}), **own.get(part, {})}
+    never = [*base.get("never", ()), *own.get("never", ())]
+    return {**{key: base[key] for key in ("version", "source")}, **own, "never": never}
 
 
 def _check(one: Capabilities, where: str) -> None:
@@ -180,11 +220,42 @@ def _check(one: Capabilities, where: str) -> None:
             raise InputError(f"{where}: {name} is no part of a workload that a target limits")
 
 
-def capabilities(name: str) -> Capabilities:
+def capabilities(target: str) -> Capabilities:
     """Return a target's table, or raise with the nearest name."""
-    known = all_capabilities()
-    if name not in known:
-        hint = did_you_mean(str(name), known)
-        text = f"target {str(name)[:60]!r} is unknown (must be one of {', '.join(sorted(known))})"
+    known = target_names()
+    if target not in known:
+        hint = did_you_mean(str(target), known)
+        text = f"target {str(target)[:60]!r} is unknown (must be one of {', '.join(known)})"
         raise InputError(f"{text}. {hint}" if hint else text)
-    return known[name]
+    return all_capabilities()[target]
+
+
+def capabilities_of(software: SoftwareProfile) -> Capabilities | None:
+    """Return the table of a software profile's trainer; None: it runs every plan."""
+    return all_capabilities()[software.capabilities] if software.capabilities else None
+
+
+def usual(software: SoftwareProfile, name: str, value: Any) -> Any:
+    """Return a default of a plan or a workload; the trainer's first value where it has others."""
+    limits = capabilities_of(software)
+    table = {} if limits is None else limits.workload if name in OF_WORKLOAD else limits.plan
+    allowed = table.get(name, ANY if limits is None else [DEFAULTS[name]])
+    return value if allowed == ANY or value in allowed else allowed[0]
+
+
+def beyond_trainer(scenario: Scenario, table: PlanTable) -> Any:
+    """Return the plans that the trainer of the software profile cannot run."""
+    limits = capabilities_of(scenario.software)
+    if limits is None:
+        return np.zeros(len(table), dtype=bool)
+    if limits.problem_of_workload(scenario.workload) is not None:
+        return np.ones(len(table), dtype=bool)
+    return np.logical_not(limits.runnable(table, experts=scenario.model.has_experts))
+
+
+def beyond_trainer_in_words(scenario: Scenario, plan: Plan) -> str:
+    """Return what one plan has that the trainer cannot run."""
+    limits = capabilities_of(scenario.software)
+    assert limits is not None
+    problems = limits.problems(plan, scenario.workload, experts=scenario.model.has_experts)
+    return f"{limits.name} cannot run this plan: {'; '.join(problems)}"
