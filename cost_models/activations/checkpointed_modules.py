@@ -94,7 +94,7 @@ def restored_modules(view: RankView, kind: LayerKind, regions: Regions) -> Resto
         routed = compute * hidden * share
         second = where("layernorm", (routed if routes_only else given) * by_mlp + norm_size)
     shared = kind.parallel_residual and kind.num_norms == 1  # one norm, which the MLP reads first
-    extra = 0.0 if saves_input(kind, compute) else compute * hidden / along
+    extra = 0.0 if saves_input(kind, compute, view.software) else compute * hidden / along
     block = repeats_module(table.recompute, "moe" if feed_forward.num_experts else "mlp")
     begins = ROUTED if feed_forward.num_experts else INNER  # a repeated block reads its input first
     at_first, at_second = first + extra * (first > 0), second + extra * (second > 0)

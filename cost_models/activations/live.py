@@ -473,7 +473,7 @@ def _recomputed(
     core = np.where(table.recompute == SELECTIVE, one.saved - one.selective, 0.0)
     core = core / (1.0 if kind.cross_attention is None else 2.0)
     # the input that was kept is one of the layer's saved tensors
-    rest = one.saved - saves_input(kind, view.workload.compute_bytes) * one.input
+    rest = one.saved - saves_input(kind, view.workload.compute_bytes, view.software) * one.input
     found = []
     for point in points:
         restored = np.where(table.recompute == FULL, rest, core * point.has_core)

@@ -83,11 +83,19 @@ def norm_bytes(
     )
 
 
-def saves_input(kind: LayerKind, compute_bytes: float) -> bool:
-    """Whether a layer saves its input itself, not a copy in fp32."""
+def saves_input(kind: LayerKind, compute_bytes: float, software: SoftwareProfile) -> bool:
+    """Whether a layer saves its input itself, not a copy in fp32.
+
+    A fused RMS norm does, which saves no more than its input.
+    """
     if kind.norms_after and kind.num_norms == 2:  # no norm before: the matrices save it
         return True
     if kind.norm in ("layer", "rms_mixed"):
+        return True
+    statistics = software.activations.rms_norm_statistics_bytes
+    if "rms" in kind.norm and norm_bytes(kind, 1, compute_bytes, software) - statistics <= (
+        compute_bytes
+    ):
         return True
     return compute_bytes >= FP32 and kind.norm != "layer_in_fp32"
 

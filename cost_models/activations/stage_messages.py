@@ -26,7 +26,7 @@ def messages(view: RankView, in_flight: Real) -> Real:
     compute = workload.compute_bytes
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     one = compute * model.hidden_size / along
-    saves_itself = saves_input(model.kinds[model.pattern[0]], compute)
+    saves_itself = saves_input(model.kinds[model.pattern[0]], compute, view.software)
     inputs = rank.num_stages - float(rank.first)
     keeps_input = (table.recompute == FULL) | by_operator(table.recompute)
     alone = np.where(keeps_input, 1.0 * rank.recomputed_first_layers, 0.0)

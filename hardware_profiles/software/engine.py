@@ -2,7 +2,7 @@
 
 A subject is a folder of files in ``engines/``: the wrapper that makes a model data parallel, the
 kernels of the optimizer, precision, loss, kernels of layers, kept gradients, stages, traffic that
-computation hides, recipes of matmuls in few bits. A trainer's profile is a list of engines and a
+computation hides, recipes of matmuls in few bits, which plans run. A trainer's profile is a list of engines and a
 few figures of its own; ``fsdp2+adamw-fused`` is a trainer without a profile.
 """
 
@@ -33,6 +33,7 @@ class Engine(Struct, frozen=True):
     description: str
     subject: str  # of the engines of one subject a trainer has one
     figures: Mapping[str, Mapping[str, Entry]]
+    capabilities: str | None = None  # of a profile with it; None: its own
 
 
 @cache
@@ -60,9 +61,10 @@ def engine(name: str) -> Engine:
     document = dict(read_toml(path, "an engine"))
     parts = convert(document.pop("engines", []), list[str], f"{path}: engines")
     title, description = (str(document.pop(key, "")) for key in ("name", "description"))
+    capabilities = document.pop("capabilities", None)
     figures = joined(engine(part).figures for part in parts)
     own = convert(document, Figures, str(path))
-    return Engine(title, description, path.parent.name, joined([figures, own]))
+    return Engine(title, description, path.parent.name, joined([figures, own]), capabilities)
 
 
 def engines_together(names: Iterable[str]) -> Figures:

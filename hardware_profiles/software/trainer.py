@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import Amount, Positive, convert, read_toml
-from hardware_profiles.software.engine import PLUS, engine_names, engines_together
+from hardware_profiles.software.engine import PLUS, engine, engine_names, engines_together
 from hardware_profiles.software.kernels import ForwardKernels, Host
 from hardware_profiles.software.profile import Profile, ProfileGroup, profile_of
 
@@ -298,6 +298,8 @@ def software_profile(name: str) -> SoftwareProfile:
         if part not in engine_names():
             raise InputError(_unknown(name, part))
     document = {"name": name, "description": f"{base} with {', '.join(names)}", "inherits": base}
+    limits = [engine(part).capabilities for part in names]
+    document |= {"capabilities": one for one in limits if one is not None}
     shared = engines_together(names)
     return profile_of(SoftwareProfile, document, name, software_profile, shared)
 

@@ -47,13 +47,13 @@ def _counts(layers: str | Sequence[int]) -> list[int]:
     shown = layers if isinstance(layers, str) else ",".join(map(str, words))
     wrong = InputError(
         f"layers = {shown[:60]} (must be the layers of every stage, each a whole number from 1, "
-        "such as 3,5,5,3)"
+        "such as 3,5,5,3; 0 for a first or last stage of embedding or head alone)"
     )
     try:
         counts = [int(word) if isinstance(word, str) else word for word in words]
     except ValueError:
         raise wrong from None
-    if not counts or any(type(n) is not int or n < 1 for n in counts):
+    if not counts or any(type(n) is not int or n < 0 for n in counts) or 0 in counts[1:-1]:
         raise wrong
     return counts
 
