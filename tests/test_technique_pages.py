@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cost_models.plan.plan import Plan
 from cost_models.legality.capabilities import targets
+from cost_models.plan.plan import Plan
 
 FOLDER = Path(__file__).parents[1] / "docs" / "techniques"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")

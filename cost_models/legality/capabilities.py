@@ -110,7 +110,7 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def problems_of_plan(self, plan: Plan, *, experts: bool = False) -> list[str]:
-        """Return what a plan has that the trainer cannot run; ``experts``: whether the model has."""
+        """Return what of a plan the trainer cannot run; ``experts``: whether the model has."""
         values = plan.to_dict() | {"dp_shard": plan.dp_shard}
         found = [
             self._words(name, values[name], allowed)
@@ -241,6 +241,14 @@ def usual(software: SoftwareProfile, name: str, value: Any) -> Any:
     table = {} if limits is None else limits.workload if name in OF_WORKLOAD else limits.plan
     allowed = table.get(name, ANY if limits is None else [DEFAULTS[name]])
     return value if allowed == ANY or value in allowed else allowed[0]
+
+
+def require_runnable_workload(software: SoftwareProfile, workload: Workload) -> None:
+    """Raise where the trainer of a software profile cannot run a workload."""
+    limits = capabilities_of(software)
+    problem = None if limits is None else limits.problem_of_workload(workload)
+    if limits is not None and problem is not None:
+        raise InputError(f"--software {software.name}: {limits.name} has no {problem}")
 
 
 def beyond_trainer(scenario: Scenario, table: PlanTable) -> Any:

@@ -2,8 +2,8 @@
 
 A subject is a folder of files in ``engines/``: the wrapper that makes a model data parallel, the
 kernels of the optimizer, precision, loss, kernels of layers, kept gradients, stages, traffic that
-computation hides, recipes of matmuls in few bits, which plans run. A trainer's profile is a list of engines and a
-few figures of its own; ``fsdp2+adamw-fused`` is a trainer without a profile.
+computation hides, recipes of matmuls in few bits, which plans run. A trainer's profile is a list of
+engines and a few figures of its own; ``fsdp2+adamw-fused`` is a trainer without a profile.
 """
 
 from __future__ import annotations

@@ -265,6 +265,18 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def parent_of(name: str) -> str:
+    """Return the profile that another one or an expression begins from; empty: it has none.
+
+    >>> parent_of("hf-trainer-liger"), parent_of("hf-trainer+fsdp2"), parent_of("megatron")
+    ('hf-trainer-foak', 'hf-trainer', '')
+    """
+    base, plus, _ = name.partition(PLUS)
+    if plus or base not in profile_names():
+        return base if base in profile_names() else UNKNOWN
+    return str(read_toml(FOLDER / f"{name}.toml", "a software profile").get("inherits", ""))
+
+
 def software_names() -> list[str]:
     """Return what ``--software`` may name: profiles, and engines with a plus between them."""
     return [*profile_names(), *engine_names()]
@@ -298,8 +310,9 @@ def software_profile(name: str) -> SoftwareProfile:
         if part not in engine_names():
             raise InputError(_unknown(name, part))
     document = {"name": name, "description": f"{base} with {', '.join(names)}", "inherits": base}
-    limits = [engine(part).capabilities for part in names]
-    document |= {"capabilities": one for one in limits if one is not None}
+    for limits in (engine(part).capabilities for part in names):
+        if limits is not None:
+            document["capabilities"] = limits
     shared = engines_together(names)
     return profile_of(SoftwareProfile, document, name, software_profile, shared)
 

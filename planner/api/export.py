@@ -7,20 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cost_models.legality.capabilities import Capabilities, capabilities
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.prediction import scenario_of
 from cost_models.scenario import Scenario
-from cost_models.units import format_bytes, format_seconds
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
-from planner.assessment.assess import assess
-from cost_models.legality.capabilities import Capabilities, capabilities
+from planner.advice.nearest import nearest
 from planner.exchange.job import Job
 from planner.exchange.registry import target
-from planner.request.command import describe_plan, plan_command
+from planner.request.command import plan_command
 from planner.request.limits import pins_of, runnable
-from planner.search.search import search
 from planner.text.paragraphs import labelled
 
 
@@ -66,13 +64,11 @@ def export(plan: str | Path | PlanFile, to: str) -> Exported:
     """
     limits = capabilities(to)
     file = plan if isinstance(plan, PlanFile) else read_plan_file(Path(plan))
-    of_plan = limits.problems_of_plan(file.plan, experts=file.model.has_experts)
-    problems = [limits.problem_of_workload(file.workload), *of_plan]
-    found = [problem for problem in problems if problem is not None]
-    if found:
+    problems = limits.problems(file.plan, file.workload, experts=file.model.has_experts)
+    if problems:
         raise InputError(
-            f"{limits.title} {limits.version} cannot run this plan: {'; '.join(found)}. "
-            + nearest(file, to, limits)
+            f"{limits.name} cannot run this plan: {'; '.join(problems)}. "
+            + _nearest(file, to, limits)
         )
     one, job = target(to), Job(file)
     files = one.write(job, limits.version)
@@ -81,34 +77,19 @@ def export(plan: str | Path | PlanFile, to: str) -> Exported:
     return Exported(limits.title, limits.version, files, header.elsewhere, header.launch, notes)
 
 
-def nearest(file: PlanFile, to: str, limits: Capabilities) -> str:
-    """Return the best plan that a target runs for the same job, priced, and its command.
-
-    A plan that fits goes before a tight one, a faster before a slower one.
-    """
-    problem = limits.problem_of_workload(file.workload)
-    if problem is not None:
+def _nearest(file: PlanFile, to: str, limits: Capabilities) -> str:
+    """Return the best plan that a target runs for the same job, and its command."""
+    if limits.problem_of_workload(file.workload) is not None:
         return "Choose another value of it, with shardplan plan"
     scenario = replace(scenario_of(file), layer_ranges=None, stage_recompute_layers=None)
-    require = (runnable(to, experts=file.model.has_experts),)
-    best: tuple[bool, float, str] | None = None
+    adapters = file.workload.adapter != "none"
+    searches = []
     for stage in limits.limits()["zero_stage"]:
-        name = limits.software_for(stage, adapters=file.workload.adapter != "none")
-        priced = replace(scenario, software=software_profile(name))
+        software = software_profile(limits.software_for(stage, adapters=adapters))
         pins = {**pins_of(to), "zero_stage": stage}
-        result = search(priced, pins, require=require, top=1)
-        for plan in result.plans:
-            assessment = assess(priced, plan)
-            seconds, tight = assessment.time.step_seconds, assessment.verdict != "fits"
-            words = (
-                f"{describe_plan(plan)} ({format_seconds(seconds)} a step, "
-                f"{format_bytes(assessment.memory.peak_bytes)}{', tight' if tight else ''})"
-            )
-            if best is None or (tight, seconds) < best[:2]:
-                best = tight, seconds, words
-    if best is None:
-        return f"No plan that {limits.title} runs fits {scenario.cluster.name}"
-    return f"The nearest that it runs: {best[2]}; {_command(scenario, to)}"
+        searches.append((replace(scenario, software=software), pins))
+    require = (runnable(to, experts=file.model.has_experts),)
+    return nearest(limits.title, searches, _command(scenario, to), require)
 
 
 def _command(scenario: Scenario, to: str) -> str:

@@ -8,11 +8,13 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from cost_models.legality.rules import FEWEST, require_legal
+from cost_models.legality.capabilities import usual
+from cost_models.legality.rules import FEWEST
 from cost_models.partition.schedules import default_virtual_stages
 from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import report
+from planner.advice.nearest import require_runnable
 from planner.answer.answers import FitAnswer
 from planner.assessment.assess import assess
 from planner.assessment.host_memory import about_offload
@@ -118,7 +120,7 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         found = first_plan(scenario, fixed)
         if chosen := found.plan or found.smallest:
             plan, assumptions = chosen, [_searched(chosen, found)]
-    require_legal(scenario, plan)
+    require_runnable(scenario, plan)
     assessment = assess(scenario, plan)
     assumptions += about_offload(scenario, plan, assessment.host)
     run, said = training_run_with_notes(scenario, plan, assessment, job, prices)
@@ -209,6 +211,7 @@ def _default_plan(
     share = question.scenario.workload.global_batch_size // (micro * data)
     count = fixed.get("num_microbatches", max(1, share))
     schedule = fixed.get("pipeline_schedule")
+    usually = partial(usual, question.scenario.software)
     plan = replace(
         Plan(**fixed),
         data_parallel=data,
@@ -218,16 +221,22 @@ def _default_plan(
         pipeline_schedule=schedule or ("interleaved_1f1b" if virtual > 1 else "1f1b"),
         zero_stage=value(
             "zero_stage",
-            int(question.scenario.software.sharding.largest_zero_stage)
+            usually("zero_stage", int(question.scenario.software.sharding.largest_zero_stage))
             if data * context > 1
             else 0,
             "shard all that the trainer can over data-parallel ranks",
         ),
         sequence_parallel=(
-            value("sequence_parallel", True, "wherever there is tensor parallelism")
+            value(
+                "sequence_parallel",
+                usually("sequence_parallel", True),
+                "wherever there is tensor parallelism",
+            )
             if tensor > 1
             else fixed.get("sequence_parallel", False)
         ),
+        context_parallel_method=fixed.get("context_parallel_method")
+        or usually("context_parallel_method", Plan().context_parallel_method),
         micro_batch_size=micro,
         num_microbatches=count,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from cost_models.legality.capabilities import capabilities
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
@@ -17,7 +18,6 @@ from planner.api.fit import fit
 from planner.api.plan import fixed_parts, plan
 from planner.assessment.assess import Assessment
 from planner.assessment.verdict import VERDICTS, WORDS
-from cost_models.legality.capabilities import capabilities
 from planner.exchange.edits.patch import Patch, PatchedFile
 from planner.exchange.job import Job, settings_of
 from planner.exchange.registry import open_config

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
+from cost_models.legality.capabilities import capabilities, target_names
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import check_value
 from hardware_profiles.software.trainer import profile_names
 from planner.answer.answers import PlanAnswer
-from cost_models.legality.capabilities import capabilities
-from cost_models.legality.capabilities import target_names
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import WIDE, best_placed, can_be_placed
 from planner.request.arguments import takes
@@ -21,7 +20,7 @@ from planner.request.clusters import clusters_of
 from planner.request.config_file import with_config
 from planner.request.constraints import Constraint, parse_requirements, require_consistent
 from planner.request.executor_process import is_module, refuse_inputs
-from planner.request.limits import pins_of, require_possible, require_runnable_workload, runnable
+from planner.request.limits import pins_of, require_possible, runnable
 from planner.request.model import model_of
 from planner.request.optimal_tokens import with_optimal_tokens
 from planner.request.pins import check_fixed, parse_fixed
@@ -152,7 +151,9 @@ def plan(request: PlanRequest) -> PlanAnswers:
     whole_run = survey_request.job.is_given
     scenarios = scenarios_of(job, sizes, precisions, batches=batches, whole_run=whole_run)
     for one in scenarios if limits is not None else ():
-        require_runnable_workload(str(limits), one.scenario.workload)
+        problem = capabilities(str(limits)).problem_of_workload(one.scenario.workload)
+        if problem is not None:
+            raise InputError(f"--to {limits}: {problem}")
     simple = (
         len(scenarios) == 1
         and survey_request.pareto is None

@@ -40,6 +40,8 @@ ALWAYS: Final = (
 )
 # parts of a plan that follow from the others, the accelerators and the batch
 FOLLOWING: Final = ("data_parallel", "num_microbatches", "recompute_layers", "recompute_every")
+
+
 @dataclass(frozen=True)
 class Job:
     """A plan file, and what a writer asks about it."""

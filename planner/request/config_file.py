@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
+from cost_models.legality.capabilities import capabilities
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import declared
-from cost_models.legality.capabilities import capabilities
 from planner.exchange.registry import read_config
 from planner.exchange.target import ConfigReading
 from planner.request.requests import FitRequest, PlanRequest

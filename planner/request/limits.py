@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cost_models.plan.plan import Plan, PlanTable
-from cost_models.plan.workload import Workload
-from hardware_profiles.errors import InputError
 from cost_models.legality.capabilities import Capabilities, capabilities
+from cost_models.plan.plan import Plan, PlanTable
+from hardware_profiles.errors import InputError
 from planner.request.constraints import Constraint
 
 
@@ -45,13 +44,6 @@ def require_possible(name: str, fixed: Mapping[str, Any]) -> None:
     problems = capabilities(name).problems_of_plan(Plan(**plain))
     if problems:
         raise InputError(f"--fix contradicts --to {name}: {problems[0]}")
-
-
-def require_runnable_workload(name: str, workload: Workload) -> None:
-    """Raise where a target cannot run a workload."""
-    problem = capabilities(name).problem_of_workload(workload)
-    if problem is not None:
-        raise InputError(f"--to {name}: {problem}")
 
 
 def pins_of(name: str) -> dict[str, Any]:

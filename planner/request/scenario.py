@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from cost_models.legality.capabilities import require_runnable_workload, usual
 from cost_models.memory.optimizer_states import BLOCKS, MIN_QUANTISED_ELEMENTS, OPTIMIZER_TRAITS
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
@@ -141,17 +142,6 @@ def build_scenario(
     if batch is None:
         batch = cluster.num_gpus * micro_batch_size
         default(f"global_batch_size {batch}", "default: one micro-batch for each accelerator")
-    chosen_precision = precision
-    if chosen_precision is None:
-        chosen_precision = default_precision(cluster.accelerator)
-        default(
-            f"precision {chosen_precision}",
-            "default: 16-bit compute with fp32 master weights where the device has it",
-        )
-    chosen_optimizer = optimizer or default("optimizer adamw", "default").split()[1]
-    kernel = (
-        attention_kernel or default("attention_kernel flash", "default: torch's SDPA").split()[1]
-    )
     trainer = (
         software
         or default(f"software {DEFAULT_SOFTWARE}", "default: the bundled executor").split()[1]
@@ -159,6 +149,18 @@ def build_scenario(
     if optimizer_kernel is not None:
         check_choice("optimizer_kernel", optimizer_kernel, OPTIMIZER_KERNELS)
     trainer = with_engines(trainer, optimizer_kernel, gradient_copy)
+
+    def first(name: str, value: str, why: str) -> str:
+        runs = usual(software_profile(trainer), name, value)
+        return default(f"{name} {runs}", why if runs == value else f"of {trainer}").split()[1]
+
+    chosen_precision = precision or first(
+        "precision",
+        default_precision(cluster.accelerator),
+        "default: 16-bit compute with fp32 master weights where the device has it",
+    )
+    chosen_optimizer = optimizer or first("optimizer", "adamw", "default")
+    kernel = attention_kernel or first("attention_kernel", "flash", "default: torch's SDPA")
     workload = Workload(
         seq_len=check_count("seq_len", length, MAX_SEQ_LEN),
         global_batch_size=check_count("global_batch_size", batch, MAX_BATCH),
@@ -178,6 +180,7 @@ def build_scenario(
         **({} if adapter is None else adapter.fields(model)),
     )
     require_consistent(workload)
+    require_runnable_workload(software_profile(trainer), workload)
     assumptions += _about_optimizer(workload)
     if (bits := workload.precision) in QUANTISED:
         copies = software_profile(trainer).fp8.weight_copies

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
+from cost_models.legality.capabilities import capabilities_of
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import RECOMPUTE
@@ -51,8 +52,13 @@ PINNED: Final = ("recompute", "recompute_layers", "recompute_every")
 
 
 def varies_layers(scenario: Scenario, fixed: Mapping[str, Any]) -> bool:
-    """Whether the search varies the number of recomputed layers: not if any part is pinned."""
+    """Whether the search varies the number of recomputed layers.
+
+    It does not if any part is pinned, or if the trainer recomputes all or none.
+    """
     given = scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None
+    limits = capabilities_of(scenario.software)
+    given = given or (limits is not None and limits.limits().get("recompute_layers") == [0])
     return not given and not any(name in fixed for name in PINNED)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from cost_models.legality.capabilities import targets
 from cost_models.scenario import Scenario
 from cost_models.text_tables import UNKNOWN, aligned
 from cost_models.units import format_bytes, format_seconds
 from planner.answer.answers import header
 from planner.answer.text import short_head
 from planner.assessment.verdict import budget_bytes
-from cost_models.legality.capabilities import targets
 from planner.techniques.line import LEVELS, TechniqueLine
 from planner.text.answer import DetailedAnswer
 from planner.text.assumed import assumed

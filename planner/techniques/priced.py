@@ -9,6 +9,7 @@ import numpy as np
 
 from cost_models.communication.ring_and_tree import received_bytes
 from cost_models.communication.seconds import axis_groups
+from cost_models.legality.capabilities import targets
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import rank_communication
@@ -18,7 +19,6 @@ from hardware_profiles.progress import report, tracked
 from planner.answer.answers import not_run
 from planner.answer.text import short_plan
 from planner.assessment.assess import Assessment, assess_plans
-from cost_models.legality.capabilities import targets
 from planner.request.constraints import parse_requirements
 from planner.request.divisors import divisors
 from planner.request.pins import parse_fixed

@@ -26,7 +26,12 @@ from planner.validation.micro_batch import with_usual_micro_batch
 from planner.validation.model_of_row import model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
-from planner.validation.trainer_of_row import note_trainer, profile_of_trainer, trainer_of
+from planner.validation.trainer_of_row import (
+    note_trainer,
+    profile_of_trainer,
+    that_runs,
+    trainer_of,
+)
 from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
@@ -98,6 +103,7 @@ def _case(reading: Reading) -> Case:
     base, model_key = model_of(reading)
     plan, batch = _plan(reading, base, trainer)
     workload = workload_of(reading, base, batch, cluster.accelerator, trainer)
+    trainer = that_runs(plan, trainer, reading, experts=base.has_experts)
     software, changed = profile_of_trainer(trainer)
     adapter = look_up(words_table().adapter, row)
     first = adapter.first_layer if adapter else 0

@@ -33,7 +33,7 @@ from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
 from planner.validation.trainer_of_row import is_described
 
-# rules of torch's schedules and of the executor that other trainers do not have
+# rules of torch's schedules, of the executor and of releases that other trainers do not have
 PRICED_ANYWAY: Final = (
     "num_kv_heads",  # copied where there are fewer than tensor-parallel ranks
     "schedule_microbatches",
@@ -41,6 +41,7 @@ PRICED_ANYWAY: Final = (
     "sequence_length",
     "positions",
     "context_dropout",
+    "trainer",  # of a profile that the row names, or that has none to inherit
 )
 
 

@@ -6,9 +6,16 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from cost_models.legality.capabilities import capabilities_of
+from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.software.engine import PLUS, engine
-from hardware_profiles.software.trainer import SoftwareProfile, names_engines, software_profile
+from hardware_profiles.software.trainer import (
+    SoftwareProfile,
+    names_engines,
+    parent_of,
+    software_profile,
+)
 from planner.validation.reading import Reading
 from planner.validation.runs_file import Row
 from planner.validation.vocabulary import terms_of
@@ -131,6 +138,25 @@ def note_trainer(reading: Reading) -> None:
         return
     name = "framework is not given" if row.framework is None else f"framework {row.framework!r}"
     reading.defaults.append(f"{name}: trainer unknown, priced as an ordinary torch loop")
+
+
+def that_runs(
+    plan: Plan, trainer: SoftwareEntry, reading: Reading, *, experts: bool
+) -> SoftwareEntry:
+    """Return the trainer with a profile that runs a plan: the next that a guessed one inherits."""
+
+    def problem(profile: str) -> str:
+        limits = capabilities_of(software_profile(profile))
+        problems = [] if limits is None else limits.problems_of_plan(plan, experts=experts)
+        return problems[0] if problems else ""
+
+    profile, why = trainer.profile, problem(trainer.profile)
+    while profile and problem(profile):
+        profile = parent_of(profile)
+    if not why or not profile or reading.row.software is not None:
+        return trainer
+    reading.defaults.append(f"{trainer.profile} does not run {why}: priced as {profile}")
+    return replace(trainer, profile=profile)
 
 
 def is_described(row: Row) -> bool:

@@ -1,0 +1,59 @@
+"""The plan that a trainer runs in place of one that it cannot run, priced, with its command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cost_models.legality.rules import CODES, RULES, legality_codes
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.scenario import Scenario
+from cost_models.units import format_bytes, format_seconds
+from hardware_profiles.errors import InputError
+from planner.assessment.assess import assess
+from planner.request.command import describe_plan, plan_command
+from planner.request.constraints import Constraint
+from planner.search.search import search
+
+Search = tuple[Scenario, Mapping[str, Any]]  # a scenario and pins
+
+
+def nearest(
+    title: str, searches: Iterable[Search], command: str, require: Sequence[Constraint] = ()
+) -> str:
+    """Return the best plan of some searches, in words; ``command``: finds it.
+
+    A plan that fits goes before a tight one, a faster before a slower one.
+    """
+    best: tuple[bool, float, str] | None = None
+    for scenario, pins in searches:
+        for plan in search(scenario, pins, require=require, top=1).plans:
+            assessment = assess(scenario, plan)
+            seconds, tight = assessment.time.step_seconds, assessment.verdict != "fits"
+            words = (
+                f"{describe_plan(plan)} ({format_seconds(seconds)} a step, "
+                f"{format_bytes(assessment.memory.peak_bytes)}{', tight' if tight else ''})"
+            )
+            if best is None or (tight, seconds) < best[:2]:
+                best = tight, seconds, words
+    if best is None:
+        return f"No plan that {title} runs fits the cluster"
+    return f"The nearest that it runs: {best[2]}; {command}"
+
+
+def require_runnable(scenario: Scenario, plan: Plan) -> None:
+    """Raise for a plan that is not legal; where the trainer alone cannot run it, name the nearest.
+
+    Pinned stages are left out of the search for it.
+    """
+    code = int(legality_codes(scenario, PlanTable.from_plans([plan]))[0])
+    if not code:
+        return
+    words = RULES[code - 1].words(scenario, plan)
+    if CODES[code] != "trainer":
+        raise InputError(words)
+    bare = replace(scenario, layer_ranges=None, stage_recompute_layers=None)
+    software = scenario.software.name
+    found = nearest("it", [(bare, {})], plan_command(bare, Plan()))
+    raise InputError(f"{words}. {found}. --software {software}+any-plan prices it all the same")
