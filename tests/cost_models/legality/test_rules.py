@@ -257,6 +257,7 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["502 tokens of a micro-batch", "multiples of 16"],
     ),
     "positions": ({}, {"model": model_spec(GPT2, name="g"), "seq_len": 1024}, ["1024", "512"]),
+    "trainer": ({}, {"software": "hf-trainer"}, ["Hugging Face Trainer", "pipeline_parallel = 2"]),
 }
 
 
@@ -273,11 +274,12 @@ def asked(
     freeze: str = "",
     precision: Any = "bf16",
     autocasts: bool = False,
+    software: str = "shardplan",
 ) -> Scenario:
     rank = 0 if adapter == "none" else 4
     adapters: Any = {"adapter": adapter, "adapter_rank": rank}
     workload = Workload(seq_len, batch, precision=precision, freeze=freeze, **adapters)
-    software = software_profile("shardplan").changed(
+    profile = software_profile(software).changed(
         {
             "sharding.largest_zero_stage": largest_zero_stage,
             "pipeline.splits_backward": splits_backward,
@@ -288,7 +290,7 @@ def asked(
         model or llama(),
         parse_cluster("8xA100-80GB"),
         workload,
-        software,
+        profile,
         layer_ranges,
         by_stage,
         num_ranks=num_gpus,
@@ -518,15 +520,18 @@ def test_megatron_runs_fewer_micro_batches_than_ranks_and_torch_does_not() -> No
     ]
     settings = {
         software: make_scenario("llama", "8xA100-80GB", global_batch_size=2, software=software)
-        for software in ("megatron", "shardplan")
+        for software in ("megatron+any-plan", "shardplan")
     }
     legal = {
         name: legality_codes(one, PlanTable.from_plans(plans)).tolist()
         for name, one in settings.items()
     }
-    assert legal == {"megatron": [0, 0], "shardplan": [CODES.index("schedule_microbatches"), 0]}
-    priced = price(settings["megatron"], PlanTable.from_plans(plans))
+    assert legal == {
+        "megatron+any-plan": [0, 0],
+        "shardplan": [CODES.index("schedule_microbatches"), 0],
+    }
+    priced = price(settings["megatron+any-plan"], PlanTable.from_plans(plans))
     assert priced.step[0] == pytest.approx(priced.step[1], rel=0.002)
     assert priced.peak[0] == pytest.approx(priced.peak[1], rel=0.002)
-    simulated = simulated_steps(settings["megatron"], PlanTable.from_plans(plans))
+    simulated = simulated_steps(settings["megatron+any-plan"], PlanTable.from_plans(plans))
     assert (simulated >= priced.step * (1.0 - 1e-12)).all()

@@ -327,6 +327,8 @@ def test_no_plan_needs_less_than_its_states_shared_out(
     if "weights" in offload and software != "shardplan":
         assert not len(legal)  # it moves no weights
         return
+    if not len(legal):  # nor an optimizer that its trainer does not have
+        return
     priced = price(scenario, legal)
     peak, host = priced.peak, priced.host.memory
     assert (host >= least_host_bytes(scenario, offload)).all()  # one node

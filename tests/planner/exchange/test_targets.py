@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import planner
-from cost_models.legality.capabilities import capabilities, target_names
+from cost_models.legality.capabilities import all_capabilities, capabilities, target_names
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
@@ -96,12 +96,12 @@ def test_a_table_and_a_single_plan_agree_on_limits() -> None:
     workload = Workload(seq_len=4096, global_batch_size=8)
     table = enumerate_plans(model, workload, cluster.num_gpus, {}, offloads=("none", "weights"))
     table = table.rows(np.arange(0, len(table), max(1, len(table) // 300)))
-    for name in target_names():
-        one = capabilities(name)
+    for name, one in all_capabilities().items():
         alone = [not one.problems_of_plan(plan) for plan in table]
         assert alone == one.runnable(table).tolist()
-        assert one.runnable(table).any()
-        assert not one.problems(Plan(), workload)
+        assert one.runnable(table).any() or name == "peft"  # of one GPU
+        eager = replace(workload, attention_kernel="eager")
+        assert not one.problems(Plan(), workload) or not one.problems(Plan(), eager)
 
 
 FSDP_SCRIPT = """

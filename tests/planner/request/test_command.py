@@ -49,7 +49,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "gradient_precision": {"gradient_precision": "bf16"},
     "master_weights": {"master_weights": False},
     "attention_kernel": {"attention_kernel": "eager"},
-    "software": {"software": "torchtitan"},
+    "software": {"software": "megatron-core"},
     "freeze": {"freeze": "embedding,head"},
     "layers": {"layers": "7,9", "data_parallel": 4, "pipeline_parallel": 2},
     "lora": {"lora": 8},
