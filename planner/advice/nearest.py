@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from cost_models.legality.rules import CODES, RULES, legality_codes
 from cost_models.plan.plan import Plan, PlanTable
@@ -13,23 +12,19 @@ from cost_models.units import format_bytes, format_seconds
 from hardware_profiles.errors import InputError
 from planner.assessment.assess import assess
 from planner.request.command import describe_plan, plan_command
-from planner.request.constraints import Constraint
+from planner.request.limits import TrainerSearch
 from planner.search.search import search
 
-Search = tuple[Scenario, Mapping[str, Any]]  # a scenario and pins
 
-
-def nearest(
-    title: str, searches: Iterable[Search], command: str, require: Sequence[Constraint] = ()
-) -> str:
+def nearest(title: str, searches: Iterable[TrainerSearch], command: str) -> str:
     """Return the best plan of some searches, in words; ``command``: finds it.
 
     A plan that fits goes before a tight one, a faster before a slower one.
     """
     best: tuple[bool, float, str] | None = None
-    for scenario, pins in searches:
-        for plan in search(scenario, pins, require=require, top=1).plans:
-            assessment = assess(scenario, plan)
+    for one in searches:
+        for plan in search(one.scenario, one.pins, require=one.require, top=1).plans:
+            assessment = assess(one.scenario, plan)
             seconds, tight = assessment.time.step_seconds, assessment.verdict != "fits"
             words = (
                 f"{describe_plan(plan)} ({format_seconds(seconds)} a step, "
@@ -55,5 +50,5 @@ def require_runnable(scenario: Scenario, plan: Plan) -> None:
         raise InputError(words)
     bare = replace(scenario, layer_ranges=None, stage_recompute_layers=None)
     software = scenario.software.name
-    found = nearest("it", [(bare, {})], plan_command(bare, Plan()))
+    found = nearest("it", [TrainerSearch(bare, {}, ())], plan_command(bare, Plan()))
     raise InputError(f"{words}. {found}. --software {software}+any-plan prices it all the same")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from planner.advice.savings import Saving
+    from planner.advice.trainers import BestOfTrainer
     from planner.advice.ways_out import WayOut
     from planner.refinement.best_partition import StagedPlan
     from planner.refinement.placement import PlacedPlan
@@ -241,6 +242,8 @@ class PlanAnswer(DetailedAnswer):
         best = self.assessments[0]
         return savings(self.scenario, best, self.result, self.fixed, self.require)
 
+    trainers: tuple[BestOfTrainer, ...] = ()  # the best of each, where none was named
+
     @property
     def best(self) -> Plan:
         """The first plan: the simplest of those that are as fast as the fastest."""
@@ -303,6 +306,7 @@ class PlanAnswer(DetailedAnswer):
             "staged": None if self.staged is None else self.staged.to_dict(),
             "placed": None if self.placed is None else self.placed.to_dict(),
             "savings": [saving.to_dict() for saving in self.savings],
+            "trainers": [one.to_dict() for one in self.trainers],
             "search": search_document(self.result.counts),
             "not_run": not_run(self.scenario, self.best),
             "assumptions": list(self.assumptions),
@@ -322,6 +326,7 @@ class PlanAnswer(DetailedAnswer):
             rows=self.rows,
             tie=self.result.tie,
             savings=self.savings,
+            trainers=self.trainers,
             verbose=verbose,
         )
 

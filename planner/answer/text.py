@@ -50,6 +50,7 @@ from planner.text.tables import table_of_plans, without_doubles
 
 if TYPE_CHECKING:
     from planner.advice.savings import Saving
+    from planner.advice.trainers import BestOfTrainer
     from planner.advice.ways_out import WayOut
     from planner.refinement.best_partition import StagedPlan
     from planner.refinement.placement import AxisPlace, PlacedPlan
@@ -500,6 +501,7 @@ def plan_text(
     rows: int | None = None,
     tie: Tie | None = None,
     savings: Sequence[Saving] = (),
+    trainers: Sequence[BestOfTrainer] = (),
     verbose: bool = False,
 ) -> str:
     """Return the answer of ``plan`` as text.
@@ -531,6 +533,8 @@ def plan_text(
         lines += labelled("Order", placed_words(placed, verbose=verbose))
     for place, saving in enumerate(savings if verbose else savings[:1]):
         lines += labelled("" if place else "Would save", saving_words(saving))
+    if trainers:
+        lines += labelled("Trainers", trainers_words(trainers))
     if verbose:
         lines += labelled("Searched", searched(counts))
     lines += assumed(assumptions, verbose=verbose)
@@ -551,6 +555,12 @@ def saving_words(saving: Saving) -> str:
     with_ = "" if saving.options.startswith("on ") else "with "
     numerics = " (changes numerics)" if saving.changes_numerics else ""
     return f"{100 * saving.share:.1f} % {with_}{saving.options}{numerics}"
+
+
+def trainers_words(best: Sequence[BestOfTrainer]) -> str:
+    """Return the steps of the trainers in words."""
+    steps = ", ".join(f"{one.software} {format_seconds(one.step_seconds)}" for one in best)
+    return f"{steps}; --software NAME shows its plan"
 
 
 def _is_tie(tie: Tie, best: Assessment, other: Assessment | None) -> bool:

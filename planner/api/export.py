@@ -18,7 +18,7 @@ from planner.advice.nearest import nearest
 from planner.exchange.job import Job
 from planner.exchange.registry import target
 from planner.request.command import plan_command
-from planner.request.limits import pins_of, runnable
+from planner.request.limits import searches_of
 from planner.text.paragraphs import labelled
 
 
@@ -82,14 +82,7 @@ def _nearest(file: PlanFile, to: str, limits: Capabilities) -> str:
     if limits.problem_of_workload(file.workload) is not None:
         return "Choose another value of it, with shardplan plan"
     scenario = replace(scenario_of(file), layer_ranges=None, stage_recompute_layers=None)
-    adapters = file.workload.adapter != "none"
-    searches = []
-    for stage in limits.limits()["zero_stage"]:
-        software = software_profile(limits.software_for(stage, adapters=adapters))
-        pins = {**pins_of(to), "zero_stage": stage}
-        searches.append((replace(scenario, software=software), pins))
-    require = (runnable(to, experts=file.model.has_experts),)
-    return nearest(limits.title, searches, _command(scenario, to), require)
+    return nearest(limits.title, searches_of(scenario, to), _command(scenario, to))
 
 
 def _command(scenario: Scenario, to: str) -> str:

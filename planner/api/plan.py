@@ -11,6 +11,7 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import check_value
 from hardware_profiles.software.trainer import profile_names
+from planner.advice.trainers import best_of_trainers
 from planner.answer.answers import PlanAnswer
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import WIDE, best_placed, can_be_placed
@@ -181,6 +182,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
     further = () if rows is None else tuple(found.assessment for found in case.found[top:])
     fits = assessments[0].fits
     staged = best_staged(scenario, seen, near, fastest)
+    unnamed = request.software is None and limits is None and request.objective == "time"
     return PlanAnswer(
         scenario=scenario,
         result=result,
@@ -192,6 +194,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
         further=further,
         rows=rows,
         require=constraints if limits is None and request.objective == "time" else None,
+        trainers=best_of_trainers(scenario, fixed, constraints) if unnamed else (),
     )
 
 

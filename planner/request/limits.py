@@ -1,14 +1,16 @@
-"""What a target can run, as a constraint of a search and as a check of pins and workloads."""
+"""What a target can run: a constraint of a search, a check of pins, and its searches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cost_models.legality.capabilities import Capabilities, capabilities
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
+from hardware_profiles.software.trainer import profile_names, software_profile
 from planner.request.constraints import Constraint
 
 
@@ -53,3 +55,25 @@ def pins_of(name: str) -> dict[str, Any]:
     """
     limits = capabilities(name).limits()
     return {"recompute_layers": 0} if limits.get("recompute_layers") == [0] else {}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSearch:
+    """A search of the plans that one trainer runs, with the prices of its software profile."""
+
+    scenario: Scenario
+    pins: Mapping[str, Any]
+    require: tuple[Constraint, ...]
+
+
+def searches_of(scenario: Scenario, name: str) -> list[TrainerSearch]:
+    """Return the searches of a software profile, or of a target: one for each ZeRO stage."""
+    if name in profile_names():
+        return [TrainerSearch(replace(scenario, software=software_profile(name)), {}, ())]
+    limits, require = capabilities(name), (runnable(name, experts=scenario.model.has_experts),)
+    adapters, found = scenario.workload.adapter != "none", []
+    for stage in limits.limits()["zero_stage"]:
+        software = software_profile(limits.software_for(stage, adapters=adapters))
+        pins = {**pins_of(name), "zero_stage": stage}
+        found.append(TrainerSearch(replace(scenario, software=software), pins, require))
+    return found

@@ -1,0 +1,34 @@
+"""The line of an answer with the best step of each common trainer."""
+
+from __future__ import annotations
+
+import pytest
+
+import planner
+from planner.advice.trainers import COMMON, MOST_GPUS, best_of_trainers
+from planner.search.simplicity import CLOSE
+from tests.samples import make_scenario
+
+
+def test_the_line_of_trainers_shows_what_each_one_answers() -> None:
+    """Within CLOSE, of which the trainer's own answer takes the simplest plan."""
+    answer = planner.plan("llama-3.2-1b", "4xA100-80GB", seq_len=1024)
+    assert {one.software for one in answer.trainers} == set(COMMON)
+    steps = [one.step_seconds for one in answer.trainers]
+    assert steps == sorted(steps)
+    for one in answer.trainers:
+        own = planner.plan("llama-3.2-1b", "4xA100-80GB", seq_len=1024, software=one.software)
+        step = own.assessments[0].time.step_seconds
+        assert one.step_seconds == pytest.approx(step, rel=CLOSE)
+        assert own.trainers == ()
+    assert f"Trainers   {answer.trainers[0].software} " in answer.text()
+    assert answer.to_dict()["trainers"][0]["software"] == answer.trainers[0].software
+
+
+def test_a_trainer_without_such_a_plan_is_left_out() -> None:
+    fixed = {"pipeline_parallel": 2, "recompute": "none"}
+    found = best_of_trainers(make_scenario("llama", "4xA100-80GB"), fixed)
+    assert {one.software for one in found} == {"nemo", "torchtitan"}
+    assert all(one.plan.pipeline_parallel == 2 for one in found)
+    large = make_scenario("llama", f"{MOST_GPUS // 4}x8xA100-80GB")
+    assert best_of_trainers(large, {}) == ()
