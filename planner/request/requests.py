@@ -295,7 +295,9 @@ class LayerOptions:
             "`hf-trainer-autocast`: fp32 weights with `bf16=True`, no FSDP; and `-early`, "
             "`-foak`, `-liger`), `peft`, `litgpt`, `lit-gpt-nf4`, `torchtune` (and `-compiled`, "
             "`-chunked`), `torchtitan`, `torch-compile` (a model compiled whole, such as nanoGPT) "
-            "are other trainers; every number with its source in `hardware_profiles/software/`",
+            "are other trainers; every number with its source in `hardware_profiles/software/`. "
+            "The trainer's release limits plans and defaults (`docs/how-to/exchange.md`); "
+            "`+any-plan` does not",
         ),
     ] = None
     freeze: Annotated[
