@@ -1,21 +1,29 @@
-"""How fast the page answers a change while 50 people use it.
+"""How fast the page answers a change while 50 people use it, and whether its memory grows.
 
-    shardplan serve --port 8799                       # prints an address with a token
-    python -m benchmarks.page_load http://127.0.0.1:8799/?token=…
+    python -m benchmarks.page_load                    # starts ``shardplan serve`` itself
 
 Every client keeps one connection and moves one control at a time: sequence length, batch, tensor
 and pipeline parallelism of a plan that is held, as the page's script does. Between two moves it
 thinks for ``--think`` seconds on average. Most questions are new: sequence lengths differ by
-client. Times are from the request to the last byte of the page.
+client. Times are from the request to the last byte of the page; an answer that is not a page ends
+the benchmark. Memory is that of the server's processes (Linux), after the first third and at the
+end. ``--address``: of a page that runs already, as shardplan serve prints it; without its memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import random
+import re
+import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 DEGREES = (1, 2, 4)
@@ -54,33 +62,99 @@ def client(
         time.sleep(chance.expovariate(1.0 / think))
 
 
+@contextlib.contextmanager
+def served() -> Iterator[tuple[str, int]]:
+    """Start a page; yield its address and process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "planner", "serve", "--port", str(port)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as page:
+        try:
+            assert page.stdout
+            for line in page.stdout:
+                if found := re.search(r"http://\S+", line):
+                    _wait_for(port)
+                    yield found[0], page.pid
+                    break
+        finally:
+            page.terminate()
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(600):
+        with (
+            contextlib.suppress(ConnectionRefusedError),
+            socket.create_connection(("127.0.0.1", port)),
+        ):
+            return
+        time.sleep(0.1)
+
+
+def memory(process: int) -> float:
+    """Return the resident bytes of a process and of those that it started."""
+    size, waiting = 0.0, [process]
+    while waiting:
+        folder = Path(f"/proc/{waiting.pop()}")
+        with contextlib.suppress(OSError):
+            size += 1024.0 * int(re.findall(r"VmRSS:\s+(\d+)", (folder / "status").read_text())[0])
+            for children in folder.glob("task/*/children"):
+                waiting += [int(number) for number in children.read_text().split()]
+    return size
+
+
 def main() -> None:
-    """Print the quantiles of all times."""
+    """Print the quantiles of all times, and the memory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("address", help="as shardplan serve prints it")
+    parser.add_argument("--address", help="of a page that runs already")
     parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--think", type=float, default=2.0, help="seconds between two moves")
     options = parser.parse_args()
-    parts = urlsplit(options.address)
+    if options.address:
+        measure(options.address, options, None)
+        return
+    with served() as (address, process):
+        measure(address, options, process)
+
+
+def measure(page: str, options: argparse.Namespace, process: int | None) -> None:
+    """Let the clients work, and print what they saw."""
+    parts = urlsplit(page)
     assert parts.hostname
     assert parts.port
     cookie = enter(parts.hostname, parts.port, parts.query)
     times: list[float] = []
     until = time.time() + options.seconds
     address = (parts.hostname, parts.port, cookie)
-    threads = [
-        threading.Thread(target=client, args=(n, address, until, options.think, times))
-        for n in range(options.clients)
-    ]
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            client(number, address, until, options.think, times)
+        except (AssertionError, OSError, http.client.HTTPException) as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(options.clients)]
     for thread in threads:
         thread.start()
+    sizes = []
+    while process is not None and any(thread.is_alive() for thread in threads):
+        sizes.append(memory(process))
+        time.sleep(0.5)
     for thread in threads:
         thread.join()
     times.sort()
     for share in (0.5, 0.9, 0.99):
         print(f"p{100 * share:g}: {1e3 * times[int(share * (len(times) - 1))]:.0f} ms")
     print(f"{len(times)} changes of {options.clients} clients in {options.seconds:g} s")
+    print(f"{len(failed)} errors{': ' if failed else ''}{failed[0] if failed else ''}")
+    if sizes:
+        early, late = sizes[len(sizes) // 3], sizes[-1]
+        print(f"memory: {early / 2**20:.0f} MiB after a third, {late / 2**20:.0f} MiB at the end")
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ from hardware_profiles.software.trainer import SoftwareProfile
 # value halves the median error of BERT, whose 68 runs were not looked at (7.1 to 3.3 %: --only
 # nvidia-bert)
 HOST_OVERLAP = 4.0
+# of the gradient of a matrix: two views, a matmul, a sum (executor/parallel/tensor_parallel.py,
+# executor/ops/deferred_weight_gradients.py)
+DEFERRED_OPERATORS = 4.0
 
 
 def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
@@ -60,6 +63,16 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     if host.synchronous:
         operator = operator + host.launch_latency
     return operator * starts_forward, operator * starts_backward
+
+
+def deferred_launches(view: RankView, operator: float) -> Real:
+    """Host seconds of launching the weight gradients of a rank's layers."""
+    matrices = sum(
+        each.trained
+        * sum(w.role in ("linear", "expert") and not w.frozen for w in each.kind.weights)
+        for each in view.layers
+    )
+    return operator * DEFERRED_OPERATORS * matrices + np.zeros(len(view.table))
 
 
 def _layer_operators(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cost_models.activations.document_masks import as_computed
 from cost_models.activations.fp8 import gathered_bytes, gathered_matrix_share
@@ -41,7 +42,7 @@ from cost_models.communication.volumes import (
 )
 from cost_models.compute.adapter_groups import adapter_wait
 from cost_models.compute.head import head_seconds
-from cost_models.compute.kernel_launch import host_wait, operator_seconds
+from cost_models.compute.kernel_launch import deferred_launches, host_wait, operator_seconds
 from cost_models.compute.layer import LayerWork, core_ratio, layer_seconds, optimizer_seconds
 from cost_models.compute.rates import Rates
 from cost_models.memory.gradients import reduces_once
@@ -49,6 +50,7 @@ from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.recomputed_layers import repeated_by_setting
+from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import NVME
 from cost_models.plan.recompute import CORE, FULL, by_operator, repeats_module
 from cost_models.step_time.data_parallel_phases import data_phases
@@ -82,12 +84,11 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
     device = device_seconds(view, rate)
     traffic, by_axis = step_traffic(view)
     tensor = tensor_seconds(by_axis["tensor"] / microbatches, device.weights, view.software, table)
-    host = host_seconds(view, rate, device, tensor)
     link = host_link(view.cluster, table, view.software)
-    host = with_activation_offload(view, device, host, link)
     phases = data_phases(traffic, by_axis, table, view.parameters, view.software)
     shard = updated_parameters(view)
-    host = with_weight_offload(view, device, host, link, shard)
+    starts = operator_seconds(view, rate.operator)
+    host = waiting_seconds(view, rate, device, tensor, starts, link)
     backward = device.backward + device.recompute
     return RankSeconds(
         compute=device.forward + device.backward,
@@ -98,8 +99,7 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         context_communication=context_seconds(view, rate, by_axis["context"], device.core),
         pipeline_communication=by_axis["pipeline"] / microbatches,
         backward=backward + host[1],
-        # a backward pass that waits for its host waits in both of its halves
-        weights=device.weights * (backward + host[1]) / backward,
+        weights=deferred_seconds(view, rate, device, tensor, starts, link, host),
         expert_communication=exposed_all_to_all_seconds(
             by_axis["expert"] / microbatches,
             device.forward + device.backward + device.recompute,
@@ -211,12 +211,45 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
     return traffic, axis_seconds(traffic, view.cluster, software, table, copies=copies, links=links)
 
 
-def host_seconds(view: RankView, rate: Rates, device: DeviceSeconds, tensor: Pair) -> Pair:
+def waiting_seconds(
+    view: RankView, rate: Rates, device: DeviceSeconds, tensor: Pair, starts: Pair, link: float
+) -> Pair:
+    """Seconds that passes wait for the host: launches (``starts``), adapters, offload."""
+    host = host_seconds(view, rate, device, tensor, starts)
+    host = with_activation_offload(view, device, host, link)
+    return with_weight_offload(view, device, host, link)
+
+
+def deferred_seconds(
+    view: RankView,
+    rate: Rates,
+    device: DeviceSeconds,
+    tensor: Pair,
+    starts: Pair,
+    link: float,
+    host: Pair,
+) -> Real:
+    """Seconds of a micro-batch's weight gradients, which a split backward pass defers.
+
+    Those by which the pass, with all that it waits for (``host``), is longer than without them: the
+    first half waits for its own launches and for what is loaded.
+    """
+    split = np.isin(view.table.pipeline_schedule, SPLIT_CODES)
+    if not np.any(split):
+        return device.weights
+    first = replace(device, backward=device.backward - device.weights)
+    deferred = np.minimum(starts[1], deferred_launches(view, rate.operator))
+    alone = waiting_seconds(view, rate, first, tensor, (starts[0], starts[1] - deferred), link)
+    return np.where(split, device.weights + host[1] - alone[1], device.weights)
+
+
+def host_seconds(
+    view: RankView, rate: Rates, device: DeviceSeconds, tensor: Pair, starts: Pair
+) -> Pair:
     """Seconds that the device waits for the host to start operators, and around adapters.
 
     Collectives between the matrices of a layer are in the same queue as its kernels.
     """
-    starts = operator_seconds(view, rate.operator)
     adapters = adapter_waits(view, rate)
     forward, backward = device.passes
     waits = view.software.host.synchronous
@@ -240,14 +273,12 @@ def with_activation_offload(view: RankView, device: DeviceSeconds, host: Pair, l
     return host[0] + down, host[1] + up
 
 
-def with_weight_offload(
-    view: RankView, device: DeviceSeconds, host: Pair, link: float, shard: Real
-) -> Pair:
+def with_weight_offload(view: RankView, device: DeviceSeconds, host: Pair, link: float) -> Pair:
     """Return ``host`` with the seconds of weight fetching that passes do not hide."""
     offloads = view.table.offloads_weights
     if not np.any(offloads):
         return host
-    fetched = np.where(offloads, view.workload.master_bytes * shard, 0.0)
+    fetched = np.where(offloads, view.workload.master_bytes * updated_parameters(view), 0.0)
     down, up = weight_fetch_seconds(
         fetched, device.forward + host[0], device.backward + host[1], link
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -30,6 +31,7 @@ class NodeRendezvous:
         import torch.distributed as dist
 
         self.nodes = nodes
+        self.is_lost = False
         try:
             self.store = dist.TCPStore(
                 nodes.host,
@@ -79,10 +81,27 @@ class NodeRendezvous:
         return found
 
     def _call(self, function: Callable[[], Any]) -> Any:
-        try:
+        """Ask the store; a question that the network swallows is never answered."""
+        if self.is_leader:
             return function()
-        except (RuntimeError, ValueError):
-            raise RunError(NODE_0_LOST) from None
+        if self.is_lost:
+            raise RunError(NODE_0_LOST)
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put((function(),))
+            except (RuntimeError, ValueError):
+                answers.put(None)
+
+        threading.Thread(target=ask, daemon=True, name="rendezvous").start()
+        try:
+            answer = answers.get(timeout=SILENCE_SECONDS)
+        except queue.Empty:
+            self.is_lost, answer = True, None
+        if answer is None:
+            raise RunError(NODE_0_LOST)
+        return answer[0]
 
 
 class Heartbeat:
