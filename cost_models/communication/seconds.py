@@ -130,11 +130,14 @@ def _own_share(cluster: Cluster, usual: float) -> float:
     if memory is None:
         return share
     each = STAGED_SHARE * memory.value / (2 * cluster.gpus_per_node)
-    return min(share, each / chip.link_bandwidth.value)
+    return min(share, each / cluster.tiers[0].bandwidth.value)
 
 
 def _is_own_link(chip: Accelerator, tier: Tier) -> bool:
-    return tier.name == chip.link and tier.bandwidth.value == chip.link_bandwidth.value
+    """Whether a tier is the accelerator's own link, or described as a slower one of its kind."""
+    own, here = chip.link_bandwidth, tier.bandwidth
+    slower = here.value < own.value and here.kind != "measured"
+    return tier.name == chip.link and (slower or here.value == own.value)
 
 
 def _network_share(link: str, bandwidth: Figure, usual: float) -> float:
