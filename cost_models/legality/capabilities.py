@@ -187,11 +187,6 @@ def targets() -> dict[str, Capabilities]:
     return {name: one for name, one in all_capabilities().items() if one.checked_by}
 
 
-def target_names() -> list[str]:
-    """Return the names of all targets."""
-    return sorted(targets())
-
-
 def _joined(documents: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a table with the entries of the one that it is ``like``."""
     own = dict(documents[name])
@@ -222,7 +217,7 @@ def _check(one: Capabilities, where: str) -> None:
 
 def capabilities(target: str) -> Capabilities:
     """Return a target's table, or raise with the nearest name."""
-    known = target_names()
+    known = sorted(targets())
     if target not in known:
         hint = did_you_mean(str(target), known)
         text = f"target {str(target)[:60]!r} is unknown (must be one of {', '.join(known)})"

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from cost_models.legality.capabilities import capabilities, target_names
+from cost_models.legality.capabilities import capabilities
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import check_value
 from hardware_profiles.software.trainer import profile_names
 from planner.advice.trainers import best_of_trainers
 from planner.answer.answers import PlanAnswer
+from planner.exchange.names import target_names
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import WIDE, best_placed, can_be_placed
 from planner.request.arguments import takes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cost_models.legality.capabilities import target_names
 from hardware_profiles.command_line import OUTPUT
 from hardware_profiles.options import Option
 from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json, PlanPath
+from planner.exchange.names import target_names
 
 
 def export_plan(

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cost_models.legality.capabilities import capabilities, target_names
+from cost_models.legality.capabilities import capabilities
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
+from planner.exchange.names import target_names
 from planner.exchange.syntax import syntax_of
 from planner.exchange.target import ConfigReading, Target
 

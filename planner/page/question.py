@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any, Final, Literal, get_args
 from urllib.parse import parse_qsl, urlencode
 
-from cost_models.legality.capabilities import target_names
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, SCHEDULES, Plan
@@ -24,6 +23,7 @@ from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import parse_json
 from hardware_profiles.options import read_count
 from hardware_profiles.software.trainer import profile_names
+from planner.exchange.names import target_names
 from planner.request.choices import OBJECTIVES
 from planner.request.clusters import cluster_of, split_clusters
 from planner.request.model import named_model

@@ -22,10 +22,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from cost_models.legality.capabilities import target_names
 from cost_models.model.presets import preset_names
 from hardware_profiles.cluster.catalogue import accelerators
 from hardware_profiles.errors import InputError, ShardplanError
+from planner.exchange.names import target_names
 from planner.page.guard import Guard
 from planner.page.question import (
     BY_NAME,

@@ -21,7 +21,6 @@ from typing import (
 
 from msgspec import Meta
 
-from cost_models.legality.capabilities import target_names
 from cost_models.plan.plan import PARALLELISM, TRAINING, Plan
 from cost_models.plan.workload import (
     NAMED,
@@ -39,6 +38,7 @@ from cost_models.serving.number_formats import KV_PRECISIONS, WEIGHT_PRECISIONS
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import Declared, Option, declared, optional
 from hardware_profiles.software.trainer import OPTIMIZER_KERNELS, software_names
+from planner.exchange.names import target_names
 from planner.request import proposals
 from planner.request.choices import ALLOWED, FINDS, OBJECTIVES, ClusterLike
 from planner.request.model import ModelLike

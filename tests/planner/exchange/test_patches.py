@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from cost_models.legality.capabilities import capabilities, target_names
+from cost_models.legality.capabilities import capabilities
 from hardware_profiles.errors import InputError
 from planner.api.fit import fit
 from planner.exchange.edits.patch import Patch, PatchedFile
 from planner.exchange.job import Job
+from planner.exchange.names import target_names
 from planner.exchange.registry import open_config, target
 from planner.request.model import resolve_model
 from tests.planner.exchange.test_targets import MODELS, files_of, plan_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import planner
-from cost_models.legality.capabilities import all_capabilities, capabilities, target_names
+from cost_models.legality.capabilities import all_capabilities, capabilities
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
@@ -24,6 +24,7 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
 from planner.api.export import export
 from planner.exchange.job import Job
+from planner.exchange.names import target_names
 from planner.exchange.registry import kind_of, target
 from planner.request.model import resolve_model
 from planner.search.space import enumerate_plans
