@@ -51,6 +51,7 @@ from planner.request.stage_layers import layers_option, stage_recompute_options
 # seconds, relative: bounds; stages and recomputed layers of the first plans and of the others
 SIZES: Final = (1.0, 2.0, 1.0, 3.0, 1.0)
 FIRST: Final = 16  # plans priced together until a good step is known; then the others
+PRICES: Final = (8.0, 1.0)  # seconds, relative: prices of the stages of plans, their choice
 MOST_PLANS: Final = 1500  # whose stages are priced
 Rows = NDArray[np.intp]
 GAIN: Final = 1e-3  # smallest gain, as a share of the step, that is worth uneven stages
@@ -215,19 +216,22 @@ class _Search:
         costs = []
         for row in rows.tolist():
             plan, few = table.plan(row), table.rows(np.array([row]))
-            stages = plan.pipeline_parallel
-            contents = StageContents(self.scenario.model, stages)
-            contents = self.contents.setdefault(stages, contents)
+            depth = plan.pipeline_parallel
+            contents = StageContents(self.scenario.model, depth)
+            contents = self.contents.setdefault(depth, contents)
             most = self.limit - bounds.once[row]
             longest = longest_stage(few, bounds.whole[row : row + 1], most)[:, 0].tolist()
             costs.append(StageCosts(self.scenario, plan, contents, self.limit, longest))
-        price_stages(costs)
-        for one in tracked(costs):
-            one.limit = self.limit
-            found, proven = best_stages(one)
-            self.proven = self.proven and proven
-            if found is not None:
-                self._keep(one.plan, found.layer_ranges, found.recomputed, found.step)
+        with stages(*PRICES) as begin:
+            begin(f"pricing the stages of {len(costs):,} plans")
+            price_stages(costs)
+            begin(f"choosing stages of {len(costs):,} plans")
+            for one in tracked(costs):
+                one.limit = self.limit
+                found, proven = best_stages(one)
+                self.proven = self.proven and proven
+                if found is not None:
+                    self._keep(one.plan, found.layer_ranges, found.recomputed, found.step)
 
     def _choose_recomputed(self, plans: Sequence[Plan]) -> None:
         """Try plans whose layers stay as they are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +17,7 @@ from cost_models.partition.stages import PipelineRank, contents_of_rank
 from cost_models.plan.plan import Plan, split_layers
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_simulation import makespan
+from hardware_profiles.progress import stages
 from planner.refinement.rank_prices import (
     OfPlan,
     Seconds,
@@ -29,6 +30,7 @@ from planner.refinement.rank_prices import (
 Ranges = Sequence[tuple[int, int]]
 Pair = tuple[int, int]  # layers [first, last)
 SAME: Final = 1e-9  # relative
+SIZES: Final = (1.0, 2.0, 5.0, 1.0)  # seconds, relative: longest stages, their fit, memory, times
 WIDE: Final = 2  # even stages whose layers a stage may have, before longer ones are priced
 
 
@@ -128,9 +130,9 @@ class StageCosts:
     def of(cls, scenario: Scenario, plan: Plan, limit: float = np.inf) -> StageCosts:
         """Return the costs of the stages of one plan."""
         assert plan.virtual_stages == 1
-        stages = plan.pipeline_parallel
-        longest = [limit / plan.num_microbatches] * stages
-        costs = cls(scenario, plan, StageContents(scenario.model, stages), limit, longest)
+        depth = plan.pipeline_parallel
+        longest = [limit / plan.num_microbatches] * depth
+        costs = cls(scenario, plan, StageContents(scenario.model, depth), limit, longest)
         price_stages([costs])
         return costs
 
@@ -166,7 +168,15 @@ def price_stages(costs: Sequence[StageCosts]) -> None:
     """Price the stages that pipelines within the limits may have, of plans of one scenario."""
     if not costs:
         return
+    with stages(*SIZES) as begin:
+        _price_stages(costs, begin)
+
+
+def _price_stages(costs: Sequence[StageCosts], begin: Callable[[str], None]) -> None:
+    words = f"pricing the stages of {len(costs):,} plans"
+    begin(words)
     _find_sizes(costs)
+    begin(words)
     if len(costs[0].scenario.model.kinds) == 1:
         _fit_sizes([one for one in costs if one.possible])
     items = [
@@ -183,8 +193,10 @@ def price_stages(costs: Sequence[StageCosts]) -> None:
         return number, costs[number].contents.of(stage, *pair, recomputed)
 
     most = [costs[number].most_recomputed(stage, pair) for number, stage, pair in items]
+    begin(words)
     fewest = fewest_recomputed(costs[0].scenario, [one.plan for one in costs], most, rank_of)
     fitting = [(*item, n) for item, n in zip(items, fewest, strict=True) if n is not None]
+    begin(words)
     _price_seconds(costs, fitting)
     for number, stage, pair, recomputed in fitting:
         one, key = costs[number], costs[number].contents.key(stage, *pair)

@@ -44,8 +44,9 @@ from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
 from planner.search.virtual_stages import Interleaved, VirtualStages
 
 Floats = NDArray[np.float64]
-# seconds of the stages of a search, relative: memory, steps, simulations, partial recomputation
-SIZES: Final = (5.0, 1.0, 1.0, 4.0)
+# seconds of the stages of a search, relative: memory, steps, simulations, partial recomputation,
+# virtual stages
+SIZES: Final = (5.0, 1.0, 1.0, 4.0, 2.0)
 NEAR: Final = 1.5  # budgets: with larger peaks, no stages of their own are tried
 
 
@@ -293,6 +294,7 @@ class _Space:
             sources.append(EveryNumber.of(grids, feasible, leaders, smaller=self.smaller))
         yield from sources
         if self.interleaved is not None:
+            begin("pricing virtual stages")
             yield VirtualStages(
                 scenario,
                 self.interleaved,
