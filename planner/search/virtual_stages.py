@@ -163,48 +163,69 @@ class VirtualStages:
             step = table_steps(scenario, table)
             rows = rows[~beaten(table.rows(rows), step[rows], some.least[rows])]
             rows = rows[feasible.may_satisfy(table.rows(rows), step[rows])]
-        fitting, peak[rows] = feasible.fits(table.rows(rows))
-        rows = rows[fitting]
+        few = self._may_recompute_fewer(some, table, step, leaders)
+        every = np.union1d(rows, few)  # and ``few`` without recomputation, priced as one table
+        recompute = np.concatenate([table.recompute[every], np.full(len(few), NONE)])
+        both = table.rows(np.concatenate([every, few]))
+        fitting, peaks = feasible.fits(replace(both, recompute=recompute))
+        peak[every] = peaks[: len(every)]
+        rows = np.intersect1d(rows, every[fitting[: len(every)]])
         if not timed:
             step[rows] = table_steps(scenario, table.rows(rows))
         rows = rows[feasible.may_satisfy(table.rows(rows), step[rows], peak[rows])]
         rows = rows[~beaten(table.rows(rows), step[rows], peak[rows])]
         yield CandidateBatch(table, ranking.order(table, rows, step, peak), step, peak)
-        for source in self._fewer_recomputed(some, step if timed else None, leaders):
+        none = peaks[len(every) :]
+        slower = ~(none <= feasible.max_peak)  # than without recomputation, if that fits
+        few, none = few[slower], none[slower]
+        seconds = step[few] if timed else table_steps(scenario, table.rows(few))
+        bounds = seconds, peak[few], none
+        for source in self._fewer_recomputed(some, table.rows(few), bounds, leaders):
             yield from source.batches(leaders)
             self.part_recomputed += source.priced
 
+    def _may_recompute_fewer(
+        self, some: Interleaved, table: PlanTable, step: Floats, leaders: Leaders
+    ) -> Rows:
+        """Return plans that recompute all layers, and may be the best if they recompute fewer.
+
+        ``step``: seconds, or 0 if unknown.
+        """
+        if not self.fewest:
+            return np.zeros(0, dtype=np.intp)
+        sizes, max_peak = stage_sizes(self.scenario, table), self._largest_peak(leaders)
+        bounds = some.least, some.least_without
+        fewest, last = numbers_that_may_fit(self.scenario, sizes, *bounds, max_peak)
+        few = (table.recompute == FULL) & ~table.offloads_activations & (fewest <= last)
+        few &= step * (1.0 - MOST_SAVED) < leaders.longest(table)
+        rows: Rows = few.nonzero()[0]
+        return rows
+
+    def _largest_peak(self, leaders: Leaders) -> float:
+        """Return the largest peak of a plan that is wanted: without a leader, of a tight one."""
+        return self.feasible.max_peak if leaders.plans else self.feasible.max_peak_at(1)
+
     def _fewer_recomputed(
-        self, some: Interleaved, step: Floats | None, leaders: Leaders
+        self,
+        some: Interleaved,
+        few: PlanTable,
+        bounds: tuple[Floats, Floats, Floats],
+        leaders: Leaders,
     ) -> Iterator[CandidateSource]:
-        """Yield the sources of plans that recompute some layers; ``step``: seconds, if known."""
+        """Yield the sources of plans that recompute some layers.
+
+        ``bounds``: seconds of ``few``, and bytes with all layers recomputed and with none.
+        """
         scenario, feasible = self.scenario, self.feasible
-        table, max_peak = some.table.plain(), feasible.max_peak
-        if not leaders.plans:
-            max_peak = feasible.max_peak_at(1)
-        full = table.recompute == FULL
+        max_peak = self._largest_peak(leaders)
         if self.fewest:
-            bounds = some.least, some.least_without
-            few = full & ~table.offloads_activations
-            fewest, last = numbers_that_may_fit(
-                scenario, stage_sizes(scenario, table), *bounds, max_peak
-            )
-            few &= fewest <= last
-            if step is not None:
-                few &= step * (1.0 - MOST_SAVED) < leaders.longest(table)
-            rows = few.nonzero()[0]
-            without = replace(table.rows(rows), recompute=np.full(len(rows), NONE))
-            none, _ = verdicts_of(scenario, without)
-            slower = ~(none <= feasible.max_peak)  # than without recomputation, if that fits
-            rows, none = rows[slower], none[slower]
-            some_table = table.rows(rows)
-            seconds = table_steps(scenario, some_table) if step is None else step[rows]
-            families = Families.of(
-                scenario, some_table, seconds, (some.least[rows], none), max_peak
-            )
+            seconds, *peaks = bounds
+            families = Families.of(scenario, few, seconds, (peaks[0], peaks[1]), max_peak)
             yield FewestLayers(scenario, families, feasible)
         if self.every:
-            rows = (full & (table.offloads_activations | (not self.fewest))).nonzero()[0]
+            table = some.table.plain()
+            left = table.offloads_activations | (not self.fewest)
+            rows = ((table.recompute == FULL) & left).nonzero()[0]
             mine = table.rows(rows)
             peak, _ = verdicts_of(scenario, mine)
             whole = FullRecompute(mine, some.least_without[rows], peak)
