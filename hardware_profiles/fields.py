@@ -32,6 +32,7 @@ import msgspec
 from msgspec import Meta
 
 from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.message import on_one_line
 
 MAX_FILE_BYTES: Final = 4_000_000
 MAX_DEPTH: Final = 16
@@ -43,23 +44,24 @@ T = TypeVar("T")
 
 def read_text(path: Path, what: str, *, max_bytes: int = MAX_FILE_BYTES) -> str:
     """Return the text of a file, or raise an InputError with the reason."""
+    shown = on_one_line(str(path))
     try:
         if not path.exists():
-            raise InputError(f"{path}: no such file ({what} expected)")
+            raise InputError(f"{shown}: no such file ({what} expected)")
         if path.is_dir():
-            raise InputError(f"{path}: is a folder ({what} expected)")
+            raise InputError(f"{shown}: is a folder ({what} expected)")
         if not path.is_file():  # a pipe or a device: reading it might never end
-            raise InputError(f"{path}: is not a regular file ({what} expected)")
+            raise InputError(f"{shown}: is not a regular file ({what} expected)")
         if path.stat().st_size > max_bytes:
             raise InputError(
-                f"{path}: {path.stat().st_size:,} bytes is too large for {what} "
+                f"{shown}: {path.stat().st_size:,} bytes is too large for {what} "
                 f"(at most {max_bytes:,})"
             )
         return path.read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not text ({what} expected): {error.reason}") from None
+        raise InputError(f"{shown}: not text ({what} expected): {error.reason}") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{shown}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a path with a NUL character
         raise InputError(f"{str(path)!r}: not a usable path: {error}") from None
 
@@ -111,7 +113,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Read a TOML file."""
     try:
         values = tomllib.loads(read_text(path, what))
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise InputError(f"{path}: not TOML: {error}") from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply (at most {MAX_DEPTH} levels)") from None
@@ -211,14 +213,14 @@ def _explained(message: str, data: Any, kind: Any, where: str) -> InputError:
         known = [str(word) for word in get_args(get_args(_bare(kind))[0])]
         key = next(str(name) for name in data if str(name) not in known)
         hint = did_you_mean(key, known) or f"Known keys: {', '.join(known)}"
-        return InputError(f"{': '.join([where, *names])}: unknown key {key!r}. {hint}")
+        return InputError(f"{': '.join([where, *names])}: unknown key {key[:60]!r}. {hint}")
     quoted = re.search(r"`([^`]*)`", what)
     if what.startswith("Object missing") and quoted:
         return InputError(f"{': '.join([where, *names])}: {quoted[1]} is missing")
     if what.startswith("Object contains unknown") and quoted:
         known = list(_bare(kind).__struct_fields__)
         hint = did_you_mean(quoted[1], known) or f"Known keys: {', '.join(known)}"
-        return InputError(f"{': '.join([where, *names])}: unknown key {quoted[1]!r}. {hint}")
+        return InputError(f"{': '.join([where, *names])}: unknown key {quoted[1][:60]!r}. {hint}")
     if not names:
         return InputError(f"{where}: must be {_allowed(kind, data)}")
     return wrong_value(": ".join([where, *names[:-1]]), names[-1], data, _allowed(kind, data))

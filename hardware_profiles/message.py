@@ -28,6 +28,15 @@ def escaped(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def on_one_line(text: str) -> str:
+    r"""Return a name as a line that other words may follow: escaped, its line breaks too.
+
+    >>> on_one_line("a\nb")
+    'a\\nb'
+    """
+    return escaped(text.replace("\n", "\\n"))
+
+
 def error_text(text: str) -> str:
     """Return an error as stderr shows it: wrapped in a terminal, as it is in a file or a pipe."""
     return wrapped(text, stderr_width())

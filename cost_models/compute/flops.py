@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from cost_models.arrays import Count, Real, padding
+from cost_models.communication.context_parallel import computed_score_share, is_blockwise
 from cost_models.model.lora import SECOND, adapter_names, embedding_is_frozen
 from cost_models.model.parameters import active_parameters
 from cost_models.model.spec import Attention, DeltaRule, LayerKind, ModelSpec, Weight
@@ -267,7 +268,7 @@ def frozen_flops_per_token(model: ModelSpec) -> float:
 
 
 def forward_only_flops_per_token(
-    model: ModelSpec, seq_len: Count, core_backward: float, *, masked: bool = False
+    model: ModelSpec, seq_len: Count, core_backward: Real, *, masked: bool = False
 ) -> Real:
     """Backward FLOP for one token avoided by layers without a backward pass: inputs and cores.
 
@@ -297,28 +298,30 @@ def hardware_flops_per_step(
     selective_ops only an eager core, ops:every-2nd-mm that and ``repeated_matrices``, a set of
     modules their matrices and cores. ``layer_ranges``: the stages of a single plan, else even ones;
     they matter if only some layers of a stage recompute. ``stage_recompute_layers``: of each stage,
-    of a single plan. Dense models without context parallelism (which skips blocks that a causal
-    mask hides).
+    of a single plan. Ring and all-gather attention skip blocks that a causal mask hides. Leaves
+    out: rows by which experts' batches are padded, blocks that a sliding window hides.
 
     Source: Dao et al. (arXiv:2205.14135), sec. 3.1; Korthikanti et al. (arXiv:2205.05198), sec. 5.
     """
     tokens = 1.0 * workload.seq_len * workload.global_batch_size
-    core_backward = CORE_BACKWARD[workload.attention_kernel]
+    share = computed_score_share("eager", table.context_parallel, is_blockwise(table))
+    core_backward = CORE_BACKWARD[workload.attention_kernel] * share
     layers = [model.kinds[kind] for kind in model.pattern]
     linear = sum(linear_flops_per_token(kind) for kind in layers)
-    core = float(sum(core_flops_per_token(kind, workload.seq_len) for kind in layers))
+    core: Real = float(sum(core_flops_per_token(kind, workload.seq_len) for kind in layers))
     core += float(
         sum(
             core_backward_flops_per_token(kind, workload.seq_len, workload.attention_kernel)
             for kind in layers
         )
     )
+    core = core * share
     outer = head_flops_per_token(model) + embedding_flops_per_token(model)
     trained = sum(trained_flops_per_token(kind.weights) for kind in layers)
     trained += trained_outer_flops_per_token(model)
     once = 2.0 * (linear + outer) + trained + core
-    idle = float(forward_only_flops_per_token(model, workload.seq_len, core_backward))
-    once -= idle + (embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0)
+    idle = forward_only_flops_per_token(model, workload.seq_len, core_backward)
+    once = once - idle - (embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0)
     # tensor-parallel ranks compute the gradient of the projection's input nevertheless
     unneeded = np.where(table.tensor_parallel > 1, 0.0, _unneeded_head_gradient(model))
     full = np.where(table.recompute == FULL, 1.0, 0.0)
@@ -332,11 +335,11 @@ def hardware_flops_per_step(
     for number, kind in zip(repeats, model.kinds, strict=True):
         if kind.forward_only:
             continue
-        whole = layer_flops_per_token(kind, workload.seq_len) - _last_matrix(model, kind)
-        of_core = core_flops_per_token(kind, workload.seq_len)
-        of_core = of_core - eager * value_flops_per_token(kind, workload.seq_len)
+        scores = share * core_flops_per_token(kind, workload.seq_len)
+        whole = linear_flops_per_token(kind) + scores - _last_matrix(model, kind)
+        of_core = scores - share * eager * value_flops_per_token(kind, workload.seq_len)
         again = again + number * (full * whole + selective * of_core)
-        again = again + number * ops * eager * core_flops_per_token(kind, workload.seq_len)
+        again = again + number * ops * eager * scores
         for repeats_it, matrices in repeated_by_setting(kind, table):
             matmuls = _repeated_flops(model, kind, matrices, table)
             again = again + np.where(repeats_it, number * matmuls, 0.0)

@@ -233,7 +233,7 @@ def _header(path: Path, line: bytes) -> Header:
         raise InputError(f"{path}: not a token file (made with: shardplan tokenize)")
     if values.get("version") != VERSION:
         raise InputError(
-            f"{path}: version {str(values.get('version'))[:20]} (supported: {VERSION})"
+            f"{path}: version {json.dumps(values.get('version'))[:20]} (supported: {VERSION})"
         )
     convert(values, struct_of(Header), f"{path}: invalid header")
     return Header(**values)

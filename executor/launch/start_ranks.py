@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class LocalRanks:
 
 def single_node(file: PlanFile, supervision: Supervision) -> LocalRanks:
     """Return the ranks of a single-node run, which torchrun itself restarts."""
-    options = ("--standalone", "--max-restarts", str(supervision.max_restarts))
+    options = ("--max-restarts", str(supervision.max_restarts))
     return LocalRanks(file.plan.world_size, options, {})
 
 
@@ -121,7 +122,7 @@ def run_by_torchrun(
     Returns the answer of rank 0, None where rank 0 is on another machine.
     """
     command = [sys.executable, "-m", "torch.distributed.run", *local.torchrun]
-    command += ["--nproc-per-node", str(local.count), "-m", "executor", *arguments]
+    command += ["--nproc-per-node", str(local.count)]
     threads = {"OMP_NUM_THREADS": str(threads_per_process(local.count))}
     environment = {**threads, **os.environ, **local.environment, REPORT_TO: str(os.getpid())}
     if not gpus:
@@ -134,9 +135,14 @@ def run_by_torchrun(
         end_with_parent(parent)
         signal.signal(supervision.preemption_signal, signal.SIG_IGN)  # meant for the ranks
 
-    with supervision.relay(local.count) as local.relay:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardplan-") as folder,
+        supervision.relay(local.count) as local.relay,
+    ):
+        if local.alone:
+            command += local_rendezvous(folder)
         local.started = subprocess.Popen(
-            command,
+            [*command, "-m", "executor", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -150,6 +156,17 @@ def run_by_torchrun(
             return _TorchrunOutput(emit, local.relay, local.has_rank_0).follow(local.started)
         finally:
             _stop(local.started, local.relay)
+
+
+def local_rendezvous(folder: str) -> list[str]:
+    """Return torchrun's options with which the ranks of one machine meet in a file.
+
+    With --standalone its state, which it unpickles, would be on a port that all machines reach.
+    """
+    return [
+        *("--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file"),
+        *("--rdzv-endpoint", f"{folder}/store", "--local-addr", "127.0.0.1"),
+    ]
 
 
 class _TorchrunOutput:

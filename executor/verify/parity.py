@@ -11,13 +11,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cost_models.compute.flops import hardware_flops_per_step
+from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import PlanTable
+from cost_models.plan.workload import AttentionKernel
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.estimate import rank_memories
 from cost_models.pricing.prediction import scenario_of
@@ -164,21 +167,43 @@ def _verify(
         weight_difference=worst["weight"][0],
         worst_weight=worst["weight"][1],
         traffic=traffic,
-        flops={"predicted": predicted_flops(file), "counted": float(sum(r[0] for r in ranks))},
+        flops={
+            "predicted": predicted_flops(file, device.type, documents=documents),
+            "counted": float(sum(r[0] for r in ranks)),
+        },
         memory=predicted_memory(file, [float(rank[1]) for rank in ranks]),
     )
 
 
-def predicted_flops(file: PlanFile) -> float | None:
-    """Return the FLOP of all ranks in a step; None where the formula does not apply."""
-    if any(kind.feed_forward.num_experts for kind in file.model.kinds):
+def predicted_flops(file: PlanFile, device: str, *, documents: bool = False) -> float | None:
+    """Return the FLOP of all ranks in a step; None where the formula does not apply.
+
+    The rows of an expert's batch depend on the router; windows and documents hide blocks of
+    context parallelism. On a CPU, scores with trained position biases are computed in full under
+    every kernel: cross attention, which has none, is the only fused core there.
+    """
+    model, plan = file.model, file.plan
+    if any(kind.feed_forward.num_experts for kind in model.kinds):
         return None
-    if file.plan.context_parallel > 1:
+    in_blocks = plan.context_parallel > 1 and plan.context_parallel_method != "ulysses"
+    if in_blocks and (documents or any(kind.attention.window for kind in model.kinds)):
         return None
+    # blocks are computed with the fused kernel's backward pass under every kernel
+    kernel: AttentionKernel = "flash" if in_blocks else file.workload.attention_kernel
+    found = _flops(file, model, kernel)
+    biased = all(kind.trains_position_bias for kind in model.kinds)
+    if device == "cpu" and biased and kernel == "flash":
+        kinds = tuple(replace(kind, cross_attention=None) for kind in model.kinds)
+        own = replace(model, kinds=kinds)
+        found += _flops(file, own, "eager") - _flops(file, own, "flash")
+    return found
+
+
+def _flops(file: PlanFile, model: ModelSpec, kernel: AttentionKernel) -> float:
     table = PlanTable.from_plans([file.plan])
+    workload = replace(file.workload, attention_kernel=kernel)
     stages = (file.layer_ranges, file.stage_recompute_layers)
-    flops = hardware_flops_per_step(file.model, file.workload, table, *stages)
-    return float(flops[0])  # type: ignore[index]
+    return float(np.ravel(hardware_flops_per_step(model, workload, table, *stages))[0])
 
 
 def predicted_memory(file: PlanFile, counted: list[float]) -> list[dict[str, float]]:

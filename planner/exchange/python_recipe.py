@@ -44,7 +44,7 @@ def parse_recipe_or_toml(text: str, where: str) -> dict[str, Any]:
     """Return the configuration of a Python file or of a TOML file."""
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return parse_recipe(text, where)
 
 

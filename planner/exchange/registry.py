@@ -16,6 +16,7 @@ from planner.exchange.names import target_names
 from planner.exchange.syntax import syntax_of
 from planner.exchange.target import ConfigReading, Target
 
+MAX_BYTES: Final = 300_000  # of a file: YAML is read at some 0.4 MB a second
 _KIND: Final = re.compile(r"(?P<kind>[a-z][a-z-]*):(?P<path>.+)", re.S)
 
 
@@ -51,7 +52,7 @@ def open_config(text: str) -> ConfigFile:
     named = match is not None and match["kind"] in target_names()
     where = match["path"] if match is not None and named else text
     path = _path(where)
-    content = read_text(path, "a trainer's configuration")
+    content = read_text(path, "a trainer's configuration", max_bytes=MAX_BYTES)
     one = target(match["kind"]) if match is not None and named else kind_of(content, where)
     return ConfigFile(one, content, where, path)
 

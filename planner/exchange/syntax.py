@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import MAX_DEPTH, parse_json
+from hardware_profiles.fields import MAX_DEPTH, nesting, parse_json
 
+MAX_VALUES: Final = 100_000  # of a document
 OWN_KEY: Final = "shardplan"  # of a JSON file, which has no comments
 _TOML: Final = re.compile(r"(?m)^\[[A-Za-z][\w.]*\][ \t]*(?:#.*)?$")
 _FLAG: Final = re.compile(r"(?m)(?:^|[\s\"'(])--[a-z][a-z0-9_-]+")
@@ -152,21 +153,34 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     import yaml
 
     try:
-        value = yaml.safe_load(text)
+        value = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{where}: not YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
         raise InputError(f"{where}: must be a mapping of keys to values")
-    if _depth(value) > MAX_DEPTH:
+    if _values(value) > MAX_VALUES:  # before their depth: an alias may stand for many
+        raise InputError(f"{where}: more than {MAX_VALUES:,} values, or aliases without an end")
+    if nesting(value) > MAX_DEPTH:
         raise InputError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)")
     return {str(name): inner for name, inner in value.items()}
 
 
-def _depth(value: object, level: int = 1) -> int:
-    if level > MAX_DEPTH or not isinstance(value, (dict, list)):
-        return level
-    inner = value.values() if isinstance(value, dict) else value
-    return max((_depth(each, level + 1) for each in inner), default=level)
+def _values(value: object) -> int:
+    """Return how many values a document holds with its aliases written out; at most one too many.
+
+    >>> laugh = "lol"
+    >>> for _ in range(40):
+    ...     laugh = [laugh] * 10
+    >>> _values(laugh) > MAX_VALUES
+    True
+    """
+    count, left = 0, [value]
+    while left and count <= MAX_VALUES:
+        one = left.pop()
+        count += 1
+        if isinstance(one, (dict, list)):
+            left += one.values() if isinstance(one, dict) else one
+    return count
 
 
 def _yaml_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: FileHeader) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cost_models.legality.capabilities import ONLY_WITH
 from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
+from hardware_profiles.message import on_one_line
 from planner.exchange.job import FOLLOWING, Job, is_default
 from planner.exchange.keys import MISSING, OMIT, Key, Source, UnknownWord, lookup, unknown_paths
 from planner.exchange.syntax import OWN_KEY, FileHeader, Syntax, stated_in_comments
@@ -38,6 +39,10 @@ def _unchanged(source: Source) -> Mapping[str, Any]:
 
 def _complete(settings: dict[str, Any], source: Source) -> Mapping[str, Any]:
     return {}
+
+
+# of readers that meet a value of another type than a trainer's file has
+MISREAD: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
 
 
 def _no_remarks(source: Source) -> Sequence[str]:
@@ -129,7 +134,7 @@ class Target:
 
     def header(self, job: Job, version: str) -> FileHeader:
         """Return the header of the file."""
-        question = f"{job.model.name} on {job.cluster.name}"
+        question = on_one_line(f"{job.model.name} on {job.cluster.name}")
         return FileHeader(self.name, version, question, self.launch(job), self.not_carried(job))
 
     def read(self, text: str, where: str, folder: Path | None = None) -> ConfigReading:
@@ -165,7 +170,7 @@ class Target:
                 settings.update(key.read(value, source))
             except UnknownWord as error:
                 notes.append(str(error))
-            except (AttributeError, KeyError, TypeError, ValueError):
+            except MISREAD:
                 notes.append(f"{key.path} = {str(value)[:60]!r} is not understood")
         for key in self.keys:
             if present[key.path] is MISSING:
@@ -175,9 +180,12 @@ class Target:
             settings = {**self.complete(settings, source), **settings}
         except UnknownWord as error:
             notes.append(str(error))
-        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        except MISREAD:
             notes.append("the values of the file do not fit together: only single ones were read")
-        notes += self.remarks(source)
+        try:
+            notes += self.remarks(source)
+        except MISREAD:
+            notes.append("what the file states and is not priced cannot be told")
         settings = {**self._without_keys(settings), **settings}
         unknown = tuple(unknown_paths(self.keys, document))
         model = self.model_name(source) if self.model is None else source.get(self.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from hardware_profiles.cluster.schema import Accelerator
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import read_text
+from hardware_profiles.fields import read_json
 from hardware_profiles.options import Option, dashed
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def job_of(
     return LaunchJob(
         name=name,
         plan=path.resolve(),
-        contents=read_text(path, "a plan"),
+        contents=json.dumps(read_json(path, "a plan"), indent=2),  # ASCII, whatever it was
         nodes=nodes,
         ranks_per_node=file.plan.world_size // nodes,
         gpus_per_node=file.cluster.gpus_per_node,

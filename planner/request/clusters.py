@@ -29,6 +29,8 @@ def split_clusters(text: str) -> list[str]:
     """
     if Path(text).suffix == ".toml" and Path(text).exists():
         return [text]  # a comma in a file's name
+    if not text.isprintable():
+        raise InputError(f"cluster {text[:60]!r}: its text holds control characters")
     names: list[str] = []
     for part in text.split(","):
         names += _range(part) if ".." in part and not part.strip().endswith(".toml") else [part]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from hardware_profiles.errors import InputError, RunError
+
+MAX_NAME: Final = 200  # characters of a file's name
 
 
 class CheckpointError(RunError):
@@ -18,8 +21,8 @@ class DamagedError(InputError):
 def file_in(folder: Path, name: str) -> Path:
     """Return a file that an index names; a DamagedError if it is elsewhere, or a pipe or device."""
     path = folder / name
-    if path.name != name:
-        raise DamagedError(f"{folder}: its index names a file elsewhere: {name[:200]!r}")
+    if path.name != name or len(name) > MAX_NAME or not name.isprintable():
+        raise DamagedError(f"{folder}: its index names a file elsewhere: {name[:60]!r}")
     if path.exists() and not path.is_file():
         raise DamagedError(f"{path}: is not a regular file")
     return path

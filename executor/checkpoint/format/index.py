@@ -19,6 +19,7 @@ from executor.checkpoint.format.checkpoint_errors import DamagedError, file_in
 from executor.checkpoint.format.pieces import numel, whole_tensor
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import MAX_DEPTH, convert, nesting, read_text
+from hardware_profiles.message import on_one_line
 
 INDEX_NAME: Final = "index.json"
 SCHEMA_VERSION: Final = 1
@@ -94,8 +95,8 @@ class CheckpointIndex:
         version = values.get("schema_version")
         if version != SCHEMA_VERSION:
             raise DamagedError(
-                f"{where}: schema_version = {version}; this version of shardplan reads "
-                f"{SCHEMA_VERSION}"
+                f"{where}: schema_version = {on_one_line(str(version)[:20])}; this version of "
+                f"shardplan reads {SCHEMA_VERSION}"
             )
         try:
             found = convert(values, _IndexFile, where)

@@ -23,6 +23,7 @@ from executor.checkpoint.format.index import (
 )
 from executor.checkpoint.format.pieces import local_shape, overlaps
 from executor.checkpoint.format.tensor_file import DTYPES
+from hardware_profiles.message import on_one_line
 
 if TYPE_CHECKING:
     from executor.model.parameter_layout import ParameterLayout, Pieces
@@ -44,7 +45,7 @@ class TensorFiles:
             try:
                 self.opened[name] = safe_open(path, framework="pt", device="cpu")
             except (OSError, SafetensorError) as error:
-                raise DamagedError(f"{path}: cannot be read: {error}") from None
+                raise DamagedError(f"{path}: cannot be read: {on_one_line(str(error))}") from None
         return self.opened[name]
 
     def tensor(self, file: str, name: str) -> Any:
@@ -52,7 +53,7 @@ class TensorFiles:
         try:
             return self[file].get_slice(name)
         except SafetensorError as error:
-            raise DamagedError(f"{self.folder / file}: {error}") from None
+            raise DamagedError(f"{self.folder / file}: {on_one_line(str(error))}") from None
 
 
 class Checkpoint:

@@ -7,6 +7,7 @@ which strategies are registered), src/lightning/fabric/connector.py (words of ``
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -313,7 +314,7 @@ def model_file(job: Job, header: FileHeader) -> dict[str, str]:
         "from transformers import AutoModelForCausalLM",
         *([f"from {LAYER_MODULE} import {LAYER}"] if sharded else []),
         "",
-        f'MODEL = "{job.hub_name}"  # its id on the hub, or its folder',
+        f"MODEL = {json.dumps(job.hub_name)}  # its id on the hub, or its folder",
         f"SEQ_LEN = {job.workload.seq_len}  # tokens of a sequence",
         'DATA = "data"  # a tokenized data set: load_from_disk',
         "",

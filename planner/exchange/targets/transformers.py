@@ -9,6 +9,7 @@ of 1.16: ``use_peft``, ``lora_r``, ``load_in_4bit``) and their names in other sc
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -172,7 +173,7 @@ def script(job: Job, header: FileHeader) -> dict[str, str]:
         "from transformers import AutoModelForCausalLM, HfArgumentParser",
         "from transformers import Trainer, TrainingArguments",
         "",
-        f'MODEL = "{job.model.name}"  # its id on the hub, or its folder',
+        f"MODEL = {json.dumps(job.model.name)}  # its id on the hub, or its folder",
         f"SEQ_LEN = {job.workload.seq_len}  # tokens of a sequence",
         'DATA = "data"  # with input_ids and labels, saved by save_to_disk',
         "",

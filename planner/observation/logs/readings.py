@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -58,7 +59,16 @@ def plain_lines(text: str) -> list[str]:
 def numbers(pattern: str, lines: Sequence[str]) -> list[float]:
     """Return the number behind a pattern in every line that has it."""
     found = (re.search(pattern, line) for line in lines)
-    return [float(one[1].replace(",", "")) for one in found if one is not None]
+    read = (_number(one[1]) for one in found if one is not None)
+    return [value for value in read if math.isfinite(value)]
+
+
+def _number(text: str) -> float:
+    """Return the number of a text such as 1,024.5; NaN for another text."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return math.nan
 
 
 def largest(pattern: str, lines: Sequence[str], unit: float) -> float | None:
