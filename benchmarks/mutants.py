@@ -15,7 +15,8 @@ forked process that imports the changed source from memory: no file changes, and
 at a time. Annotations and caches are not changed, since results do not depend on them.
 
 Printed are the survivors, and of each package the share that was killed with its 95 % interval
-(Wilson). ``--again FILE`` runs the mutants of an earlier list (``survivors.txt``) only.
+(Wilson). The folder keeps the fate of each mutant, so that an interrupted command goes on where it
+stopped. ``--again FILE`` runs the mutants of an earlier list (``survivors.txt``) once more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +63,11 @@ class Mutant(NamedTuple):
     operator: str
     occurrence: int
 
+    @property
+    def key(self) -> str:
+        """The change in words."""
+        return f"{self.path}:{self.line}:{self.column} {self.operator} {self.occurrence}"
+
     def code(self) -> str:
         """Return the changed source."""
         changed = mutate_code(_source(self.path), get_operator(self.operator)(), self.occurrence)
@@ -72,8 +78,7 @@ class Mutant(NamedTuple):
         """Return the place, and the line before and after."""
         before, after = _source(self.path).splitlines(), self.code().splitlines()
         row = next((n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), 0)
-        place = f"{self.path}:{self.line}:{self.column} {self.operator} {self.occurrence}"
-        return f"{place}\n  - {before[row].strip()}\n  + {after[row].strip()}"
+        return f"{self.key}\n  - {before[row].strip()}\n  + {after[row].strip()}"
 
 
 def _source(path: str) -> str:
@@ -297,17 +302,32 @@ def main() -> None:
         importlib.import_module(name)
     if os.waitpid(start(None, selection.of(mutants[0])), 0)[1]:
         raise SystemExit("the tests fail without a mutant")
-    fates: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    with (options.o / "survivors.txt").open("w", buffering=1) as survivors:
-        for number, (mutant, fate, count) in enumerate(judge(mutants, selection, options.j), 1):
-            package = str(Path(mutant.path).parent)
-            fates[package][fate] += 1
-            fates["all"][fate] += 1
+    known = options.o / "fates.txt"
+    fates = (
+        dict(line.rsplit(" ", 1) for line in known.read_text().splitlines())
+        if known.exists()
+        else {}
+    )
+    left = [mutant for mutant in mutants if options.again or mutant.key not in fates]
+    with known.open("a", buffering=1) as done, (options.o / "survivors.txt").open("a") as survivors:
+        for number, (mutant, fate, count) in enumerate(judge(left, selection, options.j), 1):
+            fates[mutant.key] = fate
+            done.write(f"{mutant.key} {fate}\n")
             if fate == SURVIVED:
-                print(f"[{number}/{len(mutants)}] {mutant} ({count} tests)", flush=True)
+                print(f"[{number}/{len(left)}] {mutant} ({count} tests)", flush=True)
                 survivors.write(f"{mutant}\n")
-    for package, counts in sorted(fates.items()):
-        killed, every = counts[KILLED] + counts[TIMEOUT], counts.total()
+                survivors.flush()
+    show({mutant: fates[mutant.key] for mutant in mutants})
+
+
+def show(fates: Mapping[Mutant, str]) -> None:
+    """Print the share that was killed, of each package and of all."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for mutant, fate in fates.items():
+        for package in (str(Path(mutant.path).parent), "all"):
+            counts[package][fate] += 1
+    for package, found in sorted(counts.items()):
+        killed, every = found[KILLED] + found[TIMEOUT], found.total()
         low, high = binomtest(killed, every).proportion_ci(method="wilson")
         ends = f"{100 * low:.0f} to {100 * high:.0f} %"
         print(f"{package:32} {killed:4} of {every:4} killed: {100 * killed / every:.1f} % ({ends})")
