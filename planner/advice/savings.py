@@ -53,6 +53,7 @@ SMOOTH: Final = (2, 3, 5, 7)  # prime factors of numbers of nodes that leave man
 class Saving:
     """A change with which a plan is faster than the best one, and that plan."""
 
+    words: str
     options: str  # to append to the command
     share: float  # of the step that is saved
     seconds: float  # of a step with the change
@@ -62,6 +63,7 @@ class Saving:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
+            "change": self.words,
             "options": self.options,
             "share": self.share,
             "step_seconds": self.seconds,
@@ -81,7 +83,13 @@ class _Around:
     require: Sequence[Constraint]
 
     def search(
-        self, options: str, scenario: Scenario, pins: Mapping[str, Any], *, numerics: bool
+        self,
+        words: str,
+        options: str,
+        scenario: Scenario,
+        pins: Mapping[str, Any],
+        *,
+        numerics: bool,
     ) -> Saving | None:
         """Return the fastest plan with a change, if it fits and saves."""
         try:
@@ -90,14 +98,14 @@ class _Around:
             return None
         if not found.fits:
             return None
-        return self.saving(options, found.seconds[0], found.plans[0], numerics=numerics)
+        return self.saving(words, options, found.seconds[0], found.plans[0], numerics=numerics)
 
     def saving(
-        self, options: str, seconds: float, plan: Plan, *, numerics: bool = False
+        self, words: str, options: str, seconds: float, plan: Plan, *, numerics: bool = False
     ) -> Saving | None:
         """Return a saving of at least LEAST, else None."""
         share = 1.0 - seconds / self.step
-        return Saving(options, share, seconds, numerics, plan) if share >= LEAST else None
+        return Saving(words, options, share, seconds, numerics, plan) if share >= LEAST else None
 
     def pins(self, plan: Plan, **more: Any) -> dict[str, Any]:
         """Return the degrees and schedule of a plan as pins, with further ones."""
@@ -125,14 +133,16 @@ def _trainings(around: _Around) -> Iterator[Saving | None]:
     """Yield 16-bit gradients, and an optimizer with 8-bit states."""
     scenario, pins = around.scenario, around.pins(around.best.plan)
     workload = scenario.workload
-    changes: list[tuple[str, Workload]] = []
+    changes: list[tuple[str, str, Workload]] = []
     if workload.precision == "bf16" and workload.gradient_precision == "auto":
         bf16 = replace(workload, gradient_precision="bf16")
-        changes.append(("--gradient-precision bf16", bf16))
+        changes.append(("bf16 gradients", "--gradient-precision bf16", bf16))
     if workload.optimizer == "adamw" and workload.adapter == "none":
-        changes.append(("--optimizer adamw_8bit", replace(workload, optimizer="adamw_8bit")))
-    for options, changed in changes:
-        yield around.search(options, replace(scenario, workload=changed), pins, numerics=True)
+        small = replace(workload, optimizer="adamw_8bit")
+        changes.append(("8-bit optimizer states", "--optimizer adamw_8bit", small))
+    for words, options, changed in changes:
+        priced = replace(scenario, workload=changed)
+        yield around.search(words, options, priced, pins, numerics=True)
 
 
 def _zero_plus_plus(around: _Around, plans: Sequence[Plan]) -> Iterator[Saving | None]:
@@ -150,10 +160,12 @@ def _zero_plus_plus(around: _Around, plans: Sequence[Plan]) -> Iterator[Saving |
     if cluster.num_nodes > 1 and first.shard_ranks > inside:
         options = f"--fix {given}secondary_ranks={inside}"
         more = {**pins, "secondary_ranks": inside}
-        yield around.search(options, around.scenario, more, numerics=False)
+        words = "a secondary copy of the weights in every node (hpZ)"
+        yield around.search(words, options, around.scenario, more, numerics=False)
     quantised = {"quantised_weights": True, "quantised_gradients": True}
     options = f"--fix {given}quantised_weights=on,quantised_gradients=on"
-    yield around.search(options, around.scenario, {**pins, **quantised}, numerics=True)
+    words = "quantised messages of ZeRO++"
+    yield around.search(words, options, around.scenario, {**pins, **quantised}, numerics=True)
 
 
 def _by_module(around: _Around) -> Iterator[Saving | None]:
@@ -184,7 +196,8 @@ def _by_module(around: _Around) -> Iterator[Saving | None]:
         seconds = above(seconds, simulated_steps(scenario, table.rows(first)))
     found = table.plan(int(first[0]))
     if not Feasible(scenario, around.require, 0).broken(table, peak)(first, seconds)[0]:
-        yield around.saving(f"--fix recompute={found.recompute}", float(seconds[0]), found)
+        words, options = f"recompute {found.recompute}", f"--fix recompute={found.recompute}"
+        yield around.saving(words, options, float(seconds[0]), found)
 
 
 def _fewer_accelerators(around: _Around) -> Iterator[Saving | None]:
@@ -206,8 +219,9 @@ def _fewer_accelerators(around: _Around) -> Iterator[Saving | None]:
         given, used, what = cluster.num_gpus, size, "accelerators"
         if cluster.num_nodes > 1:
             given, used, what = cluster.num_nodes, part.num_nodes, "nodes"
-        options = f"on {part.name} ({used:,} of {given:,} {what})"
-        yield around.search(options, replace(around.scenario, cluster=part), fixed, numerics=False)
+        words = f"{used:,} of {given:,} {what}"
+        priced = replace(around.scenario, cluster=part)
+        yield around.search(words, f"on {part.name} ({words})", priced, fixed, numerics=False)
 
 
 def _is_smooth(number: int) -> bool:

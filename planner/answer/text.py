@@ -532,7 +532,8 @@ def plan_text(
     if placed is not None:
         lines += labelled("Order", placed_words(placed, verbose=verbose))
     for place, saving in enumerate(savings if verbose else savings[:1]):
-        lines += labelled("" if place else "Would save", saving_words(saving))
+        words = saving_words(saving, verbose=verbose)
+        lines += labelled("" if place else "Would save", words)
     if trainers:
         lines += labelled("Trainers", trainers_words(trainers))
     if verbose:
@@ -550,11 +551,16 @@ def plan_text(
     return "\n".join([*above, *table, "", *lines])
 
 
-def saving_words(saving: Saving) -> str:
-    """Return what a technique saves, and with which options."""
-    with_ = "" if saving.options.startswith("on ") else "with "
-    numerics = " (changes numerics)" if saving.changes_numerics else ""
-    return f"{100 * saving.share:.1f} % {with_}{saving.options}{numerics}"
+def saving_words(saving: Saving, *, verbose: bool = True) -> str:
+    """Return what a technique saves, and with which options; a short text in one line."""
+    share = f"{100 * saving.share:.1f} %"
+    note = "changes numerics" if saving.changes_numerics else ""
+    options = saving.options if saving.options.startswith("on ") else f"with {saving.options}"
+    words = f"{share} {options}" + f" ({note})" * bool(note)
+    if verbose or len(words) <= width() - INDENT:
+        return words
+    note += "; " * bool(note)
+    return f"{share} with {saving.words} ({note}-v)"
 
 
 def trainers_words(best: Sequence[BestOfTrainer]) -> str:

@@ -33,7 +33,7 @@ from planner.search.search import SearchResult, search
 from planner.search.simplicity import simplest_first
 from planner.search.space import allowed_offloads
 
-DISTINCT: Final = 10  # splits of the ranks of which a plan is found, unless --top is given
+DISTINCT: Final = 6  # splits of the ranks of which a plan is found, unless --top is given
 OFFLOADED: Final = "offload is allowed (nothing fits without it with its whole interval)"
 
 
