@@ -31,7 +31,7 @@ from planner.assessment.verdict import WORDS, Budget
 from planner.request.command import describe_plan, plan_command
 from planner.request.stage_layers import layers_option, recompute_cell, stage_recompute_options
 from planner.run_cost.text import run_lines
-from planner.search.simplicity import CLOSE
+from planner.search.simplicity import CLOSE, degrees
 from planner.text.assumed import assumed
 from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines, pace
@@ -441,13 +441,14 @@ def ranked_rows(
 ) -> tuple[list[list[str]], int]:
     """Return the cells of the table with its head, and the number of columns of the plan.
 
-    ``tie``: steps of these plans are marked with =, if two or more of them are in the table.
+    ``tie``: steps of these plans are marked with = where they split the ranks in another way than
+    the first one.
     """
     heads = [*(name for name, _ in COLUMNS), "schedule"]
     rows = [[*heads, "GiB", "margin", "step", "tok/s/gpu", "MFU"]]
     limit = 0.0 if tie is None else (1.0 + CLOSE) * tie.seconds
-    tied = [assessment.time.step_seconds <= limit for assessment in assessments]
-    for assessment, marked in zip(assessments, tied, strict=True):
+    own = degrees(assessments[0].plan)
+    for assessment in assessments:
         plan, time = assessment.plan, assessment.time
         cells = [
             recompute_cell(plan) if field == "recompute" else _cell(_shown_value(plan, field))
@@ -457,7 +458,7 @@ def ranked_rows(
         cells.append(schedule if plan.pipeline_parallel > 1 else NO_SCHEDULE)
         cells.append(format_gib(assessment.memory.peak_bytes))
         cells.append(f"{100 * assessment.margin_bytes / assessment.budget.size:.0f} %")
-        mark = "= " * (marked and sum(tied) > 1)
+        mark = "= " * (time.step_seconds <= limit and degrees(plan) != own)
         cells.append(f"{mark}{format_seconds(time.step_seconds)}")
         cells.append(format_per_second(time.tokens_per_second_per_gpu))
         cells.append("–" if time.mfu is None else f"{100 * time.mfu:.1f} %")

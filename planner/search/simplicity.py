@@ -76,8 +76,8 @@ def distinct_first(plans: Sequence[Plan], order: Sequence[int]) -> list[int]:
     """
     firsts: dict[tuple[int, ...], int] = {}
     for row in order:
-        firsts.setdefault(_degrees(plans[row]), row)
-    return [*firsts.values(), *(row for row in order if firsts[_degrees(plans[row])] != row)]
+        firsts.setdefault(degrees(plans[row]), row)
+    return [*firsts.values(), *(row for row in order if firsts[degrees(plans[row])] != row)]
 
 
 def complexity(plan: Plan) -> tuple[int, ...]:
@@ -95,14 +95,15 @@ def complexity(plan: Plan) -> tuple[int, ...]:
     )
     return (
         SCHEDULES_BY_USE.index(schedule),
-        sum(degree > 1 for degree in _degrees(plan)),
+        sum(degree > 1 for degree in degrees(plan)),
         int(plan.dp_replicate > 1),
         sum(further),
         int(plan.recompute_layers > 0),
     )
 
 
-def _degrees(plan: Plan) -> tuple[int, ...]:
+def degrees(plan: Plan) -> tuple[int, ...]:
+    """Return the degrees of tensor, pipeline, context and expert parallelism."""
     return (
         plan.tensor_parallel,
         plan.pipeline_parallel,
