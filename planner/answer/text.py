@@ -526,8 +526,10 @@ def plan_text(
     other = runner_up(assessments)
     if tie is not None and tie.plans > 1 and (verbose or _is_tie(tie, best, other)):
         lines += labelled("Tie", tie_words(tie, best, verbose=verbose))
+    before = len(lines)
     if other is not None:
         lines += labelled("Runner-up", _why_not(best, other, verbose=verbose))
+    after = len(lines)
     if staged is not None:
         lines += labelled("Stages", _stages(staged, written=placed is None, verbose=verbose))
     if placed is not None:
@@ -544,7 +546,11 @@ def plan_text(
         lines += labelled("Confidence", confidence_words(scenario))
     most = shown_rows(rows, verbose=verbose)
     if rows is None and most is not None:  # besides an empty line, head, hint and next command
-        most = max(1, min(most, LINES - len(above) - len(lines) - 4))
+        room = LINES - len(above) - len(lines) - 4
+        if room < 2:  # a row of the table says more
+            room += after - before
+            del lines[before:after]
+        most = max(1, min(most, room))
     shown = [*assessments, *further]
     if most is None or len(shown) <= most:
         shown[1:] = sorted(shown[1:], key=lambda one: one.time.step_seconds)
