@@ -199,6 +199,14 @@ def balanced_bound(table: PlanTable, whole: Real, forward: Real) -> Real:
 
     For gpipe, and for 1f1b with m > p, waits for the ranks after it come on top
     (``gpipe_seconds``, ``in_turn_seconds``), and equal ranks are the fastest: (m + p - 1) T / p.
+
+    Source: derived from the critical path of Narayanan et al. (arXiv:2104.04473), sec. 2.2. Leaves
+    out: messages between stages.
+
+    >>> from cost_models.plan.plan import Plan
+    >>> table = PlanTable.from_plans([Plan(pipeline_parallel=4, num_microbatches=8)])
+    >>> float(balanced_bound(table, 4.0, 1.0 / 3.0)[0])
+    11.0
     """
     p, m = 1.0 * table.pipeline_parallel, 1.0 * table.num_microbatches
     schedule = table.pipeline_schedule
