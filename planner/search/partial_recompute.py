@@ -110,7 +110,7 @@ def numbers_that_may_fit(
     smallest, largest = sizes
     share = np.zeros(len(whole))
     if len(scenario.model.kinds) == 1:
-        share = np.nan_to_num(1.0 - max_peak / none)
+        share = np.nan_to_num(1.0 - max_peak / np.maximum(none, 1.0))
     fewest = np.maximum(1.0, np.ceil(smallest * share - ROUNDING))
     last = np.floor(largest * (max_peak / np.maximum(whole, 1.0)) * (1.0 + ROUNDING))
     counts = np.minimum(smallest - (smallest == largest), last)
