@@ -185,6 +185,14 @@ def test_kernels_are_counted_by_what_a_layer_has() -> None:
     )  # SGLang, docs/how-to/serving.md
 
 
+def test_ordinary_attention_multiplies_what_it_reads_on_its_share_of_the_heads() -> None:
+    """Bound by work where a byte of the cache is read at no cost."""
+    rate, heads = Rates(1e12, 1e30, 0.0, host_is_device=False), Attention(8, 8, 64, 32)
+    for tensor in (1, 2, 8):
+        seconds = decode_attention_seconds(heads, 4.0, 100.0, tensor, 1.0, rate)
+        assert seconds == pytest.approx(2 * 4 * 100 * (8 / tensor) * (64 + 32) / 1e12, rel=1e-12)
+
+
 def test_latent_attention_multiplies_more_than_it_reads() -> None:
     latent = Attention(128, 128, 192, 128, kv_lora_rank=512, rope_head_dim=64)
     rate = Rates(800e12, 3e12, 0.0, False, units=132)
