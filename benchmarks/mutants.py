@@ -27,6 +27,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import sys
 import time
@@ -51,6 +52,7 @@ ODD = re.compile(
     r"|Operator_(Is|IsNot)_(?!Is)\w+$|Operator_(?!Is)\w+_(Is|IsNot)$"
 )
 NO_RESULT = re.compile(r"@(functools\.)?(cache|lru_cache|overload|cached_property)\b")
+SLOWEST = 20.0  # times slower than alone that a busy machine runs a test
 KILLED, SURVIVED, TIMEOUT = "killed", "survived", "timeout"
 
 
@@ -217,14 +219,18 @@ def _import_changed(mutant: Mutant) -> None:
     SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
 
 
-def start(mutant: Mutant | None, tests: list[str]) -> int:
-    """Fork a process that ends with 0 if all tests pass; no mutant: the code as it is."""
+def start(mutant: Mutant | None, tests: list[str], limit: int = 600) -> int:
+    """Fork a process that ends with 0 if all tests pass; no mutant: the code as it is.
+
+    ``limit``: its seconds of a processor, however busy the machine is.
+    """
     child = os.fork()
     if child:
         return child
     code = 1
     try:
         os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
         quiet = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(quiet, stream)
@@ -247,8 +253,9 @@ def judge(
             if not tests:
                 yield mutant, SURVIVED, 0
                 continue
-            limit = 60.0 + 5.0 * sum(selection.seconds[test] for test in tests)
-            running[start(mutant, tests)] = (mutant, time.monotonic() + limit, len(tests))
+            limit = int(60.0 + 5.0 * sum(selection.seconds[test] for test in tests))
+            until = time.monotonic() + SLOWEST * limit  # of one that waits for ever
+            running[start(mutant, tests, limit)] = (mutant, until, len(tests))
         for child, (mutant, until, count) in list(running.items()):
             late = time.monotonic() > until
             if late:
