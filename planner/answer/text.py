@@ -538,7 +538,10 @@ def plan_text(
         words = saving_words(saving, verbose=verbose)
         lines += labelled("" if place else "Would save", words)
     if trainers:
-        lines += labelled("Trainers", trainers_words(trainers))
+        if verbose:
+            lines += labelled("Trainers", trainers_words(trainers))
+        else:
+            lines.append(labelled_line("Trainers", trainer_steps(trainers), " (--software)"))
     if verbose:
         lines += labelled("Searched", searched(counts))
     lines += assumed(assumptions, verbose=verbose)
@@ -572,8 +575,12 @@ def saving_words(saving: Saving, *, verbose: bool = True) -> str:
 
 def trainers_words(best: Sequence[BestOfTrainer]) -> str:
     """Return the steps of the trainers in words."""
-    steps = ", ".join(f"{one.software} {format_seconds(one.step_seconds)}" for one in best)
-    return f"{steps}; --software NAME shows its plan"
+    return f"{', '.join(trainer_steps(best))}; --software NAME shows its plan"
+
+
+def trainer_steps(best: Sequence[BestOfTrainer]) -> list[str]:
+    """Return the step of every trainer."""
+    return [f"{one.software} {format_seconds(one.step_seconds)}" for one in best]
 
 
 def _is_tie(tie: Tie, best: Assessment, other: Assessment | None) -> bool:
