@@ -209,11 +209,14 @@ def _write(constant: Constant, value: float) -> None:
         setattr(constant.holder, constant.key, value)
 
 
-def published() -> list[Work]:
-    """All published rows whose time counts, of sources that are in the mean over sources."""
+def published(*, every: bool = False) -> list[Work]:
+    """All published rows whose time counts, of sources that are in the mean over sources.
+
+    ``every``: of all sources.
+    """
     groups: dict[tuple[Any, ...], list[tuple[Case, float]]] = defaultdict(list)
     for row in read_runs(PUBLISHED):
-        if row.left_out is not None or not tests_time(row):
+        if (row.left_out is not None and not every) or not tests_time(row):
             continue
         try:
             case = case_of(row)
@@ -234,7 +237,7 @@ def published() -> list[Work]:
     rows: dict[str, int] = defaultdict(int)
     for work in works:
         rows[work.source] += len(work.measured)
-    return [work for work in works if rows[work.source] >= FEWEST]
+    return [work for work in works if every or rows[work.source] >= FEWEST]
 
 
 def losses(works: Sequence[Work], constant: Constant) -> pd.DataFrame:

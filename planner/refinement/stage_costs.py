@@ -139,7 +139,7 @@ class StageCosts:
     @property
     def possible(self) -> bool:
         """Whether stages within the limit can have all layers."""
-        return sum(high for _, high in self.sizes) >= self.scenario.model.num_layers
+        return all(low <= high for low, high in self.sizes)
 
     def cheapest(self, stage: int, first: int, last: int) -> StageCost | None:
         """Return the cost with the fewest recomputed layers that fit.

@@ -43,6 +43,7 @@ from planner.refinement.stage_costs import (
     StageContents,
     StageCosts,
     peaks,
+    price_stages,
     simulated_step,
     with_stages,
 )
@@ -155,6 +156,16 @@ def test_under_little_memory_too_with_recomputed_layers(share: float, stages: in
     assert found.step == pytest.approx(brute_force(tight, plan), rel=1e-9)
     fits = peaks(tight, plan, found.layer_ranges, found.recomputed)
     assert max(fits) * spread <= budget_bytes(tight.cluster)
+
+
+def test_a_limit_that_a_stage_of_one_layer_exceeds_leaves_no_stages() -> None:
+    plan = plan_of(2, 8)
+    scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan)
+    limit = simulated_step(scenario, plan, split_layers(8, 2)) / 2
+    costs = StageCosts(scenario, plan, StageContents(scenario.model, 2), limit, [limit, 0.0])
+    price_stages([costs])
+    assert not costs.possible
+    assert best_stages(costs) == (None, True)
 
 
 def test_the_stage_with_the_head_gets_fewer_layers() -> None:
