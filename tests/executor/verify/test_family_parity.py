@@ -5,6 +5,8 @@ Every family under every kind of layout is in the matrix (``python -m executor.v
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cost_models.plan.plan import Plan
@@ -57,3 +59,19 @@ def test_the_gradient_of_shared_statistics_is_a_sum_over_ranks():
     assert found.gradient_difference > 1e-3
     assert not found.passed
     assert verified(file).passed
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("family", "plan", "kernel"),
+    [
+        ("t5", Plan(2, zero_stage=1, recompute="selective"), "flash"),
+        ("llama", Plan(context_parallel=2, recompute="full"), "eager"),
+    ],
+)
+def test_flop_are_predicted_as_counted(family: str, plan: Plan, kernel: str):
+    file = tiny(plan, family, num_layers=2, attention_kernel=kernel)
+    file = replace(file, workload=replace(file.workload, seq_len=24))
+    found = verified(file).flops
+    assert found["predicted"] == found["counted"]
