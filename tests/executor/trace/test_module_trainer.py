@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from cost_models.plan.plan import Plan
 from executor.processes.fork import run_forked
-from executor.trace.module_trainer import ModuleTrainer, check_plan, load_factory, module_of
+from executor.trace.module_factory import load_factory
+from executor.trace.module_trainer import ModuleTrainer, check_plan, module_of
 from hardware_profiles.errors import InputError
 
 
