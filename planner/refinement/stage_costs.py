@@ -54,6 +54,7 @@ class StageContents:
     stages: int
     _contents: dict[tuple[int, int, int, int], PipelineRank] = field(default_factory=dict)
     _keys: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+    _ranges: dict[tuple[int, int], list[Pair]] = field(default_factory=dict)
 
     def key(self, stage: int, first: int, last: int) -> Any:
         """Return the properties of a stage that determine its time."""
@@ -85,9 +86,11 @@ class StageContents:
 
     def ranges(self, stage: int, sizes: Iterable[int]) -> list[Pair]:
         """Return layers that a stage may have, one range for each key."""
-        layers, later = self.model.num_layers, self.stages - 1 - stage
-        found: dict[Any, Pair] = {}
-        for size in sizes:
+        return [pair for size in sizes for pair in self._ranges_of(stage, size)]
+
+    def _ranges_of(self, stage: int, size: int) -> list[Pair]:
+        if (stage, size) not in self._ranges:
+            layers, later = self.model.num_layers, self.stages - 1 - stage
             starts: Iterable[int] = range(stage, layers - later - size + 1)
             if stage == 0:
                 starts = [0]
@@ -95,10 +98,12 @@ class StageContents:
                 starts = [layers - size]
             elif len(self.model.kinds) == 1:
                 starts = [stage]
+            found: dict[Any, Pair] = {}
             for first in starts:
                 pair = first, first + size
                 found.setdefault(self.key(stage, *pair), pair)
-        return list(found.values())
+            self._ranges[stage, size] = list(found.values())
+        return self._ranges[stage, size]
 
     @property
     def different(self) -> list[int]:
