@@ -53,14 +53,19 @@ def _command(*arguments):
 
 
 def _started(*arguments, cwd):
-    """Start a run that can be interrupted, even where the tests cannot (a job behind &)."""
+    """Start a run that signals stop, even where the tests ignore them (a job behind &, nohup)."""
     return subprocess.Popen(
         _command(*arguments),
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=_default_signals,
     )
+
+
+def _default_signals():
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _run(*arguments, cwd):
@@ -434,7 +439,10 @@ def test_a_signal_stops_a_run_in_good_order(launcher, number, options, write, tm
                 break
         ranks = _descendants(started.pid)
         started.send_signal(number)
-        assert started.wait(timeout=60) == 6
+        try:
+            assert started.wait(timeout=60) == 6
+        finally:
+            started.kill()
         said = started.stderr.read()
     assert "Traceback" not in said
     first, newest, command = said.splitlines()[-3:]
