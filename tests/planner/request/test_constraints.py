@@ -218,7 +218,15 @@ def test_the_search_keeps_what_satisfies_and_nothing_else(required: str, objecti
     assert list(found.plans) == wanted
     counts = found.counts
     removed = sum(counts.excluded.values())
-    assert removed == len(every) - len(wanted)
+    # other numbers of virtual stages than two, and those that divide the layers, are variants of
+    # enumerated plans: they are kept and left out, but not counted
+    layers = scenario.model.num_layers
+    counted = [
+        code
+        for plan, code in zip(every, keep, strict=True)
+        if plan.virtual_stages <= 2 or layers % (plan.pipeline_parallel * plan.virtual_stages) == 0
+    ]
+    assert removed == sum(code > 0 for code in counted)
     key = priced.peak
     if objective == "time":  # never shorter than the closed form
         simulated = simulated_steps(scenario, table)

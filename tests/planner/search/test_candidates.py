@@ -41,7 +41,7 @@ def test_products_are_judged_as_every_plan_is(
     table = enumerate_plans(scenario.model, scenario.workload, gpus, {}, offloads=offloads)
     codes = legality_codes(scenario, table)
     assert found.codes.tolist() == np.bincount(codes, minlength=len(CODES)).tolist()
-    assert len(found.illegal) > 3
+    assert len(found.illegal) >= 3
     assert dict(found.examples) == {
         CODES[code]: RULES[code - 1].words(scenario, table.plan(int(np.argmax(codes == code))))
         for code in np.unique(codes[codes > 0])

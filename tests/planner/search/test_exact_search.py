@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from cost_models.legality.rules import legality_codes
+from cost_models.partition.schedules import LOOPED_CODES
 from cost_models.plan.plan import OFFLOADS, SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.estimate import price, price_memory
 from cost_models.pricing.simulated_steps import above, simulated_steps
@@ -69,6 +70,18 @@ def brute_force(scenario: Scenario, legal: PlanTable) -> tuple[int, float, float
     codes = verdicts(scenario, legal)
     best = np.lexsort((priced.peak, step, codes))[0]
     return int(codes[best]), float(step[best]), float(priced.peak[best])
+
+
+def legal_plans(scenario: Scenario, table: PlanTable, pinned: dict[str, Any]) -> PlanTable:
+    """Return legal ones of enumerated plans and of those with other numbers of stages a rank."""
+    tables = [table]
+    if "virtual_stages" not in pinned:
+        looped = table.rows(np.isin(table.pipeline_schedule, LOOPED_CODES))
+        two = looped.rows(looped.virtual_stages == 2)
+        for number in range(3, scenario.model.num_layers + 1):
+            tables.append(replace(two, virtual_stages=np.full(len(two), number)))
+    every = PlanTable.from_plans(list(dict.fromkeys(plan for one in tables for plan in one)))
+    return every.rows(legality_codes(scenario, every) == 0)
 
 
 def every_smaller_number(scenario: Scenario, legal: PlanTable) -> PlanTable:
@@ -208,7 +221,7 @@ def check_fewer_recomputed(scenario: Scenario, data: Any) -> None:
         "dp_replicate": 1,
     }
     table = enumerate_plans(scenario.model, scenario.workload, 8, pinned)
-    legal = table.rows(legality_codes(scenario, table) == 0)
+    legal = legal_plans(scenario, table, pinned)
     assume(len(legal))
     row = data.draw(st.integers(0, len(legal) - 1))
     few = PlanTable.from_plans(
@@ -332,7 +345,7 @@ def check_every_number(scenario: Scenario, pinned: dict[str, Any], asked: dict[s
     asked = dict(asked)
     offloads = asked.get("offloads", ("none",))
     table = enumerate_plans(scenario.model, scenario.workload, 8, pinned, offloads=offloads)
-    legal = table.rows(legality_codes(scenario, table) == 0)
+    legal = legal_plans(scenario, table, pinned)
     assume(len(legal))
     whole = legal.rows(legal.recompute == FULL)
     stages = whole.pipeline_parallel * whole.virtual_stages

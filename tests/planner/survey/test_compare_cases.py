@@ -38,19 +38,19 @@ PRICE = ",".join(f"{name}={dollars}" for name, dollars in PRICES.items())
 
 
 def points(name: str) -> dict[str, np.ndarray]:
-    """All four objectives of every plan of one cluster that fits, from the priced columns."""
+    """All four objectives of every plan of one cluster that fits: time, dollars, joules a token."""
     scenario = make_scenario(llama(), name, seq_len=256, global_batch_size=8)
-    cluster = scenario.cluster
+    tokens, cluster = 256 * 8, scenario.cluster
     plans = list(search(scenario, top=100_000).plans)
     priced = price(scenario, PlanTable.from_plans(plans))
     seconds = priced.step * cluster.num_gpus
     power = cluster.accelerator.power
     assert power is not None
     return {
-        "time": priced.step,
+        "time": priced.step / tokens,
         "memory": priced.peak,
-        "cost": seconds / 3600 * PRICES[cluster.accelerator.name],
-        "energy": seconds * power.value,
+        "cost": seconds / tokens / 3600 * PRICES[cluster.accelerator.name],
+        "energy": seconds / tokens * power.value,
     }
 
 
