@@ -120,12 +120,9 @@ def test_the_stated_file_is_what_the_command_writes() -> None:
             assert float(written[kind][name]) == pytest.approx(float(row[name]), abs=0.02), kind
     apart = memory_intervals.RULE.left_out(rows)
     described = apart[apart.trainer != "unknown"]
-    # the goal is 85 to 95 %; of the sources found later 84.7 % are inside since Megatron's peaks lost
-    # the tensors that its fused kernels do not save: missed by 0.3 points (docs/accuracy.md)
+    # The goal is 85 to 95 %. Of the sources found later 84.7 % are inside since Megatron's peaks
+    # lost the tensors that its fused kernels do not save: missed by 0.3 points (docs/accuracy.md).
     later = described[described.found_later]
-    for part, least in (
-        (described, 0.85),
-        (later, 0.84),
-        (apart[apart.trainer == "unknown"], 0.85),
-    ):
+    unknown = apart[apart.trainer == "unknown"]
+    for part, least in ((described, 0.85), (later, 0.84), (unknown, 0.85)):
         assert least <= np.average(part.inside, weights=source_weights(part)) <= 0.95
