@@ -386,17 +386,19 @@ def test_no_plan_takes_less_than_its_bound_on_a_slower_machine() -> None:
     """The law that lets plans be left out. Bubbles of split backward passes are not under it."""
     scenario = scenario_with()
     choices = priced_choices(scenario, best_of(scenario))
-    anomalies = 0
+    longer = 0
     for figure in figures(scenario)[1:]:
-        bound = before = np.zeros(len(choices.table))
+        bound = before = bubbles = np.zeros(len(choices.table))
         for factor in (4.0, 1.3, 0.5):
             there = replace(scenario, cluster=figure.scaled(factor))
             steps, least = step_times(there, choices.table)
             assert np.all(least <= steps)
             assert np.all(bound <= least * (1.0 + 1e-12)), (figure.name, factor)
-            anomalies += int(np.sum(steps < before * (1.0 - 1e-9)))
-            bound, before = least, steps
-    assert anomalies > 0  # without the second column the law would not hold
+            # a pass defers only the time by which weight gradients make it longer
+            assert np.all(before <= steps * (1.0 + 1e-9)), (figure.name, factor)
+            longer += int(np.sum(steps - least < bubbles - 1e-9 * steps))
+            bound, before, bubbles = least, steps, steps - least
+    assert longer > 0  # bubbles, which the bound leaves out, are longer on a faster machine
 
 
 @pytest.mark.slow
