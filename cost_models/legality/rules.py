@@ -182,7 +182,8 @@ RULES: tuple[Rule, ...] = (
         "schedule_microbatches",
         lambda s, t: (t.pipeline_parallel > 1) & (t.num_microbatches < fewest_microbatches(s, t)),
         lambda s, p: (
-            f"{p.pipeline_schedule} needs num_microbatches >= {FEWEST[p.pipeline_schedule](p)} "
+            f"{p.pipeline_schedule} needs num_microbatches >= "
+            f"{_fewest(s, p.pipeline_schedule, p)} "
             f"with pipeline_parallel = {p.pipeline_parallel}, got {p.num_microbatches}"
         ),
     ),
@@ -337,13 +338,18 @@ CODES = ("legal", *(rule.code for rule in RULES))
 
 def fewest_microbatches(scenario: Scenario, table: PlanTable) -> Any:
     """Return the smallest number of micro-batches of each plan's schedule."""
-    names = [
-        name
-        for name in FEWEST
-        if name != "1f1b" or not scenario.software.pipeline.fewer_microbatches_than_ranks
+    schedules = [table.pipeline_schedule == SCHEDULES.index(name) for name in FEWEST]
+    return np.select(schedules, [_fewest(scenario, name, table) for name in FEWEST], 1)
+
+
+def _fewest(scenario: Scenario, schedule: str, plans: Any) -> Any:
+    """Return the smallest number of micro-batches of one schedule; 1F1B: by its trainer."""
+    fewest = FEWEST[schedule](plans)
+    if schedule != "1f1b":
+        return fewest
+    return {"any": 1, "ranks - 1": fewest - 1, "ranks": fewest}[
+        scenario.software.pipeline.fewest_microbatches
     ]
-    schedules = [table.pipeline_schedule == SCHEDULES.index(name) for name in names]
-    return np.select(schedules, [FEWEST[name](table) for name in names], 1)
 
 
 def broken_rules(scenario: Scenario, table: PlanTable) -> dict[int, Any]:

@@ -23,6 +23,7 @@ OWN_FILE: Final = ".toml"  # a profile of a user's own is named by its file
 
 CudaGraphs = Literal["none", "layers", "iteration"]
 # even, embedding and head as layers, by parameters, by FLOP: cost_models/partition/stage_cuts.py
+FewestMicrobatches = Literal["any", "ranks - 1", "ranks"]
 StageCut = Literal["even", "ends", "parameters", "cost"]
 
 
@@ -85,7 +86,7 @@ class TrainerPipeline(ProfileGroup, frozen=True, kw_only=True):
     """Pipeline schedules and messages."""
 
     splits_backward: bool  # runs schedules that compute weight gradients after input gradients
-    fewer_microbatches_than_ranks: bool  # runs 1F1B with fewer micro-batches than pipeline ranks
+    fewest_microbatches: FewestMicrobatches  # of 1F1B, by pipeline ranks
     stages: StageCut  # how layers are cut into stages
     scatters_messages: bool  # each tensor-parallel rank sends its part; the receiver gathers
 

@@ -423,9 +423,10 @@ def first_broken(scenario: Scenario, plan: Plan) -> str:
     several |= dict.fromkeys(("interleaved_1f1b", "interleaved_zero_bubble"), (2, 3))
     if v not in several.get(schedule, (1,)) or (v > 1 and p == 1):
         return "virtual_stages"
-    fewest = {"1f1b": p, "zero_bubble": p, "zbv": 2 * p - 1, "dualpipev": 2 * p}
-    short = schedule == "1f1b" and scenario.software.pipeline.fewer_microbatches_than_ranks
-    if p > 1 and m < fewest.get(schedule, 1) and not short:
+    of_1f1b = {"any": 1, "ranks - 1": p - 1, "ranks": p}
+    few = of_1f1b[scenario.software.pipeline.fewest_microbatches]
+    fewest = {"1f1b": few, "zero_bubble": p, "zbv": 2 * p - 1, "dualpipev": 2 * p}
+    if p > 1 and m < fewest.get(schedule, 1):
         return "schedule_microbatches"
     if schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and m % p:
         return "interleaved_microbatches"
@@ -447,6 +448,17 @@ def first_broken(scenario: Scenario, plan: Plan) -> str:
     return "legal"
 
 
+@pytest.mark.parametrize(
+    ("software", "fewest"), [("shardplan", 4), ("nanotron", 3), ("megatron-core", 1)]
+)
+def test_the_trainer_says_how_few_micro_batches_1f1b_takes(software: str, fewest: int) -> None:
+    scenario = make_scenario("llama", "4xA100-80GB", global_batch_size=12, software=software)
+    for count in (1, 2, 3, 4):
+        plan = Plan(pipeline_parallel=4, num_microbatches=count, micro_batch_size=12 // count)
+        (code,) = legality_codes(scenario, PlanTable.from_plans([plan]))
+        assert (CODES[code] == "schedule_microbatches") is (count < fewest), count
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 @pytest.mark.parametrize("splits_backward", [True, False])
@@ -456,7 +468,7 @@ def test_codes_equal_a_plain_python_walk(name: str, splits_backward: bool) -> No
     software = scenario.software.changed(
         {
             "pipeline.splits_backward": splits_backward,
-            "pipeline.fewer_microbatches_than_ranks": not splits_backward,
+            "pipeline.fewest_microbatches": "ranks" if splits_backward else "any",
         }
     )
     scenario = replace(scenario, software=software, num_ranks=12)

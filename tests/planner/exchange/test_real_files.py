@@ -415,7 +415,6 @@ CLUSTERS = {  # of models whose files say so, and of those that need more than e
     "nemo1": ("llama-3-8b", "1xH100-SXM"),
 }
 ERRORS = {  # of jobs that the rules of plans forbid
-    "nanotron_tiny": "1f1b needs num_microbatches >= 2",
     "mixtral_qlora": "--lora-targets must be attention",
 }
 
