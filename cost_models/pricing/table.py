@@ -37,7 +37,7 @@ from cost_models.pricing.estimate import block_time, price, price_memory, second
 from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of, late_position
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
-from cost_models.step_time.overlap import Hiding, exposed_data_seconds
+from cost_models.step_time.overlap import Hiding, at_the_end, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds, TimeParts
 from cost_models.step_time.pipeline_bound import balanced_bound, owners, pipeline_bound
 from hardware_profiles.progress import advance
@@ -104,6 +104,23 @@ def table_steps(scenario: Scenario, table: PlanTable) -> Floats:
         step[rows] = _steps(scenario, group)
         group.frame.release()
     return step
+
+
+def table_once_seconds(scenario: Scenario, table: PlanTable) -> Floats:
+    """Return the seconds of the steps of legal plans that follow or precede all passes.
+
+    Exposed data-parallel communication and the optimizer, of the rank that ends last.
+    """
+    once, hiding = np.empty(len(table)), Hiding.of(scenario.software)
+    for rows, group in _groups(scenario, table):
+        seconds = [
+            _where_present(group, slot, seconds_of(RankView(scenario, group.table, rank)))
+            for slot, rank in zip(group.slots, group.ranks, strict=True)
+        ]
+        exposed, optimizer = at_the_end(seconds, group.table, hiding, on_gpu=scenario.on_gpu)
+        once[rows] = expand(exposed + optimizer, len(group.plain))
+        group.frame.release()
+    return once
 
 
 def table_step_bounds(

@@ -6,7 +6,8 @@ gain most where that fits badly, so the best plan with even stages need not be t
 bound is no better than the best step found:
 
     1. the bound in closed form, for all candidates at once (``table_balanced_steps``; for several
-       stages on a rank, whose layers stay as they are, the step without recomputation);
+       stages on a rank, whose layers stay as they are, the passes without recomputation, and the
+       communication that full recomputation cannot hide);
     2. for a group of plans at a time, the fewest recomputed layers with which each possible stage
        fits, and their seconds;
     3. for each plan of the group, the best stages (``stage_search``, ``minimal_recompute``).
@@ -28,7 +29,12 @@ from cost_models.legality.rules import legality_codes
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, Plan, PlanTable
 from cost_models.plan.recompute import FULL, NONE, SELECTIVE
-from cost_models.pricing.table import BalancedSteps, table_balanced_steps, table_steps
+from cost_models.pricing.table import (
+    BalancedSteps,
+    table_balanced_steps,
+    table_once_seconds,
+    table_steps,
+)
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import longest_stage
 from hardware_profiles.progress import stages, tracked
@@ -166,8 +172,11 @@ def stage_candidates(table: PlanTable) -> PlanTable:
 def stage_bounds(scenario: Scenario, table: PlanTable) -> BalancedSteps:
     """Return lower bounds of plans with any stages and recomputed layers.
 
-    Plans with several stages on a rank keep their layers; only their steps are bounded.
+    Plans with several stages on a rank keep their layers; only their steps are bounded: with the
+    passes without recomputation, and the communication that recomputation of all layers leaves
+    exposed.
     """
+    again = table
     table = replace(table, recompute=np.full_like(table.recompute, NONE))
     bounds = BalancedSteps(*(np.zeros(len(table)) for _ in range(3)))
     uneven = chooses_layers(table)
@@ -176,7 +185,9 @@ def stage_bounds(scenario: Scenario, table: PlanTable) -> BalancedSteps:
     for bound, values in zip(astuple(bounds), astuple(found), strict=True):
         bound[rows] = values
     rows = np.flatnonzero(~uneven)
-    bounds.step[rows] = table_steps(scenario, table.rows(rows))
+    without, again = table.rows(rows), again.rows(rows)
+    hidden = table_once_seconds(scenario, without) - table_once_seconds(scenario, again)
+    bounds.step[rows] = table_steps(scenario, without) - np.maximum(0.0, hidden)
     return bounds
 
 
