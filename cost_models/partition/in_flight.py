@@ -22,7 +22,9 @@ INTERLEAVED: Final = SCHEDULES.index("interleaved_1f1b")
 InFlight = tuple[Real, Real]  # stage inputs in flight, stages with pending weight gradients
 
 
-def in_flight_peaks(table: PlanTable, rank: PipelineRank, extra: Count = 0) -> list[InFlight]:
+def in_flight_peaks(
+    table: PlanTable, rank: PipelineRank, extra: Count | None = None
+) -> list[InFlight]:
     """Return the points of a step at one of which a rank's memory is largest.
 
     Each is a pair, counted in stages (1/v of the rank's layers): stage inputs whose activations are
@@ -53,22 +55,26 @@ def in_flight_peaks(table: PlanTable, rank: PipelineRank, extra: Count = 0) -> l
         # without a pipeline each micro-batch's backward pass ends before the next one starts
         flying = np.select(chosen, [f for f, _ in of_each], 1.0 * virtual)
         due = np.select(chosen, [d for _, d in of_each], 0.0)
-        whole = ~np.isin(schedule, SPLIT_CODES) | (pipeline == 1)
-        more = np.minimum(flying + extra, virtual * microbatches)
-        found.append((np.where(whole, np.maximum(flying, more), flying), due))
+        if extra is not None:
+            whole = ~np.isin(schedule, SPLIT_CODES) | (pipeline == 1)
+            more = np.minimum(flying + extra, virtual * microbatches)
+            flying = np.where(whole, more, flying)
+        found.append((flying, due))
     return found
 
 
-def overlapped_exchange_stages(table: PlanTable, software: SoftwareProfile) -> Count:
+def overlapped_exchange_stages(table: PlanTable, software: SoftwareProfile) -> Count | None:
     """Stages in flight in addition where tokens travel to experts behind another micro-batch.
 
-    One: the forward pass of the next micro-batch runs together with a backward pass. Source:
-    Megatron-LM core/pipeline_parallel/combined_1f1b.py; schedules.py, get_pp_rank_microbatches (one
-    warm-up pass more with overlap_moe_expert_parallel_comm).
+    One: the forward pass of the next micro-batch runs together with a backward pass. None: the
+    trainer overlaps no exchange. Source: Megatron-LM core/pipeline_parallel/combined_1f1b.py;
+    schedules.py, get_pp_rank_microbatches (one warm-up pass more with
+    overlap_moe_expert_parallel_comm).
     """
     overlap = software.overlap
-    hidden = overlap.expert_exchange_between_nodes or overlap.expert_exchange_inside_nodes
-    return np.where(np.greater(table.expert_parallel, 1), int(hidden), 0)
+    if not (overlap.expert_exchange_between_nodes or overlap.expert_exchange_inside_nodes):
+        return None
+    return np.where(np.greater(table.expert_parallel, 1), 1, 0)
 
 
 def weight_gradients_pending_at_end(table: PlanTable, rank: PipelineRank) -> Real:
