@@ -185,7 +185,8 @@ def _by_module(around: _Around) -> Iterator[Saving | None]:
     )
     rows = (legality_codes(scenario, table) == 0) & (broken_by_plan(around.require, table) == 0)
     table = table.rows(np.flatnonzero(rows))
-    fitting, peak = Feasible(scenario, around.require, 0).fits(table)
+    feasible = Feasible(scenario, around.require, 0)
+    fitting, peak = feasible.fits(table)
     table, peak = table.rows(np.flatnonzero(fitting)), peak[fitting]
     if len(table) == 0:
         return
@@ -195,7 +196,7 @@ def _by_module(around: _Around) -> Iterator[Saving | None]:
     if plan.pipeline_parallel > 1:
         seconds = above(seconds, simulated_steps(scenario, table.rows(first)))
     found = table.plan(int(first[0]))
-    if not Feasible(scenario, around.require, 0).broken(table, peak)(first, seconds)[0]:
+    if not feasible.broken(table, peak)(first, seconds)[0]:
         words, options = f"recompute {found.recompute}", f"--fix recompute={found.recompute}"
         yield around.saving(words, options, float(seconds[0]), found)
 
