@@ -70,6 +70,12 @@ def overlapped_exchange_stages(table: PlanTable, software: SoftwareProfile) -> C
     trainer overlaps no exchange. Source: Megatron-LM core/pipeline_parallel/combined_1f1b.py;
     schedules.py, get_pp_rank_microbatches (one warm-up pass more with
     overlap_moe_expert_parallel_comm).
+
+    >>> from cost_models.plan.plan import Plan
+    >>> from hardware_profiles.software.trainer import software_profile
+    >>> table = PlanTable.from_plans([Plan(expert_parallel=8), Plan()])
+    >>> overlapped_exchange_stages(table, software_profile("nemo+overlapped-experts")).tolist()
+    [1, 0]
     """
     overlap = software.overlap
     if not (overlap.expert_exchange_between_nodes or overlap.expert_exchange_inside_nodes):
