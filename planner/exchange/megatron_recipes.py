@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from planner.exchange.job import Job
-from planner.exchange.keys import Settings, Source, leaves_of
+from planner.exchange.keys import Key, Settings, Source, leaves_of
 from planner.exchange.megatron_fields import (
+    CARRIES,
     Get,
     check_fields,
     fields_of,
@@ -142,3 +143,12 @@ def placed_fields(job: Job, sections: Mapping[str, tuple[str, ...]]) -> dict[str
         for name in names
         if fields[name] is not None or name in RESET
     }
+
+
+def placed_keys(sections: Mapping[str, tuple[str, ...]]) -> tuple[Key, ...]:
+    """Return the keys of the fields in the sections of a configuration."""
+    return tuple(
+        Key(f"{section}.{name}", CARRIES[name])
+        for section, names in sections.items()
+        for name in names
+    )

@@ -16,6 +16,15 @@ from planner.exchange.job import FOLLOWING, Job, is_default
 from planner.exchange.keys import MISSING, OMIT, Key, Source, UnknownWord, lookup, unknown_paths
 from planner.exchange.syntax import OWN_KEY, FileHeader, Syntax, stated_in_comments
 
+# where a training script states what only PEFT and bitsandbytes read
+ADAPTERS_IN_SCRIPT: Final = {
+    "lora": "peft.LoraConfig(r=…)",
+    "qlora": "peft.LoraConfig(r=…) and BitsAndBytesConfig(load_in_4bit=True)",
+    "lora_alpha": "peft.LoraConfig(lora_alpha=…)",
+    "lora_targets": "peft.LoraConfig(target_modules=…)",
+    "quantisation": "transformers.BitsAndBytesConfig",
+}
+
 
 @dataclass(frozen=True)
 class ConfigReading:

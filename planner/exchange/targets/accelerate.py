@@ -24,7 +24,7 @@ from planner.exchange.keys import (
 )
 from planner.exchange.launch import accelerate_launch
 from planner.exchange.syntax import YAML
-from planner.exchange.target import Target
+from planner.exchange.target import ADAPTERS_IN_SCRIPT, Target
 from planner.exchange.targets.huggingface import (
     FSDP1,
     deepspeed_remarks,
@@ -258,11 +258,7 @@ ELSEWHERE: Final = {
     "master_weights": "the model's dtype in your script",
     "attention_kernel": "attn_implementation of the model",
     "freeze": "requires_grad_(False) in your script",
-    "lora": "peft.LoraConfig(r=…)",
-    "qlora": "peft.LoraConfig(r=…) and BitsAndBytesConfig(load_in_4bit=True)",
-    "lora_alpha": "peft.LoraConfig(lora_alpha=…)",
-    "lora_targets": "peft.LoraConfig(target_modules=…)",
-    "quantisation": "transformers.BitsAndBytesConfig",
+    **ADAPTERS_IN_SCRIPT,
 }
 
 TARGET: Final = Target(

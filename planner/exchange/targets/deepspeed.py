@@ -15,7 +15,7 @@ from planner.exchange.job import Job
 from planner.exchange.keys import OMIT, Key, Settings, Source, UnknownWord, same, without_effect
 from planner.exchange.launch import deepspeed_launch
 from planner.exchange.syntax import JSON
-from planner.exchange.target import Target
+from planner.exchange.target import ADAPTERS_IN_SCRIPT, Target
 
 FILE: Final = "ds_config.json"
 NVME_PATH: Final = "/local_nvme"
@@ -269,11 +269,7 @@ ELSEWHERE: Final = {
     "optimizer": "the optimizer given to deepspeed.initialize",
     "attention_kernel": "attn_implementation of the model",
     "freeze": "requires_grad_(False) in your script",
-    "lora": "peft.LoraConfig(r=…)",
-    "qlora": "peft.LoraConfig(r=…) and BitsAndBytesConfig(load_in_4bit=True)",
-    "lora_alpha": "peft.LoraConfig(lora_alpha=…)",
-    "lora_targets": "peft.LoraConfig(target_modules=…)",
-    "quantisation": "transformers.BitsAndBytesConfig",
+    **ADAPTERS_IN_SCRIPT,
 }
 
 TARGET: Final = Target(

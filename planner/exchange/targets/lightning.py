@@ -27,7 +27,7 @@ from planner.exchange.launch import torchrun
 from planner.exchange.python_document import CALL, parse_calls
 from planner.exchange.python_recipe import Code, PythonTuple, expression, import_lines
 from planner.exchange.syntax import FileHeader, Syntax, parse_yaml, stated_in_comments
-from planner.exchange.target import Target
+from planner.exchange.target import ADAPTERS_IN_SCRIPT, Target
 from planner.exchange.targets.huggingface import STRATEGIES, on_cpu, read_deepspeed, truth
 
 FILE: Final = "lightning_trainer.py"
@@ -503,11 +503,7 @@ ELSEWHERE: Final = {
     "master_weights": "the model's dtype",
     "attention_kernel": "attn_implementation of from_pretrained",
     "freeze": f"requires_grad_(False) in {_CONFIGURE}",
-    "lora": "peft.LoraConfig(r=…)",
-    "qlora": "peft.LoraConfig(r=…) and BitsAndBytesConfig(load_in_4bit=True)",
-    "lora_alpha": "peft.LoraConfig(lora_alpha=…)",
-    "lora_targets": "peft.LoraConfig(target_modules=…)",
-    "quantisation": "transformers.BitsAndBytesConfig",
+    **ADAPTERS_IN_SCRIPT,
     "offload_device": "offload_optimizer_device of DeepSpeedStrategy",
 }
 SYNTAX: Final = Syntax("python", parse_script, _render, stated_in_comments, also=("yaml",))

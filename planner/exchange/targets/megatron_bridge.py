@@ -11,11 +11,12 @@ from typing import Any, Final
 from planner.exchange.job import Job
 from planner.exchange.keys import Key, Source, without_effect
 from planner.exchange.launch import torchrun
-from planner.exchange.megatron_fields import CARRIES, ELSEWHERE
+from planner.exchange.megatron_fields import ELSEWHERE
 from planner.exchange.megatron_recipes import (
     check,
     model_config,
     placed_fields,
+    placed_keys,
     read_fields_of_recipe,
     remarks,
     restate,
@@ -84,11 +85,7 @@ TARGET: Final = Target(
     file=FILE,
     syntax=assignments(FOOTER),
     keys=(
-        *(
-            Key(f"{section}.{name}", CARRIES[name])
-            for section, names in SECTIONS.items()
-            for name in names
-        ),
+        *placed_keys(SECTIONS),
         Key("mixed_precision", ("precision",)),
         *without_effect(CALL, "model", *(f"{section}.*" for section in SECTIONS)),
         *without_effect("dataset.*", "tokenizer.*", "checkpoint.*", "logger.*", "scheduler.*"),

@@ -15,11 +15,12 @@ from hardware_profiles.errors import InputError
 from planner.exchange.job import Job
 from planner.exchange.keys import Key, Settings, Source, without_effect
 from planner.exchange.launch import torchrun
-from planner.exchange.megatron_fields import CARRIES, ELSEWHERE
+from planner.exchange.megatron_fields import ELSEWHERE
 from planner.exchange.megatron_recipes import (
     check,
     model_config,
     placed_fields,
+    placed_keys,
     read_fields_of_recipe,
     remarks,
     restate,
@@ -128,11 +129,7 @@ TARGET: Final = Target(
     file=FILE,
     syntax=assignments(FOOTER),
     keys=(
-        *(
-            Key(f"{section}.{name}", CARRIES[name])
-            for section, names in SECTIONS.items()
-            for name in names
-        ),
+        *placed_keys(SECTIONS),
         Key(f"trainer.plugins.{CALL}", ("precision",)),
         *without_effect(CALL, "0", "num_nodes", "num_gpus_per_node", "dir", "name", "fn"),
         *without_effect("trainer.*", "model.*", "data.*", "optim.*", "log.*", "resume.*", "peft.*"),

@@ -30,7 +30,7 @@ from planner.exchange.keys import (
 )
 from planner.exchange.launch import torchrun
 from planner.exchange.syntax import BARE_JSON, FileHeader, parse_yaml, syntax_of
-from planner.exchange.target import Target
+from planner.exchange.target import ADAPTERS_IN_SCRIPT, Target
 from planner.exchange.targets.huggingface import (
     ARGUMENTS,
     LIGER,
@@ -219,11 +219,7 @@ ELSEWHERE: Final = {
     "global_batch_size": "micro-batch x accumulation x processes",
     "attention_kernel": "attn_implementation of from_pretrained",
     "freeze": "requires_grad_(False) in the script",
-    "lora": "peft.LoraConfig(r=…)",
-    "qlora": "peft.LoraConfig(r=…) and BitsAndBytesConfig(load_in_4bit=True)",
-    "lora_alpha": "peft.LoraConfig(lora_alpha=…)",
-    "lora_targets": "peft.LoraConfig(target_modules=…)",
-    "quantisation": "transformers.BitsAndBytesConfig",
+    **ADAPTERS_IN_SCRIPT,
 }
 
 TARGET: Final = Target(
