@@ -23,7 +23,7 @@ from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import convert, read_toml
 from hardware_profiles.options import declared
-from hardware_profiles.software.trainer import SoftwareProfile
+from hardware_profiles.software.trainer import SoftwareProfile, software_names
 
 FILE: Final = Path(__file__).parent / "capabilities.toml"
 ANY: Final = "any"
@@ -71,7 +71,8 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
     plan: Mapping[str, Values] = {}
     workload: Mapping[str, Values] = {}
     checked_by: str = ""  # in CI, beside our own list of keys; empty: no target of ``--to``
-    software: str = ""  # that prices a target (``--software``)
+    also: tuple[str, ...] = ()  # other names that ``--software`` takes, beside the title
+    software: str = ""  # profile that prices its runs (``--software``)
     never: tuple[Never, ...] = ()
     families: tuple[str, ...] = ()  # kinds of models (model_type); empty: all
     software_of_zero_stage: Mapping[str, str] = {}  # where another one prices a stage
@@ -223,6 +224,29 @@ def capabilities(target: str) -> Capabilities:
         text = f"target {str(target)[:60]!r} is unknown (must be one of {', '.join(known)})"
         raise InputError(f"{text}. {hint}" if hint else text)
     return all_capabilities()[target]
+
+
+def trainer_named(name: str) -> str:
+    """Return the software profile, or the table of several profiles, that a name stands for.
+
+    Names of profiles and engines stay as they are, and so do names that nothing is known by.
+
+    >>> [trainer_named(one) for one in ("LLaMA-Factory", "Megatron Core", "megatron")]
+    ['llamafactory', 'megatron-core', 'megatron']
+    """
+    if not isinstance(name, str) or name in software_names():
+        return name
+    profiles = {_squeezed(one): one for one in software_names()}
+    if _squeezed(name) in profiles:
+        return profiles[_squeezed(name)]
+    for table, one in all_capabilities().items():
+        if one.software and _squeezed(name) in map(_squeezed, (table, one.title, *one.also)):
+            return table if one.software_of_zero_stage else one.software
+    return name
+
+
+def _squeezed(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def capabilities_of(software: SoftwareProfile) -> Capabilities | None:

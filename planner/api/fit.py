@@ -8,16 +8,19 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from cost_models.legality.capabilities import usual
+from cost_models.legality.capabilities import capabilities, trainer_named, usual
 from cost_models.legality.rules import FEWEST
 from cost_models.partition.schedules import default_virtual_stages
 from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import report
+from hardware_profiles.software.trainer import software_names
 from planner.advice.nearest import require_runnable
 from planner.answer.answers import FitAnswer
 from planner.assessment.assess import assess
 from planner.assessment.host_memory import about_offload
+from planner.assessment.verdict import VERDICTS
+from planner.exchange.names import target_names
 from planner.request.arguments import takes
 from planner.request.clusters import cluster_of
 from planner.request.command import describe_plan
@@ -76,6 +79,10 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     """
     if request.inference:
         return _serve(request)
+    if request.software is not None:
+        request = replace(request, software=trainer_named(request.software))
+        if request.software in target_names() and request.software not in software_names():
+            return _best_of_stages(request, request.software)
     asked = request
     request, reading = _with_config(with_optimal_tokens(asked))
     _refuse_serving_options(request)
@@ -135,6 +142,35 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         fixed=fixed,
         whole_run=whole,
     )
+
+
+def _best_of_stages(request: FitRequest, target: str) -> FitAnswer | TracedFitAnswer:
+    """Return the best answer over the ZeRO stages of a trainer, each with its own profile."""
+    table = capabilities(target)
+    adapters = request.lora is not None or request.qlora is not None
+    stages = table.limits()["zero_stage"] if request.zero_stage is None else [request.zero_stage]
+    found: list[Any] = []
+    refused: InputError | None = None
+    for stage in stages:
+        profile = table.software_for(stage, adapters=adapters)
+        try:
+            answer: Any = fit(**vars(replace(request, software=profile, zero_stage=stage)))
+        except InputError as error:
+            refused = error
+            continue
+        note = f"software {profile} ({table.title} with ZeRO stage {stage})"
+        found.append(replace(answer, assumptions=(*answer.assumptions, note)))
+    if refused is not None and not found:
+        raise refused
+    best: FitAnswer | TracedFitAnswer = min(found, key=_amount)
+    return best
+
+
+def _amount(answer: FitAnswer | TracedFitAnswer) -> tuple[int, float]:
+    """Order answers by verdict, then by step time, or by memory where a plan does not fit."""
+    one, verdict = answer.assessment, VERDICTS.index(answer.verdict)
+    fits = answer.verdict != VERDICTS[-1]
+    return verdict, one.time.step_seconds if fits else one.memory.peak_bytes
 
 
 def _with_config(request: FitRequest) -> tuple[FitRequest, ConfigReading | None]:

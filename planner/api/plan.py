@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from cost_models.legality.capabilities import capabilities
+from cost_models.legality.capabilities import capabilities, trainer_named
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import check_value
-from hardware_profiles.software.trainer import profile_names
+from hardware_profiles.software.trainer import software_names
 from planner.advice.trainers import best_of_trainers
 from planner.answer.answers import PlanAnswer
 from planner.exchange.names import target_names
@@ -204,7 +204,9 @@ def _with_target(request: PlanRequest) -> tuple[PlanRequest, str | None]:
 
     A target is named by ``to``, by ``software``, or by the file.
     """
-    named = request.software if request.software not in profile_names() else None
+    if request.software is not None:
+        request = replace(request, software=trainer_named(request.software))
+    named = None if request.software in software_names() else request.software
     target = request.to or (named if named in target_names() else None)
     if target is not None:
         capabilities(target)  # the name exists

@@ -296,8 +296,9 @@ class LayerOptions:
             "`-foak`, `-liger`), `peft`, `litgpt`, `lit-gpt-nf4`, `torchtune` (and `-compiled`, "
             "`-chunked`), `torchtitan`, `torch-compile` (a model compiled whole, such as nanoGPT) "
             "are other trainers; every number with its source in `hardware_profiles/software/`. "
-            "The trainer's release limits plans and defaults (`docs/how-to/exchange.md`); "
-            "`+any-plan` does not",
+            "A target of `--to` or its usual name (`axolotl`, `TRL`, `LLaMA-Factory`) has the "
+            "profile of each ZeRO stage. The trainer's release limits plans and defaults "
+            "(`docs/how-to/exchange.md`); `+any-plan` does not",
         ),
     ] = None
     freeze: Annotated[

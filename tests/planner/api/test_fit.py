@@ -351,3 +351,27 @@ def test_pinned_offload_is_searched() -> None:
     found = planner.plan(llama(), CLUSTER, fix={"offload": "optimizer"}, **options)
     assert found.best.offload == "optimizer"
     assert planner.plan(llama(), CLUSTER, **options).best.offload == "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        ("LLaMA-Factory", "hf-trainer+fsdp2"),
+        ("TRL", "hf-trainer+fsdp2"),
+        ("DeepSpeed", "torch-trainer+deepspeed-zero3"),
+        ("unsloth", "hf-trainer-foak"),
+    ],
+)
+def test_a_trainer_may_be_named_as_its_users_do(name: str, profile: str) -> None:
+    answer = fit(software=name, zero_stage=3)
+    assert answer.scenario.software.name == profile
+
+
+def test_a_trainer_with_a_profile_for_each_zero_stage_takes_the_fastest_that_fits() -> None:
+    free = fit(software="deepspeed")
+    stages = [fit(software="deepspeed", zero_stage=one) for one in range(4)]
+    steps = [one.assessment.time.step_seconds for one in stages if one.verdict == "fits"]
+    assert free.verdict == "fits"
+    assert free.assessment.time.step_seconds == min(steps)
+    with pytest.raises(InputError, match="no-such-trainer"):
+        fit(software="no-such-trainer")
