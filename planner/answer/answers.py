@@ -14,7 +14,7 @@ from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
 from planner.answer.text import fit_text, plan_text
-from planner.assessment.assess import Assessment, amounts, plan_file
+from planner.assessment.assess import Assessment, amounts, assess, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.documents import cluster_document, model_document
 from planner.assessment.reach import Reach, reach
@@ -249,6 +249,14 @@ class PlanAnswer(DetailedAnswer):
         """The first plan: the simplest of those that are as fast as the fastest."""
         return self.result.plans[0]
 
+    @cached_property
+    def chosen(self) -> tuple[Scenario, Assessment]:
+        """The best plan, which may have stages of its own, priced; and the scenario with them."""
+        if self.staged is None:
+            return self.scenario, self.assessments[0]
+        scenario = self.staged.scenario(self.scenario)
+        return scenario, assess(scenario, self.staged.plan)
+
     @property
     def fastest(self) -> Plan:
         """The plan with the shortest step (of the objective memory: the first plan)."""
@@ -275,21 +283,22 @@ class PlanAnswer(DetailedAnswer):
         """Return the contents of a plan.json for the plan of that rank (0: the best of all)."""
         if rank == 0 and self.placed is not None:
             return plan_file(self.placed.scenario, self.placed.plan, made_by())
-        if rank == 0 and self.staged is not None:
-            return plan_file(self.staged.scenario(self.scenario), self.staged.plan, made_by())
+        if rank == 0:
+            scenario, best = self.chosen
+            return plan_file(scenario, best.plan, made_by())
         return plan_file(self.scenario, self.result.plans[rank], made_by())
 
     def notebook_parts(self) -> Iterator[str]:
         """Yield the best plan with its verdict, and the ranked plans."""
         from planner.answer import notebook
-        from planner.answer.text import model_lines, short_plan
+        from planner.answer.text import model_lines, own_stages, short_plan
 
-        best = self.assessments[0]
+        scenario, best = self.chosen
         yield notebook.verdict(best, notebook.step_sentence(best))
         yield notebook.about(
             model_lines(self.scenario),
             self.scenario.cluster,
-            f"best: {short_plan(best.plan)}",
+            f"best: {' '.join([short_plan(best.plan), *own_stages(scenario)])}",
         )
         yield notebook.plans_table(self.assessments)
         yield notebook.step_bars(best)
@@ -319,6 +328,7 @@ class PlanAnswer(DetailedAnswer):
             self.scenario,
             self.result.counts,
             self.assessments,
+            chosen=self.chosen,
             assumptions=self.assumptions,
             staged=self.staged,
             placed=self.placed,

@@ -217,6 +217,12 @@ def short_plan(plan: Plan) -> str:
     return words
 
 
+def own_stages(scenario: Scenario) -> list[str]:
+    """Return the options of stages that are not even."""
+    stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
+    return [*stages, *stage_recompute_options(scenario.stage_recompute_layers)]
+
+
 def budget_words(budget: Budget) -> str:
     """Return how much of the capacity a plan may use, with the source."""
     return f"{budget.size / GIB:.2f} of {budget.capacity / GIB:.2f} GiB; {budget.reason}"
@@ -238,8 +244,7 @@ def fit_text(
 ) -> str:
     """Return the answer of ``fit`` as text."""
     fits = assessment.fits
-    stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
-    stages += stage_recompute_options(scenario.stage_recompute_layers)
+    stages = own_stages(scenario)
     verdict = [*verdict_lines(assessment), *_another_plan(assessment, ways_out)]
     if verbose:
         lines = [*head(scenario), "", *verdict]
@@ -495,6 +500,7 @@ def plan_text(
     counts: Counts,
     assessments: Sequence[Assessment],
     *,
+    chosen: tuple[Scenario, Assessment],
     assumptions: Sequence[str],
     staged: StagedPlan | None = None,
     placed: PlacedPlan | None = None,
@@ -507,23 +513,26 @@ def plan_text(
 ) -> str:
     """Return the answer of ``plan`` as text.
 
-    ``tie``: plans that are as fast as the first one, which is the simplest of them; ``rows``: those
-    of the table, where --top gives them; ``further``: plans behind the given number of plans, which
-    fill the rows where several plans share one.
+    ``assessments``: of plans with even stages, best first; ``chosen``: the best plan, which may
+    have stages of its own (``staged``). ``tie``: plans that are as fast as the first one, which is
+    the simplest of them; ``rows``: those of the table, where --top gives them; ``further``: plans
+    behind the given number of plans, which fill the rows where several plans share one.
     """
-    best = assessments[0]
+    with_stages, best = chosen
     lines = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
         lines += labelled("TIGHT", tight_words(scenario, best.plan))
     above, lines = lines, []
-    lines += labelled("Best", short_plan(best.plan))
+    lines += labelled("Best", " ".join([short_plan(best.plan), *own_stages(with_stages)]))
     lines += labelled("Step", time_line(best.time))
     if verbose:
         lines += labelled("", rates_line(best.time))
         lines += labelled("Bottleneck", bottleneck(best))
     else:
         lines += [_bottleneck_line(best.time)]
-    other = runner_up(assessments)
+    ranked = assessments if best is assessments[0] else [best, *assessments]
+    other = runner_up(ranked)
+    tie = tie if ranked is assessments else None
     if tie is not None and tie.plans > 1 and (verbose or _is_tie(tie, best, other)):
         lines += labelled("Tie", tie_words(tie, best, verbose=verbose))
     before = len(lines)
@@ -531,7 +540,7 @@ def plan_text(
         lines += labelled("Runner-up", _why_not(best, other, verbose=verbose))
     after = len(lines)
     if staged is not None:
-        lines += labelled("Stages", _stages(staged, written=placed is None, verbose=verbose))
+        lines += labelled("Stages", _stages(staged, verbose=verbose))
     if placed is not None:
         lines += labelled("Order", placed_words(placed, verbose=verbose))
     for place, saving in enumerate(savings if verbose else savings[:1]):
@@ -554,7 +563,7 @@ def plan_text(
             room += after - before
             del lines[before:after]
         most = max(1, min(most, room))
-    shown = [*assessments, *further]
+    shown = [*ranked, *further]
     if most is None or len(shown) <= most:
         shown[1:] = sorted(shown[1:], key=lambda one: one.time.step_seconds)
     table = ranked_table(shown, most, hint=rows is None, tie=tie)
@@ -628,15 +637,12 @@ def _why_not(best: Assessment, other: Assessment, *, verbose: bool) -> str:
     return f"{by}: {TIME_WORDS[lost]} costs {format_seconds(difference)} more"
 
 
-def _stages(staged: StagedPlan, *, written: bool, verbose: bool) -> str:
-    """Return the gain of a plan's own stages, with its options of ``fit``."""
-    gain = f"{format_seconds(staged.step)} a step, {100 * staged.gain:.1f} % less, with "
-    plan = f"the best plan and {staged.stage_options}" if staged.rank == 0 else staged.options
-    words = [gain + plan]
-    if verbose:
-        words += [f"simulated; the best plan takes {format_seconds(staged.even_step)}"]
-        words += [] if staged.proven else ["a limit ended the search, so others may be faster"]
-        words += ["that is what -o writes"] * written
+def _stages(staged: StagedPlan, *, verbose: bool) -> str:
+    """Return the gain of the best plan's own stages."""
+    even = format_seconds(staged.even_step)
+    words = [f"{100 * staged.gain:.1f} % less time than the best plan with even stages, {even}"]
+    if verbose and not staged.proven:
+        words += ["a limit ended the search, so others may be faster"]
     return "; ".join(words)
 
 
