@@ -67,11 +67,10 @@ def measured_step(row: Row, case: Case | None) -> float | None:
     if rate:
         return float(workload.tokens_per_step / (rate * gpus))
     definition = look_up(words_table().flops, row)
-    if definition is None or (definition.counts, definition.attention) != ("model", 1.0):
+    if definition is None or definition.counts != "model":
         return None
-    flops = float(
-        model_flops_per_step(case.scenario.model, workload.seq_len, workload.global_batch_size)
-    )
+    sizes = (case.scenario.model, workload.seq_len, workload.global_batch_size)
+    flops = float(model_flops_per_step(*sizes, masked=definition.attention != 1.0))
     if row.get("tflops_per_gpu"):
         return flops / (float(row.get("tflops_per_gpu")) * 1e12 * gpus)
     peak = case.scenario.cluster.accelerator.peak_flops.get(workload.precision)

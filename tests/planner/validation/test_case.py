@@ -446,6 +446,8 @@ def test_time_is_taken_as_it_was_measured() -> None:
     by_rate = seconds(tflops_per_gpu=156.0, flops_definition="model TFLOPS/GPU")
     by_share = seconds(mfu_pct=50.0, flops_definition="model TFLOPS/GPU")
     assert by_rate == pytest.approx(by_share)  # of 312 TFLOP/s
+    masked = seconds(tflops_per_gpu=156.0, flops_definition="model FLOP, causal attention")
+    assert 0.8 * by_rate < masked < by_rate  # half of the attention scores
     assert seconds(tflops_per_gpu=156.0) is None  # nobody says what was counted
     assert seconds(step_time_s=2.0, outcome="oom") is None
 
