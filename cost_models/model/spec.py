@@ -204,8 +204,8 @@ class ModelSpec:
         that the layers of the stack share, or a copy of them.
         """
         found, stacks = list(self.pattern[first:last]), [kind.stack for kind in self.kinds]
-        for stack in dict.fromkeys(stacks):
-            here = [i for i, kind in enumerate(found) if stack and stacks[kind] == stack]
+        for stack in filter(None, dict.fromkeys(stacks)):
+            here = [i for i, kind in enumerate(found) if stacks[kind] == stack]
             if here:
                 found[here[0]] = stacks.index(stack)
         return found

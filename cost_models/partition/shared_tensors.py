@@ -51,6 +51,8 @@ def _shared(model: ModelSpec, layer_ranges: Sequence[tuple[int, int]]) -> Iterat
         stages = {0, len(layer_ranges) - 1} | ({bridge} if bridge is not None else set())
         for weight in tied_weights(model):
             yield SharedTensor(weight, tuple(sorted(stages)), ())
+    if not any(kind.stack for kind in model.kinds):
+        return
     stacks = [model.kinds[kind].stack for kind in model.pattern]
     of_kinds = [kind.shared_tables for kind in model.kinds]
     for layer, kind in enumerate(model.pattern):

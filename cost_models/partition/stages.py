@@ -6,7 +6,7 @@ Symbols   p pipeline_parallel   v virtual_stages (stages on one rank)   m num_mi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final, Literal
@@ -91,26 +91,31 @@ def contents_of_rank(
 ) -> PipelineRank:
     """Return the contents of one pipeline rank; ``rank_of``: the rank that owns each stage."""
     owned = [stage for stage, owner in enumerate(rank_of) if owner == rank]
-    mine = [_kind_counts(model, layer_ranges[s], range(*layer_ranges[s])) for s in owned]
-    again, behind, starts = [], [], 0
+    mine, again, behind, starts = [], [], [], 0
+    stage_kinds: list[set[int]] = []
     backward_layers: list[tuple[int, bool]] = []
     for stage in owned:
         first, last = layer_ranges[stage]
         layers = recomputed.of_stage(stage, (first, last))
-        repeats, here = set(layers), enumerate(model.stage_kinds(first, last), start=first)
-        backward_layers += [
-            (kind, i in repeats) for i, kind in here if not model.kinds[kind].forward_only
-        ]
-        after = range(layers[-1] + 1 if layers else last, last)
-        again.append(_kind_counts(model, (first, last), layers))
-        behind.append(_kind_counts(model, (first, last), after))
+        kinds = model.stage_kinds(first, last)
+        mine.append(_counts(model, kinds))
+        again.append(_counts(model, [kinds[layer - first] for layer in layers]))
+        behind.append(_counts(model, kinds[layers[-1] + 1 - first :] if layers else []))
         starts += stage > 0 and first in layers
+        stage_kinds.append(set(model.pattern[first:last]))
+        if len(model.kinds) > 1:
+            repeats = set(layers)
+            backward_layers += [
+                (kind, layer in repeats)
+                for layer, kind in enumerate(kinds, start=first)
+                if not model.kinds[kind].forward_only
+            ]
     states = states_between(model, layer_ranges)
     ends = [(stage - 1, stage) for stage in owned if stage > 0]
     received = [states[before] for before, _ in ends]
     ends += [(stage + 1, stage) for stage in owned if stage + 1 < len(layer_ranges)]
     sent = [states[min(pair)] for pair in ends if rank_of[pair[0]] != rank]
-    kinds = [[model.kinds[i] for i in model.pattern[slice(*layer_ranges[s])]] for s in owned]
+    of_stages = [[model.kinds[kind] for kind in kinds] for kinds in stage_kinds]
     sums = (
         (shared.weight, gradient_sends({rank_of[stage] for stage in shared.stages}, rank))
         for shared in shared_tensors(model, layer_ranges)
@@ -118,9 +123,9 @@ def contents_of_rank(
     return PipelineRank(
         index=rank,
         positions=(rank,),
-        kind_counts=tuple(int(n) for n in np.sum(mine, axis=0)),
-        recomputed=tuple(int(n) for n in np.sum(again, axis=0)),
-        after_recomputed=tuple(int(n) for n in np.sum(behind, axis=0)),
+        kind_counts=tuple(map(sum, zip(*mine, strict=True))),
+        recomputed=tuple(map(sum, zip(*again, strict=True))),
+        after_recomputed=tuple(map(sum, zip(*behind, strict=True))),
         recomputed_first_layers=starts,
         largest_stage=max(mine, key=sum),
         first=owned[0] == 0,
@@ -132,8 +137,10 @@ def contents_of_rank(
         max_message_states=max(sent, default=0),
         shared_gradients=tuple((weight, times) for weight, times in sums if times),
         bridge=_bridge(model, layer_ranges, owned),
-        decoder_stages=sum(any(kind.cross_attention for kind in stage) for stage in kinds),
-        position_tables=sum(len({kind.stack for kind in stage if kind.stack}) for stage in kinds),
+        decoder_stages=sum(any(kind.cross_attention for kind in stage) for stage in of_stages),
+        position_tables=sum(
+            len({kind.stack for kind in stage if kind.stack}) for stage in of_stages
+        ),
         layer_neighbours=backward_neighbours(model, backward_layers[::-1]),
     )
 
@@ -203,15 +210,9 @@ def even_split_contents(
     )
 
 
-def _kind_counts(
-    model: ModelSpec, stage: tuple[int, int], layers: Iterable[int]
-) -> tuple[int, ...]:
-    """Count layers of a stage by kind."""
-    counts = [0] * len(model.kinds)
-    kinds = model.stage_kinds(*stage)
-    for layer in layers:
-        counts[kinds[layer - stage[0]]] += 1
-    return tuple(counts)
+def _counts(model: ModelSpec, kinds: list[int]) -> tuple[int, ...]:
+    """Count layers by kind."""
+    return tuple(kinds.count(kind) for kind in range(len(model.kinds)))
 
 
 class LayerNeighbours(Struct, frozen=True):

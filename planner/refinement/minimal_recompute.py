@@ -27,7 +27,7 @@ from cost_models.scenario import Scenario
 from planner.refinement.rank_prices import (
     OfPlan,
     Seconds,
-    fewest_recomputed,
+    fewest_that_fit,
     max_peak,
     rank_passes,
     rank_peaks,
@@ -157,7 +157,7 @@ def _with_ranks(
         return number, contents[key]
 
     alone, most = [one.plan for one in plans], [sum(each) for each in sizes]
-    least = fewest_recomputed(scenario, alone, most, contents_of)
+    least = fewest_that_fit(scenario, alone, most, contents_of)
     ends = [
         [contents_of(item, n) for item, n in enumerate(each)] for each in ([0] * len(most), most)
     ]

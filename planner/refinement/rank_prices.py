@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -25,6 +25,7 @@ from planner.assessment.verdict import budget_bytes
 
 Floats = NDArray[np.float64]
 OfPlan = tuple[int, PipelineRank]  # number of a plan, and one of its ranks
+AT_ONCE: Final = 1_000  # peaks that cost about as much as a further call of the formulas
 
 
 class _Columns(Struct, frozen=True):
@@ -113,43 +114,44 @@ def _of_plans(
     return found
 
 
-def fewest_recomputed(
+def fewest_that_fit(
     scenario: Scenario,
     plans: Sequence[Plan],
     most: Sequence[int],
     rank_of: Callable[[int, int], OfPlan],
 ) -> list[int | None]:
-    """Return the fewest recomputed layers with which each of several ranks fits; None: too large.
+    """Return the fewest layers to recompute, or to remove, with which each of several ranks fits.
 
-    ``most``: of every rank; ``rank_of``: a rank with a number of recomputed layers. Recomputing a
-    layer never increases the peak, by about as much each: the secant between a number that does not
-    fit and one that fits gives the next number to try, with the one before it.
+    None: too large. ``most``: of every rank; ``rank_of``: a rank with a number of such layers.
+    Another layer never increases the peak, by about as much each: unless all numbers are few, the
+    secant between one that does not fit and one that fits gives the next to try, with the one
+    before it.
     """
-    limit, every = max_peak(scenario), np.arange(len(most))
-    low, high = np.zeros(len(most), dtype=int), np.array(most, dtype=int)
-
-    def peaks(rows: NDArray[Any], *numbers: NDArray[Any]) -> list[Floats]:
-        pairs = [
-            pair for each in numbers for pair in zip(rows.tolist(), each.tolist(), strict=True)
-        ]
-        found = rank_peaks(scenario, plans, [rank_of(*pair) for pair in pairs])
-        return np.split(found, len(numbers))
-
-    over, under = peaks(every, low, high)  # bytes with the numbers low and high
-    too_large = under > limit
-    high[over <= limit] = 0
-    while len(rows := every[~too_large & (high - low > 1)]):  # low does not fit, high fits
-        share = (over[rows] - limit) / np.maximum(1.0, over[rows] - under[rows])
-        guess = np.ceil(low[rows] + share * (high[rows] - low[rows])).astype(int)
-        guess = np.clip(guess, low[rows] + 1, high[rows])
-        before = np.maximum(guess - 1, low[rows])
-        for number, peak in zip((guess, before), peaks(rows, guess, before), strict=True):
-            fits = peak <= limit
-            smaller = fits & (number < high[rows])
-            larger = ~fits & (number > low[rows])
-            high[rows[smaller]], under[rows[smaller]] = number[smaller], peak[smaller]
-            low[rows[larger]], over[rows[larger]] = number[larger], peak[larger]
+    limit, end = max_peak(scenario), np.array(most, dtype=int)
+    low, high = np.full(len(end), -1), end + 1  # does not fit, fits
+    known = np.zeros((len(end), max(most, default=0) + 1))  # bytes
+    while len(rows := np.flatnonzero(high - low > 1)):
+        between, ends = high[rows] - low[rows] - 1, (low[rows] < 0) & (high[rows] > end[rows])
+        if between.sum() <= AT_ONCE:
+            rows = np.repeat(rows, between)
+            numbers = np.arange(len(rows)) - np.repeat(np.cumsum(between) - between, between)
+            numbers += low[rows] + 1
+        elif np.any(ends):
+            rows = rows[ends]
+            rows, numbers = np.tile(rows, 2), np.concatenate([low[rows] + 1, end[rows]])
+        else:
+            over, under = known[rows, low[rows]], known[rows, high[rows]]
+            share = (over - limit) / np.maximum(1.0, over - under)
+            guess = np.ceil(low[rows] + share * (high[rows] - low[rows])).astype(int)
+            guess = np.clip(guess, low[rows] + 1, high[rows])
+            numbers = np.concatenate([guess, np.maximum(guess - 1, low[rows])])
+            rows = np.tile(rows, 2)
+        ranks = [rank_of(*pair) for pair in zip(rows.tolist(), numbers.tolist(), strict=True)]
+        known[rows, numbers] = peak = rank_peaks(scenario, plans, ranks)
+        fits = peak <= limit
+        np.minimum.at(high, rows[fits], numbers[fits])
+        np.maximum.at(low, rows[~fits], numbers[~fits])
     return [
-        None if large else number
-        for large, number in zip(too_large.tolist(), high.tolist(), strict=True)
+        None if number > last else number
+        for number, last in zip(high.tolist(), end.tolist(), strict=True)
     ]

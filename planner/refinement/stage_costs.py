@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.recomputed_layers import RecomputedLayers, recomputed_layers
@@ -21,8 +20,7 @@ from hardware_profiles.progress import stages
 from planner.refinement.rank_prices import (
     OfPlan,
     Seconds,
-    fewest_recomputed,
-    max_peak,
+    fewest_that_fit,
     rank_passes,
     rank_peaks,
 )
@@ -199,7 +197,7 @@ def _price_stages(costs: Sequence[StageCosts], begin: Callable[[str], None]) -> 
 
     most = [costs[number].most_recomputed(stage, pair) for number, stage, pair in items]
     begin(words)
-    fewest = fewest_recomputed(costs[0].scenario, [one.plan for one in costs], most, rank_of)
+    fewest = fewest_that_fit(costs[0].scenario, [one.plan for one in costs], most, rank_of)
     fitting = [(*item, n) for item, n in zip(items, fewest, strict=True) if n is not None]
     begin(words)
     _price_seconds(costs, fitting)
@@ -255,38 +253,34 @@ def _largest(costs: StageCosts, most: int) -> list[int]:
 
 
 def _fit_sizes(costs: Sequence[StageCosts]) -> None:
-    """Lower the most layers of every stage to those with which it fits in its time, by bisection.
+    """Lower the most layers of every stage to those with which it fits in its time.
 
     For layers of one kind: more layers need more memory, and leave less time to recompute them.
     """
-    places = [(n, stage) for n, one in enumerate(costs) for stage in range(one.contents.stages)]
-    low, high = np.array([costs[n].sizes[stage] for n, stage in places], dtype=int).reshape(-1, 2).T
+    places = [
+        (number, stage, *one.sizes[stage])
+        for number, one in enumerate(costs)
+        for stage in range(one.contents.stages)
+    ]
 
-    def fits(rows: NDArray[Any], sizes: NDArray[Any]) -> NDArray[np.bool_]:
-        ranks = []
-        for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
-            number, stage = places[row]
-            one = costs[number]
-            (pair,) = one.contents.ranges(stage, [size])
-            ranks.append((number, one.contents.of(stage, *pair, one.most_recomputed(stage, pair))))
-        scenario = costs[0].scenario
-        return rank_peaks(scenario, [one.plan for one in costs], ranks) <= max_peak(scenario)
+    def rank_of(place: int, removed: int) -> OfPlan:
+        number, stage, _, high = places[place]
+        one = costs[number]
+        (pair,) = one.contents.ranges(stage, [high - removed])
+        return number, one.contents.of(stage, *pair, one.most_recomputed(stage, pair))
 
-    rows = np.arange(len(places))
-    if len(rows) == 0:
+    if not places:
         return
-    fit = fits(np.tile(rows, 2), np.concatenate([low, high]))
-    least, most = np.split(fit, 2)
-    low[~least], high[~least] = 0, 0  # too large
-    low[most] = high[most]
-    while len(rows := rows[high[rows] - low[rows] > 1]):
-        middle = (low[rows] + high[rows]) // 2
-        fit = fits(rows, middle)
-        low[rows[fit]], high[rows[~fit]] = middle[fit], middle[~fit]
+    most = [high - low for *_, low, high in places]
+    removed = fewest_that_fit(costs[0].scenario, [one.plan for one in costs], most, rank_of)
+    largest = [
+        0 if number is None else high - number
+        for (*_, high), number in zip(places, removed, strict=True)
+    ]
     end = 0
     for one in costs:
         here = slice(end, end := end + one.contents.stages)
-        one.sizes = sizes_of(low[here].tolist(), one.scenario.model.num_layers)
+        one.sizes = sizes_of(largest[here], one.scenario.model.num_layers)
 
 
 def _price_seconds(
