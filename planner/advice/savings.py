@@ -32,6 +32,7 @@ from planner.search.feasible import Feasible
 from planner.search.search import SearchResult, search
 
 LEAST: Final = 0.005  # of a step: smaller savings are not named
+ROUNDING: Final = 1e-9
 DEGREES: Final = (
     "data_parallel",
     "dp_replicate",
@@ -93,7 +94,8 @@ class _Around:
     ) -> Saving | None:
         """Return the fastest plan with a change, if it fits and saves."""
         try:
-            found = search(scenario, pins, require=self.require, top=1)
+            below = self.step * (1.0 - LEAST) * (1.0 + ROUNDING)
+            found = search(scenario, pins, require=self.require, top=1, below=below)
         except InputError:  # too many candidates, or not defined for this accelerator
             return None
         if not found.fits:

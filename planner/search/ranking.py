@@ -46,7 +46,7 @@ class Ranking:
     """Order of the results of a search: the first ``top`` by an objective, or a Pareto front.
 
     ``distinct``: number of splits of the ranks of which a plan is kept in addition
-    (``planner.search.distinct``).
+    (``planner.search.distinct``); ``below``: of the first ``top`` only.
     """
 
     scenario: Scenario
@@ -54,6 +54,7 @@ class Ranking:
     top: int
     front: bool
     distinct: int = 0  # not with the objective memory, nor with a front
+    below: float = np.inf  # seconds; plans with longer steps are not wanted
 
     def order(self, table: PlanTable, rows: Rows, step: Floats, peak: Floats) -> Rows:
         """Sort rows of a table by the bound on the objective; simpler plans first among ties."""
@@ -91,7 +92,7 @@ class Ranking:
         if self.distinct:
             return self._standing(known).limit(degrees_of(table))
         last = known[self.top - 1][0] if len(known) >= self.top else np.inf
-        return np.full(len(table), last)
+        return np.full(len(table), min(last, self.below))
 
     def _standing(self, known: Sequence[Ranked]) -> Standing:
         seconds = np.array([one[0] for one in known])

@@ -30,6 +30,7 @@ from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import fewer_collections
 from planner.search.partial_recompute import (
     FULL,
+    MOST_SAVED,
     PRICING,
     Families,
     FewestLayers,
@@ -120,6 +121,7 @@ def search(
     distinct: int = 0,
     priced: PricedCandidates | None = None,
     with_near: bool = False,
+    below: float = np.inf,
 ) -> SearchResult:
     """Search DP x TP x PP x ZeRO with sequence parallelism, recompute and micro-batch size.
 
@@ -131,7 +133,8 @@ def search(
     addition every plan that is nearly as fast as the fastest, and the fastest plan of each of that
     many splits of the ranks (``planner.search.distinct``). ``priced``: the candidates of this
     scenario, if they are priced already (without ``require``). ``with_near``: return the plans
-    whose stages may be chosen, too, unless parts of that choice are given.
+    whose stages may be chosen, too, unless parts of that choice are given. ``below``: seconds of a
+    step; only plans that fit and are faster are searched, by time, and counts are of some of them.
     """
     started = time.perf_counter()
     if priced is None:
@@ -139,7 +142,7 @@ def search(
     else:
         candidates = priced.candidates
     distinct = 0 if front or objective == "memory" else distinct
-    ranking = Ranking(scenario, objective, top, front, distinct)
+    ranking = Ranking(scenario, objective, top, front, distinct, below)
     simulated = bounded_away = varied = more_stages = 0
     with stages(*SIZES) as begin:
         begin(f"searching {len(candidates.legal):,} plans")
@@ -161,7 +164,8 @@ def search(
                     varied += source.part_recomputed
                 else:
                     varied += source.priced
-            if leaders.plans or not (feasible.seen_tight or np.any(space.verdicts == 1)):
+            tight = feasible.seen_tight or np.any(space.verdicts == 1)
+            if leaders.plans or not tight or below < np.inf:
                 break
     near = None
     if with_near and not require and varies_layers(scenario, fixed or {}):
@@ -222,6 +226,14 @@ class _Space:
     ) -> _Space:
         """Price the legal plans; ``begin`` names what is done."""
         scenario, objective = ranking.scenario, ranking.objective
+        varies = varies_layers(scenario, fixed)
+        loops = "virtual_stages" not in fixed and varies_virtual_stages(scenario, require)
+        interleaved, steps = None, None if priced is None else priced.step
+        if ranking.below < np.inf:
+            if loops:
+                unknown = np.zeros(len(legal))
+                interleaved, loops = Interleaved.of(scenario, legal, unknown, unknown), False
+            legal, steps = _faster(scenario, legal, ranking.below, varies=varies)
         if priced is None:
             enough = EXACT * budget_bytes(scenario.cluster)  # larger peaks need not be exact
             peak, verdicts = verdicts_of(scenario, legal, enough)
@@ -230,15 +242,13 @@ class _Space:
         smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
         smallest_peak = float(np.min(peak, initial=np.inf))
         max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
-        varies = varies_layers(scenario, fixed)
         fewest = objective != "memory" and not ranking.front and fewest_layers_are_best(require)
         leaves_some = any("activations" in words for words in offloads)
         none = peaks_without(legal, peak, max_offset) if varies else np.full(len(legal), np.nan)
         every = None
         if varies and (leaves_some or not fewest):
             every = FullRecompute.of(legal, peak, none, offloaded=fewest)
-        interleaved = None
-        if "virtual_stages" not in fixed and varies_virtual_stages(scenario, require):
+        if loops:
             interleaved = Interleaved.of(scenario, legal, peak, none)
         rows = np.flatnonzero(verdicts < 2)
         if varies and fewest:
@@ -247,7 +257,7 @@ class _Space:
             rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, limits))
         begin(f"pricing the steps of {len(rows):,} plans")
         table, whole_peak, peak = legal.rows(rows).plain(), peak, peak[rows]
-        step = table_steps(scenario, table) if priced is None else priced.step[rows]
+        step = table_steps(scenario, table) if steps is None else steps[rows]
         at_best = results(scenario, table, step, peak)
         return cls(
             table=table,
@@ -303,6 +313,19 @@ class _Space:
                 every=self.every is not None,
                 smaller=self.smaller,
             )
+
+
+def _faster(
+    scenario: Scenario, legal: PlanTable, below: float, *, varies: bool
+) -> tuple[PlanTable, Floats]:
+    """Return plans whose steps may be below some seconds, or those with fewer recomputed layers.
+
+    And their steps in seconds.
+    """
+    step = table_steps(scenario, legal)
+    saved = np.where(decode(legal.recompute) == FULL, MOST_SAVED, 0.0) if varies else 0.0
+    rows = np.flatnonzero(step * (1.0 - saved) < below)
+    return legal.rows(rows), step[rows]
 
 
 def _near(legal: PlanTable, peak: Floats, most: float) -> NDArray[np.intp]:
