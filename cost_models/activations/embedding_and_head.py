@@ -56,10 +56,10 @@ def embedding_bytes_per_token(view: RankView) -> Real:
         needed = kind.norm == "layer" and any(
             w.part == "norm" and not w.frozen for w in kind.weights
         )
-        counts = rank.first and opens and not needed and bool(trained)
+        counts = opens and not needed and bool(trained)
         keeps = (table.recompute < FULL) | repeats_modules(table.recompute)
         keeps = keeps & ~repeats_module(table.recompute, "layernorm")
-        saved = np.where(keeps, float(counts), 0.0)
+        saved = np.where(keeps, counts * (1.0 * rank.first), 0.0)
         return 0.0 - saved * _frozen_norm_bytes(model, kind, compute, software) / along
     dropped = (
         software.activations.dropout_mask_bytes * model.hidden_size * (model.embedding_dropout > 0)
@@ -67,7 +67,7 @@ def embedding_bytes_per_token(view: RankView) -> Real:
     norms = len(_norms(model.embedding)) * norm_bytes(kind, model.hidden_size, compute, software)
     inputs = compute * sum(w.shape[-1] for w in _matrices(model.embedding))
     between = 2.0 * dropped if rank.bridge else 0.0
-    found: Real = (float(rank.first) * (dropped + norms + inputs) + between) / along
+    found: Real = (rank.first * (dropped + norms + inputs) + between) / along
     return found
 
 
@@ -82,7 +82,7 @@ def head_bytes_per_token(view: RankView) -> tuple[Real, Real, Real, Real]:
     model, workload, software = view.model, view.workload, view.software
     table, rank = view.table, view.rank
     zeros: Real = np.zeros(len(table))
-    if not rank.last:
+    if not np.any(rank.last):
         return zeros, zeros, zeros, zeros
     compute = workload.compute_bytes
     kind = model.kinds[model.pattern[-1]]
@@ -117,7 +117,8 @@ def head_bytes_per_token(view: RankView) -> tuple[Real, Real, Real, Real]:
         view.tokens,
         upcasts=software.precision.autocasts_weights or not in_16_bits,
     )
-    return zeros + total, zeros + logits.kept, zeros + logits.forward, zeros + logits.backward
+    here = zeros + rank.last
+    return here * total, here * logits.kept, here * logits.forward, here * logits.backward
 
 
 def _frozen_norm_bytes(
@@ -143,7 +144,7 @@ def head_backward_bytes_per_token(view: RankView) -> Real:
     """
     model, workload, table = view.model, view.workload, view.table
     rank = view.rank
-    whole = workload.compute_bytes * model.hidden_size * float(rank.last)
+    whole = workload.compute_bytes * model.hidden_size * (1.0 * rank.last)
     return whole * np.where(table.sequence_parallel, 2.0, 1.0)
 
 
@@ -157,7 +158,7 @@ def head_norm_bytes_per_token(view: RankView) -> Real:
     saved = norm_bytes(kind, model.hidden_size, compute, software)
     working = norm_working_bytes(kind, model.hidden_size, compute, software)
     residual = compute * model.hidden_size  # no residual connection around the last norm
-    return float(rank.last) * (saved + working - residual) / along
+    return rank.last * (saved + working - residual) / along
 
 
 def head_gradient_bytes_per_token(view: RankView) -> Real:
@@ -165,7 +166,7 @@ def head_gradient_bytes_per_token(view: RankView) -> Real:
     model, workload, rank = view.model, view.workload, view.rank
     along = view.sequence_shards
     trained = any(not model.kinds[i].forward_only for i in model.pattern)
-    return workload.compute_bytes * model.hidden_size * float(rank.last and trained) / along
+    return workload.compute_bytes * model.hidden_size * (1.0 * rank.last * trained) / along
 
 
 def rotary_table_bytes(model: ModelSpec, workload: Workload) -> float:

@@ -27,7 +27,7 @@ def messages(view: RankView, in_flight: Real) -> Real:
     along = np.where(table.sequence_parallel, 1.0 * table.tensor_parallel, 1.0)
     one = compute * model.hidden_size / along
     saves_itself = saves_input(model.kinds[model.pattern[0]], compute, view.software)
-    inputs = rank.num_stages - float(rank.first)
+    inputs = rank.num_stages - 1.0 * rank.first
     keeps_input = (table.recompute == FULL) | by_operator(table.recompute)
     alone = np.where(keeps_input, 1.0 * rank.recomputed_first_layers, 0.0)
     alone = np.where(saves_itself, inputs, alone)
@@ -35,11 +35,12 @@ def messages(view: RankView, in_flight: Real) -> Real:
     apart = inputs - np.where(table.offloads_activations, 0.0, alone)
     received = (apart + rank.hidden_states_received - inputs) * in_flight
     under_way: Real = 2.0
-    if rank.first:
+    if np.any(rank.first):
         follows = np.isin(table.pipeline_schedule, (GPIPE, ONE_F_ONE_B)) & (in_flight > 1.0)
-        under_way = np.where(follows | np.greater(rank.num_stages, 1), 2.0, 1.0)
+        receives = np.logical_not(rank.first) | np.greater(rank.num_stages, 1)
+        under_way = np.where(follows | receives, 2.0, 1.0)
     last_kind = model.kinds[model.pattern[-1]]
-    if not rank.last and last_kind.norms_after and last_kind.norm == "layer":
-        under_way = under_way + 1.0
+    if last_kind.norms_after and last_kind.norm == "layer":
+        under_way = under_way + (1.0 - rank.last)
     found = (received + under_way * rank.max_message_states) * one
     return np.where(table.pipeline_parallel > 1, found, 0.0)

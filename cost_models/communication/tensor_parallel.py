@@ -114,7 +114,7 @@ def tensor_traffic(
     splits = _total(
         view, (x.collectives.token_splits.times(x.forward + x.backward) for x in layers)
     )
-    logits = float(rank.last) * options.gathers_logits * np.ones(len(table))
+    logits = 1.0 * rank.last * options.gathers_logits * np.ones(len(table))
     return {
         ("tensor", "all_reduce"): statistics.times(active) + moved(sums, 1.0 - along),
         ("tensor", "all_gather"): moved(gathers, along)
@@ -134,9 +134,9 @@ def _hidden_state(view: RankView) -> Traffic:
     return Traffic(ones, view.model.hidden_size * ones)
 
 
-def _lookups(view: RankView) -> float:
+def _lookups(view: RankView) -> Real:
     """Embeddings that the rank looks up: the encoder's, and the decoder's."""
-    return float(view.rank.first) + float(bool(view.rank.bridge))
+    return 1.0 * view.rank.first + float(bool(view.rank.bridge))
 
 
 def _summed_outputs(view: RankView, layers: Sequence[_Layers]) -> Traffic:
@@ -144,7 +144,7 @@ def _summed_outputs(view: RankView, layers: Sequence[_Layers]) -> Traffic:
     forward = _total(view, (x.collectives.row_sums.times(x.forward) for x in layers))
     backward = _total(view, (x.collectives.inputs.times(x.backward) for x in layers))
     again = _total(view, (x.collectives.row_sums_again.times(x.again) for x in layers))
-    outer = view.rank.decoder_stages + (_lookups(view) + float(view.rank.last))
+    outer = view.rank.decoder_stages + (_lookups(view) + 1.0 * view.rank.last)
     return forward + backward + again + _hidden_state(view).times(outer)
 
 
@@ -174,14 +174,14 @@ def _gathered_outside(view: RankView, options: TrafficOptions) -> Traffic:
     """
     lookups = 0.0 if embedding_is_frozen(view.model) else _lookups(view)
     twice = options.regathers_inputs and not projection_is_frozen(view.model)
-    heads = float(view.rank.last) * (2.0 if twice else 1.0)
+    heads = 1.0 * view.rank.last * (2.0 if twice else 1.0)
     return _hidden_state(view).times(lookups + heads)
 
 
 def _loss_statistics(view: RankView, options: TrafficOptions) -> Traffic:
     """Bytes a step of the maximum, the sum and the target's logit of each token."""
     m = 1.0 * view.table.num_microbatches
-    numbers = float(view.rank.last) * (not options.gathers_logits)
+    numbers = 1.0 * view.rank.last * (not options.gathers_logits)
     wide = max(FP32, view.compute_bytes)
     return Traffic(2.0 * m * numbers, 3.0 * wide * view.tokens * m * numbers)
 

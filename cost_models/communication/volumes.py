@@ -65,7 +65,7 @@ KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sen
 class CommunicationUnit(Struct, frozen=True):
     """Weights that are gathered and reduced together: a layer, the embedding, the head."""
 
-    repeats: int
+    repeats: Count
     weights: tuple[Weight, ...]
     gathers: float  # gathers a micro-batch under ZeRO-3
 
@@ -129,19 +129,21 @@ def communication_units(model: ModelSpec, rank: PipelineRank) -> list[Communicat
         for count, kind in zip(rank.kind_counts, model.kinds, strict=True)
         if np.any(count)
     ]
-    if rank.is_whole_model and model.tie_embeddings:
-        return [*found, CommunicationUnit(1, model.outer, 1.0)]
+    first, last = 1 * rank.first, 1 * rank.last
+    if model.tie_embeddings and np.any(rank.is_whole_model):
+        whole = 1 * rank.is_whole_model
+        found.append(CommunicationUnit(whole, model.outer, 1.0))
+        first, last = first - whole, last - whole
     copy = tied_weights(model) if model.tie_embeddings else ()
-    if rank.first:
+    if np.any(first):
         here = (*model.embedding, *(model.bridge if rank.bridge == "first" else ()))
-        found.append(
-            CommunicationUnit(1, here, 1.0 if all(w.role == "lookup" for w in here) else 2.0)
-        )
+        gathers = 1.0 if all(w.role == "lookup" for w in here) else 2.0
+        found.append(CommunicationUnit(first, here, gathers))
     if rank.bridge == "between":
         found.append(CommunicationUnit(1, (*model.bridge, *copy), 2.0))
-    if rank.last:
+    if np.any(last):
         here = model.bridge if rank.bridge == "last" else ()
-        found.append(CommunicationUnit(1, (*here, *model.head, *copy), 1.0))
+        found.append(CommunicationUnit(last, (*here, *model.head, *copy), 1.0))
     return found
 
 
@@ -232,7 +234,7 @@ def pipeline_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     """
     table, rank = view.table, view.rank
     message = view.compute_bytes * view.tokens * view.model.hidden_size / view.sequence_shards
-    stages = 2.0 * table.virtual_stages - float(rank.first) - float(rank.last)
+    stages = 2.0 * table.virtual_stages - 1.0 * rank.first - 1.0 * rank.last
     stages = stages - 2.0 * rank.has_adjacent_stages
     m = 1.0 * table.num_microbatches
     sent = Traffic(stages * m, rank.hidden_states_sent * m * message)

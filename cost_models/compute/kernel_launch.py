@@ -51,7 +51,7 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     outside = host.microbatch_operators / (forward + backward)
     repeats_forward = (table.recompute == FULL) | by_operator(table.recompute)
     mixed = workload.compute_bytes != workload.master_bytes
-    outer = rank.first + rank.last + (rank.bridge == "between")
+    outer = 1.0 * rank.first + rank.last + (rank.bridge == "between")
     groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)
     around = groups * host.group_operators
     starts_forward, starts_backward = outside * forward + around, outside * backward + around

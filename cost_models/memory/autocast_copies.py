@@ -37,7 +37,7 @@ def absent_copies(view: RankView, params: RankParameters) -> tuple[Real, ...]:
     table, rank = view.table, view.rank
     zeros = np.zeros(len(table))
     every, again, kept = params.total + zeros, zeros, zeros
-    lookup = np.where(view.model.tie_embeddings and rank.last, 0.0, params.embedding)
+    lookup = np.where(view.model.tie_embeddings & np.asarray(rank.last), 0.0, params.embedding)
     for count, recomputed, size in zip(
         rank.kind_counts, rank.recomputed, params.layers, strict=True
     ):

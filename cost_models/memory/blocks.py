@@ -64,18 +64,20 @@ class Blocks:
         # one precision add them up where they lie
         self.managed = managed = np.logical_or(mixed, (ranks > 1) & sharded)
         zeros = np.zeros(len(table))
-        alone = rank.first and rank.last and model.tie_embeddings
-        trains_first = rank.first and not embedding_is_frozen(model)
+        alone = model.tie_embeddings & np.logical_and(rank.first, rank.last)
+        trains_first = rank.first & np.logical_not(embedding_is_frozen(model))
         keeps = software.gradients.whole_replica_buffer and not mixed
         stays = (table.zero_stage < 3) & np.logical_not(table.offloads_weights)
         self.accumulates = several = by_value(table.num_microbatches > 1)
         unreduced = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
         # elements: of the head, of a block that is both embedding and head
-        self.head, self.tied = params.head + zeros, params.embedding + zeros if alone else zeros
+        self.head, self.tied = params.head + zeros, zeros
+        if np.any(alone):
+            self.tied = np.where(alone, params.embedding, zeros)
         layers = LayerElements.of(params, unreduced, zeros)
         self.embedding, self.total = params.embedding + zeros, params.total + zeros
         # of the block that a backward pass reduced last
-        self.reduced_last = self.embedding if trains_first else layers.lowest(rank)
+        self.reduced_last = np.where(trains_first, self.embedding, layers.lowest(rank))
         # the block that was reduced before the last layer
         before = np.where(self.tied > 0.0, 0.0, self.head)
         before = np.where(self.head > 0.0, before, np.where(several, self.reduced_last, 0.0))
@@ -110,7 +112,7 @@ class Blocks:
         # share of the head's and the embedding's last parameter in its block
         self.ends = (
             last_trained_share(model.head),
-            0.0 if alone else last_trained_share(model.embedding),
+            np.where(alone, 0.0, last_trained_share(model.embedding)),
         )
         self.largest_pair = params.largest_pair + zeros  # two largest matrices of a layer
         # bytes an element: experts cut inside are rearranged matrix by matrix
@@ -118,14 +120,14 @@ class Blocks:
         self.expert_shards = np.where(sharded, 1.0 * np.maximum(1, table.expert_shard_ranks), 1.0)
         self.experts_have_copies = by_value(table.expert_shard_ranks > 1)
         # of ``tied``, of the table alone; a frozen table has no gradient
-        table_of = tied_weights(model) if alone and trains_first else ()
-        self.tied_table = zeros + block_numel(table_of, table.tensor_parallel)
+        table_of = block_numel(tied_weights(model), table.tensor_parallel)
+        self.tied_table = np.where(alone & trains_first, zeros + table_of, zeros)
         # DualPipeV of 2 p micro-batches: its peak precedes its first stage's backward
         self.peaks_early = by_value(
             (schedule == DUALPIPEV)
             & pipelined
             & (table.num_microbatches == 2 * table.pipeline_parallel)
-            & bool(rank.first and rank.last)
+            & np.logical_and(rank.first, rank.last)
         )
         # of gradients: those of the rank's last stage
         self.later_share = 0.5 * (params.total - params.embedding + params.head) / params.total
@@ -157,7 +159,7 @@ class Blocks:
         elements: Real,
         last: bool,
         shards: Real | None = None,
-        end: float = 0.0,
+        end: Real = 0.0,
         summed: Flag = True,
     ) -> Item:
         """Return a block's gradients while they are reduced, or only accumulated.

@@ -45,11 +45,11 @@ def head_gradients(view: RankView, logits: Real) -> HeadGradients:
     params = view.parameters
     model, workload, software = view.model, view.workload, view.software
     table, rank = view.table, view.rank
-    alone = rank.first and rank.last and model.tie_embeddings
+    alone = model.tie_embeddings & np.logical_and(rank.first, rank.last)
     whole = (table.zero_stage == 0) | (table.shard_ranks <= 1)
     apart = whole & (not software.gradients.whole_buffer)
     each = np.where(apart, workload.compute_bytes, 0.0)
-    tied = params.embedding if alone else 0.0
+    tied = np.where(alone, params.embedding, 0.0) if np.any(alone) else 0.0
     block = each * (tied + params.head)
     beside = np.where(block > 0.0, logits, 0.0)
 

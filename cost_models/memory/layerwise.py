@@ -79,7 +79,7 @@ def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
         reduction = workload.gradient_bytes(in_master_precision=False)
     whole = gathered_bytes(workload, view.software)
     zero_3, sharded, every = table.zero_stage >= 3, table.zero_stage >= 1, table.zero_stage >= 2
-    last_block = params.embedding if rank.first else params.largest_layer
+    last_block = np.where(rank.first, params.embedding, params.largest_layer)
     several = by_value(table.num_microbatches > 1)
     head, mixed = params.head, compute != workload.master_bytes
     unreduced = (table.expert_shard_ranks <= 1) & (not mixed)  # experts of one rank

@@ -248,7 +248,7 @@ def _elements_of_a_loop(view: RankView) -> Real:
     for block in communication_units(view.trained_model, view.rank):
         for weight in block.weights:
             lead, rows, columns = local_shape(weight, view.table, view.table.zero_stage)
-            copies = 3.0 if is_layer_matrix(weight) else 2.0
+            copies = (3.0 if is_layer_matrix(weight) else 2.0) * np.greater(block.repeats, 0)
             largest = np.maximum(largest, copies * lead * rows * columns)
     return largest
 

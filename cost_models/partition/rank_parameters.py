@@ -82,7 +82,7 @@ def _sum_of_layers(rank: PipelineRank, layers: Sequence[Real]) -> Real:
 
 def _embedding_numel(model: ModelSpec, rank: PipelineRank, tensor: Count) -> Real:
     """Elements of the embedding, and of the tensors between encoder and decoder."""
-    found = block_numel(model.embedding if rank.first else (), tensor)
+    found = rank.first * block_numel(model.embedding if np.any(rank.first) else (), tensor)
     if rank.bridge in ("first", "between"):
         found = found + block_numel(model.bridge, tensor)
     if rank.bridge == "between" and model.tie_embeddings:
@@ -93,9 +93,9 @@ def _embedding_numel(model: ModelSpec, rank: PipelineRank, tensor: Count) -> Rea
 def _head_numel(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> Real:
     """Elements of the head; a tied projection is a copy if the embedding is on another rank."""
     tensor = table.tensor_parallel
-    found = block_numel(model.head if rank.last else (), tensor)
-    if rank.last and model.tie_embeddings and model.head_multiply:
-        copy = np.multiply(1.0, model.head_multiply) / tensor
+    found = rank.last * block_numel(model.head if np.any(rank.last) else (), tensor)
+    if np.any(rank.last) and model.tie_embeddings and model.head_multiply:
+        copy = rank.last * np.multiply(1.0, model.head_multiply) / tensor
         found = found + np.where(table.pipeline_parallel > 1, copy, 0.0)
     if rank.bridge == "last":
         found = found + block_numel(model.bridge, tensor)

@@ -39,8 +39,8 @@ class PipelineRank(Struct, frozen=True):
     after_recomputed: tuple[int, ...]
     recomputed_first_layers: int  # stages with an input whose first layer is recomputed
     largest_stage: tuple[int, ...]  # layers of each kind in the rank's largest (virtual) stage
-    first: bool  # holds the embedding
-    last: bool  # holds the head and computes the loss
+    first: Flag  # holds the embedding
+    last: Flag  # holds the head and computes the loss
     num_stages: int
     has_adjacent_stages: bool  # owns two consecutive stages (the turn of a V)
     # Hidden states (the encoder's output is sent along with the decoder's): sent to other ranks in
@@ -76,9 +76,10 @@ class PipelineRank(Struct, frozen=True):
         return share
 
     @property
-    def is_whole_model(self) -> bool:
+    def is_whole_model(self) -> Flag:
         """Whether one stage is the whole model."""
-        return self.first and self.last and self.num_stages == 1
+        whole: Flag = self.first & self.last & np.equal(self.num_stages, 1)
+        return whole
 
 
 def contents_of_rank(

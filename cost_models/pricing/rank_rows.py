@@ -24,7 +24,9 @@ from cost_models.scenario import Scenario
 Column = Callable[[list[Any]], Any]  # one value for each rank -> a number, or a column
 RankRows = tuple[NDArray[np.intp], PipelineRank]  # rows of a table, and a rank of their plans
 Record = TypeVar("Record", bound=Struct)
-COUNTS: Final = (
+NUMBERS: Final = (
+    "first",
+    "last",
     "index",
     "recomputed_first_layers",
     "num_stages",
@@ -39,12 +41,14 @@ COUNTS_BY_KIND: Final = ("kind_counts", "recomputed", "after_recomputed")
 
 
 def kind_of(rank: PipelineRank) -> tuple[Any, ...]:
+    """Return the properties of a rank that are no numbers in a table of many plans."""
+    return rank.first, rank.last, *formulas_of(rank)
+
+
+def formulas_of(rank: PipelineRank) -> tuple[Any, ...]:
     """Return the properties of a rank that select formulas; the others are numbers."""
     near = rank.layer_neighbours
     return (
-        rank.first,
-        rank.last,
-        rank.is_whole_model,
         rank.bridge,
         rank.shared_gradients,
         tuple(count > 0 for count in rank.kind_counts),
@@ -83,7 +87,7 @@ def joint_rank(ranks: Sequence[PipelineRank], column: Column) -> PipelineRank:
         return tuple(joint(list(values)) for values in zip(*counts, strict=True))
 
     found: dict[str, Any] = {
-        name: joint([getattr(rank, name) for rank in ranks]) for name in COUNTS
+        name: joint([getattr(rank, name) for rank in ranks]) for name in NUMBERS
     }
     for name in COUNTS_BY_KIND:
         found[name] = by_kind([getattr(rank, name) for rank in ranks])
@@ -129,7 +133,7 @@ def of_ranks(
     """Return a formula's record of columns for each rank, evaluated once for each kind of rank."""
     kinds: dict[Any, list[int]] = {}
     for number, (_, rank) in enumerate(ranks):
-        kinds.setdefault(kind_of(rank), []).append(number)
+        kinds.setdefault(formulas_of(rank), []).append(number)
     found: list[Any] = [None] * len(ranks)
     for numbers in kinds.values():
         alike = [ranks[number] for number in numbers]

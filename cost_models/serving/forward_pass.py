@@ -133,7 +133,7 @@ class StagePass:
     @property
     def has_head(self) -> bool:
         """Whether the rank computes logits."""
-        return self.rank.last and bool(self.replica.model.head_multiply)
+        return bool(self.rank.last and self.replica.model.head_multiply)
 
     @cached_property
     def zeros(self) -> Real:

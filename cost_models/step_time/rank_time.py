@@ -130,11 +130,12 @@ def device_seconds(view: RankView, rate: Rates) -> DeviceSeconds:
         backward = backward + layers.trained * one.backward
         again = again + layers.run_again * one.recompute
         later = later + layers.trained * one.weights
-    if view.rank.last:
+    if np.any(view.rank.last):
         head = head_seconds(
             view.model, view.tokens, table.tensor_parallel, view.compute_bytes, rate, view.software
         )
-        forward, backward = forward + head.forward, backward + head.backward
+        forward = forward + view.rank.last * head.forward
+        backward = backward + view.rank.last * head.backward
     return DeviceSeconds(forward, backward, again, later, core)
 
 
