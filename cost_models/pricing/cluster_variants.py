@@ -92,5 +92,5 @@ def steps_on_clusters(
     for index in np.unique(number).tolist():  # processes that share cores
         rows = np.flatnonzero(number == index)
         there = replace(scenario, cluster=clusters[index])
-        seconds[rows], least[rows] = step_times(there, table.rows(rows).plain())
+        seconds[rows], least[rows], _ = step_times(there, table.rows(rows).plain())
     return seconds, least

@@ -13,19 +13,21 @@ from cost_models.pricing.estimate import Floats, block_time, seconds_by_pipeline
 from cost_models.scenario import Scenario
 
 
-def step_times(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
-    """Return seconds of a step of every legal plan, and a lower bound on faster machines.
+def step_times(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats, Floats]:
+    """Return seconds of a step of every legal plan, a lower bound on faster machines, and its end.
 
     Stages: those of the scenario, else even ones. A faster machine shortens computation, waits and
     communication of every plan. It may lengthen the bubble of a schedule that splits the backward
     pass, where weight gradients become shorter than the gaps they fill: such bubbles are left out
-    of the second column, which therefore never grows with a rate.
+    of the second column, which therefore never grows with a rate. The third: exposed data-parallel
+    communication and the optimizer, which follow or precede all passes.
     """
-    seconds, least = np.empty(len(table)), np.empty(len(table))
+    seconds, least, once = (np.empty(len(table)) for _ in range(3))
     for rows, positions, of_ranks in seconds_by_pipeline(scenario, table):
         few = table.rows(rows)
         parts, _ = block_time(scenario, few, positions, of_ranks)
         splits = np.isin(few.pipeline_schedule, SPLIT_CODES)
         seconds[rows] = parts.step
         least[rows] = np.where(splits, parts.step - parts.bubble, parts.step)
-    return seconds, least
+        once[rows] = parts.data_communication + parts.optimizer
+    return seconds, least, once

@@ -37,7 +37,7 @@ from cost_models.pricing.estimate import block_time, price, price_memory, second
 from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of, late_position
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
-from cost_models.step_time.overlap import Hiding, at_the_end, exposed_data_seconds
+from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds, TimeParts
 from cost_models.step_time.pipeline_bound import balanced_bound, owners, pipeline_bound
 from hardware_profiles.progress import advance
@@ -106,21 +106,18 @@ def table_steps(scenario: Scenario, table: PlanTable) -> Floats:
     return step
 
 
-def table_once_seconds(scenario: Scenario, table: PlanTable) -> Floats:
-    """Return the seconds of the steps of legal plans that follow or precede all passes.
-
-    Exposed data-parallel communication and the optimizer, of the rank that ends last.
-    """
-    once, hiding = np.empty(len(table)), Hiding.of(scenario.software)
+def table_steps_and_ends(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
+    """Return the steps of legal plans, and their seconds that follow or precede all passes."""
+    if by_row(scenario, table):
+        step, _, once = step_times(scenario, table.plain())
+        return step, once
+    step, once = np.empty(len(table)), np.empty(len(table))
     for rows, group in _groups(scenario, table):
-        seconds = [
-            _where_present(group, slot, seconds_of(RankView(scenario, group.table, rank)))
-            for slot, rank in zip(group.slots, group.ranks, strict=True)
-        ]
-        exposed, optimizer = at_the_end(seconds, group.table, hiding, on_gpu=scenario.on_gpu)
-        once[rows] = expand(exposed + optimizer, len(group.plain))
+        time, size = _time(scenario, group), len(group.plain)
+        step[rows] = expand(time.step, size)
+        once[rows] = expand(time.data_communication + time.optimizer, size)
         group.frame.release()
-    return once
+    return step, once
 
 
 def table_step_bounds(
@@ -129,13 +126,13 @@ def table_step_bounds(
     number: Index | None = None,
     columns: Callable[[Projection, Index], ClusterColumns] | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return the two columns of ``step_times``: steps of legal plans, and their lower bounds.
+    """Return the first two columns of ``step_times``: steps of legal plans, and their lower bounds.
 
     ``number``: of each row's cluster; ``columns``: rates and links of the clusters, as columns of
     the projection to ``number``.
     """
     if number is None and by_row(scenario, table):
-        return step_times(scenario, table.plain())
+        return step_times(scenario, table.plain())[:2]
     seconds, least = np.empty(len(table)), np.empty(len(table))
     for rows, group in _groups(scenario, table, number):
         there = scenario

@@ -32,8 +32,7 @@ from cost_models.plan.recompute import FULL, NONE, SELECTIVE
 from cost_models.pricing.table import (
     BalancedSteps,
     table_balanced_steps,
-    table_once_seconds,
-    table_steps,
+    table_steps_and_ends,
 )
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import longest_stage
@@ -176,8 +175,8 @@ def stage_bounds(scenario: Scenario, table: PlanTable) -> BalancedSteps:
     passes without recomputation, and the communication that recomputation of all layers leaves
     exposed.
     """
-    again = table
-    table = replace(table, recompute=np.full_like(table.recompute, NONE))
+    again = table.recompute
+    table = replace(table, recompute=np.full_like(again, NONE))
     bounds = BalancedSteps(*(np.zeros(len(table)) for _ in range(3)))
     uneven = chooses_layers(table)
     rows = np.flatnonzero(uneven)
@@ -185,9 +184,10 @@ def stage_bounds(scenario: Scenario, table: PlanTable) -> BalancedSteps:
     for bound, values in zip(astuple(bounds), astuple(found), strict=True):
         bound[rows] = values
     rows = np.flatnonzero(~uneven)
-    without, again = table.rows(rows), again.rows(rows)
-    hidden = table_once_seconds(scenario, without) - table_once_seconds(scenario, again)
-    bounds.step[rows] = table_steps(scenario, without) - np.maximum(0.0, hidden)
+    both = table.rows(np.tile(rows, 2))
+    both = replace(both, recompute=np.concatenate([table.recompute[rows], again[rows]]))
+    step, once = (column.reshape(2, -1) for column in table_steps_and_ends(scenario, both))
+    bounds.step[rows] = step[0] - np.maximum(0.0, once[0] - once[1])
     return bounds
 
 
