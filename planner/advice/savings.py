@@ -120,12 +120,16 @@ def savings(
     result: SearchResult,
     fixed: Mapping[str, Any],
     require: Sequence[Constraint] = (),
+    fastest: float = np.inf,
 ) -> tuple[Saving, ...]:
-    """Return what would save at least LEAST of the fastest plan's step, the most first."""
+    """Return what would save at least LEAST of the fastest plan's step, the most first.
+
+    ``fastest``: seconds of a plan with stages of its own, if one is the best.
+    """
     if not best.fits or not scenario.on_gpu or scenario.layer_ranges is not None:
         return ()
     step = best.time.step_seconds if result.tie is None else result.tie.seconds
-    around = _Around(scenario, best, step, fixed, require)
+    around = _Around(scenario, best, min(step, fastest), fixed, require)
     every = [*_trainings(around), *_zero_plus_plus(around, [best.plan, *result.plans])]
     every += [*_by_module(around), *_fewer_accelerators(around)]
     return tuple(sorted((one for one in every if one is not None), key=lambda one: -one.share))

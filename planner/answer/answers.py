@@ -240,7 +240,8 @@ class PlanAnswer(DetailedAnswer):
         from planner.advice.savings import savings
 
         best = self.assessments[0]
-        return savings(self.scenario, best, self.result, self.fixed, self.require)
+        fastest = self.chosen[1].time.step_seconds
+        return savings(self.scenario, best, self.result, self.fixed, self.require, fastest)
 
     trainers: tuple[BestOfTrainer, ...] = ()  # the best of each, where none was named
 
