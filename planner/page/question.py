@@ -52,6 +52,7 @@ class FormField:
     slider: tuple[int, int] | None = None  # exponents of two
 
 
+TRAINERS: Final = tuple(sorted({*profile_names(), *target_names()}))
 FIELDS: Final = (
     FormField("model", "Model", hint="preset, Hugging Face id, or size such as 7b"),
     FormField("config", "config.json", hint="pasted text; it replaces the name", most=MAX_CONFIG),
@@ -60,7 +61,7 @@ FIELDS: Final = (
     FormField("batch", "Global batch", "count", "global_batch_size", slider=(0, 14)),
     FormField("precision", "Precision", "choice", "precision", get_args(Precision)),
     FormField("optimizer", "Optimizer", "choice", "optimizer", get_args(Optimizer)),
-    FormField("software", "Trainer", "choice", "software", tuple(profile_names())),
+    FormField("software", "Trainer", "choice", "software", TRAINERS),
     FormField("lora", "LoRA rank", "count", "lora"),
     FormField("qlora", "QLoRA rank", "count", "qlora"),
     FormField("tp", "Tensor parallel", "count", "tensor_parallel"),

@@ -20,7 +20,7 @@ from cost_models.units import format_count
 from hardware_profiles.cluster.build import describe
 from hardware_profiles.errors import InputError
 from planner.answer.answers import FitAnswer, PlanAnswer, not_run
-from planner.answer.text import short_plan
+from planner.answer.text import own_stages, short_plan
 from planner.api.export import export
 from planner.api.fit import fit
 from planner.api.plan import plan as search_plans
@@ -157,15 +157,20 @@ def _search(question: PageQuestion, **options: Any) -> PlanAnswer | SurveyAnswer
 def best(question: PageQuestion) -> TableView:
     """Search for the best plans."""
     answer = _search(question, top=TABLE)
-    found = answer.assessments
+    found = list(answer.assessments)
+    words = [short_plan(one.plan) for one in found]
     batch = str(answer.scenario.workload.global_batch_size)
+    addresses = [question.address(**{**fields_of(one.plan), "batch": batch}) for one in found]
+    if isinstance(answer, PlanAnswer) and answer.staged is not None:
+        scenario, best = answer.chosen
+        found.insert(0, best)
+        words.insert(0, " ".join([short_plan(best.plan), *own_stages(scenario)]))
+        addresses.insert(0, "")  # the form has no layers by stage
     rows = tuple(
-        TableRow(
-            (short_plan(one.plan), *cells),
-            question.address(**{**fields_of(one.plan), "batch": batch}),
-            first=place == 0,
+        TableRow((one, *cells), address, first=place == 0)
+        for place, (one, cells, address) in enumerate(
+            zip(words, plan_cells(found), addresses, strict=True)
         )
-        for place, (one, cells) in enumerate(zip(found, plan_cells(found), strict=True))
     )
     heads = ("Plan", "Memory", "Margin", "Step", "Tokens/s each", "MFU")
     return TableView(
