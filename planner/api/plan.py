@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cost_models.legality.capabilities import capabilities, trainer_named
 from hardware_profiles.cluster.schema import Cluster
@@ -51,12 +51,15 @@ from planner.survey.cases import (
 )
 from planner.survey.compare_cases import SurveyRequest, offloads_of, ranked, survey
 from planner.survey.inverse import InverseAnswer, answer_inverse, models_of
-from planner.traced.answers import TracedPlanAnswer
-from planner.traced.fit_and_plan import plan_module
+
+if TYPE_CHECKING:
+    from planner.traced.answers import TracedPlanAnswer
+
+    PlannedAnswer = PlanAnswer | SurveyAnswer | InverseAnswer
+    PlanAnswers = PlannedAnswer | TracedPlanAnswer
 
 USUAL_TOP: Final = 10  # plans unless --top is given
 MOST_ALIKE: Final = 4  # plans that share a row of a table
-PlanAnswers = PlanAnswer | SurveyAnswer | InverseAnswer | TracedPlanAnswer
 
 
 @takes(PlanRequest)
@@ -118,6 +121,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
     adapters, of_layers = part(request, AdapterOptions), part(request, LayerOptions)
     of_layers["stage_recompute_layers"] = by_stage
     if is_module(request.model):
+        from planner.traced.fit_and_plan import plan_module
+
         _refuse_for_modules(request)
         return plan_module(
             str(request.model),

@@ -107,7 +107,7 @@ def largest_micro_batch(
         workload = replace(scenario.workload, global_batch_size=batch)
         return load(replace(scenario, workload=workload), replace(plan, micro_batch_size=size))
 
-    return largest(larger, highest)
+    return largest(larger, highest, plan.micro_batch_size)
 
 
 def fewest_recomputed(scenario: Scenario, plan: Plan) -> int:
@@ -123,32 +123,29 @@ def fewest_recomputed(scenario: Scenario, plan: Plan) -> int:
     return fewest if fewest <= len(counts) else 0
 
 
-def largest(load: Callable[[int], float], highest: int, start: int = 2) -> int:
+def largest(load: Callable[[int], float], highest: int, start: int = 1) -> int:
     """Return the largest number up to ``highest`` whose load is at most 1; 0 if none.
 
-    The load must not fall when the number grows. The second trial is ``start``. The load is nearly
-    linear, so the next trial is interpolated from the last two; every fourth trial bisects or
-    doubles the interval.
+    The load must not fall when the number grows. The first trial is ``start``. The load is nearly
+    linear, so the next trial is interpolated from the last two, or from the only one and a load of
+    0; every fourth trial bisects or doubles the interval.
 
     >>> largest(lambda n: n / 1000.5, 10**6)
     1000
     """
-    if highest < 1 or (first := load(1)) > 1.0:
-        return 0
-    low, high = 1, highest + 1
-    points, tries = [(1, first)], 0
+    low, high, trial = 0, highest + 1, min(max(start, 1), highest)
+    points: list[tuple[int, float]] = []
+    tries = 0
     while high - low > 1:
-        tries += 1
-        trial = min(2 * low if tries > 1 else max(start, 2), (low + high) // 2)
-        if len(points) == 2 and tries % 4:
-            (n, a), (m, b) = points
-            if b != a:
-                trial = math.floor(n + (1.0 - a) * (m - n) / (b - a)) + (low in (n, m))
-                trial = min(max(trial, low + 1), high - 1)
         here = load(trial)
         low, high = (trial, high) if here <= 1.0 else (low, trial)
-        if here < math.inf:
-            points = [points[-1], (trial, here)]
+        points = [*points[-1:], (trial, here)] if here < math.inf else points
+        tries += 1
+        (n, a), (m, b) = ((0, 0.0), *points)[-2:] if points else ((0, 0.0), (0, 0.0))
+        trial = min(max(2 * low, 1), (low + high) // 2)
+        if tries % 4 and a != b:
+            trial = math.floor(n + (1.0 - a) * (m - n) / (b - a)) + (low > 0 and low in (n, m))
+        trial = min(max(trial, low + 1), high - 1)
     return low
 
 

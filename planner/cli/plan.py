@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from hardware_profiles.options import Option
 from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json, Verbose
 from planner.cli.outputs import print_answer
 from planner.request.requests import SEARCH, PlanRequest
+
+if TYPE_CHECKING:
+    from planner.api.plan import PlannedAnswer
 
 
 def plan(
@@ -45,10 +48,13 @@ def plan(
     from planner.api.plan import plan as ask
     from planner.cli.outputs import refuse_existing
     from planner.request.clusters import split_clusters
-    from planner.request.executor_process import cluster_or_measure, refuse_for_modules
+    from planner.request.executor_process import (
+        cluster_or_measure,
+        is_module,
+        refuse_for_modules,
+    )
     from planner.text.answer import json_text
     from planner.text.paragraphs import labelled
-    from planner.traced.answers import TracedPlanAnswer
 
     if output is not None:
         refuse_existing(output, force=force)  # before any work is done
@@ -63,13 +69,14 @@ def plan(
         if json:
             show(json_text(error.document))
         raise
-    if output is not None and not isinstance(answer, TracedPlanAnswer):
-        write_plan_file(output, answer.plan_file(), force=force)
+    planned = None if is_module(request.model) else cast("PlannedAnswer", answer)
+    if output is not None and planned is not None:
+        write_plan_file(output, planned.plan_file(), force=force)
     print_answer(answer, json=json, verbose=verbose)
-    if output is not None and not isinstance(answer, TracedPlanAnswer):
-        why = not_run(answer.scenario, answer.best)
+    if output is not None and planned is not None:
+        why = not_run(planned.scenario, planned.best)
         following = f"next: shardplan run {shlex.quote(str(output))} --data FILE"
         say(f"{'':<11}wrote {output}; {following if why is None else why}")
-    elif not json and not isinstance(answer, TracedPlanAnswer):
+    elif not json and planned is not None:
         following = "add -o plan.json to write the best plan; shardplan run trains it"
         show("\n".join(labelled("Next", following)))

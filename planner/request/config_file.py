@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cost_models.legality.capabilities import capabilities
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import declared
-from planner.exchange.registry import read_config
-from planner.exchange.target import ConfigReading
 from planner.request.requests import FitRequest, PlanRequest
+
+if TYPE_CHECKING:
+    from planner.exchange.target import ConfigReading
 
 Request = TypeVar("Request", FitRequest, PlanRequest)
 MOST_KEYS: Final = 8  # that a note names
@@ -25,6 +26,8 @@ def with_config(request: Request, cluster: Cluster) -> tuple[Request, ConfigRead
     """
     if request.source is None:
         return request, None
+    from planner.exchange.registry import read_config  # heavy: where it is used
+
     reading = read_config(request.source)
     found = dict(reading.settings)
     data = _data_parallel({**found, **_given(request)}, cluster.num_gpus)
