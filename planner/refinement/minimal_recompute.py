@@ -75,7 +75,12 @@ class LeastRecompute:
 
     plan: Plan
     ranges: Ranges
-    ranks: list[RankRecompute] = field(default_factory=list)  # the first ones, or all
+    of_rank: dict[int, RankRecompute] = field(default_factory=dict)  # some, or all
+
+    @property
+    def ranks(self) -> list[RankRecompute]:
+        """The ranks that are priced, in order."""
+        return [self.of_rank[rank] for rank in sorted(self.of_rank)]
 
     @property
     def step_bound(self) -> float:
@@ -119,11 +124,12 @@ def least_recompute(
     """Return the fewest recomputed layers of the plans, with given stages, that fit.
 
     Without plans whose steps take ``limit`` seconds or more. The first rank, which mostly has the
-    largest peak, is priced before the others.
+    largest peak, is priced before the last one, which computes the head, and that before the
+    others.
     """
     contents: dict[Any, PipelineRank] = {}
     left = [LeastRecompute(plan, ranges) for plan, ranges in plans]
-    for some in (slice(0, 1), slice(1, None)):
+    for some in (slice(0, 1), slice(-1, None), slice(1, -1)):
         left = [
             one for one in _with_ranks(scenario, left, some, contents) if one.step_bound < limit
         ]
@@ -136,7 +142,10 @@ def _with_ranks(
     """Price some ranks of every plan, and return the plans in which they fit."""
     owners = [tuple(ranks_of_stages(one.plan)) for one in plans]
     ranks = [
-        (n, rank) for n, one in enumerate(plans) for rank in range(one.plan.pipeline_parallel)[some]
+        (n, rank)
+        for n, one in enumerate(plans)
+        for rank in range(one.plan.pipeline_parallel)[some]
+        if rank not in one.of_rank
     ]
     sizes = [
         [
@@ -163,13 +172,13 @@ def _with_ranks(
     ]
     seconds = rank_passes(scenario, alone, [*ends[0], *ends[1]])
     too_large = set()
-    for item, (number, _) in enumerate(ranks):
+    for item, (number, rank) in enumerate(ranks):
         fewest = least[item]
         if fewest is None:
             too_large.add(number)
         else:
             of_item = seconds[item], seconds[len(ranks) + item]
-            plans[number].ranks.append(RankRecompute(fewest, most[item], *of_item))
+            plans[number].of_rank[rank] = RankRecompute(fewest, most[item], *of_item)
     return [one for number, one in enumerate(plans) if number not in too_large]
 
 

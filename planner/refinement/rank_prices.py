@@ -131,14 +131,18 @@ def fewest_that_fit(
     low, high = np.full(len(end), -1), end + 1  # does not fit, fits
     known = np.zeros((len(end), max(most, default=0) + 1))  # bytes
     while len(rows := np.flatnonzero(high - low > 1)):
-        between, ends = high[rows] - low[rows] - 1, (low[rows] < 0) & (high[rows] > end[rows])
+        between = high[rows] - low[rows] - 1
+        largest, smallest = high[rows] > end[rows], low[rows] < 0  # whether it is to be tried
         if between.sum() <= AT_ONCE:
             rows = np.repeat(rows, between)
             numbers = np.arange(len(rows)) - np.repeat(np.cumsum(between) - between, between)
             numbers += low[rows] + 1
-        elif np.any(ends):
-            rows = rows[ends]
-            rows, numbers = np.tile(rows, 2), np.concatenate([low[rows] + 1, end[rows]])
+        elif np.any(largest):
+            rows = rows[largest]
+            numbers = end[rows]
+        elif np.any(smallest):
+            rows = rows[smallest]
+            numbers = np.zeros_like(rows)
         else:
             over, under = known[rows, low[rows]], known[rows, high[rows]]
             share = (over - limit) / np.maximum(1.0, over - under)

@@ -152,6 +152,11 @@ class StageCosts:
         """
         return self.found.get((stage, self.contents.key(stage, first, last)))
 
+    def ranges(self, stage: int) -> list[Pair]:
+        """Return the layers that a stage may have."""
+        low, high = self.sizes[stage]
+        return self.contents.ranges(stage, range(low, high + 1))
+
     def within(self, stage: int, pair: Pair) -> bool:
         """Whether a stage without recomputation takes no longer than it may."""
         return self.seconds[self.contents.key(stage, *pair), 0].whole <= self.longest[stage]
@@ -186,8 +191,8 @@ def _price_stages(costs: Sequence[StageCosts], begin: Callable[[str], None]) -> 
         (number, stage, pair)
         for number, one in enumerate(costs)
         if one.possible
-        for stage, (low, high) in enumerate(one.sizes)
-        for pair in one.contents.ranges(stage, range(low, high + 1))
+        for stage in range(one.contents.stages)
+        for pair in one.ranges(stage)
         if one.within(stage, pair)
     ]
 
@@ -220,14 +225,21 @@ def _find_sizes(costs: Sequence[StageCosts]) -> None:
             sizes = range(done[number] + 1, last + 1)
             done[number] = last
             for stage in of.different:
-                for first, end in of.ranges(stage, sizes):
-                    wanted += [(number, stage, (first, end), n) for n in (0, end - first)]
+                wanted += [(number, stage, pair, 0) for pair in of.ranges(stage, sizes)]
         _price_seconds(costs, wanted)
         left = [
             n for n in left if done[n] < most[n] and max(_largest(costs[n], done[n])) == done[n]
         ]
     for number, one in enumerate(costs):
         one.sizes = sizes_of(_largest(one, done[number]), layers)
+    whole = [
+        (number, stage, pair, pair[1] - pair[0])
+        for number, one in enumerate(costs)
+        if one.possible and one.plan.recompute != "none"
+        for stage in range(one.contents.stages)
+        for pair in one.ranges(stage)
+    ]
+    _price_seconds(costs, whole)
 
 
 def sizes_of(largest: Sequence[int], layers: int) -> list[Pair]:
