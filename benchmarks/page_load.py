@@ -5,8 +5,9 @@
 Every client keeps one connection and moves one control at a time: sequence length, batch, tensor
 and pipeline parallelism of a plan that is held, as the page's script does. Between two moves it
 thinks for ``--think`` seconds on average. Most questions are new: sequence lengths differ by
-client. Times are from the request to the last byte of the page; an answer that is not a page ends
-the benchmark. Memory is that of the server's processes (Linux), after the first third and at the
+client. The minute begins with the first answer, which waits for the server's processes to start.
+Times are from the request to the last byte of the page; an answer that is not a page ends the
+benchmark. Memory is that of the server's processes (Linux), after the first third and at the
 end. ``--address``: of a page that runs already, as shardplan serve prints it; without its memory.
 """
 
@@ -41,7 +42,7 @@ def enter(host: str, port: int, query: str) -> str:
 def client(
     number: int, address: tuple[str, int, str], until: float, think: float, times: list[float]
 ) -> None:
-    """Move controls until the time is over."""
+    """Move controls until the time is over, at least once."""
     host, port, cookie = address
     chance = random.Random(number)
     connection = http.client.HTTPConnection(host, port, timeout=60)
@@ -49,7 +50,7 @@ def client(
     question = {"model": model, "cluster": cluster, "zero": 1, "recompute": "full", "mbs": 1}
     question |= {"seq_len": 512, "batch": 64, "tp": 1, "pp": 1}
     time.sleep(chance.random() * think)
-    while time.time() < until:
+    while not times or time.time() < until:
         moved = chance.choice(("seq_len", "batch", "tp", "pp"))
         choices = {"seq_len": range(256, 1024, 8), "batch": range(64, 1024, 64)}
         question[moved] = chance.choice(choices.get(moved, DEGREES[:2]))
@@ -127,8 +128,9 @@ def measure(page: str, options: argparse.Namespace, process: int | None) -> None
     assert parts.port
     cookie = enter(parts.hostname, parts.port, parts.query)
     times: list[float] = []
-    until = time.time() + options.seconds
     address = (parts.hostname, parts.port, cookie)
+    client(0, address, time.time(), 0.001, [])
+    until = time.time() + options.seconds
     failed: list[BaseException] = []
 
     def work(number: int) -> None:

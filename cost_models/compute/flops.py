@@ -23,10 +23,20 @@ from cost_models.communication.context_parallel import computed_score_share, is_
 from cost_models.model.lora import SECOND, adapter_names, embedding_is_frozen
 from cost_models.model.parameters import active_parameters
 from cost_models.model.spec import Attention, DeltaRule, LayerKind, ModelSpec, Weight
-from cost_models.partition.recomputed_layers import RecomputedLayers, repeated_by_setting
+from cost_models.partition.recomputed_layers import (
+    RecomputedLayers,
+    repeated_by_setting,
+)
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import PlanTable, split_layers
-from cost_models.plan.recompute import CORE, FULL, by_operator, repeats_module, repeats_modules
+from cost_models.plan.recompute import (
+    CORE,
+    EVERY_SECOND_MM,
+    FULL,
+    by_operator,
+    repeats_module,
+    repeats_modules,
+)
 from cost_models.plan.workload import Workload
 
 # FLOP of an attention core's backward pass over its forward's, by kernel
@@ -55,12 +65,42 @@ def linear_flops_per_token(kind: LayerKind) -> float:
     return _matmul_flops(kind, kind.weights)
 
 
-def _matmul_flops(kind: LayerKind, weights: Iterable[Weight]) -> float:
-    """Forward FLOP of some matrices of a layer for one token."""
-    experts = kind.feed_forward
-    share = experts.experts_per_token / max(1, experts.num_experts)
+def _matmul_flops(kind: LayerKind | None, weights: Iterable[Weight]) -> float:
+    """Forward FLOP of some matrices of a layer (None: of no layer) for one token."""
+    share = 0.0
+    if kind is not None:
+        share = kind.feed_forward.experts_per_token / max(1, kind.feed_forward.num_experts)
     dense = sum(2.0 * w.numel for w in weights if w.role == "linear")
     return dense + share * sum(2.0 * w.numel for w in weights if w.role == "expert")
+
+
+def _matmul_flops_of_ranks(
+    weights: Iterable[Weight], table: PlanTable, kind: LayerKind | None = None
+) -> Real:
+    """Forward FLOP of some matrices for one token, of all tensor-parallel ranks together.
+
+    A matrix that is whole on each rank meets the rank's tokens: all of them, unless the ranks share
+    the sequence. Routers meet all tokens where the experts are cut, adapters of cut matrices
+    always.
+    """
+    ranks = 1.0 * table.tensor_parallel
+    shared = np.where(table.sequence_parallel, 1.0, ranks)
+    routers = np.where(table.expert_tensor_parallel, ranks, 1.0)
+    cut = _adapters_of_cut_matrices(kind)
+    total: Real = np.zeros(len(table))
+    for weight in weights:
+        copies: Real = 1.0
+        if weight.sharding == "replicate":
+            copies = routers if weight.part == "router" else shared
+            copies = ranks if weight.name in cut else copies
+        total = total + copies * _matmul_flops(kind, (weight,))
+    return total
+
+
+def _adapters_of_cut_matrices(kind: LayerKind | None) -> set[str]:
+    weights = () if kind is None else kind.weights
+    cut = [weight.name for weight in weights if weight.sharding != "replicate"]
+    return {adapter for name in cut for adapter in adapter_names(name)}
 
 
 def attention_flops_per_token(attention: Attention, num_keys: Real) -> Real:
@@ -307,7 +347,6 @@ def hardware_flops_per_step(
     share = computed_score_share("eager", table.context_parallel, is_blockwise(table))
     core_backward = CORE_BACKWARD[workload.attention_kernel] * share
     layers = [model.kinds[kind] for kind in model.pattern]
-    linear = sum(linear_flops_per_token(kind) for kind in layers)
     core: Real = float(sum(core_flops_per_token(kind, workload.seq_len) for kind in layers))
     core += float(
         sum(
@@ -316,19 +355,21 @@ def hardware_flops_per_step(
         )
     )
     core = core * share
-    outer = head_flops_per_token(model) + embedding_flops_per_token(model)
-    trained = sum(trained_flops_per_token(kind.weights) for kind in layers)
-    trained += trained_outer_flops_per_token(model)
-    once = 2.0 * (linear + outer) + trained + core
-    idle = forward_only_flops_per_token(model, workload.seq_len, core_backward)
-    once = once - idle - (embedding_flops_per_token(model) if embedding_is_frozen(model) else 0.0)
+    idle = [kind for kind in layers if kind.forward_only]
+    core -= sum(core_backward * core_flops_per_token(kind, workload.seq_len) for kind in idle)
+    linear: Real = np.zeros(len(table))
+    for kind in layers:
+        trained = [weight for weight in kind.weights if not weight.frozen]
+        for weights in (kind.weights, trained, () if kind.forward_only else kind.weights):
+            linear = linear + _matmul_flops_of_ranks(weights, table, kind)
+    once = linear + _outer_flops(model, table) + core
     # tensor-parallel ranks compute the gradient of the projection's input nevertheless
     unneeded = np.where(table.tensor_parallel > 1, 0.0, _unneeded_head_gradient(model))
     full = np.where(table.recompute == FULL, 1.0, 0.0)
     selective = np.where(repeats_module(table.recompute, CORE), 1.0, 0.0)
     ops = np.where(by_operator(table.recompute), 1.0, 0.0)
     repeats = _recomputed_layers(model, table, layer_ranges, stage_recompute_layers)
-    adapters = _adapter_extras(model, table, [n * full for n in repeats])
+    avoided = _avoided_flops(model, table, [n * full for n in repeats])
     # an eager core ends with its second matmul, whose result the backward pass does not need
     eager = 1.0 if workload.attention_kernel == "eager" else 0.0
     again: Real = np.zeros(len(table))
@@ -336,14 +377,30 @@ def hardware_flops_per_step(
         if kind.forward_only:
             continue
         scores = share * core_flops_per_token(kind, workload.seq_len)
-        whole = linear_flops_per_token(kind) + scores - _last_matrix(model, kind)
+        whole = _matmul_flops_of_ranks(kind.weights, table, kind) + scores
+        whole = whole - _last_matrix(model, kind)
         of_core = scores - share * eager * value_flops_per_token(kind, workload.seq_len)
         again = again + number * (full * whole + selective * of_core)
         again = again + number * ops * eager * scores
+        experts = [weight for weight in kind.weights if weight.role == "expert"]
+        every_second = np.equal(table.recompute, EVERY_SECOND_MM)
+        again = again + np.where(every_second, number * _matmul_flops(kind, experts), 0.0)
         for repeats_it, matrices in repeated_by_setting(kind, table):
             matmuls = _repeated_flops(model, kind, matrices, table)
             again = again + np.where(repeats_it, number * matmuls, 0.0)
-    return tokens * (once - unneeded + again + adapters)
+    return tokens * (once - unneeded + again - avoided)
+
+
+def _outer_flops(model: ModelSpec, table: PlanTable) -> Real:
+    """FLOP of the embedding block and the head for one token: forward and backward."""
+    once = [*model.embedding, *model.head]
+    often = [w for w in once if w.sharding == "replicate"]
+    passes = 1.0 if embedding_is_frozen(model) else 2.0
+    found: Real = 2.0 * head_flops_per_token(model) + trained_outer_flops_per_token(model)
+    found = found + passes * embedding_flops_per_token(model)
+    for weights in (often, often, [w for w in often if not w.frozen]):
+        found = found + _matmul_flops_of_ranks(weights, table) - _matmul_flops(None, weights)
+    return found
 
 
 def _recomputed_layers(
@@ -367,35 +424,38 @@ def _recomputed_layers(
     return found
 
 
-def _adapter_extras(model: ModelSpec, table: PlanTable, repeats: Sequence[Real]) -> Real:
-    """FLOP for one token of repeated adapter matmuls, less input gradients that are not needed.
+def _avoided_flops(model: ModelSpec, table: PlanTable, repeats: Sequence[Real]) -> Real:
+    """FLOP for one token of adapters' gradients and matmuls that the backward pass does not need.
 
-    A small matrix that is replicated over tensor-parallel ranks is multiplied on each. Matrices
-    that read the frozen embedding need no gradient of their input; the executor's functions of
-    tensor parallelism and of split backward passes compute it nevertheless.
+    Matrices that read the frozen embedding need no gradient of their input; the executor's
+    functions of tensor parallelism and of split backward passes compute it nevertheless.
     """
     kinds = [model.kinds[kind] for kind in model.pattern]
-    whole: Real = np.zeros(len(table))
     avoided: Real = np.zeros(len(table))
     for number, kind in enumerate(model.kinds):
-        each = [w.numel for w in kind.weights if w.is_adapter and w.sharding == "replicate"]
-        times = 3.0 * model.pattern.count(number) + repeats[number]
-        whole = whole + 2.0 * sum(each) * times
-        unneeded = repeats[number] * _last_adapter(model, kind)
-        avoided = avoided + table.tensor_parallel * unneeded
+        avoided = avoided + repeats[number] * _last_adapter(model, kind)
+    avoided = table.tensor_parallel * avoided
     first = next((kind for kind in kinds if not kind.forward_only), None)
     if first is None or not _input_needs_none(model, first):
-        return (table.tensor_parallel - 1.0) * whole - avoided
-    parts = ("attention", "mlp") if first.parallel_residual else ("attention",)
+        return avoided
+    parts = ["attention"]
+    if first.parallel_residual:
+        mlp = [w for w in first.weights if w.role == "linear" and w.part == "mlp"]
+        if all(w.frozen for w in mlp):  # and nothing below it is trained
+            avoided = avoided + _matmul_flops(first, mlp)
+        else:
+            parts.append("mlp")
     reads = [w for w in first.weights if w.role == "linear" and w.part in parts]
-    reads = [
-        w for w in reads if w.sharding == "column" or (w.is_adapter and w.sharding == "replicate")
-    ]
-    reads = [w for w in reads if not (w.is_adapter and w.name.endswith(SECOND))]
-    idle = sum(2.0 * w.numel for w in reads)
+    reads = [w for w in reads if w.sharding != "row" and not w.name.endswith(SECOND)]
+    latent = {rank for rank in (first.attention.q_lora_rank, first.attention.kv_lora_rank) if rank}
+    reads = [w for w in reads if w.shape[0 if w.transposed else 1] not in latent]
+    cut = _adapters_of_cut_matrices(first)
+    whole = [w for w in reads if w.sharding == "replicate" and w.name not in cut]
+    idle = sum(2.0 * w.numel for w in reads if w not in whole)
     idle *= 1.0 + bool(model.bridge)  # a decoder's first matrices are of the encoder's sizes
     plain = (table.tensor_parallel == 1) & ~np.isin(table.pipeline_schedule, SPLIT_CODES)
-    return (table.tensor_parallel - 1.0) * whole - np.where(plain, idle, 0.0) - avoided
+    avoided = avoided + _matmul_flops_of_ranks(whole, table, first)
+    return avoided + np.where(plain, idle, 0.0)
 
 
 def value_flops_per_token(kind: LayerKind, seq_len: Count) -> float:
@@ -459,10 +519,10 @@ def _repeated_flops(
     Recomputation stops before its last matrix, of a module always, of a layer see ``_last_matrix``;
     every tensor-parallel rank multiplies with a whole small matrix of an adapter.
     """
-    each = [w for w in matrices if w.is_adapter and w.sharding == "replicate"]
-    total = _matmul_flops(kind, matrices) + (table.tensor_parallel - 1.0) * sum(
-        2.0 * w.numel for w in each
-    )
+    if all(w.part == "shared_experts" for w in matrices):  # without their gate
+        shared = [w for w in matrices if w.sharding != "replicate"]
+        return _matmul_flops(kind, shared[:-1])
+    total = _matmul_flops_of_ranks(matrices, table, kind)
     rows = _rows(kind)[-1:]
     stops = repeats_modules(table.recompute) | bool(_last_matrix(model, kind))
     if not rows or rows[0] not in matrices:

@@ -17,8 +17,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cost_models.activations.saved import SINK_FEATURES
 from cost_models.compute.flops import hardware_flops_per_step
-from cost_models.model.spec import ModelSpec
+from cost_models.model.spec import Attention, ModelSpec
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import AttentionKernel
 from cost_models.plan_file import PlanFile
@@ -75,7 +76,7 @@ class Verification:
     weight_difference: float  # after the updates
     worst_weight: str
     traffic: list[dict[str, Any]]  # rank, axis, kind, predicted and counted count and bytes
-    flops: dict[str, float | None]  # of all ranks in one step, predicted (None: not) and counted
+    flops: dict[str, float]  # of all ranks in one step, predicted and counted
     memory: list[dict[str, float]]  # rank, predicted and counted peak of live tensors
 
     @property
@@ -175,28 +176,73 @@ def _verify(
     )
 
 
-def predicted_flops(file: PlanFile, device: str, *, documents: bool = False) -> float | None:
-    """Return the FLOP of all ranks in a step; None where the formula does not apply.
+def predicted_flops(file: PlanFile, device: str, *, documents: bool = False) -> float:
+    """Return the FLOP of all ranks in a step.
 
-    The rows of an expert's batch depend on the router; windows and documents hide blocks of
-    context parallelism. On a CPU, scores with trained position biases are computed in full under
-    every kernel: cross attention, which has none, is the only fused core there.
+    Routers decide which rank multiplies a token, not how often: no token is dropped or padded. On a
+    CPU, scores with trained position biases are computed in full under every kernel: cross
+    attention, which has none, is the only fused core there.
     """
     model, plan = file.model, file.plan
-    if any(kind.feed_forward.num_experts for kind in model.kinds):
-        return None
     in_blocks = plan.context_parallel > 1 and plan.context_parallel_method != "ulysses"
-    if in_blocks and (documents or any(kind.attention.window for kind in model.kinds)):
-        return None
     # blocks are computed with the fused kernel's backward pass under every kernel
     kernel: AttentionKernel = "flash" if in_blocks else file.workload.attention_kernel
+    kinds = []
+    for kind in model.kinds:
+        if file.workload.attention_kernel != "eager":
+            kind = replace(kind, attention=_fused_core(kind.attention, file, in_blocks=in_blocks))
+        if in_blocks:
+            share = _block_share(kind.attention, file, documents=documents)
+            kind = replace(kind, attention=_wider(kind.attention, share))
+        kinds.append(kind)
+    model = replace(model, kinds=tuple(kinds))
     found = _flops(file, model, kernel)
     biased = all(kind.trains_position_bias for kind in model.kinds)
     if device == "cpu" and biased and kernel == "flash":
-        kinds = tuple(replace(kind, cross_attention=None) for kind in model.kinds)
-        own = replace(model, kinds=kinds)
+        kinds = [replace(kind, cross_attention=None) for kind in model.kinds]
+        own = replace(model, kinds=tuple(kinds))
         found += _flops(file, own, "eager") - _flops(file, own, "flash")
-    return found
+    return float(round(found))
+
+
+def _fused_core(attention: Attention, file: PlanFile, *, in_blocks: bool) -> Attention:
+    """Return a core as fused kernels need it: values as wide as keys, sinks as one more key.
+
+    A sink's key has features of its own. Blocks add sinks afterwards.
+    """
+    if attention.delta_rule is not None or (in_blocks and attention.capped):
+        return attention
+    width = max(attention.head_dim, attention.value_head_dim)
+    if in_blocks or not attention.sinks:
+        return replace(attention, value_head_dim=width)
+    width += SINK_FEATURES
+    seq_len = file.workload.seq_len
+    return _wider(replace(attention, head_dim=width, value_head_dim=width), (seq_len + 1) / seq_len)
+
+
+def _wider(attention: Attention, factor: float) -> Attention:
+    """Return a core of so many times the FLOP."""
+    head_dim, value_head_dim = factor * attention.head_dim, factor * attention.value_head_dim
+    return replace(attention, head_dim=head_dim, value_head_dim=value_head_dim)  # type: ignore[arg-type]
+
+
+def _block_share(attention: Attention, file: PlanFile, *, documents: bool) -> float:
+    """Return the computed scores over those of blocks that are cut by a causal mask alone.
+
+    Each rank has two of the 2 n chunks of a sequence. With documents or a window, of each pair of
+    chunks that no mask hides all scores are computed.
+    """
+    ranks, seq_len = file.plan.context_parallel, file.workload.seq_len
+    window = attention.window or seq_len
+    if window >= seq_len and not documents:
+        return 1.0
+    chunk = seq_len // (2 * ranks)
+    pairs = sum(
+        (mine - other - 1) * chunk + 1 < window
+        for mine in range(2 * ranks)
+        for other in range(mine + 1)
+    )
+    return pairs / (2.0 * ranks * (ranks + 1.0))
 
 
 def _flops(file: PlanFile, model: ModelSpec, kernel: AttentionKernel) -> float:

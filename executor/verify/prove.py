@@ -115,7 +115,7 @@ class LargestDifferences:
                 f"of {row['predicted_bytes']:,.0f}"
             )
         predicted, counted = found.flops["predicted"], found.flops["counted"]
-        if predicted is not None and predicted != counted:
+        if predicted != counted:
             problems.append(f"FLOP {counted:,.0f}, predicted {predicted:,.0f}")
         off = max(
             (row["predicted_bytes"] / row["counted_bytes"] - 1.0 for row in found.memory), key=abs

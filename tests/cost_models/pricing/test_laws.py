@@ -246,6 +246,9 @@ def test_flop_do_not_depend_on_how_ranks_share_them(case: tuple[Scenario, Plan])
     plan = replace(plan, recompute="none", offload="none")
     other = Plan(
         tensor_parallel=plan.tensor_parallel,
+        # ranks that do not share a sequence all multiply with the matrices that each of them holds
+        sequence_parallel=plan.sequence_parallel,
+        expert_tensor_parallel=plan.expert_tensor_parallel,
         # attention by blocks skips those that the causal mask hides
         context_parallel=plan.context_parallel,
         context_parallel_method=plan.context_parallel_method,

@@ -61,17 +61,25 @@ def test_the_gradient_of_shared_statistics_is_a_sum_over_ranks():
     assert verified(file).passed
 
 
+RING = Plan(context_parallel=2, recompute="full")
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("family", "plan", "kernel"),
+    ("family", "plan", "kernel", "documents"),
     [
-        ("t5", Plan(2, zero_stage=1, recompute="selective"), "flash"),
-        ("llama", Plan(context_parallel=2, recompute="full"), "eager"),
+        ("t5", Plan(2, zero_stage=1, recompute="selective"), "flash", False),
+        ("llama", RING, "eager", False),
+        ("llama", RING, "flash", True),
+        ("mistral", replace(RING, context_parallel=4), "flash", False),  # a window hides chunks
+        ("mixtral", Plan(2, zero_stage=1, expert_parallel=2), "flash", False),
+        ("gpt_oss", Plan(1, 2, expert_tensor_parallel=False), "flash", False),
+        ("qwen2_moe", Plan(1, 2, recompute="modules:shared_experts"), "flash", False),
     ],
 )
-def test_flop_are_predicted_as_counted(family: str, plan: Plan, kernel: str):
+def test_flop_are_predicted_as_counted(family: str, plan: Plan, kernel: str, documents: bool):
     file = tiny(plan, family, num_layers=2, attention_kernel=kernel)
     file = replace(file, workload=replace(file.workload, seq_len=24))
-    found = verified(file).flops
+    found = verified(file, documents=documents).flops
     assert found["predicted"] == found["counted"]

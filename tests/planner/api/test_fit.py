@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import planner
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import read_plan_file, write_plan_file
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
-from planner.assessment.verdict import budget_bytes
-from tests.samples import llama, make_scenario
+from planner.assessment.verdict import VERDICTS, budget_bytes
+from tests.samples import examples, llama, make_scenario
 
 CLUSTER = "8xA100-80GB"
 
@@ -375,3 +377,26 @@ def test_a_trainer_with_a_profile_for_each_zero_stage_takes_the_fastest_that_fit
     assert free.assessment.time.step_seconds == min(steps)
     with pytest.raises(InputError, match="no-such-trainer"):
         fit(software="no-such-trainer")
+
+
+@settings(max_examples=examples(10))
+@given(
+    part=st.sampled_from([{}, {"zero_stage": 1}, {"recompute": "full"}, COMPLETE]),
+    software=st.sampled_from(["shardplan", "megatron"]),
+    seq_len=st.sampled_from([256, 4096]),
+    shares=st.lists(st.floats(0.3, 3.0), min_size=4, max_size=4),
+)
+def test_more_memory_never_lowers_the_verdict(
+    part: dict[str, Any], software: str, seq_len: int, shares: list[float]
+) -> None:
+    """Also where more memory lets the search choose a faster plan."""
+    cluster, asked = parse_cluster(CLUSTER), {"seq_len": seq_len, "software": software, **part}
+    peak = planner.fit(llama(), cluster, **asked).assessment.memory.peak_bytes
+    verdicts = []
+    for size in sorted(peak * share for share in shares):
+        chip = cluster.accelerator
+        capacity = replace(chip.memory_capacity, value=size)
+        chip = replace(chip, memory_capacity=capacity, usable_memory=None)
+        answer = planner.fit(llama(), replace(cluster, accelerator=chip), **asked)
+        verdicts.append(VERDICTS.index(answer.assessment.verdict))
+    assert verdicts == sorted(verdicts, reverse=True)
