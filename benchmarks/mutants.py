@@ -10,7 +10,8 @@ there. A mutant is killed when a test fails, cannot be collected, or does not en
 
 Which tests run a line is measured once (coverage's contexts) and kept in the folder of ``-o``.
 Of a mutant the tests of its own package run first, fast ones before slow ones, then all others that
-run the line, then those that run the file; up to ``--budget`` seconds of tests. Each mutant is a
+run the line, then those that run the file (of a line that runs at import: those of the package);
+up to ``--budget`` seconds of tests. Each mutant is a
 forked process that imports the changed source from memory: no file changes, and ``-j`` of them run
 at a time. Annotations and caches are not changed, since results do not depend on them.
 
@@ -112,8 +113,8 @@ def _is_silent(node: Any) -> bool:
     parent = node.parent
     if parent is None:
         return False
-    if parent.type in ("annassign", "tfpdef"):
-        return node is parent.children[1]
+    if parent.type in ("annassign", "tfpdef"):  # ": type = value" and "name: type"
+        return node is parent.children[1 if parent.type == "annassign" else 2]
     return parent.type == "funcdef" and node is parent.annotation
 
 
@@ -182,6 +183,8 @@ class Selection:
         of_line = {_test(each) for each in by_line.get(mutant.line, ())}
         of_file = {_test(each) for every in by_line.values() for each in every}
         own = f"tests/{Path(mutant.path).parent}/"
+        if not of_line:  # runs when the file is imported: any test of the package may see it
+            of_file |= {test for test in self.seconds if test.startswith(own)}
 
         def order(test: str) -> tuple[bool, bool, float]:
             return test not in of_line, not test.startswith(own), self.seconds[test]
@@ -253,7 +256,7 @@ def judge(
             if not tests:
                 yield mutant, SURVIVED, 0
                 continue
-            limit = int(60.0 + 5.0 * sum(selection.seconds[test] for test in tests))
+            limit = int(20.0 + 2.0 * sum(selection.seconds[test] for test in tests))
             until = time.monotonic() + SLOWEST * limit  # of one that waits for ever
             running[start(mutant, tests, limit)] = (mutant, until, len(tests))
         for child, (mutant, until, count) in list(running.items()):

@@ -48,9 +48,10 @@ def memory_terms(
     least = SMALL * first(parts.peak)
     terms = [_term(row, size) for row, size in rows if abs(size) >= least]
     for part, words in PART_WORDS.items():
-        rest = {row.name: size for row, size in rows if row.part == part and abs(size) < least}
-        if abs(sum(rest.values())) >= least:
-            terms.append(Term(part, f"smaller {words}", ", ".join(rest), "", sum(rest.values())))
+        rest = [(row.name, size) for row, size in rows if row.part == part and abs(size) < least]
+        if abs(total := sum(size for _, size in rest)) >= least:
+            names = ", ".join(dict.fromkeys(name for name, _ in rest))
+            terms.append(Term(part, f"smaller {words}", names, "", total))
     if scenario.on_gpu:
         terms += _runtime(scenario, table, parts)
     return sorted(terms, key=lambda term: -term.size)

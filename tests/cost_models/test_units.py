@@ -110,3 +110,10 @@ def test_a_machine_that_is_too_slow_is_called_so() -> None:
     # a huge batch on fast accelerators takes long, too
     assert "not for" not in format_step(7 * hour, 6 * hour, 8 * hour, 3000.0)
     assert "not for" not in format_step(20.0, 10.0, 30.0, 0.16)
+
+
+def test_days_become_years_after_two_of_them() -> None:
+    assert [format_seconds(365.25 * 86400 * years) for years in (1, 3)] == [
+        "365.2 days",
+        "3.0 years",
+    ]

@@ -9,6 +9,7 @@ import pytest
 
 from cost_models.activations.embedding_and_head import (
     embedding_bytes_per_token,
+    head_backward_bytes_per_token,
     head_bytes_per_token,
 )
 from cost_models.model.families import model_spec
@@ -120,3 +121,18 @@ def test_a_frozen_norm_before_a_trained_projection() -> None:
     assert outer(alone, Plan())[1] == 2 * h  # nothing below it is trained
     tied = with_frozen_parts(preset("llama-3.2-1b"), "norms")
     assert outer(tied, Plan())[1] == 4 * 2048 + 4 + 2 * 2048  # the table is trained
+
+
+def test_the_projection_gives_the_gradient_of_its_input() -> None:
+    """In bf16; with sequence parallelism beside that input, gathered."""
+    model = preset("llama-3-8b")
+
+    def size(plan: Plan, rank: int) -> float:
+        contents = contents_of_rank(model, [(0, 16), (16, 32)], range(2), rank)
+        view = rank_view(model, WORKLOAD, SOFTWARE, PlanTable.from_plans([plan]), contents)
+        return float(np.ravel(head_backward_bytes_per_token(view))[0])
+
+    plan = Plan(pipeline_parallel=2)
+    assert [size(plan, rank) for rank in range(2)] == [0.0, 2 * 4096]
+    shared = Plan(pipeline_parallel=2, tensor_parallel=2, sequence_parallel=True)
+    assert size(shared, 1) == 2 * 2 * 4096

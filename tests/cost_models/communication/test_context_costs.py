@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from cost_models.activations.live import live_activations
-from cost_models.communication.context_parallel import exchanged_key_heads, exposed_context_seconds
+from cost_models.communication.context_parallel import (
+    context_buffer_bytes_per_token,
+    exchanged_key_heads,
+    exposed_context_seconds,
+)
 from cost_models.communication.volumes import rank_traffic
 from cost_models.memory.saved_tensors import saved_rows
 from cost_models.partition.rank_view import RankView
@@ -165,3 +169,19 @@ def test_experts_get_the_tokens_of_the_rank_only() -> None:
     half = replace(plan, data_parallel=2, context_parallel=2)
     one, two = traffic(plan, mixtral), traffic(half, mixtral)
     assert two["expert", "all_to_all"][1] < one["expert", "all_to_all"][1]
+
+
+def test_buffers_of_the_exchanges_by_hand() -> None:
+    """Keys and values K, queries q and output o of a token, in bf16 and in fp32 sums."""
+    attention = llama().kinds[0].attention
+    width = attention.head_dim
+    keys, query = 2 * attention.num_kv_heads * width, attention.num_heads * width
+
+    def buffers(method: str) -> tuple[float, float]:
+        plan = replace(RING, context_parallel_method=method)  # type: ignore[arg-type]
+        found = context_buffer_bytes_per_token(attention, 2.0, PlanTable.from_plans([plan]))
+        return float(found[0][0]), float(found[1][0])
+
+    assert buffers("ring") == (2 * 2 * keys + 6 * query, 2 * 6 * keys + 2 * keys + 6 * query)
+    assert buffers("allgather") == (5 * 2 * keys + 6 * query, 4 * 6 * keys + 2 * keys + 6 * query)
+    assert buffers("ulysses") == (4 * (query + keys), 8 * (query + keys))

@@ -146,3 +146,23 @@ def test_biases_of_experts_and_tables_of_biases_are_cut_along_their_outputs():
     assert shard_dim(stored_in_out) == 2
     of_buckets = Weight("relative_attention_bias.weight", (32, 8), "lookup", "column")
     assert shard_dim(of_buckets) == 1
+
+
+def test_copies_of_the_shards_sum_their_gradients_by_hand():
+    """HSDP: every rank its shard, once a step (HSDP: arXiv:2304.11277, sec. 3.2.2)."""
+    model = _model("llama")
+    (rank,) = even_split_contents(model, 1, 1)
+    plan = Plan(8, dp_replicate=2, zero_stage=2, num_microbatches=4)
+    found = _traffic(model, [plan], rank)["replicate", "all_reduce"]
+    assert float(found.count[0]) == model.num_layers + 2
+    assert float(found.size[0]) * plan.shard_ranks == 4 * model.num_parameters
+
+
+def test_a_tied_table_is_gathered_once():
+    """ZeRO-3: its forward and backward pass as a projection follow each other."""
+    model = model_spec(CONFIGS["llama"] | {"tie_word_embeddings": True}, name="tied")
+    (rank,) = even_split_contents(model, 1, 1)
+    found = _traffic(model, [Plan(2, zero_stage=3)], rank)["data", "all_gather"]
+    layers = model.num_layers * sum(w.numel for w in model.kinds[0].weights)
+    assert float(found.count[0]) == 2 * model.num_layers + 1
+    assert float(found.size[0]) == 2 * (2 * layers + model.num_parameters - layers)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -15,15 +17,18 @@ from cost_models.compute.flops import (
     core_backward_flops_per_token,
     core_flops_per_token,
     forward_flops_per_token,
+    hardware_flops_per_step,
     model_flops_per_step,
     rule_of_thumb_ratio,
     six_n_d,
 )
 from cost_models.model.families import model_spec
-from cost_models.model.spec import Attention
+from cost_models.model.spec import Attention, ModelSpec
+from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.workload import Workload
 from tests.cost_models.model.real_modules import AUTO_CLASSES
 from tests.cost_models.model.test_families import ALL_CASES, CASES, tiny
-from tests.samples import llama
+from tests.samples import CONFIGS, llama
 
 BATCH, SEQ_LEN = 2, 16
 
@@ -152,3 +157,30 @@ def test_projections_around_the_embedding_are_counted() -> None:
     hidden, vocab = narrow.hidden_size, narrow.vocab_size
     difference = float(forward_flops_per_token(wide, 8) - forward_flops_per_token(narrow, 8))
     assert difference == 2 * vocab * (hidden - 16) - 2 * (2 * hidden * 16)
+
+
+def hardware_flops(spec: ModelSpec, plan: Plan, **workload: Any) -> float:
+    sizes = Workload(SEQ_LEN, BATCH, attention_kernel="eager", **workload)
+    return float(np.ravel(hardware_flops_per_step(spec, sizes, PlanTable.from_plans([plan])))[0])
+
+
+def test_narayanan_formula_with_recomputation() -> None:
+    """arXiv:2104.04473, eq. 3: 96 B s l h^2 (1 + s/6h + V/16lh), a layer computed again in full."""
+    sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96, "n_positions": 40}
+    spec = model_spec({"model_type": "gpt2", **sizes}, name="tiny")
+    published = 96 * BATCH * SEQ_LEN * 3 * 32**2 * (1 + SEQ_LEN / (6 * 32) + 96 / (16 * 3 * 32))
+    assert hardware_flops(spec, Plan(recompute="full")) == pytest.approx(published, rel=1e-12)
+
+
+def test_a_mixture_trains_the_matrices_of_the_chosen_experts() -> None:
+    """Forward once and backward twice, as for a dense model of the parameters that are active."""
+    spec = model_spec(CONFIGS["mixtral"], name="tiny")
+    expected = float(model_flops_per_step(spec, SEQ_LEN, BATCH))
+    assert hardware_flops(spec, Plan()) == expected
+    # each rank of a layer has the router, whose tokens all of them route
+    router = 2.0 * spec.hidden_size * spec.kinds[0].feed_forward.num_experts * spec.num_layers
+    more = 3.0 * router * BATCH * SEQ_LEN
+    cut = Plan(tensor_parallel=2, sequence_parallel=True)
+    assert hardware_flops(spec, cut) == pytest.approx(expected + more, rel=1e-12)
+    whole = replace(cut, expert_tensor_parallel=False)
+    assert hardware_flops(spec, whole) == pytest.approx(expected, rel=1e-12)

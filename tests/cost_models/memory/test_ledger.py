@@ -28,7 +28,9 @@ from cost_models.memory.ledger import (
     most,
     product,
 )
+from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import rank_ledger, rank_memory, rank_timeline
+from cost_models.memory.terms import SMALL, memory_terms
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import Plan, PlanTable
@@ -164,3 +166,17 @@ def test_an_explanation_worked_by_hand() -> None:
     shown = " ".join(answer.explain().split())
     assert "w · P/d = 4 bytes × 8.03 B parameters ÷ 8 ranks" in shown
     assert not re.search(r"\d\.\d\d bytes × ", shown)  # no size divided by its elements
+
+
+@pytest.mark.parametrize(("scenario", "plan"), cases())
+def test_the_terms_of_a_part_add_up_to_it(scenario: Scenario, plan: Plan) -> None:
+    """But for sums below ``SMALL`` of the peak, which are left out."""
+    rank = view_of(scenario, plan).rank
+    parts, moment, _ = rank_memory(view_of(scenario, plan))
+    number = int(np.ravel(moment)[0])
+    terms = memory_terms(scenario, plan, rank, parts, number)
+    peak = float(np.ravel(parts.peak)[0])
+    for part in MemoryParts.__struct_fields__:
+        told = sum(term.size for term in terms if term.part == part)
+        size = float(np.ravel(getattr(parts, part))[0])
+        assert abs(told - size) <= SMALL * peak * (1 + 1e-9)

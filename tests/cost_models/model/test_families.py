@@ -603,3 +603,14 @@ def test_parameters_grow_with_layers_and_active_ones_are_fewer(family: str, laye
     assert spec.num_parameters < larger.num_parameters
     assert 0 < active_parameters(spec) <= spec.num_parameters
     assert sum(parameters_by_part(spec).values()) == spec.num_parameters
+
+
+@pytest.mark.parametrize("config", ALL_CASES)
+def test_a_gated_mlp_has_one_matrix_more(config: dict[str, Any]) -> None:
+    for kind in spec_of(config).kinds:
+        mlp = [w for w in kind.weights if w.role in ("linear", "expert")]
+        mlp = [w for w in mlp if w.part in ("mlp", "experts")]
+        sizes = sum(w.numel for w in mlp) / (
+            max(1, kind.feed_forward.num_experts) * kind.feed_forward.ffn_hidden_size
+        )
+        assert sizes == (3 if kind.feed_forward.gated else 2) * spec_of(config).hidden_size

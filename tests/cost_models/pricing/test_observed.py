@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cost_models.plan.plan import Plan
-from cost_models.pricing.observed import with_predicted_names
+from cost_models.pricing.observed import other_machine, peak_bytes, with_predicted_names
 from tests.executor.tiny import tiny
 
 PARTS = {"weights": 70, "optimizer": 140, "activations": 211, "buffers": 75}
@@ -40,3 +40,23 @@ def test_experts_that_no_other_rank_holds_stay_weights(precision: str) -> None:
     ranks = {"stage": 0, "memory": {"parts": apart, "gathered_bytes": 72}}
     found = with_predicted_names(ranks, tiny(plan, "mixtral", precision=precision))
     assert found["memory"]["parts"] == {"weights": 10**7 + 72, "optimizer": 0, "buffers": 8}
+
+
+def test_the_allocator_counts_on_a_gpu() -> None:
+    memory = {"peak_bytes": 496, "allocated_bytes": 512}
+    assert peak_bytes({"memory": memory}) == 512
+    assert peak_bytes({"memory": {**memory, "allocated_bytes": None}}) == 496
+
+
+def test_a_run_on_other_devices_is_called_so() -> None:
+    file = tiny(Plan(data_parallel=2))
+    planned = file.cluster.accelerator
+    assert planned.device != "cpu"
+    assert other_machine(file, planned.name, 2) is None
+    for device, processes, used in (
+        ("cpu", 1, "1 CPU process"),
+        ("cpu", 2, "2 CPU processes"),
+        ("Tesla T4", 2, "2 T4"),
+    ):
+        said = other_machine(file, device, processes)
+        assert said == f"the plan was priced for 2 {planned.name}, the run used {used}"
