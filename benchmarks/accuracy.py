@@ -32,6 +32,7 @@ UNSEEN: Final = {
     "unseen_2026_11": ROOT / "benchmarks" / "unseen_2026_11.csv",
     "unseen_2026_12": ROOT / "benchmarks" / "unseen_2026_12.csv",
     "unseen_2026_11_26_times": ROOT / "benchmarks" / "unseen_2026_11_26_times.csv",
+    "unseen_2026_11_26_peaks": ROOT / "benchmarks" / "unseen_2026_11_26_peaks.csv",
 }
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FIGURES: Final = ("median_absolute_error", "p90_absolute_error", "bias")
@@ -304,6 +305,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "unseen_2026_12_time": lambda: by_source("unseen_2026_12", "time", mean=False),
     "unseen_2026_12_memory": lambda: by_source("unseen_2026_12", "memory", mean=False),
     "unseen_2026_11_26_times": lambda: by_source("unseen_2026_11_26_times", "time", mean=False),
+    "unseen_2026_11_26_peaks": lambda: by_source("unseen_2026_11_26_peaks", "memory", mean=False),
 }
 
 
