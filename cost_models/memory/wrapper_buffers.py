@@ -28,6 +28,8 @@ from cost_models.memory.ledger import (
     product,
 )
 from cost_models.memory.optimizer_states import updated_elements
+from cost_models.model.lora import frozen_part, has_frozen
+from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
 
 
@@ -36,7 +38,8 @@ def wrapper_rows(view: RankView) -> list[Item]:
 
         DDP's buckets        B g P       z = 0, d > 1; from the first step on
         reduce buckets       c E         z >= 1; during a backward pass, of ZeRO-3 always
-        weights kept whole   c (min(P, L) - P_layer)   z = 3; not released before the backward pass
+        weights kept whole   c (min(P, L) - P_layer)   z = 3; not released before the backward pass;
+                                                       P with sharded frozen weights
         16-bit gradients     c P         next to whole fp32 ones, some until the next backward pass
 
     E elements of a bucket, given or a multiple of h^2; L weights that may stay gathered. Source:
@@ -66,8 +69,10 @@ def wrapper_rows(view: RankView) -> list[Item]:
         add("reduce buckets", "c", compute, "E", passing, LOSS_BACKWARD, EMBEDDING)
         add("reduce buckets", "c", compute, "E", _where(stage >= 3, elements))
     if sharding.live_elements:
-        beyond = np.minimum(params.total, sharding.live_elements) - params.largest_layer
-        kept_whole = _where((zero >= 3) & several, np.maximum(0.0, beyond))
+        total, layer = _gathered_elements(view)
+        beyond = np.minimum(total, sharding.live_elements) - layer
+        gathers = several | table.offloads_weights  # one rank fetches from the host
+        kept_whole = _where((zero >= 3) & gathers, np.maximum(0.0, beyond))
         name = "weights that are not released"
         add(name, "c", compute, "L", kept_whole, LOSS_FORWARD, LATER_BACKWARD)
     if gradients.in_both_precisions:
@@ -105,6 +110,15 @@ def update_with_copies(view: RankView, update: Real) -> Real:
     cast = update + max(0.0, workload.master_bytes - kept) * count
     copied = np.maximum(optimizer.copied_bytes * count, cast)
     return np.where(table.zero_stage >= 1, copied, update)
+
+
+def _gathered_elements(view: RankView) -> tuple[Real, Real]:
+    """Elements that a rank gathers in a step, and of the largest layer: sharded frozen ones too."""
+    params, frozen = view.parameters, frozen_part(view.model, quantised=False)
+    if not (view.software.sharding.frozen_weights and has_frozen(view.model)):
+        return params.total, params.largest_layer
+    others = rank_parameters(frozen, view.rank, view.table)
+    return params.total + others.total, params.largest_layer + others.largest_layer
 
 
 def _where(flag: Flag, value: Real) -> Real:

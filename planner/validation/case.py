@@ -156,6 +156,8 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
     batch = _batch(reading, micro * data)
     batch = _whole_micro_batches(reading, batch, micro * data)
     stage = _zero_stage(reading)
+    offload = _offload(row, stage)
+    alone = data * context == 1 and not Plan(offload=offload).offloads_weights
     recompute, layers = _recompute(reading, model, pipeline * virtual)
     shard = _shard_ranks(row, context)
     experts = row.get("expert_parallel") or 1
@@ -165,7 +167,7 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
         pipeline_parallel=pipeline,
         virtual_stages=virtual,
         pipeline_schedule="interleaved_1f1b" if virtual > 1 else "1f1b",
-        zero_stage=stage if data * context > 1 else 0,
+        zero_stage=0 if alone else stage,
         sequence_parallel=_sequence_parallel(reading, tensor, trainer),
         recompute=recompute,
         recompute_layers=layers,
@@ -176,7 +178,7 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
         context_parallel_method=method,
         expert_parallel=experts,
         expert_tensor_parallel=_cuts_experts(row, tensor, experts),
-        offload=_offload(row, stage),
+        offload=offload,
     ), batch
 
 

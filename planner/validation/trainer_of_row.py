@@ -26,6 +26,7 @@ SWITCHES: Final = (
     "tensor_traffic",
     "reductions",
     "gathers",
+    "host_masters",
     "experts",
     "dispatch",
     "flash",

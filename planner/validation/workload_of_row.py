@@ -42,7 +42,7 @@ def workload_of(
         global_batch_size=batch,
         precision=word,
         optimizer=optimizer.value if optimizer else "adamw",
-        attention_kernel=_attention(reading, accelerator),
+        attention_kernel=_attention(reading, model, accelerator),
         master_weights=_keeps_master_weights(row, word, trainer),
         optimizer_state_precision=states.value if states else "auto",
         gradient_precision=row.gradient_precision or (gradients.value if gradients else "auto"),
@@ -58,8 +58,13 @@ def _names_no_optimizer(row: Row) -> bool:
     return not found.rest and "unpriced" not in found.terms
 
 
-def _attention(reading: Reading, accelerator: Accelerator) -> AttentionKernel:
+def _attention(reading: Reading, model: ModelSpec, accelerator: Accelerator) -> AttentionKernel:
     table = words_table()
+    capped = any(kind.attention.capped for kind in model.kinds)
+    if capped and (entry := look_up(table.capped_attention, reading.row)):
+        if entry.value == "eager" and reading.row.flash_attention == "1":
+            reading.defaults.append("attention eager (default: that of capped scores)")
+        return entry.value
     flash, entry = reading.row.flash_attention, look_up(table.attention, reading.row)
     if entry is None and accelerator.architecture in BEFORE_AMPERE:
         entry = look_up(table.older_attention, reading.row)

@@ -153,6 +153,24 @@ def test_offload_takes_what_is_sharded_frozen_weights_too() -> None:
         assert (memory - first(rank_host_bytes(stays).memory) >= whole) == leaves
 
 
+def test_zero_3_keeps_weights_that_it_gathered_on_one_rank_too() -> None:
+    """The first run of a step releases only what is used again after a billion elements."""
+    scenario = make_scenario("llama", software="hf-trainer", adapter="lora", adapter_rank=4)
+    model = adapted(scenario.model, scenario.workload)
+    (rank,) = even_split_contents(model, 1, 1)
+    software, rest = software_profile("hf-trainer+deepspeed-zero3"), "weights that are not released"
+
+    def kept(plan: Plan) -> float:
+        table = PlanTable.from_plans([plan])
+        view = rank_view(model, scenario.workload, software, table, rank)
+        return alive(view, LOSS_BACKWARD).get(rest, 0.0)
+
+    sharded = kept(Plan(data_parallel=4, zero_stage=3))
+    assert sharded > scenario.model.num_parameters  # frozen ones, 2 bytes each, less a layer
+    assert kept(Plan(zero_stage=3, offload="weights")) == sharded
+    assert kept(Plan()) == 0.0
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -389,6 +389,22 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert not fused.scenario.workload.master_weights
 
 
+def test_fp32_weights_may_leave_with_offloaded_states() -> None:
+    fsdp = {"framework": "own trainer (FSDP2)", "zero_stage": 3, "precision": "bf16"}
+    states = case(**fsdp, offload="optimizer states to CPU")
+    masters = case(**fsdp, offload="fp32 master weights and optimizer states to CPU")
+    assert states.plan.offload == masters.plan.offload == "optimizer"
+    assert not states.scenario.software.optimizer.offloads_masters
+    assert masters.scenario.software.optimizer.offloads_masters
+    assert masters.scenario.software.name == states.scenario.software.name
+
+    def weights(found: Case) -> float:
+        plan = PlanTable.from_plans([found.plan])
+        return float(price(found.scenario, plan).memory.weights[0])
+
+    assert weights(masters) == pytest.approx(weights(states) / 2)  # shards in 16 bits
+
+
 def test_packed_samples_and_cells_of_other_runs_have_columns() -> None:
     packed = case(document_length=200)
     assert packed.scenario.workload.document_mask

@@ -29,6 +29,9 @@ USUAL = {
 }
 
 
+ALONE = {"num_gpus": "1", "data_parallel": "1"}
+
+
 def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
     row = USUAL | cells
     text = [",".join(row), ",".join(f'"{value}"' for value in row.values())]
@@ -82,6 +85,13 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
         ({"precision": "bf16-true"}, {"precision": "bf16", "masters": False}),
         ({"precision": "32-true"}, {"precision": "fp32"}),
         ({"notes": "torch.compile(mode=max-autotune)"}, {"software": "torch-compile"}),
+        ({"framework": "torchtitan, chunked CE"}, {"software": "eager-fsdp2+chunked-loss"}),
+        ({"framework": "torchtitan", "notes": "without chunked CE"}, {"software": "eager-fsdp2"}),
+        (ALONE | {"framework": "DeepSpeed ZeRO-3", "offload": "CPU"}, {"zero_stage": 3}),
+        (ALONE | {"framework": "DeepSpeed ZeRO-2", "offload": "CPU"}, {"zero_stage": 0}),
+        ({"model": "gemma-2-9b", "flash_attention": "1"}, {"attention": "eager"}),
+        ({"model": "gemma-2-9b", "notes": "flash attention 2"}, {"attention": "flash"}),
+        ({"model": "gemma-2-9b", "notes": "flex attention"}, {"attention": "flash"}),
     ],
     ids=lambda cells: "; ".join(str(value) for value in cells.values()),
 )
