@@ -102,7 +102,7 @@ def tracked(
     sizes = [size(item) for item in items]
     whole, done, depth = math.fsum(sizes) or 1.0, 0.0, len(_parts)
     if not depth:
-        _last[0] = Activity("", None, _last[0].phase + 1)
+        _last[0] = Activity("" if label else _last[0].text, None, _last[0].phase + 1)
     for number, (item, own) in enumerate(zip(items, sizes, strict=True), 1):
         words = label.format(number=f"{number:,}", total=f"{len(items):,}")
         _parts.append(_LoopItem(words, done / whole, own / whole, divisible))
@@ -119,20 +119,21 @@ def tracked(
 
 
 @contextmanager
-def stages(*sizes: float, joint: bool = False) -> Iterator[Callable[[str], None]]:
+def stages(*sizes: float, joint: bool = False) -> Iterator[Callable[..., None]]:
     """Yield a function that begins the next of several activities, of these relative sizes.
 
     They are parts of one activity, which has one share: of a loop's item or, if they are ``joint``,
-    of a phase. Otherwise each is a phase of its own.
+    of a phase. Otherwise each is a phase of its own. Without text an activity keeps its name.
     """
     if not _parts and not joint:
         yield report
         return
     each = tracked(sizes, size=float)
 
-    def begin(text: str) -> None:
+    def begin(text: str = "") -> None:
         next(each, None)
-        report(text)
+        if text:
+            report(text)
 
     nested = bool(_parts)
     try:

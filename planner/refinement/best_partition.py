@@ -53,10 +53,11 @@ from planner.refinement.stage_search import (
 from planner.request.command import describe_plan
 from planner.request.stage_layers import layers_option, stage_recompute_options
 
-# seconds, relative: bounds; stages and recomputed layers of the first plans and of the others
-SIZES: Final = (1.0, 2.0, 1.0, 3.0, 1.0)
+BOUNDS: Final = (1.0, 2.0)  # seconds, relative: stages with other layers, with their own
+RECOMPUTED: Final = 0.1  # seconds of a plan whose recomputed layers are chosen; its stages: 1
 FIRST: Final = 16  # plans priced together until a good step is known; then the others
 PRICES: Final = (8.0, 1.0)  # seconds, relative: prices of the stages of plans, their choice
+AT_ONCE: Final = 250  # plans whose stages are priced together, before the others have to beat them
 MOST_PLANS: Final = 1500  # whose stages are priced
 Rows = NDArray[np.intp]
 GAIN: Final = 1e-3  # smallest gain, as a share of the step, that is worth uneven stages
@@ -179,14 +180,17 @@ def stage_bounds(scenario: Scenario, table: PlanTable) -> BalancedSteps:
     table = replace(table, recompute=np.full_like(again, NONE))
     bounds = BalancedSteps(*(np.zeros(len(table)) for _ in range(3)))
     uneven = chooses_layers(table)
-    rows = np.flatnonzero(uneven)
-    found = table_balanced_steps(scenario, table.rows(rows))
-    for bound, values in zip(astuple(bounds), astuple(found), strict=True):
-        bound[rows] = values
-    rows = np.flatnonzero(~uneven)
-    both = table.rows(np.tile(rows, 2))
-    both = replace(both, recompute=np.concatenate([table.recompute[rows], again[rows]]))
-    step, once = (column.reshape(2, -1) for column in table_steps_and_ends(scenario, both))
+    with stages(*BOUNDS, joint=True) as begin:
+        begin("bounding the steps of all stages")
+        rows = np.flatnonzero(uneven)
+        found = table_balanced_steps(scenario, table.rows(rows))
+        for bound, values in zip(astuple(bounds), astuple(found), strict=True):
+            bound[rows] = values
+        begin()
+        rows = np.flatnonzero(~uneven)
+        both = table.rows(np.tile(rows, 2))
+        both = replace(both, recompute=np.concatenate([table.recompute[rows], again[rows]]))
+        step, once = (column.reshape(2, -1) for column in table_steps_and_ends(scenario, both))
     bounds.step[rows] = step[0] - np.maximum(0.0, once[0] - once[1])
     return bounds
 
@@ -207,12 +211,14 @@ class _Search:
 
     def run(self, candidates: PlanTable) -> None:
         """Refine candidates in the order of their bounds."""
-        with stages(*SIZES, joint=True) as begin:
-            begin("bounding the steps of all stages")
-            bounds, uneven = stage_bounds(self.scenario, candidates), chooses_layers(candidates)
-            order = np.argsort(bounds.step, kind="stable")
-            for some in (slice(0, FIRST), slice(FIRST, MOST_PLANS)):
-                rows = order[some]
+        bounds, uneven = stage_bounds(self.scenario, candidates), chooses_layers(candidates)
+        order = np.argsort(bounds.step, kind="stable")
+        order = order[bounds.step[order] < self.limit]
+        parts = order[:FIRST], order[FIRST:MOST_PLANS]
+        numbers = [(np.sum(uneven[rows]), np.sum(~uneven[rows])) for rows in parts]
+        sizes = [each for n, others in numbers for each in (float(n), RECOMPUTED * others)]
+        with stages(*sizes, joint=True) as begin:
+            for rows in parts:
                 rows = rows[bounds.step[rows] < self.limit]
                 begin(f"choosing stages of {len(rows):,} plans")
                 self._choose_stages(candidates, bounds, rows[uneven[rows]])
@@ -223,7 +229,11 @@ class _Search:
         self.proven = self.proven and not np.any(bounds.step[left] < self.limit)
 
     def _choose_stages(self, table: PlanTable, bounds: BalancedSteps, rows: Rows) -> None:
-        """Try plans with one stage on each rank."""
+        """Try plans with one stage on each rank, AT_ONCE at a time."""
+        for some in tracked(np.array_split(rows, max(1, -(-len(rows) // AT_ONCE)))):
+            self._choose_some_stages(table, bounds, some[bounds.step[some] < self.limit])
+
+    def _choose_some_stages(self, table: PlanTable, bounds: BalancedSteps, rows: Rows) -> None:
         costs = []
         for row in rows.tolist():
             plan, few = table.plan(row), table.rows(np.array([row]))

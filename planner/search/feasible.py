@@ -15,6 +15,7 @@ from cost_models.pricing.estimate import price_memory
 from cost_models.pricing.table import by_row, table_memory
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import peak_interval, verdict_spread
+from hardware_profiles.progress import stages, tracked
 from planner.assessment.host_memory import host_codes
 from planner.assessment.verdict import budget_bytes, most_bytes, verdict_codes
 from planner.request.constraints import Constraint, broken_by_result, most_memory
@@ -23,6 +24,8 @@ from planner.request.objectives import results
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]
+SIZES: Final = (3.0, 1.0)  # seconds, relative: all plans, those near the budget
+AT_ONCE: Final = 5_000  # plans that are priced together without finding distinct rows
 NEAR: Final = 1e-9  # of the budget; closer peaks are recomputed in the summation order of one plan
 # rows and their simulated steps -> 0, or the position (from 1) of a broken constraint
 Broken = Callable[[NDArray[np.intp], Floats], NDArray[np.int16]]
@@ -94,19 +97,21 @@ def device_and_host(
     scenario: Scenario, table: PlanTable, enough: float = np.inf
 ) -> tuple[Floats, Codes, Codes]:
     """Return peaks in bytes, and the verdict codes of the accelerator and of a node's host."""
-    few = len(table) > 0 and by_row(scenario, table)
-    if few:
+    if len(table) and by_row(scenario, table):
         peak, typical, host = price_memory(scenario, table.plain())
     else:
-        peak, host = table_memory(scenario, table, enough)
-        typical = peak.copy()
+        with stages(*SIZES, joint=True) as begin:
+            begin()
+            peak, host = table_memory(scenario, table, enough)
+            typical = peak.copy()
+            begin()
+            rows = np.flatnonzero(_undecided(scenario, peak))
+            for some in tracked(np.array_split(rows, -(-len(rows) // AT_ONCE) or 1)):
+                peak[some], typical[some], _ = price_memory(scenario, table.rows(some).plain())
     budget, spread = (
         budget_bytes(scenario.cluster),
         verdict_spread(scenario.software.name, scenario.cluster.num_gpus),
     )
-    rows = np.flatnonzero(_undecided(scenario, peak) & (not few))
-    if len(rows):
-        peak[rows], typical[rows], _ = price_memory(scenario, table.rows(rows).plain())
     codes = verdict_codes(*peak_interval(peak, typical, spread), budget)
     return peak, codes, host_codes(scenario.cluster, host)
 

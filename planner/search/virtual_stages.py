@@ -16,7 +16,7 @@ recomputation are priced first, and their variants only if they are faster than 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from cost_models.partition.schedules import LOOPED_CODES, SPLIT_CODES
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
+from hardware_profiles.progress import stages, tracked
 from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.feasible import Feasible, verdicts_of
 from planner.search.partial_recompute import (
@@ -50,6 +51,10 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 LEAST_SHARE: Final = 2.0 / 3.0  # of the peak with two stages a rank
 MAX_TABLE: Final = 1_000_000  # plans priced in one table
+PRICING: Final = "pricing virtual stages"  # what is done
+# seconds, relative: steps without recomputation; steps, memory and partial recomputation
+SIZES: Final = (1.0, 2.0)
+VARIANTS: Final = (1.0, 2.0, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +123,16 @@ class VirtualStages:
         some = some.rows(((some.least <= max_peak) | partial).nonzero()[0])
         if len(some.table) == 0:
             return
-        row, number = self._pairs(some.table, leaders)
-        for begin in range(0, len(row), MAX_TABLE):
-            here = slice(begin, begin + MAX_TABLE)
-            mine = some.rows(row[here])
-            table = with_virtual_stages(mine.table, number[here])
-            yield from self._variants(replace(mine, table=table), leaders)
+        with stages(*SIZES, joint=True) as begin:
+            begin(PRICING)
+            row, number = self._pairs(some.table, leaders)
+            begin(PRICING)
+            slabs = [slice(first, first + MAX_TABLE) for first in range(0, len(row), MAX_TABLE)]
+            for here in tracked(slabs):
+                mine = some.rows(row[here])
+                table = with_virtual_stages(mine.table, number[here])
+                with stages(*VARIANTS) as part:
+                    yield from self._variants(replace(mine, table=table), leaders, part)
 
     def _pairs(self, table: PlanTable, leaders: Leaders) -> tuple[Rows, Rows]:
         """Return rows and numbers of stages that are fast enough if no layer recomputes."""
@@ -136,8 +145,8 @@ class VirtualStages:
         base = replace(table.rows(first), recompute=least)
         row, number = other_counts(self.scenario, decode(base.pipeline_parallel))
         kept = np.zeros(len(row), dtype=bool)
-        for begin in range(0, len(row), MAX_TABLE):
-            here = slice(begin, begin + MAX_TABLE)
+        slabs = [slice(first, first + MAX_TABLE) for first in range(0, len(row), MAX_TABLE)]
+        for here in tracked(slabs):
             variants = with_virtual_stages(base.rows(row[here]), number[here])
             step = table_steps(self.scenario, variants)
             self.priced += len(step)
@@ -150,8 +159,11 @@ class VirtualStages:
         place = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
         return index, number[begins[family][index] + place]
 
-    def _variants(self, some: Interleaved, leaders: Leaders) -> Iterator[CandidateBatch]:
+    def _variants(
+        self, some: Interleaved, leaders: Leaders, begin: Callable[[str], None]
+    ) -> Iterator[CandidateBatch]:
         """Yield the plans of one table, then those that recompute fewer layers."""
+        begin(PRICING)
         scenario, feasible, ranking = self.scenario, self.feasible, leaders.ranking
         some = some.rows((legality_codes(scenario, some.table.plain()) == 0).nonzero()[0])
         table, beaten = some.table.plain(), ranking.beaten(leaders.plans)
@@ -163,6 +175,7 @@ class VirtualStages:
             step = table_steps(scenario, table)
             rows = rows[~beaten(table.rows(rows), step[rows], some.least[rows])]
             rows = rows[feasible.may_satisfy(table.rows(rows), step[rows])]
+        begin(PRICING)
         few = self._may_recompute_fewer(some, table, step, leaders)
         every = np.union1d(rows, few)  # and ``few`` without recomputation, priced as one table
         recompute = np.concatenate([table.recompute[every], np.full(len(few), NONE)])
@@ -175,6 +188,7 @@ class VirtualStages:
         rows = rows[feasible.may_satisfy(table.rows(rows), step[rows], peak[rows])]
         rows = rows[~beaten(table.rows(rows), step[rows], peak[rows])]
         yield CandidateBatch(table, ranking.order(table, rows, step, peak), step, peak)
+        begin(PRICING)
         none = peaks[len(every) :]
         slower = ~(none <= feasible.max_peak)  # than without recomputation, if that fits
         few, none = few[slower], none[slower]
