@@ -65,7 +65,7 @@ def test_versions_are_those_of_the_authors_runtime(pipeline: int) -> None:
     """Github.com/msr-fiddle/pipedream, runtime/image_classification/main_with_runtime.py.
 
     A version more than forward passes of the warm-up, at most 2 where several micro-batches share
-    an update (--macrobatch). The papers have no table of bytes to compare with, only figures.
+    an update (--macrobatch). Versions are compared with this code alone, bytes with no source.
     """
     plan = Plan(pipeline_parallel=pipeline, num_microbatches=MANY)
     for rank in range(pipeline):
