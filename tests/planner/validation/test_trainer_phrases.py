@@ -110,9 +110,16 @@ def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], ker
         ({"recompute": "grad ckpt"}, "full"),
         ({"recompute": "unsloth"}, "full"),
         ({"recompute": "full_block"}, "full"),
-        ({"framework": "MaxText", "recompute": "custom"}, "selective_ops"),
+        ({"framework": "MaxText", "recompute": "custom"}, "full"),
+        (
+            {"framework": "MaxText", "recompute": "custom", "offload": "activations (qkv_proj)"},
+            "modules:core_attn+layernorm+mlp+moe",
+        ),
         ({"framework": "MaxText", "recompute": "remat_policy: minimal"}, "selective_ops"),
-        ({"framework": "MaxText", "recompute": "qkv_proj_offloaded"}, "full"),
+        (
+            {"framework": "MaxText", "recompute": "qkv_proj_offloaded"},
+            "modules:core_attn+layernorm+mlp+moe",
+        ),
         ({"framework": "modalities", "recompute": "selective op"}, "ops:every-2nd-mm"),
         ({"framework": "modalities", "recompute": "selective layer"}, "full"),
     ],
