@@ -21,7 +21,12 @@ from cost_models.activations.delta_rule import rule_bytes
 from cost_models.activations.fp8 import cast_elements, gathered_cast_share, matmul_inputs
 from cost_models.arrays import Count, Flag, Real
 from cost_models.compute.adapters import adapter_bytes_per_token
-from cost_models.compute.casts import FP32_BYTES, cast_bytes_per_token
+from cost_models.compute.casts import (
+    FP32_BYTES,
+    autocast_bytes_per_element,
+    autocast_bytes_per_token,
+    cast_bytes_per_token,
+)
 from cost_models.compute.expert_loops import loop_bytes
 from cost_models.compute.flops import (
     CORE_BACKWARD,
@@ -39,6 +44,11 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 CPU_FLASH_KEYS = 512.0
 GATE_ACCESSES = 3.0  # of a gated output: two reads, one write
+# accesses of 16 bits that autocast adds to eager scores (torch, aten/src/ATen/autocast_mode.cpp): two
+# casts to fp32 and back (3 each) and a softmax of fp32 (4), where 16 bits take 2 and fp32 by the
+# module's own cast 6 with what follows; dropout of fp32: one more read, one more write
+AUTOCAST_SCORES = 4.0
+AUTOCAST_DROPOUT = 2.0
 # FLOP/s of a GPU's flash kernel backward over forward: of 4096 tokens and heads of 128 on an H100
 # 310 of 368 TFLOP/s (FlashAttention-2), 499 of 609 (cuDNN), 542 of 638 (FlashAttention-3; Shah et
 # al., arXiv:2407.08608, fig. 5 and 6), at most 63 of 73 % of an A100's peak (arXiv:2307.08691)
@@ -157,13 +167,15 @@ def attention_core_seconds(
     software: ForwardSoftware,
     *,
     dropout: bool = False,
+    autocast: bool = False,
 ) -> Real:
     """Seconds of scores, softmax and values, forward.
 
     flash  computed FLOP / (efficiency R): of the keys that a token attends to
            on a CPU  FLOP / R and a time per score; a causal mask skips whole blocks of
            CPU_FLASH_KEYS keys, a window none (torch: FlashAttentionKernel.cpp, kvSplitSize)
-    eager  two batched matmuls of all keys, and the score matrix moved through memory
+    eager  two batched matmuls of all keys, and the score matrix moved through memory; autocast
+           takes softmax and dropout in fp32, with a cast on either side
     linear attention: ``delta_rule_seconds``
     """
     if attention.delta_rule is not None:
@@ -196,6 +208,8 @@ def attention_core_seconds(
         )
     pairs = attention.num_heads * whole * tokens / tensor_parallel
     accesses = software.kernels.eager_scores_accesses + dropout * software.kernels.dropout_accesses
+    if autocast and not attention.softmax_in_fp32:
+        accesses += AUTOCAST_SCORES + AUTOCAST_DROPOUT * dropout
     moved = accesses * compute_bytes * pairs
     return products + moved / rate.memory
 
@@ -246,34 +260,38 @@ def elementwise_bytes_per_token(
     *,
     hidden_dropout: bool = False,
     expert_parallel: Count = 1,
+    inner_bytes: float | None = None,
 ) -> Real:
     """Bytes a token that norms, residuals, activation and rotary embeddings move, forward.
+
+    ``inner_bytes``: of an element that matrices give (autocast); None: as of a hidden state.
 
     Tokens are permuted into the order of their k experts (one read, k written) and summed
     afterwards (k read, one written; weighting reads k more: 3 k + 1 with the reads of the matmuls).
     With expert parallelism they are permuted by rank before the exchange and by expert after it,
     and both once more on the way back: 4 k more.
     """
+    inner = compute_bytes if inner_bytes is None else inner_bytes
     norms, activation = norm_and_activation_bytes(
-        kind, hidden_size, compute_bytes, tensor_parallel, sequence_parallel, software
+        kind, hidden_size, compute_bytes, tensor_parallel, sequence_parallel, software, inner
     )
     along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
     blocks = 2.0 + (kind.cross_attention is not None)
-    residual = (
-        software.kernels.residual_accesses + hidden_dropout * software.kernels.dropout_accesses
-    )
+    # one access is of what a matrix gave
+    residual = compute_bytes * (software.kernels.residual_accesses - 1.0)
+    residual += inner * (1.0 + hidden_dropout * software.kernels.dropout_accesses)
     whole: Real = hidden_size * (blocks * residual)
     feed_forward = kind.feed_forward
     if feed_forward.num_experts:
         copies = np.where(np.greater(expert_parallel, 1), 7.0, 3.0)
-        whole = whole + hidden_size * (copies * feed_forward.experts_per_token + 1.0)
+        whole = whole + inner * hidden_size * (copies * feed_forward.experts_per_token + 1.0)
     attention = kind.attention
     query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
     split = software.kernels.rotary_accesses * query_key * attention.rotary
     # gates: of attention one kernel (two reads, one write), of linear attention with a norm
     if attention.gated or attention.delta_rule is not None:
         split += GATE_ACCESSES * attention.num_heads * attention.value_head_dim
-    moved = compute_bytes * (whole / along + split / np.multiply(1.0, tensor_parallel))
+    moved = whole / along + inner * split / np.multiply(1.0, tensor_parallel)
     return norms + activation + moved
 
 
@@ -284,6 +302,7 @@ def norm_and_activation_bytes(
     tensor_parallel: Count,
     sequence_parallel: Flag,
     software: ForwardSoftware,
+    inner_bytes: float,
 ) -> tuple[Real, Real]:
     """Bytes a token that norms move, and the activation of the MLP (or of all experts)."""
     norm = {
@@ -296,7 +315,7 @@ def norm_and_activation_bytes(
     feed_forward, tensor = kind.feed_forward, np.multiply(1.0, tensor_parallel)
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
     accesses = software.kernels.activation_accesses if feed_forward.gated else 2.0  # read, write
-    inner = compute_bytes * accesses * (width + feed_forward.shared_ffn_hidden_size)
+    inner = inner_bytes * accesses * (width + feed_forward.shared_ffn_hidden_size)
     norms = compute_bytes * hidden_size * kind.num_norms * norm
     return norms / np.where(sequence_parallel, tensor, 1.0), inner / tensor
 
@@ -388,6 +407,16 @@ class LayerWork(Struct, frozen=True):
         return FP32_BYTES if self.upcasts else self.compute_bytes
 
     @property
+    def autocasts(self) -> bool:
+        """Whether torch.autocast runs the matrices in fewer bits than the weights have."""
+        return self.software.precision.autocasts_weights and self.upcasts
+
+    @property
+    def inner(self) -> float:
+        """Bytes of an element that a matrix gives; autocast leaves it as it is."""
+        return self.compute_bytes if self.autocasts else self.element
+
+    @property
     def each(self) -> Real:
         """Seconds to move one byte for every token: tokens / beta."""
         return self.tokens / self.rate.memory
@@ -414,6 +443,9 @@ def layer_seconds(work: LayerWork) -> PassSeconds:
     inputs = matrices.inputs + unpacked + bias_back
     if work.rate.core is not None:  # fp8
         forward, inputs = with_fp8_casts(work, forward, inputs)
+    if work.autocasts:  # weights down, their gradients up
+        each = autocast_bytes_per_element(work.compute_bytes) / work.rate.memory
+        forward, inputs = forward + each * _trained(work), inputs + each * _trained(work)
     backward = (
         inputs
         + matrices.weights
@@ -460,6 +492,7 @@ def core_seconds(work: LayerWork) -> Real:
                 work.rate,
                 work.software,
                 dropout=work.attention_dropout,
+                autocast=work.autocasts,
             )
     return core
 
@@ -481,6 +514,7 @@ def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
         software,
         hidden_dropout=work.hidden_dropout,
         expert_parallel=work.expert_parallel,
+        inner_bytes=work.inner,
     )
     moved_back = software.kernels.backward_access_ratio * moved
     to_adapters, from_adapters = adapter_bytes_per_token(
@@ -488,7 +522,8 @@ def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
     )
     moved, moved_back = moved + each * to_adapters, moved_back + each * from_adapters
     if work.upcasts:
-        casts = each * cast_bytes_per_token(work.kind, work.compute_bytes, work.tensor_parallel)
+        cast = autocast_bytes_per_token if work.autocasts else cast_bytes_per_token
+        casts = each * cast(work.kind, work.compute_bytes, work.tensor_parallel)
         moved, moved_back = moved + casts, moved_back + casts
     return moved, moved_back
 
@@ -557,6 +592,7 @@ def recompute_seconds(work: LayerWork, forward: Real, core: Real, moved: Real) -
         work.tensor_parallel,
         work.sequence_parallel,
         work.software,
+        work.inner,
     )
     again = again + np.where(work.recompute_norms, work.each * norms, 0.0)
     again = again + np.where(work.recompute_activation, work.each * activation, 0.0)

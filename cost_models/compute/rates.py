@@ -93,6 +93,7 @@ class Rates(Struct, frozen=True):
     copies_fp8: bool = False  # matmuls in 8 bits read operands along one direction only
     pads_matmuls: bool = False  # a compiler pads operands whose rows are not aligned
     misaligned_batches: float = 1.0  # least slowdown of batched matmuls whose rows are not aligned
+    feeds_misaligned: bool = False  # matmuls whose rows are not aligned are as fast
     single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
 
     @property
@@ -161,6 +162,7 @@ def rates(
         units=0.0 if measured or units is None else units.value,
         pads_matmuls=software.kernels.pads_matmuls,
         misaligned_batches=software.kernels.misaligned_bf16_batches if precision == "bf16" else 1.0,
+        feeds_misaligned=_is_geforce(accelerator),
     )
 
 
@@ -207,14 +209,16 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
 
 
 def _usual_share(accelerator: Accelerator) -> float:
-    """Return the share of its peak that the best large matmul reaches, where none is measured.
-
-    GeForce cards are those that reach each other through the host's memory only.
-    """
-    if accelerator.host_memory_bandwidth is not None:
+    """Return the share of its peak that the best large matmul reaches, where none is measured."""
+    if _is_geforce(accelerator):
         return ACHIEVABLE_SHARE_OF_GEFORCE
     older = accelerator.architecture in BEFORE_HOPPER
     return ACHIEVABLE_SHARE_BEFORE_HOPPER if older else ACHIEVABLE_SHARE
+
+
+def _is_geforce(accelerator: Accelerator) -> bool:
+    """Return whether it is a GeForce card: those reach each other through host memory only."""
+    return accelerator.host_memory_bandwidth is not None
 
 
 def sustained(accelerator: Accelerator, precision: str, best: float) -> float:

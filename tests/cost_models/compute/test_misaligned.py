@@ -37,6 +37,15 @@ def test_a_projection_reaches_the_published_rate(columns: int, published: float)
         assert float(other / aligned) == pytest.approx(slower, rel=0.02)
 
 
+@pytest.mark.parametrize(("size", "published"), [(2040, 155.9), (2055, 115.6), (2057, 106.8)])
+def test_a_geforce_card_reaches_the_published_rate(size: int, published: float) -> None:
+    """Square matmuls on an RTX 4090: pytorch/pytorch issue 181718."""
+    rate = rates(find_accelerator("RTX-4090"), "bf16", EAGER, long_run=False)
+    shape = float(size), float(size), float(size)
+    seconds = float(matmul_seconds(*shape, 2.0, rate, in_memory=shape[:2]))
+    assert 2.0 * size**3 / seconds / 1e12 == pytest.approx(published, rel=0.17)
+
+
 @pytest.mark.parametrize(
     ("size", "figures", "published"),
     [(128, {}, 132.5), (140, {}, 85.6), (140, {"kernels.misaligned_bf16_batches": 11.0}, 12.2)],

@@ -13,7 +13,7 @@ from cost_models.communication.seconds import achieved
 from cost_models.compute import matmul
 from cost_models.compute.adapter_groups import adapter_wait
 from cost_models.compute.adapters import adapter_bytes_per_token
-from cost_models.compute.casts import cast_bytes_per_token
+from cost_models.compute.casts import autocast_bytes_per_token, cast_bytes_per_token
 from cost_models.compute.expert_loops import loop_bytes
 from cost_models.compute.layer import (
     LayerWork,
@@ -194,6 +194,30 @@ def test_hidden_states_in_fp32_are_cast_around_every_matrix() -> None:
     ]
     more = casts + moved("llama", 4.0) - moved("llama")
     assert float(times[1].forward - times[0].forward) == pytest.approx(more * 128.0 / 1e12)
+
+
+def test_autocast_casts_what_reads_a_norm_and_leaves_what_matrices_give() -> None:
+    """Queries, keys, values, gate and up each cast their input; every weight is cast once a pass."""
+    model = sample_model("llama")
+    kind, rate = model.kinds[0], Rates(1e30, 1e12, 0.0, False)
+    casts = float(autocast_bytes_per_token(kind, 2.0, 1))
+    assert casts == 6.0 * 5 * model.hidden_size
+    changed = {"precision.fp32_hidden_states": True, "precision.autocasts_weights": True}
+    times = [
+        layer_seconds(
+            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        )
+        for software in (EAGER, EAGER.changed(changed))
+    ]
+    norms, others = moved("llama", 4.0) - moved("llama"), moved("llama")
+    # of what grows from 2 to 4 bytes: norms, and two of three accesses of each residual
+    assert casts < float(times[1].forward - times[0].forward) * 1e12 / 128.0 - _weights(kind)
+    assert float(times[1].forward - times[0].forward) * 1e12 / 128.0 < casts + norms + others
+
+
+def _weights(kind: Any) -> float:
+    """Bytes a token, of 128, of casting every weight."""
+    return 6.0 * sum(weight.numel for weight in kind.weights) / 128.0
 
 
 def test_the_host_waits_at_adapters_that_are_groups_of_their_own() -> None:
