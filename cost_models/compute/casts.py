@@ -30,9 +30,7 @@ def cast_bytes_per_token(kind: LayerKind, compute_bytes: float, tensor_parallel:
     return _cast_bytes(kind, compute_bytes, tensor_parallel, autocast=False)
 
 
-def autocast_bytes_per_token(
-    kind: LayerKind, compute_bytes: float, tensor_parallel: Count
-) -> Real:
+def autocast_bytes_per_token(kind: LayerKind, compute_bytes: float, tensor_parallel: Count) -> Real:
     """Bytes a token of a pass under autocast: (c + 4) in of every matrix that reads a norm."""
     return _cast_bytes(kind, compute_bytes, tensor_parallel, autocast=True)
 

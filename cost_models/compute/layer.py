@@ -44,9 +44,9 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 CPU_FLASH_KEYS = 512.0
 GATE_ACCESSES = 3.0  # of a gated output: two reads, one write
-# accesses of 16 bits that autocast adds to eager scores (torch, aten/src/ATen/autocast_mode.cpp): two
-# casts to fp32 and back (3 each) and a softmax of fp32 (4), where 16 bits take 2 and fp32 by the
-# module's own cast 6 with what follows; dropout of fp32: one more read, one more write
+# Accesses of 16 bits that autocast adds to eager scores: two casts (3 each) and a softmax in fp32 (4)
+# in place of the module's own cast (6 with the softmax). Dropout in fp32: one more read and write.
+# Source: counted from the lists of operators in torch, aten/src/ATen/autocast_mode.cpp
 AUTOCAST_SCORES = 4.0
 AUTOCAST_DROPOUT = 2.0
 # FLOP/s of a GPU's flash kernel backward over forward: of 4096 tokens and heads of 128 on an H100

@@ -46,9 +46,9 @@ OPERAND_TRAFFIC = 42.0  # the smaller a tile, the more often its operands are re
 # (EleutherAI/cookbook@27dff48: sizing/results/transformer_data/vocab_v_sweep.out); batched scores
 # of heads of 334 to 350 elements 0.63 of their aligned neighbours (h_sweep.out); odd vocabularies
 # triple a head's time (Netflix Technology Blog, Scaling LLM post-training at Netflix, February
-# 2026), 2.9 on vTrain's A100. Not on GeForce cards, whose tensor cores do a quarter of an A100's work
-# a clock: odd matrices of an RTX 4090 lose what their waves of tiles explain (pytorch/pytorch issue
-# 181718). Leaves out: 0.9 where rows are a multiple of 8, not of 16.
+# 2026), 2.9 on vTrain's A100. Not on GeForce cards, whose tensor cores do a quarter of an A100's
+# work a clock: odd matrices of an RTX 4090 lose what their waves of tiles explain (pytorch/pytorch
+# issue 181718). Leaves out: 0.9 where rows are a multiple of 8, not of 16.
 ODD_SLOWDOWN: Final = 3.0
 EVEN_SLOWDOWN: Final = 1.8
 ALIGNED: Final = 8.0  # elements of 16 bits in 16 bytes
