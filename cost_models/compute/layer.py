@@ -44,7 +44,7 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 CPU_FLASH_KEYS = 512.0
 GATE_ACCESSES = 3.0  # of a gated output: two reads, one write
-# Accesses of 16 bits that autocast adds to eager scores: two casts (3 each) and a softmax in fp32 (4)
+# Accesses of 16 bits that autocast adds to eager scores: two casts (3 each), a softmax in fp32 (4)
 # in place of the module's own cast (6 with the softmax). Dropout in fp32: one more read and write.
 # Source: counted from the lists of operators in torch, aten/src/ATen/autocast_mode.cpp
 AUTOCAST_SCORES = 4.0
