@@ -1,171 +1,83 @@
-"""How fast plans are searched, and how that grows: ``python -m benchmarks.search``.
+"""How long questions take: ``python -m benchmarks.search [--write]``.
 
-Llama-3-405B on 16,384 H100, and on 8 to 131,072 of them. Seconds are those of one core (the time
-that the process computed; the clock on the wall stands beside it). Every question runs in a process
-of its own, so that its peak memory is its own.
+Every question is a command in a process of its own, cold from the shell, modules compiled as they
+are where a package is installed: seconds of one core (that the process computed, its start
+included), and its largest memory. The best of some runs, since other work on the machine only makes
+a run longer.
 
-    candidates  all that were enumerated
-    priced      legal plans: memory and time of every one of them, with the formulas that ``fit``
-                uses, a second of the time that this takes
-    search      the whole answer: enumerate, judge, price (time: of plans that can fit), rank,
-                simulate the finalists
+    candidates  plans that were enumerated
+    priced      legal plans: memory of every one of them, and time of those that can fit, with the
+                formulas that ``fit`` uses; further numbers of virtual stages and of recomputed
+                layers are priced where their bounds allow that they win
+
+``--write`` puts the table into docs/explanation/search.md.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
-from cost_models.pricing.table import price_table
-from cost_models.scenario import Scenario
-from hardware_profiles.cluster.parse import parse_cluster
-from planner.request.model import resolve_model
-from planner.request.scenario import build_scenario
-from planner.search.candidates import Candidates
-from planner.search.search import search
-from planner.search.space import allowed_offloads
-
-MODEL: Final = "llama-3-405b"
-SHELL: Final = ("plan", "llama-3-8b", "8xH100-SXM", "--json")
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A question: accelerators in nodes of 8, and the batch."""
-
-    num_gpus: int
-    global_batch_size: int
-    seq_len: int
-    offloads: tuple[str, ...] = ()
-
-    @property
-    def scenario(self) -> Scenario:
-        """Everything but the plan."""
-        nodes = self.num_gpus // 8
-        cluster = parse_cluster(f"{nodes}x8xH100-SXM" if nodes > 1 else "8xH100-SXM")
-        question = build_scenario(
-            resolve_model(MODEL),
-            cluster,
-            seq_len=self.seq_len,
-            global_batch_size=self.global_batch_size,
-        )
-        return question.scenario
-
-
-LARGEST: Final = Problem(16_384, 16_384, 131_072)
-BY_GPUS: Final = tuple(Problem(n, 4 * n, 8192) for n in (8, 64, 512, 4096, 16_384, 131_072))
-BY_CANDIDATES: Final = (
-    Problem(64, 256, 8192),
-    Problem(2048, 2048, 8192),
-    Problem(16_384, 16_384, 32_768),
-    LARGEST,
-    Problem(16_384, 16_384, 131_072, ("optimizer",)),
-)
-
-
-def measure(problem: Problem) -> dict[str, Any]:
-    """Return what one question took."""
-    scenario = problem.scenario
-    begin, clock = time.process_time(), time.perf_counter()
-    counts = search(scenario, offloads=allowed_offloads(problem.offloads)).counts
-    core, wall = time.process_time() - begin, time.perf_counter() - clock
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    return {
-        "gpus": problem.num_gpus,
-        "candidates": counts.enumerated,
-        "priced": counts.priced,
-        "simulated": counts.simulated,
-        "core_seconds": core,
-        "wall_seconds": wall,
-        "peak_bytes": memory,
-    }
-
-
-def pricing(problem: Problem) -> dict[str, Any]:
-    """Return what it takes to price every legal plan, those that cannot fit too."""
-    scenario = problem.scenario
-    legal = Candidates.of(scenario, {}, offloads=allowed_offloads(problem.offloads)).legal
-    begin = time.process_time()
-    price_table(scenario, legal)
-    return {"plans": len(legal), "price_seconds": time.process_time() - begin}
-
-
-def apart(problem: Problem) -> dict[str, Any]:
-    """Measure in processes of their own."""
-    arguments = [
-        problem.num_gpus,
-        problem.global_batch_size,
-        problem.seq_len,
-        "+".join(problem.offloads),
-    ]
-    found: dict[str, Any] = {}
-    for what in WHAT:
-        command = [sys.executable, "-m", "benchmarks.search", what, *map(str, arguments)]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found |= json.loads(output)
-    return found
-
-
-WHAT: Final = {"search": measure, "pricing": pricing}
-
-
-def from_shell() -> float:
-    """Return the seconds of ``shardplan plan`` of an 8-GPU question, Python's start included.
-
-    Modules are compiled before, as they are where a package is installed.
-    """
-    with tempfile.TemporaryDirectory() as compiled:
-        there = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        there["PYTHONPYCACHEPREFIX"] = compiled
-        seconds = []
-        for _ in range(2):
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            command = [sys.executable, "-m", "planner", *SHELL]
-            subprocess.run(command, capture_output=True, check=True, env=there)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return seconds[-1]
-
-
-def line(found: dict[str, Any]) -> str:
-    """Return one row of the table."""
-    rate = f"{found['plans'] / found['price_seconds']:,.0f}"
-    return (
-        f"{found['gpus']:>9,} {found['candidates']:>12,} {found['priced']:>11,} {rate:>15} "
-        f"{found['core_seconds']:>11.2f} {found['wall_seconds']:>8.2f} "
-        f"{found['peak_bytes'] / 2**20:>10,.0f} {found['simulated']:>10}"
-    )
-
-
+PAGE: Final = Path(__file__).parents[1] / "docs" / "explanation" / "search.md"
+BEGIN, END = "<!-- benchmarks.search: begin -->\n", "<!-- benchmarks.search: end -->"
+RUNS: Final = 3
 HEAD: Final = (
-    f"{'GPUs':>9} {'candidates':>12} {'priced':>11} {'priced/core s':>15} "
-    f"{'search core':>11} {'wall s':>8} {'peak MiB':>10} {'simulated':>10}"
+    "| question | candidates | legal, priced | seconds of one core | memory |\n"
+    "| --- | ---: | ---: | ---: | ---: |\n"
 )
+QUESTIONS: Final = (
+    "fit llama-3-8b 8xA100-80GB",
+    "plan llama-3-8b 8xA100-80GB",
+    "plan mixtral-8x7b 4x8xH100-SXM",
+    "plan llama-3-70b 8x8xH100-SXM",
+    "plan llama-3.1-405b 2048x8xH100-SXM",
+    "plan llama-3.1-405b 2048x8xH100-SXM --seq-len 131072",
+    "plan llama-3.1-405b 16384x8xH100-SXM",
+    "plan deepseek-v3 256x8xH800-SXM",
+)
+
+
+def measure(question: str, compiled: str) -> tuple[float, float, dict[str, int]]:
+    """Return seconds of one core, bytes, and the counts of a question's search."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "planner", *question.split(), "--json"]
+    with tempfile.TemporaryFile() as output:
+        environment = {**kept, "PYTHONPYCACHEPREFIX": compiled}
+        process = subprocess.Popen(command, stdout=output, env=environment)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"{question}: exit code {process.returncode}")
+        output.seek(0)
+        counts = json.loads(output.read()).get("search", {})
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024.0, counts
+
+
+def row(question: str, compiled: str) -> str:
+    """Return the row of a question; the first run compiles modules and is not counted."""
+    _, *runs = [measure(question, compiled) for _ in range(1 + RUNS)]
+    seconds, memory, counts = min(runs, key=lambda one: one[0])
+    numbers = [f"{counts[name]:,}" if counts else "" for name in ("enumerated", "priced")]
+    cells = [f"`{question}`", *numbers, f"{seconds:.2f}", f"{memory / 2**20:,.0f} MiB"]
+    return f"| {' | '.join(cells)} |\n"
 
 
 def main() -> None:
-    """Measure one question, or print the tables."""
-    if len(sys.argv) > 1:
-        what, gpus, batch, length, offloads = sys.argv[1:]
-        parts = tuple(filter(None, offloads.split("+")))
-        print(json.dumps(WHAT[what](Problem(int(gpus), int(batch), int(length), parts))))
-        return
-    for title, problems in (
-        (f"{MODEL} on 16,384 H100, 131,072 tokens", (LARGEST,)),
-        ("by accelerators", BY_GPUS),
-        ("by candidates", BY_CANDIDATES),
-    ):
-        print(f"\n{title}\n{HEAD}", flush=True)
-        for problem in problems:
-            print(line(apart(problem)), flush=True)
-    print(f"\nshardplan {' '.join(SHELL)}: {from_shell():.2f} s of one core, cold from the shell")
+    """Print the table, or write it into the page."""
+    table = HEAD
+    print(table, end="")
+    with tempfile.TemporaryDirectory() as compiled:
+        for question in QUESTIONS:
+            table += row(question, compiled)
+            print(table.splitlines()[-1], flush=True)
+    if "--write" in sys.argv[1:]:
+        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}{table}{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
