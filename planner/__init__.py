@@ -76,4 +76,5 @@ def __getattr__(name: str) -> Any:
         return import_module("importlib.metadata").version("shardplan")
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(MODULES[name]), name)
+    documented = import_module("planner.request.arguments").documented
+    return documented(getattr(import_module(MODULES[name]), name))

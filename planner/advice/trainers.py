@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from cost_models.legality.capabilities import all_capabilities, capabilities_of
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
@@ -61,7 +63,8 @@ def _best(
         if pinned != one.pins.get("zero_stage", pinned):
             continue
         pins = {**one.pins, **fixed}
-        result = search(one.scenario, pins, require=(*require, *one.require), top=1)
-        if result.fits and (best is None or result.seconds[0] < best.step_seconds):
+        below = np.inf if best is None else best.step_seconds
+        result = search(one.scenario, pins, require=(*require, *one.require), top=1, below=below)
+        if result.fits and result.seconds[0] < below:
             best = BestOfTrainer(name, result.seconds[0], result.plans[0])
     return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -10,8 +11,8 @@ from hardware_profiles.fields import read_toml
 FILE: Final = Path(__file__).parents[2] / "cost_models" / "legality" / "capabilities.toml"
 
 
-def target_names() -> list[str]:
+@cache
+def target_names() -> tuple[str, ...]:
     """Return the names of all targets."""
-    return sorted(
-        name for name, one in read_toml(FILE, "the trainers").items() if "checked_by" in one
-    )
+    tables = read_toml(FILE, "the trainers")
+    return tuple(sorted(name for name, one in tables.items() if "checked_by" in one))

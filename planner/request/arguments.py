@@ -47,11 +47,22 @@ def takes(
             made: Any = request(*args, **kwargs)
             return answer(replace(made, **read_texts(type(made), vars(made))))
 
-        call.__signature__ = signature_of(request)  # type: ignore[attr-defined, arg-type]
-        call.__doc__ = f"{answer.__doc__}{options_text(request)}"  # type: ignore[arg-type]
+        call.request = request  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def documented(function: Any) -> Any:
+    """Return a public function with the signature and the documentation of its request, if any.
+
+    The command line needs neither, and they take time.
+    """
+    request = getattr(function, "request", None)
+    if request is not None and not hasattr(function, "__signature__"):
+        function.__signature__ = signature_of(request)
+        function.__doc__ = f"{function.__doc__}{options_text(request)}"
+    return function
 
 
 def instead(given: str, known: Mapping[str, Declared]) -> str:
