@@ -12,6 +12,7 @@ tensors between two kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace as without
 
 import numpy as np
 from msgspec import Struct
@@ -132,17 +133,24 @@ def matrices_seconds(
     """
     cut = tensor_parallel if expert_tensor is None else expert_tensor
     zero = np.zeros_like(np.multiply(1.0, tokens))
-    total = Matmuls(zero, zero, zero)
-    for weight in weights:
+
+    def seconds(weight: Weight) -> Matmuls:
         if weight.is_adapter and fp32_adapters:
-            total += _weight_seconds(weight, tokens, tensor_parallel, FP32_BYTES, rate.of_single)
-        elif weight.role == "linear":
-            total += _weight_seconds(weight, tokens, tensor_parallel, compute_bytes, rate)
-        elif weight.role == "expert":
-            experts = weight.shape[0] / np.multiply(1.0, expert_parallel)
-            routed = tokens * np.multiply(1.0, cut) / tensor_parallel
-            share = routed * experts_per_token / experts
-            total += _weight_seconds(weight, share, cut, compute_bytes, rate, batch=experts)
+            return _weight_seconds(weight, tokens, tensor_parallel, FP32_BYTES, rate.of_single)
+        if weight.role == "linear":
+            return _weight_seconds(weight, tokens, tensor_parallel, compute_bytes, rate)
+        experts = weight.shape[0] / np.multiply(1.0, expert_parallel)
+        routed = tokens * np.multiply(1.0, cut) / tensor_parallel
+        share = routed * experts_per_token / experts
+        return _weight_seconds(weight, share, cut, compute_bytes, rate, batch=experts)
+
+    total = Matmuls(zero, zero, zero)
+    known: dict[Weight, Matmuls] = {}  # such as keys and values: equal but for their names
+    for weight in weights:
+        if weight.role in ("linear", "expert") or (weight.is_adapter and fp32_adapters):
+            unnamed = without(weight, name="", part="other")
+            known[unnamed] = known.get(unnamed) or seconds(unnamed)
+            total += known[unnamed]
     return total
 
 
