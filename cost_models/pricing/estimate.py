@@ -222,19 +222,18 @@ def seconds_by_pipeline(
 
     The contents of the ranks may differ between the rows.
     """
-    pipelines: dict[tuple[Positions, int], list[Block]] = {}
+    pipelines: dict[Positions, list[Block]] = {}
     for rows, ranks in _blocks(scenario, table, layer_ranges):
         positions = tuple(rank.positions for rank in ranks)
-        key = positions, int(table.virtual_stages[rows[0]])
-        pipelines.setdefault(key, []).append((rows, ranks))
+        pipelines.setdefault(positions, []).append((rows, ranks))
     pairs = [
         (rows, ranks[place])
-        for (positions, _), blocks in pipelines.items()
+        for positions, blocks in pipelines.items()
         for place in range(len(positions))
         for rows, ranks in blocks
     ]
     found = iter(of_ranks(scenario, table, pairs, seconds_of))
-    for (positions, _), blocks in pipelines.items():
+    for positions, blocks in pipelines.items():
         each = [joined(list(islice(found, len(blocks)))) for _ in positions]
         yield np.concatenate([rows for rows, _ in blocks]), positions, each
 

@@ -45,7 +45,7 @@ class Passes(Struct, frozen=True):
     w: Floats
     m: Floats
     p: int
-    v: int
+    v: Floats
 
     @property
     def rank(self) -> Floats:
@@ -96,8 +96,8 @@ def in_turn_seconds(x: Passes, *, split: bool) -> Floats:
     weight gradients; r + 1 weight gradients are left for the tail.
     """
     total = x.v * x.m
-    per_round = x.m // np.maximum(1, x.m // x.p) if x.v > 1 else np.zeros_like(x.m)
-    hops = 1.0 if x.v == 1 or split else 2.0
+    per_round = x.m // np.maximum(1, x.m // x.p)
+    hops = np.where((x.v == 1.0) | split, 1.0, 2.0)
     warm_up = np.minimum((x.v - 1) * per_round + hops * (x.p - 1.0 - x.rank), total)
     forwards = np.minimum(warm_up + 1.0, total)
     forward_gap = sum_over_ranks(x.f) - _before(x.f) / x.v + _after(x.i) / x.v
@@ -162,11 +162,11 @@ BOUNDS: Final[dict[str, Callable[[Passes], Floats]]] = {
 
 
 def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights: Floats) -> Floats:
-    """Return a lower bound of the seconds of all micro-batches; rows share p and v.
+    """Return a lower bound of the seconds of all micro-batches; rows share p.
 
     ``backward``: whole backward passes; ``weights``: the part of them that a split defers.
     """
-    p, v = int(table.pipeline_parallel[0]), int(table.virtual_stages[0])
+    p = int(table.pipeline_parallel[0])
     seconds = np.empty(len(table))
     for code in sorted(set(table.pipeline_schedule.tolist())):
         rows = np.flatnonzero(table.pipeline_schedule == code)
@@ -177,7 +177,7 @@ def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights:
             w=later,
             m=1.0 * table.num_microbatches[rows],
             p=p,
-            v=v,
+            v=1.0 * table.virtual_stages[rows],
         )
         seconds[rows] = BOUNDS[SCHEDULES[code]](x) if p > 1 else x.m * sum_over_ranks(x.f + x.i)
     return seconds
