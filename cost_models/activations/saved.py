@@ -190,12 +190,16 @@ def feed_forward_bytes(
     plain   c (saved by the activation + 1) F     its output feeds the second matrix
     gated   c (saved by the activation + 3) F     activation, up projection, product
     experts k times that, and the shared expert's
+    k-bit   4 bytes but for the second matrix's input, which adapters read in c: bitsandbytes'
+            Linear4bit gives what it gets, and peft's preparation makes that fp32
     """
-    copies = activation_copies(feed_forward, software) + (3.0 if feed_forward.gated else 1.0)
-    one = copies * compute_bytes * feed_forward.ffn_hidden_size
+    between = activation_copies(feed_forward, software) + (2.0 if feed_forward.gated else 0.0)
+    given = FP32 if software.frozen.unquantised_in_fp32 else compute_bytes
+    each = between * max(given, compute_bytes) + compute_bytes
+    one = each * feed_forward.ffn_hidden_size
     if not feed_forward.num_experts:
         return one
-    shared = copies * compute_bytes * feed_forward.shared_ffn_hidden_size
+    shared = each * feed_forward.shared_ffn_hidden_size
     return feed_forward.experts_per_token * one + shared
 
 

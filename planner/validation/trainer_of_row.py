@@ -30,6 +30,7 @@ SWITCHES: Final = (
     "experts",
     "dispatch",
     "flash",
+    "batches",
     "stages",
     "recipes",
     "attention_bits",
@@ -120,7 +121,7 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
         profile = sharded if (row.zero_stage or 0) <= shards else profile
     table = words_table()
     casts = look_up(table.autocast, row)
-    found = (look_up(section, row) for section in (table.updates, table.zeroed))
+    found = (look_up(section, row) for section in (table.updates, table.zeroed, table.frozen))
     adds = [engine.add for engine in (*found, casts) if engine is not None and engine.add]
     masters = True if casts is not None and casts.add else entry.master_weights
     return replace(entry, profile=PLUS.join((profile, *adds)), master_weights=masters)

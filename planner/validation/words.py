@@ -197,6 +197,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     flash: tuple[EngineEntry, ...]
     flops: tuple[FlopsEntry, ...]
     gathers: tuple[EngineEntry, ...]
+    batches: tuple[EngineEntry, ...]
     host_masters: tuple[EngineEntry, ...]
     gpu: tuple[GpuEntry, ...]
     gradients: tuple[StoredPrecision, ...]
@@ -228,6 +229,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     weight_gathers: tuple[EngineEntry, ...]
     zero_stage: tuple[ZeroStageEntry, ...]
     zeroed: tuple[EngineEntry, ...]
+    frozen: tuple[EngineEntry, ...]
 
 
 Entry = TypeVar("Entry", bound=Conditions)

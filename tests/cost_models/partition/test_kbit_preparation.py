@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cost_models.activations.saved import feed_forward_bytes
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.presets import load_preset
@@ -32,3 +33,15 @@ def test_the_embedding_that_is_the_head_and_norms_become_fp32(adapter: str, more
     plain = (128_256 + 2 * 16 + 1) * 2048.0  # embedding, two norms a layer, the last norm
     found = stored("hf-trainer+kbit-preparation") - stored("hf-trainer")
     assert found == pytest.approx(more * plain)
+
+
+def test_matrices_in_4_bits_give_the_mlp_fp32() -> None:
+    """bitsandbytes, Linear4bit.forward: ``.to(inp_dtype)``; allocated peaks of fms-acceleration."""
+    spec = model_spec(load_preset("llama-3.2-1b").config, name="llama-3.2-1b")
+    mlp, width = spec.kinds[0].feed_forward, 8192.0
+    plain, prepared = (
+        feed_forward_bytes(mlp, 2.0, software_profile(name))
+        for name in ("hf-trainer", "hf-trainer+kbit-preparation")
+    )
+    assert plain == 2.0 * 4 * width  # gate, activation, up projection, product
+    assert prepared == (4.0 * 3 + 2.0) * width

@@ -405,6 +405,14 @@ def test_fp32_weights_may_leave_with_offloaded_states() -> None:
     assert weights(masters) == pytest.approx(weights(states) / 2)  # shards in 16 bits
 
 
+def test_batches_of_changing_shapes_leave_more_free_blocks() -> None:
+    even = case(framework="TRL")
+    ragged = case(framework="TRL", notes="batches padded to their longest sample")
+    assert not even.scenario.software.memory.ragged_batches
+    assert ragged.scenario.software.memory.ragged_batches
+    assert ragged.scenario.software.name == even.scenario.software.name
+
+
 def test_packed_samples_and_cells_of_other_runs_have_columns() -> None:
     packed = case(document_length=200)
     assert packed.scenario.workload.document_mask

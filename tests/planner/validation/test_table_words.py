@@ -31,6 +31,8 @@ USUAL = {
 
 ALONE = {"num_gpus": "1", "data_parallel": "1"}
 
+QLORA = {"peft": "qlora (nf4) r=8"}
+
 
 def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
     row = USUAL | cells
@@ -89,6 +91,16 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
         ({"framework": "torchtitan", "notes": "without chunked CE"}, {"software": "eager-fsdp2"}),
         (ALONE | {"framework": "DeepSpeed ZeRO-3", "offload": "CPU"}, {"zero_stage": 3}),
         (ALONE | {"framework": "DeepSpeed ZeRO-2", "offload": "CPU"}, {"zero_stage": 0}),
+        (QLORA | {"framework": "TRL"}, {"software": "hf-trainer+kbit-preparation"}),
+        (QLORA | {"framework": "TRL (2026)"}, {"software": "hf-trainer"}),
+        (QLORA | {"framework": "TRL", "zero_stage": "3"}, {"software": "hf-trainer"}),
+        (QLORA | {"framework": "Unsloth (SFTTrainer)"}, {"software": "hf-trainer-foak"}),
+        (QLORA | {"framework": "HF Trainer"}, {"software": "hf-trainer"}),
+        (
+            QLORA | {"framework": "HF Trainer", "notes": "prepare_model_for_kbit_training"},
+            {"software": "hf-trainer+kbit-preparation"},
+        ),
+        ({"optimizer": "dana-star (momentum, second moment)"}, {"optimizer": "adamw"}),
         ({"model": "gemma-2-9b", "flash_attention": "1"}, {"attention": "eager"}),
         ({"model": "gemma-2-9b", "notes": "flash attention 2"}, {"attention": "flash"}),
         ({"model": "gemma-2-9b", "notes": "flex attention"}, {"attention": "flash"}),
