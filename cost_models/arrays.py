@@ -17,6 +17,8 @@ FEW = 8  # rows, such as the ranks of one plan, that often take the same column
 
 def pick(columns: list[Real], index: Real) -> Real:
     """Return ``columns[index]`` row by row."""
+    if all(column is columns[0] for column in columns):
+        return np.broadcast_to(columns[0], np.shape(index))
     if type(index) is np.ndarray and 0 < index.size <= FEW and np.all(index == index.flat[0]):
         return np.broadcast_to(columns[int(index.flat[0])], index.shape)  # nothing to stack
     shape = np.shape(index)

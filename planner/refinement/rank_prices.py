@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cost_models.arrays import Real
 from cost_models.compute.rates import training_rates
-from cost_models.memory.peak import rank_memory
+from cost_models.memory.peak import rank_timeline
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import Plan, PlanTable
@@ -83,7 +83,7 @@ def rank_peaks(scenario: Scenario, plans: Sequence[Plan], ranks: Sequence[OfPlan
     """Return the peak memory of every rank in bytes."""
 
     def peak(view: RankView) -> _Peak:
-        return _Peak(rank_memory(view)[0].peak)
+        return _Peak(np.max(np.stack([parts.peak for parts in rank_timeline(view)]), axis=0))
 
     return _of_plans(scenario, plans, ranks, peak).ravel()
 
