@@ -80,7 +80,7 @@ def joint_rank(ranks: Sequence[PipelineRank], column: Column) -> PipelineRank:
     """Return ranks of a kind as one, whose numbers are columns where they differ."""
 
     def joint(values: list[Any]) -> Any:
-        same = not any(map(np.ndim, values)) and len(set(values)) == 1
+        same = not _have_columns(values) and len(set(values)) == 1
         return values[0] if same else column(values)
 
     def by_kind(counts: Sequence[tuple[int, ...]]) -> tuple[Any, ...]:
@@ -96,6 +96,10 @@ def joint_rank(ranks: Sequence[PipelineRank], column: Column) -> PipelineRank:
     keys = list(dict.fromkeys(key for near in by_key for key in reversed(near)))[::-1]
     neighbours = [_joint_group([near.get(key) for near in by_key], joint) for key in keys]
     return replace(ranks[0], **found, layer_neighbours=tuple(neighbours))
+
+
+def _have_columns(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, np.ndarray) for value in values)
 
 
 def _joint_group(alike: Sequence[LayerNeighbours | None], joint: Column) -> LayerNeighbours:
@@ -140,6 +144,8 @@ def of_ranks(
         sizes = [len(rows) for rows, _ in alike]
 
         def column(values: list[Any], sizes: list[int] = sizes) -> Any:
+            if not _have_columns(values):
+                return np.repeat(values, sizes)
             return np.concatenate(
                 [np.broadcast_to(*each) for each in zip(values, sizes, strict=True)]
             )
