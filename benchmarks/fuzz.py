@@ -2,6 +2,7 @@
 
     python -m benchmarks.fuzz --cases 100000             all readers, in turn
     python -m benchmarks.fuzz --only plan.json --guided  by coverage (pip install atheris)
+    python -m benchmarks.fuzz --commands --cases 200     shardplan itself, a process for each file
 
 A case takes a real file, replaces a few of its tokens or bytes, and reads the result. Anything but
 an answer or an ``InputError`` of one line is a finding: another exception, a second of CPU time,
@@ -11,6 +12,7 @@ an answer or an ``InputError`` of one line is a finding: another exception, a se
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import resource
@@ -233,9 +235,78 @@ def fuzz(cases: int, *, first_seed: int = 0, only: str = "") -> list[Finding]:
     return list(findings.values())
 
 
+COMMANDS: dict[str, tuple[str, ...]] = {  # by reader; "{}": the file
+    "config.json": ("fit", "{}", "8xA100-80GB", "--zero", "1", "--recompute", "full"),
+    "cluster.toml": ("fit", "gpt2", "{}", "--zero", "1", "--recompute", "full"),
+    "plan.json": ("explain", "{}"),
+    "run.json": ("compare", "{}"),
+    "trainer's config": ("fit", "gpt2", "8xA100-80GB", "--from", "{}"),
+    "log": ("observe", "{}"),
+    "out-of-memory error": ("oom", "{}"),
+    "software.toml": ("fit", "gpt2", "8xA100-80GB", "--software", "{}"),
+}
+
+
+def run_commands(cases: int, *, first_seed: int = 0) -> list[Finding]:
+    """Run shardplan on mutated files; return the findings, and print what the runs needed."""
+    chosen = [one for one in readers.readers() if one.name in COMMANDS]
+    findings, seconds, sizes, codes = [], [], [], Counter[int]()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number in range(cases):
+            one, chance = chosen[number % len(chosen)], random.Random(first_seed + number)
+            seeds = one.seeds()
+            data = mutated(chance.choice(seeds), seeds, chance)
+            path = folder / one.name.replace(" ", "-")
+            path.write_bytes(data)
+            words = [str(path) if word == "{}" else word for word in COMMANDS[one.name]]
+            code, said, used = _run_command(words)
+            codes[code] += 1
+            seconds.append(used.ru_utime + used.ru_stime)
+            sizes.append(1024 * used.ru_maxrss)
+            errors = [line for line in said.splitlines() if line.startswith("shardplan: ")]
+            wrong = code not in (0, *ALLOWED_CODES, 4) or "Traceback" in said
+            if wrong or len(errors) != (code == 2):
+                words = [*words, f"exit code {code}", said[-500:]]
+                findings.append(Finding(one.name, first_seed + number, " ".join(words), data))
+                print(findings[-1], flush=True)
+    print(f"exit codes {dict(sorted(codes.items()))}")
+    for what, used_, unit in (("s of CPU", seconds, 1.0), ("MB", sizes, 1e6)):
+        ordered = sorted(used_)
+        middle, most = ordered[len(ordered) // 2] / unit, ordered[-1] / unit
+        print(f"{middle:.3g} {what} (median), {most:.3g} at most")
+    return findings
+
+
+def _run_command(words: Sequence[str]) -> tuple[int, str, resource.struct_rusage]:
+    """Return exit code, errors and resources of a command; no core and no file above 10 MB."""
+    with tempfile.TemporaryFile() as said:
+        child = os.fork()
+        if child == 0:
+            try:
+                resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (10**7, 10**7))
+                os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+                os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+                os.dup2(said.fileno(), 2)
+                os.execv(sys.executable, [sys.executable, "-m", "planner", *words])
+            finally:
+                os._exit(1)
+        _, status, used = os.wait4(child, 0)
+        said.seek(0)
+        return os.waitstatus_to_exitcode(status), said.read().decode(errors="replace"), used
+
+
 def guided(cases: int, only: str) -> None:
     """Fuzz one reader by coverage; libFuzzer ends the process."""
-    import atheris
+    try:
+        import atheris
+    except ImportError:
+        sys.exit(
+            "--guided needs atheris: pip install atheris (Linux and macOS, Python 3.11 to 3.13)"
+        )
+    if only not in (names := [one.name for one in readers.readers()]):
+        sys.exit(f"--guided takes one reader: --only {' | '.join(map(repr, names))}")
 
     (one,) = [one for one in readers.readers() if one.name == only]
     atheris.instrument_all()
@@ -266,9 +337,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--only", default="", help="readers with this text in their name")
     parser.add_argument("--guided", action="store_true", help="by coverage, with atheris")
+    parser.add_argument("--commands", action="store_true", help="run shardplan for each file")
     given = parser.parse_args()
     if given.guided:
         guided(given.cases, given.only)
+    if given.commands:
+        return bool(run_commands(given.cases, first_seed=given.seed))
     began = time.process_time()
     findings = fuzz(given.cases, first_seed=given.seed, only=given.only)
     seconds = time.process_time() - began

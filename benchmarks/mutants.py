@@ -23,6 +23,7 @@ stopped. ``--again FILE`` runs the mutants of an earlier list (``survivors.txt``
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import json
 import os
@@ -183,8 +184,8 @@ class Selection:
         of_line = {_test(each) for each in by_line.get(mutant.line, ())}
         of_file = {_test(each) for every in by_line.values() for each in every}
         own = f"tests/{Path(mutant.path).parent}/"
-        if not of_line:  # runs when the file is imported: any test of the package may see it
-            of_file |= {test for test in self.seconds if test.startswith(own)}
+        if _runs_at_import(mutant):  # any test of the package may see it
+            of_line = {test for test in self.seconds if test.startswith(own)}
 
         def order(test: str) -> tuple[bool, bool, float]:
             return test not in of_line, not test.startswith(own), self.seconds[test]
@@ -196,6 +197,14 @@ class Selection:
             if left < 0:
                 break
         return chosen
+
+
+def _runs_at_import(mutant: Mutant) -> bool:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        node for node in ast.walk(ast.parse(_source(mutant.path))) if isinstance(node, functions)
+    ]
+    return not any(node.lineno < mutant.line <= (node.end_lineno or 0) for node in found)
 
 
 def _test(context: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from cost_models.activations.embedding_and_head import (
     head_backward_bytes_per_token,
     head_bytes_per_token,
 )
+from cost_models.activations.encoder_decoder import shared_bytes_per_token
 from cost_models.model.families import model_spec
 from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.presets import load_preset
@@ -136,3 +138,25 @@ def test_the_projection_gives_the_gradient_of_its_input() -> None:
     assert [size(plan, rank) for rank in range(2)] == [0.0, 2 * 4096]
     shared = Plan(pipeline_parallel=2, tensor_parallel=2, sequence_parallel=True)
     assert size(shared, 1) == 2 * 2 * 4096
+
+
+@pytest.mark.parametrize(("kernel", "saved"), [("flash", 1.0), ("eager", 0.0)])
+def test_scores_get_t5s_position_table_once(kernel: str, saved: float) -> None:
+    """An encoder's table of every sequence, c a s a token; eager attention saves none itself."""
+    model = preset("t5-small")
+    workload = replace(WORKLOAD, attention_kernel=kernel)  # type: ignore[arg-type]
+    contents = contents_of_rank(model, [(0, model.num_layers)], range(1), 0)
+    attention = model.kinds[0].attention
+
+    def tables(recompute: str) -> float:
+        plan = Plan(micro_batch_size=4, recompute=recompute)  # type: ignore[arg-type]
+        view = rank_view(model, workload, SOFTWARE, PlanTable.from_plans([plan]), contents)
+        size = float(np.ravel(shared_bytes_per_token(view))[0])
+        without = replace(workload, attention_kernel="eager")
+        plain = rank_view(model, without, SOFTWARE, PlanTable.from_plans([Plan()]), contents)
+        size -= float(np.ravel(shared_bytes_per_token(plain))[0])
+        return size / (2 * attention.num_heads * WORKLOAD.seq_len)
+
+    one_for_each_sequence = 1 + 1 / 4  # and the decoder's for all four
+    assert tables("none") == saved * one_for_each_sequence
+    assert tables("full") == one_for_each_sequence

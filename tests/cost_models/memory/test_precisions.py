@@ -14,6 +14,7 @@ from cost_models.activations.fp8 import (
     fp8_weight_bytes,
     gathered_bytes,
     gathered_cast_share,
+    gathered_matrix_share,
 )
 from cost_models.activations.saved import Regions, feed_forward_bytes, layer_regions
 from cost_models.communication.traffic import TrafficOptions
@@ -272,3 +273,18 @@ def test_int8_has_a_scale_for_every_output() -> None:
 def test_today_s_default_is_nf4_with_fp32_scales() -> None:
     assert Workload(1, 1).quantisation == "nf4"
     assert STORED_BYTES["nf4"] == (0.5 + 4 / 64, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("software", "precision", "share"),
+    [
+        ("torchtitan+fp8-weight-gathers", "fp8", 0.5),
+        ("torchtitan+fp8-weight-gathers", "bf16", 1.0),
+        ("torchtitan", "fp8", 1.0),
+    ],
+)
+def test_only_fp8_matrices_are_gathered_in_half_the_bytes(
+    software: str, precision: str, share: float
+) -> None:
+    workload = Workload(64, 8, precision=precision)  # type: ignore[arg-type]
+    assert gathered_matrix_share(workload, software_profile(software)) == share
