@@ -30,6 +30,7 @@ SWITCHES: Final = (
     "experts",
     "dispatch",
     "flash",
+    "split_loss",
     "batches",
     "stages",
     "recipes",

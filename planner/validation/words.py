@@ -197,6 +197,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     flash: tuple[EngineEntry, ...]
     flops: tuple[FlopsEntry, ...]
     gathers: tuple[EngineEntry, ...]
+    split_loss: tuple[EngineEntry, ...]
     batches: tuple[EngineEntry, ...]
     host_masters: tuple[EngineEntry, ...]
     gpu: tuple[GpuEntry, ...]

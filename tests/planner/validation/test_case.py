@@ -413,6 +413,16 @@ def test_batches_of_changing_shapes_leave_more_free_blocks() -> None:
     assert ragged.scenario.software.name == even.scenario.software.name
 
 
+def test_torchtitan_has_its_loss_of_columns_in_eager_mode() -> None:
+    def copies(**cells: Any) -> tuple[float, str]:
+        software = case(zero_stage=3, **{"framework": "torchtitan", **cells}).scenario.software
+        return software.loss.fp32_logits_copies, software.name
+
+    assert copies(tensor_parallel=8) == (4.0, "eager-fsdp2")  # torch's loss_parallel
+    assert copies()[0] < 4.0
+    assert copies(tensor_parallel=8, notes="torch.compile")[0] < 4.0
+
+
 def test_packed_samples_and_cells_of_other_runs_have_columns() -> None:
     packed = case(document_length=200)
     assert packed.scenario.workload.document_mask
