@@ -65,6 +65,6 @@ def _best(
         pins = {**one.pins, **fixed}
         below = np.inf if best is None else best.step_seconds
         result = search(one.scenario, pins, require=(*require, *one.require), top=1, below=below)
-        if result.fits and result.seconds[0] < below:
+        if result.fits:
             best = BestOfTrainer(name, result.seconds[0], result.plans[0])
     return best

@@ -75,7 +75,7 @@ class Ranking:
 
     def merged(self, some: Sequence[Ranked], more: Sequence[Ranked]) -> list[Ranked]:
         """Merge two rankings; ties keep the order of ``some`` before ``more``."""
-        every = [*some, *more]
+        every = [one for one in (*some, *more) if one[0] < self.below]
         if self.front:
             seconds, peak = (np.array([one[i] for one in every], dtype=float) for i in (0, 1))
             return [every[row] for row in pareto_front(seconds, peak).tolist()] if every else []

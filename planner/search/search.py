@@ -134,7 +134,7 @@ def search(
     many splits of the ranks (``planner.search.distinct``). ``priced``: the candidates of this
     scenario, if they are priced already (without ``require``). ``with_near``: return the plans
     whose stages may be chosen, too, unless parts of that choice are given. ``below``: seconds of a
-    step; only plans that fit and are faster are searched, by time, and counts are of some of them.
+    step; only plans that fit and are faster are found, by time, and counts are of some of them.
     """
     started = time.perf_counter()
     if priced is None:

@@ -143,6 +143,22 @@ def test_stages_are_parts_of_an_item_and_else_phases() -> None:
     assert seen[2].text == "plan 1, memory"
 
 
+def test_joint_stages_and_loops_without_words_keep_the_name_of_the_activity() -> None:
+    seen: list[Activity] = []
+    with passed_to(seen.append):
+        report("searching 12 plans")
+        with stages(3.0, 1.0, joint=True) as begin:
+            begin()
+            advance(0.5)
+            begin()
+            list(tracked([1, 2]))
+    assert {activity.text for activity in seen} == {"searching 12 plans"}
+    shares = [one.share or 0.0 for one in seen if one.phase == seen[-1].phase]
+    assert shares == sorted(shares)
+    assert 0.375 in shares
+    assert shares[-1] == 1.0
+
+
 def test_joint_stages_are_one_phase_which_an_error_ends() -> None:
     seen: list[Activity] = []
     with passed_to(seen.append):

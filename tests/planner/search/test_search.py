@@ -52,6 +52,18 @@ def priced_one_by_one(scenario: Scenario) -> list[tuple[int, float, float, Plan]
 TIGHT_LLAMA = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
 
 
+def test_a_search_below_some_seconds_finds_what_the_whole_one_does() -> None:
+    scenario = make_scenario(TIGHT_LLAMA, "4xA100-80GB", global_batch_size=4, seq_len=512)
+    scenario = with_capacity(scenario, 3.7e9)
+    whole = search(scenario, top=1)
+    step = whole.seconds[0]
+    assert whole.fits
+    for below in (1.001 * step, 2.0 * step):
+        found = search(scenario, top=1, below=below)
+        assert (found.plans, found.seconds, found.fits) == (whole.plans, whole.seconds, True)
+    assert not search(scenario, top=1, below=step).plans
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("model", "cluster", "capacity"),
