@@ -3,7 +3,7 @@
 Trains small llama and gpt2 models on the CPU and counts what reaches torch's dispatcher in a step,
 views included (they start no kernel, but cost the host as much time as a small one). Models of two
 and four layers, and one and two micro-batches, tell apart what belongs to a layer, to a micro-batch
-and to a step.
+and to a step. Sequences that 2 and 4 ranks share count what context parallelism adds.
 
 The second table weighs by the clock what a dispatcher cannot see, FSDP2's Python around every group
 of parameters: models so small that the host's work is all there is, with data parallelism and
@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.quiet import undisturbed
 from benchmarks.small_models import CONFIGS
 from cost_models.model.families import model_spec
-from cost_models.plan.plan import Plan, split_layers
+from cost_models.plan.plan import CONTEXT_METHODS, Plan, split_layers
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
+from hardware_profiles.cluster.parse import parse_cluster
 
 PHASES = ("forward", "backward", "step")
 NARROW = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": 32}
@@ -36,7 +38,7 @@ def case(family: str, layers: int, plan: Plan, seq_len: int = 64, **config: Any)
     key = "n_layer" if family == "gpt2" else "num_hidden_layers"
     return PlanFile(
         model=model_spec({**CONFIGS[family], key: layers, **config}, name=family),
-        cluster=None,  # type: ignore[arg-type]  the executor takes the machine as it is
+        cluster=parse_cluster("1xH100-SXM"),  # not read: the executor takes the machine as it is
         workload=Workload(seq_len, plan.global_batch_size, precision="fp32"),
         plan=plan,
         layer_ranges=split_layers(layers, plan.num_stages),
@@ -80,14 +82,14 @@ def counted(rank: int, file: PlanFile) -> dict[str, int]:
     return dict(found)
 
 
-def shares(family: str, recompute: str) -> dict[str, float]:
+def shares(family: str, plan: Plan) -> dict[str, float]:
     """Operators of a layer, of a micro-batch outside the layers, and of a step."""
     from executor.processes.fork import run_forked
 
-    count = {}
+    count, ranks = {}, plan.world_size
     for layers, microbatches in itertools.product((2, 4), (1, 2)):
-        plan = Plan(recompute=recompute, num_microbatches=microbatches)  # type: ignore[arg-type]
-        count[layers, microbatches] = run_forked(counted, 1, case(family, layers, plan))[0]
+        file = case(family, layers, replace(plan, num_microbatches=microbatches))
+        count[layers, microbatches] = run_forked(counted, ranks, file)[0]
 
     def microbatch(layers: int, phase: str) -> float:
         return count[layers, 2][phase] - count[layers, 1][phase]
@@ -145,8 +147,11 @@ def main() -> None:
     import executor.training.trainer  # noqa: F401  imported once here, forked with every rank
 
     for family, recompute in itertools.product(("llama", "gpt2"), ("none", "full")):
-        row = shares(family, recompute)
+        row = shares(family, Plan(recompute=recompute))  # type: ignore[arg-type]
         print(f"{family:<6} recompute {recompute:<5}", *(f"{k} {v:.0f}" for k, v in row.items()))
+    for method, ranks in itertools.product(CONTEXT_METHODS, (2, 4)):
+        row = shares("llama", Plan(context_parallel=ranks, context_parallel_method=method))
+        print(f"llama  {method} over {ranks:<5}", *(f"{k} {v:.0f}" for k, v in row.items()))
     weighed, others = undisturbed(clocked)
     print(f"by the clock (others used {others:.0%} of the cores):")
     for name, value in weighed.items():

@@ -48,7 +48,11 @@ from cost_models.activations.saved import (
     score_bytes,
 )
 from cost_models.arrays import FP32, Real
-from cost_models.communication.context_parallel import context_buffer_bytes_per_token, is_blockwise
+from cost_models.communication.context_parallel import (
+    context_buffer_bytes_per_token,
+    is_blockwise,
+    sum_bytes,
+)
 from cost_models.model.parameters import block_numel, routed_numel
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.plan.plan import PlanTable
@@ -411,5 +415,7 @@ def _core(layer: _BackwardTerms) -> Real:
             scores = compute * attention.num_heads * np.multiply(1.0, workload.seq_len)
             working = working + scores
     working = np.where(is_blockwise(layer.table), 0.0, working / layer.tensor)
-    exchange = context_buffer_bytes_per_token(attention, compute, layer.table)[1]
+    exchange = context_buffer_bytes_per_token(
+        attention, compute, sum_bytes(compute, layer.software), layer.table
+    )[1]
     return np.maximum(working, exchange) + 2.0 * layer.hidden

@@ -50,6 +50,7 @@ from cost_models.arrays import Count, Flag, Real, pick
 from cost_models.communication.context_parallel import (
     context_buffer_bytes_per_token,
     is_blockwise,
+    sum_bytes,
     ulysses_saved_bytes,
 )
 from cost_models.model.lora import trainable_part
@@ -423,7 +424,8 @@ def _working(view: RankView, kind: LayerKind) -> Real:
         kind, model.hidden_size, compute, table.tensor_parallel, software
     )
     freed = feed_forward_bytes(kind.feed_forward, compute, software)
-    exchange = context_buffer_bytes_per_token(kind.attention, compute, table)[1]
+    summed = sum_bytes(compute, software)
+    exchange = context_buffer_bytes_per_token(kind.attention, compute, summed, table)[1]
     exchange = exchange - freed / table.tensor_parallel
     working: Real = np.maximum(mlp, exchange + compute * 3.0 * model.hidden_size)
     return position_bias_backward_bytes_per_token(

@@ -2,14 +2,15 @@
 
 Symbols   b micro_batch_size   S seq_len   n context_parallel   s = S / n tokens of a rank
           t tensor_parallel   a, k query and key heads   d head_dim   e value_head_dim
-          m num_microbatches   c compute_bytes   x = max(c, 4), of sums and gradients
+          m num_microbatches   c compute_bytes   x of sums and gradients (``sum_bytes``)
 Units     bytes and seconds; every function broadcasts over plan columns.
 
 Methods as in executor/parallel/context_parallel.py. Causal work is balanced: with ring and
 allgather every rank has one chunk from the start and one from the end of a sequence (zigzag), with
 ulysses all tokens of some heads.
 
-Leaves out: ranks with unequal work, as under masks of packed documents.
+Leaves out: ranks with unequal work, as under masks of packed documents; the lower rate of a flash
+kernel on blocks of few hundred keys.
 """
 
 from __future__ import annotations
@@ -22,16 +23,29 @@ from cost_models.model.spec import Attention
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import CONTEXT_METHODS, PlanTable
 from cost_models.plan.recompute import CORE, FULL, repeats_module
+from hardware_profiles.software.trainer import SoftwareProfile
 
 RING, ULYSSES, ALLGATHER = (
     CONTEXT_METHODS.index(name) for name in ("ring", "ulysses", "allgather")
 )
+
+# Launches that context parallelism adds to a layer's, forward and backward, as shares of its own:
+# of a block of keys (kernel, exchange, sums), and of the rest. Counted for the executor's layer of
+# llama, 73 and 135 operators, on 1, 2 and 4 ranks (python -m benchmarks.count_operators)
+BLOCK_LAUNCHES = 25.0 / 73.0, 37.0 / 135.0
+RING_LAUNCHES = 8.0 / 73.0, 8.0 / 135.0
+ULYSSES_LAUNCHES = 43.0 / 73.0, 40.0 / 135.0
 
 
 def is_blockwise(table: PlanTable) -> Flag:
     """Whether attention is accumulated over blocks of keys: ring and allgather."""
     blockwise: Flag = (table.context_parallel > 1) & (table.context_parallel_method != ULYSSES)
     return blockwise
+
+
+def sum_bytes(compute_bytes: float, software: SoftwareProfile) -> float:
+    """Bytes an element of sums over blocks, and of the gradients of keys that ranks exchange."""
+    return max(FP32, compute_bytes) if software.communication.sums_blocks_in_fp32 else compute_bytes
 
 
 def exchanged_key_heads(attention: Attention, table: PlanTable) -> Real:
@@ -81,6 +95,7 @@ def context_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     same bytes.
     """
     table, compute, tokens = view.table, view.compute_bytes, view.tokens
+    summed = sum_bytes(compute, view.software)
     n, t = 1.0 * table.context_parallel, table.tensor_parallel
     core = np.where((table.recompute == FULL) | repeats_module(table.recompute, CORE), 1.0, 0.0)
     full = np.where(table.recompute == FULL, 1.0, 0.0)
@@ -93,7 +108,7 @@ def context_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
         back = 0.0 if kind.forward_only else 1.0
         twice = 1.0 + again * core * back  # forward passes
         narrow = tokens * key_value_bytes(attention, compute, table)
-        wide = tokens * key_value_bytes(attention, max(FP32, compute), table)
+        wide = tokens * key_value_bytes(attention, summed, table)
         hops = (n - 1.0) * (twice + back)
         sends += Traffic(hops + back * n, hops * narrow + back * n * wide).times(repeats)
         gathers += Traffic(twice + back, (twice + back) * n * narrow).times(repeats)
@@ -138,7 +153,7 @@ def exposed_context_seconds(
     """
     table = view.table
     n = 1.0 * table.context_parallel
-    wide = max(FP32, view.compute_bytes) / view.compute_bytes
+    wide = sum_bytes(view.compute_bytes, view.software) / view.compute_bytes
     core = (table.recompute == FULL) | repeats_module(table.recompute, CORE)
     again = np.where(core, view.rank.recomputed_share, 0.0)
     forward = (n - 1.0) * (1.0 + again)
@@ -155,11 +170,12 @@ def exposed_context_seconds(
 
 
 def context_buffer_bytes_per_token(
-    attention: Attention, compute_bytes: float, table: PlanTable
+    attention: Attention, compute_bytes: float, wide: float, table: PlanTable
 ) -> tuple[Real, Real]:
     """Bytes a token of a rank's exchange buffers in addition to saved tensors: forward, backward.
 
-    Measured with the executor; K = k (d + e) / t, q = a d / t, o = a e / t elements a token
+    Measured with the executor; K = k (d + e) / t, q = a d / t, o = a e / t elements a token; x is
+    ``wide``
 
         ring       forward   2 c K (this block and the next one)   + x o (the sum)   + c o
                    backward  2 c K + 2 x K (gradients computed, and in transfer) + c K + x q + c q
@@ -172,7 +188,6 @@ def context_buffer_bytes_per_token(
     Source: tensors alive in executor/parallel/context_parallel.py, as traced.
     """
     n, t = 1.0 * table.context_parallel, 1.0 * table.tensor_parallel
-    wide = max(FP32, compute_bytes)
     query = attention.num_heads * attention.head_dim / t
     output = attention.num_heads * attention.value_head_dim / t
     keys = key_value_bytes(attention, 1.0, table)
@@ -189,6 +204,55 @@ def context_buffer_bytes_per_token(
     return (
         active * np.where(ulysses, exchange, forward),
         active * np.where(ulysses, 2.0 * exchange, backward),
+    )
+
+
+def context_launch_shares(table: PlanTable) -> tuple[Real, Real]:
+    """Launches that context parallelism adds to a layer's, as shares: forward and backward.
+
+    ring, allgather   n of a block each, and those around them
+    ulysses           those of the exchanges
+    """
+    n, blockwise = 1.0 * table.context_parallel, is_blockwise(table)
+    found = [
+        np.where(blockwise, ring + n * block, np.where(n > 1.0, ulysses, 0.0))
+        for ring, block, ulysses in zip(
+            RING_LAUNCHES, BLOCK_LAUNCHES, ULYSSES_LAUNCHES, strict=True
+        )
+    ]
+    return found[0], found[1]
+
+
+def context_bytes_moved_per_token(
+    attention: Attention, compute_bytes: float, wide: float, table: PlanTable
+) -> tuple[Real, Real]:
+    """Bytes a token that context parallelism reads and writes in memory: forward, backward.
+
+        ring, allgather  r (c + 2 x) o + (x + c) o         r = 1 + 3/4 (n - 1) times a token's rows
+                         r (c + 2 x) (q + K) + (x + c) (q + K)
+                         each block is added to a sum in x, which is cast to c at the end; with the
+                         keys of another rank half of the queries, or of the keys, is computed for
+                         half of the ranks. Ring backward: also n times 3 x K, the received sums
+        ulysses          4 c (q + k' (d + e) + o)          in either pass: what is exchanged is
+                         sorted before and after
+
+    with x = ``wide``, K = k (d + e) / t, q = a d / t, o = a e / t elements a token.
+
+    Source: operators of executor/attention/ring.py and ulysses.py, with one kernel for each sum.
+    """
+    n, t = 1.0 * table.context_parallel, 1.0 * table.tensor_parallel
+    query = attention.num_heads * attention.head_dim / t
+    output = attention.num_heads * attention.value_head_dim / t
+    keys = key_value_bytes(attention, 1.0, table)
+    one = (1.0 + 0.75 * (n - 1.0)) * (compute_bytes + 2.0 * wide) + wide + compute_bytes
+    received = np.where(table.context_parallel_method == RING, 3.0 * wide * n * keys, 0.0)
+    both = attention.head_dim + attention.value_head_dim
+    moved = exchanged_key_heads(attention, table) * both
+    exchange = 4.0 * compute_bytes * (query + moved + output)
+    blockwise, ulysses = is_blockwise(table), np.where(n > 1.0, exchange, 0.0)
+    return (
+        np.where(blockwise, one * output, ulysses),
+        np.where(blockwise, one * (query + keys) + received, ulysses),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from cost_models.arrays import Real
+from cost_models.communication.context_parallel import context_launch_shares
 from cost_models.compute.rates import Rates
 from cost_models.model.lora import SECOND
 from cost_models.model.spec import LayerKind, ModelSpec
@@ -78,10 +79,13 @@ def deferred_launches(view: RankView, operator: float) -> Real:
 def _layer_operators(
     kind: LayerKind, forward: Real, backward: Real, view: RankView
 ) -> tuple[Real, Real]:
-    """Operators of a layer's forward and backward pass: its own, of adapters, of casts to fp8."""
+    """Operators of a layer's passes: its own, of context parallelism, adapters, casts to fp8."""
     host = view.software.host
     if host.cuda_graphs == "layers":
         return np.ones_like(forward), np.ones_like(backward)
+    ahead, back = context_launch_shares(view.table)
+    forward = forward + host.layer_operators_forward * ahead
+    backward = backward + host.layer_operators_backward * back
     adapters = sum(weight.name.endswith(SECOND) for weight in kind.weights if weight.is_adapter)
     forward = forward + adapters * host.adapter_operators_forward
     backward = backward + adapters * host.adapter_operators_backward

@@ -401,6 +401,7 @@ class LayerWork(Struct, frozen=True):
     recompute_norms: Flag = False
     recompute_activation: Flag = False
     computed_score_share: Real = 1.0  # share of a query's keys that the core computes
+    context_bytes: tuple[Real, Real] = (0.0, 0.0)  # moved for each token, forward and backward
     hidden_dropout: bool = False
     attention_dropout: bool = False
 
@@ -506,11 +507,12 @@ def core_seconds(work: LayerWork) -> Real:
 
 
 def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
-    """Seconds of norms, residuals, activation, rotary embeddings, adapters and casts.
+    """Seconds of norms, residuals, activation, rotary embeddings, adapters, casts, sums of blocks.
 
         (bytes that the operators read and write) / beta
 
-    Forward and backward. Source: ``elementwise_bytes_per_token``, ``adapters``, ``casts``.
+    Forward and backward. Source: ``elementwise_bytes_per_token``, ``adapters``, ``casts``,
+    ``context_bytes_moved_per_token``.
     """
     software, each = work.software, work.each
     moved = each * elementwise_bytes_per_token(
@@ -533,7 +535,8 @@ def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
         cast = autocast_bytes_per_token if work.autocasts else cast_bytes_per_token
         casts = each * cast(work.kind, work.compute_bytes, work.tensor_parallel)
         moved, moved_back = moved + casts, moved_back + casts
-    return moved, moved_back
+    sums, sums_back = work.context_bytes
+    return moved + each * sums, moved_back + each * sums_back
 
 
 def bias_seconds(work: LayerWork) -> tuple[Real, Real]:

@@ -18,8 +18,10 @@ from cost_models.activations.live import layer_bytes
 from cost_models.arrays import Real
 from cost_models.communication.context_parallel import (
     computed_score_share,
+    context_bytes_moved_per_token,
     exposed_context_seconds,
     is_blockwise,
+    sum_bytes,
 )
 from cost_models.communication.expert_parallel import (
     exposed_all_to_all_seconds,
@@ -167,6 +169,9 @@ def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
         software=view.software,
         computed_score_share=computed_score_share(
             workload.attention_kernel, table.context_parallel, is_blockwise(table)
+        ),
+        context_bytes=context_bytes_moved_per_token(
+            kind.attention, view.compute_bytes, sum_bytes(view.compute_bytes, view.software), table
         ),
         hidden_dropout=model.hidden_dropout > 0,
         attention_dropout=model.attention_dropout > 0,

@@ -213,6 +213,7 @@ class Communication(ProfileGroup, frozen=True, kw_only=True):
     network_efficiency: Amount  # the same between nodes
     gathers_by_matrix: bool  # each column-cut matrix gathers its input and reduces its gradient
     exchanges_once_a_node: bool  # a token is sent to a node once, for all experts in it
+    sums_blocks_in_fp32: bool  # context parallelism: sums over blocks of keys, and their messages
 
 
 class Overlap(ProfileGroup, frozen=True, kw_only=True):
