@@ -147,6 +147,7 @@ def search_document(counts: Counts) -> dict[str, Any]:
         "priced": counts.priced,
         "simulated": counts.simulated,
         "bounded_away": counts.bounded_away,
+        "short_pieces": counts.short_pieces,
         "part_recomputed": counts.part_recomputed,
         "more_stages": counts.more_stages,
         "seconds": counts.seconds,

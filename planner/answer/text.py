@@ -658,6 +658,8 @@ def searched(counts: Counts) -> str:
     )
     if excluded:
         words += f", {excluded:,} excluded by requirements"
+    if counts.short_pieces:
+        words += f"; {counts.short_pieces:,} more share a sequence in short pieces"
     if counts.part_recomputed:
         words += f"; {counts.part_recomputed:,} more recompute a part of their layers"
     if counts.more_stages:

@@ -29,6 +29,12 @@ def varies_virtual_stages(scenario: Scenario, require: Sequence[Constraint]) -> 
     return not given and not any(one.name == "virtual_stages" for one in require)
 
 
+def joined(tables: Sequence[PlanTable]) -> PlanTable:
+    """Return the plans of several tables, one after the other."""
+    names = [column.name for column in fields(PlanTable)]
+    return PlanTable(**{n: concatenate([getattr(each, n) for each in tables]) for n in names})
+
+
 def grid_codes(scenario: Scenario, product: PlanProduct) -> NDArray[np.int16]:
     """Return, for every grid of ranks, 0 or the first rule that all of its plans break.
 
@@ -102,10 +108,7 @@ class Candidates:
                 excluded.append(broken_codes[broken_codes > 0])
                 plans = plans.rows(broken_codes == 0)
             legal.append(plans)
-        columns = {
-            f.name: concatenate([getattr(t, f.name) for t in legal]) for f in fields(PlanTable)
-        }
-        return cls(PlanTable(**columns), counts, examples, np.concatenate(excluded))
+        return cls(joined(legal), counts, examples, np.concatenate(excluded))
 
     @property
     def illegal(self) -> dict[str, int]:

@@ -96,6 +96,25 @@ class PlanProduct:
             self.pinned,
         )
 
+    def choices_first(self, names: Sequence[str]) -> PlanProduct:
+        """Return the same plans, with the choices of some columns before all others."""
+        first = [n for n, choice in enumerate(self.choices) if set(choice) & set(names)]
+        order = [*first, *(n for n in range(len(self.choices)) if n not in first)]
+        choices = tuple(self.choices[n] for n in order)
+        return replace(self, choices=choices, sizes=self.sizes[order])
+
+    def first_values(self, kept: int) -> PlanProduct:
+        """Return every combination of the first ``kept`` choices, with first values of the others.
+
+        A plan is a row of the projection to these choices.
+        """
+        choices, sizes = list(self.choices), self.sizes.copy()
+        for number in range(kept, len(choices)):
+            begins = np.cumsum(sizes[number]) - sizes[number]
+            choices[number] = {name: codes[begins] for name, codes in choices[number].items()}
+            sizes[number] = 1
+        return replace(self, choices=tuple(choices), sizes=sizes)
+
     def first_of(self, grid: int) -> PlanTable:
         """Return the first plan of a grid, alone."""
         one = self.grids(np.array([grid]))

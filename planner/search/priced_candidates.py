@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.dictionary_encoding import concatenate
 from cost_models.plan.plan import WORDS, PlanTable
 from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages, tracked
 from planner.assessment.verdict import VERDICTS, budget_bytes
-from planner.search.candidates import Candidates
+from planner.search.candidates import Candidates, joined
 from planner.search.feasible import device_and_host
 
 if TYPE_CHECKING:
@@ -99,9 +98,7 @@ def _priced(scenario: Scenario, found: Sequence[Candidates]) -> list[PricedCandi
     tables = [candidates.legal for candidates in found]
     table = tables[0]
     if len(tables) > 1:
-        names = [f.name for f in fields(PlanTable)]
-        joined = {n: concatenate([getattr(each, n) for each in tables]) for n in names}
-        table = PlanTable(**joined)
+        table = joined(tables)
     budget = budget_bytes(scenario.cluster)
     with stages(*SIZES) as begin:
         begin(f"pricing the steps of {len(table):,} plans")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from planner.request.constraints import (
     fewest_layers_are_best,
 )
 from planner.request.objectives import results
-from planner.search.candidates import Candidates, varies_virtual_stages
+from planner.search.candidates import Candidates, joined, varies_virtual_stages
 from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import fewer_collections
@@ -40,6 +41,7 @@ from planner.search.partial_recompute import (
 )
 from planner.search.priced_candidates import EXACT, PricedCandidates
 from planner.search.ranking import Ranking
+from planner.search.short_pieces import short_pieces
 from planner.search.simplicity import Tie, distinct_first, simplest_first
 from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
 from planner.search.virtual_stages import Interleaved, VirtualStages
@@ -64,6 +66,7 @@ class Counts:
     simulated: int = 0
     bounded_away: int = 0  # not simulated: the closed form exceeds the best simulated steps
     excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but break a requirement
+    short_pieces: int = 0  # additional plans with short pieces of sequences
     part_recomputed: int = 0  # additional plans that recompute some layers of every stage
     more_stages: int = 0  # additional plans with other numbers of virtual stages
 
@@ -143,33 +146,43 @@ def search(
         candidates = priced.candidates
     distinct = 0 if front or objective == "memory" else distinct
     ranking = Ranking(scenario, objective, top, front, distinct, below)
+    pins = fixed or {}
     simulated = bounded_away = varied = more_stages = 0
     with stages(*SIZES) as begin:
         begin(f"searching {len(candidates.legal):,} plans")
-        space = _Space.of(candidates.legal, ranking, fixed or {}, require, offloads, priced, begin)
-        codes: list[NDArray[Any]] = [candidates.excluded, space.short[space.verdicts < 2]]
+        space = _Space.of(candidates.legal, ranking, pins, require, offloads, priced, begin)
+        short: list[_Space] = []  # complete if the first verdict leaves no leaders
+        codes: list[NDArray[Any]] = [candidates.excluded, space.broken[space.verdicts < 2]]
         for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
             leaders, feasible = Leaders(ranking), Feasible(scenario, require, verdict)
-            for source in space.sources(feasible, leaders, begin):
-                for batch in source.batches(leaders):
-                    broken = feasible.broken(batch.table, batch.peak)
-                    ranked = ranking.rank(batch, broken)
-                    leaders.add(ranked.plans(batch.table, batch.peak))
-                    simulated += ranked.simulated
-                    if source.enumerated:
-                        bounded_away += ranked.bounded_away
-                        codes.append(ranked.broken)
-                if isinstance(source, VirtualStages):
-                    more_stages += source.priced
-                    varied += source.part_recomputed
-                else:
-                    varied += source.priced
-            tight = feasible.seen_tight or np.any(space.verdicts == 1)
-            if leaders.plans or not tight or below < np.inf:
+            more: Iterable[_Space] = short
+            if verdict == 0:
+                tables = short_pieces(scenario, pins, require, offloads, leaders)
+                more = (_Space.of(t, ranking, pins, require, offloads, None, begin) for t in tables)
+            for part in itertools.chain([space], more):
+                if part is not space and verdict == 0:
+                    short.append(part)
+                for source in part.sources(feasible, leaders, begin):
+                    for batch in source.batches(leaders):
+                        broken = feasible.broken(batch.table, batch.peak)
+                        ranked = ranking.rank(batch, broken)
+                        leaders.add(ranked.plans(batch.table, batch.peak))
+                        simulated += ranked.simulated
+                        if source.enumerated and part is space:
+                            bounded_away += ranked.bounded_away
+                            codes.append(ranked.broken)
+                    if isinstance(source, VirtualStages):
+                        more_stages += source.priced
+                        varied += source.part_recomputed
+                    else:
+                        varied += source.priced
+            tight = any(np.any(part.verdicts == 1) for part in (space, *short))
+            if leaders.plans or not (feasible.seen_tight or tight) or below < np.inf:
                 break
+    smallest = min((space, *short), key=lambda part: part.smallest_peak)
     near = None
-    if with_near and not require and varies_layers(scenario, fixed or {}):
-        near = candidates.legal.rows(space.near).plain()
+    if with_near and not require and varies_layers(scenario, pins):
+        near = joined([part.near for part in (space, *short)]).plain()
     counts = Counts(
         enumerated=int(candidates.codes.sum()),
         illegal=candidates.illegal,
@@ -178,6 +191,7 @@ def search(
         tight=int(np.sum(space.verdicts == 1)),
         seconds=time.perf_counter() - started,
         simulated=simulated,
+        short_pieces=sum(part.number for part in short),
         bounded_away=bounded_away,
         excluded=counts_by_text(require, np.concatenate(codes)),
         part_recomputed=varied,
@@ -186,11 +200,11 @@ def search(
     return SearchResult(
         plans=tuple(plan for *_, plan in leaders.plans),
         counts=counts,
-        smallest=space.smallest,
+        smallest=smallest.smallest,
         illegal_example=candidates.examples,
         seconds=tuple(seconds for seconds, *_ in leaders.plans),
         fits=bool(leaders.plans) and verdict == 0,
-        smallest_peak=space.smallest_peak,
+        smallest_peak=smallest.smallest_peak,
         near=near if leaders.plans and verdict == 0 else None,
     )
 
@@ -204,14 +218,15 @@ class _Space:
     none: Floats  # peak bytes of the same plan without recomputation; nan: unknown
     step: Floats  # seconds, lower bound
     verdicts: NDArray[np.int8]
-    short: NDArray[np.int16]  # position (from 1) of a constraint that the bounds break; 0: none
+    number: int  # of legal plans
+    broken: NDArray[np.int16]  # position (from 1) of a constraint that the bounds break; 0: none
     fewest: bool  # the fewest recomputed layers that fit are the best
     every: FullRecompute | None  # plans whose every number of recomputed layers is a candidate
     interleaved: Interleaved | None  # plans whose every number of virtual stages is a candidate
     smallest: Plan | None  # with the smallest peak of all legal plans
     smallest_peak: float  # bytes
     smaller: bool  # plans with a larger peak than with full recomputation cannot be the best
-    near: NDArray[np.intp]  # legal plans that may fit with stages of their own
+    near: PlanTable  # legal plans that may fit with stages of their own
 
     @classmethod
     def of(
@@ -265,14 +280,15 @@ class _Space:
             none=none[rows],
             step=step,
             verdicts=verdicts[rows],
-            short=broken_by_result(require, at_best, len(table), at_best=True),
+            number=len(legal),
+            broken=broken_by_result(require, at_best, len(table), at_best=True),
             fewest=varies and fewest,
             every=every,
             interleaved=interleaved,
             smallest=smallest,
             smallest_peak=smallest_peak,
             smaller=objective == "memory" and not any(c.of_result for c in require),
-            near=_near(legal, whole_peak, NEAR * budget_bytes(scenario.cluster)),
+            near=legal.rows(_near(legal, whole_peak, NEAR * budget_bytes(scenario.cluster))),
         )
 
     def sources(
@@ -283,7 +299,7 @@ class _Space:
         The leaders found in the enumerated space bound the other sources.
         """
         ranking, scenario = leaders.ranking, feasible.scenario
-        mine = np.flatnonzero((self.short == 0) & (self.verdicts == feasible.verdict))
+        mine = np.flatnonzero((self.broken == 0) & (self.verdicts == feasible.verdict))
         order = ranking.order(self.table, mine, self.step, self.peak)
         begin("simulating the best plans")
         yield EnumeratedSpace(self.table, order, self.step, self.peak)

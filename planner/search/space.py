@@ -28,8 +28,7 @@ from planner.request.divisors import divisors
 from planner.search.plan_product import PlanProduct, ProductBlock
 
 MAX_VIRTUAL_STAGES: Final = 12
-LONG: Final = 8_192  # tokens; shorter sequences are not split unless cp is pinned
-MIN_TOKENS: Final = 4_096  # tokens of a sequence on each rank, at least
+MIN_TOKENS: Final = 4_096  # of a sequence on each rank; shorter pieces: ``short_product``
 ENDS: Final = 2  # embedding and head, if they count as layers
 MAX_CANDIDATES: Final = 20_000_000
 SLAB: Final = 400_000  # candidates in one table
@@ -55,8 +54,8 @@ def enumerate_plans(
 
     ZeRO shards over all data ranks, or over equal groups that are replicas of each other (HSDP).
 
-    Context parallelism is tried for sequences of at least LONG tokens, with at least MIN_TOKENS on
-    each rank; shorter pieces only if the degree is pinned.
+    Context parallelism leaves at least MIN_TOKENS of a sequence on each rank, unless the degree is
+    pinned; ``short_product`` has shorter pieces.
 
     ``offloads``: allowed values of Plan.offload (``allowed_offloads``).
     """
@@ -75,8 +74,34 @@ def plan_product(
     every_cut: bool = False,
 ) -> PlanProduct:
     """Return the candidates of ``enumerate_plans`` as a product."""
-    blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut)
+    contexts = _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus))
+    blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut, contexts)
+    if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
+        tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
+        context = fixed.get("context_parallel", 1)
+        data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
+        grid = DegreeGrid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
+        blocks = [_block(model, workload, grid, fixed, offloads, every_cut)]
     return PlanProduct.of(blocks, _pinned(fixed, blocks[0]))
+
+
+def short_product(
+    model: ModelSpec,
+    workload: Workload,
+    num_gpus: int,
+    fixed: Mapping[str, Any],
+    *,
+    offloads: Sequence[str] = ("none",),
+    every_cut: bool = False,
+) -> PlanProduct | None:
+    """Return the candidates with fewer than MIN_TOKENS of a sequence on each rank, if any."""
+    if "context_parallel" in fixed:
+        return None
+    most, tokens = max(_contexts(model, workload, num_gpus)), workload.seq_len
+    short = [n for n in divisors(num_gpus) if n > most and tokens % n == 0]
+    contexts = short if can_share_sequences(model) else []
+    blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut, contexts)
+    return PlanProduct.of(blocks, _pinned(fixed, blocks[0])) if blocks else None
 
 
 def slabs(product: PlanProduct) -> Iterator[PlanProduct]:
@@ -97,12 +122,13 @@ def _blocks(
     fixed: Mapping[str, Any],
     offloads: Sequence[str],
     every_cut: bool,
+    contexts: Sequence[int],
 ) -> list[ProductBlock]:
-    """Return the products of choices of every grid of ranks."""
+    """Return the products of choices of every grid of ranks with some context-parallel degrees."""
     grids = itertools.product(  # plans of the same pipeline are adjacent: priced together
         _wanted(fixed, "pipeline_parallel", divisors(num_gpus)),
         _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
-        _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus)),
+        contexts,
     )
     blocks: list[ProductBlock] = []
     for pipeline, tensor, context in grids:
@@ -112,12 +138,6 @@ def _blocks(
         for copies in _wanted(fixed, "dp_replicate", _replicas(data, context)):
             grid = DegreeGrid(tensor, pipeline, context, data, copies)
             blocks.append(_block(model, workload, grid, fixed, offloads, every_cut))
-    if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
-        tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
-        context = fixed.get("context_parallel", 1)
-        data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
-        grid = DegreeGrid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
-        blocks = [_block(model, workload, grid, fixed, offloads, every_cut)]
     return blocks
 
 
@@ -143,10 +163,14 @@ class DegreeGrid(NamedTuple):
 
 def _contexts(model: ModelSpec, workload: Workload, num_gpus: int) -> list[int]:
     """Return the context-parallel degrees to try: at least MIN_TOKENS on each rank."""
-    causal = all(kind.attention.causal and kind.cross_attention is None for kind in model.kinds)
-    causal = causal and not model.has_linear_attention  # which is not divided along the sequence
-    most = workload.seq_len // MIN_TOKENS if causal and workload.seq_len >= LONG else 1
+    most = workload.seq_len // MIN_TOKENS if can_share_sequences(model) else 1
     return [n for n in divisors(num_gpus) if n <= most] or [1]
+
+
+def can_share_sequences(model: ModelSpec) -> bool:
+    """Whether ranks can share sequences: all attention is causal, none is linear."""
+    causal = all(kind.attention.causal and kind.cross_attention is None for kind in model.kinds)
+    return causal and not model.has_linear_attention
 
 
 def _replicas(data: int, context: int) -> list[int]:

@@ -195,6 +195,7 @@ def total_counts(cases: tuple[SurveyCase, ...]) -> Counts:
         simulated=sum(c.simulated for c in every),
         bounded_away=sum(c.bounded_away for c in every),
         excluded=_summed([c.excluded for c in every]),
+        short_pieces=sum(c.short_pieces for c in every),
         part_recomputed=sum(c.part_recomputed for c in every),
         more_stages=sum(c.more_stages for c in every),
     )

@@ -2,7 +2,7 @@
 
 Plans are random values of the fields of ``Plan``: any ranks whose product is the number of
 accelerators, any number of virtual stages, any micro-batch. Legality and prices are those of single
-plans. The one limit is documented: no context parallelism with under 4,096 tokens a rank.
+plans.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ def draw_plan(rng: np.random.Generator, scenario: Scenario) -> Plan:
         return values[int(rng.integers(len(values)))]
 
     left, degrees = scenario.cluster.num_gpus, []
-    for most in (left, left, max(1, scenario.workload.seq_len // 4096)):
-        values = [n for n in divisors(left) if n <= most]
-        degrees.append(one_of(values) if rng.random() < 0.7 else 1)
+    for _ in range(3):
+        degrees.append(one_of(divisors(left)) if rng.random() < 0.7 else 1)
         left //= degrees[-1]
     pipeline, tensor, context = degrees
     share, over = divmod(scenario.workload.global_batch_size, left)
@@ -202,6 +201,23 @@ def test_the_bounds_for_other_numbers_of_virtual_stages_hold(name: str) -> None:
     ]
     assert (steps[0] <= steps[1] * (1.0 + CLOSE)).all()
     assert (steps[1] <= steps[2] * (1.0 + CLOSE)).all()
+
+
+def test_ranks_share_short_sequences_where_that_is_faster() -> None:
+    cluster = "2x8xA100-PCIe-80GB"
+    scenario = make_scenario("qwen2.5-32b", cluster, seq_len=4096, global_batch_size=64)
+    found = search(scenario, top=1)
+    assert found.plans[0].context_parallel > 1
+    assert found.counts.short_pieces > 0
+    whole = search(scenario, {"context_parallel": 1}, top=1)
+    assert found.seconds[0] < 0.95 * whole.seconds[0]
+    for ranks in (2, 4):
+        assert at_least(winner(scenario, {"context_parallel": ranks}), (0, found.seconds[0]))
+    # objectives without a bound on the step
+    smallest = search(scenario, {"pipeline_parallel": 1}, top=1, objective="memory")
+    pinned = {"pipeline_parallel": 1, "context_parallel": 8}
+    least = search(scenario, pinned, top=1, objective="memory")
+    assert smallest.smallest_peak <= least.smallest_peak
 
 
 def test_numbers_that_do_not_divide_the_layers_are_searched() -> None:

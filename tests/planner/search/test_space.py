@@ -18,6 +18,7 @@ from planner.search.space import (
     allowed_offloads,
     enumerate_plans,
     plan_product,
+    short_product,
 )
 from tests.samples import all_plans, make_scenario
 
@@ -164,9 +165,17 @@ def test_long_sequences_are_shared_out() -> None:
     assert any(p.data_parallel == 1 and p.zero_stage == 3 for p in plans)
 
 
-def test_short_sequences_are_shared_out_only_where_that_is_pinned() -> None:
+def test_short_pieces_are_candidates_of_their_own() -> None:
     scenario = make_scenario("llama", "8xA100-80GB", seq_len=4_096, global_batch_size=8)
     assert {p.context_parallel for p in enumerated(scenario)} == {1}
+    of = scenario.model, scenario.workload, 8
+    product = short_product(*of, {})
+    assert product is not None
+    projection = product.factored()[1].project(0)
+    plans = product.plans(projection, np.arange(projection.size))
+    assert set(plans.plain().context_parallel.tolist()) == {2, 4, 8}
+    assert short_product(*of, {"context_parallel": 2}) is None
+    assert short_product(*of, {"data_parallel": 8}) is None
     pinned = list(enumerated(scenario, parse_fixed("cp=2,cp_method=ulysses")))
     assert {(p.context_parallel, p.context_parallel_method) for p in pinned} == {(2, "ulysses")}
 
