@@ -66,7 +66,7 @@ def test_two_that_stand_in_the_way_together_are_both_relaxed() -> None:
 def test_a_batch_that_divides_nowhere_is_changed() -> None:
     model = llama(num_key_value_heads=1, num_hidden_layers=1)  # data parallelism alone
     with pytest.raises(NoLegalPlanError) as caught:
-        planner.plan(model, "4xA100-80GB", seq_len=64, global_batch_size=7)
+        planner.plan(model, "4xA100-80GB", seq_len=64, global_batch_size=7, fix="cp=1")
     assert caught.value.document["changes"] == [
         {"instead_of": "--global-batch-size 7", "change": "--global-batch-size 8"}
     ]

@@ -205,7 +205,7 @@ def test_where_no_rule_is_broken_by_all_the_first_ones_are_counted() -> None:
     scenario = scenario_with()
     best = best_of(scenario)
     assessment = assess(scenario, best)
-    found = why_not(scenario, best, assessment, "zero=1,mbs=8")
+    found = why_not(scenario, best, assessment, "zero=1,mbs=8,cp=1")
     assert found.kind == "illegal"
     assert not found.every
     assert len(found.rules) == 3
