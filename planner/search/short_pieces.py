@@ -22,7 +22,7 @@ from cost_models.legality.rules import legality_codes
 from cost_models.partition.schedules import LOOPED, LOOPED_CODES, V_SHAPED
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, PlanTable
 from cost_models.plan.recompute import FULL, NONE
-from cost_models.pricing.table import table_balanced_steps, table_once_seconds, table_steps
+from cost_models.pricing.table import table_balanced_steps, table_steps_and_ends
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
 from planner.search.candidates import grid_codes, varies_virtual_stages
@@ -72,14 +72,14 @@ def short_pieces(
     alone = product.first_values(len(OF_PASSES))
     whole = alone.factored()[1].project(0)
     table = alone.plans(whole, np.arange(whole.size)).plain()
-    bound, longest = _least_steps(scenario, table), leaders.longest(table)
+    bound, longest = _least_steps(scenario, table), _longest(leaders, table)
     order = np.argsort(bound, kind="stable")
     order = order[bound[order] < longest[order]]
     plans_before = np.cumsum(passes.num_plans()[order])
     part = np.where(plans_before < FIRST, 0, 1 + plans_before // LARGE)
     for number in np.unique(part):
         rows = order[part == number]
-        rows = rows[bound[rows] < leaders.longest(table.rows(rows))]
+        rows = rows[bound[rows] < _longest(leaders, table.rows(rows))]
         plans = product.plans(passes, rows)
         plain = plans.plain()
         kept = (legality_codes(scenario, plain) == 0) & (broken_by_plan(require, plain) == 0)
@@ -88,6 +88,13 @@ def short_pieces(
         if len(plans):
             yield plans
     frame.release()
+
+
+def _longest(leaders: Leaders, table: PlanTable) -> NDArray[np.float64]:
+    """Return the steps that plans have to beat; infinity where slow plans may be wanted, too."""
+    ranking = leaders.ranking
+    by_time = not ranking.front and ranking.objective != "memory"
+    return leaders.longest(table) if by_time else np.full(len(table), np.inf)
 
 
 def _least_steps(scenario: Scenario, table: PlanTable) -> NDArray[np.float64]:
@@ -113,7 +120,7 @@ def _may_be_fast(scenario: Scenario, plans: PlanTable, leaders: Leaders) -> Flag
     recomputation, which may only hide communication at its end. Interleaved plans with two stages
     stand for all with more of them and are kept.
     """
-    if len(plans) < FEW or not np.all(np.isfinite(leaders.longest(plans.plain()))):
+    if len(plans) < FEW or not np.all(np.isfinite(_longest(leaders, plans.plain()))):
         return np.ones(len(plans), dtype=np.bool_)
     names = [f.name for f in fields(PlanTable) if f.name not in ("recompute", "offload")]
     family, first = distinct_rows(*(getattr(plans, name) for name in names))
@@ -125,8 +132,8 @@ def _may_be_fast(scenario: Scenario, plans: PlanTable, leaders: Leaders) -> Flag
     bound[rows] = table_balanced_steps(scenario, table.rows(rows)).step
     looped = np.isin(table.pipeline_schedule, LOOPED_CODES) & (table.virtual_stages == 2)
     rows = np.flatnonzero(~single & ~looped)
-    some = table.rows(rows)
-    full = replace(some, recompute=np.full_like(some.recompute, FULL))
-    hidden = table_once_seconds(scenario, some) - table_once_seconds(scenario, full)
-    bound[rows] = table_steps(scenario, some) - np.maximum(0.0, hidden)
-    return np.asarray(bound < leaders.longest(table))[family]
+    none, full = np.full(len(rows), NONE), np.full(len(rows), FULL)
+    both = replace(table.rows(np.tile(rows, 2)), recompute=np.concatenate([none, full]))
+    step, once = (column.reshape(2, -1) for column in table_steps_and_ends(scenario, both))
+    bound[rows] = step[0] - np.maximum(0.0, once[0] - once[1])
+    return np.asarray(bound < _longest(leaders, table))[family]

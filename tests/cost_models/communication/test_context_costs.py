@@ -212,7 +212,7 @@ def test_buffers_of_the_exchanges_by_hand() -> None:
 
     def buffers(method: str) -> tuple[float, float]:
         plan = replace(RING, context_parallel_method=method)  # type: ignore[arg-type]
-        found = context_buffer_bytes_per_token(attention, 2.0, PlanTable.from_plans([plan]))
+        found = context_buffer_bytes_per_token(attention, 2.0, 4.0, PlanTable.from_plans([plan]))
         return float(found[0][0]), float(found[1][0])
 
     assert buffers("ring") == (2 * 2 * keys + 6 * query, 2 * 6 * keys + 2 * keys + 6 * query)
