@@ -32,8 +32,8 @@ from planner.search.virtual_stages import LEAST_SHARE
 from tests.planner.search.test_exact_search import verdicts, with_memory
 from tests.samples import examples, make_scenario, sample_model
 
-DRAWN = 4_000  # plans of a problem, most of which are illegal
-FEWEST = 20
+DRAWN = 6_000  # plans of a problem, most of which are illegal
+FEWEST = 10
 CLOSE = 1e-12
 RELAXED: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 UNEVEN = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
@@ -50,8 +50,8 @@ def draw_plan(rng: np.random.Generator, scenario: Scenario) -> Plan:
         return values[int(rng.integers(len(values)))]
 
     left, degrees = scenario.cluster.num_gpus, []
-    for _ in range(3):
-        degrees.append(one_of(divisors(left)) if rng.random() < 0.7 else 1)
+    for likely in (0.7, 0.7, 0.4):
+        degrees.append(one_of(divisors(left)) if rng.random() < likely else 1)
         left //= degrees[-1]
     pipeline, tensor, context = degrees
     share, over = divmod(scenario.workload.global_batch_size, left)
