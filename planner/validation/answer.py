@@ -277,7 +277,7 @@ def _record(
         "source_group": row.group,
         "framework": row.get("framework"),
         "model": row.get("model"),
-        "model_kind": kind_of(row),
+        "model_kind": _kind(row, case),
         "gpu": row.get("gpu"),
         "num_gpus": row.get("num_gpus"),
         "global_batch_size": row.get("global_batch_size"),
@@ -314,6 +314,15 @@ def _record(
         "not_understood": not_understood(row),
         "skipped": skipped,
     }
+
+
+def _kind(row: Row, case: Case | None) -> str:
+    """Return the kind of a row's model; a preset that the row names may be a mixture."""
+    if row.model_kind is None and case is not None:
+        layers = case.scenario.model.kinds
+        if any(layer.feed_forward.num_experts for layer in layers):
+            return "moe"
+    return kind_of(row)
 
 
 def _against(

@@ -179,6 +179,19 @@ def test_every_row_shows_prediction_measurement_and_error(tmp_path: Path) -> Non
     assert text.endswith("\nEmpty cells of 4 rows took defaults: --json lists them")
 
 
+def test_a_preset_of_a_mixture_stands_among_the_mixtures(tmp_path: Path) -> None:
+    runs = tmp_path / "runs.csv"
+    cells = "H100-SXM,64,4096,3,8,1"
+    rows = (f"mixture,mixtral-8x7b,{cells}", f"dense,llama-3-8b,{cells}")
+    head = "row_id,model,gpu,num_gpus,seq_len,zero_stage,expert_parallel,step_time_s"
+    runs.write_text("\n".join([head, *rows]))
+    rows = planner.validate(runs).rows
+    assert dict(zip(rows.row_id, rows.model_kind, strict=True)) == {
+        "mixture": "moe",
+        "dense": "dense",
+    }
+
+
 def test_words_without_a_meaning_are_listed_after_the_rows(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(
