@@ -210,6 +210,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", action="append", default=[], help="a source group")
     options = parser.parse_args(words)
     rows = table_of(known_plans(cases(options.only)))
+    if rows.empty:
+        parser.error(
+            f"--only {', '.join(options.only)}: no row of these sources counts as a step time"
+        )
     if options.output is not None:
         rows.to_csv(options.output, index=False)
     best = rows.sort_values("measured").drop_duplicates(["model", "gpus", "gpu", "trainer"])
