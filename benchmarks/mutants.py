@@ -183,7 +183,7 @@ class Selection:
         by_line = self.lines[path]
         of_line = {_test(each) for each in by_line.get(mutant.line, ())}
         of_file = {_test(each) for every in by_line.values() for each in every}
-        own = f"tests/{Path(mutant.path).parent}/"
+        own = f"{_tests_of(mutant.path)}/"
         if _runs_at_import(mutant):  # any test of the package may see it
             of_line = {test for test in self.seconds if test.startswith(own)}
 
@@ -197,6 +197,14 @@ class Selection:
             if left < 0:
                 break
         return chosen
+
+
+def _tests_of(path: str) -> Path:
+    """Return the folder that mirrors the file's, or the nearest one above it."""
+    folder = "tests" / Path(path).parent
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
 
 
 def _runs_at_import(mutant: Mutant) -> bool:
