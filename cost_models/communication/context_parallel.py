@@ -143,8 +143,8 @@ def exposed_context_seconds(
     view: RankView,
     *,
     overlaps: bool,
-) -> Real:
-    """Seconds of a micro-batch's context traffic that attention does not hide.
+) -> tuple[Real, Real]:
+    """Seconds of a micro-batch's context traffic that attention does not hide: forward, backward.
 
     A ring sends the next block while the current one is computed: n - 1 of n blocks are hidden, and
     the last gradients are exposed. Forward and backward passes share the traffic in proportion to
@@ -166,7 +166,11 @@ def exposed_context_seconds(
         (1.0 - share) * communication - hidden * core_backward,
     )
     ring = table.context_parallel_method == RING
-    return np.where(ring & overlaps, ahead + back, communication)
+    hides = ring & overlaps
+    return (
+        np.where(hides, ahead, share * communication),
+        np.where(hides, back, (1.0 - share) * communication),
+    )
 
 
 def context_buffer_bytes_per_token(

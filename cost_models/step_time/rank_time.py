@@ -86,11 +86,13 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
     device = device_seconds(view, rate)
     traffic, by_axis = step_traffic(view)
     tensor = tensor_seconds(by_axis["tensor"] / microbatches, device.weights, view.software, table)
+    context = context_seconds(view, rate, by_axis["context"], device.core)
+    inside = tensor[0] + context[0], tensor[1] + context[1]
     link = host_link(view.cluster, table, view.software)
     phases = data_phases(traffic, by_axis, table, view.parameters, view.software)
     shard = updated_parameters(view)
     starts = operator_seconds(view, rate.operator)
-    host = waiting_seconds(view, rate, device, tensor, starts, link)
+    host = waiting_seconds(view, rate, device, inside, starts, link)
     backward = device.backward + device.recompute
     return RankSeconds(
         compute=device.forward + device.backward,
@@ -98,10 +100,10 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         host=host[0] + host[1],
         tensor_communication=tensor[0] + tensor[1],
         surplus=tensor[1] - tensor[0],
-        context_communication=context_seconds(view, rate, by_axis["context"], device.core),
+        context_communication=context[0] + context[1],
         pipeline_communication=by_axis["pipeline"] / microbatches,
         backward=backward + host[1],
-        weights=deferred_seconds(view, rate, device, tensor, starts, link, host),
+        weights=deferred_seconds(view, rate, device, inside, starts, link, host),
         expert_communication=exposed_all_to_all_seconds(
             by_axis["expert"] / microbatches,
             device.forward + device.backward + device.recompute,
@@ -218,10 +220,10 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
 
 
 def waiting_seconds(
-    view: RankView, rate: Rates, device: DeviceSeconds, tensor: Pair, starts: Pair, link: float
+    view: RankView, rate: Rates, device: DeviceSeconds, inside: Pair, starts: Pair, link: float
 ) -> Pair:
     """Seconds that passes wait for the host: launches (``starts``), adapters, offload."""
-    host = host_seconds(view, rate, device, tensor, starts)
+    host = host_seconds(view, rate, device, inside, starts)
     host = with_activation_offload(view, device, host, link)
     return with_weight_offload(view, device, host, link)
 
@@ -230,7 +232,7 @@ def deferred_seconds(
     view: RankView,
     rate: Rates,
     device: DeviceSeconds,
-    tensor: Pair,
+    inside: Pair,
     starts: Pair,
     link: float,
     host: Pair,
@@ -245,23 +247,24 @@ def deferred_seconds(
         return device.weights
     first = replace(device, backward=device.backward - device.weights)
     deferred = np.minimum(starts[1], deferred_launches(view, rate.operator))
-    alone = waiting_seconds(view, rate, first, tensor, (starts[0], starts[1] - deferred), link)
+    alone = waiting_seconds(view, rate, first, inside, (starts[0], starts[1] - deferred), link)
     return np.where(split, device.weights + host[1] - alone[1], device.weights)
 
 
 def host_seconds(
-    view: RankView, rate: Rates, device: DeviceSeconds, tensor: Pair, starts: Pair
+    view: RankView, rate: Rates, device: DeviceSeconds, inside: Pair, starts: Pair
 ) -> Pair:
     """Seconds that the device waits for the host to start operators, and around adapters.
 
-    Collectives between the matrices of a layer are in the same queue as its kernels.
+    ``inside``: collectives inside layers, which are in the same queue as the kernels: those of
+    tensor parallelism, and of context parallelism where attention does not hide them.
     """
     adapters = adapter_waits(view, rate)
     forward, backward = device.passes
     waits = view.software.host.synchronous
     return (
-        host_wait(starts[0], forward + tensor[0], rate, synchronous=waits) + adapters[0],
-        host_wait(starts[1], backward + tensor[1], rate, synchronous=waits) + adapters[1],
+        host_wait(starts[0], forward + inside[0], rate, synchronous=waits) + adapters[0],
+        host_wait(starts[1], backward + inside[1], rate, synchronous=waits) + adapters[1],
     )
 
 
@@ -303,8 +306,8 @@ def updated_parameters(view: RankView) -> Real:
     return shard + params.expert_total / experts
 
 
-def context_seconds(view: RankView, rate: Rates, traffic: Real, core: Real) -> Real:
-    """Seconds of context-parallel traffic that the attention cores do not hide.
+def context_seconds(view: RankView, rate: Rates, traffic: Real, core: Real) -> Pair:
+    """Seconds of context-parallel traffic that the cores of a pass do not hide.
 
     ``traffic``: of a step; ``core``: seconds of the cores of a forward pass.
     """

@@ -1,7 +1,7 @@
 """Candidates that cut sequences into short pieces: fewer than MIN_TOKENS on each rank.
 
-They are rarely the best, and outnumber all others. The search takes them last, and of them only
-those that may be among the best by a lower bound of their steps:
+They are rarely the best, and outnumber all others. Where they are more than ``space.FEW``, the
+search takes them last, and only those that may be among the best by a lower bound of their steps:
 
     T >= m W / p    W both passes of a micro-batch on all p ranks together, nothing recomputed
 
@@ -25,9 +25,9 @@ from cost_models.plan.recompute import FULL, NONE
 from cost_models.pricing.table import table_balanced_steps, table_steps_and_ends
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
+from planner.search import space
 from planner.search.candidates import grid_codes, varies_virtual_stages
 from planner.search.sources import Leaders
-from planner.search.space import short_product
 
 Flags = NDArray[np.bool_]
 SINGLE: Final = [i for i, name in enumerate(SCHEDULES) if name not in (*LOOPED, *V_SHAPED)]
@@ -53,7 +53,7 @@ def short_pieces(
     """Yield the legal plans with short pieces that may beat the leaders, in tables."""
     if not scenario.on_gpu:
         return
-    product = short_product(
+    product = space.short_product(
         scenario.model,
         scenario.workload,
         scenario.cluster.num_gpus,
@@ -61,7 +61,7 @@ def short_pieces(
         offloads=offloads,
         every_cut=not varies_virtual_stages(scenario, require),
     )
-    if product is None:
+    if product is None or int(product.num_plans.sum()) <= space.FEW:
         return
     legal = np.flatnonzero(grid_codes(scenario, product) == 0)
     if len(legal) == 0:

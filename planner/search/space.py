@@ -29,6 +29,7 @@ from planner.search.plan_product import PlanProduct, ProductBlock
 
 MAX_VIRTUAL_STAGES: Final = 12
 MIN_TOKENS: Final = 4_096  # of a sequence on each rank; shorter pieces: ``short_product``
+FEW: Final = 400_000  # candidates with shorter pieces that are searched like all others
 ENDS: Final = 2  # embedding and head, if they count as layers
 MAX_CANDIDATES: Final = 20_000_000
 SLAB: Final = 400_000  # candidates in one table
@@ -55,7 +56,7 @@ def enumerate_plans(
     ZeRO shards over all data ranks, or over equal groups that are replicas of each other (HSDP).
 
     Context parallelism leaves at least MIN_TOKENS of a sequence on each rank, unless the degree is
-    pinned; ``short_product`` has shorter pieces.
+    pinned or shorter pieces have at most FEW candidates (``short_product``).
 
     ``offloads``: allowed values of Plan.offload (``allowed_offloads``).
     """
@@ -72,10 +73,17 @@ def plan_product(
     *,
     offloads: Sequence[str] = ("none",),
     every_cut: bool = False,
+    most_short: int | None = None,
 ) -> PlanProduct:
-    """Return the candidates of ``enumerate_plans`` as a product."""
+    """Return the candidates of ``enumerate_plans`` as a product.
+
+    ``most_short``: candidates with shorter pieces that are among them (default: FEW).
+    """
     contexts = _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus))
     blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut, contexts)
+    short = _short_blocks(model, workload, num_gpus, fixed, offloads, every_cut)
+    if sum(block.size for block in short) <= (FEW if most_short is None else most_short):
+        blocks += short
     if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
         tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
         context = fixed.get("context_parallel", 1)
@@ -95,13 +103,24 @@ def short_product(
     every_cut: bool = False,
 ) -> PlanProduct | None:
     """Return the candidates with fewer than MIN_TOKENS of a sequence on each rank, if any."""
-    if "context_parallel" in fixed:
-        return None
-    most, tokens = max(_contexts(model, workload, num_gpus)), workload.seq_len
-    short = [n for n in divisors(num_gpus) if n > most and tokens % n == 0]
-    contexts = short if can_share_sequences(model) else []
-    blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut, contexts)
+    blocks = _short_blocks(model, workload, num_gpus, fixed, offloads, every_cut)
     return PlanProduct.of(blocks, _pinned(fixed, blocks[0])) if blocks else None
+
+
+def _short_blocks(
+    model: ModelSpec,
+    workload: Workload,
+    num_gpus: int,
+    fixed: Mapping[str, Any],
+    offloads: Sequence[str],
+    every_cut: bool,
+) -> list[ProductBlock]:
+    """Return the products of grids that leave fewer tokens than MIN_TOKENS on each rank."""
+    if "context_parallel" in fixed or not can_share_sequences(model):
+        return []
+    most = max(_contexts(model, workload, num_gpus))
+    contexts = [n for n in divisors(num_gpus) if n > most and workload.seq_len % n == 0]
+    return _blocks(model, workload, num_gpus, fixed, offloads, every_cut, contexts)
 
 
 def slabs(product: PlanProduct) -> Iterator[PlanProduct]:

@@ -274,7 +274,7 @@ def test_more_nodes_of_a_cluster_file_are_not_given_a_name_of_the_catalogue(tmp_
         "llama-3-8b 8xA100-80GB --seq-len 32768 --recompute none --pp 4 --schedule gpipe "
         "--num-microbatches 16",
         "llama-3-8b 2x8xA100-40GB --secondary-ranks 8 --quantised-weights --micro-batch-size 32 "
-        "--recompute full",
+        "--recompute full --cp 1",
     ],
 )
 def test_ways_out_take_back_what_was_typed(typed: str) -> None:

@@ -391,7 +391,7 @@ def test_no_plan_takes_less_than_its_bound_on_a_slower_machine() -> None:
         bound = before = bubbles = np.zeros(len(choices.table))
         for factor in (4.0, 1.3, 0.5):
             there = replace(scenario, cluster=figure.scaled(factor))
-            steps, least = step_times(there, choices.table)
+            steps, least, _ = step_times(there, choices.table)
             assert np.all(least <= steps)
             assert np.all(bound <= least * (1.0 + 1e-12)), (figure.name, factor)
             # a pass defers only the time by which weight gradients make it longer
@@ -406,7 +406,7 @@ def test_no_plan_takes_less_than_its_bound_on_a_slower_machine() -> None:
 def test_step_times_are_those_of_price(model: str) -> None:
     scenario = make_scenario(model, "2x2xH100-SXM", global_batch_size=8)
     choices = priced_choices(scenario, best_of(scenario))
-    seconds, least = step_times(scenario, choices.table)
+    seconds, least, _ = step_times(scenario, choices.table)
     np.testing.assert_allclose(seconds, choices.step, rtol=1e-12)
     kept = choices.fits  # the others cannot win
     np.testing.assert_allclose(least[kept], choices.least[kept], rtol=1e-12)

@@ -290,6 +290,7 @@ def test_a_plan_that_fits_only_with_some_layers_recomputed_is_found(
     seen = 0
     for pinned in grids:
         fixed = {"dp_replicate": 1, "sequence_parallel": False, "virtual_stages": 1, **pinned}
+        fixed["context_parallel"] = 1
         table = enumerate_plans(scenario.model, scenario.workload, 8, fixed)
         legal = table.rows(legality_codes(scenario, table) == 0)
         more = every_smaller_number(scenario, legal)

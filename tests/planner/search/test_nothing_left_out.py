@@ -25,6 +25,7 @@ from cost_models.pricing.table import price_table, table_steps
 from cost_models.scenario import Scenario
 from planner.request.constraints import parse_requirements
 from planner.request.objectives import pareto_front
+from planner.search import space
 from planner.search.partial_recompute import FULL
 from planner.search.search import search
 from planner.search.space import enumerate_plans
@@ -203,12 +204,17 @@ def test_the_bounds_for_other_numbers_of_virtual_stages_hold(name: str) -> None:
     assert (steps[1] <= steps[2] * (1.0 + CLOSE)).all()
 
 
-def test_ranks_share_short_sequences_where_that_is_faster() -> None:
+@pytest.mark.parametrize("few", [0, space.FEW])
+def test_ranks_share_short_sequences_where_that_is_faster(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shorter pieces are bounded where they are many, else candidates like all others."""
+    monkeypatch.setattr(space, "FEW", few)
     cluster = "2x8xA100-PCIe-80GB"
     scenario = make_scenario("qwen2.5-32b", cluster, seq_len=4096, global_batch_size=64)
     found = search(scenario, top=1)
     assert found.plans[0].context_parallel > 1
-    assert found.counts.short_pieces > 0
+    assert (found.counts.short_pieces > 0) == (few == 0)
     whole = search(scenario, {"context_parallel": 1}, top=1)
     assert found.seconds[0] < 0.95 * whole.seconds[0]
     for ranks in (2, 4):
