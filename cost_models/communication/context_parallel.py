@@ -214,8 +214,10 @@ def context_buffer_bytes_per_token(
 def context_launch_shares(table: PlanTable) -> tuple[Real, Real]:
     """Launches that context parallelism adds to a layer's, as shares: forward and backward.
 
-    ring, allgather   n of a block each, and those around them
-    ulysses           those of the exchanges
+        ring, allgather   n of a block each, and those around them
+        ulysses           those of the exchanges
+
+    Source: ``python -m benchmarks.count_operators`` over executor/attention/ring.py and ulysses.py.
     """
     n, blockwise = 1.0 * table.context_parallel, is_blockwise(table)
     found = [

@@ -164,7 +164,7 @@ def test_the_best_plan_is_marked_and_columns_line_up() -> None:
 
 
 def test_plans_with_the_same_figures_share_a_row() -> None:
-    answer = planner.plan("llama-3-8b", "2x8xH100-SXM", top=4, fix="tp=1,pp=1")
+    answer = planner.plan("llama-3-8b", "2x8xH100-SXM", top=4, fix="tp=1,pp=1,cp=1")
     first, second, *_ = answer.assessments
     assert {first.plan.zero_stage, second.plan.zero_stage} == {1, 2}
     assert first.memory.peak_bytes == second.memory.peak_bytes

@@ -353,7 +353,7 @@ def test_no_legal_plan_is_exit_code_3_with_the_rules(run: Any) -> None:
     assert ran.code == 3
     assert ran.out == ""
     assert "tensor_parallel 3" in ran.err
-    ran = run(*PLAN, "--global-batch-size", "8", "--fix", "tp=2,pp=1,mbs=8")
+    ran = run(*PLAN, "--global-batch-size", "8", "--fix", "tp=2,pp=1,cp=1,mbs=8")
     assert ran.code == 3
     assert "micro_batch_size 8" in ran.err
 
