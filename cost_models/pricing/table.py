@@ -33,6 +33,7 @@ from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.factored import factored, find_projections, mask_of
 from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import NONE
 from cost_models.pricing.estimate import block_time, price, price_memory, seconds_of
 from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of, late_position
 from cost_models.pricing.step_bounds import step_times
@@ -106,7 +107,7 @@ def table_steps(scenario: Scenario, table: PlanTable) -> Floats:
     return step
 
 
-def table_steps_and_ends(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
+def _steps_and_ends(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
     """Return the steps of legal plans, and their seconds that follow or precede all passes."""
     if by_row(scenario, table):
         step, _, once = step_times(scenario, table.plain())
@@ -118,6 +119,19 @@ def table_steps_and_ends(scenario: Scenario, table: PlanTable) -> tuple[Floats, 
         once[rows] = expand(time.data_communication + time.optimizer, size)
         group.frame.release()
     return step, once
+
+
+def table_least_steps(scenario: Scenario, table: PlanTable) -> Floats:
+    """Return lower bounds of the steps of legal plans that recompute all of their layers or fewer.
+
+    The step without recomputation, which may only hide communication at its ends.
+    """
+    both = table.rows(np.tile(np.arange(len(table)), 2))
+    none = np.full_like(table.recompute, NONE)
+    both = dataclasses.replace(both, recompute=np.concatenate([none, table.recompute]))
+    step, once = (column.reshape(2, -1) for column in _steps_and_ends(scenario, both))
+    least: Floats = step[0] - np.maximum(0.0, once[0] - once[1])
+    return least
 
 
 def table_step_bounds(

@@ -32,7 +32,7 @@ from cost_models.plan.recompute import FULL, NONE, SELECTIVE
 from cost_models.pricing.table import (
     BalancedSteps,
     table_balanced_steps,
-    table_steps_and_ends,
+    table_least_steps,
 )
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import longest_stage
@@ -176,22 +176,18 @@ def stage_bounds(scenario: Scenario, table: PlanTable) -> BalancedSteps:
     passes without recomputation, and the communication that recomputation of all layers leaves
     exposed.
     """
-    again = table.recompute
-    table = replace(table, recompute=np.full_like(again, NONE))
+    without = replace(table, recompute=np.full_like(table.recompute, NONE))
     bounds = BalancedSteps(*(np.zeros(len(table)) for _ in range(3)))
     uneven = chooses_layers(table)
     with stages(*BOUNDS, joint=True) as begin:
         begin("bounding the steps of all stages")
         rows = np.flatnonzero(uneven)
-        found = table_balanced_steps(scenario, table.rows(rows))
+        found = table_balanced_steps(scenario, without.rows(rows))
         for bound, values in zip(astuple(bounds), astuple(found), strict=True):
             bound[rows] = values
         begin()
         rows = np.flatnonzero(~uneven)
-        both = table.rows(np.tile(rows, 2))
-        both = replace(both, recompute=np.concatenate([table.recompute[rows], again[rows]]))
-        step, once = (column.reshape(2, -1) for column in table_steps_and_ends(scenario, both))
-    bounds.step[rows] = step[0] - np.maximum(0.0, once[0] - once[1])
+        bounds.step[rows] = table_least_steps(scenario, table.rows(rows))
     return bounds
 
 

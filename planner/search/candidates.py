@@ -79,7 +79,7 @@ class Candidates:
             fixed,
             offloads=offloads,
             every_cut=every_cut,
-            most_short=None if scenario.on_gpu else 0,
+            with_short=scenario.on_gpu,
         )
         of_grids = grid_codes(scenario, whole)
         broken_grids = np.bincount(of_grids, weights=whole.num_plans, minlength=len(CODES))

@@ -22,12 +22,12 @@ from cost_models.legality.rules import legality_codes
 from cost_models.partition.schedules import LOOPED, LOOPED_CODES, V_SHAPED
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, PlanTable
 from cost_models.plan.recompute import FULL, NONE
-from cost_models.pricing.table import table_balanced_steps, table_steps_and_ends
+from cost_models.pricing.table import table_balanced_steps, table_least_steps
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
-from planner.search import space
 from planner.search.candidates import grid_codes, varies_virtual_stages
 from planner.search.sources import Leaders
+from planner.search.space import short_product
 
 Flags = NDArray[np.bool_]
 SINGLE: Final = [i for i, name in enumerate(SCHEDULES) if name not in (*LOOPED, *V_SHAPED)]
@@ -53,7 +53,7 @@ def short_pieces(
     """Yield the legal plans with short pieces that may beat the leaders, in tables."""
     if not scenario.on_gpu:
         return
-    product = space.short_product(
+    product = short_product(
         scenario.model,
         scenario.workload,
         scenario.cluster.num_gpus,
@@ -61,7 +61,7 @@ def short_pieces(
         offloads=offloads,
         every_cut=not varies_virtual_stages(scenario, require),
     )
-    if product is None or int(product.num_plans.sum()) <= space.FEW:
+    if product is None:
         return
     legal = np.flatnonzero(grid_codes(scenario, product) == 0)
     if len(legal) == 0:
@@ -132,8 +132,6 @@ def _may_be_fast(scenario: Scenario, plans: PlanTable, leaders: Leaders) -> Flag
     bound[rows] = table_balanced_steps(scenario, table.rows(rows)).step
     looped = np.isin(table.pipeline_schedule, LOOPED_CODES) & (table.virtual_stages == 2)
     rows = np.flatnonzero(~single & ~looped)
-    none, full = np.full(len(rows), NONE), np.full(len(rows), FULL)
-    both = replace(table.rows(np.tile(rows, 2)), recompute=np.concatenate([none, full]))
-    step, once = (column.reshape(2, -1) for column in table_steps_and_ends(scenario, both))
-    bound[rows] = step[0] - np.maximum(0.0, once[0] - once[1])
+    full = replace(table.rows(rows), recompute=np.full(len(rows), FULL))
+    bound[rows] = table_least_steps(scenario, full)
     return np.asarray(bound < _longest(leaders, table))[family]

@@ -73,17 +73,17 @@ def plan_product(
     *,
     offloads: Sequence[str] = ("none",),
     every_cut: bool = False,
-    most_short: int | None = None,
+    with_short: bool = True,
 ) -> PlanProduct:
     """Return the candidates of ``enumerate_plans`` as a product.
 
-    ``most_short``: candidates with shorter pieces that are among them (default: FEW).
+    ``with_short``: those with shorter pieces, too, if they are at most FEW.
     """
     contexts = _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus))
     blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut, contexts)
-    short = _short_blocks(model, workload, num_gpus, fixed, offloads, every_cut)
-    if sum(block.size for block in short) <= (FEW if most_short is None else most_short):
-        blocks += short
+    if with_short:
+        short = _short_blocks(model, workload, num_gpus, fixed, offloads, every_cut)
+        blocks += [] if _are_many(short) else short
     if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
         tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
         context = fixed.get("context_parallel", 1)
@@ -102,9 +102,12 @@ def short_product(
     offloads: Sequence[str] = ("none",),
     every_cut: bool = False,
 ) -> PlanProduct | None:
-    """Return the candidates with fewer than MIN_TOKENS of a sequence on each rank, if any."""
+    """Return the candidates with fewer than MIN_TOKENS on each rank, if ``plan_product`` has none.
+
+    Those are more than FEW.
+    """
     blocks = _short_blocks(model, workload, num_gpus, fixed, offloads, every_cut)
-    return PlanProduct.of(blocks, _pinned(fixed, blocks[0])) if blocks else None
+    return PlanProduct.of(blocks, _pinned(fixed, blocks[0])) if _are_many(blocks) else None
 
 
 def _short_blocks(
@@ -121,6 +124,10 @@ def _short_blocks(
     most = max(_contexts(model, workload, num_gpus))
     contexts = [n for n in divisors(num_gpus) if n > most and workload.seq_len % n == 0]
     return _blocks(model, workload, num_gpus, fixed, offloads, every_cut, contexts)
+
+
+def _are_many(short: Sequence[ProductBlock]) -> bool:
+    return sum(block.size for block in short) > FEW
 
 
 def slabs(product: PlanProduct) -> Iterator[PlanProduct]:
