@@ -23,10 +23,7 @@ from cost_models.communication.context_parallel import computed_score_share, is_
 from cost_models.model.lora import SECOND, adapter_names, embedding_is_frozen
 from cost_models.model.parameters import active_parameters
 from cost_models.model.spec import Attention, DeltaRule, LayerKind, ModelSpec, Weight
-from cost_models.partition.recomputed_layers import (
-    RecomputedLayers,
-    repeated_by_setting,
-)
+from cost_models.partition.recomputed_layers import RecomputedLayers, repeated_by_setting
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import PlanTable, split_layers
 from cost_models.plan.recompute import (

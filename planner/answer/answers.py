@@ -292,14 +292,14 @@ class PlanAnswer(DetailedAnswer):
     def notebook_parts(self) -> Iterator[str]:
         """Yield the best plan with its verdict, and the ranked plans."""
         from planner.answer import notebook
-        from planner.answer.text import model_lines, own_stages, short_plan
+        from planner.answer.text import model_lines, short_plan_of
 
         scenario, best = self.chosen
         yield notebook.verdict(best, notebook.step_sentence(best))
         yield notebook.about(
             model_lines(self.scenario),
             self.scenario.cluster,
-            f"best: {' '.join([short_plan(best.plan), *own_stages(scenario)])}",
+            f"best: {short_plan_of(scenario, best.plan)}",
         )
         yield notebook.plans_table(self.assessments)
         yield notebook.step_bars(best)

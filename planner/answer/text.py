@@ -223,6 +223,11 @@ def own_stages(scenario: Scenario) -> list[str]:
     return [*stages, *stage_recompute_options(scenario.stage_recompute_layers)]
 
 
+def short_plan_of(scenario: Scenario, plan: Plan) -> str:
+    """Return a plan as ``short_plan`` does, with the options of stages that are not even."""
+    return " ".join([short_plan(plan), *own_stages(scenario)])
+
+
 def budget_words(budget: Budget) -> str:
     """Return how much of the capacity a plan may use, with the source."""
     return f"{budget.size / GIB:.2f} of {budget.capacity / GIB:.2f} GiB; {budget.reason}"
@@ -244,14 +249,13 @@ def fit_text(
 ) -> str:
     """Return the answer of ``fit`` as text."""
     fits = assessment.fits
-    stages = own_stages(scenario)
     verdict = [*verdict_lines(assessment), *_another_plan(assessment, ways_out)]
     if verbose:
         lines = [*head(scenario), "", *verdict]
-        lines += labelled("", " ".join([describe_plan(plan), *stages]))
+        lines += labelled("", " ".join([describe_plan(plan), *own_stages(scenario)]))
         lines += labelled("", _where(plan, assessment))
     else:
-        lines = [*short_head(scenario, " ".join([short_plan(plan), *stages])), *verdict]
+        lines = [*short_head(scenario, short_plan_of(scenario, plan)), *verdict]
     above, lines = lines, []
     if verbose:
         lines += labelled("Budget", budget_words(assessment.budget))
@@ -523,7 +527,7 @@ def plan_text(
     if best.verdict == "tight":
         lines += labelled("TIGHT", tight_words(scenario, best.plan))
     above, lines = lines, []
-    lines += labelled("Best", " ".join([short_plan(best.plan), *own_stages(with_stages)]))
+    lines += labelled("Best", short_plan_of(with_stages, best.plan))
     lines += labelled("Step", time_line(best.time))
     if verbose:
         lines += labelled("", rates_line(best.time))

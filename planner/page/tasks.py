@@ -20,7 +20,7 @@ from cost_models.units import format_count
 from hardware_profiles.cluster.build import describe
 from hardware_profiles.errors import InputError
 from planner.answer.answers import FitAnswer, PlanAnswer, not_run
-from planner.answer.text import own_stages, short_plan
+from planner.answer.text import short_plan, short_plan_of
 from planner.api.export import export
 from planner.api.fit import fit
 from planner.api.plan import plan as search_plans
@@ -162,9 +162,9 @@ def best(question: PageQuestion) -> TableView:
     batch = str(answer.scenario.workload.global_batch_size)
     addresses = [question.address(**{**fields_of(one.plan), "batch": batch}) for one in found]
     if isinstance(answer, PlanAnswer) and answer.staged is not None:
-        scenario, best = answer.chosen
-        found.insert(0, best)
-        words.insert(0, " ".join([short_plan(best.plan), *own_stages(scenario)]))
+        scenario, chosen = answer.chosen
+        found.insert(0, chosen)
+        words.insert(0, short_plan_of(scenario, chosen.plan))
         addresses.insert(0, "")  # the form has no layers by stage
     rows = tuple(
         TableRow((one, *cells), address, first=place == 0)
