@@ -38,7 +38,6 @@ class PipelineRank(Struct, frozen=True):
     # layers of each kind after the last recomputed one of their stage
     after_recomputed: tuple[int, ...]
     recomputed_first_layers: int  # stages with an input whose first layer is recomputed
-    largest_stage: tuple[int, ...]  # layers of each kind in the rank's largest (virtual) stage
     first: Flag  # holds the embedding
     last: Flag  # holds the head and computes the loss
     num_stages: int
@@ -63,11 +62,6 @@ class PipelineRank(Struct, frozen=True):
     def multiplicity(self) -> int:
         """Number of ranks with these contents."""
         return len(self.positions)
-
-    @property
-    def last_index(self) -> int:
-        """The last rank with these contents; in-flight counts are monotonic from first to last."""
-        return self.positions[-1]
 
     @property
     def recomputed_share(self) -> Real:
@@ -128,7 +122,6 @@ def contents_of_rank(
         recomputed=tuple(map(sum, zip(*again, strict=True))),
         after_recomputed=tuple(map(sum, zip(*behind, strict=True))),
         recomputed_first_layers=starts,
-        largest_stage=max(mine, key=sum),
         first=owned[0] == 0,
         last=owned[-1] == len(layer_ranges) - 1,
         num_stages=len(owned),
