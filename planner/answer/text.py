@@ -544,7 +544,7 @@ def plan_text(
         lines += labelled("Runner-up", _why_not(best, other, verbose=verbose))
     after = len(lines)
     if staged is not None:
-        lines += labelled("Stages", _stages(staged, verbose=verbose))
+        lines += labelled("Stages", stages_words(staged, verbose=verbose))
     if placed is not None:
         lines += labelled("Order", placed_words(placed, verbose=verbose))
     for place, saving in enumerate(savings if verbose else savings[:1]):
@@ -641,7 +641,7 @@ def _why_not(best: Assessment, other: Assessment, *, verbose: bool) -> str:
     return f"{by}: {TIME_WORDS[lost]} costs {format_seconds(difference)} more"
 
 
-def _stages(staged: StagedPlan, *, verbose: bool) -> str:
+def stages_words(staged: StagedPlan, *, verbose: bool) -> str:
     """Return the gain of the best plan's own stages."""
     even = format_seconds(staged.even_step)
     words = [f"{100 * staged.gain:.1f} % less time than the best plan with even stages, {even}"]

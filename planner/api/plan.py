@@ -14,8 +14,6 @@ from hardware_profiles.software.trainer import software_names
 from planner.advice.trainers import best_of_trainers
 from planner.answer.answers import PlanAnswer
 from planner.exchange.names import target_names
-from planner.refinement.best_partition import best_staged
-from planner.refinement.placement import WIDE, best_placed, can_be_placed
 from planner.request.arguments import takes
 from planner.request.choices import FINDS, OBJECTIVES, Objective
 from planner.request.clusters import clusters_of
@@ -49,7 +47,13 @@ from planner.survey.cases import (
     scenarios_of,
     sizes_of,
 )
-from planner.survey.compare_cases import SurveyRequest, offloads_of, ranked, survey
+from planner.survey.compare_cases import (
+    SurveyCase,
+    SurveyRequest,
+    offloads_of,
+    ranked,
+    survey,
+)
 from planner.survey.inverse import InverseAnswer, answer_inverse, models_of
 
 if TYPE_CHECKING:
@@ -169,35 +173,24 @@ def plan(request: PlanRequest) -> PlanAnswers:
         and request.objective in ("time", "memory")
     )
     if not simple:
-        return _survey(scenarios, survey_request)
-    places = request.objective == "time" and can_be_placed(scenarios[0].scenario.cluster)
-    wide = (
-        max(survey_request.top, WIDE) if places else survey_request.top
-    )  # what is placed may have its own stages, too
-    of_stages = replace(survey_request, stages=request.objective == "time")
-    (case,) = survey(scenarios, replace(of_stages, top=wide, places=False))
+        return _answer(tuple(survey(scenarios, survey_request)), survey_request)
+    cases = tuple(survey(scenarios, survey_request))
+    (case,) = cases
     scenario, result = case.scenario, case.result
     assert result is not None
     if not result.plans:
-        if places and constraints:  # in an order of its own a plan may be as required
-            return _survey(scenarios, survey_request)
-        raise no_plan_error([case], survey_request)
-    seen, near, fastest = result.plans[: max(top, WIDE)], result.near, min(result.seconds)
-    result = replace(result.first(top), near=None)
-    assessments = tuple(found.assessment for found in case.found[:top])
-    further = () if rows is None else tuple(found.assessment for found in case.found[top:])
-    fits = assessments[0].fits
-    staged = best_staged(scenario, seen, near, fastest)
+        return _answer(cases, survey_request)
+    found = tuple(one.assessment for one in case.usual)
     unnamed = request.software is None and limits is None and request.objective == "time"
     return PlanAnswer(
         scenario=scenario,
-        result=result,
-        assessments=assessments,
+        result=result.first(top),
+        assessments=found[:top],
         assumptions=case.assumptions,
         fixed=fixed,
-        staged=staged,
-        placed=best_placed(scenario, seen, staged) if places and fits else None,
-        further=further,
+        staged=next((one.staged for one in case.found if one.staged), None),
+        placed=next((one.placed for one in case.found if one.placed), None),
+        further=() if rows is None else found[top:],
         rows=rows,
         require=constraints if limits is None and request.objective == "time" else None,
         trainers=best_of_trainers(scenario, fixed, constraints) if unnamed else (),
@@ -284,8 +277,7 @@ def _rank(answer: PlanAnswers) -> tuple[bool, float]:
     return True, 0.0
 
 
-def _survey(scenarios: Sequence[Any], survey_request: SurveyRequest) -> SurveyAnswer:
-    cases = tuple(survey(scenarios, survey_request))
+def _answer(cases: tuple[SurveyCase, ...], survey_request: SurveyRequest) -> SurveyAnswer:
     best = ranked(cases, survey_request)
     if not best:
         raise no_plan_error(cases, survey_request)

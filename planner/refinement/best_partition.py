@@ -51,6 +51,7 @@ from planner.refinement.stage_search import (
     best_stages,
 )
 from planner.request.command import describe_plan
+from planner.request.constraints import Constraint, broken_by_plan
 from planner.request.stage_layers import layers_option, stage_recompute_options
 
 BOUNDS: Final = (1.0, 2.0)  # seconds, relative: stages with other layers, with their own
@@ -121,26 +122,31 @@ def best_staged(
     plans: Sequence[Plan],
     candidates: PlanTable | None,
     fastest: float = np.inf,
+    *,
+    by_stage: bool = True,
+    require: Sequence[Constraint] = (),
 ) -> StagedPlan | None:
     """Return the plan with the shortest step with stages of its own; None without a gain.
 
     ``plans``: the best with even stages, best first; ``candidates``: legal plans whose stages may
     be chosen, if any; ``fastest``: seconds that a step has to beat, besides that of the first plan.
+    ``by_stage``: each stage may recompute a number of layers of its own; otherwise all, none, or as
+    many as in ``plans``. ``require``: constraints on parts of the plan.
     """
     if not plans or candidates is None or not scenario.on_gpu:
         return None
     even = simulated_step(scenario, plans[0], default_layer_ranges(scenario, plans[0]))
-    search = _Search(scenario, min(even, fastest) * (1.0 - GAIN))
+    search = _Search(scenario, min(even, fastest) * (1.0 - GAIN), by_stage, require)
     found = PlanTable.from_plans(list(plans))  # other numbers of virtual stages, too
     names = [column.name for column in fields(PlanTable)]
     both = {n: np.concatenate([getattr(candidates, n), getattr(found, n)]) for n in names}
-    search.run(stage_candidates(PlanTable(**both)))
+    search.run(stage_candidates(PlanTable(**both), by_stage=by_stage))
     if search.best is None:
         return None
-    plan, ranges, by_stage = search.best
+    plan, ranges, recomputed = search.best
     ranks = [row for row, other in enumerate(plans) if _family(other) == _family(plan)]
     rank = ranks[0] if ranks else None
-    return StagedPlan(rank, plan, ranges, by_stage, search.limit, even, search.proven)
+    return StagedPlan(rank, plan, ranges, recomputed, search.limit, even, search.proven)
 
 
 def chooses_layers(table: PlanTable) -> NDArray[np.bool_]:
@@ -150,14 +156,17 @@ def chooses_layers(table: PlanTable) -> NDArray[np.bool_]:
     return found
 
 
-def stage_candidates(table: PlanTable) -> PlanTable:
+def stage_candidates(table: PlanTable, *, by_stage: bool = True) -> PlanTable:
     """Return the plans among which stages are chosen, each once.
 
     A plan that recomputes layers can also recompute none of them, so that the same plan without
-    recomputation is left out. Plans with several stages on a rank keep their layers.
+    recomputation is left out, unless all stages recompute the same (``by_stage``). Plans with
+    several stages on a rank keep their layers.
     """
-    usual = np.isin(table.recompute, [*RECOMPUTES, NONE]) & (table.recompute_every == 0)
-    usual = usual & (table.offload == OFFLOADS.index("none"))
+    usual = (table.recompute_every == 0) & (table.offload == OFFLOADS.index("none"))
+    if not by_stage:
+        return _once(table.rows(np.flatnonzero(usual & chooses_layers(table))))
+    usual = usual & np.isin(table.recompute, [*RECOMPUTES, NONE])
     table = table.rows(np.flatnonzero(usual & (chooses_layers(table) | (table.recompute != NONE))))
     table = replace(table, recompute_layers=np.zeros_like(table.recompute_layers))
     names = [column.name for column in fields(PlanTable) if column.name != "recompute"]
@@ -169,14 +178,26 @@ def stage_candidates(table: PlanTable) -> PlanTable:
     return table.rows(np.sort(first[~(with_full & (table.recompute[first] == NONE))]))
 
 
-def stage_bounds(scenario: Scenario, table: PlanTable) -> BalancedSteps:
+def _once(table: PlanTable) -> PlanTable:
+    names = [column.name for column in fields(PlanTable)]
+    columns = np.stack([getattr(table, name).astype(np.int64) for name in names])
+    return table.rows(np.sort(np.unique(columns, axis=1, return_index=True)[1]))
+
+
+def stage_bounds(scenario: Scenario, table: PlanTable, *, by_stage: bool = True) -> BalancedSteps:
     """Return lower bounds of plans with any stages and recomputed layers.
 
-    Plans with several stages on a rank keep their layers; only their steps are bounded: with the
+    ``by_stage``: otherwise plans that recompute all layers do so in every stage. Plans with several
+    stages on a rank keep their layers; only their steps are bounded: with the
     passes without recomputation, and the communication that recomputation of all layers leaves
     exposed.
     """
-    without = replace(table, recompute=np.full_like(table.recompute, NONE))
+    part = by_stage | (table.recompute_layers > 0)
+    without = replace(
+        table,
+        recompute=np.where(part, NONE, table.recompute).astype(table.recompute.dtype),
+        recompute_layers=np.zeros_like(table.recompute_layers),
+    )
     bounds = BalancedSteps(*(np.zeros(len(table)) for _ in range(3)))
     uneven = chooses_layers(table)
     with stages(*BOUNDS, joint=True) as begin:
@@ -201,13 +222,16 @@ class _Search:
 
     scenario: Scenario
     limit: float
+    by_stage: bool = True
+    require: Sequence[Constraint] = ()
     best: tuple[Plan, Ranges, tuple[int, ...] | None] | None = None
     proven: bool = True
     contents: dict[int, StageContents] = field(default_factory=dict)  # by pipeline_parallel
 
     def run(self, candidates: PlanTable) -> None:
         """Refine candidates in the order of their bounds."""
-        bounds, uneven = stage_bounds(self.scenario, candidates), chooses_layers(candidates)
+        bounds = stage_bounds(self.scenario, candidates, by_stage=self.by_stage)
+        uneven = chooses_layers(candidates)
         order = np.argsort(bounds.step, kind="stable")
         order = order[bounds.step[order] < self.limit]
         parts = order[:FIRST], order[FIRST:MOST_PLANS]
@@ -238,7 +262,9 @@ class _Search:
             contents = self.contents.setdefault(depth, contents)
             most = self.limit - bounds.once[row]
             longest = longest_stage(few, bounds.whole[row : row + 1], most)[:, 0].tolist()
-            costs.append(StageCosts(self.scenario, plan, contents, self.limit, longest))
+            costs.append(
+                StageCosts(self.scenario, plan, contents, self.limit, longest, self.by_stage)
+            )
         with stages(*PRICES) as begin:
             begin(f"pricing the stages of {len(costs):,} plans")
             price_stages(costs)
@@ -269,11 +295,14 @@ class _Search:
     ) -> None:
         """Keep a plan with its stages if it is legal and the best so far."""
         by_stage: tuple[int, ...] | None = tuple(recomputed)
-        if not any(recomputed):
+        if not self.by_stage:
+            by_stage = None
+        elif not any(recomputed):
             plan, by_stage = replace(plan, recompute="none"), None
         elif by_stage == tuple(last - first for first, last in ranges):
             by_stage = None
         staged = with_stages(self.scenario, ranges, by_stage)
-        legal = not legality_codes(staged, PlanTable.from_plans([plan]))[0]
-        if legal and step < self.limit:
+        table = PlanTable.from_plans([plan])
+        wanted = not legality_codes(staged, table)[0] and not broken_by_plan(self.require, table)[0]
+        if wanted and step < self.limit:
             self.best, self.limit = (plan, tuple(ranges), by_stage), step

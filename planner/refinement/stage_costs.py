@@ -117,7 +117,8 @@ class StageCosts:
 
     ``limit``: seconds of a step; stages with which it takes longer are left out. ``longest``:
     seconds of a micro-batch that each stage may take within it. Fewer layers or more recomputation
-    never need more memory.
+    never need more memory. ``by_stage``: each stage recomputes as few layers as fit; otherwise as
+    many as the plan says.
     """
 
     scenario: Scenario
@@ -125,17 +126,21 @@ class StageCosts:
     contents: StageContents
     limit: float = np.inf
     longest: Sequence[float] = ()
+    by_stage: bool = True
     sizes: list[Pair] = field(default_factory=list)  # fewest and most layers of each stage
     seconds: dict[Any, Seconds] = field(default_factory=dict)
     found: dict[Any, StageCost | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, scenario: Scenario, plan: Plan, limit: float = np.inf) -> StageCosts:
+    def of(
+        cls, scenario: Scenario, plan: Plan, limit: float = np.inf, *, by_stage: bool = True
+    ) -> StageCosts:
         """Return the costs of the stages of one plan."""
         assert plan.virtual_stages == 1
         depth = plan.pipeline_parallel
         longest = [limit / plan.num_microbatches] * depth
-        costs = cls(scenario, plan, StageContents(scenario.model, depth), limit, longest)
+        contents = StageContents(scenario.model, depth)
+        costs = cls(scenario, plan, contents, limit, longest, by_stage)
         price_stages([costs])
         return costs
 
@@ -147,8 +152,8 @@ class StageCosts:
     def cheapest(self, stage: int, first: int, last: int) -> StageCost | None:
         """Return the cost with the fewest recomputed layers that fit.
 
-        None if it does not fit or exceeds the limit. A plan without recomputation recomputes none;
-        else the first layers of the stage.
+        None if it does not fit or exceeds the limit. A plan without recomputation recomputes none,
+        others the first layers of the stage.
         """
         return self.found.get((stage, self.contents.key(stage, first, last)))
 
@@ -157,6 +162,13 @@ class StageCosts:
         low, high = self.sizes[stage]
         return self.contents.ranges(stage, range(low, high + 1))
 
+    def of_plan(self, pair: Pair) -> int:
+        """Return how many layers of a stage the plan recomputes."""
+        layers = pair[1] - pair[0]
+        if self.plan.recompute == "none":
+            return 0
+        return min(self.plan.recompute_layers or layers, layers)
+
     def within(self, stage: int, pair: Pair) -> bool:
         """Whether a stage without recomputation takes no longer than it may."""
         return self.seconds[self.contents.key(stage, *pair), 0].whole <= self.longest[stage]
@@ -164,8 +176,8 @@ class StageCosts:
     def most_recomputed(self, stage: int, pair: Pair) -> int:
         """Return the most recomputed layers with which a stage takes no longer than it may."""
         key, layers = self.contents.key(stage, *pair), pair[1] - pair[0]
-        if self.plan.recompute == "none":
-            return 0
+        if self.plan.recompute == "none" or not self.by_stage:
+            return self.of_plan(pair)
         without, whole = self.seconds[key, 0].whole, self.seconds[key, layers].whole
         each = (whole - without) / layers
         spare = self.longest[stage] - without
@@ -198,12 +210,22 @@ def _price_stages(costs: Sequence[StageCosts], begin: Callable[[str], None]) -> 
 
     def rank_of(item: int, recomputed: int) -> OfPlan:
         number, stage, pair = items[item]
-        return number, costs[number].contents.of(stage, *pair, recomputed)
+        one = costs[number]
+        if not one.by_stage:
+            recomputed = one.of_plan(pair)
+        return number, one.contents.of(stage, *pair, recomputed)
 
-    most = [costs[number].most_recomputed(stage, pair) for number, stage, pair in items]
+    most = [
+        costs[number].most_recomputed(stage, pair) if costs[number].by_stage else 0
+        for number, stage, pair in items
+    ]
     begin(words)
     fewest = fewest_that_fit(costs[0].scenario, [one.plan for one in costs], most, rank_of)
-    fitting = [(*item, n) for item, n in zip(items, fewest, strict=True) if n is not None]
+    fitting = [
+        (number, stage, pair, n if costs[number].by_stage else costs[number].of_plan(pair))
+        for (number, stage, pair), n in zip(items, fewest, strict=True)
+        if n is not None
+    ]
     begin(words)
     _price_seconds(costs, fitting)
     for number, stage, pair, recomputed in fitting:
@@ -235,7 +257,7 @@ def _find_sizes(costs: Sequence[StageCosts]) -> None:
     whole = [
         (number, stage, pair, pair[1] - pair[0])
         for number, one in enumerate(costs)
-        if one.possible and one.plan.recompute != "none"
+        if one.possible and one.by_stage and one.plan.recompute != "none"
         for stage in range(one.contents.stages)
         for pair in one.ranges(stage)
     ]

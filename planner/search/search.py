@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import decode
+from cost_models.legality.capabilities import capabilities_of
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
@@ -23,7 +24,9 @@ from planner.request.constraints import (
     broken_by_result,
     counts_by_text,
     fewest_layers_are_best,
+    only_breaks,
 )
+from planner.request.limits import Runnable
 from planner.request.objectives import results
 from planner.search.candidates import Candidates, joined, varies_virtual_stages
 from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
@@ -95,6 +98,7 @@ class SearchResult:
     tie: Tie | None = None  # if the simplest of the fastest is first
     # if they are asked for and a plan fits: legal plans whose stages may be chosen
     near: PlanTable | None = field(default=None, compare=False, repr=False)
+    by_stage: bool = False  # a number of recomputed layers may be chosen for each stage of these
 
     def first(self, number: int) -> SearchResult:
         """Return the result with the first plans only."""
@@ -136,8 +140,8 @@ def search(
     addition every plan that is nearly as fast as the fastest, and the fastest plan of each of that
     many splits of the ranks (``planner.search.distinct``). ``priced``: the candidates of this
     scenario, if they are priced already (without ``require``). ``with_near``: return the plans
-    whose stages may be chosen, too, unless parts of that choice are given. ``below``: seconds of a
-    step; only plans that fit and are faster are found, by time, and counts are of some of them.
+    whose stages may be chosen, too, unless their layers are given. ``below``: seconds of a step;
+    only plans that fit and are faster are found, by time, and counts are of some of them.
     """
     started = time.perf_counter()
     if priced is None:
@@ -181,7 +185,7 @@ def search(
                 break
     smallest = min((space, *short), key=lambda part: part.smallest_peak)
     near = None
-    if with_near and not require and varies_layers(scenario, pins):
+    if with_near and chooses_stages(scenario, require):
         near = joined([part.near for part in (space, *short)]).plain()
     counts = Counts(
         enumerated=int(candidates.codes.sum()),
@@ -206,6 +210,7 @@ def search(
         fits=bool(leaders.plans) and verdict == 0,
         smallest_peak=smallest.smallest_peak,
         near=near if leaders.plans and verdict == 0 else None,
+        by_stage=recomputes_by_stage(scenario, pins, require),
     )
 
 
@@ -329,6 +334,25 @@ class _Space:
                 every=self.every is not None,
                 smaller=self.smaller,
             )
+
+
+def chooses_stages(scenario: Scenario, require: Sequence[Constraint]) -> bool:
+    """Whether plans may have stages of their own: none are given, and a faster plan is allowed."""
+    given = scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None
+    return not given and all(only_breaks(one) for one in require if one.of_result)
+
+
+def recomputes_by_stage(
+    scenario: Scenario, fixed: Mapping[str, Any], require: Sequence[Constraint]
+) -> bool:
+    """Whether each stage may recompute a number of layers of its own.
+
+    Only the bundled executor does, and its search varies these numbers unless they are pinned.
+    """
+    if capabilities_of(scenario.software) is not None:
+        return False
+    others = any(isinstance(one, Runnable) for one in require)
+    return not others and varies_layers(scenario, fixed)
 
 
 def _faster(

@@ -105,7 +105,7 @@ class SurveyAnswer(DetailedAnswer):
     def notebook_parts(self) -> Iterator[str]:
         """Yield the best plan, and the ranked plans with their clusters and prices."""
         from planner.answer import notebook
-        from planner.answer.text import model_lines, short_plan
+        from planner.answer.text import model_lines, short_plan_of
         from planner.survey.notebook import cases_table
         from planner.survey.text import further_columns
 
@@ -114,7 +114,7 @@ class SurveyAnswer(DetailedAnswer):
         yield notebook.about(
             model_lines(best.scenario),
             best.scenario.cluster,
-            f"best: {short_plan(best.plan)}",
+            f"best: {short_plan_of(best.scenario, best.plan)}",
         )
         if len(self.cases) > 1:
             yield cases_table(self.request, self.cases)

@@ -20,6 +20,7 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.progress import report, tracked
 from planner.assessment.assess import Assessment, assess, assess_plans
 from planner.assessment.too_small import too_small
+from planner.refinement.best_partition import StagedPlan, best_staged
 from planner.refinement.placement import WIDE, PlacedPlan, best_placed, can_be_placed
 from planner.request.choices import ALLOWED, PARTS, Objective
 from planner.request.constraints import Constraint, broken_by_result, only_breaks
@@ -51,8 +52,6 @@ class SurveyRequest:
     prices: Prices = field(default_factory=Prices)
     top: int = 10  # plans that are found
     rows: int | None = None  # plans that are shown, where --top gives them
-    places: bool = True  # optimise the order of ranks on irregular trees
-    stages: bool = False  # return the plans whose stages may be chosen
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,7 @@ class RankedPlan:
     step: StepCost
     job: RunRequest
     placed: PlacedPlan | None = None  # with its own order of ranks, as in the scenario
+    staged: StagedPlan | None = None  # with stages of its own, as in the scenario
 
     @cached_property
     def assessment(self) -> Assessment:
@@ -108,18 +108,28 @@ class RankedPlan:
                 "joules_per_token": self.step.per_token("energy"),
             },
             "job": None if self.run is None else self.run.to_dict(),
+            "staged": None if self.staged is None else self.staged.to_dict(),
             "placed": None if self.placed is None else self.placed.to_dict(),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class SurveyCase:
-    """One cluster with one precision: the plans of its search, or the reason for none."""
+    """One cluster with one precision: the plans of its search, or the reason for none.
+
+    ``found``: the best plan first. That is one with its own order of ranks or its own stages where
+    that is faster than the best plan of the search; the plans of the search follow.
+    """
 
     assumed: AssumedScenario
     result: SearchResult | None
     found: tuple[RankedPlan, ...]
     why: str | None = None  # invalid input, so that no search was made
+
+    @property
+    def usual(self) -> tuple[RankedPlan, ...]:
+        """The plans of the search: with even stages and the default order of ranks."""
+        return tuple(one for one in self.found if one.placed is None and one.staged is None)
 
     @property
     def name(self) -> str:
@@ -179,7 +189,7 @@ def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> lis
 
 
 def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase:
-    """Search one case; on irregular trees optimise the order of ranks of the best plan."""
+    """Search one case; try stages of their own and, on irregular trees, orders of ranks."""
     scenario = assumed.scenario
     require = (*request.require, *job_limits(scenario, request))
     places = is_placed(scenario, request)
@@ -194,19 +204,27 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
         objective="memory" if request.objective == "memory" else "time",
         front=request.pareto is not None,
         distinct=request.rows or DISTINCT,
-        with_near=request.stages,
+        with_near=_ranks_by_step(request),
     )
-    result = _in_order(run_search(require=require), request)
-    if not places:
-        result = result if request.pareto else result.first(request.top)
-        return SurveyCase(assumed, result, found_of(scenario, result, request))
-    # another order of ranks may satisfy a constraint on the step
+    wide = _in_order(run_search(require=require), request)
+    result = wide if request.pareto else replace(wide.first(request.top), near=None)
     slower = [one for one in require if not only_breaks(one)]
-    wide = result if result.plans or len(slower) == len(require) else run_search(require=slower)
-    placed = _placed(scenario, wide.plans, request, require)
-    result = result.first(request.top)
-    found = (*placed, *found_of(scenario, result, request))[: request.top]
-    return SurveyCase(assumed, result, found)
+    if not wide.plans and len(slower) < len(require) and _ranks_by_step(request):
+        wide = run_search(require=slower)  # with their own stages or order, plans are faster
+    seen = wide.plans[: max(request.top, WIDE)]
+    staged = best_staged(
+        scenario,
+        seen,
+        wide.near,
+        min(wide.seconds, default=np.inf),
+        by_stage=wide.by_stage,
+        require=require,
+    )
+    placed = best_placed(scenario, seen, staged) if places and wide.fits else None
+    own = [] if placed is None else [_placed(placed, request)]
+    own += [] if staged is None else [_staged(scenario, staged, request)]
+    kept = [found for found in own if _holds(found, require)]
+    return SurveyCase(assumed, result, (*kept, *found_of(scenario, result, request)))
 
 
 def _in_order(result: SearchResult, request: SurveyRequest) -> SearchResult:
@@ -220,27 +238,30 @@ def _ranks_by_step(request: SurveyRequest) -> bool:
 
 def is_placed(scenario: Scenario, request: SurveyRequest) -> bool:
     """Whether the order of ranks is optimised: not on fronts, nor for the objective memory."""
-    return request.places and _ranks_by_step(request) and can_be_placed(scenario.cluster)
+    return _ranks_by_step(request) and can_be_placed(scenario.cluster)
 
 
-def _placed(
-    scenario: Scenario, plans: Sequence[Plan], request: SurveyRequest, require: Sequence[Constraint]
-) -> list[RankedPlan]:
-    """Return the best plan with its own order of ranks, if it gains and meets the requirements."""
-    placed = best_placed(scenario, plans, None)
-    if placed is None:
-        return []
+def _placed(placed: PlacedPlan, request: SurveyRequest) -> RankedPlan:
+    """Return the plan with its own order of ranks."""
     assessment = assess(placed.scenario, placed.plan)
-    time, memory = assessment.time, assessment.memory
+    return _found(placed.scenario, placed.plan, assessment, request, placed=placed)
+
+
+def _staged(scenario: Scenario, staged: StagedPlan, request: SurveyRequest) -> RankedPlan:
+    """Return the plan with stages of its own."""
+    own = staged.scenario(scenario)
+    return _found(own, staged.plan, assess(own, staged.plan), request, staged=staged)
+
+
+def _holds(found: RankedPlan, require: Sequence[Constraint]) -> bool:
+    """Whether a plan fits and meets the requirements on its results."""
     columns = results(
-        placed.scenario,
-        PlanTable.from_plans([placed.plan]),
-        np.array([time.step_seconds]),
-        np.array([memory.peak_bytes]),
+        found.scenario,
+        PlanTable.from_plans([found.plan]),
+        np.array([found.assessment.time.step_seconds]),
+        np.array([found.assessment.memory.peak_bytes]),
     )
-    if not assessment.fits or broken_by_result(require, columns, 1)[0]:
-        return []
-    return [_found(placed.scenario, placed.plan, assessment, request, placed)]
+    return found.fits and not broken_by_result(require, columns, 1)[0]
 
 
 def _needs_offload(case: SurveyCase, request: SurveyRequest) -> bool:
@@ -276,11 +297,13 @@ def _found(
     plan: Plan,
     assessment: Assessment,
     request: SurveyRequest,
+    *,
     placed: PlacedPlan | None = None,
+    staged: StagedPlan | None = None,
 ) -> RankedPlan:
     seconds, rate = assessment.time.step_seconds, accelerator_cost(scenario.cluster, request.prices)
     step = StepCost(seconds, scenario.workload.tokens_per_step, plan.world_size, rate)
-    one = RankedPlan(scenario, plan, step, request.job, placed)
+    one = RankedPlan(scenario, plan, step, request.job, placed, staged)
     one.__dict__["assessment"] = assessment
     return one
 

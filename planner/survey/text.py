@@ -19,7 +19,8 @@ from planner.answer.text import (
     ranked_rows,
     searched,
     short_head,
-    short_plan,
+    short_plan_of,
+    stages_words,
     tie_words,
     tight_words,
     time_line,
@@ -114,12 +115,14 @@ def _below_tables(
     """Return the paragraphs about the best plan."""
     results = [case.result for case in cases if case.scenario is best.scenario]
     tie = results[0].tie if results and results[0] is not None else None
-    lines = [] if verbose else labelled("Best", short_plan(best.plan))
+    lines = [] if verbose else labelled("Best", short_plan_of(best.scenario, best.plan))
     lines += labelled("Step", time_line(best.assessment.time))
     if verbose:
         lines += labelled("Bottleneck", bottleneck(best.assessment))
     if tie is not None and tie.plans > 1 and (verbose or best.step.seconds > tie.seconds):
         lines += labelled("Tie", tie_words(tie, best.assessment, verbose=verbose))
+    if best.staged is not None:
+        lines += labelled("Stages", stages_words(best.staged, verbose=verbose))
     if best.placed is not None:
         lines += labelled("Order", placed_words(best.placed, verbose=verbose))
     job = best.run
@@ -323,7 +326,7 @@ def plan_table(
                 format_seconds(found.step.seconds),
                 *([dollars(_scaled(found, "cost"))] if priced else []),
                 *([amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] if energy else []),
-                short_plan(found.plan)
+                short_plan_of(found.scenario, found.plan)
                 + "".join(f" or {stage}" for stage in others.get(position, []))
                 + " (own order of ranks)" * bool(found.placed),
             ]

@@ -398,6 +398,32 @@ def test_nothing_is_told_where_nothing_is_gained() -> None:
     assert best_staged(scenario, [], None) is None
 
 
+@pytest.mark.parametrize(("layers", "share"), [(0, 0.6), (2, 0.75)])
+def test_a_trainer_with_one_number_for_all_stages_has_its_own_layers(
+    layers: int, share: float
+) -> None:
+    """Equal to simulating every cut with the recomputed layers that the plan says."""
+    plan = replace(plan_of(3, 6, recompute="full"), recompute_layers=layers)
+    scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan)
+    cuts = all_stages(8, 3)
+    needs = [max(peaks(scenario, plan, ranges)) for ranges in cuts]
+    most = (1.0 - share) * min(needs) + share * max(needs)
+    scenario = with_budget(scenario, most * (1.0 + verdict_spread("shardplan", 6).above))
+    steps = [
+        simulated_step(scenario, plan, ranges)
+        for ranges, need in zip(cuts, needs, strict=True)
+        if need <= most
+    ]
+    assert 0 < len(steps) < len(cuts)
+    found, proven = best_stages(StageCosts.of(scenario, plan, by_stage=False))
+    assert found is not None
+    assert proven
+    assert found.step == pytest.approx(min(steps), rel=1e-9)
+    table = stage_candidates(PlanTable.from_plans([plan, plan]), by_stage=False)
+    assert len(table) == 1
+    assert stage_bounds(scenario, table, by_stage=False).step[0] <= found.step * (1.0 + 1e-9)
+
+
 def test_whose_layers_are_chosen() -> None:
     plan = plan_of(4, 8)
     looped = replace(plan, virtual_stages=2, pipeline_schedule="interleaved_1f1b")

@@ -19,6 +19,7 @@ from planner.search.search import search
 from planner.survey.answer import SurveyAnswer
 from planner.survey.compare_cases import OFFLOADED
 from planner.text.answer import json_text
+from tests.planner.refinement.test_own_stages import small_cluster
 from tests.samples import llama, make_scenario
 
 CLUSTERS = "2xA100-80GB,4xH100-SXM,2xL40S"
@@ -95,6 +96,40 @@ def test_fewer_accelerators_are_tried_where_they_may_be_cheaper() -> None:
     assert answer.best.world_size < 8  # a tiny model: communication costs more than it saves
     limited = asked(clusters="8xH100-SXM", gpus_at_most=4, objective="time")
     assert {case.scenario.cluster.num_gpus for case in limited.cases} == {4, 2, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"to": "torchtitan"}, {"objective": "cost", "price": 1}])
+def test_the_row_of_a_cluster_is_its_answer_alone(options: dict[str, Any]) -> None:
+    """Also where the best plan has stages of its own, and for ranges of batches."""
+    scenario = small_cluster(layers=7, vocab=32_000, nodes="2x2", share=0.8, batch=16)
+    asked = {"seq_len": 1024, **options}
+    answer = planner.plan(
+        scenario.model, [scenario.cluster, "2xA100-80GB"], global_batch_size=16, **asked
+    )
+    ranged = planner.plan(scenario.model, scenario.cluster, global_batch_size="8..16", **asked)
+    assert isinstance(answer, SurveyAnswer)
+    assert isinstance(ranged, SurveyAnswer)
+    own = 0
+    for case in (case for case in (*answer.cases, *ranged.cases) if case.found):
+        workload = case.scenario.workload
+        alone = planner.plan(
+            scenario.model,
+            case.scenario.cluster,
+            seq_len=1024,
+            global_batch_size=workload.global_batch_size,
+            to=options.get("to"),
+        )
+        assert isinstance(alone, PlanAnswer)
+        own += alone.staged is not None
+        best = alone.chosen[1]
+        assert case.found[0].assessment.plan == best.plan
+        assert case.found[0].step.seconds == best.time.step_seconds
+        assert case.found[0].scenario.layer_ranges == alone.chosen[0].layer_ranges
+    assert own > 0
+    if ranged.ranked[0].staged is not None:
+        assert "--layers" in str(ranged)
+        assert ranged.plan_file().layer_ranges == ranged.scenario.layer_ranges
 
 
 def test_without_a_batch_all_cases_train_with_the_same() -> None:
