@@ -150,6 +150,7 @@ def search_document(counts: Counts) -> dict[str, Any]:
         "short_pieces": counts.short_pieces,
         "part_recomputed": counts.part_recomputed,
         "more_stages": counts.more_stages,
+        "copies": counts.copies,
         "seconds": counts.seconds,
     }
 

@@ -668,6 +668,8 @@ def searched(counts: Counts) -> str:
         words += f"; {counts.part_recomputed:,} more recompute a part of their layers"
     if counts.more_stages:
         words += f"; {counts.more_stages:,} more have other numbers of virtual stages"
+    if counts.copies:
+        words += f"; {counts.copies:,} more have a secondary copy of the weights"
     if counts.simulated:
         words += f"; {counts.simulated:,} simulated, {counts.bounded_away:,} cannot win"
     return words + (f"; illegal mostly by {shown}" if shown else "")

@@ -44,6 +44,7 @@ from planner.search.partial_recompute import (
 )
 from planner.search.priced_candidates import EXACT, PricedCandidates
 from planner.search.ranking import Ranking
+from planner.search.secondary_copies import SecondaryCopies, has_copies
 from planner.search.short_pieces import short_pieces
 from planner.search.simplicity import Tie, distinct_first, simplest_first
 from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
@@ -72,6 +73,7 @@ class Counts:
     short_pieces: int = 0  # additional plans with short pieces of sequences
     part_recomputed: int = 0  # additional plans that recompute some layers of every stage
     more_stages: int = 0  # additional plans with other numbers of virtual stages
+    copies: int = 0  # additional plans with a secondary copy of the weights
 
     @property
     def legal(self) -> int:
@@ -151,7 +153,7 @@ def search(
     distinct = 0 if front or objective == "memory" else distinct
     ranking = Ranking(scenario, objective, top, front, distinct, below)
     pins = fixed or {}
-    simulated = bounded_away = varied = more_stages = 0
+    simulated = bounded_away = varied = more_stages = copies = 0
     with stages(*SIZES) as begin:
         begin(f"searching {len(candidates.legal):,} plans")
         space = _Space.of(candidates.legal, ranking, pins, require, offloads, priced, begin)
@@ -175,7 +177,9 @@ def search(
                         if source.enumerated and part is space:
                             bounded_away += ranked.bounded_away
                             codes.append(ranked.broken)
-                    if isinstance(source, VirtualStages):
+                    if isinstance(source, SecondaryCopies):
+                        copies += source.priced
+                    elif isinstance(source, VirtualStages):
                         more_stages += source.priced
                         varied += source.part_recomputed
                     else:
@@ -200,6 +204,7 @@ def search(
         excluded=counts_by_text(require, np.concatenate(codes)),
         part_recomputed=varied,
         more_stages=more_stages,
+        copies=copies,
     )
     return SearchResult(
         plans=tuple(plan for *_, plan in leaders.plans),
@@ -232,6 +237,7 @@ class _Space:
     smallest_peak: float  # bytes
     smaller: bool  # plans with a larger peak than with full recomputation cannot be the best
     near: PlanTable  # legal plans that may fit with stages of their own
+    copies: bool  # the weights of ZeRO 3 may have a secondary copy
 
     @classmethod
     def of(
@@ -294,6 +300,7 @@ class _Space:
             smallest_peak=smallest_peak,
             smaller=objective == "memory" and not any(c.of_result for c in require),
             near=legal.rows(_near(legal, whole_peak, NEAR * budget_bytes(scenario.cluster))),
+            copies=objective != "memory" and has_copies(scenario, fixed, require),
         )
 
     def sources(
@@ -324,16 +331,17 @@ class _Space:
             grids = LayerGrids.of(scenario, self.every, max_peak, timed=bool(leaders.plans))
             sources.append(EveryNumber.of(grids, feasible, leaders, smaller=self.smaller))
         yield from sources
+        modes = {
+            "fewest": self.fewest,
+            "every": self.every is not None,
+            "smaller": self.smaller,
+        }
         if self.interleaved is not None:
             begin("pricing virtual stages")
-            yield VirtualStages(
-                scenario,
-                self.interleaved,
-                feasible,
-                fewest=self.fewest,
-                every=self.every is not None,
-                smaller=self.smaller,
-            )
+            yield VirtualStages(scenario, self.interleaved, feasible, **modes)
+        if self.copies:
+            begin("pricing secondary copies of weights")
+            yield SecondaryCopies(scenario, self.table, self.peak, self.none, feasible, modes)
 
 
 def chooses_stages(scenario: Scenario, require: Sequence[Constraint]) -> bool:

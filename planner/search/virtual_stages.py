@@ -132,7 +132,7 @@ class VirtualStages:
                 mine = some.rows(row[here])
                 table = with_virtual_stages(mine.table, number[here])
                 with stages(*VARIANTS) as part:
-                    yield from self._variants(replace(mine, table=table), leaders, part)
+                    yield from self.variants(replace(mine, table=table), leaders, part)
 
     def _pairs(self, table: PlanTable, leaders: Leaders) -> tuple[Rows, Rows]:
         """Return rows and numbers of stages that are fast enough if no layer recomputes."""
@@ -159,7 +159,7 @@ class VirtualStages:
         place = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
         return index, number[begins[family][index] + place]
 
-    def _variants(
+    def variants(
         self, some: Interleaved, leaders: Leaders, begin: Callable[[str], None]
     ) -> Iterator[CandidateBatch]:
         """Yield the plans of one table, then those that recompute fewer layers."""

@@ -198,6 +198,7 @@ def total_counts(cases: tuple[SurveyCase, ...]) -> Counts:
         short_pieces=sum(c.short_pieces for c in every),
         part_recomputed=sum(c.part_recomputed for c in every),
         more_stages=sum(c.more_stages for c in every),
+        copies=sum(c.copies for c in every),
     )
 
 

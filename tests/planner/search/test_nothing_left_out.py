@@ -24,6 +24,7 @@ from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.pricing.table import price_table, table_steps
 from cost_models.scenario import Scenario
 from planner.request.constraints import parse_requirements
+from planner.request.limits import searches_of
 from planner.request.objectives import pareto_front
 from planner.search import space
 from planner.search.partial_recompute import FULL
@@ -238,6 +239,41 @@ def test_numbers_that_do_not_divide_the_layers_are_searched() -> None:
     assert found.counts.more_stages > 0
     for virtual in range(2, 8):
         assert winner(deep, pins | {"virtual_stages": virtual})[1] >= found.seconds[0]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_a_secondary_copy_of_the_weights_is_searched_where_the_trainer_has_it(share: float) -> None:
+    scenario = make_scenario("llama-3-8b", "4x8xA100-80GB", seq_len=4096, global_batch_size=32)
+    scenario = with_memory(scenario, share)
+    (whole,) = [one for one in searches_of(scenario, "deepspeed") if one.pins["zero_stage"] == 3]
+    asked: dict[str, Any] = {"require": whole.require, "top": 1}
+    free = search(whole.scenario, whole.pins, **asked)
+    assert free.fits
+    assert free.counts.copies > 0
+    pinned = {}
+    for ranks in (1, 2, 4, 8, 16, 32):
+        found = search(whole.scenario, {**whole.pins, "secondary_ranks": ranks}, **asked)
+        if found.fits:
+            pinned[ranks] = found.seconds[0]
+    assert free.seconds[0] == pytest.approx(min(pinned.values()), rel=CLOSE)
+    assert free.plans[0].secondary_ranks > 1
+    assert pinned[1] > free.seconds[0]
+    without = search(scenario, {"zero_stage": 3, "pipeline_parallel": 1}, top=1)
+    assert without.counts.copies == 0  # the bundled executor has none
+
+
+def test_the_fewest_neighbours_of_a_secondary_copy_bound_the_step() -> None:
+    """Plans with more of them are left unpriced because of this law: see ``secondary_copies``."""
+    scenario = make_scenario("llama-3-8b", "2x8xA100-80GB", seq_len=8192, global_batch_size=32)
+    table = enumerate_plans(scenario.model, scenario.workload, 16, {"zero_stage": 3})
+    table = table.rows(legality_codes(scenario, table) == 0)
+    table = table.rows(table.shard_ranks % 8 == 0)
+    two, *more = (
+        table_steps(scenario, replace(table, secondary_ranks=np.full(len(table), n)))
+        for n in (2, 4, 8)
+    )
+    assert len(table) > 100
+    assert all((two <= one * (1.0 + CLOSE)).all() for one in more)
 
 
 def test_a_requirement_on_virtual_stages_chooses_among_all_numbers() -> None:
