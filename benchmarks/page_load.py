@@ -49,13 +49,14 @@ def client(
     model, cluster = MODELS[number % len(MODELS)]
     question = {"model": model, "cluster": cluster, "zero": 1, "recompute": "full", "mbs": 1}
     question |= {"seq_len": 512, "batch": 64, "tp": 1, "pp": 1}
+    headers = {"Cookie": cookie, "X-Part": "answer"}
     time.sleep(chance.random() * think)
     while not times or time.time() < until:
         moved = chance.choice(("seq_len", "batch", "tp", "pp"))
         choices = {"seq_len": range(256, 1024, 8), "batch": range(64, 1024, 64)}
         question[moved] = chance.choice(choices.get(moved, DEGREES[:2]))
         started = time.perf_counter()
-        connection.request("GET", f"/?{urlencode(question)}", headers={"Cookie": cookie})
+        connection.request("GET", f"/?{urlencode(question)}", headers=headers)
         answer = connection.getresponse()
         answer.read()
         assert answer.status == 200, (answer.status, question)

@@ -15,13 +15,24 @@ FP32 = 4.0  # bytes per element
 FEW = 8  # rows, such as the ranks of one plan, that often take the same column
 
 
+def holds(flag: Flag | Real) -> bool:
+    """Return whether a flag is set, or a number not zero, in some row; quick for few rows."""
+    if type(flag) is np.ndarray:
+        return bool(flag.item() if flag.size == 1 else flag.any())
+    return bool(np.any(flag))
+
+
 def pick(columns: list[Real], index: Real) -> Real:
     """Return ``columns[index]`` row by row."""
-    if all(column is columns[0] for column in columns):
-        return np.broadcast_to(columns[0], np.shape(index))
-    if type(index) is np.ndarray and 0 < index.size <= FEW and np.all(index == index.flat[0]):
-        return np.broadcast_to(columns[int(index.flat[0])], index.shape)  # nothing to stack
     shape = np.shape(index)
+    first = columns[0]
+    if all(column is first for column in columns):
+        return first if np.shape(first) == shape else np.broadcast_to(first, shape)
+    if type(index) is np.ndarray and 0 < index.size <= FEW:
+        number = int(index.flat[0])
+        if index.size == 1 or np.all(index == number):  # nothing to stack
+            chosen = columns[number]
+            return chosen if np.shape(chosen) == shape else np.broadcast_to(chosen, shape)
     stacked = np.stack([c if np.shape(c) == shape else np.broadcast_to(c, shape) for c in columns])
     picked: Real = np.take_along_axis(stacked, np.stack([index]), axis=0)[0]
     return picked

@@ -17,7 +17,7 @@ from cost_models.activations.frozen_layers import normalised_bytes
 from cost_models.activations.layer_backward import norm_working_bytes
 from cost_models.activations.logits import logits_bytes_per_token
 from cost_models.activations.saved import activation_copies, needs_window_mask, norm_bytes
-from cost_models.arrays import Real
+from cost_models.arrays import Real, holds
 from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.partition.rank_view import RankView
@@ -82,7 +82,7 @@ def head_bytes_per_token(view: RankView) -> tuple[Real, Real, Real, Real]:
     model, workload, software = view.model, view.workload, view.software
     table, rank = view.table, view.rank
     zeros: Real = np.zeros(len(table))
-    if not np.any(rank.last):
+    if not holds(rank.last):
         return zeros, zeros, zeros, zeros
     compute = workload.compute_bytes
     kind = model.kinds[model.pattern[-1]]

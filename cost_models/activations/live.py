@@ -46,7 +46,7 @@ from cost_models.activations.saved import (
 )
 from cost_models.activations.selective_ops import kept_results
 from cost_models.activations.stage_messages import messages
-from cost_models.arrays import Count, Flag, Real, pick
+from cost_models.arrays import Count, Flag, Real, holds, pick
 from cost_models.communication.context_parallel import (
     context_buffer_bytes_per_token,
     is_blockwise,
@@ -171,7 +171,7 @@ def live_activations(view: RankView) -> LiveActivations:
         (table.pipeline_schedule == GPIPE) & (table.pipeline_parallel > 1), in_flight, 1.0
     )
     offloaded, on_device, in_transfer = np.zeros(len(table)), None, np.zeros(len(table))
-    if np.any(moved := table.offloads_activations):
+    if holds(moved := table.offloads_activations):
         in_transfer = np.where(moved, _in_transfer(view, layers) * tokens, 0.0)
         on_device = np.where(moved, _layers_on_device(view) * layers.largest * tokens, np.inf)
         offloaded = np.where(moved, layers.saved * in_flight * tokens, 0.0)
@@ -300,7 +300,7 @@ def _layers(view: RankView) -> _RankBytes:
         strict=True,
     )
     for number, count, recomputed, after, kind, trained in counts:
-        if kind.forward_only or not np.any(count):
+        if kind.forward_only or not holds(count):
             continue
         one = _layer(view, kind)
         # copies that are made while later layers run backward
@@ -308,9 +308,9 @@ def _layers(view: RankView) -> _RankBytes:
             model, view.workload.compute_bytes, software, table
         )
         saved = saved + recomputed * one.left + (count - recomputed) * one.saved
-        if np.any(np.less(recomputed, count)):
+        if holds(np.less(recomputed, count)):
             kinds.append(SavedByLayers(count - recomputed, one.saved, False))
-        if np.any(recomputed):
+        if holds(recomputed):
             kinds.append(SavedByLayers(recomputed, one.left, True))
         if rank.layer_neighbours:
             by_kind[number] = _staying(view, one.saved), _staying(view, one.left)
@@ -326,7 +326,7 @@ def _layers(view: RankView) -> _RankBytes:
         if software.sharding.blockwise_backward:
             points = _backward(view, number, kind, trained, one)
             backward += _existing(points, np.less(recomputed, count))
-            if np.any(recomputed):
+            if holds(recomputed):
                 points = _recomputed(view, kind, one, points)
                 recomputed_backward += _existing(points, np.greater(recomputed, 0))
     # offloaded, the layers behind it have left the device already
@@ -385,7 +385,7 @@ def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
     full = table.recompute == FULL
     left = left + software.activations.layer_input_extra_bytes * model.hidden_size * full
     kept, modules = _saved(view, regions, FULL), None
-    if np.any(repeats_modules(table.recompute)):
+    if holds(repeats_modules(table.recompute)):
         modules = restored_modules(view, kind, regions)
         fewer = np.maximum(kept, saved - modules.dropped)
         left = np.where(repeats_modules(table.recompute), fewer, left)
@@ -464,7 +464,7 @@ def _existing(points: list[LayerBackward], exists: Flag) -> list[LayerBackward]:
     """Return the points of the ranks that have such layers."""
     if np.all(exists):
         return points
-    return [replace(point, exists=exists) for point in points] if np.any(exists) else []
+    return [replace(point, exists=exists) for point in points] if holds(exists) else []
 
 
 def _recomputed(
@@ -504,7 +504,7 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
     more = _attention_copies(view, kind, blockwise)
     regions = replace(regions, split=regions.split + more, core=regions.core + more)
     regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
-    if not np.any(by_operator(table.recompute)):
+    if not holds(by_operator(table.recompute)):
         return regions
     found = kept_results(model, workload, table, kind)
     return replace(

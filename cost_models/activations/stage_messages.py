@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cost_models.activations.saved import saves_input
-from cost_models.arrays import Real
+from cost_models.arrays import Real, holds
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import GPIPE, ONE_F_ONE_B
 from cost_models.plan.recompute import FULL, by_operator
@@ -35,7 +35,7 @@ def messages(view: RankView, in_flight: Real) -> Real:
     apart = inputs - np.where(table.offloads_activations, 0.0, alone)
     received = (apart + rank.hidden_states_received - inputs) * in_flight
     under_way: Real = 2.0
-    if np.any(rank.first):
+    if holds(rank.first):
         follows = np.isin(table.pipeline_schedule, (GPIPE, ONE_F_ONE_B)) & (in_flight > 1.0)
         receives = np.logical_not(rank.first) | np.greater(rank.num_stages, 1)
         under_way = np.where(follows | receives, 2.0, 1.0)

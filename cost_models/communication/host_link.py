@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from cost_models.arrays import Real
+from cost_models.arrays import Real, holds
 from cost_models.plan.plan import PlanTable
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
@@ -42,7 +42,7 @@ def host_link(cluster: Cluster, table: PlanTable, software: SoftwareProfile) -> 
     if figure is not None:
         share = min(1.0, cluster.host_links / cluster.gpus_per_node) if cluster.host_links else 1.0
         return float(figure.value) * software.communication.bus_efficiency * share
-    if np.any(table.offload > 0):
+    if holds(table.offload > 0):
         raise InputError(
             f"{accelerator.name}: offload needs host_bandwidth, which is not known (set it "
             "in the cluster's file)"

@@ -245,6 +245,9 @@ def axis_seconds(
     seconds: dict[str, Real] = {}
     for axis in AXES:
         total: Real = np.zeros(len(table))
+        if not any((axis, kind) in traffic for kind in KINDS):
+            seconds[axis] = total
+            continue
         ranks, stride = layout[axis]
         hop = None
         if axis == "pipeline":

@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Real, holds
 from cost_models.communication.context_parallel import context_traffic
 from cost_models.communication.expert_parallel import expert_traffic
 from cost_models.communication.tensor_parallel import tensor_traffic
@@ -127,21 +127,21 @@ def communication_units(model: ModelSpec, rank: PipelineRank) -> list[Communicat
     found = [
         CommunicationUnit(count, kind.weights, 2.0)
         for count, kind in zip(rank.kind_counts, model.kinds, strict=True)
-        if np.any(count)
+        if holds(count)
     ]
     first, last = 1 * rank.first, 1 * rank.last
-    if model.tie_embeddings and np.any(rank.is_whole_model):
+    if model.tie_embeddings and holds(rank.is_whole_model):
         whole = 1 * rank.is_whole_model
         found.append(CommunicationUnit(whole, model.outer, 1.0))
         first, last = first - whole, last - whole
     copy = tied_weights(model) if model.tie_embeddings else ()
-    if np.any(first):
+    if holds(first):
         here = (*model.embedding, *(model.bridge if rank.bridge == "first" else ()))
         gathers = 1.0 if all(w.role == "lookup" for w in here) else 2.0
         found.append(CommunicationUnit(first, here, gathers))
     if rank.bridge == "between":
         found.append(CommunicationUnit(1, (*model.bridge, *copy), 2.0))
-    if np.any(last):
+    if holds(last):
         here = model.bridge if rank.bridge == "last" else ()
         found.append(CommunicationUnit(last, (*here, *model.head, *copy), 1.0))
     return found

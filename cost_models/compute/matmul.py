@@ -16,11 +16,12 @@ Leaves out: the L2 cache, and clocks that vary with the operands' values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from cost_models.arrays import Real
+from cost_models.arrays import FEW, Real
 from cost_models.columnar.columns import on_distinct_rows
 from cost_models.compute.rates import Rates
 
@@ -138,9 +139,38 @@ def _matmul_seconds(
     if not units:
         roofline: Real = np.maximum(2.0 * batch * m * k * n / matmul, moved)
         return roofline
-    largest = 1.0 + traffic * (1.0 / TILES[0][0] + 1.0 / TILES[0][1])
+    given = (m, k, n, batch, slower, matmul, memory, setup, traffic)
+    sizes = np.broadcast(*given)
+    if sizes.ndim > 1 or not 0 < sizes.size <= FEW:
+        return _tiled_seconds(*given, units, moved)
+    columns_of = (np.asarray(one, dtype=float).tobytes() for one in (*given, moved))
+    return np.reshape(_kept_seconds(units, *columns_of), sizes.shape)
+
+
+@lru_cache(maxsize=16384)  # layers, and questions about one model, repeat their matrices
+def _kept_seconds(units: float, *columns: bytes) -> Real:
+    """Return ``_tiled_seconds`` of the same arguments as bytes."""
+    m, k, n, batch, slower, matmul, memory, setup, traffic, moved = map(np.frombuffer, columns)
+    return _tiled_seconds(m, k, n, batch, slower, matmul, memory, setup, traffic, units, moved)
+
+
+def _tiled_seconds(
+    m: Real,
+    k: Real,
+    n: Real,
+    batch: Real,
+    slower: Real,
+    matmul: Real,
+    memory: Real,
+    setup: Real,
+    traffic: Real,
+    units: float,
+    moved: Real,
+) -> Real:
+    """Return the longer of the seconds of tiles and of ``moved`` bytes."""
     sizes = np.broadcast(m, k, n, batch, slower, matmul, memory, setup, traffic)
     few, shape = sizes.size <= FEW_ROWS, (1,) * sizes.ndim
+    largest = 1.0 + traffic * (1.0 / TILES[0][0] + 1.0 / TILES[0][1])
     parts = np.reshape(SPLITS, (-1, *shape))
     # in fp32, where there are several: written, read
     partial_sums = np.where(parts > 1.0, 8.0, 0.0) * parts * batch * m * n / memory

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.arrays import holds
 from cost_models.columnar.columns import expand
 from cost_models.legality.capabilities import beyond_trainer, beyond_trainer_in_words
 from cost_models.legality.fp8_rules import FP8_RULES
@@ -360,7 +361,7 @@ def broken_rules(scenario: Scenario, table: PlanTable) -> dict[int, Any]:
     found = {}
     for position, rule in reversed(list(enumerate(RULES, start=1))):
         broken = rule.broken(scenario, table)
-        if np.any(broken):
+        if holds(broken):
             found[position] = broken
     return found
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.arrays import Real
+from cost_models.arrays import Real, holds
 from cost_models.memory.ledger import BACKWARD, LAST_LAYER, LATER_BACKWARD, MOMENTS, Item
 from cost_models.model.lora import frozen_part, has_frozen
 from cost_models.partition.rank_parameters import RankParameters, rank_parameters
@@ -72,7 +72,7 @@ def autocast_rows(view: RankView) -> list[Item]:
     compute = workload.compute_bytes
     if not software.precision.autocasts_weights or compute == workload.master_bytes:
         return []
-    if not np.any(table.zero_stage >= 3):
+    if not holds(table.zero_stage >= 3):
         return []
     parts = [view.parameters]
     if has_frozen(view.model) and software.frozen.in_fp32:

@@ -27,7 +27,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from cost_models.activations.live import LayerBackward
-from cost_models.arrays import Flag, Real
+from cost_models.arrays import Flag, Real, holds
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.gradients import rearranged_bytes
@@ -72,7 +72,7 @@ class Blocks:
         unreduced = (table.expert_shard_ranks <= 1) & (not mixed)  # experts: no reduction
         # elements: of the head, of a block that is both embedding and head
         self.head, self.tied = params.head + zeros, zeros
-        if np.any(alone):
+        if holds(alone):
             self.tied = np.where(alone, params.embedding, zeros)
         layers = LayerElements.of(params, unreduced, zeros)
         self.embedding, self.total = params.embedding + zeros, params.total + zeros
@@ -182,7 +182,7 @@ class Blocks:
 
     def freed(self, elements: Real, last: bool = True) -> tuple[Item, ...]:
         """Return gathered weights of blocks that are done for this step, which count negative."""
-        if not (last and np.any(self.frees)):
+        if not (last and holds(self.frees)):
             return ()
         freed = ("P", np.where(self.frees, elements, 0.0), "parameters")
         name = "gathered weights of blocks that are done"
@@ -229,7 +229,7 @@ class Blocks:
     def _point(self, rows: tuple[Item, ...], exists: Flag = True) -> Point:
         """Count as gradients those of a single micro-batch that no rank reduces, not as buffers."""
         stay = np.logical_not(self.managed | self.accumulates)
-        if not np.any(stay):
+        if not holds(stay):
             return Point(rows, exists)
         fresh = added(*(r for r in rows if r.part == "buffers" and r.name != UNPACKED))
         kept = total(row for row in rows if row.part == "gradients")
@@ -243,19 +243,20 @@ class Blocks:
 
     def _modes(self) -> list[tuple[bool, Flag]]:
         """Return whether a micro-batch is the last one, and the plans where it may be the peak."""
-        return [
+        every: list[tuple[bool, Flag]] = [
             (True, np.logical_or(self.one_in_flight, ~self.accumulates)),
             (False, self.accumulates),
         ]
+        return [mode for mode in every if holds(mode[1])]
 
     def _buffers(self, layer: LayerBackward, block: LayerBlock, last: bool) -> tuple[Item, ...]:
         """Return buffers, and freed weights, at one point of a layer's backward pass."""
         tied: tuple[Item, ...] = ()
-        if np.any(self.tied):
+        if holds(self.tied):
             tied = (self._tied_gradient(), self._gathered("gathered table", self.tied))
         reduces, g, apart = self.managed & (last | self.reduces_each), self.reduction, False
         separate: Real = 0.0
-        if np.any(block.experts):
+        if holds(block.experts):
             separate = np.minimum(np.where(reduces, block.experts, 0.0), layer.gradients)
             apart = True
 

@@ -11,7 +11,7 @@ from functools import reduce
 import numpy as np
 
 from cost_models.activations.live import LayerBackward, LiveActivations
-from cost_models.arrays import Flag, Real
+from cost_models.arrays import Flag, Real, holds
 from cost_models.memory.blocks import LEFT_OVER, RUNNING, UNPACKED, Blocks, buffer
 from cost_models.memory.gradients import gradients_of
 from cost_models.memory.layer_groups import LayerGroup
@@ -56,7 +56,7 @@ class BlockPoints(Blocks):
         self, gradients: Item, saved: Item, live: LiveActivations
     ) -> list[tuple[Item, Item]]:
         """Gradients and activations; DualPipeV of few micro-batches peaks at two points."""
-        if not np.any(self.peaks_early):
+        if not holds(self.peaks_early):
             return [(gradients, saved)]
         size = gradients.size * self.later_share
         share = Item("gradients", "of the rank's last stage", size, formula="a share of g · P")
@@ -115,12 +115,12 @@ class BlockPoints(Blocks):
                     more = _positions(layer, group)
                     left[key] = [[added(kept, *more, f) for f in freed] for _, kept, _ in cases]
                 running = activation(RUNNING, layer.added)
+                alive = [[most(added(one, running), none) for one in case] for case in left[key]]
                 for mode, (last, may_peak) in enumerate(modes):
                     rows = self._buffers(layer, group.block, last) + _unpacked(layer, used)
                     for case, (_, _, of_loss) in enumerate(cases):
                         for at, end in enumerate(group.ends):
-                            kept = most(added(left[key][case][at], running), none)
-                            now = (*behind[case][at][mode], kept, *of_loss, *rows)
+                            now = (*behind[case][at][mode], alive[case][at], *of_loss, *rows)
                             exists = _all_of(may_peak, end.exists, layer.exists)
                             points[case].append(self._point(now, exists))
         return points
@@ -144,7 +144,7 @@ class BlockPoints(Blocks):
                 buffers = self._buffers(layer, group.block, last) + _unpacked(layer, used)
                 exists = _all_of(exists, layer.exists)
                 points.append(self._point((*before, *alone, *buffers), exists))
-        if not np.any(self.split):
+        if not holds(self.split):
             return points
         # late weight gradients are reduced while others are still pending: the copy in the
         # precision of the reduction, and its result next to the accumulated gradient
@@ -203,7 +203,7 @@ def block_points(view: RankView, live: LiveActivations, update: Item) -> list[li
         (gradients.later, added(later, freed), (next_loss,)),
     )
     at_losses = [[Point((*rows, *loss)) for rows in at_loss] for loss in losses]
-    if np.any(view.table.offloads_activations):  # before the loss, as the last layer runs
+    if holds(view.table.offloads_activations):  # before the loss, as the last layer runs
         at_losses[0].append(blocks.at_last_forward(flight, live))
         later = either(np.logical_not(view.table.offloads_activations), later)
     return [
@@ -219,7 +219,7 @@ def block_points(view: RankView, live: LiveActivations, update: Item) -> list[li
 
 def _positions(layer: LayerBackward, group: LayerGroup) -> tuple[Item, ...]:
     """Return the gradient of position biases that all layers of a stack share."""
-    if not np.any(layer.positions_gradient):
+    if not holds(layer.positions_gradient):
         return ()
     size = layer.positions_gradient * group.in_stack
     return (activation("gradient of position biases", size),)

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from cost_models.arrays import Count, Flag, Real
+from cost_models.arrays import Count, Flag, Real, holds
 from cost_models.columnar.columns import by_value
 from cost_models.memory.ledger import Item, added, either, most
 from cost_models.memory.model_states import (
@@ -73,7 +73,7 @@ def gradients_of(view: RankView, in_flight: Real) -> Gradients:
     leave = table.offloads_weights
     if software.optimizer.offloads_masters:
         leave = leave | table.offloads_optimizer
-    if not np.any(leave):
+    if not holds(leave):
         return found
     shards = np.maximum(1, table.shard_ranks)
     name, each = "of a layer, on their way to the host", view.workload.reduction_bytes

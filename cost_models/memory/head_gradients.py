@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from msgspec import Struct
 
-from cost_models.arrays import Real
+from cost_models.arrays import Real, holds
 from cost_models.memory.ledger import Given, Item, product
 from cost_models.partition.rank_view import RankView
 
@@ -49,7 +49,7 @@ def head_gradients(view: RankView, logits: Real) -> HeadGradients:
     whole = (table.zero_stage == 0) | (table.shard_ranks <= 1)
     apart = whole & (not software.gradients.whole_buffer)
     each = np.where(apart, workload.compute_bytes, 0.0)
-    tied = np.where(alone, params.embedding, 0.0) if np.any(alone) else 0.0
+    tied = np.where(alone, params.embedding, 0.0) if holds(alone) else 0.0
     block = each * (tied + params.head)
     beside = np.where(block > 0.0, logits, 0.0)
 

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from cost_models.activations.live import LayerBackward
-from cost_models.arrays import Count, Flag, Real
+from cost_models.arrays import Count, Flag, Real, holds
 from cost_models.memory.ledger import Item, product
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import RankParameters
@@ -116,8 +116,8 @@ class LayerElements(Struct, frozen=True):
         if not rank.layer_neighbours:
             own, whole, layers = self.own(None), self.largest, _backward_layers(model, rank)
             more = layers > 2
-            ends = [GroupEnd(head + whole, 1, more)] if np.any(more) else []
-            if np.any(layers > 3):  # of three, the second is the last but one
+            ends = [GroupEnd(head + whole, 1, more)] if holds(more) else []
+            if holds(layers > 3):  # of three, the second is the last but one
                 ends.append(GroupEnd(head + (layers - 2.0) * whole, layers - 2.0, more))
             first = LayerGroup(self.block(None, before, own), (GroupEnd(head, 0),))
             others = LayerGroup(self.block(None, own, own), tuple(ends), in_stack=True)

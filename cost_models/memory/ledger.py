@@ -25,7 +25,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cost_models.arrays import Count, Flag, Real, pick
+from cost_models.arrays import Count, Flag, Real, holds, pick
 
 MOMENTS: Final = (
     "loss_forward",
@@ -156,9 +156,12 @@ class Ledger(Struct, frozen=True):
 
     def parts(self, moment: int) -> dict[str, Real]:
         """Return the bytes of each part at the largest point of an event."""
-        sums, points = part_sums(self.live(moment)), self.points[moment]
+        sums = part_sums(self.live(moment))
+        points = [point for point in self.points[moment] if holds(point.exists)]
         zeros = np.zeros_like(sum(sums.values()))
         found = [part_sums(point.rows) for point in points]
+        if len(found) == 1:
+            return {part: sums[part] + (zeros + found[0][part]) for part in PARTS}
         sizes = [sum(each.values()) + zeros for each in found]
         sizes = [
             size if point.exists is True else np.where(point.exists, size, -np.inf)

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from cost_models.activations.fp8 import fp8_weight_bytes
-from cost_models.arrays import Count, Flag, Real
+from cost_models.arrays import Count, Flag, Real, holds
 from cost_models.communication.zero_plus_plus import secondary_bytes
 from cost_models.memory.ledger import Item, either, product
 from cost_models.model.lora import has_frozen
@@ -93,11 +93,11 @@ def rank_weights(view: RankView) -> list[Item]:
             each = ("c", compute, "bytes")
             name = "shards in compute precision"
             rows.append(product("weights", name, each, count, (divided, ranks, "ranks")))
-    if view.software.optimizer.offloads_masters and np.any(table.offloads_optimizer):
+    if view.software.optimizer.offloads_masters and holds(table.offloads_optimizer):
         stay = np.logical_not(table.offloads_optimizer)
         rows = [either(stay, row) if row.name in (MASTER, SHARDED_MASTER) else row for row in rows]
     offloads = table.offloads_weights
-    if np.any(offloads):
+    if holds(offloads):
         fetched = product(
             "weights",
             "shards in transfer of the layer that runs and the next one",
@@ -106,7 +106,7 @@ def rank_weights(view: RankView) -> list[Item]:
             ("/d", np.maximum(1, table.shard_ranks), "ranks"),
         )
         rows = [either(~offloads, row) for row in rows] + [either(offloads, fetched)]
-    if np.any(table.secondary_ranks > 1):
+    if holds(table.secondary_ranks > 1):
         shared = params.total - params.expert_total
         size = secondary_bytes(shared, compute, table)
         rows.append(Item("weights", "secondary copy", size, formula="c · P / n"))
@@ -124,8 +124,8 @@ def rank_weights(view: RankView) -> list[Item]:
         size = frozen_bytes(view)
         stays = Item("weights", "frozen base", size, formula="bytes of the frozen weights")
         leaves = offloads_frozen(view)
-        rows.append(either(np.logical_not(leaves), stays) if np.any(leaves) else stays)
-        if np.any(leaves):
+        rows.append(either(np.logical_not(leaves), stays) if holds(leaves) else stays)
+        if holds(leaves):
             layers = 2.0 * frozen_layer_bytes(view)
             name = "frozen shards in transfer"
             moved = Item("weights", name, layers, formula="2 · a layer's shard")
@@ -135,7 +135,7 @@ def rank_weights(view: RankView) -> list[Item]:
 
 def shares(total: Real, experts: Real, table: PlanTable) -> list[tuple[Real, Count]]:
     """Return elements and the ranks that share them: all but separate experts, and these if any."""
-    if not np.any(experts):
+    if not holds(experts):
         return [(total, table.shard_ranks)]
     return [
         (total - experts, table.shard_ranks),

@@ -43,16 +43,15 @@ def rank_memory(view: RankView) -> tuple[MemoryParts, Real, Real]:
     rows.
     """
     moments = rank_timeline(view)
-    typical = np.max(np.stack([_typical_peak(view, parts) for parts in moments]), axis=0)
-    moment = np.argmax(np.stack([parts.peak for parts in moments]), axis=0)
-    return chosen_parts(moments, moment), moment, typical
-
-
-def _typical_peak(view: RankView, parts: MemoryParts) -> Real:
+    peaks = np.stack([parts.peak for parts in moments])
+    moment = np.argmax(peaks, axis=0)
+    parts = chosen_parts(moments, moment)
     if not view.on_gpu:
-        return parts.peak
-    free = parts.runtime - outside_bytes(view.software, view.cluster, view.table)
-    return parts.peak - untypical_bytes(view.software, view.table, free)
+        return parts, moment, np.max(peaks, axis=0)
+    outside = outside_bytes(view.software, view.cluster, view.table)
+    free = np.stack([at.runtime - outside for at in moments])
+    typical = np.max(peaks - untypical_bytes(view.software, view.table, free), axis=0)
+    return parts, moment, typical
 
 
 def rank_timeline(view: RankView) -> tuple[MemoryParts, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from cost_models.activations.live import TOKEN_ID_BYTES, LiveActivations
-from cost_models.arrays import Real
+from cost_models.arrays import Real, holds
 from cost_models.memory.ledger import Given, Item, added, least, product
 
 TOKENS = "b·s"
@@ -36,18 +36,18 @@ def saved_rows(live: LiveActivations, fewer: float = 0.0) -> tuple[Item, Item]:
     finished = np.maximum(live.at_head - 1.0, 0.0)
     heads = finished if fewer else live.at_head
     rows = [_layers(live, ("n", flight, IN_FLIGHT), tokens)]
-    if np.any(live.shared_per_token):
+    if holds(live.shared_per_token):
         name = "kept for all layers: embedding, encoder's output, position biases"
         rows.append(_kept(name, flight, tokens, live.shared_per_token))
-    if np.any(live.pending):
+    if holds(live.pending):
         name = "operands of pending weight gradients"
         rows.append(_kept(name, live.pending, tokens, live.operands_per_token, "pending"))
     rows.append(_kept("token ids and labels", heads, tokens, TOKEN_ID_BYTES))
-    if np.any(finished):
+    if holds(finished):
         kept = live.logits_gradient * finished
         rows.append(_kept("the inputs of finished heads", finished, tokens, live.head_per_token))
         rows.append(Item("activations", "logits of finished heads", kept, formula="n · b·s · c·V"))
-    if np.any(live.tables):
+    if holds(live.tables):
         rows.append(Item("activations", "rotary tables, masks", live.tables, formula="tables"))
     a = ("a", live.head_per_token, "bytes")
     return added(*rows), product("activations", "the head's inputs", tokens, a)

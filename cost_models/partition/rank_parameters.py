@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from msgspec import Struct
 
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Real, holds
 from cost_models.model.parameters import block_numel, kind_numel, routed_numel
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.partition.shared_tensors import tied_weights
@@ -44,7 +44,7 @@ def rank_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> R
         routed_numel(kind, table.expert_tensor, table.expert_parallel) for kind in model.kinds
     ]
     apart = tuple(np.where(table.experts_apart, each, 0.0) for each in experts)
-    present = [size for n, size in zip(rank.kind_counts, layers, strict=True) if np.any(n)]
+    present = [size for n, size in zip(rank.kind_counts, layers, strict=True) if holds(n)]
     embedding, head = _embedding_numel(model, rank, tensor), _head_numel(model, rank, table)
     return RankParameters(
         total=_sum_of_layers(rank, layers) + embedding + head,
@@ -82,7 +82,7 @@ def _sum_of_layers(rank: PipelineRank, layers: Sequence[Real]) -> Real:
 
 def _embedding_numel(model: ModelSpec, rank: PipelineRank, tensor: Count) -> Real:
     """Elements of the embedding, and of the tensors between encoder and decoder."""
-    found = rank.first * block_numel(model.embedding if np.any(rank.first) else (), tensor)
+    found = rank.first * block_numel(model.embedding if holds(rank.first) else (), tensor)
     if rank.bridge in ("first", "between"):
         found = found + block_numel(model.bridge, tensor)
     if rank.bridge == "between" and model.tie_embeddings:
@@ -93,8 +93,8 @@ def _embedding_numel(model: ModelSpec, rank: PipelineRank, tensor: Count) -> Rea
 def _head_numel(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> Real:
     """Elements of the head; a tied projection is a copy if the embedding is on another rank."""
     tensor = table.tensor_parallel
-    found = rank.last * block_numel(model.head if np.any(rank.last) else (), tensor)
-    if np.any(rank.last) and model.tie_embeddings and model.head_multiply:
+    found = rank.last * block_numel(model.head if holds(rank.last) else (), tensor)
+    if holds(rank.last) and model.tie_embeddings and model.head_multiply:
         copy = rank.last * np.multiply(1.0, model.head_multiply) / tensor
         found = found + np.where(table.pipeline_parallel > 1, copy, 0.0)
     if rank.bridge == "last":

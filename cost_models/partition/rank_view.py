@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cost_models.arrays import Real
+from cost_models.arrays import Real, holds
 from cost_models.model.lora import trainable_part
 from cost_models.model.spec import LayerKind, ModelSpec
 from cost_models.partition.rank_parameters import RankParameters, rank_parameters
@@ -113,7 +113,7 @@ class RankView(Struct, frozen=True, dict=True):
     def layers(self) -> list[LayersOfKind]:
         """Layers of the rank by kind, without kinds that have none."""
         counts = zip(self.model.kinds, self.rank.kind_counts, self.rank.recomputed, strict=True)
-        return [LayersOfKind(*each) for each in counts if np.any(each[1])]
+        return [LayersOfKind(*each) for each in counts if holds(each[1])]
 
     def with_table(self, table: PlanTable) -> RankView:
         """Return the same rank under other plans."""

@@ -457,7 +457,11 @@ def _offloads(offload: Column, what: str) -> Column:
     """Return whether the words of a column name something."""
     import numpy as np
 
-    return np.isin(offload, [code for code, name in enumerate(OFFLOADS) if what in name])
+    named = [what in name for name in OFFLOADS]
+    if type(offload) is np.ndarray:
+        found: Column = np.array(named)[offload]
+        return found
+    return np.isin(offload, [code for code, is_named in enumerate(named) if is_named])
 
 
 def _picked(column: Column, index: Any) -> Column:

@@ -96,7 +96,8 @@ def repeats_module(recompute: Any, module: str) -> NDArray[np.bool_]:
     import numpy as np
 
     found: NDArray[np.bool_] = np.equal(recompute, SELECTIVE if module == CORE else -1)
-    if not np.any(repeats_modules(recompute)):
+    several = repeats_modules(recompute)
+    if not (several.any() if isinstance(several, np.ndarray) else np.any(several)):
         return found
     return found | np.isin(recompute, _CODES[module])
 

@@ -86,11 +86,11 @@ def price(
 
 def price_with_ranks(
     scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
-) -> tuple[PredictionTable, list[list[RankMemory]]]:
-    """Return ``price`` and ``memories_by_rank``."""
+) -> tuple[PredictionTable, list[list[RankMemory]], list[PipelineSeconds]]:
+    """Return ``price``, ``memories_by_rank``, and the seconds of ranks with the same contents."""
     every = _every_rank(scenario, table, layer_ranges)
-    priced, memories = _price(scenario, table, layer_ranges, every)
-    return priced, _by_plan(table, every, memories)
+    priced, memories, seconds = _price(scenario, table, layer_ranges, every)
+    return priced, _by_plan(table, every, memories), seconds
 
 
 def _price(
@@ -98,8 +98,8 @@ def _price(
     table: PlanTable,
     layer_ranges: Sequence[tuple[int, int]] | None,
     others: Sequence[RankRows],
-) -> tuple[PredictionTable, list[_PeakAndHost]]:
-    """Return predictions of plans, and the memory of other ranks."""
+) -> tuple[PredictionTable, list[_PeakAndHost], list[PipelineSeconds]]:
+    """Return predictions of plans, the memory of other ranks, and the seconds of all ranks."""
     blocks = _blocks(scenario, table, layer_ranges)
     in_memory = [fullest_ranks(ranks, table.rows(rows)) for rows, ranks in blocks]
     pairs = [
@@ -108,15 +108,16 @@ def _price(
     memories = of_ranks(scenario, table, [*pairs, *others], _memory_of)
     of_time = [(rows, rank) for rows, ranks in blocks for rank in ranks]
     each_memory = iter(memories)
-    each_seconds = iter(of_ranks(scenario, table, of_time, seconds_of))
+    found_seconds = iter(of_ranks(scenario, table, of_time, seconds_of))
+    each_seconds = [list(islice(found_seconds, len(ranks))) for _, ranks in blocks]
     priced = [
         _price_block(
             scenario,
             table.rows(rows),
-            (ranks, list(islice(each_seconds, len(ranks)))),
+            (ranks, seconds),
             (full, list(islice(each_memory, len(full)))),
         )
-        for (rows, ranks), full in zip(blocks, in_memory, strict=True)
+        for (rows, ranks), full, seconds in zip(blocks, in_memory, each_seconds, strict=True)
     ]
     back = np.argsort(np.concatenate([rows for rows, _ in blocks]), kind="stable")
 
@@ -143,10 +144,15 @@ def _price(
         slowest_rank=join([b.slowest_rank for b in priced]).astype(np.int64),
         host=HostBytes(join([b.host.memory for b in priced]), join([b.host.nvme for b in priced])),
     )
-    return found, memories[len(pairs) :]
+    by_pipeline = [
+        (rows, tuple(rank.positions for rank in ranks), seconds)
+        for (rows, ranks), seconds in zip(blocks, each_seconds, strict=True)
+    ]
+    return found, memories[len(pairs) :], by_pipeline
 
 
 Positions = tuple[tuple[int, ...], ...]  # for each of the distinct ranks, those it stands for
+PipelineSeconds = tuple[NDArray[np.intp], Positions, list[RankSeconds]]  # of rows, by rank
 Block = tuple[NDArray[np.intp], Sequence[PipelineRank]]  # rows with the same stages, their ranks
 
 
@@ -217,7 +223,7 @@ def _price_block(
 
 def seconds_by_pipeline(
     scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
-) -> Iterator[tuple[NDArray[np.intp], Positions, list[RankSeconds]]]:
+) -> Iterator[PipelineSeconds]:
     """Yield rows with the same pipeline, the positions of its ranks, and the seconds of each.
 
     The contents of the ranks may differ between the rows.
@@ -335,8 +341,14 @@ def rank_communication(
 
 def throughput(scenario: Scenario, plan: Plan, step: float) -> tuple[float, float | None]:
     """Return tokens/s per accelerator and the model FLOP utilisation (of the datasheet's peak)."""
+    return throughput_of(scenario, plan, step, counted_flops(scenario).flops)
+
+
+def throughput_of(
+    scenario: Scenario, plan: Plan, step: float, flops: float
+) -> tuple[float, float | None]:
+    """Return ``throughput`` of the counted FLOP of a step."""
     tokens = scenario.workload.tokens_per_step / plan.world_size / step
     peak = peak_flops(scenario)
-    flops = counted_flops(scenario).flops
     mfu = None if peak is None else flops / (step * plan.world_size * peak)
     return tokens, mfu

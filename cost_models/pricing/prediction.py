@@ -25,7 +25,7 @@ from cost_models.pricing.estimate import (
     price,
     rank_communication,
     rank_memories,
-    throughput,
+    throughput_of,
 )
 from cost_models.pricing.utilisation import (
     counted_flops,
@@ -214,7 +214,8 @@ def time_prediction(scenario: Scenario, plan: Plan, table: PredictionTable) -> T
     """Return the step time of a table's first plan, and the rates that follow from it."""
     step = float(table.step[0])
     parts = TimeParts(**{name: float(getattr(table.time, name)[0]) for name in TIME_PARTS})
-    tokens, mfu = throughput(scenario, plan, step)
+    counted = counted_flops(scenario)
+    tokens, mfu = throughput_of(scenario, plan, step, counted.flops)
     hfu = hardware_utilisation(mfu, float(parts.compute), float(parts.recompute))
     low, high = time_interval(scenario, step, hfu, float(parts.communication))
     return TimePrediction(
@@ -227,7 +228,7 @@ def time_prediction(scenario: Scenario, plan: Plan, table: PredictionTable) -> T
         tokens_per_second_per_gpu=tokens,
         mfu=mfu,
         hfu=hfu,
-        utilisation_convention=counted_flops(scenario).convention,
+        utilisation_convention=counted.convention,
     )
 
 

@@ -5,7 +5,7 @@ All else is as in the closed form (``estimate.price``), of which the bubble is a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 
 from cost_models.partition.schedules import stages_of_rank
 from cost_models.plan.plan import Plan, PlanTable, Schedule
-from cost_models.pricing.estimate import PredictionTable, block_time, seconds_by_pipeline
+from cost_models.pricing.estimate import (
+    PipelineSeconds,
+    PredictionTable,
+    block_time,
+    seconds_by_pipeline,
+)
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import owners
 from cost_models.step_time.pipeline_simulation import StageSeconds, makespan
@@ -29,14 +34,21 @@ def with_simulated_steps(
     scenario: Scenario,
     table: PlanTable,
     priced: PredictionTable,
-    layer_ranges: Sequence[tuple[int, int]] | None = None,
+    seconds: Sequence[PipelineSeconds] | None = None,
 ) -> PredictionTable:
-    """Return predictions with simulated bubbles in place of their lower bounds."""
+    """Return predictions with simulated bubbles in place of their lower bounds.
+
+    ``seconds``: those of all ranks, where they are known (``price_with_ranks``).
+    """
     piped = np.flatnonzero(table.pipeline_parallel > 1)
     if len(piped) == 0:
         return priced
     least = priced.step[piped]
-    found = above(least, simulated_steps(scenario, table.rows(piped), layer_ranges))
+    if seconds is None:
+        steps = simulated_steps(scenario, table.rows(piped))
+    else:
+        steps = _simulated_steps(scenario, table, seconds)[piped]
+    found = above(least, steps)
     bubble = np.array(priced.time.bubble, dtype=float)
     bubble[piped] += found - least
     return replace(priced, time=replace(priced.time, bubble=bubble))
@@ -55,8 +67,14 @@ def simulated_steps(
 
     ``layer_ranges``: stages, as in ``estimate.price``.
     """
+    return _simulated_steps(scenario, table, seconds_by_pipeline(scenario, table, layer_ranges))
+
+
+def _simulated_steps(
+    scenario: Scenario, table: PlanTable, by_pipeline: Iterable[PipelineSeconds]
+) -> Floats:
     steps = np.empty(len(table))
-    for rows, positions, seconds in seconds_by_pipeline(scenario, table, layer_ranges):
+    for rows, positions, seconds in by_pipeline:
         few = table.rows(rows)
         passes = np.stack(
             [

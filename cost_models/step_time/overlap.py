@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from cost_models.arrays import Flag, Real, pick
+from cost_models.arrays import Flag, Real, holds, pick
 from cost_models.plan.plan import SCHEDULES, PlanTable
 from cost_models.step_time.parts import RankSeconds
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -110,7 +110,7 @@ def at_the_end(
         return pick(exposed, ends_last), pick(optimizer, ends_last)
 
     together, separate = last(1.0), _stages_send_separately(table, hiding)
-    if not np.any(separate):
+    if not holds(separate):
         return together
     each = last(1.0 * table.virtual_stages)
     return np.where(separate, each[0], together[0]), np.where(separate, each[1], together[1])

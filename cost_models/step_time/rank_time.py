@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cost_models.activations.document_masks import as_computed
 from cost_models.activations.fp8 import gathered_bytes, gathered_matrix_share
 from cost_models.activations.live import layer_bytes
-from cost_models.arrays import Real
+from cost_models.arrays import Real, holds
 from cost_models.communication.context_parallel import (
     computed_score_share,
     context_bytes_moved_per_token,
@@ -134,7 +134,7 @@ def device_seconds(view: RankView, rate: Rates) -> DeviceSeconds:
         backward = backward + layers.trained * one.backward
         again = again + layers.run_again * one.recompute
         later = later + layers.trained * one.weights
-    if np.any(view.rank.last):
+    if holds(view.rank.last):
         head = head_seconds(
             view.model, view.tokens, table.tensor_parallel, view.compute_bytes, rate, view.software
         )
@@ -185,10 +185,10 @@ def adapter_waits(view: RankView, rate: Rates) -> Pair:
     software, table = view.software, view.table
     forward, backward = np.zeros(len(table)), np.zeros(len(table))
     wraps = software.sharding.adapters_apart & (table.zero_stage >= 3) & (table.shard_ranks > 1)
-    if not np.any(wraps):
+    if not holds(wraps):
         return forward, backward
     for layers in view.layers:
-        if not np.any(layers.trained):
+        if not holds(layers.trained):
             continue
         wait = adapter_wait(
             layers.kind, view.tokens, table.tensor_parallel, view.compute_bytes, rate, software
@@ -243,7 +243,7 @@ def deferred_seconds(
     first half waits for its own launches and for what is loaded.
     """
     split = np.isin(view.table.pipeline_schedule, SPLIT_CODES)
-    if not np.any(split):
+    if not holds(split):
         return device.weights
     first = replace(device, backward=device.backward - device.weights)
     deferred = np.minimum(starts[1], deferred_launches(view, rate.operator))
@@ -271,7 +271,7 @@ def host_seconds(
 def with_activation_offload(view: RankView, device: DeviceSeconds, host: Pair, link: float) -> Pair:
     """Return ``host`` with the seconds of activation offload that passes do not hide."""
     offloads = view.table.offloads_activations
-    if not np.any(offloads):
+    if not holds(offloads):
         return host
     saved = np.where(offloads, layer_bytes(view), 0.0)
     forward, backward = device.passes
@@ -285,7 +285,7 @@ def with_activation_offload(view: RankView, device: DeviceSeconds, host: Pair, l
 def with_weight_offload(view: RankView, device: DeviceSeconds, host: Pair, link: float) -> Pair:
     """Return ``host`` with the seconds of weight fetching that passes do not hide."""
     offloads = view.table.offloads_weights
-    if not np.any(offloads):
+    if not holds(offloads):
         return host
     fetched = np.where(offloads, view.workload.master_bytes * updated_parameters(view), 0.0)
     down, up = weight_fetch_seconds(

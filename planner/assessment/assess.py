@@ -142,8 +142,8 @@ def assess_plans(
     if not plans:
         return []
     table = PlanTable.from_plans(list(plans))
-    priced, ranks = price_with_ranks(scenario, table, layer_ranges)
-    priced = with_simulated_steps(scenario, table, priced, layer_ranges)
+    priced, ranks, seconds = price_with_ranks(scenario, table, layer_ranges)
+    priced = with_simulated_steps(scenario, table, priced, seconds=seconds)
     return [
         _assessment(scenario, plan, priced.row(row), of_plan)
         for row, (plan, of_plan) in enumerate(zip(plans, ranks, strict=True))

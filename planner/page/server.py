@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
@@ -81,8 +82,7 @@ class PageServer:
             "workload_fields": WORKLOAD_FIELDS,
             "plan_fields": COMMON_PLAN,
             "further_fields": FURTHER_PLAN,
-            "models": preset_names(),
-            "clusters": _known_clusters(),
+            "lists": _list("models", preset_names()) + _list("clusters", _known_clusters()),
             "targets": target_names(),
             "default_model": DEFAULT_MODEL,
             "default_cluster": DEFAULT_CLUSTER,
@@ -141,7 +141,8 @@ class PageServer:
         self, request: Request, question: PageQuestion, message: str, status: int = 400
     ) -> Response:
         task = next((name for name, path in PATHS.items() if path == request.url.path), "price")
-        return self._html(task, question, error=message, status=status)
+        part = _wants_part(request)
+        return self._html(task, question, error=message, status=status, part=part)
 
     async def _unknown(self, request: Request, _: Exception) -> Response:
         return self._refused(request, PageQuestion(), "no page has this address", 404)
@@ -151,7 +152,7 @@ class PageServer:
             if task == "compare" and not question.get("clusters"):
                 return self._html(task, question)  # the form alone
             answer = await self.answers.get(task, question, request.is_disconnected)
-            return self._html(task, question, answer=answer)
+            return self._html(task, question, answer=answer, part=_wants_part(request))
 
         return respond
 
@@ -206,6 +207,7 @@ class PageServer:
         answer: Any = None,
         error: str = "",
         status: int = 200,
+        part: bool = False,
     ) -> Response:
         values = {
             **self.shared,
@@ -215,14 +217,26 @@ class PageServer:
             "degrees": _degrees(question),
             "answer": answer,
             "error": error,
+            "part": part,
         }
         return HTMLResponse(self.templates.get_template("page.html").render(values), status)
+
+
+def _list(name: str, values: Iterable[str]) -> Markup:
+    """Return a list that a field proposes."""
+    options = (Markup('<option value="{}"></option>').format(value) for value in values)
+    return Markup('<datalist id="{}">{}</datalist>\n').format(name, Markup().join(options))
 
 
 def _known_clusters() -> list[str]:
     """Return clusters that the form proposes: usual ones, then a node of each accelerator."""
     each = (f"8x{one.name}" for one in accelerators() if one.device != "cpu")
     return list(dict.fromkeys((*USUAL_CLUSTERS, *each)))
+
+
+def _wants_part(request: Request) -> bool:
+    """Whether the page's script wants what follows a control, without the form."""
+    return request.headers.get("x-part") == "answer"
 
 
 def _degrees(question: PageQuestion) -> list[str]:

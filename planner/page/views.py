@@ -45,6 +45,11 @@ class StackedBar:
     segments: tuple[BarSegment, ...]
     strong: bool = False
 
+    @property
+    def amounts(self) -> dict[str, str]:
+        """The amount of each part."""
+        return {segment.part: segment.amount for segment in self.segments}
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryChart:

@@ -11,7 +11,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce, wraps
+from functools import cache, reduce, wraps
 from operator import or_
 from typing import (
     Annotated,
@@ -39,9 +39,11 @@ def takes(
     """Turn a function of a request into one that takes the request's fields as arguments."""
 
     def decorate(answer: Callable[[Request], Answer]) -> Callable[P, Answer]:
+        signature_of_request = cache(inspect.signature)
+
         @wraps(answer)
         def call(*args: P.args, **kwargs: P.kwargs) -> Answer:
-            known, signature = declared(request), inspect.signature(request)
+            known, signature = declared(request), signature_of_request(request)
             where = f"planner.{answer.__name__}"
             check_call(where, signature, args, kwargs, lambda given: instead(given, known))
             made: Any = request(*args, **kwargs)

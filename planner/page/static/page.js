@@ -54,8 +54,10 @@ async function ask(moved) {
   const answer = document.getElementById("answer");
   answer.setAttribute("aria-busy", "true");
   const address = "/?" + query();
+  const whole = ["model", "config", "cluster"].includes(moved);
   try {
-    const response = await fetch(address, { signal: abort.signal });
+    const headers = whole ? {} : { "X-Part": "answer" };
+    const response = await fetch(address, { signal: abort.signal, headers });
     const text = await response.text();
     if (number !== asked) return;
     const page = new DOMParser().parseFromString(text, "text/html");
@@ -64,7 +66,7 @@ async function ask(moved) {
     const open = [...answer.querySelectorAll("details")].map((one) => one.open);
     answer.replaceWith(found);
     found.querySelectorAll("details").forEach((one, place) => { one.open = Boolean(open[place]); });
-    if (["model", "config", "cluster"].includes(moved)) {
+    if (whole) {
       document.getElementById("plan").replaceWith(page.getElementById("plan"));
     }
     const nav = page.querySelector("nav");
