@@ -15,11 +15,16 @@ FP32 = 4.0  # bytes per element
 FEW = 8  # rows, such as the ranks of one plan, that often take the same column
 
 
-def holds(flag: Flag | Real) -> bool:
+def holds(flag: Flag | Real | Count) -> bool:
     """Return whether a flag is set, or a number not zero, in some row; quick for few rows."""
     if type(flag) is np.ndarray:
         return bool(flag.item() if flag.size == 1 else flag.any())
     return bool(np.any(flag))
+
+
+def everywhere(flag: Flag) -> bool:
+    """Return whether a flag is set in all rows; quick for few rows."""
+    return bool(flag.all()) if type(flag) is np.ndarray else bool(np.all(flag))
 
 
 def pick(columns: list[Real], index: Real) -> Real:

@@ -27,7 +27,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from cost_models.activations.live import LayerBackward
-from cost_models.arrays import Flag, Real, holds
+from cost_models.arrays import Flag, Real, everywhere, holds
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.gradients import rearranged_bytes
@@ -131,6 +131,12 @@ class Blocks:
         )
         # of gradients: those of the rank's last stage
         self.later_share = 0.5 * (params.total - params.embedding + params.head) / params.total
+        # whether a block is reduced, by whether the micro-batch is the last one
+        self.reduces = (managed & self.reduces_each, managed & True)
+        self.stay = np.logical_not(managed | several)
+        self.all_managed, self.some_stay = everywhere(managed), holds(self.stay)
+        self.some_zero_3, self.some_free = holds(self.zero_3), holds(self.frees)
+        self.some_tied = holds(self.tied)
         # weight gradients are computed after those of inputs
         self.split = by_value(np.isin(schedule, SPLIT_CODES) & pipelined)
 
@@ -140,14 +146,16 @@ class Blocks:
         Where they are added to existing memory matrix by matrix, only ``at_once`` elements: of a
         layer, its two largest matrices.
         """
-        at_once = self.largest_pair if at_once is None else at_once
-        some = np.where(self.added, np.minimum(elements, at_once), elements)
-        some = np.where(self.managed, elements, some)
-        return buffer("fresh weight gradients", "c", self.compute, some)
+        if not self.all_managed:
+            at_once = self.largest_pair if at_once is None else at_once
+            some = np.where(self.added, np.minimum(elements, at_once), elements)
+            elements = np.where(self.managed, elements, some)
+        return buffer("fresh weight gradients", "c", self.compute, elements)
 
     def _gathered(self, name: str, elements: Real) -> Item:
         """Return gathered weights, under ZeRO-3."""
-        return buffer(name, "c", self.gathered, np.where(self.zero_3, elements, 0.0))
+        gathered = np.where(self.zero_3, elements, 0.0) if self.some_zero_3 else 0.0
+        return buffer(name, "c", self.gathered, gathered)
 
     def _tied_gradient(self, copies: float = 1.0) -> Item:
         """Return the head's gradient of a tied table, until the embedding adds its own."""
@@ -176,13 +184,13 @@ class Blocks:
         both = np.maximum(c + self.copied, both)
         result = np.where(summed | np.greater(shards, 1.0), g / shards, 0.0)
         copied = np.where(self.accumulates & ~self.reduces_each, g + result, both)
-        reduces = self.managed & (last | self.reduces_each)
+        reduces = self.reduces[last]
         name, symbol = "gradients while they are reduced", "max(c + g, g + g/d)"
         return either(reduces, buffer(name, symbol, copied, elements), self._fresh(elements))
 
     def freed(self, elements: Real, last: bool = True) -> tuple[Item, ...]:
         """Return gathered weights of blocks that are done for this step, which count negative."""
-        if not (last and holds(self.frees)):
+        if not (last and self.some_free):
             return ()
         freed = ("P", np.where(self.frees, elements, 0.0), "parameters")
         name = "gathered weights of blocks that are done"
@@ -228,9 +236,9 @@ class Blocks:
 
     def _point(self, rows: tuple[Item, ...], exists: Flag = True) -> Point:
         """Count as gradients those of a single micro-batch that no rank reduces, not as buffers."""
-        stay = np.logical_not(self.managed | self.accumulates)
-        if not holds(stay):
+        if not self.some_stay:
             return Point(rows, exists)
+        stay = self.stay
         fresh = added(*(r for r in rows if r.part == "buffers" and r.name != UNPACKED))
         kept = total(row for row in rows if row.part == "gradients")
         missing = np.maximum(self.reduction * self.total - kept, 0.0)
@@ -247,14 +255,14 @@ class Blocks:
             (True, np.logical_or(self.one_in_flight, ~self.accumulates)),
             (False, self.accumulates),
         ]
-        return [mode for mode in every if holds(mode[1])]
+        return [(last, everywhere(exists) or exists) for last, exists in every if holds(exists)]
 
     def _buffers(self, layer: LayerBackward, block: LayerBlock, last: bool) -> tuple[Item, ...]:
         """Return buffers, and freed weights, at one point of a layer's backward pass."""
         tied: tuple[Item, ...] = ()
-        if holds(self.tied):
+        if self.some_tied:
             tied = (self._tied_gradient(), self._gathered("gathered table", self.tied))
-        reduces, g, apart = self.managed & (last | self.reduces_each), self.reduction, False
+        reduces, g, apart = self.reduces[last], self.reduction, False
         separate: Real = 0.0
         if holds(block.experts):
             separate = np.minimum(np.where(reduces, block.experts, 0.0), layer.gradients)

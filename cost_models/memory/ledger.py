@@ -25,7 +25,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cost_models.arrays import Count, Flag, Real, holds, pick
+from cost_models.arrays import Count, Flag, Real, everywhere, holds, pick
 
 MOMENTS: Final = (
     "loss_forward",
@@ -164,7 +164,7 @@ class Ledger(Struct, frozen=True):
             return {part: sums[part] + (zeros + found[0][part]) for part in PARTS}
         sizes = [sum(each.values()) + zeros for each in found]
         sizes = [
-            size if point.exists is True else np.where(point.exists, size, -np.inf)
+            size if everywhere(point.exists) else np.where(point.exists, size, -np.inf)
             for point, size in zip(points, sizes, strict=True)
         ]
         index = np.argmax(np.stack(sizes), axis=0)

@@ -9,6 +9,7 @@ Leaves out: peaks between the ledger's moments.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from msgspec.structs import astuple, replace
@@ -60,17 +61,16 @@ def rank_timeline(view: RankView) -> tuple[MemoryParts, ...]:
     ``rank_memory`` returns the largest of them. ``runtime`` is given for each moment: the device's
     own share, and the free blocks that the allocator needs at that moment.
     """
-    ledger, found = rank_ledger(view), []
+    ledger, none = rank_ledger(view), np.zeros(len(view.table))
+    found = [MemoryParts(**ledger.parts(moment), runtime=none) for moment in range(len(MOMENTS))]
+    if not view.on_gpu:
+        return tuple(found)
     kept = total(ledger.kept())
     outside = outside_bytes(view.software, view.cluster, view.table)
-    for moment in range(len(MOMENTS)):
-        parts = MemoryParts(**ledger.parts(moment), runtime=np.zeros(len(view.table)))
-        if view.on_gpu:
-            others = parts.allocated - kept - parts.gradients
-            free = free_bytes(view.software, view.table, parts.gradients, others)
-            parts = replace(parts, runtime=outside + free)
-        found.append(parts)
-    return tuple(found)
+    gradients = np.stack([none + parts.gradients for parts in found])
+    others = np.stack([parts.allocated - kept - parts.gradients for parts in found])
+    free: Any = outside + free_bytes(view.software, view.table, gradients, others)
+    return tuple(replace(parts, runtime=free[at]) for at, parts in enumerate(found))
 
 
 def timelines(

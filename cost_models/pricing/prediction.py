@@ -40,6 +40,7 @@ from hardware_profiles.software.trainer import software_profile
 MEMORY_PARTS: Final = MemoryParts.__struct_fields__
 TIME_PARTS: Final = TimeParts.__struct_fields__
 Ranges = Sequence[tuple[int, int]]
+SHOWN: Final[tuple[MemoryKind, ...]] = ("allocated", "reserved", "device")
 SAME: Final = 1e-9  # relative difference below which two predictions are equal
 
 
@@ -174,9 +175,7 @@ def memory_prediction(
     )
     low, high = peak_interval(peak, typical, spread)
     parts = MemoryParts(**{n: float(getattr(table.memory, n)[0]) for n in MEMORY_PARTS})
-    allocated, reserved, device = (
-        _shown(scenario, plan, parts, kind) for kind in ("allocated", "reserved", "device")
-    )
+    allocated, reserved, device = _shown(scenario, plan, parts)
     return MemoryPrediction(
         peak_bytes=peak,
         low_bytes=low,
@@ -200,14 +199,17 @@ def memory_prediction(
     )
 
 
-def _shown(scenario: Scenario, plan: Plan, parts: MemoryParts, kind: MemoryKind) -> float:
-    """Return a figure of a device; on CPUs, without an allocator of segments, the live bytes."""
+def _shown(scenario: Scenario, plan: Plan, parts: MemoryParts) -> list[float]:
+    """Return the peak as allocated, as reserved, and as in use on the device.
+
+    On CPUs, without an allocator of segments, all are the live bytes.
+    """
     software, cluster = scenario.software, scenario.cluster
     if not scenario.on_gpu:
-        return float(parts.allocated)
+        return [float(parts.allocated)] * len(SHOWN)
     table, capacity = PlanTable.from_plans([plan]), cluster.accelerator.memory_capacity.value
     outside = outside_bytes(software, cluster, table)
-    return first(shown_bytes(kind, parts, outside, software, table, capacity))
+    return [first(shown_bytes(kind, parts, outside, software, table, capacity)) for kind in SHOWN]
 
 
 def time_prediction(scenario: Scenario, plan: Plan, table: PredictionTable) -> TimePrediction:

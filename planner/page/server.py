@@ -236,7 +236,8 @@ def _known_clusters() -> list[str]:
 
 def _wants_part(request: Request) -> bool:
     """Whether the page's script wants what follows a control, without the form."""
-    return request.headers.get("x-part") == "answer"
+    wanted: str | None = request.headers.get("x-part")
+    return wanted == "answer"
 
 
 def _degrees(question: PageQuestion) -> list[str]:
