@@ -25,11 +25,13 @@ T = TypeVar("T")
 
 PATIENCE: Final = 0.5  # seconds without output before the line appears
 REDRAW: Final = 0.1  # seconds between two states of the line
-ELAPSED_FROM: Final = 3.0  # seconds from which the elapsed time is shown
+ELAPSED_FROM: Final = 1.0  # seconds from which the elapsed time is shown
 ERASE: Final = "\r\x1b[K"
 EVIDENCE: Final = 0.5  # seconds of work from which the time left is extrapolated
 LEAST: Final = 0.02  # share of the work from which it is extrapolated
-WRONG: Final = 2.0  # an estimate that grows by more than this factor is withdrawn
+GROWTH: Final = 2.0  # of a time left in a second, at most
+SHORTEST: Final = 0.1  # seconds left of work that has not ended
+OVERDUE: Final = 3.0  # seconds without a report after which an estimate that ended is unknown
 CHANNEL: Final = "SHARDPLAN_PROGRESS"  # of the environment: the pipe to which a process reports
 
 
@@ -163,34 +165,45 @@ def is_shown() -> bool:
 class TimeLeft:
     """Seconds that are left, extrapolated from the share that is done.
 
-    The figure never grows; it is unknown where it would by much, and where hardly anything is done.
+    A larger figure is approached: it grows by ``GROWTH`` a second, at most. Between two reports
+    the figure falls with the clock, ever more slowly, so that it never ends before the work. It is
+    unknown where hardly anything is done, and long after it should have ended.
     """
 
     def __init__(self) -> None:
         self.phase: int | None = None
-        self.share = self.since = self.end = self.least = math.nan
+        self.share = self.since = self.at = math.nan
+        self.left: float | None = None  # at the time ``at``
 
     def update(self, activity: Activity, now: float) -> None:
         """Take a report; ``now``: seconds of any clock."""
         share = activity.share
         if activity.phase != self.phase:
-            self.phase, self.since, self.share = activity.phase, now, 0.0
-            self.end = self.least = math.inf
+            self.phase, self.since, self.share, self.left = activity.phase, now, 0.0, None
         if share is None or share <= self.share:
             return
         self.share = share
-        if share >= LEAST and now - self.since >= EVIDENCE:
-            self.end = self.since + (now - self.since) / share
+        if (left := self._extrapolated(now)) is None:
+            return
+        if (shown := self.seconds(now)) is not None and self.left is not None:
+            silent = now - self.at
+            most = shown * GROWTH if silent >= 1.0 else self.left * GROWTH**silent
+            left = min(left, max(1.0, most))
+        self.left, self.at = left, now
+
+    def _extrapolated(self, now: float) -> float | None:
+        worked = now - self.since
+        if not (self.share >= LEAST and worked >= EVIDENCE):
+            return None
+        return max(SHORTEST, worked * (1.0 - self.share) / self.share)
 
     def seconds(self, now: float) -> float | None:
         """Return the seconds left; None: unknown."""
-        left = self.end - now
-        if not 0.0 < left < math.inf or self.share >= 1.0:
+        if self.left is None and self.share < 1.0:
+            self.left, self.at = self._extrapolated(now), now
+        if self.left is None or now - self.at > self.left + OVERDUE:
             return None
-        if left > WRONG * self.least + EVIDENCE:
-            return None
-        self.least = min(self.least, left)
-        return self.least
+        return self.left * math.exp(-(now - self.at) / self.left)
 
 
 def time_words(seconds: float) -> str:

@@ -16,7 +16,7 @@ from cost_models.legality.capabilities import capabilities_of
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
-from hardware_profiles.progress import stages
+from hardware_profiles.progress import report, stages
 from planner.assessment.verdict import budget_bytes
 from planner.request.choices import Objective
 from planner.request.constraints import (
@@ -163,7 +163,7 @@ def search(
             leaders, feasible = Leaders(ranking), Feasible(scenario, require, verdict)
             more: Iterable[_Space] = short
             if verdict == 0:
-                tables = short_pieces(scenario, pins, require, offloads, leaders)
+                tables = _reported(short_pieces(scenario, pins, require, offloads, leaders))
                 more = (_Space.of(t, ranking, pins, require, offloads, None, begin) for t in tables)
             for part in itertools.chain([space], more):
                 if part is not space and verdict == 0:
@@ -217,6 +217,17 @@ def search(
         near=near if leaders.plans and verdict == 0 else None,
         by_stage=recomputes_by_stage(scenario, pins, require),
     )
+
+
+def _reported(tables: Iterator[PlanTable]) -> Iterator[PlanTable]:
+    """Yield tables of plans with short pieces; name the activity that finds each."""
+    while True:
+        report("finding plans with short pieces of sequences")
+        try:
+            table = next(tables)
+        except StopIteration:
+            return
+        yield table
 
 
 @dataclass(frozen=True, slots=True)

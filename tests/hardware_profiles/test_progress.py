@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
+import itertools
 import subprocess
 import sys
 import time
@@ -195,24 +195,35 @@ def left_at(*reports: tuple[float, float]) -> list[float | None]:
 
 
 def test_the_time_left_is_extrapolated_from_the_share_done() -> None:
-    assert left_at((0, 0.0), (0.1, 0.1), (2, 0.2), (5, 0.5), (10, 1.0)) == [None, None, 8, 5, None]
+    assert left_at((0, 0.0), (0.1, 0.1), (2, 0.2), (5, 0.5)) == [None, None, 8, 5]
 
 
-def test_the_time_left_never_grows_and_is_withdrawn_where_it_was_wrong() -> None:
-    first, second, third, late = left_at((0, 0.0), (10, 0.5), (13, 0.51), (60, 0.52))
-    assert (first, second, third) == (None, 10, 10)  # an estimate of 12.5 s is not shown
-    assert late is None  # one of 55 s tells that the others were wrong
+def test_a_wrong_time_left_grows_step_by_step() -> None:
+    *_, before, later = left_at((0, 0.0), *((at, 0.9) for at in (9, 9.1)), (10, 0.91))
+    assert before is not None
+    assert later is not None
+    assert later <= 2.0 * max(1.0, before)
+    clock, shown = TimeLeft(), []
+    for step in range(1, 400):  # half of the work takes a tenth of the time
+        done = 0.05 * step if step < 10 else 0.5 + 0.5 * (step - 10) / 390
+        clock.update(Activity("pricing", done, 1), 0.1 * step)
+        shown.append(clock.seconds(0.1 * step))
+    known = [left for left in shown if left is not None]
+    assert max(known) > 5.0
+    assert len(known) > 390
+    assert all(b <= 1.2 * max(1.0, a) for a, b in itertools.pairwise(known))
 
 
-def test_an_overdue_estimate_is_unknown() -> None:
+def test_a_time_left_never_ends_before_the_work_and_is_given_up_long_after() -> None:
     clock = TimeLeft()
     clock.update(Activity("pricing", 0.0, 1), 0.0)
     clock.update(Activity("pricing", 0.5, 1), 2.0)
-    assert clock.seconds(3.0) == 1.0
-    assert clock.seconds(4.5) is None
-    clock.update(Activity("drawing", None, 2), 5.0)
-    assert clock.seconds(6.0) is None
-    assert math.isinf(clock.end)
+    figures = [clock.seconds(2.0 + 0.1 * step) for step in range(45)]
+    assert figures == sorted(figures, reverse=True)  # type: ignore[type-var]
+    assert all(figures)
+    assert clock.seconds(8.0) is None
+    clock.update(Activity("drawing", None, 2), 8.5)
+    assert clock.seconds(9.0) is None
 
 
 def test_the_line_shows_share_and_time_left() -> None:
