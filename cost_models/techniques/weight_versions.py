@@ -10,7 +10,8 @@ Units     versions, updates, bytes. Every function broadcasts.
     PipeDream-Flush  m micro-batches  1                     0                       (p - 1)/m
 
 PipeDream-Flush is the schedule 1f1b (``cost_models.partition.schedules``). The tests count versions
-and delays in the order of passes of 1f1b.
+and delays in the order of passes of 1f1b, and compare versions with the authors' runtime. Not
+compared: the papers' measurements of memory and time.
 
 Leaves out: steps that stale gradients cost or save: none of these formulas is about convergence.
 """
