@@ -103,7 +103,8 @@ def _case(reading: Reading) -> Case:
     base, model_key = model_of(reading)
     plan, batch = _plan(reading, base, trainer)
     workload = workload_of(reading, base, batch, cluster.accelerator, trainer)
-    trainer = that_runs(plan, trainer, reading, experts=base.has_experts)
+    if not takes_layers_in_turn(row):
+        trainer = that_runs(plan, trainer, reading, experts=base.has_experts)
     software, changed = profile_of_trainer(trainer)
     adapter = look_up(words_table().adapter, row)
     first = adapter.first_layer if adapter else 0
@@ -140,9 +141,12 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
     row = reading.row
     num_gpus = reading.need("num_gpus")
     tensor = reading.value("tensor_parallel", 1, "none")
-    pipeline = reading.value("pipeline_parallel", 1, "none")
-    virtual = reading.value("virtual_stages", 1, "none") if pipeline > 1 else 1
     context = reading.value("context_parallel", 1, "none")
+    mapped = takes_layers_in_turn(row)
+    others = tensor * context * (row.data_parallel or 1)
+    usual = (num_gpus // others, "layers over all cards") if mapped else (1, "none")
+    pipeline = reading.value("pipeline_parallel", *usual)
+    virtual = reading.value("virtual_stages", 1, "none") if pipeline > 1 else 1
     method = _context_method(reading, context)
     if "isp" in terms_of(row, ANYWHERE):
         tensor, context, method = 1, context * tensor, "ulysses"
@@ -155,6 +159,9 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
     micro = row.get("micro_batch_size") or 1  # where it is empty: see ``micro_batch``
     batch = _batch(reading, micro * data)
     batch = _whole_micro_batches(reading, batch, micro * data)
+    if mapped:
+        reading.defaults.append("one micro-batch at a time: priced as a step of one")
+        batch = micro * data
     stage = _zero_stage(reading)
     offload = _offload(row, stage)
     alone = data * context == 1 and not Plan(offload=offload).offloads_weights
@@ -180,6 +187,16 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
         expert_tensor_parallel=_cuts_experts(row, tensor, experts),
         offload=offload,
     ), batch
+
+
+def takes_layers_in_turn(row: Row) -> bool:
+    """Whether the cards hold layers and take turns: Hugging Face's ``device_map``.
+
+    accelerate moves the activations of one micro-batch from card to card (accelerate/hooks.py,
+    AlignDevicesHook), and no other starts before it is done: memory and seconds are those of a
+    pipeline of one micro-batch.
+    """
+    return "device map" in terms_of(row, ANYWHERE) and not row.zero_stage
 
 
 def _shard_ranks(row: Row, context: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.uncertainty import MemoryKind
-from planner.validation.case import Case
+from planner.validation.case import Case, takes_layers_in_turn
 from planner.validation.runs_file import Row
 from planner.validation.words import look_up, words_table
 
@@ -59,7 +59,7 @@ def measured_step(row: Row, case: Case | None) -> float | None:
     if row.get("outcome") == "oom":
         return None
     if row.get("step_time_s") is not None:
-        return float(row.get("step_time_s"))
+        return float(row.get("step_time_s")) * _share_of_step(row, case)
     if case is None:
         return None
     workload, gpus = case.scenario.workload, case.scenario.cluster.num_gpus
@@ -77,6 +77,13 @@ def measured_step(row: Row, case: Case | None) -> float | None:
     if row.get("mfu_pct") and peak is not None:
         return flops / (0.01 * float(row.get("mfu_pct")) * peak.value * gpus)
     return None
+
+
+def _share_of_step(row: Row, case: Case | None) -> float:
+    """Return the share of a measured step that is priced: of one micro-batch where cards wait."""
+    if case is None or row.global_batch_size is None or not takes_layers_in_turn(row):
+        return 1.0
+    return min(1.0, case.scenario.workload.global_batch_size / row.global_batch_size)
 
 
 def rates(case: Case, step: float) -> tuple[float, float | None]:

@@ -413,6 +413,67 @@ def test_batches_of_changing_shapes_leave_more_free_blocks() -> None:
     assert ragged.scenario.software.name == even.scenario.software.name
 
 
+@pytest.mark.parametrize(
+    ("cells", "ragged"),
+    [
+        ({"framework": "HF Trainer", "peft": "lora r=8"}, True),
+        ({"framework": "LLaMA-Factory", "peft": "qlora r=8"}, True),
+        ({"framework": "LLaMA-Factory", "peft": "qlora r=8", "notes": "packed samples"}, False),
+        ({"framework": "HF Trainer", "peft": "lora r=8", "notes": "synthetic data"}, False),
+        ({"framework": "HF Trainer", "peft": "none"}, False),
+        ({"framework": "xtuner", "peft": "lora r=8"}, False),
+        ({"framework": "plain PyTorch", "peft": "lora r=8"}, False),
+    ],
+)
+def test_fine_tuners_of_adapters_pad_to_the_longest_sample(
+    cells: dict[str, Any], ragged: bool
+) -> None:
+    assert case(**cells).scenario.software.memory.ragged_batches == ragged
+
+
+def test_cards_that_take_turns_hold_layers_and_one_micro_batch() -> None:
+    cells = {"framework": "HF Trainer, device_map auto", "num_gpus": 2, "global_batch_size": 16}
+    found = case(**cells, micro_batch_size=1, step_time_s=8.0)
+    assert (found.plan.pipeline_parallel, found.plan.num_microbatches) == (2, 1)
+    assert found.scenario.software.pipeline.stages == "parameters"
+    assert measured_step(found.row, found) == pytest.approx(0.5)
+    copies = case(**cells, micro_batch_size=1, data_parallel=2)
+    assert copies.plan.pipeline_parallel == 1
+    sharded = case(**cells, micro_batch_size=1, zero_stage=3)
+    assert (sharded.plan.data_parallel, sharded.plan.pipeline_parallel) == (2, 1)
+
+
+def test_torch_trainers_gather_logits_unless_their_loss_is_parallel() -> None:
+    def gathers(**cells: Any) -> bool:
+        return case(tensor_parallel=2, num_gpus=2, **cells).scenario.software.loss.gathers_logits
+
+    for framework in ("plain PyTorch", "HF Trainer"):
+        assert gathers(framework=framework)
+        assert not gathers(framework=framework, notes="loss_parallel")
+    for framework in ("torchtitan", "Megatron-LM"):
+        assert not gathers(framework=framework)
+
+
+def test_attention_of_transformers_in_2023_is_eager() -> None:
+    def kernel(**cells: Any) -> str:
+        return case(
+            **{"framework": "HF Trainer (2023)", **cells}
+        ).scenario.workload.attention_kernel
+
+    assert kernel() == kernel(framework="transformers 4.31") == "eager"
+    assert kernel(flash_attention="1") == kernel(framework="transformers 4.40") == "flash"
+
+
+@pytest.mark.parametrize(
+    ("framework", "prepared"),
+    [("HF Trainer (qlora.py)", True), ("alpaca-lora", True), ("TRL", True), ("ms-swift", False)],
+)
+def test_trainers_that_prepare_weights_in_few_bits(framework: str, prepared: bool) -> None:
+    for peft in ("qlora r=8", "lora r=8, int8 base"):
+        frozen = case(framework=framework, peft=peft).scenario.software.frozen
+        assert frozen.unquantised_in_fp32 == prepared
+
+
 def test_torchtitan_has_its_loss_of_columns_in_eager_mode() -> None:
     def copies(**cells: Any) -> tuple[float, str]:
         software = case(zero_stage=3, **{"framework": "torchtitan", **cells}).scenario.software
