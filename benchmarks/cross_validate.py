@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from cost_models.communication import ring_and_tree as collectives
 from cost_models.compute import kernel_launch as host
 from cost_models.compute import matmul, rates
 from cost_models.plan.plan import PlanTable
-from cost_models.pricing.estimate import price
+from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
 from planner.validation.case import Case, case_of
@@ -167,7 +168,7 @@ OF_TRAINERS: Final[Mapping[str, tuple[str, str, int]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Work:
     """Rows that are priced at once, and their measured seconds."""
 
@@ -175,6 +176,11 @@ class Work:
     table: PlanTable
     source: str
     measured: np.ndarray
+
+    @cached_property
+    def as_is(self) -> np.ndarray:
+        """Predicted over measured, with the constants of the code."""
+        return self.errors({})
 
     def errors(self, changed: Mapping[str, float]) -> np.ndarray:
         """Predicted over measured."""
@@ -184,8 +190,8 @@ class Work:
             if constant.holder is None and ours and constant.name in changed:
                 software = software.changed({constant.key: changed[constant.name]})
         with written(changed):
-            priced = price(replace(self.scenario, software=software), self.table)
-        return np.asarray(priced.step / self.measured)
+            steps = table_steps(replace(self.scenario, software=software), self.table)
+        return np.asarray(steps / self.measured)
 
 
 @contextmanager
@@ -248,7 +254,8 @@ def losses(works: Sequence[Work], constant: Constant) -> pd.DataFrame:
         value = (1.0 + constant.reach * step) * constant.value
         for work in works:
             if touches(work.scenario):
-                size = np.abs(np.log(work.errors({constant.name: value})))
+                errors = work.errors({constant.name: value}) if step else work.as_is
+                size = np.abs(np.log(errors))
                 loss, count = float(np.minimum(size, MOST).sum()), len(size)
                 found.append((value, work.source, loss, count))
     frame = pd.DataFrame(found, columns=["value", "source", "loss", "rows"])
@@ -315,7 +322,7 @@ def main() -> None:
         found = {name: best_value(table, source) for name, table in tables.items()}
         changed = {name: value for name, value in found.items() if value is not None}
         ours = [work for work in works if work.source == source]
-        fitted = figures(np.concatenate([work.errors({}) for work in ours]))
+        fitted = figures(np.concatenate([work.as_is for work in ours]))
         apart = figures(np.concatenate([in_its_place(work).errors(changed) for work in ours]))
         moved = [
             f"{name} {changed[name]:.3g}"

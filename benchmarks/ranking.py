@@ -138,7 +138,7 @@ def main() -> None:
     known = {work.source for work in counted}
     every = sweeps(published(every=True))
     as_is = "--as-is" in sys.argv[1:]
-    ratio = (lambda work: work.errors({})) if as_is else without_source(counted)
+    ratio = (lambda work: work.as_is) if as_is else without_source(counted)
     percent = dict.fromkeys(("regret", "by chance", "worst"), lambda v: f"{100.0 * v:.1f} %")
     shown = {**percent, "slowest": lambda v: f"{v:.2f}x"}
     for title, some in (

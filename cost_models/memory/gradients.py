@@ -8,6 +8,7 @@ Leaves out: rounding of tensors to the allocator's blocks (``memory.allocator``)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -24,9 +25,11 @@ from cost_models.memory.model_states import (
 )
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.plan import PlanTable
+from cost_models.plan.plan import SCHEDULES, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
+
+INTERLEAVED: Final = SCHEDULES.index("interleaved_1f1b")
 
 
 def reduces_once(software: SoftwareProfile, table: PlanTable) -> Flag:
@@ -85,12 +88,19 @@ def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
     """Return gradients that micro-batches add up, block by block in the last one."""
     params, table = view.parameters, view.table
     parts = shares(params.total, params.expert_total, table)
+    stage = one_stage_share(view.software, table)
 
-    def accumulated(when: Flag) -> Item:
+    def accumulated(when: Flag, *, others: bool = False) -> Item:
+        """Return what is left by earlier passes; ``others``: of other stages on the rank, too."""
         rows = []
         for number, (numel, ranks) in enumerate(parts):
+            ends = 0.0 if number else params.embedding + params.head
+            if others and np.any(stage < 1.0):
+                finished = np.where(when, (1.0 - stage) * numel, 0.0)
+                name = "reduced gradients of other stages"
+                rows.append(gradients(name, each, finished, ranks, experts=number > 0))
             row = accumulated_gradients(
-                numel,
+                ends + stage * (numel - ends),
                 ranks,
                 table.zero_stage,
                 each,
@@ -121,7 +131,7 @@ def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
         return reduced(new, zero, -1.0)
 
     kept = view.software.gradients.zeroed  # as if an earlier micro-batch had left them
-    later = accumulated(by_value((table.num_microbatches > 1) | kept))
+    later = accumulated(by_value((table.num_microbatches > 1) | kept), others=True)
     last = reduced(parts, zero)
     # a block's gradient comes only when the pass has reached it, unless an earlier one left it
     embedding = added(last, coming(params.embedding, 0.0))
@@ -133,6 +143,25 @@ def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
         embedding=most(later, embedding),
         reduced=reduced(parts, table.zero_stage) if whole else last,
     )
+
+
+def one_stage_share(software: SoftwareProfile, table: PlanTable) -> Real:
+    """Share of a rank's gradients that are whole at once where each stage reduces its own.
+
+    Interleaved 1F1B runs rounds of p micro-batches through one stage after another. With one round,
+    a rank finishes the backward passes of a stage, and shards its gradients, before the next one:
+    1 / v of them are whole, and those of its embedding and head; with more rounds, all.
+
+    Source: Narayanan et al. (arXiv:2104.04473), sec. 2.2; torch 2.13, distributed/pipelining
+    (schedules.py: REDUCE_GRAD after the last backward pass of a stage). Leaves out: weights that
+    a finished stage frees.
+    """
+    one_round = table.num_microbatches <= table.pipeline_parallel
+    looped = table.pipeline_schedule == INTERLEAVED
+    later = (table.zero_stage == 1) | ((table.zero_stage >= 2) & reduces_once(software, table))
+    freed = later & (table.shard_ranks > 1) & (not software.gradients.zeroed)
+    share: Real = np.where(looped & one_round & freed, 1.0 / table.virtual_stages, 1.0)
+    return share
 
 
 def _is_whole_replica(view: RankView, ranks: Count) -> Flag:
