@@ -98,7 +98,8 @@ def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
             if others and np.any(stage < 1.0):
                 finished = np.where(when, (1.0 - stage) * numel, 0.0)
                 name = "reduced gradients of other stages"
-                rows.append(gradients(name, each, finished, ranks, experts=number > 0))
+                shards = np.multiply(1.0, ranks)
+                rows.append(gradients(name, each, finished, shards, experts=number > 0))
             row = accumulated_gradients(
                 ends + stage * (numel - ends),
                 ranks,
