@@ -34,7 +34,7 @@ def nearest(title: str, searches: Iterable[TrainerSearch], command: str) -> str:
                 best = tight, seconds, words
     if best is None:
         return f"No plan that {title} runs fits the cluster"
-    return f"The nearest that it runs: {best[2]}; {command}"
+    return f"The nearest that it runs: {best[2]}. To write it: {command}"
 
 
 def require_runnable(scenario: Scenario, plan: Plan) -> None:
@@ -51,4 +51,4 @@ def require_runnable(scenario: Scenario, plan: Plan) -> None:
     bare = replace(scenario, layer_ranges=None, stage_recompute_layers=None)
     software = scenario.software.name
     found = nearest("it", [TrainerSearch(bare, {}, ())], plan_command(bare, Plan()))
-    raise InputError(f"{words}. {found}. --software {software}+any-plan prices it all the same")
+    raise InputError(f"{words}. --software {software}+any-plan prices it all the same. {found}")

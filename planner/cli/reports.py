@@ -28,7 +28,10 @@ def report(
     printed = output.with_suffix(".pdf")
     if pdf:
         if printed == output:
-            raise InputError(f"{output}: is the page; the PDF gets its name with .pdf")
+            raise InputError(
+                f"-o {output}: name the page, such as -o {output.with_suffix('.html')}; "
+                f"--pdf writes {output} beside it"
+            )
         find_browser()
         refuse_existing(printed, force=force)
     refuse_existing(output, force=force)

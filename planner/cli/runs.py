@@ -24,15 +24,22 @@ def replan(
 ) -> None:
     """Write the best plan for the remaining accelerators."""
     from cost_models.plan_file import write_plan_file
+    from cost_models.units import format_seconds
+    from planner.answer.text import short_plan
     from planner.runs.replan import replan as ask
     from planner.text.answer import json_text
+    from planner.text.paragraphs import plain
 
     refuse_existing(output, force=force)
     answer = ask(plan, gpus)
     write_plan_file(output, answer.file, force=force)
     for note in answer.notes:
         say(f"note: {note}")
-    show(json_text(answer.to_dict()) if json else f"wrote {output}")
+    if json:
+        show(json_text(answer.to_dict()))
+        return
+    step = format_seconds(answer.file.prediction["time"]["step_seconds"])
+    show("\n".join(plain(f"wrote {output}: {short_plan(answer.file.plan)}, {step} a step")))
 
 
 def compare(

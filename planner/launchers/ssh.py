@@ -18,7 +18,8 @@ def job_file(job: LaunchJob) -> str:
     hosts = [host.strip() for host in (job.options.hosts or "").split(",") if host.strip()]
     if len(hosts) != job.nodes or len(set(hosts)) < len(hosts):
         given = job.options.hosts or "missing"
-        raise InputError(f"--hosts {given}: the plan needs {job.nodes} different hosts")
+        wanted = "one host" if job.nodes == 1 else f"{job.nodes} different hosts"
+        raise InputError(f"--hosts {given}: the plan needs {wanted}")
     for host in hosts:
         if host.startswith("-") or host != shlex.quote(host):
             raise InputError(f"--hosts {host!r}: not the name of a host")

@@ -10,6 +10,8 @@ from cost_models.units import format_bytes
 from planner.answer.answers import FitAnswer
 from planner.out_of_memory.report import OutOfMemory, read_report
 from planner.text.answer import SCHEMA_VERSION, Answer
+from planner.text.fixes import pace
+from planner.text.paragraphs import hanging, plain
 
 SEGMENTS: Final = "PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before 2.9)"
 ADVICE: Final = {
@@ -87,11 +89,14 @@ class OutOfMemoryAnswer(Answer):
 
     def __str__(self) -> str:
         lines = [*self._what(), *self._memory(), "Would help:"]
-        lines += [f"  - {words}" for words in self.advice]
+        for words in self.advice:
+            lines += hanging("  - ", words)
         if self.fit is not None:
             lines += ["", *_priced(self.fit)]
         else:
-            lines.append("Priced for your run: shardplan oom FILE --model MODEL --cluster CLUSTER")
+            lines += plain(
+                "Priced for your run: shardplan oom FILE --model MODEL --cluster CLUSTER"
+            )
         return "\n".join(lines)
 
     def _what(self) -> list[str]:
@@ -118,30 +123,32 @@ class OutOfMemoryAnswer(Answer):
             words.append(f"free {format_bytes(report.free)}")
         if report.others:
             words.append(f"other processes {format_bytes(report.others)}")
-        lines = ["Memory: " + ", ".join(words)] if words else []
+        lines = plain("Memory: " + ", ".join(words)) if words else []
         if report.is_fragmented:
-            lines.append(
+            lines += plain(
                 "Fragmentation: the free blocks together are larger than the tensor, but none of "
                 "them alone."
             )
         elif report.unallocated is not None:
-            lines.append("No fragmentation to speak of: the live tensors themselves are too many.")
+            lines += plain("Hardly any fragmentation: the live tensors themselves are too large.")
         return lines
 
 
 def _priced(fit: FitAnswer) -> Sequence[str]:
     """Return the predicted peak of the run and the changes with which it fits."""
-    assessment = fit.assessment
+    assessment, scenario = fit.assessment, fit.scenario
+    num_gpus = scenario.cluster.num_gpus
+    own = assessment.time.step_seconds * num_gpus / scenario.workload.tokens_per_step
     peak, budget = assessment.memory.peak_bytes, assessment.budget.size
     lines = [f"Predicted peak {format_bytes(peak)} of {format_bytes(budget)}. Would fit:"]
     for way in fit.ways_out:
-        slower = way.step_seconds / assessment.time.step_seconds
-        lines.append(f"  {format_bytes(way.peak_bytes):>9}  {slower:.2f}x step time  {way.options}")
+        slower = pace(way.device_seconds_per_token * num_gpus / way.num_gpus, own)
+        lines += hanging(f"  {format_bytes(way.peak_bytes):>9}  {slower:<12}  ", way.options)
     if not fit.ways_out:
-        lines = [
+        lines = plain(
             f"Predicted peak {format_bytes(peak)} of {format_bytes(budget)}: the plan should fit. "
             "Compare batch, sequence length and software with those of the run."
-        ]
+        )
     return lines
 
 

@@ -28,12 +28,11 @@ _FIGURES: Final = {
     "requested": ("Tried to allocate {}",),
     "capacity": ("total capacity of {}", r"{} total capacity"),
     "free": ("of which {} is free", r"{} free"),
-    "process": ("this process has {} memory in use",),
-    "others": (r"Process \d+ has {} memory in use",),
     "allocated": ("{} is allocated by PyTorch", "{} already allocated", "{} allowed"),
     "reserved": (r"{} reserved in total",),
     "unallocated": ("{} is reserved by PyTorch but unallocated",),
 }
+_PROCESSES: Final = r"\b(?P<which>this process|Process \d+) has {} memory in use"
 _DEVICE: Final = re.compile(r"\bGPU (\d+)")
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 _ERROR: Final = re.compile(r"(?:OutOfMemoryError|out of memory)", re.I)
@@ -101,7 +100,7 @@ def read_report(text: str) -> OutOfMemory:
         free=figures["free"],
         allocated=figures["allocated"],
         unallocated=unallocated,
-        others=figures["others"] or 0.0,
+        others=_others(message, (figures["allocated"] or 0.0) + (unallocated or 0.0)),
         phase=phase,
         place=place,
         code=code,
@@ -113,9 +112,29 @@ def _figure(message: str, patterns: tuple[str, ...]) -> float | None:
     for pattern in patterns:
         found = re.search(pattern.format(_SIZE.format("size")), message, re.I)
         if found is not None:
-            unit = found["size_unit"].lower().replace("bytes", "b")
-            return float(found["size"]) * (UNITS.get(unit) or UNITS_10[unit])
+            return _bytes(found)
     return None
+
+
+def _bytes(found: re.Match[str]) -> float:
+    unit = found["size_unit"].lower().replace("bytes", "b")
+    return float(found["size"]) * (UNITS.get(unit) or UNITS_10[unit])
+
+
+def _others(message: str, reserved: float) -> float:
+    """Return the bytes of other processes; ``reserved``: those of this one's allocator.
+
+    In a container torch does not recognise its own process among those of the device, and lists it
+    by number: the smallest one that can hold what is reserved (pytorch/pytorch pull request 99699).
+    """
+    pattern = re.compile(_PROCESSES.format(_SIZE.format("size")), re.I)
+    listed = [(found["which"].lower(), _bytes(found)) for found in pattern.finditer(message)]
+    others = sorted(size for which, size in listed if which != "this process")
+    if len(others) == len(listed):
+        own = next((size for size in others if size >= reserved > 0.0), None)
+        if own is not None:
+            others.remove(own)
+    return sum(others)
 
 
 def _place(lines: list[str]) -> tuple[str | None, str | None, str | None]:

@@ -70,7 +70,8 @@ def test_fit_names_what_a_trainer_cannot_run_and_the_nearest_plan() -> None:
         planner.fit("llama-3.2-1b", "8xA100-80GB", **asked)
     said = str(raised.value)
     assert "Hugging Face Trainer" in said
-    assert "pipeline_parallel = 4 (it runs 1). The nearest that it runs: --dp 8" in said
+    assert "pipeline_parallel = 4 (it runs 1). --software" in said
+    assert "The nearest that it runs: --dp 8" in said
     assert "shardplan plan llama-3.2-1b 8xA100-80GB --software hf-trainer" in said
     planner.fit("llama-3.2-1b", "8xA100-80GB", **asked | {"software": "hf-trainer+any-plan"})
 

@@ -84,6 +84,22 @@ def test_figures_of_two_generations_of_torch() -> None:
     assert old.allocated == 13.46 * 2**30
 
 
+@pytest.mark.parametrize(
+    ("listed", "others"),
+    [
+        ("Including non-PyTorch memory, this process has 15.32 GiB memory in use", 0.0),
+        ("Process 7 has 0.50 GiB memory in use. this process has 15.3 GiB memory in use", 0.5),
+        ("Process 7 has 15.32 GiB memory in use", 0.0),  # itself, in a container
+        ("Process 7 has 0.50 GiB memory in use. Process 9 has 15.3 GiB memory in use", 0.5),
+        ("Process 7 has 0.50 GiB memory in use. Process 9 has 0.25 GiB memory in use", 0.75),
+    ],
+)
+def test_other_processes_are_those_that_are_not_this_one(listed: str, others: float) -> None:
+    message = NEW.format("3.91").replace("70.10", "14.12").replace("6.75", "0.40")
+    start, end = message.split("Including")[0], message.split("in use.")[1]
+    assert read_report(f"{start}{listed}.{end}").others == others * 2**30
+
+
 def test_advice_follows_place_and_fragmentation() -> None:
     text = traceback(
         ("t.py", "main", "out = model(x)"), CALL, ("loss_utils.py", "cross_entropy", "")
