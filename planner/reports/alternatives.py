@@ -57,11 +57,12 @@ def alternatives(reported: ReportedPlan) -> Alternatives:
     free = replace(reported.scenario, stage_recompute_layers=None)
     plan, own = reported.file.plan, reported.assessment
     priced = PricedCandidates.of(free)
-    best = search(free, top=RUNNERS_UP + 1, priced=priced)
+    best = search(free, top=RUNNERS_UP + 1, distinct=RUNNERS_UP + 1, priced=priced)
     report("searching the front of time and memory")
     front = search(free, front=True, priced=priced).plans
     every = max(1, -(-len(front) // MOST_FRONT))
-    others = [one for one in best.plans if changes(plan, one)][:RUNNERS_UP]
+    ranked = best.simplest_first().plans
+    others = [one for one in ranked if changes(plan, one)][:RUNNERS_UP]
     return Alternatives(
         front=tuple(assess_plans(free, front[::every])),
         runners_up=tuple(

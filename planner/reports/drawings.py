@@ -28,6 +28,7 @@ PASS_COLOURS: Final = {
 ROW, BOX = 26, 20
 MOST_ROWS: Final = 16
 ROOM: Final = 1.04  # between the largest value and the end of an axis
+MARGIN: Final = 0.05  # on both sides of an axis of times, of their range
 CLOSE: Final = 1.1  # ratio below which points of a roofline hide each other
 OWN, FRONT, USUAL = "#d55e00", "#0072b2", "#666666"
 
@@ -139,7 +140,7 @@ def _close_points(points: Sequence[RooflinePoint]) -> list[list[int]]:
 
 
 def front_drawing(own: Assessment, others: Alternatives, letters: Sequence[str]) -> Html:
-    """Draw step time and peak of the front, of this plan and of usual setups; all from zero."""
+    """Draw step time and peak of the front, of this plan and of usual setups; bytes from zero."""
     usual = [
         (letter, setup.name, setup.found.assessment)
         for letter, setup in zip(letters, others.usual, strict=True)
@@ -152,7 +153,10 @@ def front_drawing(own: Assessment, others: Alternatives, letters: Sequence[str])
         4.0 * own.time.step_seconds,  # slower ones would push all others together
     )
     largest = min(max(each.memory.peak_bytes for each in drawn), 2.0 * budget)
-    plot = Plot((0.0, ROOM * slowest), (0.0, ROOM * max(largest, budget) / GIB))
+    fastest = min(each.time.step_seconds for each in drawn)
+    margin = (ROOM - 1.0) * slowest + MARGIN * (slowest - fastest)
+    ends = max(0.0, fastest - margin), slowest + margin
+    plot = Plot(ends, (0.0, ROOM * max(largest, budget) / GIB))
     plot.axes("step time", "GiB", seconds_tick, lambda value: f"{value:g}")
     plot.budget(budget / GIB, f"budget {format_bytes(budget)}")
 

@@ -256,12 +256,15 @@ def _runners_up(reported: ReportedPlan, others: Alternatives) -> Iterator[Html]:
                 format_seconds(seconds),
                 f"{more:+.1f} %",
                 f"{format_gib(one.assessment.memory.peak_bytes)} GiB",
-                one.differences,
+                one.differences.replace("->", "→"),
                 one.reason or "no part of the time differs",
             )
         )
     yield table(rows, ("step", "", "peak", "changed", "why"), css="")
-    words = f"The best of {others.candidates:,} legal plans with even stages."
+    words = (
+        f"Of {others.candidates:,} legal plans with even stages; one of each split of the ranks."
+    )
+
     if own > others.runners_up[0].assessment.time.step_seconds:
         words += f" Of plans within {100 * CLOSE:.0f} % of the fastest, plan takes the simplest."
     yield element("p", words, css="note")

@@ -16,6 +16,7 @@ CHANGED_NAMES: Final = {
     "sequence_parallel": "sp",
     "micro_batch_size": "mbs",
     "context_parallel": "cp",
+    "context_parallel_method": "cp method",
     "expert_parallel": "ep",
 }
 DERIVED: Final = ("num_microbatches",)  # from other fields
