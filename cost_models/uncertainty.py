@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeVar
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from hardware_profiles.cluster.schema import Accelerator
@@ -61,6 +62,9 @@ MEMORY_COLUMNS: Final = (
     *MEMORY_KIND,
     *("below", "above", "verdict_below", "verdict_above", "runs", "sources"),
 )
+EXECUTOR: Final = "shardplan"
+# parts of a software profile that no formula of memory reads
+TIME_ALONE: Final = ("name", "description", "sources", "inherits", "communication", "host")
 UNKNOWN: Final = "unknown"  # a trainer that neither a profile describes nor its words
 # Serving: weights and cache follow from shapes (published start-up logs of vLLM agree to 0.7 %).
 # Memory of kernels, graphs and libraries differs between engines and versions: published activation
@@ -182,7 +186,7 @@ def verdict_spread(software: str, num_gpus: int) -> Spread:
 
 
 def _memory(software: str, num_gpus: int, kind: MemoryKind, ends: tuple[str, str]) -> Spread:
-    if software == "shardplan":
+    if _has_memory_of_executor(software):
         return MEMORY
     if software.endswith(OWN_FILE):
         own = software_profile(software)
@@ -190,6 +194,16 @@ def _memory(software: str, num_gpus: int, kind: MemoryKind, ends: tuple[str, str
         return usual if own.learned is None else _narrower(usual, own.learned.memory)
     of = (memory_kind(software), kind, str(int(num_gpus > 1)))
     return _of_kind(MEMORY_INTERVALS, of, (1.0, 1.0, 1.0), ends)
+
+
+@cache
+def _has_memory_of_executor(software: str) -> bool:
+    """Whether a profile is the bundled executor's, but for engines that change times alone."""
+    name, plus, _ = software.partition(PLUS)
+    if name != EXECUTOR or not plus:
+        return software == EXECUTOR
+    own, usual = asdict(software_profile(software)), asdict(software_profile(name))
+    return all(own[group] == usual[group] for group in own if group not in TIME_ALONE)
 
 
 def memory_kind(software: str) -> str:
@@ -203,7 +217,7 @@ def memory_kind(software: str) -> str:
 
 def peak_was_compared(software: str) -> bool:
     """Whether peaks of a trainer were compared, so that its interval is its own."""
-    if software == "shardplan":
+    if _has_memory_of_executor(software):
         return True
     return (memory_kind(software), ANY, ANY) in _intervals(MEMORY_INTERVALS)
 
@@ -238,7 +252,7 @@ def serving_spreads(accelerator: Accelerator) -> tuple[Spread, Spread]:
 
 def compared_as(software: str) -> str:
     """Return the profile of which runs were compared: the executor's is that of eager trainers."""
-    return "eager-fsdp2" if software == "shardplan" else software
+    return "eager-fsdp2" if software == EXECUTOR else software
 
 
 def compared_kind(software: str) -> str:
@@ -247,7 +261,7 @@ def compared_kind(software: str) -> str:
     >>> compared_kind("torch-trainer+fsdp1+autocast"), compared_kind("shardplan")
     ('torch-trainer', 'eager-fsdp2')
     """
-    return compared_as(software).partition(PLUS)[0]
+    return compared_as(software.partition(PLUS)[0])
 
 
 def with_assumed_links(
