@@ -454,6 +454,18 @@ def test_torch_trainers_gather_logits_unless_their_loss_is_parallel() -> None:
         assert not gathers(framework=framework)
 
 
+def test_recipes_of_megatron_bridge_differ_in_their_kernels() -> None:
+    def kernels(**cells: Any) -> tuple[float, float]:
+        software = case(**{"framework": "Megatron-Bridge", **cells}).scenario.software
+        return software.loss.fp32_logits_copies, software.activations.activation_saved["silu"]
+
+    assert kernels() == (2.0, 0.0)  # cross_entropy_loss_fusion, in one more buffer
+    assert kernels(notes="unfused SwiGLU") == (2.0, 1.0)
+    assert kernels(notes="performance recipe") == (0.0, 0.0)
+    assert kernels(notes="cross_entropy_fusion_impl te") == (0.0, 0.0)
+    assert kernels(framework="Megatron-LM 2025") == (1.0, 0.0)
+
+
 def test_attention_of_transformers_in_2023_is_eager() -> None:
     def kernel(**cells: Any) -> str:
         return case(
