@@ -2,8 +2,9 @@
 
 For every published configuration from 64 GPUs up whose step time counts (``shardplan validate
 --time``): the plan that was run, whether it is legal and fits, its predicted and its measured step,
-and the best plan of the search on the same cluster with the same batch and trainer. Where a source
-does not say what it recomputes and the plan would not fit without, the least that fits is taken.
+and the best plan of the search on the same cluster with the same batch and trainer. Rank: its place
+among the plans that fit, by predicted step. Where a source does not say what it recomputes and the
+plan would not fit without, ``fit`` is asked for it with the other parts given.
 ``-o FILE.csv`` writes every row; ``--only GROUP`` takes some sources alone.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from cost_models.units import GIB
 from planner.assessment.verdict import budget_bytes, verdict
 from planner.explanation.choices import Choices, priced_choices
 from planner.request.command import describe_plan
+from planner.search.first_plan import first_plan
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import measured_step, tests_time
 from planner.validation.pricing import PRICED_ANYWAY
@@ -36,6 +38,7 @@ from planner.validation.runs_file import PUBLISHED, read_runs
 
 FEWEST_GPUS: Final = 64
 SAME: Final = 1e-9  # relative
+RECOMPUTED: Final = ("recompute", "recompute_layers", "recompute_every")
 # source groups that are not asked, each with the reason
 LEFT_OUT: Final = {"maxtext-tpu": "XLA on TPU: what its compiler keeps in memory is not modelled"}
 
@@ -61,6 +64,8 @@ class Known:
     ours: str
     ours_predicted: float
     num_plans: int  # legal ones, priced
+    rank: int  # of the plan that was run, by predicted step, among those that fit; from 1
+    num_fitting: int
 
     @property
     def error(self) -> float:
@@ -108,6 +113,7 @@ def _known(choices: Choices, case: Case, measured: float) -> Known:
     scenario = case.scenario
     plan, completed, words, step = _completed(case)
     code = _code(scenario, plan)
+    fitting = _fitting(choices, tight=words == "tight")
     ours = best_plan(choices, tight=words == "tight")
     row = case.row
     return Known(
@@ -128,31 +134,38 @@ def _known(choices: Choices, case: Case, measured: float) -> Known:
         ours="" if ours is None else describe_plan(choices.table.plan(ours)),
         ours_predicted=float("nan") if ours is None else float(choices.step[ours]),
         num_plans=len(choices.table) - 1,
+        rank=1 + int(np.sum(choices.step[fitting] < (1.0 - SAME) * step)),
+        num_fitting=len(fitting),
     )
 
 
 def best_plan(choices: Choices, *, tight: bool = False) -> int | None:
     """Row of the fastest plan that fits, or is at least tight; the published one does not count."""
-    spread = verdict_spread(choices.scenario.software.name, choices.scenario.cluster.num_gpus)
-    most = (1.0 + spread.above) / (1.0 - spread.below) if tight else 1.0
-    rows = np.flatnonzero(choices.on_host & (choices.needed <= most))
-    rows = rows[rows != 0]  # the published one
+    rows = _fitting(choices, tight=tight)
     return int(rows[np.argmin(choices.step[rows])]) if len(rows) else None
 
 
+def _fitting(choices: Choices, *, tight: bool) -> np.ndarray:
+    """Rows of plans that fit, or are at least tight, without the published one."""
+    spread = verdict_spread(choices.scenario.software.name, choices.scenario.cluster.num_gpus)
+    most = (1.0 + spread.above) / (1.0 - spread.below) if tight else 1.0
+    rows = np.flatnonzero(choices.on_host & (choices.needed <= most))
+    return rows[rows != 0]
+
+
 def _completed(case: Case) -> tuple[Plan, str, str, float]:
-    """The plan that was run with the least recomputation that may fit, where none is said."""
+    """The plan that was run with the recomputation that ``fit`` chooses, where none is said."""
     scenario, plan = case.scenario, case.plan
     words, step = _priced(scenario, plan)
     unsaid = any("recompute" in default for default in case.defaults)
     if words != "does_not_fit" or not unsaid:
         return plan, "", words, step
-    for recompute in ("selective", "full"):
-        other = replace(plan, recompute=recompute, recompute_layers=0)
-        its_words, its_step = _priced(scenario, other)
-        if its_words != "does_not_fit":
-            return other, f"recompute {recompute}", its_words, its_step
-    return plan, "", words, step
+    found = first_plan(scenario, {k: v for k, v in plan.to_dict().items() if k not in RECOMPUTED})
+    other = found.plan or found.smallest
+    if other is None:
+        return plan, "", words, step
+    layers = f" of {other.recompute_layers} layers a stage" * bool(other.recompute_layers)
+    return other, f"recompute {other.recompute}{layers}", *_priced(scenario, other)
 
 
 def _priced(scenario: Scenario, plan: Plan) -> tuple[str, float]:
@@ -190,7 +203,7 @@ def summary(rows: pd.DataFrame) -> str:
     """One line a source and what holds for all."""
     lines = [
         f"{'':<24}{'plans':>6}{'legal':>7}{'fit':>6}{'tight':>7}{'not':>5}{'error of theirs':>17}"
-        f"{'theirs over ours':>18}{'slower':>8}"
+        f"{'theirs over ours':>18}{'rank':>8}{'slower':>8}"
     ]
     for source, group in [*rows.groupby("source"), ("all", rows)]:
         verdicts = group.verdict.value_counts()
@@ -199,7 +212,8 @@ def summary(rows: pd.DataFrame) -> str:
             f"{source:<24}{len(group):>6}{int((group.rule == '').sum()):>7}"
             f"{verdicts.get('fits', 0):>6}{verdicts.get('tight', 0):>7}"
             f"{verdicts.get('does_not_fit', 0):>5}{100 * group.error.abs().median():>15.1f} %"
-            f"{1.0 + fitting.gain.median():>17.2f}x{int((fitting.gain < -SAME).sum()):>8}"
+            f"{1.0 + fitting.gain.median():>17.2f}x{fitting['rank'].median():>8,.0f}"
+            f"{int((fitting.gain < -SAME).sum()):>8}"
         )
     return "\n".join(lines)
 
@@ -221,7 +235,8 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"{row.row_id}  {row.model} on {row.gpus} {row.gpu} ({row.trainer})")
         print(
             f"  theirs {row.predicted:8.2f} s predicted, {row.measured:8.2f} s measured "
-            f"({100 * row.error:+.0f} %), {row.verdict}  {row.plan}"
+            f"({100 * row.error:+.0f} %), {row.verdict}, rank {row.rank:,} of {row.num_fitting:,}  "
+            f"{row.plan}"
         )
         print(
             f"  ours   {row.ours_predicted:8.2f} s predicted ({row.num_plans:,} plans)  {row.ours}"
