@@ -9,6 +9,10 @@ A fit is one line search for each constant, the others as they are: the value, o
 around the one in the code, with the smallest mean over sources of the mean absolute logarithm of
 predicted over measured time (at most log 1.25 for a row, so that no broken row decides).
 
+With ``--ranks``: step times under the trainers whose ranks' rates differ (``rank_spread``), of
+published runs and those found later, on several accelerators: without it, and with it fitted again
+without each source, which counts as at most ten runs.
+
 With ``--memory``: peaks of trainers that no profile describes (benchmarks/memory_left_out.py).
 """
 
@@ -20,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
@@ -27,6 +32,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import memory_left_out
+from benchmarks.accuracy import UNSEEN
+from benchmarks.shrunk_intervals import quantile, source_weights
 from cost_models.communication import ring_and_tree as collectives
 from cost_models.compute import kernel_launch as host
 from cost_models.compute import matmul, rates
@@ -160,6 +167,16 @@ CONSTANTS: Final = (
         touches=_inherits("shardplan", "overlap.data_parallel_interference"),
         reach=8.0,
     ),
+    Constant(
+        "rank_spread",
+        "standard deviation of the ranks' rates, over their mean",
+        "runs under transformers and torchtune on several accelerators",
+        None,
+        "kernels.rank_spread",
+        "hf-trainer",
+        touches=_inherits("hf-trainer", "kernels.rank_spread"),
+        reach=10.0,
+    ),
 )
 # profiles of trainers with numbers of their own fitted on one source, and what stands in for them
 OF_TRAINERS: Final[Mapping[str, tuple[str, str, int]]] = {
@@ -215,13 +232,16 @@ def _write(constant: Constant, value: float) -> None:
         setattr(constant.holder, constant.key, value)
 
 
-def published(*, every: bool = False) -> list[Work]:
+def published(*, every: bool = False, later: bool = False) -> list[Work]:
     """All published rows whose time counts, of sources that are in the mean over sources.
 
-    ``every``: of all sources.
+    ``every``: of all sources. ``later``: and those found later; ``every``, but for those that stay
+    out of means.
     """
     groups: dict[tuple[Any, ...], list[tuple[Case, float]]] = defaultdict(list)
-    for row in read_runs(PUBLISHED):
+    for row in chain.from_iterable(
+        map(read_runs, (PUBLISHED, *(UNSEEN.values() if later else ())))
+    ):
         if (row.left_out is not None and not every) or not tests_time(row):
             continue
         try:
@@ -243,7 +263,7 @@ def published(*, every: bool = False) -> list[Work]:
     rows: dict[str, int] = defaultdict(int)
     for work in works:
         rows[work.source] += len(work.measured)
-    return [work for work in works if every or rows[work.source] >= FEWEST]
+    return [work for work in works if every or later or rows[work.source] >= FEWEST]
 
 
 def losses(works: Sequence[Work], constant: Constant) -> pd.DataFrame:
@@ -285,6 +305,36 @@ def figures(errors: np.ndarray) -> tuple[float, float, float]:
     return float(np.median(size)), float(np.quantile(size, 0.9)), float(signed.mean())
 
 
+def differing_ranks() -> str:
+    """Return errors without ``rank_spread``, and with it fitted again without each source."""
+    (constant,) = (c for c in CONSTANTS if c.name == "rank_spread")
+    works = [
+        work
+        for work in published(later=True)
+        if constant.touches
+        and constant.touches(work.scenario)
+        and work.scenario.cluster.num_gpus > 1
+    ]
+    table = losses(works, constant)
+    rows: list[tuple[str, float, float, float]] = []
+    for source in sorted({work.source for work in works}):
+        value = best_value(table, source)
+        if value is not None:
+            for work in (work for work in works if work.source == source):
+                without, apart = (work.errors({constant.name: x}) for x in (0.0, value))
+                rows += [(source, value, *each) for each in zip(without, apart, strict=True)]
+    frame = pd.DataFrame(rows, columns=["source", "rank_spread", "without", "left out"])
+    weights = source_weights(frame.assign(source_group=frame.source))
+    lines = [f"fitted on all {frame.source.nunique()} sources: {best_value(table, ''):.3g}"]
+    for name in ("without", "left out"):
+        size = np.abs(frame[name].to_numpy() - 1.0)
+        median, p90 = (100.0 * quantile(size, weights, share) for share in (0.5, 0.9))
+        bias = 100.0 * np.average(frame[name] - 1.0, weights=weights)
+        lines.append(f"{name}: median {median:.1f} %, 90th {p90:.1f} %, bias {bias:+.1f} %")
+    by_source = frame.groupby("source").median().assign(runs=frame.groupby("source").size())
+    return "\n".join([by_source.round(3).to_string(), *lines])
+
+
 def constants_table(refitted: Mapping[str, float | None]) -> str:
     """Every fitted constant: value, value fitted again, meaning and source."""
     rows = [
@@ -302,9 +352,12 @@ def constants_table(refitted: Mapping[str, float | None]) -> str:
 
 
 def main() -> None:
-    """Print the tables of step times; with ``--memory`` those of peaks."""
+    """Print the tables of step times, or those that an option names."""
     if "--memory" in sys.argv[1:]:
         memory_left_out.main()
+        return
+    if "--ranks" in sys.argv[1:]:
+        print(differing_ranks())
         return
     works = published()
     sources = sorted({work.source for work in works})

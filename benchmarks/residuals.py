@@ -37,7 +37,7 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing import estimate
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.step_time.parts import TIME_WORDS
-from cost_models.uncertainty import UNDESCRIBED, compared_kind
+from cost_models.uncertainty import compared_kind
 from hardware_profiles.errors import InputError
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import measured_step, tests_time
@@ -48,6 +48,7 @@ from planner.validation.runs_file import PUBLISHED, read_runs
 SLOWER: Final = 0.02  # log of the factor by which rates fall for an elasticity
 MOST: Final = 0.5
 RIDGE: Final = 0.01
+UNDESCRIBED: Final = ("torch-trainer", "torch-compile")  # profiles of any trainer on torch
 ROUND: Final = 0.05  # residuals below it count less than their size
 RATES: Final[Mapping[str, tuple[str, ...]]] = {
     "matmul": ("matmul", "core", "single"),

@@ -54,7 +54,7 @@ class ClusterVariants:
             link_of.append(links[key])
         return cls(
             scenario,
-            [training_rates(cluster.accelerator, precision, software) for cluster in clusters],
+            [training_rates(c.accelerator, precision, software, c.num_gpus) for c in clusters],
             kept,
             np.array(link_of, dtype=np.intp),
         )

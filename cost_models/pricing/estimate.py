@@ -247,8 +247,9 @@ def seconds_by_pipeline(
 def seconds_of(view: RankView) -> RankSeconds:
     """Return the seconds of a rank."""
     scenario, columns = view.scenario, view.scenario.columns
+    cluster, precision = scenario.cluster, scenario.workload.precision
     rate = (
-        training_rates(scenario.cluster.accelerator, scenario.workload.precision, scenario.software)
+        training_rates(cluster.accelerator, precision, scenario.software, cluster.num_gpus)
         if columns is None
         else columns.rates
     )

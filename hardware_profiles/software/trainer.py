@@ -183,6 +183,7 @@ class TrainerKernels(ForwardKernels, frozen=True, kw_only=True):
     bias_accesses: Amount  # per output element of a matrix with a bias, forward
     bias_gradient_accesses: Amount  # the same, backward: the sum over tokens
     backward_access_ratio: Amount  # backward accesses / forward accesses
+    rank_spread: Amount  # standard deviation of the ranks' rates, over their mean
     recomputes_whole_layers: bool  # up to their outputs, beyond the last tensor that is needed
 
 

@@ -66,7 +66,8 @@ def rank_passes(
 ) -> list[Seconds]:
     """Return the seconds of every rank."""
     software = scenario.software
-    rate = training_rates(scenario.cluster.accelerator, scenario.workload.precision, software)
+    cluster, precision = scenario.cluster, scenario.workload.precision
+    rate = training_rates(cluster.accelerator, precision, software, cluster.num_gpus)
 
     def seconds(view: RankView) -> _Columns:
         found = rank_seconds(view, rate)
