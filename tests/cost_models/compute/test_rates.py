@@ -12,6 +12,7 @@ from cost_models.compute.rates import (
     MEMORY_SHARE,
     SUSTAINED_SHARE,
     rates,
+    training_rates,
 )
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
@@ -103,3 +104,17 @@ def test_a_precision_that_nobody_measured_reaches_the_share_of_the_16_bit_ones()
     )
     measured = parse_cluster("8xMI325X").accelerator
     assert rates(measured, "fp8", SOFTWARE, long_run=False).matmul == 1.409e15
+
+
+def test_more_ranks_wait_longer_for_the_slowest_of_them() -> None:
+    chip, trainer = parse_cluster("8xA100-80GB").accelerator, software_profile("hf-trainer")
+    alone = training_rates(chip, "bf16", trainer)
+    assert alone == rates(chip, "bf16", trainer)
+    waits = [alone.matmul / training_rates(chip, "bf16", trainer, n).matmul for n in (1, 2, 8, 64)]
+    assert waits == sorted(waits)
+    spread = trainer.kernels.rank_spread
+    assert waits[2] == pytest.approx(1.0 + 1.42 * spread, rel=2e-3)  # E of the largest of 8: 1.424
+    eight = training_rates(chip, "bf16", trainer, 8)
+    assert alone.memory / eight.memory == pytest.approx(waits[2])
+    assert eight.operator == alone.operator
+    assert training_rates(chip, "bf16", SOFTWARE, 8) == rates(chip, "bf16", SOFTWARE)
