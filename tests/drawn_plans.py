@@ -12,14 +12,21 @@ from cost_models.legality.rules import legality_codes
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec
-from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, SCHEDULES, Plan, PlanTable
+from cost_models.plan.plan import (
+    CONTEXT_METHODS,
+    OFFLOADS,
+    SCHEDULES,
+    SEARCHED_RECOMPUTE,
+    Plan,
+    PlanTable,
+)
 from cost_models.plan.recompute import RECOMPUTE
 from cost_models.plan.workload import Optimizer, Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import find_accelerator
 from hardware_profiles.cluster.schema import Cluster
-from hardware_profiles.software.trainer import software_profile
+from hardware_profiles.software.trainer import profile_names, software_profile
 from tests.samples import CONFIGS, LLAMA, examples
 
 # many drawn plans are illegal
@@ -49,6 +56,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA2,
     "deepseek_v2": DEEPSEEK,
 }
+# every trainer, and engines that none of them has by itself
+SOFTWARE = (
+    *profile_names(),
+    *("torchtitan+dtensor-loss", "hf-trainer+ragged-batches", "torchtune+ragged-batches"),
+)
 
 
 def cluster_of(plan: Plan) -> Cluster:
@@ -67,34 +79,45 @@ def is_legal(scenario: Scenario, *plans: Plan) -> bool:
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """A plan on up to 64 ranks."""
-    pipeline = draw(st.sampled_from([1, 1, 2, 4]))
-    tensor = draw(st.sampled_from([1, 2, 4]))
-    context = draw(st.sampled_from([1, 1, 1, 2]))
-    data = draw(st.sampled_from([1, 2, 4]))
-    recompute = draw(st.sampled_from(RECOMPUTE))
-    schedule = draw(st.sampled_from(SCHEDULES)) if pipeline > 1 else "1f1b"
-    return Plan(
+    """A plan on up to 64 ranks; one in three is of data parallelism alone, as many trainers are."""
+    data, zero = draw(st.sampled_from([1, 2, 4])), draw(st.integers(0, 3))
+    plain = Plan(
         data_parallel=data,
-        tensor_parallel=tensor,
-        pipeline_parallel=pipeline,
-        context_parallel=context,
-        context_parallel_method=draw(st.sampled_from(CONTEXT_METHODS)),  # type: ignore[arg-type]
-        expert_parallel=draw(st.sampled_from([1, 1, 2])),
-        pipeline_schedule=schedule,  # type: ignore[arg-type]
-        virtual_stages=1 if schedule in ("1f1b", "gpipe", "zero_bubble") else 2,
-        zero_stage=draw(st.integers(0, 3)),
-        sequence_parallel=tensor > 1 and draw(st.booleans()),
-        recompute=recompute,  # type: ignore[arg-type]
+        zero_stage=zero,
         micro_batch_size=draw(st.integers(1, 4)),
         num_microbatches=draw(st.sampled_from([1, 2, 8, 16])),
-        offload=draw(st.sampled_from(["none", "none", *OFFLOADS])),  # type: ignore[arg-type]
+    )
+    if draw(st.integers(0, 2)) == 0:
+        return replace(plain, recompute=draw(st.sampled_from(SEARCHED_RECOMPUTE)))
+    pipeline = draw(st.sampled_from([1, 1, 2, 4]))
+    tensor = draw(st.sampled_from([1, 2, 4]))
+    schedule = draw(st.sampled_from(SCHEDULES)) if pipeline > 1 else "1f1b"
+    offload = draw(st.sampled_from(["none", "none", *OFFLOADS]))
+    plus_plus = zero == 3 and draw(st.booleans())  # ZeRO++
+    return replace(
+        plain,
+        dp_replicate=draw(st.sampled_from([1, 1, 1, data])),
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        context_parallel=draw(st.sampled_from([1, 1, 1, 2])),
+        context_parallel_method=draw(st.sampled_from(CONTEXT_METHODS)),
+        expert_parallel=draw(st.sampled_from([1, 1, 2])),
+        expert_tensor_parallel=draw(st.booleans()),
+        pipeline_schedule=schedule,
+        virtual_stages=1 if schedule in ("1f1b", "gpipe", "zero_bubble") else 2,
+        sequence_parallel=tensor > 1 and draw(st.booleans()),
+        recompute=draw(st.sampled_from(RECOMPUTE)),
+        offload=offload,
+        offload_device="nvme" if offload == "weights" and draw(st.booleans()) else "cpu",
+        secondary_ranks=draw(st.sampled_from([1, data])) if plus_plus else 1,
+        quantised_weights=plus_plus and draw(st.booleans()),
+        quantised_gradients=plus_plus and draw(st.booleans()),
     )
 
 
 @st.composite
 def asked(draw: st.DrawFn) -> tuple[Scenario, Plan]:
-    """A legal plan with its scenario."""
+    """A legal plan with its scenario: one of the trainers that run it."""
     plan = draw(plans())
     adapter = draw(st.sampled_from(["none", "none", "lora", "qlora"]))
     workload = Workload(
@@ -103,16 +126,20 @@ def asked(draw: st.DrawFn) -> tuple[Scenario, Plan]:
         precision=draw(st.sampled_from(["bf16", "fp16", "fp32"])),
         optimizer="adamw" if adapter != "none" else draw(st.sampled_from(get_args(Optimizer))),
         attention_kernel=draw(st.sampled_from(["flash", "eager"])),
+        document_mask=draw(st.integers(0, 3)) == 0,
         adapter=adapter,  # type: ignore[arg-type]
         adapter_rank=8 if adapter != "none" else 0,
         adapter_alpha=16.0 if adapter != "none" else 0.0,
     )
     name = draw(st.sampled_from(sorted(MODELS)))
     model = model_spec(MODELS[name] | _longer(name), name=name)
-    software = draw(st.sampled_from(["shardplan", "megatron"]))
-    scenario = scenario_of(model, workload, plan, software)
-    assume(is_legal(scenario, plan))
-    return scenario, plan
+    usual = draw(st.sampled_from(["shardplan", "megatron"]))
+    drawn = draw(st.lists(st.sampled_from(SOFTWARE), min_size=2, max_size=2))
+    scenario = scenario_of(model, workload, plan, usual)
+    tried = [replace(scenario, software=software_profile(each)) for each in (*drawn, usual)]
+    run = [each for each in tried if is_legal(each, plan)]
+    assume(run)
+    return run[0], plan
 
 
 def _longer(name: str) -> dict[str, Any]:

@@ -204,7 +204,6 @@ def test_the_rooms_stand_in_the_order_of_their_contract(package: str) -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        "make_formulas.py",
         "make_defaults.py",
         "make_stub.py",
         "make_schema.py",
