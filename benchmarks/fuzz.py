@@ -1,7 +1,7 @@
 """Mutate files and requests that strangers may write; every reader answers or refuses in one line.
 
     python -m benchmarks.fuzz --cases 100000             all readers, in turn
-    python -m benchmarks.fuzz --only plan.json --guided  by coverage (pip install atheris)
+    python -m benchmarks.fuzz --guided                   by coverage (pip install atheris)
     python -m benchmarks.fuzz --commands --cases 200     shardplan itself, a process for each file
 
 A case takes a real file, replaces a few of its tokens or bytes, and reads the result. Anything but
@@ -12,6 +12,7 @@ an answer or an ``InputError`` of one line is a finding: another exception, a se
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import random
 import re
@@ -35,6 +36,8 @@ MAX_SECONDS = 1.0  # of CPU, of one case
 MAX_BYTES = 300_000_000  # of address space beyond that of the loaded program
 MOST_CHARACTERS = 6000  # of a message
 ALLOWED_CODES = (2, 3)
+GUIDED_SECONDS = 60  # of a reader
+INSTRUMENTED = ("hardware_profiles", "cost_models", "planner", "executor", "tomllib", "json")
 FORBIDDEN = ("subprocess.Popen", "socket.connect", "socket.getaddrinfo", "os.system", "os.exec")
 FORBIDDEN_PREFIXES = ("pickle.", "os.posix_spawn", "os.fork")
 
@@ -297,35 +300,58 @@ def _run_command(words: Sequence[str]) -> tuple[int, str, resource.struct_rusage
         return os.waitstatus_to_exitcode(status), said.read().decode(errors="replace"), used
 
 
-def guided(cases: int, only: str) -> None:
-    """Fuzz one reader by coverage; libFuzzer ends the process."""
-    try:
-        import atheris
-    except ImportError:
+def guided(cases: int, only: str) -> list[str]:
+    """Fuzz each reader by coverage, in a process of its own; return those with a finding."""
+    if importlib.util.find_spec("atheris") is None:
         sys.exit(
             "--guided needs atheris: pip install atheris (Linux and macOS, Python 3.11 to 3.13)"
         )
-    if only not in (names := [one.name for one in readers.readers()]):
-        sys.exit(f"--guided takes one reader: --only {' | '.join(map(repr, names))}")
+    found = []
+    for one in readers.readers():
+        if only not in one.name:
+            continue
+        child = os.fork()
+        if child == 0:
+            try:
+                _guided(one, cases)
+            finally:
+                os._exit(1)
+        _, status, used = os.wait4(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        found += [one.name] if code else []
+        print(f"{one.name}: exit code {code}, {used.ru_utime + used.ru_stime:.0f} s", flush=True)
+    return found
 
-    (one,) = [one for one in readers.readers() if one.name == only]
-    atheris.instrument_all()
+
+def _guided(one: readers.Reader, cases: int) -> None:
+    """Fuzz one reader; libFuzzer ends the process."""
+    import atheris
+
     folder = Path(tempfile.mkdtemp())
     corpus = folder / "corpus"
     corpus.mkdir()
-    for number, data in enumerate(one.seeds()):
-        read_case(one, data, folder)
-        (corpus / str(number)).write_bytes(data)
+    with atheris.instrument_imports(include=list(INSTRUMENTED)):
+        seeds = one.seeds()
+        for number, data in enumerate(seeds):
+            read_case(one, data, folder)
+            (corpus / str(number)).write_bytes(data)
 
     def test(data: bytes) -> None:
         wrong = read_case(one, data, folder)
         if wrong is not None:
+            print(Finding(one.name, -1, wrong, data), flush=True)
             raise AssertionError(wrong)
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
-        return mutated(data, [data], random.Random(seed))[:most]
+        return mutated(data, seeds, random.Random(seed))[:most]
 
-    options = [f"-runs={cases}", "-timeout=10", f"-max_len={readers.MAX_CASE}", "-verbosity=0"]
+    options = [
+        f"-runs={cases}",
+        f"-max_total_time={GUIDED_SECONDS}",
+        "-timeout=10",
+        "-print_final_stats=1",
+    ]
+    options += [f"-max_len={readers.MAX_CASE}", f"-artifact_prefix={folder}/", "-verbosity=0"]
     atheris.Setup([sys.argv[0], *options, str(corpus)], test, custom_mutator=mutate)
     atheris.Fuzz()
 
@@ -340,7 +366,7 @@ def main() -> int:
     parser.add_argument("--commands", action="store_true", help="run shardplan for each file")
     given = parser.parse_args()
     if given.guided:
-        guided(given.cases, given.only)
+        return bool(guided(given.cases, given.only))
     if given.commands:
         return bool(run_commands(given.cases, first_seed=given.seed))
     began = time.process_time()
