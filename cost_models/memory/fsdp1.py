@@ -113,7 +113,9 @@ def flat_gradients(
 ) -> Gradients:
     """Whole gradients of all units, where they are added up before they are reduced (no_sync).
 
-    If the longest sequences come first, no gradients are accumulated at their peak.
+    The optimizer reads shards: a unit's whole gradient is dropped once it is reduced (_reduce_grad:
+    flat_param.grad = None). If the longest sequences come first, no gradients are accumulated at
+    their peak.
     """
     if not software.gradients.accumulated_unsharded:
         return others
@@ -121,7 +123,7 @@ def flat_gradients(
     row = _whole("gradients", "whole gradients of all units", whole.all_gradients)
     early = software.activations.longest_sequences_first
     none = {name: replace(row, size=0.0) for name in ("full_flight", "later")} if early else {}
-    return others.replaced(kept, row, **none)
+    return others.replaced(kept, row, reduced=others.reduced, **none)
 
 
 def _whole(part: str, name: str, size: Real) -> Item:

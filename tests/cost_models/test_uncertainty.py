@@ -1,13 +1,66 @@
-"""Intervals of software profiles that are composed of engines."""
+"""Intervals: whoever describes less gets none that is narrower; profiles composed of engines."""
 
 from __future__ import annotations
+
+from itertools import product
+from statistics import median
+from typing import get_args
 
 import pytest
 
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
-from cost_models.uncertainty import MEMORY, compared_kind, verdict_spread
+from cost_models.uncertainty import (
+    MEMORY,
+    UNKNOWN,
+    MemoryKind,
+    compared_kind,
+    memory_kind,
+    memory_spread,
+    peak_interval,
+    peak_was_compared,
+    verdict_spread,
+)
+from hardware_profiles.software.trainer import software_names
 from tests.samples import make_scenario
+
+MEASURED = [*product(get_args(MemoryKind), (1, 8))]
+
+
+@pytest.mark.parametrize(("kind", "num_gpus"), MEASURED)
+def test_a_trainer_that_nobody_described_never_has_a_narrower_interval(
+    kind: MemoryKind, num_gpus: int
+) -> None:
+    """Neither that of a peak nor that of a verdict, on each side."""
+    nobody = memory_spread(UNKNOWN, num_gpus, kind), verdict_spread(UNKNOWN, num_gpus)
+    for name in software_names():
+        known = memory_spread(name, num_gpus, kind), verdict_spread(name, num_gpus)
+        for wide, narrow in zip(nobody, known, strict=True):
+            assert wide.below >= narrow.below > 0.0
+            assert wide.above >= narrow.above > 0.0
+
+
+@pytest.mark.parametrize(("kind", "num_gpus"), MEASURED)
+def test_a_trainer_without_compared_peaks_has_no_narrow_interval(
+    kind: MemoryKind, num_gpus: int
+) -> None:
+    """At least as wide as the middle one of the trainers that were compared, whoever it is."""
+    names = {memory_kind(name): name for name in software_names() if name != "shardplan"}
+    spreads = {each: memory_spread(name, num_gpus, kind) for each, name in names.items()}
+    compared = [spread for each, spread in spreads.items() if peak_was_compared(names[each])]
+    others = {spreads[each] for each in spreads if not peak_was_compared(names[each])}
+    assert others == {memory_spread("nobody's", num_gpus, kind)}
+    assert others.pop().above >= median(spread.above for spread in compared)
+
+
+def test_the_ends_lie_around_the_typical_and_the_cautious_peak() -> None:
+    for name in (*software_names(), UNKNOWN):
+        spread, verdict = memory_spread(name, 8), verdict_spread(name, 8)
+        low, high = peak_interval(100.0, 90.0, spread)
+        assert low == pytest.approx(90.0 - 90.0 * spread.below)
+        assert high == pytest.approx(100.0 + 100.0 * spread.above)
+        assert verdict.below <= spread.below
+        assert verdict.above <= spread.above
 
 
 @pytest.mark.parametrize("engine", ["node-dispatch", "all-to-all-dispatch"])

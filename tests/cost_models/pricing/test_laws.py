@@ -199,7 +199,7 @@ def test_no_parameter_is_lost_or_held_twice(case: tuple[Scenario, Plan]) -> None
 def test_the_shards_of_zero_3_are_the_whole_states(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
     plan = replace(plan, offload="none", expert_parallel=1, zero_stage=3)
-    one = replace(plan, data_parallel=1, context_parallel=1)
+    one = replace(plan, data_parallel=1, dp_replicate=1, context_parallel=1, secondary_ranks=1)
     assume(plan.shard_ranks > 1 and scenario.software.sharding.largest_zero_stage >= 3)
     # adafactor and muon have states of whole matrices
     assume(scenario.workload.optimizer in ("adamw", "sgd"))
