@@ -49,7 +49,6 @@ def simulated(plan: Plan, passes: np.ndarray) -> float:
     return makespan(plan, f.tolist(), (i + w).tolist(), w.tolist())
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(data=st.data())
 def test_the_closed_form_is_a_lower_bound_of_the_simulation(schedule: str, data: Any) -> None:
@@ -64,7 +63,6 @@ def test_the_closed_form_is_a_lower_bound_of_the_simulation(schedule: str, data:
     assert least >= plan.num_microbatches * passes.sum(axis=0).max() / CLOSE
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(data=st.data())
 def test_it_is_exact_for_equal_ranks(schedule: str, data: Any) -> None:
