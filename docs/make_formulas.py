@@ -23,6 +23,7 @@ DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS)]
 
+import worked_jobs  # noqa: E402
 from docstrings import Described, describe, prose, symbols_in  # noqa: E402
 from generated import write_or_compare  # noqa: E402
 from rooms import PACKAGE, TITLES, rooms  # noqa: E402
@@ -45,6 +46,7 @@ time](../../explanation/step_time.md), [serving](../../how-to/serving.md).
 - **Worked number**: the arguments and the result of the function while one of the jobs below is
   priced, computed when the page is made. Arguments that are whole objects (a model, a plan) are
   left out. Inside, everything is bytes, seconds and FLOP; numbers are printed in larger units.
+- [Whole jobs](jobs.md): what the formulas come to together.
 - **Source**: paper, section and equation, or the code whose behaviour the formula describes.
 - **Leaves out**: the limits of a formula; below a heading, those of all formulas of its file. The
   whole estimate's limits: [memory](../../explanation/memory.md#limits),
@@ -220,7 +222,7 @@ def pages() -> dict[str, str]:
         formula.code for files in found.values() for file in files for formula in file.formulas
     }
     calls = worked_calls(codes)
-    return {"README.md": index(found)} | {
+    return {"README.md": index(found), "jobs.md": worked_jobs.page()} | {
         f"{room}.md": page(room, files, calls) for room, files in found.items()
     }
 

@@ -1,0 +1,291 @@
+"""Whole jobs of the book of formulas: what each part of their memory, time and traffic comes to.
+
+Between them they use every technique, kind of model and trainer that the formulas tell apart. No
+number of the page is typed by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+
+import planner
+from cost_models.compute.flops import hardware_flops_per_step
+from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.estimate import price
+from cost_models.pricing.prediction import predict, to_json
+from cost_models.pricing.simulated_steps import simulated_steps
+
+HEAD: Final = """# Whole jobs
+
+What the formulas come to together, for jobs that between them use the techniques, kinds of models
+and trainers that the formulas tell apart: bytes of the fullest accelerator of every stage, seconds
+and FLOP of a step, and the collectives of every stage (number, bytes).
+`python docs/make_formulas.py --write` computes them, so the change of a formula shows here, part by
+part, which prices it changed.
+"""
+
+# options of planner.fit, after the model and the cluster
+TRAINING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
+    (
+        "deepseek-v2-lite",
+        "2x8xH800-SXM",
+        {"pipeline_schedule": "dualpipev", "pipeline_parallel": 4, "num_microbatches": 12}
+        | {"expert_parallel": 4, "zero_stage": 1, "recompute": "selective_ops"},
+    ),
+    (
+        "llama-3-8b",
+        "8xH100-SXM",
+        {"software": "torchtitan+dtensor-loss", "tensor_parallel": 4, "precision": "fp8"}
+        | {"sequence_parallel": True, "zero_stage": 3, "recompute": "ops:every-2nd-mm"},
+    ),
+    (
+        "qwen2.5-7b",
+        "4xL40S",
+        {"software": "hf-trainer+ragged-batches", "lora": 16, "zero_stage": 2}
+        | {"micro_batch_size": 2, "recompute": "full", "seq_len": 2048},
+    ),
+    (
+        "t5-large",
+        "8xV100-SXM2-32GB",
+        {"precision": "fp16", "attention_kernel": "eager", "optimizer": "adafactor"}
+        | {"software": "hf-trainer-early", "seq_len": 512, "micro_batch_size": 4},
+    ),
+    (
+        "mixtral-8x7b",
+        "4x8xH100-SXM",
+        {"software": "megatron", "precision": "fp8", "tensor_parallel": 2, "zero_stage": 1}
+        | {"sequence_parallel": True, "context_parallel": 2, "expert_parallel": 4}
+        | {"pipeline_parallel": 2, "recompute": "modules:core_attn+mlp", "seq_len": 8192},
+    ),
+    (
+        "bert-base",
+        "4xA100-80GB",
+        {"software": "ddp+adamw-for-loop", "precision": "fp32", "optimizer": "lamb"}
+        | {"seq_len": 512, "micro_batch_size": 16},
+    ),
+    (
+        "llama-2-13b",
+        "8xA100-40GB",
+        {"software": "fsdp1", "zero_stage": 3, "num_microbatches": 4, "recompute": "full:1/2"}
+        | {"precision": "fp16", "dp_replicate": 2},
+    ),
+    (
+        "gemma-2-9b",
+        "2xA100-80GB",
+        {"zero_stage": 3, "offload": "weights", "offload_device": "nvme", "optimizer": "adam"}
+        | {"attention_kernel": "eager", "recompute": "selective"},
+    ),
+    (
+        "llama-3-8b",
+        "1xRTX-4090",
+        {"software": "lit-gpt-nf4", "qlora": 8, "quantisation": "nf4_double", "seq_len": 1024},
+    ),
+    (
+        "llama-3-70b",
+        "8x8xH100-SXM",
+        {"pipeline_schedule": "interleaved_zero_bubble", "pipeline_parallel": 4}
+        | {"virtual_stages": 2, "tensor_parallel": 4, "sequence_parallel": True}
+        | {"context_parallel": 2, "context_parallel_method": "ulysses", "seq_len": 16384}
+        | {"global_batch_size": 32, "recompute_layers": 4, "recompute": "full"},
+    ),
+    (
+        "qwen2.5-32b",
+        "4x8xMI300X",
+        {"context_parallel": 4, "context_parallel_method": "allgather", "seq_len": 32768}
+        | {"zero_stage": 3, "secondary_ranks": 2, "quantised_weights": True}
+        | {"quantised_gradients": True, "offload": "activations", "optimizer": "muon"},
+    ),
+    (
+        "gpt2-xl",
+        "4xA100-40GB",
+        {"pipeline_schedule": "zbv", "pipeline_parallel": 4, "num_microbatches": 8}
+        | {"optimizer": "sgd_momentum", "seq_len": 1024, "recompute": "none"},
+    ),
+    (
+        "falcon-7b",
+        "4x8xV100-SXM2-32GB",
+        {"software": "megatron-deepspeed", "precision": "fp16", "pipeline_parallel": 2}
+        | {"zero_stage": 1, "optimizer": "adamw_8bit", "seq_len": 2048},
+    ),
+    (
+        "llama-3-8b",
+        "4xA100-80GB",
+        {"software": "deepspeed-zero3", "zero_stage": 3, "offload": "optimizer"}
+        | {"freeze": "embedding,layers:0-3", "gradient_precision": "bf16"},
+    ),
+    (
+        "qwen3-30b-a3b",
+        "8xH200-SXM",
+        {"expert_parallel": 8, "zero_stage": 3, "tensor_parallel": 2}
+        | {"sequence_parallel": True, "expert_tensor_parallel": False, "recompute": "full"},
+    ),
+    (
+        "gpt-oss-20b",
+        "8xB200",
+        {"software": "torch-compile+nvfp4", "precision": "fp4", "zero_stage": 2}
+        | {"master_weights": False, "recompute": "selective_ops"},
+    ),
+    (
+        "opt-1.3b",
+        "1xT4",
+        {"software": "peft", "qlora": 16, "precision": "fp16", "seq_len": 512}
+        | {"lora_targets": "attention", "quantisation": "int8"},
+    ),
+    (
+        "starcoder2-7b",
+        "8xA100-80GB",
+        {"software": "hf-trainer-liger", "zero_stage": 3, "optimizer": "paged_adamw"}
+        | {"recompute": "full", "micro_batch_size": 2},
+    ),
+    (
+        "command-r",
+        "4x8xH100-SXM",
+        {"software": "nemo", "tensor_parallel": 8, "sequence_parallel": True}
+        | {"pipeline_parallel": 2, "pipeline_schedule": "interleaved_1f1b", "virtual_stages": 2},
+    ),
+    (
+        "llama-3-8b",
+        "8xTPU-v5e",
+        {"software": "xla", "zero_stage": 3, "recompute": "full", "optimizer": "lion"},
+    ),
+    (
+        "phi-2",
+        "4xA100-80GB",
+        {"pipeline_schedule": "zero_bubble", "pipeline_parallel": 4, "num_microbatches": 8}
+        | {"recompute": "selective_ops", "optimizer": "sgd", "precision": "tf32"},
+    ),
+    (
+        "llama-3-8b",
+        "2x8xA100-80GB",
+        {"software": "torchtune-chunked", "zero_stage": 3, "offload": "weights+activations"}
+        | {"recompute": "full", "seq_len": 8192},
+    ),
+)
+SERVING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
+    (
+        "llama-3-70b",
+        "2x8xH100-SXM",
+        {"tensor_parallel": 8, "pipeline_parallel": 2, "weight_precision": "fp8"}
+        | {"concurrency": 64, "context_len": 8192},
+    ),
+    (
+        "mixtral-8x7b",
+        "8xH100-SXM",
+        {"data_parallel": 4, "tensor_parallel": 2, "expert_parallel": 8, "kv_precision": "fp8"}
+        | {"concurrency": 64, "context_len": 4096, "prompt_len": 1000},
+    ),
+    (
+        "deepseek-v3",
+        "2x8xH200-SXM",
+        {"data_parallel": 16, "expert_parallel": 16, "weight_precision": "fp8"}
+        | {"concurrency": 256, "context_len": 16384},
+    ),
+    ("t5-large", "1xA100-80GB", {"concurrency": 8, "context_len": 512}),
+    ("gemma-2-9b", "1xL4", {"concurrency": 4, "context_len": 4096, "cuda_graphs": False}),
+    (
+        "qwen3-next-80b-a3b",
+        "4xH100-SXM",
+        {"tensor_parallel": 4, "concurrency": 32, "context_len": 32768, "prefill_chunk": 2048},
+    ),
+    ("bert-base", "1xA100-80GB", {"concurrency": 32, "context_len": 512}),
+    (
+        "llama-3-8b",
+        "2xA100-80GB",
+        {"weight_precision": "int4", "kv_precision": "int8", "concurrency": 16},
+    ),
+)
+
+
+def page() -> str:
+    """Return the page."""
+    lines = [HEAD]
+    for model, cluster, options in TRAINING:
+        lines += job(model, cluster, {"micro_batch_size": 1, **options}, training)
+    for model, cluster, options in SERVING:
+        lines += job(model, cluster, {"inference": True, **options}, serving)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def job(model: str, cluster: str, options: Mapping[str, Any], priced: Any) -> Iterator[str]:
+    """Yield the section of a job."""
+    words = "".join(f"    {name}={value!r},\n" for name, value in options.items())
+    call = f'planner.fit(\n    "{model}", "{cluster}",\n{words})'.replace("'", '"')
+    software = f", {options['software']}" if "software" in options else ""
+    yield from (f"## {model} on {cluster}{software}", "", "```python", call, "```", "", "```text")
+    for name, numbers in priced(planner.fit(model, cluster, **options)):
+        yield f"{name:31}{numbers}"
+    yield from ("```", "")
+
+
+def training(answer: Any) -> Iterator[tuple[str, str]]:
+    """Yield the parts of the price of a training job."""
+    scenario, plan = answer.scenario, answer.plan
+    found = predict(scenario, plan, default_layer_ranges(scenario, plan))
+    table = PlanTable.from_plans([plan])
+    priced = price(scenario, table)
+    memory, time = found.memory, found.time
+    ends = (memory.low_bytes, memory.peak_bytes, memory.high_bytes)
+    yield "memory: low, peak, high", numbers(ends)
+    yield (
+        "live, reserved, device",
+        numbers(
+            (memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.device_used_bytes)
+        ),
+    )
+    for stage in memory.stages:
+        yield f"stage {stage.stage}: {stage.moment}", parts(stage.parts)
+    yield "host", parts(priced.host)
+    yield "step: low, step, high", numbers((time.low_seconds, time.step_seconds, time.high_seconds))
+    yield "simulated", numbers(simulated_steps(scenario, table))
+    yield "seconds", parts(time.parts)
+    yield "MFU, HFU", numbers((time.mfu or 0.0, time.hfu or 0.0))
+    yield "FLOP", numbers(hardware_flops_per_step(scenario.model, scenario.workload, table))
+    for one in found.communication:
+        yield f"stage {one.stage}: {one.axis} {one.kind}", f"{one.count} x {one.bytes:,}"
+
+
+def serving(answer: Any) -> Iterator[tuple[str, str]]:
+    """Yield the parts of the price of a served model."""
+    memory, time = answer.assessment.memory, answer.time
+    yield (
+        "memory: low, peak, high",
+        numbers((memory.low_bytes, memory.peak_bytes, memory.high_bytes)),
+    )
+    yield "memory", parts(memory.parts)
+    times = to_json(time)
+    for name, record in (("prompts", times), ("a token", times.pop("token", None) or {})):
+        yield name, parts_of({key: value for key, value in record.items() if is_number(value)})
+        yield from ((name, parts_of(each)) for each in record.values() if isinstance(each, dict))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one number."""
+    return isinstance(value, int | float)
+
+
+def parts(record: Any) -> str:
+    """Return the parts of a record that are not zero."""
+    return parts_of(to_json(record))
+
+
+def parts_of(values: Mapping[str, Any]) -> str:
+    """Return values that are not zero with their names."""
+    flat = ((name, float(np.ravel(value)[0])) for name, value in values.items())
+    return ", ".join(f"{name} {value:.6g}" for name, value in flat if value) or "0"
+
+
+def numbers(values: Any) -> str:
+    """Return numbers with six digits."""
+    return "  ".join(f"{float(value):.6g}" for value in values)
+
+
+if __name__ == "__main__":
+    print(page())
