@@ -16,7 +16,8 @@ forked process that imports the changed source from memory: no file changes, and
 at a time. Annotations and caches are not changed, since results do not depend on them.
 
 Printed are the survivors, and of each package the share that was killed with its 95 % interval
-(Wilson). The folder keeps the fate of each mutant, so that an interrupted command goes on where it
+(Wilson), without those that are equivalent by a rule of ``equivalent``.
+The folder keeps the fate of each mutant, so that an interrupted command goes on where it
 stopped. ``--again FILE`` runs the mutants of an earlier list (``survivors.txt``) once more.
 """
 
@@ -34,16 +35,18 @@ import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import coverage
 import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
+from msgspec import Meta
 from scipy.stats import binomtest
 
 # what tests import besides this repository, so that no mutant has to
@@ -55,7 +58,7 @@ ODD = re.compile(
 )
 NO_RESULT = re.compile(r"@(functools\.)?(cache|lru_cache|overload|cached_property)\b")
 SLOWEST = 20.0  # times slower than alone that a busy machine runs a test
-KILLED, SURVIVED, TIMEOUT = "killed", "survived", "timeout"
+KILLED, SURVIVED, TIMEOUT, EQUIVALENT = "killed", "survived", "timeout", "equivalent"
 
 
 class Mutant(NamedTuple):
@@ -127,8 +130,95 @@ def drawn(package: str, count: int, seed: int) -> list[Mutant]:
             places[mutant[:3]].append(mutant)
     chance = random.Random(seed)
     print(f"{package}: {len(places)} places, {sum(map(len, places.values()))} mutants", flush=True)
-    found = chance.sample(sorted(places), min(count, len(places)))
-    return [chance.choice(places[place]) for place in found]
+    found: list[Mutant] = []
+    for place in chance.sample(sorted(places), len(places)):
+        mutant = chance.choice(places[place])
+        if len(found) < count and _is_python(mutant):
+            found.append(mutant)
+    return found
+
+
+def _is_python(mutant: Mutant) -> bool:
+    """Whether a change is code: the ``*`` in front of keyword arguments is no operator."""
+    try:
+        ast.parse(mutant.code())
+    except SyntaxError:
+        return False
+    return True
+
+
+# --- changes without an effect -------------------------------------------------------------------
+
+
+def equivalent(mutant: Mutant) -> str:
+    """Return the rule by which a mutant's results are those of the code; empty: none applies.
+
+    bounds   a comparison with a number gives the same for all values of a field of a plan, whose
+             type has a lower bound: ``table.zero_stage == 0`` and ``<= 0``
+    words    a comparison with a word gives the same for all words of a field whose type is a
+             Literal in every record: ``weight.role == "expert"`` and ``<= "expert"``
+    slots    whether the fields of a record have slots
+    """
+    trees = (ast.parse(_source(mutant.path)), ast.parse(mutant.code()))
+    before, after = _difference(*trees)
+    if isinstance(before, ast.keyword) and before.arg == "slots":
+        return "slots"
+    if not (isinstance(before, ast.Compare) and isinstance(after, ast.Compare)):
+        return ""
+    field, value = before.left, before.comparators[0]
+    if not (isinstance(field, ast.Attribute) and isinstance(value, ast.Constant)):
+        return ""
+    texts = [
+        f"x {_SYMBOLS[type(each.ops[0])]} {ast.unparse(each.comparators[0])}"
+        for each in (before, after)
+    ]
+    numbers = isinstance(value.value, int | float) and not isinstance(value.value, bool)
+    values = _numbers_of(field.attr) if numbers else _words_of().get(field.attr, ())
+    same = all(eval(texts[0], {"x": x}) == eval(texts[1], {"x": x}) for x in values)
+    return ("bounds" if numbers else "words") if values and same else ""
+
+
+_SYMBOLS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+_SYMBOLS |= {ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
+
+
+def _difference(one: ast.AST, other: ast.AST) -> tuple[ast.AST, ast.AST]:
+    """Return the smallest comparison or keyword, or else node, in which two trees differ."""
+    children = list(zip(ast.iter_child_nodes(one), ast.iter_child_nodes(other), strict=False))
+    apart = [pair for pair in children if ast.dump(pair[0]) != ast.dump(pair[1])]
+    if len(apart) != 1 or isinstance(one, ast.Compare | ast.keyword):
+        return one, other
+    return _difference(*apart[0])
+
+
+def _numbers_of(field: str) -> Sequence[int]:
+    """Return values of a field of a plan from its lower bound on; none: it is no such field."""
+    from cost_models.plan.plan import Plan
+
+    kind = get_type_hints(Plan, include_extras=True).get(field)
+    bounds = [each.ge for each in getattr(kind, "__metadata__", ()) if isinstance(each, Meta)]
+    return range(bounds[0], 20) if bounds and bounds[0] is not None else ()
+
+
+@cache
+def _words_of() -> Mapping[str, tuple[str, ...]]:
+    """Return the words that the fields of a name may have in all records of the cost models."""
+    found: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for path in sorted(Path("cost_models").rglob("*.py")):
+        module = importlib.import_module(".".join(path.with_suffix("").parts))
+        for record in vars(module).values():
+            if isinstance(record, type) and record.__module__ == module.__name__:
+                for name, text in vars(record).get("__annotations__", {}).items():
+                    try:
+                        kind = eval(str(text), vars(module))
+                    except (NameError, SyntaxError):  # imported for type checkers alone
+                        kind = None
+                    found[name].append(get_args(kind) if get_origin(kind) is Literal else ())
+    return {
+        name: tuple(dict.fromkeys(word for words in every for word in words))
+        for name, every in found.items()
+        if all(every) and all(isinstance(word, str) for words in every for word in words)
+    }
 
 
 # --- which tests run a line ----------------------------------------------------------------------
@@ -338,6 +428,9 @@ def main() -> None:
     left = [mutant for mutant in mutants if options.again or mutant.key not in fates]
     with known.open("a", buffering=1) as done, (options.o / "survivors.txt").open("a") as survivors:
         for number, (mutant, fate, count) in enumerate(judge(left, selection, options.j), 1):
+            if fate == SURVIVED and (rule := equivalent(mutant)):
+                fate = EQUIVALENT
+                print(f"[{number}/{len(left)}] equivalent by {rule}: {mutant}", flush=True)
             fates[mutant.key] = fate
             done.write(f"{mutant.key} {fate}\n")
             if fate == SURVIVED:
@@ -352,9 +445,13 @@ def show(fates: Mapping[Mutant, str]) -> None:
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for mutant, fate in fates.items():
         for package in (str(Path(mutant.path).parent), "all"):
-            counts[package][fate] += 1
+            counts[package][fate] += fate != EQUIVALENT
+    equal = sum(fate == EQUIVALENT for fate in fates.values())
+    print(f"{len(fates)} mutants, of which {equal} are equivalent by a rule")
     for package, found in sorted(counts.items()):
         killed, every = found[KILLED] + found[TIMEOUT], found.total()
+        if not every:
+            continue
         low, high = binomtest(killed, every).proportion_ci(method="wilson")
         ends = f"{100 * low:.0f} to {100 * high:.0f} %"
         print(f"{package:32} {killed:4} of {every:4} killed: {100 * killed / every:.1f} % ({ends})")
