@@ -18,6 +18,7 @@ from hardware_profiles.software.profile import Profile, ProfileGroup, profile_of
 FOLDER = Path(__file__).parent / "trainers"
 OPTIMIZER_KERNELS: Final = ("fused", "foreach", "for-loop")
 UNKNOWN: Final = "torch-trainer"  # an ordinary training loop of torch
+MAX_NAME: Final = 1000  # characters
 OWN_FILE: Final = ".toml"  # a profile of a user's own is named by its file
 
 
@@ -298,6 +299,8 @@ def software_profile(name: str) -> SoftwareProfile:
     """
     if not isinstance(name, str):
         raise InputError(f"software = {name!r} (must be the name of a software profile)")
+    if len(name) > MAX_NAME:  # a file that a plan.json names
+        raise InputError(f"software = {name[:60]!r}… (must have at most {MAX_NAME:,} characters)")
     if name in profile_names():
         path = FOLDER / f"{name}.toml"
         document = dict(read_toml(path, "a software profile"))

@@ -68,3 +68,10 @@ def test_wrong_files_are_named(tmp_path: Path, text: str, words: str) -> None:
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(InputError, match=r"none\.toml: no such file \(a software profile"):
         software_profile("none.toml")
+
+
+@pytest.mark.parametrize("name", ["x" * 70_000 + ".toml", "fsdp2+" + "x" * 5000])
+def test_a_very_long_name_is_refused_in_a_short_message(name: str) -> None:
+    with pytest.raises(InputError, match="at most 1,000 characters") as found:
+        software_profile(name)
+    assert len(str(found.value)) < 200
