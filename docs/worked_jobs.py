@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ import numpy as np
 
 import planner
 from cost_models.compute.flops import hardware_flops_per_step
+from cost_models.legality.rules import legality_codes
+from cost_models.memory.peak import timelines
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
@@ -27,11 +30,16 @@ HEAD: Final = """# Whole jobs
 
 What the formulas come to together, for jobs that between them use the techniques, kinds of models
 and trainers that the formulas tell apart: bytes of the fullest accelerator of every stage, seconds
-and FLOP of a step, and the collectives of every stage (number, bytes).
+and FLOP of a step, the collectives of every stage (number, bytes), and live bytes and seconds with
+other recomputation.
 `python docs/make_formulas.py --write` computes them, so the change of a formula shows here, part by
 part, which prices it changed.
 """
 
+RECOMPUTED: Final = (
+    *("none", "selective", "full", "selective_ops", "ops:every-2nd-mm"),
+    *("modules:core_attn+mla_up_proj+layernorm+mlp+shared_experts+moe_act", "modules:mlp+moe"),
+)
 # options of planner.fit, after the model and the cluster
 TRAINING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
     (
@@ -221,14 +229,15 @@ def job(model: str, cluster: str, options: Mapping[str, Any], priced: Any) -> It
     software = f", {options['software']}" if "software" in options else ""
     yield from (f"## {model} on {cluster}{software}", "", "```python", call, "```", "", "```text")
     for name, numbers in priced(planner.fit(model, cluster, **options)):
-        yield f"{name:31}{numbers}"
+        yield f"{name:30} {numbers}"
     yield from ("```", "")
 
 
 def training(answer: Any) -> Iterator[tuple[str, str]]:
     """Yield the parts of the price of a training job."""
     scenario, plan = answer.scenario, answer.plan
-    found = predict(scenario, plan, default_layer_ranges(scenario, plan))
+    ranges = default_layer_ranges(scenario, plan)
+    found = predict(scenario, plan, ranges)
     table = PlanTable.from_plans([plan])
     priced = price(scenario, table)
     memory, time = found.memory, found.time
@@ -242,6 +251,8 @@ def training(answer: Any) -> Iterator[tuple[str, str]]:
     )
     for stage in memory.stages:
         yield f"stage {stage.stage}: {stage.moment}", parts(stage.parts)
+    for stage, line in enumerate(timelines(scenario, plan, ranges)):
+        yield f"stage {stage}: live by moment", numbers(float(at.allocated) for at in line)
     yield "host", parts(priced.host)
     yield "step: low, step, high", numbers((time.low_seconds, time.step_seconds, time.high_seconds))
     yield "simulated", numbers(simulated_steps(scenario, table))
@@ -250,6 +261,15 @@ def training(answer: Any) -> Iterator[tuple[str, str]]:
     yield "FLOP", numbers(hardware_flops_per_step(scenario.model, scenario.workload, table))
     for one in found.communication:
         yield f"stage {one.stage}: {one.axis} {one.kind}", f"{one.count} x {one.bytes:,}"
+    others = [replace(plan, recompute=each, recompute_layers=0) for each in RECOMPUTED]
+    codes = legality_codes(scenario, PlanTable.from_plans(others))
+    legal = [each for each, code in zip(others, codes, strict=True) if not code]
+    if not legal:
+        return
+    priced = price(scenario, PlanTable.from_plans(legal))
+    for row, each in enumerate(legal):
+        both = (float(priced.memory.allocated[row]), float(priced.step[row]))  # type: ignore[index]
+        yield each.recompute, numbers(both)
 
 
 def serving(answer: Any) -> Iterator[tuple[str, str]]:
@@ -279,12 +299,12 @@ def parts(record: Any) -> str:
 def parts_of(values: Mapping[str, Any]) -> str:
     """Return values that are not zero with their names."""
     flat = ((name, float(np.ravel(value)[0])) for name, value in values.items())
-    return ", ".join(f"{name} {value:.6g}" for name, value in flat if value) or "0"
+    return ", ".join(f"{name} {value:.7g}" for name, value in flat if value) or "0"
 
 
 def numbers(values: Any) -> str:
-    """Return numbers with six digits."""
-    return "  ".join(f"{float(value):.6g}" for value in values)
+    """Return numbers with seven digits."""
+    return "  ".join(f"{float(value):.7g}" for value in values)
 
 
 if __name__ == "__main__":
