@@ -7,8 +7,8 @@ number of the page is typed by hand.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,13 +18,18 @@ import numpy as np
 
 import planner
 from cost_models.compute.flops import hardware_flops_per_step
-from cost_models.legality.rules import legality_codes
+from cost_models.legality.rules import legality_codes, require_legal
 from cost_models.memory.peak import timelines
+from cost_models.model.families import model_spec
+from cost_models.model.presets import load_preset
 from cost_models.partition.plan_stages import default_layer_ranges
-from cost_models.plan.plan import PlanTable
+from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.prediction import predict, to_json
 from cost_models.pricing.simulated_steps import simulated_steps
+from cost_models.scenario import Scenario
+from hardware_profiles.cluster.parse import parse_cluster
+from planner.request.scenario import adapting, build_scenario
 
 HEAD: Final = """# Whole jobs
 
@@ -45,7 +50,12 @@ TRAINING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
     (
         "deepseek-v2-lite",
         "2x8xH800-SXM",
-        {"pipeline_schedule": "dualpipev", "pipeline_parallel": 4, "num_microbatches": 12}
+        {
+            "pipeline_schedule": "dualpipev",
+            "pipeline_parallel": 4,
+            "virtual_stages": 2,
+            "num_microbatches": 12,
+        }
         | {"expert_parallel": 4, "zero_stage": 1, "recompute": "selective_ops"},
     ),
     (
@@ -71,7 +81,12 @@ TRAINING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
         "4x8xH100-SXM",
         {"software": "megatron", "precision": "fp8", "tensor_parallel": 2, "zero_stage": 1}
         | {"sequence_parallel": True, "context_parallel": 2, "expert_parallel": 4}
-        | {"pipeline_parallel": 2, "recompute": "modules:core_attn+mlp", "seq_len": 8192},
+        | {
+            "pipeline_parallel": 2,
+            "recompute": "modules:core_attn+mlp",
+            "seq_len": 8192,
+            "num_microbatches": 8,
+        },
     ),
     (
         "bert-base",
@@ -82,7 +97,13 @@ TRAINING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
     (
         "llama-2-13b",
         "8xA100-40GB",
-        {"software": "fsdp1", "zero_stage": 3, "num_microbatches": 4, "recompute": "full:1/2"}
+        {
+            "software": "fsdp1",
+            "zero_stage": 3,
+            "num_microbatches": 4,
+            "recompute": "full",
+            "recompute_layers": 20,
+        }
         | {"precision": "fp16", "dp_replicate": 2},
     ),
     (
@@ -102,7 +123,7 @@ TRAINING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
         {"pipeline_schedule": "interleaved_zero_bubble", "pipeline_parallel": 4}
         | {"virtual_stages": 2, "tensor_parallel": 4, "sequence_parallel": True}
         | {"context_parallel": 2, "context_parallel_method": "ulysses", "seq_len": 16384}
-        | {"global_batch_size": 32, "recompute_layers": 4, "recompute": "full"},
+        | {"num_microbatches": 8, "recompute_layers": 4, "recompute": "full"},
     ),
     (
         "qwen2.5-32b",
@@ -114,13 +135,23 @@ TRAINING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
     (
         "gpt2-xl",
         "4xA100-40GB",
-        {"pipeline_schedule": "zbv", "pipeline_parallel": 4, "num_microbatches": 8}
+        {
+            "pipeline_schedule": "zbv",
+            "pipeline_parallel": 4,
+            "virtual_stages": 2,
+            "num_microbatches": 8,
+        }
         | {"optimizer": "sgd_momentum", "seq_len": 1024, "recompute": "none"},
     ),
     (
         "falcon-7b",
         "4x8xV100-SXM2-32GB",
-        {"software": "megatron-deepspeed", "precision": "fp16", "pipeline_parallel": 2}
+        {
+            "software": "megatron-deepspeed",
+            "precision": "fp16",
+            "pipeline_parallel": 2,
+            "num_microbatches": 4,
+        }
         | {"zero_stage": 1, "optimizer": "adamw_8bit", "seq_len": 2048},
     ),
     (
@@ -157,7 +188,12 @@ TRAINING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
         "command-r",
         "4x8xH100-SXM",
         {"software": "nemo", "tensor_parallel": 8, "sequence_parallel": True}
-        | {"pipeline_parallel": 2, "pipeline_schedule": "interleaved_1f1b", "virtual_stages": 2},
+        | {
+            "pipeline_parallel": 2,
+            "pipeline_schedule": "interleaved_1f1b",
+            "virtual_stages": 2,
+            "num_microbatches": 4,
+        },
     ),
     (
         "llama-3-8b",
@@ -216,26 +252,47 @@ def page() -> str:
     """Return the page."""
     lines = [HEAD]
     for model, cluster, options in TRAINING:
-        lines += job(model, cluster, {"micro_batch_size": 1, **options}, training)
+        lines += section(model, cluster, options, training(*job(model, cluster, options)))
     for model, cluster, options in SERVING:
-        lines += job(model, cluster, {"inference": True, **options}, serving)
+        answer = planner.fit(model, cluster, inference=True, **options)
+        lines += section(model, cluster, {"inference": True, **options}, serving(answer))
     return "\n".join(lines).rstrip() + "\n"
 
 
-def job(model: str, cluster: str, options: Mapping[str, Any], priced: Any) -> Iterator[str]:
+def section(
+    model: str, cluster: str, options: Mapping[str, Any], priced: Iterable[tuple[str, str]]
+) -> Iterator[str]:
     """Yield the section of a job."""
     words = "".join(f"    {name}={value!r},\n" for name, value in options.items())
     call = f'planner.fit(\n    "{model}", "{cluster}",\n{words})'.replace("'", '"')
     software = f", {options['software']}" if "software" in options else ""
     yield from (f"## {model} on {cluster}{software}", "", "```python", call, "```", "", "```text")
-    for name, numbers in priced(planner.fit(model, cluster, **options)):
+    for name, numbers in priced:
         yield f"{name:30} {numbers}"
     yield from ("```", "")
 
 
-def training(answer: Any) -> Iterator[tuple[str, str]]:
+def job(model: str, name: str, options: Mapping[str, Any]) -> tuple[Scenario, Plan]:
+    """Return the plan of a job on all accelerators; what is not given is off, or one."""
+    cluster, rest = parse_cluster(name), dict(options)
+    given = {each.name: rest.pop(each.name) for each in fields(Plan) if each.name in rest}
+    plan = Plan(**given)
+    plan = replace(plan, data_parallel=cluster.num_gpus // plan.world_size)
+    lora = [rest.pop(each, None) for each in ("lora", "qlora")]
+    more = [rest.pop(each, None) for each in ("lora_targets", "quantisation")]
+    scenario = build_scenario(
+        model_spec(load_preset(model).config, name=model),
+        cluster,
+        global_batch_size=plan.global_batch_size,
+        adapter=adapting(*lora, None, *more),
+        **rest,
+    ).scenario
+    require_legal(scenario, plan)
+    return scenario, plan
+
+
+def training(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the parts of the price of a training job."""
-    scenario, plan = answer.scenario, answer.plan
     ranges = default_layer_ranges(scenario, plan)
     found = predict(scenario, plan, ranges)
     table = PlanTable.from_plans([plan])
