@@ -70,6 +70,13 @@ def max_experts_per_token(model: ModelSpec) -> int:
     return max(kind.feed_forward.experts_per_token for kind in model.kinds)
 
 
+def expert_groups(model: ModelSpec) -> tuple[int, int]:
+    """Groups of experts, and of how many of them the experts of a token are."""
+    layers = [kind.feed_forward for kind in model.kinds]
+    most = max(layers, key=lambda layer: layer.experts_per_token)
+    return most.expert_groups, most.groups_per_token
+
+
 def exposed_all_to_all_seconds(traffic: Real, passes: Real, view: RankView) -> Real:
     """Seconds of a micro-batch's all-to-all that are not hidden.
 

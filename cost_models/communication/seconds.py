@@ -227,11 +227,13 @@ def axis_seconds(
     table: PlanTable,
     *,
     copies: int = 0,
+    groups: tuple[int, int] = (1, 1),
     links: LinkColumns | None = None,
 ) -> dict[str, Real]:
     """Seconds of all traffic of a rank in one step, by axis.
 
-    ``copies``: experts of a token, if it is sent to each node once (``exchange_bandwidth``).
+    ``copies``: experts of a token, if it is sent to each node once; ``groups``: of experts, in all
+    and for a token (``exchange_bandwidth``).
     ``links``: of each row, where these are on different clusters.
     """
     measured = cluster.accelerator.device == "cpu"
@@ -261,7 +263,7 @@ def axis_seconds(
                 reached = bandwidth
                 if kind == "all_to_all":
                     once = copies if axis == "expert" else 0
-                    reached = of(exchange_bandwidth, ranks, stride, copies=once)
+                    reached = of(exchange_bandwidth, ranks, stride, copies=once, groups=groups)
                 total = total + traffic_seconds(
                     kind,
                     traffic[axis, kind],

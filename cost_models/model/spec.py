@@ -127,6 +127,9 @@ class FeedForward:
     inner_dropout: bool = False  # dropout between the matrices as well (T5)
     weighted_in_fp32: bool = False  # the router's weights are not cast back (Mixtral, DeepSeek)
     router_in_fp32: bool = False  # it reads a copy of its input in fp32 (DeepSeek)
+    # a token's experts are of some of these groups of neighbours alone (DeepSeek)
+    expert_groups: int = 1
+    groups_per_token: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from cost_models.communication.context_parallel import (
     sum_bytes,
 )
 from cost_models.communication.expert_parallel import (
+    expert_groups,
     exposed_all_to_all_seconds,
     max_experts_per_token,
 )
@@ -214,9 +215,12 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
     traffic = pass_traffic(view, options=options)
     if software.pipeline.scatters_messages:
         traffic = scattered_stage_messages(traffic, table)
-    copies = max_experts_per_token(view.model) * software.communication.exchanges_once_a_node
-    links = view.links
-    return traffic, axis_seconds(traffic, view.cluster, software, table, copies=copies, links=links)
+    once = {
+        "copies": max_experts_per_token(view.model) * software.communication.exchanges_once_a_node,
+        "groups": expert_groups(view.model),
+        "links": view.links,
+    }
+    return traffic, axis_seconds(traffic, view.cluster, software, table, **once)
 
 
 def waiting_seconds(

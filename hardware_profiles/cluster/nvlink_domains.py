@@ -33,7 +33,12 @@ def domains_spanned(cluster: Cluster, group_size: Count, stride: Count) -> Colum
 
 
 def exchange_bandwidth(
-    cluster: Cluster, group_size: Count, stride: Count, *, copies: int = 0
+    cluster: Cluster,
+    group_size: Count,
+    stride: Count,
+    *,
+    copies: int = 0,
+    groups: tuple[int, int] = (1, 1),
 ) -> Column:
     """Return W such that an exchange of all with all takes (n - 1)/n B / W.
 
@@ -44,8 +49,8 @@ def exchange_bandwidth(
     which is why ``cluster.group_link`` gives it m w.
 
     ``copies``: number of rows that are copies of one token for different experts; one of them goes
-    to each domain, where it is forwarded. Of N = n / m domains k experts without
-    preference are in N (1 - (1 - 1/N)^k), so that the network has that over k to carry.
+    to each domain, where it is forwarded (``domains_of_token``; ``groups``), so that the network
+    has the number of these domains over that of the copies to carry.
 
     On an irregular tree of links it is a ring's bandwidth.
 
@@ -72,6 +77,34 @@ def exchange_bandwidth(
         share = outer.bandwidth.value * (size - 1.0) / others
         if copies:
             domains = np.maximum(1.0, size / np.minimum(members, size))
-            share = share * copies / (domains * (1.0 - (1.0 - 1.0 / domains) ** copies))
+            share = share * copies / domains_of_token(domains, copies, groups)
         bandwidth = np.where(leaves, np.minimum(bandwidth, share), bandwidth)
     return bandwidth
+
+
+def domains_of_token(domains: Column, experts: int, groups: tuple[int, int] = (1, 1)) -> Column:
+    """Return in how many of N domains the k experts of a token are, on average.
+
+        N' (1 - (1 - 1/N')^k)          k experts without preference in N' of the domains
+        N' = N (1 - C(G - G/N, t) / C(G, t))    t of G groups, of which a domain has G/N
+             N t / G                            where a group spans domains
+
+    ``groups``: G and t; a token's experts are of t groups of neighbours alone.
+    Source: DeepSeek-V3 (arXiv:2412.19437), sec. 2.1.2, node-limited routing.
+
+    >>> eight = np.array([8.0])
+    >>> [round(float(domains_of_token(eight, 8, of)[0]), 2) for of in ((1, 1), (8, 4))]
+    [5.25, 3.6]
+    """
+    number, chosen = groups
+    reached = 1.0 * domains
+    if chosen < number:
+        missed = np.ones_like(reached)
+        for drawn in range(chosen):
+            left = number - drawn
+            missed = missed * np.maximum(0.0, left - number / domains) / left
+        spans = domains > number
+        reached = np.where(spans, domains * chosen / number, domains * (1.0 - missed))
+    reached = np.maximum(1.0, reached)
+    found: Column = reached * (1.0 - (1.0 - 1.0 / reached) ** experts)
+    return found

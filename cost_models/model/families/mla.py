@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cost_models.model.families.blocks import (
     TransformerSizes,
     Weights,
@@ -67,6 +69,8 @@ DEEPSEEK_V3 = Defaults(
         "v_head_dim": 128,
         "qk_nope_head_dim": 128,
         "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
         "first_k_dense_replace": 3,
         "hidden_act": "silu",
         "max_position_embeddings": 4096,
@@ -88,10 +92,20 @@ def deepseek_v3(config: Config) -> ModelSpec:
     left_out: tuple[str, ...] = ()
     if config.read("num_nextn_predict_layers", whole(0, MAX_LAYERS), 0):
         left_out = ("multi-token prediction layers are left out, as in transformers",)
-    return _deepseek(config, mlp_bias=False, assumptions=left_out)
+    groups = config.size("n_group", MAX_EXPERTS)
+    chosen = config.size("topk_group", MAX_EXPERTS)
+    if chosen > groups:
+        raise config.wrong("topk_group", chosen, f"at most n_group = {groups:,}")
+    return _deepseek(config, mlp_bias=False, assumptions=left_out, groups=(groups, chosen))
 
 
-def _deepseek(config: Config, *, mlp_bias: bool, assumptions: tuple[str, ...] = ()) -> ModelSpec:
+def _deepseek(
+    config: Config,
+    *,
+    mlp_bias: bool,
+    assumptions: tuple[str, ...] = (),
+    groups: tuple[int, int] = (1, 1),
+) -> ModelSpec:
     sizes = read_sizes(config, head_dim="qk_rope_head_dim")
     attention = _latent_attention(config, sizes.num_heads)
     experts = config.size("moe_intermediate_size", MAX_FFN)
@@ -104,6 +118,7 @@ def _deepseek(config: Config, *, mlp_bias: bool, assumptions: tuple[str, ...] = 
         weighted_in_fp32=True,
         router_in_fp32=True,
     )
+    sparse = replace(sparse, expert_groups=groups[0], groups_per_token=groups[1])
     _only_every_layer(config)
     weights = _attention_weights(sizes.hidden_size, attention, bias=config.flag("attention_bias"))
     layers = dense_then_sparse(config, sizes, attention, weights, sparse, mlp_bias=mlp_bias)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cost_models.communication.expert_parallel import (
+    expert_groups,
     exposed_all_to_all_seconds,
     max_experts_per_token,
     routed_tokens,
@@ -107,7 +108,13 @@ def test_tokens_leave_a_node_by_their_ranks_own_share() -> None:
     assert once[1] == inside
     bandwidth = float(exchange_bandwidth(CLUSTER, 16, 1, copies=8))
     assert bandwidth == pytest.approx(50e9 * 15 / 8 * 8 / (2 * (1 - 0.5**8)))
+    # of two of four groups, which two nodes share: one pair in three is in one node
+    limited = float(exchange_bandwidth(CLUSTER, 16, 1, copies=4, groups=(4, 2)))
+    reached = 1 + 2 / 3
+    nodes = reached * (1 - (1 - 1 / reached) ** 4)
+    assert limited == pytest.approx(50e9 * 15 / 8 * 4 / nodes)
     assert max_experts_per_token(MODEL) == 2
+    assert (expert_groups(MODEL), expert_groups(sample_model("deepseek-v3"))) == ((1, 1), (8, 4))
     assert max_experts_per_token(sample_model("llama")) == 0
 
 
