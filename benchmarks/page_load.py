@@ -7,8 +7,9 @@ and pipeline parallelism of a plan that is held, as the page's script does. Betw
 thinks for ``--think`` seconds on average. Most questions are new: sequence lengths differ by
 client. The minute begins with the first answer, which waits for the server's processes to start.
 Times are from the request to the last byte of the page; an answer that is not a page ends the
-benchmark. Memory is that of the server's processes (Linux), after the first third and at the
-end. ``--address``: of a page that runs already, as shardplan serve prints it; without its memory.
+benchmark. Memory and processor time are those of the server's processes (Linux): memory after the
+first third and at the end, processor time for a change, which other programs change little.
+``--address``: of a page that runs already, as shardplan serve prints it; without these.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import os
 import random
 import re
 import socket
@@ -95,16 +97,34 @@ def _wait_for(port: int) -> None:
         time.sleep(0.1)
 
 
-def memory(process: int) -> float:
-    """Return the resident bytes of a process and of those that it started."""
-    size, waiting = 0.0, [process]
+def folders(process: int) -> Iterator[Path]:
+    """Yield the folders in /proc of a process and of those that it started."""
+    waiting = [process]
     while waiting:
         folder = Path(f"/proc/{waiting.pop()}")
         with contextlib.suppress(OSError):
-            size += 1024.0 * int(re.findall(r"VmRSS:\s+(\d+)", (folder / "status").read_text())[0])
+            yield folder
             for children in folder.glob("task/*/children"):
                 waiting += [int(number) for number in children.read_text().split()]
+
+
+def memory(process: int) -> float:
+    """Return the resident bytes of a process and of those that it started."""
+    size = 0.0
+    for folder in folders(process):
+        with contextlib.suppress(OSError):
+            size += 1024.0 * int(re.findall(r"VmRSS:\s+(\d+)", (folder / "status").read_text())[0])
     return size
+
+
+def processor_seconds(process: int) -> float:
+    """Return the processor time of a process and of those that it started."""
+    ticks = 0
+    for folder in folders(process):
+        with contextlib.suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])  # in user mode, and in the kernel
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -131,6 +151,7 @@ def measure(page: str, options: argparse.Namespace, process: int | None) -> None
     times: list[float] = []
     address = (parts.hostname, parts.port, cookie)
     client(0, address, time.time(), 0.001, [])
+    worked = 0.0 if process is None else -processor_seconds(process)
     until = time.time() + options.seconds
     failed: list[BaseException] = []
 
@@ -149,6 +170,9 @@ def measure(page: str, options: argparse.Namespace, process: int | None) -> None
         time.sleep(0.5)
     for thread in threads:
         thread.join()
+    if process is not None:
+        worked += processor_seconds(process)
+        print(f"processor: {1e3 * worked / len(times):.1f} ms a change")
     times.sort()
     for share in (0.5, 0.9, 0.99):
         print(f"p{100 * share:g}: {1e3 * times[int(share * (len(times) - 1))]:.0f} ms")

@@ -109,11 +109,23 @@ def misalignment(lengths: Sequence[Real], compute_bytes: float, rate: Rates) -> 
     if compute_bytes != 2.0 or not rate.units or aligned:
         return slower
     for length in lengths:
-        odd, even = np.mod(length, 2.0) == 1.0, np.mod(length, 2.0) == 0.0
-        unaligned = even & (np.mod(length, ALIGNED) != 0.0)
-        here = np.where(odd, ODD_SLOWDOWN, np.where(unaligned, EVEN_SLOWDOWN, 1.0))
-        slower = np.maximum(slower, here)
+        if type(length) is np.ndarray and length.size <= FEW and length.dtype == np.float64:
+            slower = np.maximum(slower, _kept_slowdown(length.shape, length.tobytes()))
+        else:
+            slower = np.maximum(slower, _slowdown(length))
     return slower
+
+
+@lru_cache(maxsize=4096)  # layers, and questions about one model, repeat their lengths
+def _kept_slowdown(shape: tuple[int, ...], lengths: bytes) -> Real:
+    return _slowdown(np.frombuffer(lengths).reshape(shape))
+
+
+def _slowdown(length: Real) -> Real:
+    """Return the slowdown of rows of a length."""
+    odd, even = np.mod(length, 2.0) == 1.0, np.mod(length, 2.0) == 0.0
+    unaligned = even & (np.mod(length, ALIGNED) != 0.0)
+    return np.where(odd, ODD_SLOWDOWN, np.where(unaligned, EVEN_SLOWDOWN, 1.0))
 
 
 @on_distinct_rows

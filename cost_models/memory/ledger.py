@@ -99,7 +99,7 @@ def product(part: str, name: str, *factors: Given) -> Item:
     >>> product("weights", "shards", ("w", 4.0, "bytes"), ("P", 8e9), ("/d", 64)).size
     500000000.0
     """
-    found = tuple(Factor(*each) for each in factors)
+    found = tuple([Factor(*each) for each in factors])
     size: Real = found[0].value  # type: ignore[assignment]
     for symbol, value, _ in found[1:]:
         size = size / value if symbol[0] == "/" else size * value

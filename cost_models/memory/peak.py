@@ -43,13 +43,12 @@ def rank_memory(view: RankView) -> tuple[MemoryParts, Real, Real]:
     (``allocator``). Shapes: columns of the table's length. Source: the formulas that yield the
     rows.
     """
-    moments = rank_timeline(view)
+    moments, outside = _timeline(view)
     peaks = np.stack([parts.peak for parts in moments])
     moment = np.argmax(peaks, axis=0)
     parts = chosen_parts(moments, moment)
     if not view.on_gpu:
         return parts, moment, np.max(peaks, axis=0)
-    outside = outside_bytes(view.software, view.cluster, view.table)
     free = np.stack([at.runtime - outside for at in moments])
     typical = np.max(peaks - untypical_bytes(view.software, view.table, free), axis=0)
     return parts, moment, typical
@@ -61,16 +60,21 @@ def rank_timeline(view: RankView) -> tuple[MemoryParts, ...]:
     ``rank_memory`` returns the largest of them. ``runtime`` is given for each moment: the device's
     own share, and the free blocks that the allocator needs at that moment.
     """
+    return _timeline(view)[0]
+
+
+def _timeline(view: RankView) -> tuple[tuple[MemoryParts, ...], Real]:
+    """Return the parts at each moment, and the bytes of ``runtime`` that do not depend on it."""
     ledger, none = rank_ledger(view), np.zeros(len(view.table))
     found = [MemoryParts(**ledger.parts(moment), runtime=none) for moment in range(len(MOMENTS))]
     if not view.on_gpu:
-        return tuple(found)
+        return tuple(found), 0.0
     kept = total(ledger.kept())
     outside = outside_bytes(view.software, view.cluster, view.table)
     gradients = np.stack([none + parts.gradients for parts in found])
     others = np.stack([parts.allocated - kept - parts.gradients for parts in found])
     free: Any = outside + free_bytes(view.software, view.table, gradients, others)
-    return tuple(replace(parts, runtime=free[at]) for at, parts in enumerate(found))
+    return tuple(replace(parts, runtime=free[at]) for at, parts in enumerate(found)), outside
 
 
 def timelines(

@@ -8,11 +8,12 @@ Leaves out: parts of a pass; a micro-batch counts whole until its backward pass 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Real, holds
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import ONE_F_ONE_B, SCHEDULES, PlanTable
@@ -36,25 +37,35 @@ def in_flight_peaks(
     microbatches, pipeline = table.num_microbatches, table.pipeline_parallel
     virtual, index = table.virtual_stages, rank.index
     none = np.zeros(len(table))
-    by_schedule: dict[str, tuple[InFlight, ...]] = {
-        "gpipe": ((in_flight_gpipe(microbatches) * virtual, none),),
-        "1f1b": ((in_flight_1f1b(microbatches, pipeline, index), none),),
-        "interleaved_1f1b": (
+
+    def zero_bubble() -> tuple[InFlight, ...]:
+        return peaks_zero_bubble(microbatches, pipeline, virtual, index)
+
+    by_schedule: dict[str, Callable[[], tuple[InFlight, ...]]] = {
+        "gpipe": lambda: ((in_flight_gpipe(microbatches) * virtual, none),),
+        "1f1b": lambda: ((in_flight_1f1b(microbatches, pipeline, index), none),),
+        "interleaved_1f1b": lambda: (
             (in_flight_interleaved(microbatches, pipeline, virtual, index), none),
         ),
-        "zero_bubble": peaks_zero_bubble(microbatches, pipeline, virtual, index),
-        "zbv": peaks_zbv(pipeline, index),
-        "dualpipev": peaks_dualpipev(pipeline, index),
+        "zero_bubble": zero_bubble,
+        "zbv": lambda: peaks_zbv(pipeline, index),
+        "dualpipev": lambda: peaks_dualpipev(pipeline, index),
+        "interleaved_zero_bubble": zero_bubble,
     }
-    by_schedule["interleaved_zero_bubble"] = by_schedule["zero_bubble"]
-    chosen = [schedule == SCHEDULES.index(name) for name in by_schedule]
-    chosen = [each & (pipeline > 1) for each in chosen]
+    chosen, moments = [], []
+    for name, points in by_schedule.items():
+        rows = (schedule == SCHEDULES.index(name)) & (pipeline > 1)
+        if holds(rows):
+            chosen.append(rows)
+            moments.append(points())
     found: list[InFlight] = []
-    for number in range(max(map(len, by_schedule.values()))):
-        of_each = [moments[min(number, len(moments) - 1)] for moments in by_schedule.values()]
+    for number in range(max(map(len, moments), default=1)):
+        of_each = [points[min(number, len(points) - 1)] for points in moments]
         # without a pipeline each micro-batch's backward pass ends before the next one starts
-        flying = np.select(chosen, [f for f, _ in of_each], 1.0 * virtual)
-        due = np.select(chosen, [d for _, d in of_each], 0.0)
+        flying, due = 1.0 * virtual, none
+        if chosen:
+            flying = np.select(chosen, [f for f, _ in of_each], flying)
+            due = np.select(chosen, [d for _, d in of_each], 0.0)
         if extra is not None:
             whole = ~np.isin(schedule, SPLIT_CODES) | (pipeline == 1)
             more = np.minimum(flying + extra, virtual * microbatches)
