@@ -6,7 +6,7 @@ are counted, not searched for, and no row of the full table is stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,9 +69,23 @@ class ProductProjection(Projection):
             return None
         found: Index | None = self.indexes.get(coarser.mask)
         if found is None:
-            grid, digits = self.grid_and_choices(np.arange(self.size))
-            found = np.zeros(self.size, dtype=np.intp)
-            for number in coarser.chosen:
-                found = found * self.product.sizes[number][grid] + digits[number]
-            found = self.indexes[coarser.mask] = found + coarser.starts[grid]
+            (found,) = self.numbers_in([coarser], np.arange(self.size))
+            self.indexes[coarser.mask] = found
         return found
+
+    def numbers_in(self, coarser: Sequence[Any], rows: Index) -> Iterator[Index]:
+        """Yield the row numbers of some rows in each of some projections to fewer choices."""
+        grid, digits = self.grid_and_choices(rows)
+        for other in coarser:
+            found = np.zeros(len(rows), dtype=np.intp)
+            for number in other.chosen:
+                found = found * self.product.sizes[number][grid] + digits[number]
+            yield found + other.starts[grid]
+
+    def rows_below(self, prefix: ProductProjection, rows: Index) -> Index:
+        """Return the rows that share some rows of a prefix of this projection's choices."""
+        grid, _ = prefix.grid_and_choices(rows)
+        times = (self.counts // np.maximum(1, prefix.counts))[grid]
+        begins = self.starts[grid] + (rows - prefix.starts[grid]) * times
+        found: Index = np.repeat(begins - (np.cumsum(times) - times), times)
+        return found + np.arange(len(found))

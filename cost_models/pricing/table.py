@@ -24,6 +24,8 @@ from cost_models.columnar.projections import Frame, Index, Projection, distinct
 from cost_models.memory.allocator import free_bytes, free_shares
 from cost_models.memory.host import HostBytes, rank_host_bytes
 from cost_models.memory.ledger import total
+from cost_models.memory.model_states import rank_weights
+from cost_models.memory.optimizer_states import optimizer_rows
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.peak import rank_ledger
 from cost_models.partition.in_flight import late_rank
@@ -32,7 +34,7 @@ from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.factored import factored, find_projections, mask_of
-from cost_models.plan.plan import PlanTable
+from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.plan.recompute import NONE
 from cost_models.pricing.estimate import block_time, price, price_memory, seconds_of
 from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of, late_position
@@ -165,31 +167,34 @@ class BalancedSteps(Struct, frozen=True):
     once: Floats  # once a step
 
 
-def table_balanced_steps(scenario: Scenario, table: PlanTable) -> BalancedSteps:
+def table_balanced_steps(
+    scenario: Scenario, table: PlanTable, most_stages: Index | None = None
+) -> BalancedSteps:
     """Return lower bounds of legal plans for every number of layers of each stage.
 
-    Plans with one stage on each rank, on accelerators; also for every number of recomputed layers
-    if the table recomputes none. All ranks together do the same work for each number of layers;
-    waits for hosts and for tokens of experts count only if all ranks wait, since a rank that does
-    not could hide those of more layers. One rank has no fewer layers than in the even split: the
-    shortest time once a step of any rank is added, less a forward pass, in which recomputation may
-    hide communication.
+    On accelerators; also for every number of recomputed layers if the table recomputes none.
+    ``most_stages``: of a rank of each plan; None: one. All ranks together do the same work for each
+    number of layers, and no less with more stages; waits for hosts and for tokens of experts count
+    only if all ranks wait, since a rank that does not could hide those of more layers. One rank has
+    no fewer layers than in the even split: the shortest time once a step of any rank is added, less
+    the forward passes in which recomputation may hide communication.
     """
     bounds = BalancedSteps(*(np.empty(len(table)) for _ in range(3)))
-    for rows, group in _groups(scenario, table):
-        plans, hiding = group.table, Hiding.of(scenario.software)
+    if most_stages is not None:
+        table = dataclasses.replace(table, virtual_stages=np.ones_like(most_stages))
+    for rows, group in _groups(scenario, table, most_stages):
+        plans, hiding, stages = group.table, Hiding.of(scenario.software), np.ones(1)
+        if group.clusters is not None:
+            stages = FactoredColumn(*group.clusters)  # type: ignore[assignment]
+        looped = dataclasses.replace(plans, virtual_stages=stages)
         reduces = (plans.zero_stage >= 3) | (plans.pipeline_parallel == 1)
         hidden = np.where(reduces, 1.0 * plans.num_microbatches, 1.0)
-        ranks: list[tuple[Any, RankSeconds]] = []  # how often a pipeline has a rank
-        seen: list[set[int | None]] = [set() for _ in group.contents]
-        for slot, rank in zip(group.slots, group.ranks, strict=True):
-            alike = [
-                0 if index is None or index in known else len(own[index].positions)
-                for index, known, own in zip(slot, seen, group.contents, strict=True)
-            ]
-            for index, known in zip(slot, seen, strict=True):
-                known.add(index)
-            ranks.append((group.of_block(alike), seconds_of(RankView(scenario, plans, rank))))
+        in_turn = np.minimum(plans.pipeline_parallel, plans.num_microbatches)
+        hidden = np.where(stages > 1, np.maximum(hidden, in_turn), hidden)
+        ranks: list[tuple[Any, RankSeconds]] = [
+            (number, seconds_of(RankView(scenario, plans, rank)))
+            for number, rank in zip(group.numbers(), group.ranks, strict=True)
+        ]
 
         def least_of(values: Sequence[Any], ranks: Sequence[tuple[Any, Any]] = ranks) -> Any:
             present = zip(ranks, values, strict=True)
@@ -203,14 +208,34 @@ def table_balanced_steps(scenario: Scenario, table: PlanTable) -> BalancedSteps:
             whole = whole + np.where(least_of(waits) > 0.0, every, 0.0)
         once = []
         for _, one in ranks:
-            exposed = exposed_data_seconds(one, plans, hiding, on_gpu=True)
+            exposed = exposed_data_seconds(one, looped, hiding, on_gpu=True)
             once.append(np.maximum(0.0, exposed - hidden * one.forward_pass) + one.optimizer)
         forward = least_of([one.forward_pass / one.microbatch for _, one in ranks])
-        least = balanced_bound(plans, whole, forward) + least_of(once)
+        least = balanced_bound(plans, whole, forward, stages) + least_of(once)
         for bound, found in zip(astuple(bounds), (least, whole, least_of(once)), strict=True):
             bound[rows] = expand(found, len(group.plain))
         group.frame.release()
     return bounds
+
+
+def table_least_states(scenario: Scenario, table: PlanTable) -> Floats:
+    """Return lower bounds of the peaks of plans with any layers of each stage, in bytes.
+
+    Of plans that offload nothing, on accelerators, for every recomputation and number of stages on
+    a rank; 0 for others. All ranks together have the same weights and optimizer states for each
+    number of layers, and one rank has no fewer than all on average.
+    """
+    found = np.zeros(len(table))
+    for rows, group in _groups(scenario, table):
+        plans, kept = group.table, outside_bytes(scenario.software, scenario.cluster, group.table)
+        for number, rank in zip(group.numbers(), group.ranks, strict=True):
+            view = RankView(scenario, plans, rank)
+            held = [row for row in (*rank_weights(view), *optimizer_rows(view)) if row.persists]
+            kept = kept + number * total(held) / plans.pipeline_parallel
+        kept = np.where(plans.offload == OFFLOADS.index("none"), kept, 0.0)
+        found[rows] = expand(kept, len(group.plain))
+        group.frame.release()
+    return found
 
 
 def by_row(scenario: Scenario, table: PlanTable) -> bool:
@@ -327,6 +352,18 @@ class _Group(Struct, frozen=True):
             if np.any(late > rank.index):
                 memory_ranks.append(replace(rank, index=late))
         return cls(plain, table, frame, number, contents, slots, columns, memory_ranks, clusters)
+
+    def numbers(self) -> Iterator[Any]:
+        """Yield how many ranks of a pipeline each of ``ranks`` stands for, as columns."""
+        seen: list[set[int | None]] = [set() for _ in self.contents]
+        for slot in self.slots:
+            alike = [
+                0 if index is None or index in known else len(own[index].positions)
+                for index, known, own in zip(slot, seen, self.contents, strict=True)
+            ]
+            for index, known in zip(slot, seen, strict=True):
+                known.add(index)
+            yield self.of_block(alike)
 
     def of_block(self, values: Sequence[Any]) -> Any:
         """Return a column with the value of each row's block."""

@@ -31,7 +31,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.arrays import Real
-from cost_models.partition.schedules import SPLIT
+from cost_models.partition.schedules import SPLIT, SPLIT_CODES
 from cost_models.plan.plan import SCHEDULES, PlanTable
 
 Floats = NDArray[np.float64]
@@ -183,17 +183,18 @@ def pipeline_bound(table: PlanTable, forward: Floats, backward: Floats, weights:
     return seconds
 
 
-def balanced_bound(table: PlanTable, whole: Real, forward: Real) -> Real:
+def balanced_bound(table: PlanTable, whole: Real, forward: Real, stages: Real = 1.0) -> Real:
     """Return a lower bound of the seconds of all micro-batches for every division over the ranks.
 
     ``whole``: seconds of both passes of a micro-batch on all ranks together, t_1 + ... + t_p = T;
-    ``forward``: the smallest share of a rank's seconds that its forward pass takes. One stage on
-    each rank.
+    ``forward``: the smallest share of a rank's seconds that its forward pass takes; ``stages``: v,
+    the most stages on each rank.
 
-    A rank r works m t_r seconds, after the first micro-batch has passed the ranks before it and
-    until the last one has passed them back; where the backward pass is split, weight gradients may
-    follow, and only the forward passes, the share a of each t, are sure to come before. The longest
-    of these times is the shortest if all are equal (a = 1 if the backward pass is not split):
+    A rank r works m t_r seconds, after the first micro-batch has passed the ranks before it, a
+    stage of each, and until the last one has passed them back; where the backward pass is split,
+    weight gradients may follow, and only the forward passes, the share a v of each t, are sure to
+    come before. The longest of these times is the shortest if all are equal (a = 1/v if the
+    backward pass is not split):
 
         a (t_1 + ... + t_(r-1)) + m t_r  =  a T / (1 - (1 - a/m)^p)
 
@@ -210,7 +211,7 @@ def balanced_bound(table: PlanTable, whole: Real, forward: Real) -> Real:
     """
     p, m = 1.0 * table.pipeline_parallel, 1.0 * table.num_microbatches
     schedule = table.pipeline_schedule
-    share = np.where(schedule == SCHEDULES.index("zero_bubble"), forward, 1.0)
+    share = np.where(np.isin(schedule, SPLIT_CODES), forward, 1.0) / stages
     unequal = share * whole / (1.0 - (1.0 - np.minimum(1.0, share / m)) ** p)
     full = (schedule == SCHEDULES.index("1f1b")) & (m > p)
     full = full | (schedule == SCHEDULES.index("gpipe"))

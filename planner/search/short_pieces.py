@@ -11,27 +11,28 @@ It holds for every schedule, number of stages, layers of each stage, ZeRO stage 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.projections import distinct_rows
-from cost_models.legality.rules import legality_codes
-from cost_models.partition.schedules import LOOPED, LOOPED_CODES, V_SHAPED
+from cost_models.columnar.columns import FactoredColumn
+from cost_models.legality.rules import broken_rules, legality_codes
+from cost_models.partition.schedules import LOOPED_CODES, V_CODES
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, PlanTable
 from cost_models.plan.recompute import FULL, NONE
 from cost_models.pricing.table import table_balanced_steps, table_least_steps
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
 from planner.search.candidates import grid_codes, varies_virtual_stages
+from planner.search.feasible import Feasible
+from planner.search.plan_product import PlanProduct
 from planner.search.sources import Leaders
 from planner.search.space import short_product
 
 Flags = NDArray[np.bool_]
-SINGLE: Final = [i for i, name in enumerate(SCHEDULES) if name not in (*LOOPED, *V_SHAPED)]
-FEW: Final = 10_000  # plans that are priced without their own bounds
+FEW: Final = 3_000  # families of plans that are priced without their own bounds
 FIRST: Final = 200_000  # candidates in the first table, whose best plans bound the others
 LARGE: Final = 4_000_000  # candidates in a further table
 # columns of the choices that the bound depends on
@@ -41,6 +42,7 @@ OF_PASSES: Final = (
     "micro_batch_size",
     "sequence_parallel",
 )
+VARIED: Final = ("recompute", "offload")  # the last choices
 
 
 def short_pieces(
@@ -67,11 +69,14 @@ def short_pieces(
     if len(legal) == 0:
         return
     product = product.grids(legal).choices_first(OF_PASSES)
-    frame = product.factored()[1]
-    passes = frame.project((1 << len(OF_PASSES)) - 1)
-    alone = product.first_values(len(OF_PASSES))
-    whole = alone.factored()[1].project(0)
-    table = alone.plans(whole, np.arange(whole.size)).plain()
+    few, frame = product.factored()
+    of_family = len(product.choices) - len(VARIED)
+    passes, families = (frame.project((1 << kept) - 1) for kept in (len(OF_PASSES), of_family))
+    rules = list(broken_rules(scenario, few).values())
+    if not all(isinstance(rule, FactoredColumn) for rule in rules):  # every plan breaks it
+        return
+    of_families = [rule for rule in rules if not rule.projection.mask & ~families.mask]
+    table = _first_plans(product, len(OF_PASSES), np.arange(passes.size))
     bound, longest = _least_steps(scenario, table), _longest(leaders, table)
     order = np.argsort(bound, kind="stable")
     order = order[bound[order] < longest[order]]
@@ -80,14 +85,33 @@ def short_pieces(
     for number in np.unique(part):
         rows = order[part == number]
         rows = rows[bound[rows] < _longest(leaders, table.rows(rows))]
-        plans = product.plans(passes, rows)
-        plain = plans.plain()
-        kept = (legality_codes(scenario, plain) == 0) & (broken_by_plan(require, plain) == 0)
-        plans = plans.rows(np.flatnonzero(kept))
-        plans = plans.rows(np.flatnonzero(_may_be_fast(scenario, plans, leaders)))
+        mine = families.rows_below(passes, rows)
+        numbers = families.numbers_in([rule.projection for rule in of_families], mine)
+        legal = np.ones(len(mine), dtype=np.bool_)
+        for rule, places in zip(of_families, numbers, strict=True):
+            legal &= ~rule.values[places]
+        mine = mine[legal]
+        mine = mine[_may_be_fast(scenario, _first_plans(product, of_family, mine), leaders)]
+        if leaders.plans and np.all(product.sizes[-1] == 1):  # one offload
+            few = _first_plans(product, of_family, mine)
+            mine = mine[Feasible(scenario, require, 0).may_fit(few, known=True)]
+        plans = product.plans(families, mine)
+        if require or len(of_families) < len(rules):
+            plain = plans.plain()
+            kept = (legality_codes(scenario, plain) == 0) & (broken_by_plan(require, plain) == 0)
+            plans = plans.rows(np.flatnonzero(kept))
         if len(plans):
             yield plans
     frame.release()
+
+
+def _first_plans(product: PlanProduct, kept: int, rows: NDArray[np.integer[Any]]) -> PlanTable:
+    """Return a plan for some rows of the projection to the first ``kept`` choices."""
+    few = product.first_values(kept)
+    frame = few.factored()[1]
+    plans = few.plans(frame.project((1 << kept) - 1), rows).plain()
+    frame.release()
+    return plans
 
 
 def _longest(leaders: Leaders, table: PlanTable) -> NDArray[np.float64]:
@@ -112,26 +136,27 @@ def _least_steps(scenario: Scenario, table: PlanTable) -> NDArray[np.float64]:
     return bound
 
 
-def _may_be_fast(scenario: Scenario, plans: PlanTable, leaders: Leaders) -> Flags:
-    """Return which legal plans may beat the leaders with their own schedule.
+def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> Flags:
+    """Return which plans may beat the leaders with their own schedule.
 
-    Plans that differ in recomputation and offload have one bound. With one stage on each rank it
-    holds for any layers of the stages (``table_balanced_steps``); else it is the step without
-    recomputation, which may only hide communication at its end. Interleaved plans with two stages
-    stand for all with more of them and are kept.
+    ``families``: a plan for all that differ in recomputation and offload, which have one bound. It
+    holds for any layers of the stages (``table_balanced_steps``), and that of interleaved plans
+    with two stages for all with more of them. Other plans with several stages on each rank also
+    have the step without recomputation, which may only hide communication at its end.
     """
-    if len(plans) < FEW or not np.all(np.isfinite(_longest(leaders, plans.plain()))):
-        return np.ones(len(plans), dtype=np.bool_)
-    names = [f.name for f in fields(PlanTable) if f.name not in ("recompute", "offload")]
-    family, first = distinct_rows(*(getattr(plans, name) for name in names))
-    table = plans.rows(first).plain()
-    zeros = np.zeros_like(table.recompute)
-    table = replace(table, recompute=zeros + NONE, offload=zeros + OFFLOADS.index("none"))
-    bound, single = np.zeros(len(table)), np.isin(table.pipeline_schedule, SINGLE)
-    rows = np.flatnonzero(single)
-    bound[rows] = table_balanced_steps(scenario, table.rows(rows)).step
-    looped = np.isin(table.pipeline_schedule, LOOPED_CODES) & (table.virtual_stages == 2)
-    rows = np.flatnonzero(~single & ~looped)
+    longest = _longest(leaders, families)
+    if len(families) < FEW or not np.all(np.isfinite(longest)):
+        return np.ones(len(families), dtype=np.bool_)
+    zeros = np.zeros_like(families.recompute)
+    table = replace(families, recompute=zeros + NONE, offload=zeros + OFFLOADS.index("none"))
+    every = np.isin(table.pipeline_schedule, LOOPED_CODES) & (table.virtual_stages == 2)
+    most = scenario.model.num_layers // table.pipeline_parallel
+    most_stages = np.where(every, np.maximum(2, most), table.virtual_stages)
+    bent = np.isin(table.pipeline_schedule, V_CODES)  # the two ends of a rank's work as in a line
+    schedule = np.where(bent, SCHEDULES.index("zero_bubble"), table.pipeline_schedule)
+    straight = replace(table, pipeline_schedule=schedule)
+    fast = table_balanced_steps(scenario, straight, most_stages).step < longest
+    rows = np.flatnonzero(fast & (table.virtual_stages > 1) & ~every)
     full = replace(table.rows(rows), recompute=np.full(len(rows), FULL))
-    bound[rows] = table_least_steps(scenario, full)
-    return np.asarray(bound < _longest(leaders, table))[family]
+    fast[rows] = table_least_steps(scenario, full) < longest[rows]
+    return fast

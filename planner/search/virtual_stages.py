@@ -121,6 +121,8 @@ class VirtualStages:
         some, full = self.interleaved, decode(self.interleaved.table.recompute) == FULL
         partial = full & (self.fewest or self.every)
         some = some.rows(((some.least <= max_peak) | partial).nonzero()[0])
+        may_fit = self.feasible.may_fit(some.table, known=bool(leaders.plans))
+        some = some.rows(may_fit.nonzero()[0])
         if len(some.table) == 0:
             return
         with stages(*SIZES, joint=True) as begin:
@@ -177,19 +179,19 @@ class VirtualStages:
             rows = rows[feasible.may_satisfy(table.rows(rows), step[rows])]
         begin(PRICING)
         few = self._may_recompute_fewer(some, table, step, leaders)
-        every = np.union1d(rows, few)  # and ``few`` without recomputation, priced as one table
-        recompute = np.concatenate([table.recompute[every], np.full(len(few), NONE)])
-        both = table.rows(np.concatenate([every, few]))
-        fitting, peaks = feasible.fits(replace(both, recompute=recompute))
-        peak[every] = peaks[: len(every)]
-        rows = np.intersect1d(rows, every[fitting[: len(every)]])
+        every = np.union1d(rows, few)
+        fitting, peak[every] = feasible.fits(table.rows(every))
+        rows = np.intersect1d(rows, every[fitting])
         if not timed:
             step[rows] = table_steps(scenario, table.rows(rows))
         rows = rows[feasible.may_satisfy(table.rows(rows), step[rows], peak[rows])]
         rows = rows[~beaten(table.rows(rows), step[rows], peak[rows])]
         yield CandidateBatch(table, ranking.order(table, rows, step, peak), step, peak)
         begin(PRICING)
-        none = peaks[len(every) :]
+        exact = replace(some, least=peak).rows(few)
+        few = few[self._may_recompute_fewer(exact, table.rows(few), step[few], leaders)]
+        without = np.full(len(few), NONE)
+        none = feasible.fits(replace(table.rows(few), recompute=without))[1]
         slower = ~(none <= feasible.max_peak)  # than without recomputation, if that fits
         few, none = few[slower], none[slower]
         seconds = step[few] if timed else table_steps(scenario, table.rows(few))
