@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cost_models.memory.allocator import most_over_typical
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price_memory
-from cost_models.pricing.table import by_row, table_least_states, table_memory
+from cost_models.pricing.table import by_row, table_memory
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import peak_interval, verdict_spread
 from hardware_profiles.progress import stages, tracked
@@ -26,7 +26,6 @@ Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]
 SIZES: Final = (3.0, 1.0)  # seconds, relative: all plans, those near the budget
 AT_ONCE: Final = 5_000  # plans that are priced together without finding distinct rows
-FEW: Final = 3_000  # plans whose peaks are not bounded before they are priced
 NEAR: Final = 1e-9  # of the budget; closer peaks are recomputed in the summation order of one plan
 # rows and their simulated steps -> 0, or the position (from 1) of a broken constraint
 Broken = Callable[[NDArray[np.intp], Floats], NDArray[np.int16]]
@@ -57,17 +56,6 @@ class Feasible:
         if verdict > 0:
             most *= most_over_typical(self.scenario.software)
         return most_memory(self.require, most)
-
-    def may_fit(self, table: PlanTable, *, known: bool) -> Flags:
-        """Return which plans may fit with any recomputation, layers and number of stages.
-
-        Or may be tight, unless a plan is ``known`` that has the verdict. Few plans are not tested.
-        """
-        if len(table) < FEW or not self.scenario.on_gpu:
-            return np.ones(len(table), dtype=np.bool_)
-        most = self.max_peak_at(self.verdict if known else 1)
-        kept: Flags = table_least_states(self.scenario, table) <= most * (1.0 + NEAR)
-        return kept
 
     def _most_bytes(self, verdict: int) -> float:
         spread = verdict_spread(self.scenario.software.name, self.scenario.cluster.num_gpus)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.legality.capabilities import capabilities_of
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
-from cost_models.pricing.table import table_steps
+from cost_models.pricing.table import table_least_states, table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import report, stages
 from planner.assessment.verdict import budget_bytes
@@ -36,6 +36,7 @@ from planner.search.partial_recompute import (
     FULL,
     MOST_SAVED,
     PRICING,
+    ROUNDING,
     Families,
     FewestLayers,
     peaks_without,
@@ -54,6 +55,7 @@ Floats = NDArray[np.float64]
 # seconds of the stages of a search, relative: memory, steps, simulations, partial recomputation,
 # virtual stages
 SIZES: Final = (5.0, 1.0, 1.0, 4.0, 2.0)
+FEW: Final = 3_000  # plans whose model states alone are not priced before their peaks
 NEAR: Final = 1.5  # budgets: with larger peaks, no stages of their own are tried
 
 
@@ -266,6 +268,10 @@ class _Space:
         varies = varies_layers(scenario, fixed)
         loops = "virtual_stages" not in fixed and varies_virtual_stages(scenario, require)
         interleaved, steps = None, None if priced is None else priced.step
+        number, states, most = len(legal), np.zeros(len(legal)), _most_bytes(scenario)
+        if priced is None and scenario.on_gpu and len(legal) > FEW:
+            states = table_least_states(scenario, legal) * (1.0 - ROUNDING)
+        whole, legal = (legal, states), legal.rows(np.flatnonzero(states <= most))
         if ranking.below < np.inf:
             if loops:
                 unknown = np.zeros(len(legal))
@@ -274,6 +280,10 @@ class _Space:
         if priced is None:
             enough = EXACT * budget_bytes(scenario.cluster)  # larger peaks need not be exact
             peak, verdicts = verdicts_of(scenario, legal, enough)
+            lowest = np.min(peak, initial=np.inf)
+            if lowest > most and ranking.below == np.inf and np.any(states > most):
+                legal = whole[0].rows(np.flatnonzero(whole[1] <= lowest))
+                peak, verdicts = verdicts_of(scenario, legal, enough)
         else:
             peak, verdicts = priced.peak, priced.verdicts
         smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
@@ -302,7 +312,7 @@ class _Space:
             none=none[rows],
             step=step,
             verdicts=verdicts[rows],
-            number=len(legal),
+            number=number,
             broken=broken_by_result(require, at_best, len(table), at_best=True),
             fewest=varies and fewest,
             every=every,
@@ -372,6 +382,11 @@ def recomputes_by_stage(
         return False
     others = any(isinstance(one, Runnable) for one in require)
     return not others and varies_layers(scenario, fixed)
+
+
+def _most_bytes(scenario: Scenario) -> float:
+    """Return the largest peak in bytes of a plan that is tight."""
+    return Feasible(scenario, (), 1).max_peak_at(1)
 
 
 def _faster(

@@ -26,7 +26,6 @@ from cost_models.pricing.table import table_balanced_steps, table_least_steps
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
 from planner.search.candidates import grid_codes, varies_virtual_stages
-from planner.search.feasible import Feasible
 from planner.search.plan_product import PlanProduct
 from planner.search.sources import Leaders
 from planner.search.space import short_product
@@ -91,10 +90,10 @@ def short_pieces(
         for rule, places in zip(of_families, numbers, strict=True):
             legal &= ~rule.values[places]
         mine = mine[legal]
+        if require:
+            allowed = broken_by_plan(require, product.plans(families, mine).plain()) == 0
+            mine = mine[np.any(allowed.reshape(len(mine), -1), axis=1)]
         mine = mine[_may_be_fast(scenario, _first_plans(product, of_family, mine), leaders)]
-        if leaders.plans and np.all(product.sizes[-1] == 1):  # one offload
-            few = _first_plans(product, of_family, mine)
-            mine = mine[Feasible(scenario, require, 0).may_fit(few, known=True)]
         plans = product.plans(families, mine)
         if require or len(of_families) < len(rules):
             plain = plans.plain()

@@ -121,8 +121,6 @@ class VirtualStages:
         some, full = self.interleaved, decode(self.interleaved.table.recompute) == FULL
         partial = full & (self.fewest or self.every)
         some = some.rows(((some.least <= max_peak) | partial).nonzero()[0])
-        may_fit = self.feasible.may_fit(some.table, known=bool(leaders.plans))
-        some = some.rows(may_fit.nonzero()[0])
         if len(some.table) == 0:
             return
         with stages(*SIZES, joint=True) as begin:
