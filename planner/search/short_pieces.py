@@ -146,16 +146,27 @@ def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> F
     longest = _longest(leaders, families)
     if len(families) < FEW or not np.all(np.isfinite(longest)):
         return np.ones(len(families), dtype=np.bool_)
-    zeros = np.zeros_like(families.recompute)
-    table = replace(families, recompute=zeros + NONE, offload=zeros + OFFLOADS.index("none"))
-    every = np.isin(table.pipeline_schedule, LOOPED_CODES) & (table.virtual_stages == 2)
-    most = scenario.model.num_layers // table.pipeline_parallel
-    most_stages = np.where(every, np.maximum(2, most), table.virtual_stages)
-    bent = np.isin(table.pipeline_schedule, V_CODES)  # the two ends of a rank's work as in a line
-    schedule = np.where(bent, SCHEDULES.index("zero_bubble"), table.pipeline_schedule)
-    straight = replace(table, pipeline_schedule=schedule)
-    fast = table_balanced_steps(scenario, straight, most_stages).step < longest
-    rows = np.flatnonzero(fast & (table.virtual_stages > 1) & ~every)
-    full = replace(table.rows(rows), recompute=np.full(len(rows), FULL))
+    bound, every = family_bounds(scenario, families)
+    fast = bound < longest
+    rows = np.flatnonzero(fast & (families.virtual_stages > 1) & ~every)
+    full = replace(families.rows(rows), recompute=np.full(len(rows), FULL))
     fast[rows] = table_least_steps(scenario, full) < longest[rows]
     return fast
+
+
+def family_bounds(scenario: Scenario, families: PlanTable) -> tuple[NDArray[np.float64], Flags]:
+    """Return lower bounds of the steps of families, and which hold for all numbers of stages."""
+    zeros = np.zeros_like(families.recompute)
+    every = np.isin(families.pipeline_schedule, LOOPED_CODES) & (families.virtual_stages == 2)
+    most = np.maximum(2, scenario.model.num_layers // families.pipeline_parallel)
+    bent = np.isin(families.pipeline_schedule, V_CODES)  # work of both ends as if in a line
+    straight = replace(
+        families,
+        recompute=zeros + NONE,
+        offload=zeros + OFFLOADS.index("none"),
+        pipeline_schedule=np.where(
+            bent, SCHEDULES.index("zero_bubble"), families.pipeline_schedule
+        ),
+    )
+    stages = np.where(every, most, families.virtual_stages)
+    return table_balanced_steps(scenario, straight, stages).step, every
