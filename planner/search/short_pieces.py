@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import FactoredColumn
+from cost_models.columnar.product_projections import ProductProjection
 from cost_models.legality.rules import broken_rules, legality_codes
 from cost_models.partition.schedules import LOOPED_CODES, V_CODES
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, PlanTable
@@ -31,6 +32,7 @@ from planner.search.sources import Leaders
 from planner.search.space import short_product
 
 Flags = NDArray[np.bool_]
+Rows = NDArray[np.integer[Any]]
 FEW: Final = 3_000  # families of plans that are priced without their own bounds
 FIRST: Final = 200_000  # candidates in the first table, whose best plans bound the others
 LARGE: Final = 4_000_000  # candidates in a further table
@@ -70,10 +72,13 @@ def short_pieces(
     product = product.grids(legal).choices_first(OF_PASSES)
     few, frame = product.factored()
     of_family = len(product.choices) - len(VARIED)
-    passes, families = (frame.project((1 << kept) - 1) for kept in (len(OF_PASSES), of_family))
+    sizes = len(OF_PASSES), of_family, len(product.choices)
+    passes, families, every = (frame.project((1 << size) - 1) for size in sizes)
+    variants = every.size // families.size  # of each family
     rules = list(broken_rules(scenario, few).values())
     if not all(isinstance(rule, FactoredColumn) for rule in rules):  # every plan breaks it
         return
+    of_plans = [rule for rule in rules if rule.projection.mask & ~families.mask]
     of_families = [rule for rule in rules if not rule.projection.mask & ~families.mask]
     table = _first_plans(product, len(OF_PASSES), np.arange(passes.size))
     bound, longest = _least_steps(scenario, table), _longest(leaders, table)
@@ -85,17 +90,16 @@ def short_pieces(
         rows = order[part == number]
         rows = rows[bound[rows] < _longest(leaders, table.rows(rows))]
         mine = families.rows_below(passes, rows)
-        numbers = families.numbers_in([rule.projection for rule in of_families], mine)
-        legal = np.ones(len(mine), dtype=np.bool_)
-        for rule, places in zip(of_families, numbers, strict=True):
-            legal &= ~rule.values[places]
-        mine = mine[legal]
+        mine = mine[_breaks_none(of_families, families, mine)]
+        if of_plans:
+            may = _breaks_none(of_plans, every, every.rows_below(families, mine))
+            mine = mine[np.any(may.reshape(len(mine), variants), axis=1)]
         if require:
-            allowed = broken_by_plan(require, product.plans(families, mine).plain()) == 0
-            mine = mine[np.any(allowed.reshape(len(mine), -1), axis=1)]
+            may = broken_by_plan(require, product.plans(families, mine).plain()) == 0
+            mine = mine[np.any(may.reshape(len(mine), variants), axis=1)]
         mine = mine[_may_be_fast(scenario, _first_plans(product, of_family, mine), leaders)]
         plans = product.plans(families, mine)
-        if require or len(of_families) < len(rules):
+        if require or of_plans:
             plain = plans.plain()
             kept = (legality_codes(scenario, plain) == 0) & (broken_by_plan(require, plain) == 0)
             plans = plans.rows(np.flatnonzero(kept))
@@ -104,7 +108,16 @@ def short_pieces(
     frame.release()
 
 
-def _first_plans(product: PlanProduct, kept: int, rows: NDArray[np.integer[Any]]) -> PlanTable:
+def _breaks_none(rules: Sequence[FactoredColumn], of: ProductProjection, rows: Rows) -> Flags:
+    """Return which rows of a projection break none of some rules that depend on its choices."""
+    legal = np.ones(len(rows), dtype=np.bool_)
+    numbers_of = of.numbers_in([rule.projection for rule in rules], rows)
+    for rule, numbers in zip(rules, numbers_of, strict=True):
+        legal &= ~rule.values[numbers]
+    return legal
+
+
+def _first_plans(product: PlanProduct, kept: int, rows: Rows) -> PlanTable:
     """Return a plan for some rows of the projection to the first ``kept`` choices."""
     few = product.first_values(kept)
     frame = few.factored()[1]
