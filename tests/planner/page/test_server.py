@@ -94,6 +94,22 @@ def test_the_figures_are_those_of_fit(client: TestClient, degrees: str) -> None:
     assert not re.search(r"<script(?! src)|<style| style=| on[a-z]+=", page.text)
 
 
+def test_the_script_gets_the_answer_without_the_form(client: TestClient) -> None:
+    whole = client.get("/?model=gpt2&cluster=1xL40S&zero=0&recompute=none&mbs=1").text
+    part = client.get(
+        "/?model=gpt2&cluster=1xL40S&zero=0&recompute=none&mbs=1", headers={"X-Part": "answer"}
+    ).text
+    begin, end = '<section id="answer"', "</section>"
+    assert whole[whole.index(begin) : whole.index(end)] == part[part.index(begin) : part.index(end)]
+    assert [name in part for name in ("<title>", "<nav", 'id="status"', 'id="form"', "<body")] == [
+        *(True, True, True),
+        *(False, False),
+    ]
+    wrong = client.get("/?cluster=nonsense", headers={"X-Part": "answer"})
+    assert wrong.status_code == 400
+    assert 'role="alert"' in wrong.text
+
+
 def test_a_pasted_config_is_a_model(client: TestClient) -> None:
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 512}
     query = PageQuestion.of({"config": json.dumps(config), "zero": "1"}).address(
