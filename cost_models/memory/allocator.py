@@ -77,14 +77,10 @@ def free_shares(software: SoftwareProfile, table: PlanTable) -> FreeShares:
 
 
 def _by_streams(software: SoftwareProfile) -> tuple[FreeShares, FreeShares]:
-    """Return the shares of a trainer's plans without side streams and with its own.
-
-    Blocks of other shapes do not outlive a step after which the trainer empties its cache.
-    """
+    """Return the shares of a trainer's plans without side streams and with its own."""
     memory = software.memory
-    ragged = memory.ragged_batches and not memory.empties_cache
     one, several = (
-        FREE_SHARES[memory.expandable_segments, streams, ragged]
+        FREE_SHARES[memory.expandable_segments, streams, memory.ragged_batches]
         for streams in (False, memory.side_streams)
     )
     return one, several

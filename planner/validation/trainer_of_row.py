@@ -122,7 +122,9 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
         profile = sharded if (row.zero_stage or 0) <= shards else profile
     table = words_table()
     casts = look_up(table.autocast, row)
-    found = (look_up(section, row) for section in (table.updates, table.zeroed, table.frozen))
+    logits = table.whole_logits if (row.tensor_parallel or 1) > 1 else ()
+    sections = (table.updates, table.zeroed, table.frozen, logits)
+    found = (look_up(section, row) for section in sections)
     adds = [engine.add for engine in (*found, casts) if engine is not None and engine.add]
     masters = True if casts is not None and casts.add else entry.master_weights
     return replace(entry, profile=PLUS.join((profile, *adds)), master_weights=masters)

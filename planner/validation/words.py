@@ -228,6 +228,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     unnamed: tuple[SoftwareEntry, ...]
     updates: tuple[EngineEntry, ...]
     weight_gathers: tuple[EngineEntry, ...]
+    whole_logits: tuple[EngineEntry, ...]
     zero_stage: tuple[ZeroStageEntry, ...]
     zeroed: tuple[EngineEntry, ...]
     frozen: tuple[EngineEntry, ...]
