@@ -51,6 +51,7 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 LEAST_SHARE: Final = 2.0 / 3.0  # of the peak with two stages a rank
 MAX_TABLE: Final = 1_000_000  # plans priced in one table
+MOST_ALONE: Final = 20_000  # plans that are priced without recomputation in the same table
 PRICING: Final = "pricing virtual stages"  # what is done
 # seconds, relative: steps without recomputation; steps, memory and partial recomputation
 SIZES: Final = (1.0, 2.0)
@@ -178,7 +179,11 @@ class VirtualStages:
         begin(PRICING)
         few = self._may_recompute_fewer(some, table, step, leaders)
         every = np.union1d(rows, few)
-        fitting, peak[every] = feasible.fits(table.rows(every))
+        alone = few[: 0 if len(few) > MOST_ALONE else None]  # priced without recomputation, too
+        recompute = np.concatenate([table.recompute[every], np.full(len(alone), NONE)])
+        both = table.rows(np.concatenate([every, alone]))
+        fitting, peaks = feasible.fits(replace(both, recompute=recompute))
+        (peak[every], none), fitting = np.split(peaks, [len(every)]), fitting[: len(every)]
         rows = np.intersect1d(rows, every[fitting])
         if not timed:
             step[rows] = table_steps(scenario, table.rows(rows))
@@ -186,10 +191,11 @@ class VirtualStages:
         rows = rows[~beaten(table.rows(rows), step[rows], peak[rows])]
         yield CandidateBatch(table, ranking.order(table, rows, step, peak), step, peak)
         begin(PRICING)
-        exact = replace(some, least=peak).rows(few)
-        few = few[self._may_recompute_fewer(exact, table.rows(few), step[few], leaders)]
-        without = np.full(len(few), NONE)
-        none = feasible.fits(replace(table.rows(few), recompute=without))[1]
+        if len(alone) < len(few):  # first those whose exact peaks allow fewer recomputed layers
+            exact = replace(some, least=peak).rows(few)
+            few = few[self._may_recompute_fewer(exact, table.rows(few), step[few], leaders)]
+            without = np.full(len(few), NONE)
+            none = feasible.fits(replace(table.rows(few), recompute=without))[1]
         slower = ~(none <= feasible.max_peak)  # than without recomputation, if that fits
         few, none = few[slower], none[slower]
         seconds = step[few] if timed else table_steps(scenario, table.rows(few))
