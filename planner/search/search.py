@@ -32,6 +32,7 @@ from planner.search.candidates import Candidates, joined, varies_virtual_stages
 from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import fewer_collections
+from planner.search.listed_recompute import ListedRecompute, listed_recompute
 from planner.search.partial_recompute import (
     FULL,
     MOST_SAVED,
@@ -251,6 +252,7 @@ class _Space:
     smaller: bool  # plans with a larger peak than with full recomputation cannot be the best
     near: PlanTable  # legal plans that may fit with stages of their own
     copies: bool  # the weights of ZeRO 3 may have a secondary copy
+    policies: Sequence[str]  # further values of recompute that the trainer has
 
     @classmethod
     def of(
@@ -322,6 +324,7 @@ class _Space:
             smaller=objective == "memory" and not any(c.of_result for c in require),
             near=legal.rows(_near(legal, whole_peak, NEAR * budget_bytes(scenario.cluster))),
             copies=objective != "memory" and has_copies(scenario, fixed, require),
+            policies=listed_recompute(scenario, fixed, require),
         )
 
     def sources(
@@ -360,6 +363,10 @@ class _Space:
         if self.interleaved is not None:
             begin("pricing virtual stages")
             yield VirtualStages(scenario, self.interleaved, feasible, **modes)
+        if self.policies:
+            begin("pricing policies of recomputation")
+            listed = self.policies, self.table, self.step
+            yield ListedRecompute(scenario, *listed, feasible, modes)
         if self.copies:
             begin("pricing secondary copies of weights")
             yield SecondaryCopies(scenario, self.table, self.peak, self.none, feasible, modes)

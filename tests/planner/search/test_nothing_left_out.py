@@ -23,6 +23,7 @@ from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.pricing.table import price_table, table_steps
 from cost_models.scenario import Scenario
+from hardware_profiles.software.trainer import software_profile
 from planner.request.constraints import parse_requirements
 from planner.request.limits import searches_of
 from planner.request.objectives import pareto_front
@@ -260,6 +261,23 @@ def test_a_secondary_copy_of_the_weights_is_searched_where_the_trainer_has_it(sh
     assert pinned[1] > free.seconds[0]
     without = search(scenario, {"zero_stage": 3, "pipeline_parallel": 1}, top=1)
     assert without.counts.copies == 0  # the bundled executor has none
+
+
+def test_a_policy_of_recomputation_is_searched_where_the_trainer_lists_it() -> None:
+    scenario = make_scenario(
+        "llama-3-8b", "8xA100-40GB", seq_len=4096, global_batch_size=8, software="torchtitan"
+    )
+    free = search(scenario, top=1)
+    pinned = {
+        word: search(scenario, {"recompute": word}, top=1)
+        for word in ("none", "full", "ops:every-2nd-mm")
+    }
+    assert all(found.fits for found in (free, *pinned.values()))
+    assert free.plans[0].recompute == "ops:every-2nd-mm"
+    assert free.seconds[0] == min(found.seconds[0] for found in pinned.values())
+    assert free.seconds[0] < 0.95 * pinned["full"].seconds[0]
+    ours = replace(scenario, software=software_profile("shardplan"))
+    assert search(ours, top=1).plans[0].recompute in SEARCHED_RECOMPUTE
 
 
 def test_the_fewest_neighbours_of_a_secondary_copy_bound_the_step() -> None:
