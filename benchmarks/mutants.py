@@ -158,11 +158,15 @@ def equivalent(mutant: Mutant) -> str:
     words    a comparison with a word gives the same for all words of a field whose type is a
              Literal in every record: ``weight.role == "expert"`` and ``<= "expert"``
     slots    whether the fields of a record have slots
+    strict   whether ``zip`` refuses lists of different lengths, which no list is
+    zeros    whether an array called zero or zeros is added or subtracted
     """
     trees = (ast.parse(_source(mutant.path)), ast.parse(mutant.code()))
     before, after = _difference(*trees)
-    if isinstance(before, ast.keyword) and before.arg == "slots":
-        return "slots"
+    if isinstance(before, ast.keyword) and before.arg in ("slots", "strict"):
+        return str(before.arg)
+    if _adds_zeros(before) and _adds_zeros(after):
+        return "zeros"
     if not (isinstance(before, ast.Compare) and isinstance(after, ast.Compare)):
         return ""
     field, value = before.left, before.comparators[0]
@@ -178,26 +182,33 @@ def equivalent(mutant: Mutant) -> str:
     return ("bounds" if numbers else "words") if values and same else ""
 
 
+def _adds_zeros(node: ast.AST) -> bool:
+    signed = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
+    return signed and isinstance(node.right, ast.Name) and node.right.id in ("zero", "zeros")
+
+
 _SYMBOLS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _SYMBOLS |= {ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
 
 
 def _difference(one: ast.AST, other: ast.AST) -> tuple[ast.AST, ast.AST]:
-    """Return the smallest comparison or keyword, or else node, in which two trees differ."""
+    """Return the smallest comparison, sum or keyword, or else node, in which two trees differ."""
     children = list(zip(ast.iter_child_nodes(one), ast.iter_child_nodes(other), strict=False))
     apart = [pair for pair in children if ast.dump(pair[0]) != ast.dump(pair[1])]
-    if len(apart) != 1 or isinstance(one, ast.Compare | ast.keyword):
+    if len(apart) != 1 or isinstance(one, ast.Compare | ast.keyword) or _adds_zeros(one):
         return one, other
     return _difference(*apart[0])
 
 
 def _numbers_of(field: str) -> Sequence[int]:
-    """Return values of a field of a plan from its lower bound on; none: it is no such field."""
+    """Return values of a field of a plan within its bounds; none: it is no such field."""
     from cost_models.plan.plan import Plan
 
     kind = get_type_hints(Plan, include_extras=True).get(field)
-    bounds = [each.ge for each in getattr(kind, "__metadata__", ()) if isinstance(each, Meta)]
-    return range(bounds[0], 20) if bounds and bounds[0] is not None else ()
+    for bounds in getattr(kind, "__metadata__", ()):
+        if isinstance(bounds, Meta) and bounds.ge is not None:
+            return range(int(bounds.ge), int(min(20, bounds.le or 20)) + 1)
+    return ()
 
 
 @cache
