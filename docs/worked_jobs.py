@@ -298,8 +298,7 @@ def training(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str]]:
     table = PlanTable.from_plans([plan])
     priced = price(scenario, table)
     memory, time = found.memory, found.time
-    ends = (memory.low_bytes, memory.peak_bytes, memory.high_bytes)
-    yield "memory: low, peak, high", numbers(ends)
+    yield "peak", numbers((memory.peak_bytes,))
     yield (
         "live, reserved, device",
         numbers(
@@ -311,7 +310,7 @@ def training(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, str]]:
     for stage, line in enumerate(timelines(scenario, plan, ranges)):
         yield f"stage {stage}: live by moment", numbers(float(at.allocated) for at in line)
     yield "host", parts(priced.host)
-    yield "step: low, step, high", numbers((time.low_seconds, time.step_seconds, time.high_seconds))
+    yield "step", numbers((time.step_seconds,))
     yield "simulated", numbers(simulated_steps(scenario, table))
     yield "seconds", parts(time.parts)
     yield "MFU, HFU", numbers((time.mfu or 0.0, time.hfu or 0.0))
