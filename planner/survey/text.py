@@ -121,7 +121,7 @@ def _below_tables(
         lines += labelled("Bottleneck", bottleneck(best.assessment))
     if tie is not None and tie.plans > 1 and (verbose or best.step.seconds > tie.seconds):
         lines += labelled("Tie", tie_words(tie, best.assessment, verbose=verbose))
-    if best.staged is not None:
+    if best.staged is not None and (verbose or len(cases) == 1):  # else the rows of clusters count
         lines += labelled("Stages", stages_words(best.staged, verbose=verbose))
     if best.placed is not None:
         lines += labelled("Order", placed_words(best.placed, verbose=verbose))
