@@ -201,6 +201,9 @@ def peaks_zbv(pipeline_parallel: Count, rank: int) -> tuple[InFlight, ...]:
         (2 p, 0)   (2 p - 1, 1)   (p - 1 - r, 2 r + 1) at the end        m >= 2 p - 1
 
     Source: Qi et al. (arXiv:2401.10241), sec. 6: p micro-batches of a rank's layers on every rank.
+
+    >>> [(float(f), float(d)) for f, d in peaks_zbv(4, 1)]
+    [(8.0, 0.0), (7.0, 1.0), (2.0, 3.0)]
     """
     stages = np.multiply(2.0, pipeline_parallel)
     none = np.zeros_like(stages)
@@ -214,6 +217,9 @@ def peaks_dualpipev(pipeline_parallel: Count, rank: int) -> tuple[InFlight, ...]
         (2 p + 1, 0)   (2 p - 1, 1) except on the last rank   (p - 1 - r, r + 1) at the end
 
     Source: DeepSeek-AI (arXiv:2412.19437), table 2: p + 1 micro-batches; torch's ScheduleDualPipeV.
+
+    >>> [(float(f), float(d)) for f, d in peaks_dualpipev(4, 1)]
+    [(9.0, 0.0), (7.0, 1.0), (2.0, 2.0)]
     """
     stages = np.multiply(2.0, pipeline_parallel)
     none = np.zeros_like(stages)
