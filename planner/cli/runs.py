@@ -39,7 +39,7 @@ def replan(
         show(json_text(answer.to_dict()))
         return
     step = format_seconds(answer.file.prediction["time"]["step_seconds"])
-    show("\n".join(plain(f"wrote {output}: {short_plan(answer.file.plan)}, {step} a step")))
+    show("\n".join([f"wrote {output}", *plain(f"{short_plan(answer.file.plan)}, {step} a step")]))
 
 
 def compare(

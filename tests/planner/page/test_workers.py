@@ -49,7 +49,7 @@ def test_questions() -> None:
 def test_an_activity_tells_the_share_done_and_the_time_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = iter([0.0, 0.0, 2.0, 3.0])
+    clock = iter([0.0, 0.0, 2.0, 3.5])
     monkeypatch.setattr(workers.time, "monotonic", lambda: next(clock))
     shown = workers.ShownActivity()
     shown.update(Activity("searching", 0.0, 1))

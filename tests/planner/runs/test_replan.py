@@ -80,7 +80,10 @@ def test_the_command_writes_a_plan_beside_the_old_one(
     with pytest.raises(SystemExit) as stop:
         cli.main(["replan", str(plan), "--gpus", "16", "-o", str(new)])
     assert not stop.value.code
-    assert capsys.readouterr().out == f"wrote {new}\n"
+    wrote, found = capsys.readouterr().out.splitlines()
+    assert wrote == f"wrote {new}"
+    assert found.startswith("--dp 16 ")
+    assert found.endswith(" a step")
     assert plan.read_bytes() == before
     assert read_plan_file(new).plan.world_size == 16
     with pytest.raises(SystemExit) as stop:
