@@ -155,7 +155,7 @@ def test_the_summary_counts_what_is_slower() -> None:
     def known(gain: float, verdict: str = "fits", rule: str = "") -> Known:
         return Known(
             "row-1", "a", "m", 64, "A100", "megatron", "--dp 64", "", rule, rule, verdict, "",
-            1.0 + gain, 1.1, "--dp 32", 1.0, 10,
+            1.0 + gain, 1.1, "--dp 32", 1.0, 10, 1, 5,
         )  # fmt: skip
 
     rows = table_of([known(0.2), known(-0.1), known(-0.3, "does_not_fit", "zero_stage")])

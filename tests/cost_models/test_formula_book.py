@@ -21,7 +21,7 @@ def module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Import a script of docs/, with no result kept that would not be computed again."""
     monkeypatch.syspath_prepend(DOCS)
     for each in gc.get_objects():
-        if type(each) is functools._lru_cache_wrapper:
+        if type(each) is functools._lru_cache_wrapper and each.__module__.startswith("cost_models"):
             each.cache_clear()
     return importlib.import_module(name)
 
