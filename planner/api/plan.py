@@ -172,9 +172,9 @@ def plan(request: PlanRequest) -> PlanAnswers:
         and request.price is None
         and request.objective in ("time", "memory")
     )
-    if not simple:
-        return _answer(tuple(survey(scenarios, survey_request)), survey_request)
     cases = tuple(survey(scenarios, survey_request))
+    if not simple:
+        return _answer(cases, survey_request)
     (case,) = cases
     scenario, result = case.scenario, case.result
     assert result is not None

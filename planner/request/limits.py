@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cost_models.legality.capabilities import Capabilities, capabilities
+from cost_models.legality.capabilities import Capabilities, capabilities, capabilities_of
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
@@ -38,6 +38,15 @@ def runnable(name: str, *, experts: bool) -> Runnable:
     '--to deepspeed'
     """
     return Runnable(f"runs on {name}", "==", True, f"--to {name}", capabilities(name), experts)
+
+
+def limits_of_trainer(scenario: Scenario, require: Sequence[Constraint]) -> Capabilities | None:
+    """Return what the trainer of a search can run; None: every plan.
+
+    A target among the constraints goes before the scenario's software.
+    """
+    named = (one.limits for one in require if isinstance(one, Runnable))
+    return next(named, None) or capabilities_of(scenario.software)
 
 
 def require_possible(name: str, fixed: Mapping[str, Any]) -> None:

@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.legality.capabilities import capabilities_of
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, PlanTable
 from cost_models.plan.recompute import RECOMPUTE
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages
 from planner.request.constraints import Constraint
-from planner.request.limits import Runnable
+from planner.request.limits import limits_of_trainer
 from planner.search.feasible import Feasible
 from planner.search.partial_recompute import FULL, MOST_SAVED
 from planner.search.ranking import CandidateBatch
@@ -37,8 +36,7 @@ def listed_recompute(
     """Return the further values of recompute that a trainer's table lists, if none is pinned."""
     if "recompute" in fixed or any(one.name == "recompute" for one in require):
         return ()
-    named = [one.limits for one in require if isinstance(one, Runnable)]
-    table = named[0] if named else capabilities_of(scenario.software)
+    table = limits_of_trainer(scenario, require)
     listed = () if table is None else table.limits().get("recompute", ())
     return tuple(word for word in listed if word not in SEARCHED_RECOMPUTE)
 

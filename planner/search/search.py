@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import decode
-from cost_models.legality.capabilities import capabilities_of
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_least_states, table_steps
 from cost_models.scenario import Scenario
@@ -26,7 +25,7 @@ from planner.request.constraints import (
     fewest_layers_are_best,
     only_breaks,
 )
-from planner.request.limits import Runnable
+from planner.request.limits import limits_of_trainer
 from planner.request.objectives import results
 from planner.search.candidates import Candidates, joined, varies_virtual_stages
 from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
@@ -385,10 +384,7 @@ def recomputes_by_stage(
 
     Only the bundled executor does, and its search varies these numbers unless they are pinned.
     """
-    if capabilities_of(scenario.software) is not None:
-        return False
-    others = any(isinstance(one, Runnable) for one in require)
-    return not others and varies_layers(scenario, fixed)
+    return limits_of_trainer(scenario, require) is None and varies_layers(scenario, fixed)
 
 
 def _most_bytes(scenario: Scenario) -> float:

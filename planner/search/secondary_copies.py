@@ -19,7 +19,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.legality.capabilities import capabilities_of
 from cost_models.legality.executor_limits import SUPPORTED_FIELDS
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
@@ -27,7 +26,7 @@ from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages
 from planner.request.constraints import Constraint
 from planner.request.divisors import divisors
-from planner.request.limits import Runnable
+from planner.request.limits import limits_of_trainer
 from planner.search.feasible import Feasible
 from planner.search.partial_recompute import FULL, MOST_SAVED
 from planner.search.ranking import CandidateBatch
@@ -42,8 +41,7 @@ def has_copies(scenario: Scenario, fixed: Mapping[str, Any], require: Sequence[C
     """Whether the search varies the secondary copies: the trainer has them, none are pinned."""
     if FIELD in fixed or not scenario.on_gpu or any(one.name == FIELD for one in require):
         return False
-    named = [one.limits for one in require if isinstance(one, Runnable)]
-    table = named[0] if named else capabilities_of(scenario.software)
+    table = limits_of_trainer(scenario, require)
     return FIELD in SUPPORTED_FIELDS if table is None else FIELD not in table.limits()
 
 
