@@ -154,7 +154,7 @@ def _matmul_seconds(
     given = (m, k, n, batch, slower, matmul, memory, setup, traffic)
     sizes = np.broadcast(*given)
     if sizes.ndim > 1 or not 0 < sizes.size <= FEW:
-        return _tiled_seconds(*given, units, moved)
+        return _tiled_seconds(units, *given, moved)
     columns_of = (np.asarray(one, dtype=float).tobytes() for one in (*given, moved))
     return np.reshape(_kept_seconds(units, *columns_of), sizes.shape)
 
@@ -162,11 +162,11 @@ def _matmul_seconds(
 @lru_cache(maxsize=16384)  # layers, and questions about one model, repeat their matrices
 def _kept_seconds(units: float, *columns: bytes) -> Real:
     """Return ``_tiled_seconds`` of the same arguments as bytes."""
-    m, k, n, batch, slower, matmul, memory, setup, traffic, moved = map(np.frombuffer, columns)
-    return _tiled_seconds(m, k, n, batch, slower, matmul, memory, setup, traffic, units, moved)
+    return _tiled_seconds(units, *map(np.frombuffer, columns))
 
 
 def _tiled_seconds(
+    units: float,
     m: Real,
     k: Real,
     n: Real,
@@ -176,7 +176,6 @@ def _tiled_seconds(
     memory: Real,
     setup: Real,
     traffic: Real,
-    units: float,
     moved: Real,
 ) -> Real:
     """Return the longer of the seconds of tiles and of ``moved`` bytes."""
