@@ -17,6 +17,8 @@ common:
 Messages to pipeline neighbours (``neighbour_link``) follow the grid's order, all at once, each over
 one lane at most. Both ends of a link are counted in one direction: links are full duplex. Leaves
 out: graphs with cycles, in-network reduction, trees of NCCL.
+
+With the order ANY_ORDER the links are no slower than in any order of the ranks (``_best_link``).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from hardware_profiles.cluster.schema import Cluster, Figure, Level, Tier
 Whole = NDArray[np.intp]
 Floats = NDArray[np.float64]
 INNERMOST: Final = 0
+ANY_ORDER: Final[tuple[int, ...]] = ()  # a rank order whose links bound those of all orders
 SPARSE: Final = 32  # with more counters per member, sorting is faster
 
 
@@ -173,6 +176,44 @@ def _to_peers(tree: Tree, groups: Whole, share: Floats, *, ring: bool) -> Floats
     return np.where(others > 0, np.minimum(share, others * tree.peer_bandwidth), share)
 
 
+def _best_link(tree: Tree, size: int, *, ring: bool) -> GroupLink:
+    """Return bounds on the links of groups of ``size`` ranks, over all orders of the ranks.
+
+    A link with N accelerators below it is crossed by q >= 1 groups of n unless n divides N. These
+    have N mod n + (q - 1) n of their members below it, each at most n - 1, and the fewest of one
+    group are at most 1/q of them; two of its n hops cross the link. Groups of 1 (not all
+    accelerators are in groups) cross none.
+    """
+    inner = tree.latency[INNERMOST].min()
+    bandwidth, latency, hop = float(tree.bandwidth[INNERMOST].max()), float(inner), float(inner)
+    outermost = INNERMOST
+    groups = len(tree.position) // size
+    for number, place in enumerate(tree.places):
+        below = np.bincount(place)
+        crossed = below % size > 0
+        if not crossed.any():
+            continue
+        outermost = number
+        members, width = below[crossed], tree.bandwidth[number][crossed]
+        lane = tree.lane[number]
+        if lane is not None:
+            lanes = lane[crossed]
+            if ring and number != INNERMOST:
+                rest = members % size
+                best = np.zeros(len(members))
+                for q in range(1, min(groups, size - int(rest.min())) + 1):
+                    inside = rest + (q - 1) * size
+                    share = np.minimum(width / q, lanes * (inside // q))
+                    best = np.maximum(best, np.where((inside <= members), share, 0.0))
+                width = best
+            else:
+                width = np.minimum(width, lanes)
+        late = float(tree.latency[number][crossed].max())
+        bandwidth, latency = min(bandwidth, float(width.min())), max(latency, late)
+        hop = max(hop, float((2.0 * late + (size - 2) * inner) / size))
+    return GroupLink(bandwidth, latency, hop, outermost)
+
+
 # --- trees from levels, levels from tiers, and back ---
 
 
@@ -266,9 +307,13 @@ def _key(cluster: Cluster) -> _Key:
 @lru_cache(maxsize=4096)
 def _link(key: _Key, size: int, stride: int, world_size: int, *, ring: bool) -> GroupLink:
     *links, num_gpus, order = key
-    ranks = range(world_size) if order is None else order[:world_size]
+    tree = _tree_of(*links, num_gpus)
+    if order == ANY_ORDER and size > 1:
+        in_groups = world_size - world_size % (size * stride) == num_gpus
+        return _best_link(tree, size if in_groups else 1, ring=ring)
+    ranks = order[:world_size] if order else range(world_size)
     groups = groups_of(ranks, size, stride)[None]
-    bandwidth, latency, hop, level = links_of_groups(_tree_of(*links, num_gpus), groups, ring=ring)
+    bandwidth, latency, hop, level = links_of_groups(tree, groups, ring=ring)
     return GroupLink(float(bandwidth[0]), float(latency[0]), float(hop[0]), level)
 
 

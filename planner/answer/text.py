@@ -682,7 +682,9 @@ def placed_words(placed: PlacedPlan, *, verbose: bool = True) -> str:
         return f"{100 * placed.gain:.1f} % faster with {which} and its own order of ranks (-v)"
     shown = ", ".join(map(str, placed.order[:MOST_RANKS]))
     more = f", … ({len(placed.order):,} in all)" if len(placed.order) > MOST_RANKS else ""
-    proven = "no order is better" if placed.proven else "the best of the orders that were tried"
+    proven = "the best of the plans and orders that were tried"
+    if placed.proven:
+        proven = "no plan is faster in any order"
     return (
         f"{format_seconds(placed.step)} instead of {format_seconds(placed.usual_step)} a step "
         f"({100 * placed.gain:.1f} % less, simulated) with {which} and ranks 0, 1, 2, … on the "

@@ -136,17 +136,40 @@ def best_staged(
     if not plans or candidates is None or not scenario.on_gpu:
         return None
     even = simulated_step(scenario, plans[0], default_layer_ranges(scenario, plans[0]))
-    search = _Search(scenario, min(even, fastest) * (1.0 - GAIN), by_stage, require)
+    limit = min(even, fastest) * (1.0 - GAIN)
+    table = all_stage_candidates(plans, candidates, by_stage=by_stage)
+    found, _ = stages_below(scenario, table, limit, by_stage=by_stage, require=require)
+    if found is None:
+        return None
+    ranks = [row for row, other in enumerate(plans) if _family(other) == _family(found.plan)]
+    return replace(found, rank=ranks[0] if ranks else None, even_step=even)
+
+
+def all_stage_candidates(
+    plans: Sequence[Plan], candidates: PlanTable, *, by_stage: bool = True
+) -> PlanTable:
+    """Return the plans of ``best_staged`` among which stages are chosen."""
     found = PlanTable.from_plans(list(plans))  # other numbers of virtual stages, too
     names = [column.name for column in fields(PlanTable)]
     both = {n: np.concatenate([getattr(candidates, n), getattr(found, n)]) for n in names}
-    search.run(stage_candidates(PlanTable(**both), by_stage=by_stage))
+    return stage_candidates(PlanTable(**both), by_stage=by_stage)
+
+
+def stages_below(
+    scenario: Scenario,
+    candidates: PlanTable,
+    limit: float,
+    *,
+    by_stage: bool = True,
+    require: Sequence[Constraint] = (),
+) -> tuple[StagedPlan | None, bool]:
+    """Return the shortest step below a limit in seconds, and whether it is proven to be that."""
+    search = _Search(scenario, limit, by_stage, require)
+    search.run(candidates)
     if search.best is None:
-        return None
-    plan, ranges, recomputed = search.best
-    ranks = [row for row, other in enumerate(plans) if _family(other) == _family(plan)]
-    rank = ranks[0] if ranks else None
-    return StagedPlan(rank, plan, ranges, recomputed, search.limit, even, search.proven)
+        return None, search.proven
+    found = StagedPlan(None, *search.best, search.limit, limit, search.proven)
+    return found, search.proven
 
 
 def chooses_layers(table: PlanTable) -> NDArray[np.bool_]:

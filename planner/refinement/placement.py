@@ -1,36 +1,94 @@
 """Placement of ranks on accelerators whose links form an irregular tree.
 
-The search prices plans with rank i on accelerator i (the default order). For the best plan of each
-of the first grids of ranks, ``rank_orders`` finds the order with the shortest simulated step; the
-plan with the shortest step of all is returned. On a regular tree the default order is optimal:
+A plan that is slower than another one with rank i on accelerator i (the default order) may be
+faster in an order of its own, so that plan and order are searched together:
+
+    1. every plan is bounded by its step on links that are no slower than in any order
+       (``link_tree.ANY_ORDER``): the search itself runs with these links, and returns the plans
+       whose bounds beat the best step known;
+    2. of their grids of ranks, the lowest bound first: the orders that may win
+       (``rank_orders``); all plans of the grid are priced in each, and simulated in the order of
+       their closed form;
+    3. stages of their own are chosen anew in each of these orders, where bounds on the step with
+       any stages in any order allow that they win.
+
+Exact up to ``rank_orders.EXACT`` accelerators. On more, a few grids are tried, each in the best
+order that is found for its first plan. On a regular tree the default order is optimal:
 tensor-parallel ranks, which communicate the most, are the nearest neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cost_models.communication.seconds import achieved, axis_groups
+from cost_models.communication.seconds import achieved_by, axis_groups
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price, rank_communication
-from cost_models.pricing.simulated_steps import with_simulated_steps
+from cost_models.pricing.simulated_steps import above, simulated_steps, with_simulated_steps
+from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
-from hardware_profiles.cluster.link_tree import neighbour_link, ring_link, tree_of
+from hardware_profiles.cluster.link_tree import ANY_ORDER, neighbour_link, ring_link, tree_of
 from hardware_profiles.cluster.schema import Cluster
-from hardware_profiles.progress import report, tracked
-from planner.refinement.best_partition import StagedPlan
-from planner.refinement.rank_orders import BestOrder, Groups, Order, best_order
+from hardware_profiles.progress import report
+from planner.refinement.best_partition import (
+    StagedPlan,
+    all_stage_candidates,
+    stage_bounds,
+    stages_below,
+)
+from planner.refinement.rank_orders import (
+    EXACT,
+    BestOrder,
+    Groups,
+    Order,
+    best_order,
+    orders_that_may_win,
+)
+from planner.request.constraints import Constraint
 
-WIDE: Final = 40  # plans of the search from which the plans to place are taken
-FINALISTS: Final = 10  # plans that are placed on up to SMALL accelerators; FEW on more
+Floats = NDArray[np.float64]
+FIRST: Final = 40  # plans of the first search with bounds; the following ones find more
+MORE: Final = 8  # times as many
+MOST: Final = 2_560
+FINALISTS: Final = 10  # grids of ranks that are placed on up to SMALL accelerators; FEW on more
 FEW: Final = 2
 SMALL: Final = 64
 GAIN: Final = 1e-3  # smallest gain, as a share of the step, that is worth another order
+# parts of a plan that determine the groups of every axis
+GRID: Final = (
+    "pipeline_parallel",
+    "dp_replicate",
+    "data_parallel",
+    "context_parallel",
+    "tensor_parallel",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "secondary_ranks",
+)
+
+
+class Fastest(Protocol):
+    """Plans that fit, the fastest first, with the seconds of their steps."""
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """The plans."""
+        ...
+
+    @property
+    def seconds(self) -> Sequence[float]:
+        """Of a step of each plan."""
+        ...
+
+
+# of a scenario, at most so many plans with steps below a limit in seconds
+Search: TypeAlias = Callable[[Scenario, int, float], Fastest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +118,7 @@ class PlacedPlan:
     scenario: Scenario  # with the order of ranks and the plan's own stages
     step: float  # simulated seconds
     usual_step: float  # simulated seconds of the best plan in the default order
-    proven: bool  # whether all orders were compared
+    proven: bool  # whether no plan is faster in any order
     places: tuple[AxisPlace, ...]  # most bytes first
 
     @property
@@ -107,44 +165,175 @@ def can_be_placed(cluster: Cluster) -> bool:
 
 
 def best_placed(
-    scenario: Scenario, plans: Sequence[Plan], staged: StagedPlan | None
+    scenario: Scenario,
+    plans: Sequence[Plan],
+    staged: StagedPlan | None,
+    search: Search,
+    candidates: PlanTable | None = None,
+    *,
+    by_stage: bool = True,
+    require: Sequence[Constraint] = (),
 ) -> PlacedPlan | None:
     """Return the plan with the best order of ranks; None without a gain.
 
-    ``plans``: ranked in the default order; the first plan of each grid is placed.
-    ``staged``: the best plan with uneven stages, if there is one.
+    ``plans``: ranked in the default order; ``staged``: the best plan with uneven stages, if there
+    is one. ``candidates``: plans whose stages may be chosen; ``by_stage``,
+    ``require``: as in ``best_staged``.
     """
     if not plans or not can_be_placed(scenario.cluster):
         return None
-    grids: dict[tuple[int, ...], tuple[int, Plan, Scenario]] = {}
-    for rank, plan in enumerate(plans):
-        grids.setdefault((*grid_of(plan), plan.expert_parallel), (rank, plan, scenario))
-    most = FINALISTS if scenario.cluster.num_gpus <= SMALL else FEW
-    choices: list[tuple[int | None, Plan, Scenario]] = [*list(grids.values())[:most]]
+    usual = ordered_step(scenario, plans[0], None)
     if staged is not None:
-        choices.insert(0, (staged.rank, staged.plan, staged.scenario(scenario)))
-    usual = ordered_step(choices[0][2], choices[0][1], None)
+        usual = min(usual, ordered_step(staged.scenario(scenario), staged.plan, None))
     report("placing ranks on accelerators")
-    each = tracked(choices, "placing ranks of plan {number} of {total}")
-    placed = [_placed(rank, plan, own, usual) for rank, plan, own in each]
-    found = [one for one in placed if one is not None and one.gain > GAIN]
-    return min(found, key=lambda one: one.step, default=None)
+    placement = _Placement(scenario, usual * (1.0 - GAIN), by_stage, require)
+    if staged is not None:
+        placement.place_staged(staged)
+    placement.place_even(search)
+    if candidates is not None:
+        table = all_stage_candidates(plans, candidates, by_stage=by_stage)
+        placement.choose_stages(table)
+    if placement.best is None:
+        return None
+    plan, ordered = placement.best
+    rank = next((place for place, other in enumerate(plans) if other == plan), None)
+    places = tuple(_places(ordered, plan))
+    return PlacedPlan(rank, plan, ordered, placement.limit, usual, placement.proven, places)
+
+
+@dataclass
+class _Placement:
+    """The best plan in an order of its own, and the step in seconds that others have to beat."""
+
+    scenario: Scenario
+    limit: float
+    by_stage: bool
+    require: Sequence[Constraint]
+    best: tuple[Plan, Scenario] | None = None
+    proven: bool = True
+    orders: dict[tuple[int, ...], list[Order]] = field(default_factory=dict)  # by grid
+
+    @property
+    def _bounds(self) -> Scenario:
+        """The scenario with links that are no slower than in any order."""
+        return _ordered(self.scenario, ANY_ORDER)
+
+    def place_even(self, search: Search) -> None:
+        """Try all plans of the search whose bounds are below the limit."""
+        done: set[Plan] = set()
+        number = FIRST
+        while True:
+            found = search(self._bounds, number, self.limit)
+            plans, bounds = found.plans, found.seconds
+            new = [row for row, plan in enumerate(plans) if plan not in done]
+            done |= set(plans)
+            some = PlanTable.from_plans([plans[row] for row in new])
+            for rows in self._by_grid(some, np.array(bounds)[new]):
+                self._place_grid(some.rows(rows))
+            if len(plans) < number or bounds[-1] >= self.limit:
+                return
+            if number >= MOST or not self._is_exact:
+                self.proven = False
+                return
+            number *= MORE
+
+    def choose_stages(self, candidates: PlanTable) -> None:
+        """Choose stages in the orders of all grids with bounds below the limit."""
+        bounds = stage_bounds(self._bounds, candidates, by_stage=self.by_stage).step
+        rows = np.flatnonzero(bounds < self.limit)
+        candidates, bounds = candidates.rows(rows), bounds[rows]
+        for rows in self._by_grid(candidates, bounds):
+            some = candidates.rows(rows)
+            for order in self._orders(some.plan(0)):
+                ordered = _ordered(self.scenario, order)
+                found, proven = stages_below(
+                    ordered, some, self.limit, by_stage=self.by_stage, require=self.require
+                )
+                self.proven = self.proven and proven
+                if found is not None:
+                    self._keep(found.plan, found.scenario(ordered), found.step)
+
+    def place_staged(self, staged: StagedPlan) -> None:
+        """Try a plan with stages of its own."""
+        own = staged.scenario(self.scenario)
+        for order in self._orders(staged.plan):
+            self._keep(staged.plan, _ordered(own, order), ordered_step(own, staged.plan, order))
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.scenario.cluster.num_gpus <= EXACT
+
+    def _by_grid(self, table: PlanTable, bounds: Floats) -> Iterator[NDArray[np.intp]]:
+        """Yield the rows of each grid with bounds below the limit, the lowest first."""
+        grids: dict[tuple[int, ...], list[int]] = {}
+        for row in np.argsort(bounds, kind="stable").tolist():
+            grids.setdefault(_grid(table, row), []).append(row)
+        most = FINALISTS if self.scenario.cluster.num_gpus <= SMALL else FEW
+        for tried, rows in enumerate(grids.values()):
+            if bounds[rows[0]] >= self.limit:
+                return
+            if tried >= most and not self._is_exact:
+                self.proven = False
+                return
+            left = np.array(rows, dtype=np.intp)
+            yield left[bounds[left] < self.limit]
+
+    def _place_grid(self, table: PlanTable) -> None:
+        """Simulate plans of one grid in all of its orders, by their steps in closed form."""
+        orders = self._orders(table.plan(0))
+        ordered = [_ordered(self.scenario, order) for order in orders]
+        steps = np.array([table_steps(one, table) for one in ordered]).reshape(-1, len(table))
+        for place in np.argsort(steps, axis=None, kind="stable").tolist():
+            number, row = divmod(place, len(table))
+            step = steps[number, row]
+            if step >= self.limit:
+                return
+            if table.pipeline_parallel[row] > 1:
+                found = simulated_steps(ordered[number], table.rows(np.array([row])))
+                step = above(steps[number, row : row + 1], found)[0]
+            self._keep(table.plan(row), ordered[number], float(step))
+
+    def _orders(self, plan: Plan) -> list[Order]:
+        """Return the orders in which the plans of a grid are tried."""
+        key = _grid(PlanTable.from_plans([plan]), 0)
+        if key not in self.orders:
+            found: list[Order] = []
+            if groups_of(plan):
+                if self._is_exact:
+                    tree = tree_of(achieved_by(self.scenario.software, self.scenario.cluster))
+                    found = orders_that_may_win(tree, _groups(plan), plan.world_size)
+                else:
+                    found = [place(self.scenario, plan).order]
+            self.orders[key] = [one for one in found if one != tuple(range(plan.world_size))]
+        return self.orders[key]
+
+    def _keep(self, plan: Plan, ordered: Scenario, step: float) -> None:
+        if step < self.limit:
+            self.best, self.limit = (plan, ordered), step
+
+
+def _grid(table: PlanTable, row: int) -> tuple[int, ...]:
+    return tuple(int(getattr(table, name)[row]) for name in GRID)
+
+
+def _ordered(scenario: Scenario, order: Order | None) -> Scenario:
+    return replace(scenario, cluster=replace(scenario.cluster, rank_order=order))
 
 
 def place(scenario: Scenario, plan: Plan) -> BestOrder:
     """Return the order of ranks with the shortest simulated step of a plan."""
-    software = scenario.software
-    reached = achieved(
-        scenario.cluster,
-        software.communication.bus_efficiency,
-        software.communication.network_efficiency,
+    return best_order(
+        tree_of(achieved_by(scenario.software, scenario.cluster)),
+        _groups(plan),
+        grid_of(plan),
+        lambda order: ordered_step(scenario, plan, order),
     )
-    groups = [
+
+
+def _groups(plan: Plan) -> list[Groups]:
+    return [
         Groups(size, stride, axis != "pipeline") for axis, (size, stride) in groups_of(plan).items()
     ]
-    return best_order(
-        tree_of(reached), groups, grid_of(plan), lambda order: ordered_step(scenario, plan, order)
-    )
 
 
 def grid_of(plan: Plan) -> tuple[int, ...]:
@@ -160,7 +349,7 @@ def grid_of(plan: Plan) -> tuple[int, ...]:
 
 def ordered_step(scenario: Scenario, plan: Plan, order: Order | None) -> float:
     """Return the simulated step of a plan with an order of ranks, in seconds."""
-    ordered = replace(scenario, cluster=replace(scenario.cluster, rank_order=order))
+    ordered = _ordered(scenario, order)
     table = PlanTable.from_plans([plan])
     priced = with_simulated_steps(ordered, table, price(ordered, table))
     return float(priced.step[0])
@@ -182,17 +371,6 @@ def groups_of(plan: Plan) -> dict[str, tuple[int, int]]:
         for axis, pair in pairs.items()
         if 1 < pair[0] <= most.get(axis, plan.world_size - 1)
     }
-
-
-def _placed(rank: int | None, plan: Plan, scenario: Scenario, usual: float) -> PlacedPlan | None:
-    if len(groups_of(plan)) == 0:
-        return None
-    found = place(scenario, plan)
-    if found.order == tuple(range(plan.world_size)):
-        return None
-    ordered = replace(scenario, cluster=replace(scenario.cluster, rank_order=found.order))
-    places = tuple(_places(ordered, plan))
-    return PlacedPlan(rank, plan, ordered, found.cost, usual, found.proven, places)
 
 
 def _places(scenario: Scenario, plan: Plan) -> list[AxisPlace]:

@@ -67,8 +67,7 @@ def best_order(
     search.update(usual[None])
     usual_cost = search.least
     if count <= EXACT:
-        others = itertools.permutations(range(1, count))
-        search.update(np.array([(0, *order) for order in others], dtype=np.intp), everything=True)
+        search.update(_every_order(count), everything=True)
         return BestOrder(search.best, search.least, usual_cost, True)
     search.update(orders_of_axes(grid, np.argsort(tree.position)))
     search.update(_orders_of_blocks(np.array(search.best)))
@@ -78,6 +77,19 @@ def best_order(
         if search.least >= before:
             break
     return BestOrder(search.best, search.least, usual_cost, False)
+
+
+def orders_that_may_win(tree: Tree, groups: Sequence[Groups], count: int) -> list[Order]:
+    """Return orders of up to EXACT ranks: for every other one, one of these has no slower link."""
+    every = _every_order(count)
+    seen = _OrderSearch(tree, tuple(dict.fromkeys(groups)), lambda order: 0.0).links(every)
+    return [tuple(every[row].tolist()) for row in _front(seen)]
+
+
+def _every_order(count: int) -> Orders:
+    """Return all orders with rank 0 on accelerator 0, the default order first."""
+    others = itertools.permutations(range(1, count))
+    return np.array([(0, *order) for order in others], dtype=np.intp)
 
 
 class _OrderSearch:

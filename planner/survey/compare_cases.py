@@ -21,7 +21,7 @@ from hardware_profiles.progress import report, tracked
 from planner.assessment.assess import Assessment, assess, assess_plans
 from planner.assessment.too_small import too_small
 from planner.refinement.best_partition import StagedPlan, best_staged
-from planner.refinement.placement import WIDE, PlacedPlan, best_placed, can_be_placed
+from planner.refinement.placement import PlacedPlan, best_placed, can_be_placed
 from planner.request.choices import ALLOWED, PARTS, Objective
 from planner.request.constraints import Constraint, broken_by_result, only_breaks
 from planner.request.objectives import pareto_front, results
@@ -35,6 +35,7 @@ from planner.search.simplicity import simplest_first
 from planner.search.space import allowed_offloads
 
 DISTINCT: Final = 6  # splits of the ranks of which a plan is found, unless --top is given
+SEEN: Final = 40  # plans of a search among which stages are chosen, whatever their peaks
 OFFLOADED: Final = "offload is allowed (nothing fits without it with its whole interval)"
 
 
@@ -192,26 +193,28 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
     """Search one case; try stages of their own and, on irregular trees, orders of ranks."""
     scenario = assumed.scenario
     require = (*request.require, *job_limits(scenario, request))
-    places = is_placed(scenario, request)
     device = request.fixed.get("offload_device", "cpu")
     small = all(too_small(scenario, one, device) for one in request.offloads)
     run_search = partial(
         search,
-        scenario,
-        {**COMMON, **request.fixed} if small else request.fixed,  # no plan fits in any case
+        fixed={**COMMON, **request.fixed} if small else request.fixed,  # no plan fits in any case
         offloads=request.offloads,
-        top=max(request.top, WIDE if places else 0),
         objective="memory" if request.objective == "memory" else "time",
         front=request.pareto is not None,
-        distinct=request.rows or DISTINCT,
-        with_near=_ranks_by_step(request),
     )
-    wide = _in_order(run_search(require=require), request)
+    asked: dict[str, Any] = {
+        "top": request.top,
+        "distinct": request.rows or DISTINCT,
+        "with_near": _ranks_by_step(request),
+    }
+    wide = _in_order(run_search(scenario, require=require, **asked), request)
     result = wide if request.pareto else replace(wide.first(request.top), near=None)
     slower = [one for one in require if not only_breaks(one)]
     if not wide.plans and len(slower) < len(require) and _ranks_by_step(request):
-        wide = run_search(require=slower)  # with their own stages or order, plans are faster
-    seen = wide.plans[: max(request.top, WIDE)]
+        wide = run_search(
+            scenario, require=slower, **asked
+        )  # with their own stages or order, plans are faster
+    seen = wide.plans[: max(request.top, SEEN)]
     staged = best_staged(
         scenario,
         seen,
@@ -220,11 +223,27 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
         by_stage=wide.by_stage,
         require=require,
     )
-    placed = best_placed(scenario, seen, staged) if places and wide.fits else None
+    placed = None
+    if is_placed(scenario, request) and wide.fits:
+        required = [one for one in require if not one.of_result or _holds_if_faster(one)]
+        placed = best_placed(
+            scenario,
+            seen,
+            staged,
+            lambda own, top, below: run_search(own, require=required, top=top, below=below),
+            wide.near,
+            by_stage=wide.by_stage,
+            require=require,
+        )
     own = [] if placed is None else [_placed(placed, request)]
     own += [] if staged is None else [_staged(scenario, staged, request)]
     kept = [found for found in own if _holds(found, require)]
     return SurveyCase(assumed, result, (*kept, *found_of(scenario, result, request)))
+
+
+def _holds_if_faster(constraint: Constraint) -> bool:
+    """Whether a plan keeps a constraint on results with the same peak and a shorter step."""
+    return only_breaks(constraint) or constraint.name == "memory"
 
 
 def _in_order(result: SearchResult, request: SurveyRequest) -> SearchResult:

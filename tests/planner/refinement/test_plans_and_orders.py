@@ -1,0 +1,152 @@
+"""The best plan in the best order of ranks, against every plan in every order of small trees."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cost_models.legality.rules import legality_codes
+from cost_models.pricing.estimate import price
+from cost_models.pricing.simulated_steps import above, simulated_steps
+from cost_models.scenario import Scenario
+from hardware_profiles.cluster.cluster_file import with_levels
+from hardware_profiles.cluster.link_tree import (
+    ANY_ORDER,
+    neighbour_link,
+    ring_link,
+    with_bandwidths,
+)
+from planner.refinement import placement
+from planner.refinement.best_partition import best_staged
+from planner.refinement.placement import GAIN, best_placed, grid_of, ordered_step
+from planner.search.search import search
+from planner.search.space import enumerate_plans
+from tests.planner.refinement.test_placement import random_tree
+from tests.samples import make_scenario, sample_model
+
+PINS: dict[str, Any] = {"micro_batch_size": 1, "context_parallel": 1}
+LAYERS = {"num_hidden_layers": 6, "hidden_size": 1024, "intermediate_size": 4096}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("seed", range(60))
+def test_no_order_has_faster_links_than_any_order(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_gpus = int(rng.choice([4, 5, 6]))
+    cluster = random_tree(rng, num_gpus)
+    bounds = replace(cluster, rank_order=ANY_ORDER)
+    orders = list(itertools.permutations(range(num_gpus)))
+    sizes = [n for n in range(2, num_gpus + 1) if num_gpus % n == 0]
+    for size, link in itertools.product(sizes, (ring_link, neighbour_link)):
+        for stride in (1, num_gpus // size):
+            found = [
+                link(replace(cluster, rank_order=order), size, stride, num_gpus) for order in orders
+            ]
+            best = link(bounds, size, stride, num_gpus)
+            assert best.bandwidth >= max(one.bandwidth for one in found)
+            assert best.latency <= min(one.latency for one in found)
+            assert best.hop <= min(one.hop for one in found) * (1.0 + 1e-12)
+
+
+def small(seed: int, num_gpus: int, model: str) -> Scenario:
+    """A small model on a random tree with links of 1 to 20 GB/s and of 5 to 100 us."""
+    tree = random_tree(np.random.default_rng(seed), num_gpus)
+    levels = [
+        replace(
+            with_bandwidths(level, 2e8),
+            latency=tuple(replace(late, value=1e-3 * late.value) for late in level.latency),
+        )
+        for level in tree.levels
+    ]
+    scenario = make_scenario(
+        sample_model(model, **LAYERS), "8xL40S", seq_len=512, global_batch_size=16
+    )
+    return replace(scenario, cluster=with_levels(tree, tuple(levels)))
+
+
+def placed(scenario: Scenario, *, stages: bool) -> tuple[float, float]:
+    """Return the best steps in seconds: in the default order, and with an order of its own."""
+    usual = search(scenario, PINS, top=10, with_near=stages)
+    staged = best_staged(scenario, usual.plans, usual.near, usual.seconds[0]) if stages else None
+    found = best_placed(
+        scenario,
+        usual.plans,
+        staged,
+        lambda own, top, below: search(own, PINS, top=top, below=below),
+        usual.near,
+    )
+    before = usual.seconds[0] if staged is None else staged.step
+    if found is None:
+        return before, before
+    assert found.proven
+    assert found.step == pytest.approx(
+        ordered_step(found.scenario, found.plan, found.order), rel=1e-9
+    )
+    return before, found.step
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("model", "seed"), [("llama", 7), ("mixtral", 7), ("llama", 3), ("llama", 0)]
+)
+def test_the_best_plan_and_order_equal_brute_force(seed: int, model: str) -> None:
+    scenario = small(seed, 4, model)
+    table = enumerate_plans(scenario.model, scenario.workload, 4, PINS, every_cut=True)
+    table = table.rows(legality_codes(scenario, table) == 0)
+    steps = []
+    for rest in itertools.permutations((1, 2, 3)):
+        own = replace(scenario, cluster=replace(scenario.cluster, rank_order=(0, *rest)))
+        steps.append(above(price(own, table).step, simulated_steps(own, table)).min())
+    before, found = placed(scenario, stages=False)
+    assert before == pytest.approx(steps[0], rel=1e-9)
+    assert found <= min(steps) * (1.0 + 1e-9) / (1.0 - GAIN)
+    assert found >= min(steps) * (1.0 - 1e-9)
+    assert (found < 0.95 * before) == (seed > 0)
+
+
+def test_a_plan_that_is_second_in_the_default_order_wins_with_its_own() -> None:
+    scenario = small(7, 4, "llama")
+    usual = search(scenario, PINS, top=40)
+    found = best_placed(
+        scenario,
+        usual.plans,
+        None,
+        lambda own, top, below: search(own, PINS, top=top, below=below),
+    )
+    assert found is not None
+    assert found.rank is not None
+    before = usual.plans[: found.rank]
+    assert grid_of(found.plan) in map(grid_of, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 7])
+def test_stages_are_chosen_in_every_order(seed: int) -> None:
+    scenario = small(seed, 4, "llama")
+    best = []
+    for rest in itertools.permutations((1, 2, 3)):
+        own = replace(scenario, cluster=replace(scenario.cluster, rank_order=(0, *rest)))
+        usual = search(own, PINS, top=10, with_near=True)
+        staged = best_staged(own, usual.plans, usual.near, usual.seconds[0])
+        best.append(usual.seconds[0] if staged is None else staged.step)
+    before, found = placed(scenario, stages=True)
+    assert before == pytest.approx(best[0], rel=1e-9)
+    assert min(best) * (1.0 - 2 * GAIN) <= found <= min(best) * (1.0 + 2 * GAIN)
+
+
+def test_larger_trees_try_a_few_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With at most four accelerators searched exactly, six have an order that is no worse."""
+    monkeypatch.setattr(placement, "EXACT", 4)
+    scenario = small(8, 6, "llama")
+    usual = search(scenario, PINS, top=10)
+    found = best_placed(
+        scenario,
+        usual.plans,
+        None,
+        lambda own, top, below: search(own, PINS, top=top, below=below),
+    )
+    assert found is None or (found.step < usual.seconds[0] and not found.proven)
