@@ -74,6 +74,7 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
     also: tuple[str, ...] = ()  # other names that ``--software`` takes, beside the title
     software: str = ""  # profile that prices its runs (``--software``)
     never: tuple[Never, ...] = ()
+    own_stages: bool = False  # whether stages may have any layers
     families: tuple[str, ...] = ()  # kinds of models (model_type); empty: all
     software_of_zero_stage: Mapping[str, str] = {}  # where another one prices a stage
     software_of_adapters: str = ""  # where another one prices LoRA without FSDP
@@ -197,7 +198,8 @@ def _joined(documents: Mapping[str, Any], name: str) -> dict[str, Any]:
     for part in ("plan", "workload"):
         own[part] = {**base.get(part, {}), **own.get(part, {})}
     never = [*base.get("never", ()), *own.get("never", ())]
-    return {**{key: base[key] for key in ("version", "source")}, **own, "never": never}
+    inherited = {key: base[key] for key in ("version", "source", "own_stages") if key in base}
+    return {**inherited, **own, "never": never}
 
 
 def _check(one: Capabilities, where: str) -> None:

@@ -12,6 +12,7 @@ from cost_models.legality.capabilities import all_capabilities, capabilities_of
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import report
+from planner.refinement.best_partition import best_staged
 from planner.request.constraints import Constraint
 from planner.request.limits import searches_of
 from planner.search.search import search
@@ -27,6 +28,7 @@ class BestOfTrainer:
     software: str  # as --software names it
     step_seconds: float
     plan: Plan
+    layers: tuple[int, ...] | None = None  # of every stage, where they are not the usual ones
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -34,6 +36,7 @@ class BestOfTrainer:
             "software": self.software,
             "step_seconds": self.step_seconds,
             "plan": self.plan.to_dict(),
+            "layers": None if self.layers is None else list(self.layers),
         }
 
 
@@ -64,7 +67,19 @@ def _best(
             continue
         pins = {**one.pins, **fixed}
         below = np.inf if best is None else best.step_seconds
-        result = search(one.scenario, pins, require=(*require, *one.require), top=1, below=below)
-        if result.fits:
-            best = BestOfTrainer(name, result.seconds[0], result.plans[0])
+        asked = (*require, *one.require)
+        result = search(one.scenario, pins, require=asked, top=1, below=below, with_near=True)
+        if not result.fits:
+            continue
+        best = BestOfTrainer(name, result.seconds[0], result.plans[0])
+        staged = best_staged(
+            one.scenario,
+            result.plans,
+            result.near,
+            best.step_seconds,
+            recomputed=result.recomputed,
+            require=asked,
+        )
+        if staged is not None:
+            best = BestOfTrainer(name, staged.step, staged.plan, staged.layers)
     return best

@@ -73,7 +73,7 @@ def explain(
         found = search(free, top=1, priced=own, with_near=True)
         best = found.plans[0] if found.plans else None
         begin("choosing pipeline stages")
-        staged = best_staged(free, found.plans, found.near, by_stage=found.by_stage)
+        staged = best_staged(free, found.plans, found.near, recomputed=found.recomputed)
         choices = None
         if sensitivity and best is not None:
             begin(PRICING)

@@ -126,7 +126,7 @@ def why_not(
     fixed = parse_other_plan(requested)
     result = search(scenario, fixed, top=1, with_near=True)
     if result.plans:
-        staged = best_staged(scenario, result.plans, result.near, by_stage=result.by_stage)
+        staged = best_staged(scenario, result.plans, result.near, recomputed=result.recomputed)
         return _against(scenario, text, (plan, assessment), result, staged)
     if result.smallest is not None:
         return _too_large(scenario, text, assessment, result.smallest, result)

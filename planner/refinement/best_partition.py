@@ -48,10 +48,12 @@ from planner.refinement.stage_costs import (
 from planner.refinement.stage_search import (
     ONE_STAGE_A_RANK,
     Ranges,
+    StageSplit,
     best_stages,
 )
+from planner.request.choices import Recomputed
 from planner.request.command import describe_plan
-from planner.request.constraints import Constraint, broken_by_plan
+from planner.request.constraints import Constraint, broken_by_plan, most_memory
 from planner.request.stage_layers import layers_option, stage_recompute_options
 
 BOUNDS: Final = (1.0, 2.0)  # seconds, relative: stages with other layers, with their own
@@ -123,22 +125,23 @@ def best_staged(
     candidates: PlanTable | None,
     fastest: float = np.inf,
     *,
-    by_stage: bool = True,
+    recomputed: Recomputed = "by_stage",
     require: Sequence[Constraint] = (),
 ) -> StagedPlan | None:
     """Return the plan with the shortest step with stages of its own; None without a gain.
 
     ``plans``: the best with even stages, best first; ``candidates``: legal plans whose stages may
     be chosen, if any; ``fastest``: seconds that a step has to beat, besides that of the first plan.
-    ``by_stage``: each stage may recompute a number of layers of its own; otherwise all, none, or as
-    many as in ``plans``. ``require``: constraints on parts of the plan.
+    ``recomputed``: whether each stage may recompute a number of layers of its own, all stages the
+    same number, or all, none, or as many as in ``plans``. ``require``: constraints on parts of the
+    plan and on its peak.
     """
     if not plans or candidates is None or not scenario.on_gpu:
         return None
     even = simulated_step(scenario, plans[0], default_layer_ranges(scenario, plans[0]))
     limit = min(even, fastest) * (1.0 - GAIN)
-    table = all_stage_candidates(plans, candidates, by_stage=by_stage)
-    found, _ = stages_below(scenario, table, limit, by_stage=by_stage, require=require)
+    table = all_stage_candidates(plans, candidates, recomputed=recomputed)
+    found, _ = stages_below(scenario, table, limit, recomputed=recomputed, require=require)
     if found is None:
         return None
     ranks = [row for row, other in enumerate(plans) if _family(other) == _family(found.plan)]
@@ -146,13 +149,13 @@ def best_staged(
 
 
 def all_stage_candidates(
-    plans: Sequence[Plan], candidates: PlanTable, *, by_stage: bool = True
+    plans: Sequence[Plan], candidates: PlanTable, *, recomputed: Recomputed = "by_stage"
 ) -> PlanTable:
     """Return the plans of ``best_staged`` among which stages are chosen."""
     found = PlanTable.from_plans(list(plans))  # other numbers of virtual stages, too
     names = [column.name for column in fields(PlanTable)]
     both = {n: np.concatenate([getattr(candidates, n), getattr(found, n)]) for n in names}
-    return stage_candidates(PlanTable(**both), by_stage=by_stage)
+    return stage_candidates(PlanTable(**both), recomputed=recomputed)
 
 
 def stages_below(
@@ -160,11 +163,11 @@ def stages_below(
     candidates: PlanTable,
     limit: float,
     *,
-    by_stage: bool = True,
+    recomputed: Recomputed = "by_stage",
     require: Sequence[Constraint] = (),
 ) -> tuple[StagedPlan | None, bool]:
     """Return the shortest step below a limit in seconds, and whether it is proven to be that."""
-    search = _Search(scenario, limit, by_stage, require)
+    search = _Search(scenario, limit, recomputed, require)
     search.run(candidates)
     if search.best is None:
         return None, search.proven
@@ -179,16 +182,19 @@ def chooses_layers(table: PlanTable) -> NDArray[np.bool_]:
     return found
 
 
-def stage_candidates(table: PlanTable, *, by_stage: bool = True) -> PlanTable:
+def stage_candidates(table: PlanTable, *, recomputed: Recomputed = "by_stage") -> PlanTable:
     """Return the plans among which stages are chosen, each once.
 
     A plan that recomputes layers can also recompute none of them, so that the same plan without
-    recomputation is left out, unless all stages recompute the same (``by_stage``). Plans with
-    several stages on a rank keep their layers.
+    recomputation is left out, unless all stages recompute the same number (``recomputed``). Plans
+    with several stages on a rank keep their layers.
     """
     usual = (table.recompute_every == 0) & (table.offload == OFFLOADS.index("none"))
-    if not by_stage:
-        return _once(table.rows(np.flatnonzero(usual & chooses_layers(table))))
+    if recomputed != "by_stage":
+        table = table.rows(np.flatnonzero(usual & chooses_layers(table)))
+        if recomputed == "one_number":  # one row stands for all numbers
+            table = replace(table, recompute_layers=np.zeros_like(table.recompute_layers))
+        return _once(table)
     usual = usual & np.isin(table.recompute, [*RECOMPUTES, NONE])
     table = table.rows(np.flatnonzero(usual & (chooses_layers(table) | (table.recompute != NONE))))
     table = replace(table, recompute_layers=np.zeros_like(table.recompute_layers))
@@ -207,15 +213,17 @@ def _once(table: PlanTable) -> PlanTable:
     return table.rows(np.sort(np.unique(columns, axis=1, return_index=True)[1]))
 
 
-def stage_bounds(scenario: Scenario, table: PlanTable, *, by_stage: bool = True) -> BalancedSteps:
+def stage_bounds(
+    scenario: Scenario, table: PlanTable, *, recomputed: Recomputed = "by_stage"
+) -> BalancedSteps:
     """Return lower bounds of plans with any stages and recomputed layers.
 
-    ``by_stage``: otherwise plans that recompute all layers do so in every stage. Plans with several
-    stages on a rank keep their layers; only their steps are bounded: with the
+    ``recomputed``: if the number is given, plans that recompute all layers do so in every stage.
+    Plans with several stages on a rank keep their layers; only their steps are bounded: with the
     passes without recomputation, and the communication that recomputation of all layers leaves
     exposed.
     """
-    part = by_stage | (table.recompute_layers > 0)
+    part = (recomputed != "given") | (table.recompute_layers > 0)
     without = replace(
         table,
         recompute=np.where(part, NONE, table.recompute).astype(table.recompute.dtype),
@@ -245,7 +253,7 @@ class _Search:
 
     scenario: Scenario
     limit: float
-    by_stage: bool = True
+    recomputed: Recomputed = "by_stage"
     require: Sequence[Constraint] = ()
     best: tuple[Plan, Ranges, tuple[int, ...] | None] | None = None
     proven: bool = True
@@ -253,7 +261,7 @@ class _Search:
 
     def run(self, candidates: PlanTable) -> None:
         """Refine candidates in the order of their bounds."""
-        bounds = stage_bounds(self.scenario, candidates, by_stage=self.by_stage)
+        bounds = stage_bounds(self.scenario, candidates, recomputed=self.recomputed)
         uneven = chooses_layers(candidates)
         order = np.argsort(bounds.step, kind="stable")
         order = order[bounds.step[order] < self.limit]
@@ -280,35 +288,65 @@ class _Search:
         costs = []
         for row in rows.tolist():
             plan, few = table.plan(row), table.rows(np.array([row]))
-            depth = plan.pipeline_parallel
-            contents = StageContents(self.scenario.model, depth)
-            contents = self.contents.setdefault(depth, contents)
             most = self.limit - bounds.once[row]
             longest = longest_stage(few, bounds.whole[row : row + 1], most)[:, 0].tolist()
-            costs.append(
-                StageCosts(self.scenario, plan, contents, self.limit, longest, self.by_stage)
-            )
+            costs.append(self._costs(plan, longest, by_stage=self._varies(plan)))
         with stages(*PRICES) as begin:
             begin(f"pricing the stages of {len(costs):,} plans")
             price_stages(costs)
             begin(f"choosing stages of {len(costs):,} plans")
             for one in tracked(costs):
-                one.limit = self.limit
-                found, proven = best_stages(one)
-                self.proven = self.proven and proven
-                if found is not None:
+                found = self._best_of(one)
+                if found is None:
+                    continue
+                if self.recomputed == "one_number" and self._varies(one.plan):
+                    self._choose_number(one)
+                else:
                     self._keep(one.plan, found.layer_ranges, found.recomputed, found.step)
+
+    def _varies(self, plan: Plan) -> bool:
+        """Whether numbers of recomputed layers of a plan are chosen; one for all: of whole ones."""
+        of_all = self.recomputed == "one_number" and plan.recompute == "full"
+        return self.recomputed == "by_stage" or of_all
+
+    def _choose_number(self, costs: StageCosts) -> None:
+        """Try every number of recomputed layers, the same for all stages.
+
+        With a number for each stage, a plan takes no longer; only those that win then come here.
+        """
+        most = max(high for _, high in costs.sizes)
+        plans = [replace(costs.plan, recompute_layers=n) for n in range(1, most)]
+        plans.append(costs.plan)  # all layers
+        numbers = [self._costs(plan, costs.longest, by_stage=False) for plan in plans]
+        price_stages(numbers)
+        for one in numbers:
+            found = self._best_of(one)
+            if found is not None:
+                self._keep(one.plan, found.layer_ranges, found.recomputed, found.step)
+
+    def _costs(self, plan: Plan, longest: Sequence[float], *, by_stage: bool) -> StageCosts:
+        depth = plan.pipeline_parallel
+        contents = self.contents.setdefault(depth, StageContents(self.scenario.model, depth))
+        most = most_memory(self.require, np.inf)
+        return StageCosts(self.scenario, plan, contents, self.limit, longest, by_stage, most)
+
+    def _best_of(self, costs: StageCosts) -> StageSplit | None:
+        """Return the best stages of a plan, if they are the best so far."""
+        costs.limit = self.limit
+        found, proven = best_stages(costs)
+        self.proven = self.proven and proven
+        return found
 
     def _choose_recomputed(self, plans: Sequence[Plan]) -> None:
         """Try plans whose layers stay as they are."""
         ranges = [default_layer_ranges(self.scenario, plan) for plan in plans]
         pairs = list(zip(plans, ranges, strict=True))
-        for one in sorted(
-            least_recompute(self.scenario, pairs, self.limit), key=lambda one: one.step_bound
-        ):
+        most = most_memory(self.require, np.inf)
+        least = least_recompute(self.scenario, pairs, self.limit, most)
+        for one in sorted(least, key=lambda one: one.step_bound):
             if one.step_bound >= self.limit:
                 break
-            recomputed = one.by_stage(self.scenario)
+            recomputed = one.by_stage(self.scenario, most)
             if recomputed is not None:
                 step = simulated_step(self.scenario, one.plan, one.ranges, recomputed)
                 self._keep(one.plan, one.ranges, recomputed, step)
@@ -318,7 +356,7 @@ class _Search:
     ) -> None:
         """Keep a plan with its stages if it is legal and the best so far."""
         by_stage: tuple[int, ...] | None = tuple(recomputed)
-        if not self.by_stage:
+        if self.recomputed != "by_stage":
             by_stage = None
         elif not any(recomputed):
             plan, by_stage = replace(plan, recompute="none"), None

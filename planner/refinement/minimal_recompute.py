@@ -97,10 +97,10 @@ class LeastRecompute:
             before += passed / self.plan.virtual_stages
         return longest + min((rank.once for rank in self.ranks), default=0.0)
 
-    def by_stage(self, scenario: Scenario) -> tuple[int, ...] | None:
+    def by_stage(self, scenario: Scenario, most_bytes: float = np.inf) -> tuple[int, ...] | None:
         """Distribute the layers over the stages; None if no distribution fits."""
         plan, ranks = self.plan, self.ranks
-        owner, most = ranks_of_stages(plan), max_peak(scenario)
+        owner, most = ranks_of_stages(plan), max_peak(scenario, most_bytes)
         seconds = [ranks[rank].without.whole / plan.virtual_stages for rank in owner]
         each = [ranks[rank].each for rank in owner]
         sizes = [last - first for first, last in self.ranges]
@@ -119,25 +119,32 @@ class LeastRecompute:
 
 
 def least_recompute(
-    scenario: Scenario, plans: Sequence[tuple[Plan, Ranges]], limit: float = np.inf
+    scenario: Scenario,
+    plans: Sequence[tuple[Plan, Ranges]],
+    limit: float = np.inf,
+    most_bytes: float = np.inf,
 ) -> list[LeastRecompute]:
     """Return the fewest recomputed layers of the plans, with given stages, that fit.
 
-    Without plans whose steps take ``limit`` seconds or more. The first rank, which mostly has the
+    Without plans whose steps take ``limit`` seconds or more. ``most_bytes``: the largest peak that
+    is allowed, whatever fits. The first rank, which mostly has the
     largest peak, is priced before the last one, which computes the head, and that before the
     others.
     """
     contents: dict[Any, PipelineRank] = {}
     left = [LeastRecompute(plan, ranges) for plan, ranges in plans]
     for some in (slice(0, 1), slice(-1, None), slice(1, -1)):
-        left = [
-            one for one in _with_ranks(scenario, left, some, contents) if one.step_bound < limit
-        ]
+        priced = _with_ranks(scenario, left, some, contents, most_bytes)
+        left = [one for one in priced if one.step_bound < limit]
     return left
 
 
 def _with_ranks(
-    scenario: Scenario, plans: list[LeastRecompute], some: slice, contents: dict[Any, PipelineRank]
+    scenario: Scenario,
+    plans: list[LeastRecompute],
+    some: slice,
+    contents: dict[Any, PipelineRank],
+    most_bytes: float,
 ) -> list[LeastRecompute]:
     """Price some ranks of every plan, and return the plans in which they fit."""
     owners = [tuple(ranks_of_stages(one.plan)) for one in plans]
@@ -166,7 +173,7 @@ def _with_ranks(
         return number, contents[key]
 
     alone, most = [one.plan for one in plans], [sum(each) for each in sizes]
-    least = fewest_that_fit(scenario, alone, most, contents_of)
+    least = fewest_that_fit(scenario, alone, most, contents_of, most_bytes)
     ends = [
         [contents_of(item, n) for item, n in enumerate(each)] for each in ([0] * len(most), most)
     ]

@@ -50,6 +50,7 @@ from planner.refinement.rank_orders import (
     best_order,
     orders_that_may_win,
 )
+from planner.request.choices import Recomputed
 from planner.request.constraints import Constraint
 
 Floats = NDArray[np.float64]
@@ -171,13 +172,13 @@ def best_placed(
     search: Search,
     candidates: PlanTable | None = None,
     *,
-    by_stage: bool = True,
+    recomputed: Recomputed = "by_stage",
     require: Sequence[Constraint] = (),
 ) -> PlacedPlan | None:
     """Return the plan with the best order of ranks; None without a gain.
 
     ``plans``: ranked in the default order; ``staged``: the best plan with uneven stages, if there
-    is one. ``candidates``: plans whose stages may be chosen; ``by_stage``,
+    is one. ``candidates``: plans whose stages may be chosen; ``recomputed``,
     ``require``: as in ``best_staged``.
     """
     if not plans or not can_be_placed(scenario.cluster):
@@ -186,12 +187,12 @@ def best_placed(
     if staged is not None:
         usual = min(usual, ordered_step(staged.scenario(scenario), staged.plan, None))
     report("placing ranks on accelerators")
-    placement = _Placement(scenario, usual * (1.0 - GAIN), by_stage, require)
+    placement = _Placement(scenario, usual * (1.0 - GAIN), recomputed, require)
     if staged is not None:
         placement.place_staged(staged)
     placement.place_even(search)
     if candidates is not None:
-        table = all_stage_candidates(plans, candidates, by_stage=by_stage)
+        table = all_stage_candidates(plans, candidates, recomputed=recomputed)
         placement.choose_stages(table)
     if placement.best is None:
         return None
@@ -207,7 +208,7 @@ class _Placement:
 
     scenario: Scenario
     limit: float
-    by_stage: bool
+    recomputed: Recomputed
     require: Sequence[Constraint]
     best: tuple[Plan, Scenario] | None = None
     proven: bool = True
@@ -239,7 +240,7 @@ class _Placement:
 
     def choose_stages(self, candidates: PlanTable) -> None:
         """Choose stages in the orders of all grids with bounds below the limit."""
-        bounds = stage_bounds(self._bounds, candidates, by_stage=self.by_stage).step
+        bounds = stage_bounds(self._bounds, candidates, recomputed=self.recomputed).step
         rows = np.flatnonzero(bounds < self.limit)
         candidates, bounds = candidates.rows(rows), bounds[rows]
         for rows in self._by_grid(candidates, bounds):
@@ -247,7 +248,7 @@ class _Placement:
             for order in self._orders(some.plan(0)):
                 ordered = _ordered(self.scenario, order)
                 found, proven = stages_below(
-                    ordered, some, self.limit, by_stage=self.by_stage, require=self.require
+                    ordered, some, self.limit, recomputed=self.recomputed, require=self.require
                 )
                 self.proven = self.proven and proven
                 if found is not None:

@@ -55,10 +55,13 @@ class _Peak(Struct, frozen=True):
     size: Real
 
 
-def max_peak(scenario: Scenario) -> float:
-    """Return the largest peak in bytes of a rank that fits with its whole interval."""
+def max_peak(scenario: Scenario, most: float = np.inf) -> float:
+    """Return the largest peak in bytes of a rank that fits with its whole interval.
+
+    No more than ``most``.
+    """
     spread = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
-    return budget_bytes(scenario.cluster) / (1.0 + spread.above)
+    return min(most, budget_bytes(scenario.cluster) / (1.0 + spread.above))
 
 
 def rank_passes(
@@ -120,15 +123,17 @@ def fewest_that_fit(
     plans: Sequence[Plan],
     most: Sequence[int],
     rank_of: Callable[[int, int], OfPlan],
+    most_bytes: float = np.inf,
 ) -> list[int | None]:
     """Return the fewest layers to recompute, or to remove, with which each of several ranks fits.
 
-    None: too large. ``most``: of every rank; ``rank_of``: a rank with a number of such layers.
+    None: too large. ``most``: of every rank; ``rank_of``: a rank with a number of such layers;
+    ``most_bytes``: the largest peak that is allowed, whatever fits.
     Another layer never increases the peak, by about as much each: unless all numbers are few, the
     secant between one that does not fit and one that fits gives the next to try, with the one
     before it.
     """
-    limit, end = max_peak(scenario), np.array(most, dtype=int)
+    limit, end = max_peak(scenario, most_bytes), np.array(most, dtype=int)
     low, high = np.full(len(end), -1), end + 1  # does not fit, fits
     known = np.zeros((len(end), max(most, default=0) + 1))  # bytes
     while len(rows := np.flatnonzero(high - low > 1)):

@@ -127,6 +127,7 @@ class StageCosts:
     limit: float = np.inf
     longest: Sequence[float] = ()
     by_stage: bool = True
+    most_bytes: float = np.inf  # largest peak that is allowed
     sizes: list[Pair] = field(default_factory=list)  # fewest and most layers of each stage
     seconds: dict[Any, Seconds] = field(default_factory=dict)
     found: dict[Any, StageCost | None] = field(default_factory=dict)
@@ -220,7 +221,8 @@ def _price_stages(costs: Sequence[StageCosts], begin: Callable[[str], None]) -> 
         for number, stage, pair in items
     ]
     begin(words)
-    fewest = fewest_that_fit(costs[0].scenario, [one.plan for one in costs], most, rank_of)
+    plans, allowed = [one.plan for one in costs], costs[0].most_bytes
+    fewest = fewest_that_fit(costs[0].scenario, plans, most, rank_of, allowed)
     fitting = [
         (number, stage, pair, n if costs[number].by_stage else costs[number].of_plan(pair))
         for (number, stage, pair), n in zip(items, fewest, strict=True)
@@ -306,7 +308,8 @@ def _fit_sizes(costs: Sequence[StageCosts]) -> None:
     if not places:
         return
     most = [high - low for *_, low, high in places]
-    removed = fewest_that_fit(costs[0].scenario, [one.plan for one in costs], most, rank_of)
+    plans, allowed = [one.plan for one in costs], costs[0].most_bytes
+    removed = fewest_that_fit(costs[0].scenario, plans, most, rank_of, allowed)
     largest = [
         0 if number is None else high - number
         for (*_, high), number in zip(places, removed, strict=True)

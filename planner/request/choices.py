@@ -18,5 +18,7 @@ FINDS: Final = (  # inverse questions
     "largest-model",
     "most-tokens",
 )
+# recomputed layers of a search: a number for each stage, one for all stages, or as they are given
+Recomputed = Literal["by_stage", "one_number", "given"]
 PARTS: Final = ("optimizer", "activations", "weights")  # that can be offloaded
 ALLOWED: Final = ("offload", *(f"offload={part}" for part in PARTS))  # by --allow

@@ -17,13 +17,12 @@ from cost_models.pricing.table import table_least_states, table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import report, stages
 from planner.assessment.verdict import budget_bytes
-from planner.request.choices import Objective
+from planner.request.choices import Objective, Recomputed
 from planner.request.constraints import (
     Constraint,
     broken_by_result,
     counts_by_text,
     fewest_layers_are_best,
-    only_breaks,
 )
 from planner.request.limits import limits_of_trainer
 from planner.request.objectives import results
@@ -102,7 +101,7 @@ class SearchResult:
     tie: Tie | None = None  # if the simplest of the fastest is first
     # if they are asked for and a plan fits: legal plans whose stages may be chosen
     near: PlanTable | None = field(default=None, compare=False, repr=False)
-    by_stage: bool = False  # a number of recomputed layers may be chosen for each stage of these
+    recomputed: Recomputed = "given"  # how many layers of these are recomputed may be chosen
 
     def first(self, number: int) -> SearchResult:
         """Return the result with the first plans only."""
@@ -217,7 +216,7 @@ def search(
         fits=bool(leaders.plans) and verdict == 0,
         smallest_peak=smallest.smallest_peak,
         near=near if leaders.plans and verdict == 0 else None,
-        by_stage=recomputes_by_stage(scenario, pins, require),
+        recomputed=chosen_recompute(scenario, pins, require),
     )
 
 
@@ -372,19 +371,27 @@ class _Space:
 
 
 def chooses_stages(scenario: Scenario, require: Sequence[Constraint]) -> bool:
-    """Whether plans may have stages of their own: none are given, and a faster plan is allowed."""
-    given = scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None
-    return not given and all(only_breaks(one) for one in require if one.of_result)
+    """Whether plans may have stages of their own.
 
-
-def recomputes_by_stage(
-    scenario: Scenario, fixed: Mapping[str, Any], require: Sequence[Constraint]
-) -> bool:
-    """Whether each stage may recompute a number of layers of its own.
-
-    Only the bundled executor does, and its search varies these numbers unless they are pinned.
+    None are given, the trainer has them, and all constraints on results are a minimum speed or a
+    maximum memory.
     """
-    return limits_of_trainer(scenario, require) is None and varies_layers(scenario, fixed)
+    given = scenario.layer_ranges is not None or scenario.stage_recompute_layers is not None
+    table = limits_of_trainer(scenario, require)
+    has_them = table is None or table.own_stages
+    return has_them and not given and fewest_layers_are_best(require)
+
+
+def chosen_recompute(
+    scenario: Scenario, fixed: Mapping[str, Any], require: Sequence[Constraint]
+) -> Recomputed:
+    """Return which numbers of recomputed layers a search varies, if they are not pinned.
+
+    Only the bundled executor has a number for each stage; Megatron has one for all.
+    """
+    if not varies_layers(scenario, fixed):
+        return "given"
+    return "by_stage" if limits_of_trainer(scenario, require) is None else "one_number"
 
 
 def _most_bytes(scenario: Scenario) -> float:

@@ -220,7 +220,7 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
         seen,
         wide.near,
         min(wide.seconds, default=np.inf),
-        by_stage=wide.by_stage,
+        recomputed=wide.recomputed,
         require=require,
     )
     placed = None
@@ -232,7 +232,7 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
             staged,
             lambda own, top, below: run_search(own, require=required, top=top, below=below),
             wide.near,
-            by_stage=wide.by_stage,
+            recomputed=wide.recomputed,
             require=require,
         )
     own = [] if placed is None else [_placed(placed, request)]

@@ -7,7 +7,7 @@ import pytest
 import planner
 from planner.advice.trainers import COMMON, MOST_GPUS, best_of_trainers
 from planner.search.simplicity import CLOSE
-from tests.samples import make_scenario
+from tests.samples import make_scenario, sample_model
 
 
 def test_the_line_of_trainers_shows_what_each_one_answers() -> None:
@@ -32,3 +32,29 @@ def test_a_trainer_without_such_a_plan_is_left_out() -> None:
     assert all(one.plan.pipeline_parallel == 2 for one in found)
     large = make_scenario("llama", f"{MOST_GPUS // 4}x8xA100-80GB")
     assert best_of_trainers(large, {}) == ()
+
+
+def test_a_trainer_has_stages_of_its_own_where_it_can_run_them() -> None:
+    """No slower than what ``--software`` answers, and with the layers that it shows."""
+    fixed = {"pipeline_parallel": 2, "tensor_parallel": 1}
+    sizes = {"num_hidden_layers": 9, "hidden_size": 1024, "intermediate_size": 4096}
+    model = sample_model("llama", **sizes, vocab_size=128_000)
+    scenario = make_scenario(model, "4xA100-80GB", seq_len=1024, global_batch_size=32)
+    found = {one.software: one for one in best_of_trainers(scenario, fixed)}
+    for name in ("nemo", "torchtitan"):
+        answer = planner.plan(
+            model,
+            "4xA100-80GB",
+            seq_len=1024,
+            global_batch_size=32,
+            software=name,
+            fix=fixed,
+        )
+        staged = answer.staged  # type: ignore[union-attr]
+        step = answer.assessments[0].time.step_seconds  # type: ignore[union-attr]
+        assert found[name].step_seconds == pytest.approx(
+            step if staged is None else staged.step, rel=CLOSE
+        )
+        assert (found[name].layers is None) == (staged is None)
+    assert found["nemo"].layers is not None
+    assert found["nemo"].to_dict()["layers"] == list(found["nemo"].layers)

@@ -419,9 +419,9 @@ def test_a_trainer_with_one_number_for_all_stages_has_its_own_layers(
     assert found is not None
     assert proven
     assert found.step == pytest.approx(min(steps), rel=1e-9)
-    table = stage_candidates(PlanTable.from_plans([plan, plan]), by_stage=False)
+    table = stage_candidates(PlanTable.from_plans([plan, plan]), recomputed="given")
     assert len(table) == 1
-    assert stage_bounds(scenario, table, by_stage=False).step[0] <= found.step * (1.0 + 1e-9)
+    assert stage_bounds(scenario, table, recomputed="given").step[0] <= found.step * (1.0 + 1e-9)
 
 
 def test_whose_layers_are_chosen() -> None:
