@@ -304,7 +304,7 @@ class _Placement:
                     tree = tree_of(achieved_by(self.scenario.software, self.scenario.cluster))
                     found = orders_that_may_win(tree, _groups(plan), plan.world_size)
                 else:
-                    found = [place(self.scenario, plan).order]
+                    found, self.proven = [place(self.scenario, plan).order], False
             self.orders[key] = [one for one in found if one != tuple(range(plan.world_size))]
         return self.orders[key]
 
