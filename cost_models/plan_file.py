@@ -34,7 +34,14 @@ from hardware_profiles.cluster.cluster_json import (
 from hardware_profiles.cluster.irregular_tree import read_rank_order
 from hardware_profiles.cluster.schema import PRECISIONS, Cluster
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import convert, read_json, tidied, write_text_atomically, wrong_value
+from hardware_profiles.fields import (
+    Line,
+    convert,
+    read_json,
+    tidied,
+    write_text_atomically,
+    wrong_value,
+)
 from hardware_profiles.options import bounded_struct, declared
 from hardware_profiles.software.trainer import (
     OWN_FILE,
@@ -53,7 +60,7 @@ class _Version(Struct, frozen=True):
 
 
 class _Model(Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
+    name: Line
     config: dict[str, Any]
 
 
@@ -65,8 +72,8 @@ class _PlanDocument(_Version, frozen=True, forbid_unknown_fields=True, kw_only=T
     layer_ranges: list[Any]
     rank_order: list[Any] | None = None
     stage_recompute_layers: Any = None
-    created_by: str = "unknown"
-    software: str = "shardplan"
+    created_by: Line = "unknown"
+    software: Line = "shardplan"
     prediction: dict[str, Any] = {}
 
 

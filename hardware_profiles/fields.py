@@ -38,6 +38,8 @@ MAX_FILE_BYTES: Final = 4_000_000
 MAX_DEPTH: Final = 16
 Amount = Annotated[float, Meta(ge=0.0, le=1e30)]
 Positive = Annotated[float, Meta(ge=1e-12, le=1e30)]
+# a name or a source: with a line break it could pass for a line of ours
+Line = Annotated[str, Meta(pattern=r"^(?![\s\S]*[\r\n])")]
 
 T = TypeVar("T")
 
@@ -275,6 +277,8 @@ def _allowed(kind: Any, value: object) -> str:
             return " or ".join(_allowed(inner, value) for inner in _alternatives(kind))
         kind = _bare(kind, value)
     low, high = None, None
+    if kind == Line and isinstance(value, str):
+        return "one line"
     while get_origin(kind) is Annotated:
         kind, *marks = get_args(kind)
         for mark in marks:

@@ -39,7 +39,7 @@ from msgspec import Meta, Struct, defstruct
 
 from hardware_profiles.cluster.schema import PRECISIONS, Accelerator, Figure, Kind, Node
 from hardware_profiles.errors import InputError, similar
-from hardware_profiles.fields import Positive, convert, read_toml, struct_of
+from hardware_profiles.fields import Line, Positive, convert, read_toml, struct_of
 
 FOLDER: Final = Path(__file__).parent / "data"
 _VENDORS: Final = re.compile(
@@ -54,7 +54,7 @@ class Match(Generic[Entry]):
     """The entry of a name, and the convention that resolved it."""
 
     entry: Entry
-    note: str | None = None
+    note: Line | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +246,8 @@ class _CatalogueFigure(Struct, frozen=True, forbid_unknown_fields=True):
 
     value: Positive
     kind: Kind
-    source: str
-    note: str | None = None
+    source: Line
+    note: Line | None = None
 
 
 class _CatalogueShare(_CatalogueFigure, frozen=True, forbid_unknown_fields=True):

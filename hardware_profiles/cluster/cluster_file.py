@@ -64,7 +64,7 @@ from hardware_profiles.cluster.schema import (
     Node,
 )
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Positive, convert, read_toml, tidied, wrong_value
+from hardware_profiles.fields import Line, Positive, convert, read_toml, tidied, wrong_value
 
 _Count = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
 
@@ -73,15 +73,15 @@ class _Host(Struct, frozen=True, forbid_unknown_fields=True):
     memory: Positive | None = None
     memory_bandwidth: Positive | None = None
     nvme: Positive | None = None
-    source: str | None = None
+    source: Line | None = None
     kind: Kind = "assumed"
 
 
 class _Network(Struct, frozen=True, forbid_unknown_fields=True):
-    name: str | None = None
+    name: Line | None = None
     bandwidth: Positive | None = None
     latency: Positive | None = None
-    source: str | None = None
+    source: Line | None = None
     kind: Kind = "assumed"
 
 
@@ -97,7 +97,7 @@ class _Calibrated(Struct, frozen=True, forbid_unknown_fields=True):
 class _ClusterFile(Struct, frozen=True, forbid_unknown_fields=True):
     nodes: _Count
     gpus_per_node: _Count
-    accelerator: str | dict[str, Any]
+    accelerator: Line | dict[str, Any]
     rank_order: list[int] | None = None
     link: _Link | None = None
     network: _Network | None = None

@@ -17,7 +17,7 @@ from hardware_profiles.cluster.schema import (
     Kind,
     Precision,
 )
-from hardware_profiles.fields import Amount, Positive, convert, struct_of, tidied, wrong_value
+from hardware_profiles.fields import Amount, Line, Positive, convert, struct_of, tidied, wrong_value
 
 _Count = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
 _Number = Annotated[int, Meta(ge=0, le=MAX_GPUS)]
@@ -26,7 +26,7 @@ _Number = Annotated[int, Meta(ge=0, le=MAX_GPUS)]
 class _Figure(Struct, frozen=True, forbid_unknown_fields=True):
     value: Positive
     kind: Kind
-    source: str
+    source: Line
 
 
 class _Share(_Figure, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +38,7 @@ class _Latency(_Figure, frozen=True, forbid_unknown_fields=True):
 
 
 class _Tier(Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
+    name: Line
     domain_size: _Count
     bandwidth: _Figure
     latency: _Latency
@@ -47,7 +47,7 @@ class _Tier(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Level(Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
+    name: Line
     above: tuple[_Number, ...]
     bandwidth: tuple[_Figure, ...]
     latency: tuple[_Latency, ...]

@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 from hardware_profiles.cluster.catalogue import link_latency
 from hardware_profiles.cluster.schema import MAX_GPUS, Figure, Kind, Level
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Amount, Positive, wrong_value
+from hardware_profiles.fields import Amount, Line, Positive, wrong_value
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -37,13 +37,13 @@ _Count = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
 class LevelTable(Struct, frozen=True, forbid_unknown_fields=True):
     """A table [[level]] of a cluster's TOML file."""
 
-    name: str
+    name: Line
     each: _Count | tuple[_Count, ...] | None = None
     above: tuple[_Index, ...] | None = None
     bandwidth: Positive | tuple[Positive, ...] | None = None
     per_accelerator: Positive | tuple[Positive, ...] | None = None
     latency: Amount | tuple[Amount, ...] | None = None
-    source: str | None = None
+    source: Line | None = None
     kind: Kind = "assumed"
 
 

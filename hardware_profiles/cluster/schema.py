@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
+from hardware_profiles.fields import Line
+
 Kind = Literal["measured", "published", "datasheet", "assumed"]
 Device = Literal["gpu", "cpu", "tpu"]
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8"]
@@ -29,21 +31,21 @@ class Figure:
 
     value: float
     kind: Kind
-    source: str
+    source: Line
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
     """One device as a program sees it, or one CPU process of this machine (``device`` "cpu")."""
 
-    name: str
+    name: Line
     device: Device
-    architecture: str
+    architecture: Line
     memory_capacity: Figure  # bytes that the driver reports for an idle device
     memory_bandwidth: Figure  # bytes/s
     peak_flops: Mapping[str, Figure]  # FLOP/s, dense, by precision (PRECISIONS)
     achievable_flops: Mapping[str, Figure]  # FLOP/s of the best large matmul, where measured
-    link: str  # name of the link inside a node, e.g. "NVLink3"
+    link: Line  # name of the link inside a node, e.g. "NVLink3"
     link_bandwidth: Figure  # bytes/s one way per accelerator, inside a node
     link_share: Figure | None = None  # of it, what large collectives reach, where measured
     # bytes/s of the memory of a node's host, where all transfers of its accelerators pass through
@@ -59,7 +61,7 @@ class Accelerator:
     # of a CPU process, measured
     score_seconds: Figure | None = None  # an attention score, forward, without its matmuls
     core_share: Figure | None = None  # of a core, at most one, while all processes work
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[Line, ...] = ()
 
     @property
     def watts(self) -> Figure | None:
@@ -83,7 +85,7 @@ class Tier:
     next to a measured ring.
     """
 
-    name: str
+    name: Line
     domain_size: int
     bandwidth: Figure
     latency: Figure
@@ -100,7 +102,7 @@ class Level:
     switch.
     """
 
-    name: str
+    name: Line
     above: tuple[int, ...]  # for each of what lies below, the number of its switch
     bandwidth: tuple[Figure, ...]  # bytes/s one way of each link; one figure: all are alike
     latency: tuple[Figure, ...]  # seconds a message; one figure: all are alike
@@ -117,7 +119,7 @@ class Level:
 class Node:
     """A kind of server or rack: how many accelerators it holds and what connects them."""
 
-    name: str
+    name: Line
     accelerator: str  # name in the catalogue
     gpus_per_node: int
     network: str  # name of the network between nodes, e.g. "InfiniBand HDR"
@@ -130,19 +132,19 @@ class Node:
     host_memory: Figure | None = None  # bytes of a whole server
     nvme: Figure | None = None  # bytes of its local NVMe drives together
     host_links: int = 0  # between all accelerators of a server and its host; 0: one each
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[Line, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Equal nodes of equal accelerators."""
 
-    name: str  # what the user typed, e.g. "16x8xH100-SXM"
+    name: Line  # what the user typed, e.g. "16x8xH100-SXM"
     accelerator: Accelerator
     num_nodes: int
     gpus_per_node: int
     tiers: tuple[Tier, ...]  # innermost first; the last one spans num_gpus
-    notes: tuple[str, ...] = field(default=())  # assumptions taken, in words
+    notes: tuple[Line, ...] = field(default=())  # assumptions taken, in words
     host_memory: Figure | None = None  # bytes of a node's host; None: unknown
     nvme: Figure | None = None  # bytes of a node's local NVMe drives; None: unknown
     host_links: int = 0  # that the accelerators of a node share to its host; 0: one each

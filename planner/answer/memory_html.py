@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from cost_models.memory.parts import PART_WORDS
 from cost_models.units import format_bytes, format_gib
 from planner.answer.memory_explanation import moment_name
@@ -11,7 +9,7 @@ from planner.answer.memory_svg import memory_svg
 from planner.assessment.assess import Assessment
 from planner.assessment.step_memory import StepMemory
 from planner.assessment.verdict import WORDS
-from planner.text.html_page import Html, element, page, scrolling, table
+from planner.text.html_page import Html, element, escape, page, scrolling, table
 
 
 def drawing_title(name: str, assessment: Assessment) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Final
 
 from cost_models.memory.parts import PART_WORDS
@@ -12,6 +11,7 @@ from planner.answer.memory_explanation import moment_name
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.step_memory import StagePeak, StepMemory
 from planner.text.bars import ORDER, shown_scale, tick
+from planner.text.html_page import escape
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart, and a grey
 COLOURS: Final = {
@@ -68,7 +68,7 @@ def memory_svg(step: StepMemory, assessment: Assessment, title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="drawn" viewBox="0 0 {WIDTH} {y}" '
         f'width="{WIDTH}" '
-        f'height="{y}" role="img" aria-label="{escape(title, quote=True)}"><style>{STYLE}</style>'
+        f'height="{y}" role="img" aria-label="{escape(title)}"><style>{STYLE}</style>'
         f'<rect class="ground" width="{WIDTH}" height="{y}"/>' + "".join(body) + "</svg>"
     )
 

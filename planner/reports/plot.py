@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
 from typing import Final
 
 from planner.answer.memory_svg import STYLE
-from planner.text.html_page import Html, element, scrolling
+from planner.text.html_page import Html, element, escape, scrolling
 
 WIDTH: Final = 680
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 26, 40

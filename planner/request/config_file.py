@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cost_models.legality.capabilities import capabilities
 from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.message import on_one_line
 from hardware_profiles.options import declared
 from planner.request.requests import FitRequest, PlanRequest
 
@@ -71,7 +72,7 @@ def notes_of(request: FitRequest | PlanRequest, reading: ConfigReading) -> tuple
     notes += [f"{request.source}: {note}" for note in reading.notes]
     if reading.model is not None and reading.model != str(request.model):
         notes.append(f"{request.source}: names the model {reading.model}; priced: {request.model}")
-    return tuple(notes)
+    return tuple(map(on_one_line, notes))
 
 
 def _given(request: FitRequest | PlanRequest) -> dict[str, Any]:

@@ -5,9 +5,11 @@ Text becomes part of a page through ``element`` alone, which escapes whatever is
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Final
+
+from hardware_profiles.message import escaped
 
 # of pages and of answers in notebooks: selectors, and what is declared for them
 RULES: Final = (
@@ -64,6 +66,15 @@ class Html(str):
     """Text that is HTML already."""
 
     __slots__ = ()
+
+
+def escape(text: str) -> str:
+    r"""Return a text as it stands in a page and in its attributes, without control characters.
+
+    >>> escape('a < "b"\x1b')
+    'a &lt; &quot;b&quot;\\u001b'
+    """
+    return html.escape(escaped(text))
 
 
 def element(name: str, *inside: str, css: str = "", style: str = "") -> Html:

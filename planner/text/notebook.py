@@ -8,10 +8,9 @@ their own.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 from typing import Final
 
-from planner.text.html_page import Html, element, rules
+from planner.text.html_page import Html, element, escape, rules
 
 CLASS: Final = "shardplan"
 SCOPE: Final = f".{CLASS} "

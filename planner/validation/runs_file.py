@@ -17,6 +17,7 @@ from msgspec import Meta, inspect
 
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import read_text
+from hardware_profiles.message import escaped
 
 PUBLISHED: Final = Path(__file__).parent / "published_runs.csv"  # comes with shardplan
 MAX_ROWS: Final = 100_000
@@ -251,13 +252,17 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def without_formula(value: Any) -> Any:
-    """Return a cell that no spreadsheet computes: a text that begins like a formula is quoted.
+    """Return a cell that no spreadsheet computes and no terminal obeys.
+
+    A text that begins like a formula is quoted; control characters are escaped.
 
     >>> without_formula("=HYPERLINK(A1)"), without_formula(-1.5)
     ("'=HYPERLINK(A1)", -1.5)
     """
-    begins = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if begins else value
+    if not isinstance(value, str):
+        return value
+    begins = value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{escaped(value)}" if begins else escaped(value)
 
 
 def bad_cells_text(path: Path, cells: Sequence[BadCell]) -> str:

@@ -16,10 +16,11 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+import planner
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
-from cost_models.plan_file import PlanFile, write_plan_file
+from cost_models.plan_file import PlanFile, read_plan_file, write_plan_file
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
@@ -31,13 +32,16 @@ from planner.launchers.job import LaunchOptions, System
 from planner.launchers.launch import job_file
 from planner.observation.run_row import append_row
 from planner.reports.trace import trace
+from planner.request.clusters import cluster_of
 from planner.request.model import resolve_model
+from planner.text import html_page
 
 HOSTILE = (
     "=cmd('x')\" '; touch pwned; $(touch pwned) `touch pwned` ${IFS}&& touch pwned | sh\n"
     "touch pwned\r\n\x85\u2028EOF\n'''\n\"\"\"\nimport os\n]]\n[pwned]\npwned: 1\n- !!python/name:o"
     " \x1b[31m\x9b2J\u202e\x00 {{7*7}} {% x %} <script>touch(1)</script> */ --> \\"
 )
+ONE_LINE = HOSTILE.replace("\n", " ").replace("\r", " ")  # as a name in a file may be
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202e]")
 SETTINGS = {
     "kubernetes": {"image": "me:1", "storage": "claim"},
@@ -97,7 +101,7 @@ def test_job_files(system: Any, tmp_path: Path) -> None:
     folder = tmp_path / "a '; touch pwned; $(touch pwned) `touch pwned`"
     folder.mkdir()
     path = folder / "plan.json"
-    document = plan_file(HOSTILE).to_dict() | {"prediction": {HOSTILE: 1}}
+    document = plan_file(ONE_LINE).to_dict() | {"prediction": {HOSTILE: 1}}
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False))
     options = LaunchOptions(**SETTINGS.get(system, {}))
     _, text = job_file(path, system, ("--data", "x'; touch pwned"), options)
@@ -116,9 +120,30 @@ def test_job_files(system: Any, tmp_path: Path) -> None:
 
 def test_a_trace_is_json(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    write_plan_file(path, plan_file(HOSTILE))
+    write_plan_file(path, plan_file(ONE_LINE))
     assert not CONTROL.search(text := trace(path).file_text())
     assert json.loads(text)["traceEvents"]
+
+
+def test_a_name_cannot_pass_for_a_line_of_ours(tmp_path: Path) -> None:
+    plan, cluster = tmp_path / "plan.json", tmp_path / "cluster.toml"
+    write_plan_file(plan, plan_file("a\nFITS"))
+    with pytest.raises(InputError, match=r'created_by = "a\\nFITS" \(must be one line\)'):
+        read_plan_file(plan)
+    cluster.write_text('nodes = 1\ngpus_per_node = 8\naccelerator = "L4\\nFITS"\n')
+    with pytest.raises(InputError, match=r'accelerator = "L4\\nFITS"'):
+        cluster_of(str(cluster))
+    config = tmp_path / "deepspeed.json"
+    config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "a\nFITS": 1}))
+    notes = planner.fit("gpt2", "8xL4", source=str(config), tensor_parallel=1).notes
+    assert any(r"a\nFITS" in note for note in notes)
+    assert not any("\n" in note for note in notes)
+
+
+def test_text_of_a_page() -> None:
+    page = html_page.page(HOSTILE, html_page.element("p", HOSTILE))
+    assert not CONTROL.search(page)
+    assert "<script" not in page
 
 
 def test_a_table_of_runs_holds_no_formula(tmp_path: Path) -> None:
@@ -127,3 +152,4 @@ def test_a_table_of_runs_holds_no_formula(tmp_path: Path) -> None:
     (row,) = csv.DictReader(io.StringIO(path.read_text(), newline=""))
     assert not any(cell.startswith(("=", "+", "-", "@")) for cell in row.values())
     assert row["model"].startswith("'=cmd")
+    assert not CONTROL.search(path.read_text())
