@@ -86,14 +86,20 @@ def measure(processes: int, say: Say) -> None:
     with reports_of_process() as channel:
         done = subprocess.run(command, capture_output=True, text=True, check=False, **_own(channel))
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise RunError(f"measuring this machine failed: {last[0]}")
+        raise RunError(f"measuring this machine failed: {_last_words(done)}")
 
 
 def _own(channel: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments of the process, which writes an error in one line."""
     environment = {name: value for name, value in channel["env"].items() if name != "COLUMNS"}
     return {**channel, "env": environment}
+
+
+def _last_words(ended: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of a process, or how it ended without one."""
+    lines = ended.stderr.strip().splitlines()
+    code = ended.returncode
+    return lines[-1] if lines else f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def is_module(model: object) -> bool:
@@ -148,8 +154,7 @@ def trace(
     except subprocess.TimeoutExpired:
         raise RunError(f"{name}: no trace within {TIMEOUT_SECONDS:.0f} s") from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        words = last.removeprefix("shardplan: ")
+        words = _last_words(done).removeprefix("shardplan: ")
         if done.returncode == InputError.exit_code:
             raise InputError(words)
         raise RunError(f"{name}: tracing failed: {words}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hardware_profiles.errors import InputError
+from hardware_profiles.errors import InputError, RunError
 from planner.request import executor_process
 
 
@@ -34,4 +34,16 @@ def test_a_module_that_ends_its_process_is_refused(
     ended = subprocess.CompletedProcess((), 0, printed, "")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     with pytest.raises(InputError, match="module:own_model:f: its code ended Python"):
+        traced("module:own_model:f")
+
+
+@pytest.mark.parametrize(("code", "words"), [(-6, "signal 6"), (3, "exit code 3")])
+def test_a_module_that_ends_its_process_without_a_word(
+    code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_model.py").touch()
+    monkeypatch.chdir(tmp_path)
+    ended = subprocess.CompletedProcess((), code, "", "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(RunError, match=f"module:own_model:f: tracing failed: {words}"):
         traced("module:own_model:f")
