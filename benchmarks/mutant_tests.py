@@ -85,18 +85,21 @@ class Tests:
     def __init__(self, folder: Path, budget: float) -> None:
         self.folder, self.budget, self.places = folder, budget, Places()
         self.seconds: dict[str, float] = {}
+        self.files: dict[str, Path] = {}
         self.by_place: defaultdict[Place, set[str]] = defaultdict(set)
         self.by_file: defaultdict[str, set[str]] = defaultdict(set)
 
     def file_of(self, tests: str) -> Path:
-        """Return the record of a file of tests as it is now."""
-        digest = hashlib.sha256(Path(tests).read_bytes()).hexdigest()[:12]
-        return self.folder / f"{tests.replace('/', '.')}.{digest}.json"
+        """Return the record of a file of tests as it was when it was first asked for."""
+        if tests not in self.files:
+            digest = hashlib.sha256(Path(tests).read_bytes()).hexdigest()[:12]
+            self.files[tests] = self.folder / f"{tests.replace('/', '.')}.{digest}.json"
+        return self.files[tests]
 
-    def load(self, files: Sequence[str]) -> None:
+    def load(self, records: Sequence[str]) -> None:
         """Read the records of files of tests."""
-        for each in files:
-            record = json.loads(self.file_of(each).read_text())
+        for each in records:
+            record = json.loads(Path(each).read_text())
             names = list(record["seconds"])
             self.seconds |= {n: s for n, s in record["seconds"].items() if s is not None}
             for path, function, line, mask in record["lines"]:

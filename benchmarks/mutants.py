@@ -104,10 +104,10 @@ class Loop:
         plugins = session.config.pluginmanager
         plugins.unregister(plugins.getplugin("terminalreporter"))  # its dots
         measure(session.items, self.package, self.tests, self.jobs)
-        files = sorted({item.nodeid.partition("::")[0] for item in session.items})
-        os.write(self.ready, "\n".join(files).encode())
+        records = sorted(map(str, self.tests.files.values()))
+        os.write(self.ready, "\n".join(records).encode())
         os.close(self.ready)
-        self.tests.load(files)
+        self.tests.load(records)
         known = self.fates.read()
         left = [each for each in self.fates.mutants if each not in known]
         collected = Collected(session.items, self.package)
@@ -160,10 +160,10 @@ def run(options: argparse.Namespace, fates: Fates) -> None:
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as ready:
-        files = ready.read().splitlines()
-    if not files:
+        records = ready.read().splitlines()
+    if not records:
         raise SystemExit("the tests cannot be collected")
-    tests.load(files)
+    tests.load(records)
     known = fates.read()
     left = [each for each in fates.mutants if each not in known and not changed_functions(each)]
     for found in judge(left, tests, 1, run_anew):
