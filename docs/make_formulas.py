@@ -24,6 +24,7 @@ ROOT: Final = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS)]
 
 import worked_jobs  # noqa: E402
+import worked_tables  # noqa: E402
 from docstrings import Described, describe, prose, symbols_in  # noqa: E402
 from generated import write_or_compare  # noqa: E402
 from rooms import PACKAGE, TITLES, rooms  # noqa: E402
@@ -47,6 +48,7 @@ time](../../explanation/step_time.md), [serving](../../how-to/serving.md).
   priced, computed when the page is made. Arguments that are whole objects (a model, a plan) are
   left out. Inside, everything is bytes, seconds and FLOP; numbers are printed in larger units.
 - [Whole jobs](jobs.md): what the formulas come to together.
+- [Tables of plans](tables.md): what the parts of prices add up to, a table a trainer.
 - **Source**: paper, section and equation, or the code whose behaviour the formula describes.
 - **Leaves out**: the limits of a formula; below a heading, those of all formulas of its file. The
   whole estimate's limits: [memory](../../explanation/memory.md#limits),
@@ -229,7 +231,11 @@ def pages() -> dict[str, str]:
 
 def main() -> None:
     """Write the pages, or exit with 1 where one is not what the docstrings say."""
-    write_or_compare(BOOK, pages() | {"jobs.md": worked_jobs.page()}, "make_formulas.py")
+    write_or_compare(
+        BOOK,
+        pages() | {"jobs.md": worked_jobs.page(), "tables.md": worked_tables.page()},
+        "make_formulas.py",
+    )
 
 
 if __name__ == "__main__":

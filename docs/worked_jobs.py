@@ -41,9 +41,101 @@ other recomputation.
 part, which prices it changed.
 """
 
+SIZES: Final = {"vocab_size": 208, "hidden_size": 48, "num_hidden_layers": 4} | {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
 RECOMPUTED: Final = (
     *("none", "selective", "full", "selective_ops", "ops:every-2nd-mm"),
     *("modules:core_attn+mla_up_proj+layernorm+mlp+shared_experts+moe_act", "modules:mlp+moe"),
+)
+# small enough that a single byte shows among seven digits
+TINY_MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "tiny-llama": SIZES | {"model_type": "llama", "intermediate_size": 112},
+    "tiny-olmo2": SIZES | {"model_type": "olmo2", "intermediate_size": 112},
+    "tiny-gemma2": SIZES
+    | {"model_type": "gemma2", "intermediate_size": 112, "head_dim": 12, "sliding_window": 24}
+    | {"attention_dropout": 0.1},
+    "tiny-deepseek": SIZES
+    | {"model_type": "deepseek_v2", "intermediate_size": 112, "moe_intermediate_size": 24}
+    | {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3}
+    | {"first_k_dense_replace": 1, "q_lora_rank": 20, "kv_lora_rank": 16, "num_key_value_heads": 8}
+    | {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6},
+    "tiny-gpt2": {"model_type": "gpt2", "vocab_size": 208, "n_embd": 48, "n_head": 8, "n_layer": 4},
+    "tiny-qwen3-next": SIZES
+    | {"model_type": "qwen3_next", "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 8}
+    | {"num_experts_per_tok": 2, "shared_expert_intermediate_size": 32}
+    | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8}
+    | {"linear_value_head_dim": 6},
+    "tiny-t5": {"model_type": "t5", "vocab_size": 208, "d_model": 48, "d_kv": 6, "d_ff": 112}
+    | {"num_layers": 4, "num_heads": 8},
+}
+TINY: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
+    (
+        "tiny-llama",
+        "8xA100-80GB",
+        {"tensor_parallel": 2, "sequence_parallel": True, "zero_stage": 1, "num_microbatches": 3}
+        | {"freeze": "embedding,layers:0-1", "seq_len": 40, "recompute": "full"},
+    ),
+    (
+        "tiny-llama",
+        "8xA100-80GB",
+        {"tensor_parallel": 2, "lora": 4, "zero_stage": 3, "num_microbatches": 2, "seq_len": 40},
+    ),
+    (
+        "tiny-olmo2",
+        "8xA100-80GB",
+        {"tensor_parallel": 4, "pipeline_parallel": 2, "num_microbatches": 4, "seq_len": 40}
+        | {"attention_kernel": "eager", "software": "megatron"},
+    ),
+    (
+        "tiny-olmo2",
+        "6xA100-80GB",
+        {"software": "fsdp1", "zero_stage": 2, "num_microbatches": 2, "precision": "fp16"}
+        | {"seq_len": 40, "recompute": "full", "recompute_layers": 3},
+    ),
+    (
+        "tiny-gemma2",
+        "8xA100-80GB",
+        {"zero_stage": 3, "dp_replicate": 2, "num_microbatches": 2, "attention_kernel": "eager"}
+        | {"seq_len": 40, "software": "hf-trainer", "micro_batch_size": 3},
+    ),
+    (
+        "tiny-gemma2",
+        "8xA100-80GB",
+        {"pipeline_parallel": 2, "pipeline_schedule": "interleaved_1f1b", "virtual_stages": 2}
+        | {"num_microbatches": 4, "seq_len": 40, "precision": "fp32", "optimizer": "adafactor"},
+    ),
+    (
+        "tiny-deepseek",
+        "8xA100-80GB",
+        {"expert_parallel": 4, "tensor_parallel": 2, "sequence_parallel": True, "zero_stage": 2}
+        | {"num_microbatches": 2, "seq_len": 40, "recompute": "selective_ops"},
+    ),
+    (
+        "tiny-deepseek",
+        "8xA100-80GB",
+        {"expert_parallel": 2, "tensor_parallel": 2, "expert_tensor_parallel": False}
+        | {"zero_stage": 3, "seq_len": 40, "recompute": "modules:mla_up_proj+moe_act"}
+        | {"num_microbatches": 2, "micro_batch_size": 2},
+    ),
+    (
+        "tiny-deepseek",
+        "8xA100-80GB",
+        {"software": "deepspeed-zero3", "zero_stage": 3, "offload": "weights+activations"}
+        | {"expert_parallel": 4, "seq_len": 40, "num_microbatches": 2, "recompute": "full"},
+    ),
+    (
+        "tiny-t5",
+        "8xA100-80GB",
+        {"tensor_parallel": 2, "pipeline_parallel": 2, "num_microbatches": 4, "seq_len": 40}
+        | {"sequence_parallel": True, "zero_stage": 1},
+    ),
+    (
+        "tiny-t5",
+        "8xA100-80GB",
+        {"zero_stage": 2, "software": "torch-compile", "seq_len": 40, "micro_batch_size": 3},
+    ),
 )
 # options of planner.fit, after the model and the cluster
 TRAINING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
@@ -251,7 +343,7 @@ SERVING: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
 def page() -> str:
     """Return the page."""
     lines = [HEAD]
-    for model, cluster, options in TRAINING:
+    for model, cluster, options in (*TINY, *TRAINING):
         lines += section(model, cluster, options, training(*job(model, cluster, options)))
     for model, cluster, options in SERVING:
         answer = planner.fit(model, cluster, inference=True, **options)
@@ -264,7 +356,8 @@ def section(
 ) -> Iterator[str]:
     """Yield the section of a job."""
     words = "".join(f"    {name}={value!r},\n" for name, value in options.items())
-    call = f'planner.fit(\n    "{model}", "{cluster}",\n{words})'.replace("'", '"')
+    config = dict(TINY_MODELS[model]) if model in TINY_MODELS else f'"{model}"'
+    call = f'planner.fit(\n    {config}, "{cluster}",\n{words})'.replace("'", '"')
     software = f", {options['software']}" if "software" in options else ""
     yield from (f"## {model} on {cluster}{software}", "", "```python", call, "```", "", "```text")
     for name, numbers in priced:
@@ -280,8 +373,9 @@ def job(model: str, name: str, options: Mapping[str, Any]) -> tuple[Scenario, Pl
     plan = replace(plan, data_parallel=cluster.num_gpus // plan.world_size)
     lora = [rest.pop(each, None) for each in ("lora", "qlora")]
     more = [rest.pop(each, None) for each in ("lora_targets", "quantisation")]
+    config = TINY_MODELS.get(model) or load_preset(model).config
     scenario = build_scenario(
-        model_spec(load_preset(model).config, name=model),
+        model_spec(config, name=model),
         cluster,
         global_batch_size=plan.global_batch_size,
         adapter=adapting(*lora, None, *more),
