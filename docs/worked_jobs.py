@@ -6,6 +6,7 @@ number of the page is typed by hand.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
@@ -356,10 +357,13 @@ def section(
 ) -> Iterator[str]:
     """Yield the section of a job."""
     words = "".join(f"    {name}={value!r},\n" for name, value in options.items())
-    config = dict(TINY_MODELS[model]) if model in TINY_MODELS else f'"{model}"'
-    call = f'planner.fit(\n    {config}, "{cluster}",\n{words})'.replace("'", '"')
+    name = "config.json" if model in TINY_MODELS else model
+    call = f'planner.fit(\n    "{name}", "{cluster}",\n{words})'.replace("'", '"')
     software = f", {options['software']}" if "software" in options else ""
-    yield from (f"## {model} on {cluster}{software}", "", "```python", call, "```", "", "```text")
+    yield from (f"## {model} on {cluster}{software}", "")
+    if model in TINY_MODELS:
+        yield from ("```json", json.dumps(TINY_MODELS[model]), "```", "")
+    yield from ("```python", call, "```", "", "```text")
     for name, numbers in priced:
         yield f"{name:30} {numbers}"
     yield from ("```", "")
