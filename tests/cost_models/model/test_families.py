@@ -614,3 +614,37 @@ def test_a_gated_mlp_has_one_matrix_more(config: dict[str, Any]) -> None:
             max(1, kind.feed_forward.num_experts) * kind.feed_forward.ffn_hidden_size
         )
         assert sizes == (3 if kind.feed_forward.gated else 2) * spec_of(config).hidden_size
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "usual", "least"),
+    [
+        ("gemma3_text", "sliding_window_pattern", 6, 1),
+        ("llama4_text", "no_rope_layer_interval", 4, 1),
+        ("llama4_text", "interleave_moe_layer_step", 1, 1),
+        ("qwen3_next", "full_attention_interval", 4, 1),
+    ],
+)
+def test_a_pattern_of_layers_has_the_usual_interval_and_a_least_one(
+    family: str, key: str, usual: int, least: int
+) -> None:
+    def layers(value: int | None) -> list[Any]:
+        given = {} if value is None else {key: value}
+        spec = model_spec({"model_type": family, **given}, name="pattern")
+        return [spec.kinds[kind] for kind in spec.pattern]
+
+    assert layers(None) == layers(usual) != layers(usual + 1)
+    assert layers(least)
+    with pytest.raises(InputError, match=key):
+        layers(least - 1)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_layers_that_predict_further_tokens_are_assumed_not_to_be_trained(family: str) -> None:
+    config = {"model_type": family} | ({"head_dim": 128} if family == "glm4_moe" else {})
+    assumed = [
+        model_spec(config | more, name="further").assumptions
+        for more in ({}, {"num_nextn_predict_layers": 0}, {"num_nextn_predict_layers": 1})
+    ]
+    assert assumed[0] == assumed[1]
+    assert len(assumed[2]) == len(assumed[0]) + 1
