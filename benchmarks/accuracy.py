@@ -32,6 +32,7 @@ UNSEEN: Final = {
     "unseen_2026_11": ROOT / "benchmarks" / "unseen_2026_11.csv",
     "unseen_2026_12": ROOT / "benchmarks" / "unseen_2026_12.csv",
     "unseen_2026_11_26_times": ROOT / "benchmarks" / "unseen_2026_11_26_times.csv",
+    "unseen_2026_11_26_late_times": ROOT / "benchmarks" / "unseen_2026_11_26_late_times.csv",
     "unseen_2026_11_26_peaks": ROOT / "benchmarks" / "unseen_2026_11_26_peaks.csv",
 }
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -223,6 +223,7 @@ def nodes_page(entries: Iterable[Node]) -> str:
                 ("network", one.network_bandwidth),
                 ("inner link", one.link_bandwidth),
                 ("link to one peer", one.peer_bandwidth),
+                ("power", one.power),
                 ("host memory", one.host_memory),
                 ("NVMe", one.nvme),
             ]

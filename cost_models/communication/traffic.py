@@ -38,6 +38,7 @@ class TrafficOptions(Struct, frozen=True):
     gathers_logits: bool = False  # over the vocabulary, before the loss
     matrix_share: float = 1.0  # of c bytes, in which ZeRO gathers the matrices of layers (fp8)
     reduces_once: Flag = False  # gradients stay unsharded until the last micro-batch (no_sync)
+    all_reduces: bool = False  # gradients under ZeRO-1 and 2, instead of scattering their sum
 
 
 EXECUTOR_OPTIONS: Final = TrafficOptions()

@@ -155,6 +155,7 @@ def data_traffic(
         z = 0   all_reduce g P           backward pass of the last micro-batch
         z >= 1  reduce_scatter g d S     z = 1: in the same pass;  z >= 2: in every backward pass, m
                                          times (``reduces_once``: in the last one)
+        1 <= z <= 2  all_reduce g P      instead, as often (``all_reduces``)
         z <= 2  all_gather c d S         first forward pass of the step
         z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
         copies  all_reduce g S           over replicas, backward pass of the last micro-batch
@@ -200,7 +201,6 @@ def _sharded_traffic(
             gathered_shards = gathered_shards + (options.matrix_share if narrow else 1.0) * shard
         repeats = 1.0 * unit.repeats
         once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
-        reduced += once + Traffic(zero, repeats * reduction * numel)
         gathers = np.where(table.zero_stage == 3, unit.gathers * m, 1.0)
         # the backward pass gathers from the secondary copy, if any
         again = np.where(has_second, (unit.gathers - 1.0) * m, 0.0)
@@ -208,15 +208,17 @@ def _sharded_traffic(
         gathered += (once + Traffic(zero, first_way)).times(gathers - again)
         near += (once + Traffic(zero, repeats * compute * d * shards)).times(again)
         scatters = np.where((table.zero_stage >= 2) & np.logical_not(options.reduces_once), m, 1.0)
+        reduced += (once + Traffic(zero, repeats * reduction * numel)).times(scatters)
         scattered_size = repeats * scattered_bytes(reduction, table) * d * shards
         scattered_stage_messages += (once + Traffic(zero, scattered_size)).times(scatters)
         copied += once + Traffic(zero, repeats * reduction * shards)
-    whole = np.where((d > 1) & (table.zero_stage == 0), 1.0, 0.0)
+    sums = (table.zero_stage == 0) | ((table.zero_stage <= 2) & options.all_reduces)
+    whole = np.where((d > 1) & sums, 1.0, 0.0)
     sharded = np.where((d > 1) & (table.zero_stage >= 1), 1.0, 0.0)
     return {
         (axis, "all_reduce"): reduced.times(whole),
         (axis, "all_gather"): gathered.times(sharded),
-        (axis, "reduce_scatter"): scattered_stage_messages.times(sharded),
+        (axis, "reduce_scatter"): scattered_stage_messages.times(np.where(sums, 0.0, sharded)),
         ("secondary", "all_gather"): near.times(sharded),
         ("replicate", "all_reduce"): copied.times(np.where(table.dp_replicate > 1, 1.0, 0.0)),
     }

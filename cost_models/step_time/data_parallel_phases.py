@@ -53,7 +53,8 @@ def data_phases(
     for axis in ("data", "expert_data"):
         if (axis, "all_gather") in traffic:
             gathered = traffic[axis, "all_gather"].size
-            moved = gathered + traffic[axis, "reduce_scatter"].size
+            summed = 2.0 * traffic[axis, "all_reduce"].size
+            moved = gathered + traffic[axis, "reduce_scatter"].size + summed
             share = gathered / np.maximum(moved, 1.0)
             gathers = gathers + share * by_axis[axis]
             reduces = reduces + (1.0 - share) * by_axis[axis]

@@ -211,6 +211,7 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
         gathers_logits=software.loss.gathers_logits,
         matrix_share=gathered_matrix_share(view.workload, software),
         reduces_once=reduces_once(software, table),
+        all_reduces=software.gradients.all_reduced,
     )
     traffic = pass_traffic(view, options=options)
     if software.pipeline.scatters_messages:

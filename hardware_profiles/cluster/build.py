@@ -38,6 +38,8 @@ def build_cluster(
         raise InputError(f"{accelerator.name}: is not in the catalogue; give the node as well")
     total = num_nodes * gpus_per_node
     _check_size(name or accelerator.name, total)
+    if kind.power is not None and kind.accelerator == accelerator.name:
+        accelerator = replace(accelerator, power=kind.power)
     inner = _inner_tier(accelerator, kind, gpus_per_node, total)
     tiers = (
         (inner,)

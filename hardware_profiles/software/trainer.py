@@ -48,6 +48,7 @@ class TrainerGradients(ProfileGroup, frozen=True, kw_only=True):
     zeroed: bool  # filled with zeros after a step instead of released
     bucket_copies: Amount  # of all gradients, in buckets that replicas all-reduce
     whole_until_update: bool  # ZeRO-1 keeps all of them to the end of the backward pass
+    all_reduced: bool  # by all ranks of ZeRO-1 and 2, of which each needs its shard only
     in_both_precisions: (
         bool  # 16-bit gradients of a backward pass are whole next to ``whole_buffer``
     )
