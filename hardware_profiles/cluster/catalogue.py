@@ -305,6 +305,7 @@ _Node: Final = struct_of(
     host_links=Annotated[int, Meta(ge=0, le=10**9)],
     link_bandwidth=_CatalogueFigure | None,
     peer_bandwidth=_CatalogueFigure | None,
+    torus_from=_Count,
     power=_CatalogueFigure | None,
     host_memory=_CatalogueFigure | None,
     nvme=_CatalogueFigure | None,

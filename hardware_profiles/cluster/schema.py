@@ -129,6 +129,7 @@ class Node:
     link: str | None = None  # where it differs from the accelerator's own
     link_bandwidth: Figure | None = None  # bytes/s one way, where it differs
     peer_bandwidth: Figure | None = None  # see Tier
+    torus_from: int = 1  # accelerators of a job from which on the ends of every axis are joined
     power: Figure | None = None  # watts of each accelerator here, where it shares them
     host_memory: Figure | None = None  # bytes of a whole server
     nvme: Figure | None = None  # bytes of its local NVMe drives together
