@@ -306,6 +306,9 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "unseen_2026_12_time": lambda: by_source("unseen_2026_12", "time", mean=False),
     "unseen_2026_12_memory": lambda: by_source("unseen_2026_12", "memory", mean=False),
     "unseen_2026_11_26_times": lambda: by_source("unseen_2026_11_26_times", "time", mean=False),
+    "unseen_2026_11_26_late_times": lambda: by_source(
+        "unseen_2026_11_26_late_times", "time", mean=False
+    ),
     "unseen_2026_11_26_peaks": lambda: by_source("unseen_2026_11_26_peaks", "memory", mean=False),
 }
 

@@ -96,6 +96,23 @@ def test_zero_by_hand():
             )
 
 
+def test_whole_gradients_are_summed_instead_of_scattered():
+    """DeepSpeed: the bytes of ZeRO-0 under ZeRO-1, as often as it would scatter under ZeRO-2."""
+    model = _model("llama")
+    (rank,) = even_split_contents(model, 1, 1)
+    plans = [Plan(2, zero_stage=stage, num_microbatches=4) for stage in range(4)]
+    view = rank_view(model, WORKLOAD, None, PlanTable.from_plans(plans), rank)
+    usual, found = (
+        pass_traffic(view, options=TrafficOptions(all_reduces=on)) for on in (False, True)
+    )
+    whole = usual["data", "all_reduce"].size[0]
+    assert found["data", "all_reduce"].size.tolist() == [whole, whole, 4 * whole, 0.0]
+    scattered = usual["data", "reduce_scatter"].size[3]
+    assert found["data", "reduce_scatter"].size.tolist() == [0.0, 0.0, 0.0, scattered]
+    gathered = (table["data", "all_gather"].size.tolist() for table in (usual, found))
+    assert next(gathered) == next(gathered)
+
+
 def test_habits_of_other_trainers_by_hand():
     """Llama: queries, keys and values read the same, and so do gate and up."""
     model = _model("llama")

@@ -147,6 +147,11 @@ def test_four_boards_without_a_switch_share_their_links_out():
     assert float(group_link(cluster, 2, 4)[0]) == 25e9  # one NIC each
 
 
+def test_tpu_slices_whose_ends_are_not_joined_have_half_the_links():
+    tiers = [parse_cluster(f"{chips}xTPU-v5e").tiers[0] for chips in (8, 256)]
+    assert [tier.bandwidth.value for tier in tiers] == [90e9, 180e9]
+
+
 @given(
     sizes=st.sampled_from([[8, 64], [4, 8, 64], [6, 48], [72, 144], [8]]),
     rows=st.lists(st.tuples(st.integers(1, 4096), st.integers(1, 4096)), min_size=1, max_size=16),

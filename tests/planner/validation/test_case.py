@@ -225,6 +225,7 @@ def test_columns_of_precisions_count_before_the_words() -> None:
 def test_deepspeed_shares_states_in_bf16_whatever_its_stage() -> None:
     megatron = {"framework": "Megatron-DeepSpeed (2024 fork)", "zero_stage": 0.0}
     assert case(**megatron, precision="bf16").plan.zero_stage == 1
+    assert case(**megatron, precision="bf16").scenario.software.gradients.all_reduced
     assert case(**megatron, precision="fp16").plan.zero_stage == 0
 
 
