@@ -515,4 +515,9 @@ def test_a_trainer_that_does_not_shard_as_the_row_says_is_composed_with_one_that
     assert "megatron has no ZeRO stage 3: sharded as by deepspeed-zero3" in found.defaults
     own = case(framework="Megatron-LM", zero_stage=2)
     assert own.scenario.software.name == "megatron+fsdp2"
-    assert case(framework="Megatron-DeepSpeed", zero_stage=1).scenario.software.name == "megatron"
+    bf16, fp16 = (
+        case(framework="Megatron-DeepSpeed", zero_stage=1, precision=precision)
+        for precision in ("bf16", "fp16")
+    )
+    assert bf16.scenario.software.name == "megatron+deepspeed-bf16-optimizer"
+    assert fp16.scenario.software.name == "megatron"
