@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -241,7 +242,8 @@ def _header(path: Path, line: bytes) -> Header:
 
 def _open_array(path: Path) -> TokenFile:
     try:
-        tokens = np.lib.format.open_memmap(path, mode="r")
+        with warnings.catch_warnings(action="ignore"):  # of headers that Python 2 wrote
+            tokens = np.lib.format.open_memmap(path, mode="r")
     except OSError:
         raise
     except Exception as error:  # of numpy's reader of headers: ValueError, TypeError, MemoryError

@@ -11,6 +11,7 @@ from typing import Any, Final
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError
 from planner.exchange.megatron_fields import Get
+from planner.exchange.python_document import parse_python
 
 # tokens that a tokenizer has, where its kind says so
 VOCABULARIES: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
@@ -258,7 +259,7 @@ def pattern_of_text(text: str) -> list[int] | None:
         raise ValueError("not a pattern")
 
     try:
-        found = value(ast.parse(text.strip(), mode="eval").body)
+        found = value(parse_python(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError):
         return None
     return found if isinstance(found, list) else None

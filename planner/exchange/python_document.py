@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ast
 import copy
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hardware_profiles.errors import InputError
 
@@ -41,9 +42,19 @@ def parse_calls(text: str, where: str) -> list[dict[str, Any]]:
     return file.calls
 
 
+def parse_python(text: str, mode: Literal["exec", "eval"] = "exec") -> Any:
+    r"""Return the syntax tree of a stranger's Python, without Python's warnings about its style.
+
+    >>> parse_python(r"path = '\d'; width = 1if x else 2").body[0].value.value
+    '\\d'
+    """
+    with warnings.catch_warnings(action="ignore"):
+        return ast.parse(text, mode=mode)
+
+
 def _parsed(text: str, where: str) -> ast.Module:
     try:
-        tree = ast.parse(text)
+        tree: ast.Module = parse_python(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{where}: not Python: {str(error)[:100]}") from None
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:

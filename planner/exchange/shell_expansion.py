@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from planner.exchange.python_document import parse_python
 from planner.exchange.shell_words import end_of_expansion, end_of_quotes
 
 MAX_WORDS: Final = 100_000
@@ -246,7 +247,7 @@ def arithmetic(text: str, variables: Variables) -> int:
     """
     plain = " ".join(expand(text, variables)).replace("&&", " and ").replace("||", " or ")
     try:
-        tree = ast.parse(plain.replace("/", "//").strip(), mode="eval")
+        tree = parse_python(plain.replace("/", "//").strip(), mode="eval")
         return _integer(tree.body, variables)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
         return 0

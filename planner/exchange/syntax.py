@@ -12,10 +12,12 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import MAX_DEPTH, nesting, parse_json
+from planner.exchange.python_document import parse_python
 
 MAX_VALUES: Final = 100_000  # of a document
 OWN_KEY: Final = "shardplan"  # of a JSON file, which has no comments
@@ -102,7 +104,7 @@ def syntax_of(text: str) -> str:
     if text.lstrip().startswith("{"):
         return "json"
     try:
-        body = ast.parse(text).body
+        body = parse_python(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         body = []
     if any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)) for node in body):
@@ -150,18 +152,27 @@ def _bare_json_text(
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Parse a YAML mapping of plain values."""
+    found = _yaml_mapping(text)
+    if isinstance(found, str):
+        raise InputError(f"{where}: {found}")
+    return dict(found)
+
+
+@lru_cache(maxsize=1)  # each trainer that writes YAML is asked whether a text is its file
+def _yaml_mapping(text: str) -> dict[str, Any] | str:
+    """Return the mapping of a text, or what is wrong with it."""
     import yaml
 
     try:
         value = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not YAML: {' '.join(str(error).split())[:200]}") from None
+        return f"not YAML: {' '.join(str(error).split())[:200]}"
     if not isinstance(value, dict):
-        raise InputError(f"{where}: must be a mapping of keys to values")
+        return "must be a mapping of keys to values"
     if _values(value) > MAX_VALUES:  # before their depth: an alias may stand for many
-        raise InputError(f"{where}: more than {MAX_VALUES:,} values, or aliases without an end")
+        return f"more than {MAX_VALUES:,} values, or aliases without an end"
     if nesting(value) > MAX_DEPTH:
-        raise InputError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)")
+        return f"nested too deeply (at most {MAX_DEPTH} levels)"
     return {str(name): inner for name, inner in value.items()}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from planner.exchange.edits.changes import REMOVED
-from planner.exchange.python_document import CALL
+from planner.exchange.python_document import CALL, parse_python
 from planner.exchange.python_recipe import expression, import_lines, name_of
 
 MOST_CALLS: Final = 80  # that are tried for a new argument
@@ -39,7 +39,7 @@ class _Text:
 
     def __init__(self, text: str):
         self.text = text
-        self.tree = ast.parse(text)
+        self.tree = parse_python(text)
         self.starts = [0]
         for line in text.split("\n"):
             self.starts.append(self.starts[-1] + len(line) + 1)

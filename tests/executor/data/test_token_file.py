@@ -138,6 +138,9 @@ def test_a_plain_array_is_one_document(tmp_path: Path):
         np.save(tmp_path / "b.npy", array)
         with pytest.raises(InputError, match=rf"b\.npy: .*{shown}.*one dimension of"):
             open_token_file(tmp_path / "b.npy")
+    old = (tmp_path / "a.npy").read_bytes().replace(b"(100,), ", b"(100L,),")  # of Python 2
+    (tmp_path / "a.npy").write_bytes(old)
+    assert open_token_file(tmp_path / "a.npy").tokens[7] == 7
     np.save(tmp_path / "c.npy", np.array([{}]), allow_pickle=True)
     with pytest.raises(InputError, match=r"c\.npy: not a \.npy file of numbers"):
         open_token_file(tmp_path / "c.npy")
