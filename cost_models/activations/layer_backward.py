@@ -46,6 +46,7 @@ from cost_models.activations.saved import (
     needs_window_mask,
     norm_bytes,
     score_bytes,
+    score_gradient_bytes,
 )
 from cost_models.arrays import FP32, Real
 from cost_models.communication.context_parallel import (
@@ -381,9 +382,7 @@ def _core(layer: _BackwardTerms) -> Real:
     """Bytes a token of gradients inside the attention core, and of two hidden states.
 
     flash     2 c (a + k) d / t    of its output, queries, keys and values
-    eager     whole rows of scores, a s of them, softmax in w = 4 bytes: its gradient and its
-              result, 2 w - c (the saved 16-bit weights are freed); with dropout its mask is freed
-              too; softmax in compute precision: 2 c, c with dropout
+    eager     whole rows of scores (``saved.score_gradient_bytes``)
     capped    blocks of Q queries: three fp32 tensors of a Q s / t, and products
     trained   c a s / t            of the positions that are added to the scores (T5)
     linear    ``delta_rule.rule_backward_bytes``
@@ -396,13 +395,8 @@ def _core(layer: _BackwardTerms) -> Real:
         return inside / layer.tensor + 2.0 * layer.hidden
     exact = max(FP32, compute)
     if workload.attention_kernel == "eager":
-        each = 2.0 * compute
         drops = layer.model.attention_dropout > 0
-        if attention.softmax_in_fp32 and compute < exact:
-            each = 2.0 * exact - compute - layer.software.activations.dropout_mask_bytes * drops
-        elif drops:
-            each = compute
-        working = each * attention.num_heads * np.multiply(1.0, workload.seq_len)
+        working = score_gradient_bytes(attention, workload.seq_len, drops, layer.software, compute)
     else:
         masked = needs_window_mask(attention, workload.seq_len, layer.software)
         heads = np.where(masked | workload.document_mask, attention.num_heads, 0)

@@ -43,6 +43,7 @@ from cost_models.activations.saved import (
     norm_bytes,
     saved_bytes_per_token,
     saves_input,
+    score_gradient_bytes,
 )
 from cost_models.activations.selective_ops import kept_results
 from cost_models.activations.stage_messages import messages
@@ -416,7 +417,8 @@ def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
 def _working(view: RankView, kind: LayerKind) -> Real:
     """Gradients of activations in a layer's backward pass: the larger of MLP and attention.
 
-    Attention adds the buffers of context parallelism, when the MLP's saved tensors are freed.
+    Attention adds the buffers of context parallelism, or the gradients of eager scores, when the
+    MLP's saved tensors are freed.
     """
     model, workload, software, table = view.model, view.workload, view.software, view.table
     compute = workload.compute_bytes
@@ -426,11 +428,21 @@ def _working(view: RankView, kind: LayerKind) -> Real:
     freed = feed_forward_bytes(kind.feed_forward, compute, software)
     summed = sum_bytes(compute, software)
     exchange = context_buffer_bytes_per_token(kind.attention, compute, summed, table)[1]
-    exchange = exchange - freed / table.tensor_parallel
-    working: Real = np.maximum(mlp, exchange + compute * 3.0 * model.hidden_size)
+    core = np.maximum(exchange, _score_gradients(view, kind)) - freed / table.tensor_parallel
+    working: Real = np.maximum(mlp, core + compute * 3.0 * model.hidden_size)
     return position_bias_backward_bytes_per_token(
         kind, model.hidden_size, workload, table, working, freed
     )
+
+
+def _score_gradients(view: RankView, kind: LayerKind) -> Real:
+    """Gradients of whole rows of scores, of eager attention."""
+    workload, table, attention = view.workload, view.table, kind.attention
+    if workload.attention_kernel != "eager" or attention.delta_rule is not None:
+        return np.zeros(len(table))
+    dropout, compute = view.model.attention_dropout > 0, workload.compute_bytes
+    scores = score_gradient_bytes(attention, workload.seq_len, dropout, view.software, compute)
+    return np.where(is_blockwise(table), 0.0, scores / table.tensor_parallel)
 
 
 def _backward(

@@ -166,6 +166,32 @@ def score_bytes(
     return per_pair * attention.num_heads * np.multiply(1.0, seq_len)
 
 
+def score_gradient_bytes(
+    attention: Attention,
+    seq_len: Count,
+    dropout: bool,
+    software: SoftwareProfile,
+    compute_bytes: float,
+) -> Real:
+    """Bytes a token while the softmax of eager attention runs backward, beside what it saved.
+
+    n tensors of the scores, a s of each token (the gradient, what the kernel makes inside, the
+    result), in w bytes:
+
+        n w - c - mask        softmax in w = 4 bytes: the saved 16-bit weights and the mask of their
+                              dropout are freed
+        n c, (n - 1) c        in compute precision; with dropout the dropped weights are freed
+    """
+    tensors, drops = software.activations.score_gradients, float(dropout)
+    wide = attention.softmax_in_fp32 and software.activations.eager_scores_bytes >= FP32
+    if compute_bytes < FP32 and (wide or software.precision.autocasts_weights):
+        mask = software.activations.dropout_mask_bytes * drops
+        each = tensors * FP32 - compute_bytes - mask
+    else:
+        each = max(1.0, tensors - drops) * compute_bytes
+    return each * attention.num_heads * np.multiply(1.0, seq_len)
+
+
 def needs_window_mask(
     attention: Attention, seq_len: Count, software: SoftwareProfile
 ) -> np.ndarray:

@@ -44,6 +44,8 @@ from executor.counters.memory_peak import (
 # operators with which gloo extracts a rank's part after summing whole tensors in a copy: nccl has
 # no such copy
 _OF_GLOO: Final = ("aten::split", "aten::copy_")
+# on CUDA gradient times output lie in a tensor beside the result (aten/native/cuda/SoftMax.cu)
+_SOFTMAX_BACKWARD: Final = "aten::_softmax_backward_data"
 RESIZED: Final = "resized"  # in place of an operator: a storage that was freed grows again
 # (a new tensor, the operator that created it, that operator's inputs) -> its category
 Hint = Callable[[torch.Tensor, str, Sequence[Any]], str | None]
@@ -165,8 +167,9 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
         """Run one operator and record the storages that it created."""
         if is_wrapped(types):
             return NotImplemented
-        result = func(*args, **(kwargs or {}))
         name = func._schema.name
+        inside = self._softmax_product(args) if name == _SOFTMAX_BACKWARD else None  # until the end
+        result = func(*args, **(kwargs or {}))
         if self.muted or name in self._skipped:
             self._skipped = self._skipped[1:]
             return result
@@ -176,7 +179,17 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
         for life, leaf in self._see(result, len(self._phases) - 1, None, collective):
             life.hint = self._hint(leaf, name, args) if self._hint is not None else None
         self._see((args, kwargs), 0, "other", collective)
+        del inside
         return result
+
+    def _softmax_product(self, args: Sequence[Any]) -> torch.Tensor | None:
+        """Make the tensor that CUDA's kernel makes inside, where that kernel is rehearsed."""
+        if self.muted or (self._device == "cuda" and not self._fake):
+            return None
+        product = torch.empty_like(args[0])
+        self._tick(_SOFTMAX_BACKWARD)
+        self._see(product, len(self._phases) - 1, None, "")
+        return product
 
     def _see(
         self, values: Any, created: int, category: str | None, collective: str

@@ -126,6 +126,7 @@ class Activations(ProfileGroup, frozen=True, kw_only=True):
     keeps_gathered_inputs: bool  # sequence parallel: linear inputs are kept, not gathered again
     activation_saved: Mapping[str, Amount]  # elements of the FFN size, by activation function
     eager_scores_bytes: Amount  # per head and pair of tokens, eager attention without dropout
+    score_gradients: Amount  # eager attention: tensors of scores while its softmax runs backward
     window_needs_mask: bool  # flash kernels without windows: a mask, keys repeated per query head
     attention_dropout_bytes: Amount  # per head and pair of tokens, in addition, with dropout
     dropout_mask_bytes: Amount  # per element of a hidden-size dropout

@@ -196,9 +196,9 @@ def test_sequence_parallelism_gathers_what_matrices_need_whole() -> None:
 @pytest.mark.parametrize(
     ("config", "each"),
     [
-        (DENSE, 2 * 4 - 2),  # fp32: gradient and result; the 16-bit copy is gone
-        (GPT2, 2 * 2),  # 16 bits
-        (GPT2 | {"attn_pdrop": 0.1}, 2),  # what was dropped out is given back
+        (DENSE, 3 * 4 - 2),  # fp32: gradient, product, result; the 16-bit copy is gone
+        (GPT2, 3 * 2),  # 16 bits
+        (GPT2 | {"attn_pdrop": 0.1}, 2 * 2),  # what was dropped out is given back
     ],
 )
 def test_eager_scores_are_whole_rows(config: dict[str, Any], each: int) -> None:
