@@ -181,6 +181,9 @@ def score_gradient_bytes(
         n w - c - mask        softmax in w = 4 bytes: the saved 16-bit weights and the mask of their
                               dropout are freed
         n c, (n - 1) c        in compute precision; with dropout the dropped weights are freed
+
+    Source: torch 2.13, aten/src/ATen/native/cuda/SoftMax.cu (n = 3); Megatron-LM, fused_kernels
+    (n = 1). Leaves out: the gradients of queries, keys and values.
     """
     tensors, drops = software.activations.score_gradients, float(dropout)
     wide = attention.softmax_in_fp32 and software.activations.eager_scores_bytes >= FP32

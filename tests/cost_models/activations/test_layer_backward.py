@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,20 @@ from cost_models.activations.layer_backward import (
     backward_points,
     norm_working_bytes,
 )
+from cost_models.activations.live import live_activations
 from cost_models.activations.saved import Regions, due_bytes_per_token
+from cost_models.memory.ledger import first
 from cost_models.model.families import model_spec
 from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.lora import adapted, trainable_part
 from cost_models.model.spec import ModelSpec
+from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
 from tests.allocations import peak_allocated
-from tests.samples import LLAMA
+from tests.samples import LLAMA, make_scenario
 
 SOFTWARE = software_profile("shardplan")
 H, F, A, K, D = 64, 256, 8, 2, 8  # widths, heads of queries and keys, their size
@@ -208,6 +213,31 @@ def test_eager_scores_are_whole_rows(config: dict[str, Any], each: int) -> None:
         return there(next(place for place in found if place.has_core))
 
     assert core(512) - core(256) == 256 * A * each
+
+
+@pytest.mark.parametrize(
+    ("config", "software", "each"),
+    [
+        (DENSE, "torch-trainer", 3 * 4 - 2),
+        (DENSE, "torch-compile", 2 * 4 - 2),  # one compiled kernel
+        (DENSE, "megatron", 2),  # in place
+        (GPT2, "hf-trainer", 3 * 2),
+        (GPT2, "hf-trainer-autocast", 3 * 4 - 2),  # autocast's softmax is fp32
+        (GPT2 | {"attn_pdrop": 0.1}, "hf-trainer-autocast", 3 * 4 - 2 - 1),
+    ],
+)
+def test_other_trainers_have_gradients_of_eager_scores(
+    config: dict[str, Any], software: str, each: int
+) -> None:
+    def working(seq_len: int) -> float:
+        workload = Workload(seq_len, 8, attention_kernel="eager")
+        case = make_scenario(model_spec(config, name="x"), software=software)
+        case = replace(case, workload=workload)
+        rank = pipeline_rank(case, Plan(), default_layer_ranges(case, Plan()), 0)
+        view = RankView(case, PlanTable.from_plans([Plan()]), rank)
+        return float(first(live_activations(view).working)) / seq_len
+
+    assert working(4096) - working(2048) == pytest.approx(2048 * A * each, rel=1e-12)
 
 
 def test_bert_has_no_norm_in_front() -> None:

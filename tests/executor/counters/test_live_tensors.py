@@ -40,6 +40,14 @@ def test_peak_and_its_parts_follow_from_lives():
     }
 
 
+def test_softmax_has_the_product_of_cuda_beside_its_gradients():
+    scores = torch.ones(4, 8, 256, requires_grad=True)
+    with MemoryTracker([scores]) as tracker:
+        scores.softmax(-1).backward(torch.ones_like(scores))
+    # the output and three tensors beside it: its gradient, their product, the result
+    assert tracker.result().peak_bytes == (1 + 1 + 3) * 4 * 8 * 256 * FP32
+
+
 def test_a_linear_step_equals_the_bytes_by_hand():
     layer = torch.nn.Linear(64, 32, bias=False)
     optimizer = torch.optim.AdamW(layer.parameters(), foreach=False, fused=False)

@@ -487,6 +487,21 @@ def test_trainers_that_prepare_weights_in_few_bits(framework: str, prepared: boo
         assert frozen.unquantised_in_fp32 == prepared
 
 
+@pytest.mark.parametrize(
+    ("framework", "peft", "prepared"),
+    [
+        ("SFTTrainer", "qlora (gptq) r=8", False),  # peft leaves its base in 16 bits
+        ("SFTTrainer", "qlora (hqq) r=8", False),
+        ("SFTTrainer", "qlora (awq) r=8", True),
+        ("HF Trainer (prepare_model_for_kbit_training)", "qlora (gptq) r=8", False),
+        ("SFTTrainer (accelerated-peft-bnb)", "qlora (nf4) r=8", False),  # its own preparation
+    ],
+)
+def test_bases_that_are_not_cast(framework: str, peft: str, prepared: bool) -> None:
+    frozen = case(framework=framework, peft=peft).scenario.software.frozen
+    assert frozen.unquantised_in_fp32 == prepared
+
+
 def test_torchtitan_has_its_loss_of_columns_in_eager_mode() -> None:
     def copies(**cells: Any) -> tuple[float, str]:
         software = case(zero_stage=3, **{"framework": "torchtitan", **cells}).scenario.software
