@@ -184,6 +184,17 @@ def score_gradient_bytes(
 
     Source: torch 2.13, aten/src/ATen/native/cuda/SoftMax.cu (n = 3); Megatron-LM, fused_kernels
     (n = 1). Leaves out: the gradients of queries, keys and values.
+
+    Llama 3 8B, a sequence of 4096 tokens in bf16: 3 x 4 - 2 bytes of 32 x 4096 scores a token.
+
+    >>> from cost_models.model.families import model_spec
+    >>> from cost_models.model.presets import load_preset
+    >>> from hardware_profiles.software.trainer import software_profile
+    >>> model = model_spec(load_preset("llama-3-8b").config, name="llama-3-8b")
+    >>> attention = model.kinds[0].attention
+    >>> software = software_profile("hf-trainer")
+    >>> float(score_gradient_bytes(attention, 4096, False, software, 2.0))
+    1310720.0
     """
     tensors, drops = software.activations.score_gradients, float(dropout)
     wide = attention.softmax_in_fp32 and software.activations.eager_scores_bytes >= FP32

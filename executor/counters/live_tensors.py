@@ -3,9 +3,9 @@
 The tracker records when every tensor storage is created, resized and freed; its category follows
 from its lifetime (``executor.counters.memory_peak``). No hooks in modules, FSDP or schedules.
 
-Not visible: temporary memory inside one kernel (but for softmax's backward pass), allocator slack, the libraries' own buffers (of
-gloo's, the copy in which a reduce_scatter sums is visible and left out). On a GPU the allocator's
-own counters are reported as well.
+Not visible: temporary memory inside one kernel (but for softmax's backward pass), allocator slack,
+the libraries' own buffers (of gloo's, the copy in which a reduce_scatter sums is visible and left
+out). On a GPU the allocator's own counters are reported as well.
 """
 
 from __future__ import annotations
