@@ -30,6 +30,7 @@ from benchmarks.mutations import Mutant, changed_functions, same_code
 
 KILLED, SURVIVED, TIMEOUT = "killed", "survived", "timeout"
 SLOWEST = 20.0  # times slower than alone that a busy machine runs a test
+WIDEST = 3
 MEMORY = 4 * 2**30  # bytes that a mutant may take
 
 _OUT = os.fdopen(os.dup(1), "w")  # pytest takes what is printed while it runs
@@ -88,6 +89,7 @@ class Tests:
         self.files: dict[str, Path] = {}
         self.by_place: defaultdict[Place, set[str]] = defaultdict(set)
         self.by_file: defaultdict[str, set[str]] = defaultdict(set)
+        self.breadth: Counter[str] = Counter()  # lines that a test runs
 
     def file_of(self, tests: str) -> Path:
         """Return the record of a file of tests as it was when it was first asked for."""
@@ -105,19 +107,26 @@ class Tests:
             for path, function, line, mask in record["lines"]:
                 found = {n for i, n in enumerate(names) if int(mask, 16) >> i & 1}
                 self.by_place[path, function, line] |= found & self.seconds.keys()
+                self.breadth.update(found)
                 self.by_file[path] |= found & self.seconds.keys()
 
     def of(self, mutant: Mutant) -> list[str]:
         """Return the tests of a mutant in the order in which they should run, within the budget.
 
         Those that run its line come first, of them those of its own package, and fast ones before
-        slow ones; the n-th row of a parametrised test counts as n times as slow.
+        slow ones; the n-th row of a parametrised test counts as n times as slow. The ``WIDEST``
+        tests that run the line follow whatever the budget is: they compare the most numbers.
         """
         own = f"{_tests_of(mutant.path)}/"
         of_line = self.by_place[self.places.of(mutant.path, mutant.line)]
         chosen = of_line | self.by_file[mutant.path]
         if not changed_functions(mutant):  # any test of the package may see it
-            of_line = {test for test in self.seconds if test.startswith(own)} | of_line
+            above = {str(folder) for folder in Path(own).parents}
+            of_line = of_line | {
+                test
+                for test in self.seconds
+                if test.startswith(own) or str(Path(test.partition("::")[0]).parent) in above
+            }
             chosen = chosen | of_line
         rows: Counter[str] = Counter()
         late = {}
@@ -131,7 +140,8 @@ class Tests:
             taken.append(test)
             if left < 0:
                 break
-        return taken
+        widest = sorted(of_line, key=lambda test: (-self.breadth[test], test))[:WIDEST]
+        return [*taken, *(test for test in widest if test not in taken)]
 
 
 def _tests_of(path: str) -> Path:

@@ -57,6 +57,8 @@ def test_nodes_by_hand() -> None:
     assert nodes.kept.tolist() == [100.0, 500.0, 500.0, 100.0]
     assert nodes.crossing.tolist() == [0.0, 160.0, 160.0 + 160.0, 160.0 + 80.0, 0.0]
     assert nodes.returning.tolist() == [0.0, 160.0, 320.0, 160.0, 0.0]
+    assert nodes.starts_forward.tolist() == [0.0, RATE.operator, RATE.operator, 0.0]
+    assert nodes.starts_backward.tolist() == [0.0, 2 * RATE.operator, 2 * RATE.operator, 0.0]
     one = (
         1000.0 / RATE.matmul if 1000.0 / RATE.matmul > 400.0 / RATE.memory else 400.0 / RATE.memory
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.step_time.parts import TimeParts
-from cost_models.traced.memory import OPTIMIZER_STEP, traced_memory
+from cost_models.traced.memory import OPTIMIZER_STEP, BlockSizes, traced_memory
 from cost_models.traced.module import OUTSIDE, TracedModule, stretches, traced_module
-from cost_models.traced.time import traced_time
+from cost_models.traced.time import _traffic, traced_time
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
@@ -181,3 +182,33 @@ def test_time_by_hand():
     again = time(Plan(micro_batch_size=rows, num_microbatches=2, recompute="full"))
     assert float(np.ravel(again.recompute)[0]) == pytest.approx(2 * 2 * backward)
     assert float(np.ravel(again.compute)[0]) == pytest.approx(float(np.ravel(plain.compute)[0]))
+
+
+def test_traffic_by_hand():
+    """FSDP2 sends equal shards of whole rows: 32 + 32 elements of blocks, 64 outside, 32 frozen."""
+    module, blocks, outside, trained = sample(), 4 * 64, 4 * 64, 4 * (64 + 32)
+
+    def traffic(plan: Plan) -> dict[tuple[str, str], tuple[float, float]]:
+        table = PlanTable.from_plans([plan])
+        ranks = np.where(table.zero_stage == 0, 1, table.dp_shard)
+        found = _traffic(module, BlockSizes.of(module, ranks), table)
+        pairs = {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}
+        return {key: pair for key, pair in pairs.items() if any(pair)}
+
+    gather, scatter, sums = (
+        ("data", "all_gather"),
+        ("data", "reduce_scatter"),
+        ("replicate", "all_reduce"),
+    )
+    assert traffic(Plan(1, num_microbatches=3)) == {}
+    assert traffic(Plan(4, num_microbatches=3)) == {("data", "all_reduce"): (3, 4 * 88)}
+    once = {gather: (3, blocks + outside), scatter: (3, trained)}
+    assert traffic(Plan(4, zero_stage=1, num_microbatches=3)) == once
+    every = {gather: (3, blocks + outside), scatter: (9, 3 * trained)}
+    assert traffic(Plan(4, zero_stage=2, num_microbatches=3)) == every
+    # each block before its forward and before its backward pass
+    again = {gather: (3 * 5, 3 * (2 * blocks + outside)), scatter: (9, 3 * trained)}
+    assert traffic(Plan(4, zero_stage=3, num_microbatches=3)) == again
+    copies = Plan(8, zero_stage=2, dp_replicate=2, num_microbatches=3)
+    assert traffic(copies) == {**every, sums: (9, 3 * trained / 4)}
+    assert traffic(replace(copies, zero_stage=1)) == {**once, sums: (3, trained / 4)}
