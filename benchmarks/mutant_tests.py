@@ -30,7 +30,7 @@ from benchmarks.mutations import Mutant, changed_functions, same_code
 
 KILLED, SURVIVED, TIMEOUT = "killed", "survived", "timeout"
 SLOWEST = 20.0  # times slower than alone that a busy machine runs a test
-WIDEST = 3
+WIDEST = 12
 MEMORY = 4 * 2**30  # bytes that a mutant may take
 
 _OUT = os.fdopen(os.dup(1), "w")  # pytest takes what is printed while it runs
