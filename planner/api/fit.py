@@ -8,7 +8,14 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from cost_models.legality.capabilities import capabilities, trainer_named, usual
+from msgspec import structs
+
+from cost_models.legality.capabilities import (
+    capabilities,
+    require_runnable_workload,
+    trainer_named,
+    usual,
+)
 from cost_models.legality.rules import FEWEST
 from cost_models.partition.schedules import default_virtual_stages
 from cost_models.plan.plan import Plan
@@ -83,7 +90,11 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         request = replace(request, software=trainer_named(request.software))
         if request.software in target_names() and request.software not in software_names():
             return _best_of_stages(request, request.software)
-    asked = request
+    return _fit(request)
+
+
+def _fit(asked: FitRequest, target: str | None = None) -> FitAnswer | TracedFitAnswer:
+    """Answer for training; ``target``: a trainer whose limits hold, whatever profile prices it."""
     request, reading = _with_config(with_optimal_tokens(asked))
     _refuse_serving_options(request)
     fixed, by_stage = without_list(check_fixed(plan_fields(request), "plan"))
@@ -116,6 +127,8 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
         **common,
         **of_layers,
     )
+    if target is not None:
+        question = _limited(question, target)
     report("pricing the plan")
     if by_stage is not None or fixed.get("recompute_layers"):
         fixed.setdefault("recompute", "full")  # some layers, so these wholly
@@ -154,7 +167,7 @@ def _best_of_stages(request: FitRequest, target: str) -> FitAnswer | TracedFitAn
     for stage in stages:
         profile = table.software_for(stage, adapters=adapters)
         try:
-            answer: Any = fit(**vars(replace(request, software=profile, zero_stage=stage)))
+            answer: Any = _fit(replace(request, software=profile, zero_stage=stage), target)
         except InputError as error:
             refused = error
             continue
@@ -164,6 +177,14 @@ def _best_of_stages(request: FitRequest, target: str) -> FitAnswer | TracedFitAn
         raise refused
     best: FitAnswer | TracedFitAnswer = min(found, key=_amount)
     return best
+
+
+def _limited(question: AssumedScenario, target: str) -> AssumedScenario:
+    """Return the question with a trainer's limits in its software profile."""
+    scenario = question.scenario
+    software = structs.replace(scenario.software, capabilities=target)
+    require_runnable_workload(software, scenario.workload)
+    return AssumedScenario(replace(scenario, software=software), question.assumptions)
 
 
 def _amount(answer: FitAnswer | TracedFitAnswer) -> tuple[int, float]:

@@ -16,7 +16,7 @@ from cost_models.plan.plan import PlanTable
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
 from planner.search.plan_product import PlanProduct
-from planner.search.space import plan_product, slabs
+from planner.search.space import Space, slabs
 
 
 def varies_virtual_stages(scenario: Scenario, require: Sequence[Constraint]) -> bool:
@@ -72,15 +72,8 @@ class Candidates:
         excluded: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
         legal = []
         size, every_cut = scenario.cluster.num_gpus, not varies_virtual_stages(scenario, require)
-        whole = plan_product(
-            scenario.model,
-            scenario.workload,
-            size,
-            fixed,
-            offloads=offloads,
-            every_cut=every_cut,
-            with_short=scenario.on_gpu,
-        )
+        space = Space(scenario.model, scenario.workload, size, fixed, offloads, every_cut)
+        whole = space.product(with_short=scenario.on_gpu)
         of_grids = grid_codes(scenario, whole)
         broken_grids = np.bincount(of_grids, weights=whole.num_plans, minlength=len(CODES))
         counts += (broken_grids * (np.arange(len(CODES)) > 0)).astype(np.int64)

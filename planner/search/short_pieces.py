@@ -29,7 +29,7 @@ from planner.request.constraints import Constraint, broken_by_plan
 from planner.search.candidates import grid_codes, varies_virtual_stages
 from planner.search.plan_product import PlanProduct
 from planner.search.sources import Leaders
-from planner.search.space import short_product
+from planner.search.space import Space
 
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.integer[Any]]
@@ -56,14 +56,10 @@ def short_pieces(
     """Yield the legal plans with short pieces that may beat the leaders, in tables."""
     if not scenario.on_gpu:
         return
-    product = short_product(
-        scenario.model,
-        scenario.workload,
-        scenario.cluster.num_gpus,
-        fixed,
-        offloads=offloads,
-        every_cut=not varies_virtual_stages(scenario, require),
-    )
+    every_cut = not varies_virtual_stages(scenario, require)
+    gpus = scenario.cluster.num_gpus
+    space = Space(scenario.model, scenario.workload, gpus, fixed, offloads, every_cut)
+    product = space.short_product()
     if product is None:
         return
     legal = np.flatnonzero(grid_codes(scenario, product) == 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from math import gcd
 from typing import Any, Final, NamedTuple
 
@@ -35,95 +35,153 @@ MAX_CANDIDATES: Final = 20_000_000
 SLAB: Final = 400_000  # candidates in one table
 
 
-def enumerate_plans(
-    model: ModelSpec,
-    workload: Workload,
-    num_gpus: int,
-    fixed: Mapping[str, Any],
-    *,
-    offloads: Sequence[str] = ("none",),
-    every_cut: bool = False,
-) -> PlanTable:
-    """Return all candidates, legal or not.
+class DegreeGrid(NamedTuple):
+    """Number of ranks along each axis."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    data: int
+    copies: int  # replicas of the shards
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a search chooses among.
 
     Degrees are the divisors of the number of accelerators. Numbers of virtual stages are 2 and
     those that divide the layers evenly, with or without embedding and head as two more layers
     (Llama 3: 126 layers and 2), up to MAX_VIRTUAL_STAGES; ``virtual_stages`` searches the others.
-    ``every_cut``: all numbers instead, up to a layer a stage. Expert-parallel degrees divide the
-    number of experts and the number of ranks. Columns without effect are not varied: sequence
-    parallelism and whole experts without tensor parallelism, sharding and schedules over one rank.
+    Expert-parallel degrees divide the number of experts and the number of ranks. Columns without
+    effect are not varied: sequence parallelism and whole experts without tensor parallelism,
+    sharding and schedules over one rank.
 
     ZeRO shards over all data ranks, or over equal groups that are replicas of each other (HSDP).
 
     Context parallelism leaves at least MIN_TOKENS of a sequence on each rank, unless the degree is
     pinned or shorter pieces have at most FEW candidates (``short_product``).
-
-    ``offloads``: allowed values of Plan.offload (``allowed_offloads``).
     """
-    product = plan_product(model, workload, num_gpus, fixed, offloads=offloads, every_cut=every_cut)
-    projection = product.factored()[1].project(0)
-    return product.plans(projection, np.arange(projection.size)).plain()
+
+    model: ModelSpec
+    workload: Workload
+    num_gpus: int
+    fixed: Mapping[str, Any]
+    offloads: Sequence[str] = ("none",)  # allowed values of Plan.offload (``allowed_offloads``)
+    every_cut: bool = False  # all numbers of virtual stages, up to a layer a stage
+
+    def plans(self) -> PlanTable:
+        """Return all candidates, legal or not."""
+        product = self.product()
+        projection = product.factored()[1].project(0)
+        return product.plans(projection, np.arange(projection.size)).plain()
+
+    def product(self, *, with_short: bool = True) -> PlanProduct:
+        """Return the candidates as a product.
+
+        ``with_short``: those with shorter pieces, too, if they are at most FEW.
+        """
+        fixed = self.fixed
+        blocks = self._blocks(self._wanted("context_parallel", self._contexts()))
+        if with_short:
+            short = self._short_blocks()
+            blocks += [] if _are_many(short) else short
+        if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
+            tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
+            context = fixed.get("context_parallel", 1)
+            data = fixed.get(
+                "data_parallel", max(1, self.num_gpus // (tensor * pipeline * context))
+            )
+            grid = DegreeGrid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
+            blocks = [self._block(grid)]
+        return PlanProduct.of(blocks, _pinned(fixed, blocks[0]))
+
+    def short_product(self) -> PlanProduct | None:
+        """Return the candidates with fewer than MIN_TOKENS on each rank, if ``product`` has none.
+
+        Those are more than FEW.
+        """
+        blocks = self._short_blocks()
+        return PlanProduct.of(blocks, _pinned(self.fixed, blocks[0])) if _are_many(blocks) else None
+
+    def _short_blocks(self) -> list[ProductBlock]:
+        """Return the products of grids that leave fewer tokens than MIN_TOKENS on each rank."""
+        if "context_parallel" in self.fixed or not can_share_sequences(self.model):
+            return []
+        most = max(self._contexts())
+        contexts = [
+            n for n in divisors(self.num_gpus) if n > most and self.workload.seq_len % n == 0
+        ]
+        return self._blocks(contexts)
+
+    def _blocks(self, contexts: Sequence[int]) -> list[ProductBlock]:
+        """Return the products of choices of every grid of ranks with some context degrees."""
+        degrees = divisors(self.num_gpus)
+        grids = itertools.product(  # plans of the same pipeline are adjacent: priced together
+            self._wanted("pipeline_parallel", degrees),
+            self._wanted("tensor_parallel", degrees),
+            contexts,
+        )
+        blocks: list[ProductBlock] = []
+        for pipeline, tensor, context in grids:
+            data, left = divmod(self.num_gpus, tensor * pipeline * context)
+            wanted = self.fixed.get("data_parallel", data) == data
+            if left or pipeline > self.model.num_layers or not wanted:
+                continue
+            for copies in self._wanted("dp_replicate", _replicas(data, context)):
+                blocks.append(self._block(DegreeGrid(tensor, pipeline, context, data, copies)))
+        return blocks
+
+    def _block(self, grid: DegreeGrid) -> ProductBlock:
+        """Return the product of choices of one grid."""
+        tensor, pipeline, context, data, copies = grid
+        stages = [0, 1, 2, 3] if data * context > 1 else [0]
+        known = list(CONTEXT_METHODS) if context > 1 else [Plan().context_parallel_method]
+        methods = self._wanted("context_parallel_method", known)
+        shards = stages if copies == 1 else stages[1:] or stages  # one rank: never legal
+        zero = self._wanted("zero_stage", shards)
+        sequence = self._wanted("sequence_parallel", [False, True] if tensor > 1 else [False])
+        recompute = self._wanted("recompute", list(SEARCHED_RECOMPUTE))
+        offload = self._wanted("offload", list(self.offloads))
+        schedules = _schedules(self.model, pipeline, self.fixed, self.every_cut)
+        choices: dict[tuple[str, ...], list[Any]] = {
+            ("context_parallel_method",): [CONTEXT_METHODS.index(method) for method in methods],
+            ("expert_parallel", "expert_tensor_parallel"): _experts(
+                self.model, tensor, data // copies * context, self.fixed
+            ),
+            ("pipeline_schedule", "virtual_stages"): [
+                (SCHEDULES.index(s), v) for s, v in schedules
+            ],
+            ("micro_batch_size", "num_microbatches"): _batches(self.workload, data, self.fixed),
+            ("zero_stage",): zero,
+            ("sequence_parallel",): sequence,
+            ("recompute",): [RECOMPUTE.index(word) for word in recompute],
+            ("offload",): [OFFLOADS.index(word) for word in offload],
+        }
+        return ProductBlock(
+            {
+                "data_parallel": data,
+                "dp_replicate": copies,
+                "context_parallel": context,
+                "tensor_parallel": tensor,
+                "pipeline_parallel": pipeline,
+            },
+            choices,
+        )
+
+    def _contexts(self) -> list[int]:
+        """Return the context-parallel degrees to try: at least MIN_TOKENS on each rank."""
+        most = self.workload.seq_len // MIN_TOKENS if can_share_sequences(self.model) else 1
+        return [n for n in divisors(self.num_gpus) if n <= most] or [1]
+
+    def _wanted(self, name: str, values: list[Any]) -> list[Any]:
+        return _wanted(self.fixed, name, values)
 
 
-def plan_product(
-    model: ModelSpec,
-    workload: Workload,
-    num_gpus: int,
-    fixed: Mapping[str, Any],
-    *,
-    offloads: Sequence[str] = ("none",),
-    every_cut: bool = False,
-    with_short: bool = True,
-) -> PlanProduct:
-    """Return the candidates of ``enumerate_plans`` as a product.
-
-    ``with_short``: those with shorter pieces, too, if they are at most FEW.
-    """
-    contexts = _wanted(fixed, "context_parallel", _contexts(model, workload, num_gpus))
-    blocks = _blocks(model, workload, num_gpus, fixed, offloads, every_cut, contexts)
-    if with_short:
-        short = _short_blocks(model, workload, num_gpus, fixed, offloads, every_cut)
-        blocks += [] if _are_many(short) else short
-    if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
-        tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
-        context = fixed.get("context_parallel", 1)
-        data = fixed.get("data_parallel", max(1, num_gpus // (tensor * pipeline * context)))
-        grid = DegreeGrid(tensor, pipeline, context, data, fixed.get("dp_replicate", 1))
-        blocks = [_block(model, workload, grid, fixed, offloads, every_cut)]
-    return PlanProduct.of(blocks, _pinned(fixed, blocks[0]))
-
-
-def short_product(
-    model: ModelSpec,
-    workload: Workload,
-    num_gpus: int,
-    fixed: Mapping[str, Any],
-    *,
-    offloads: Sequence[str] = ("none",),
-    every_cut: bool = False,
-) -> PlanProduct | None:
-    """Return the candidates with fewer than MIN_TOKENS on each rank, if ``plan_product`` has none.
-
-    Those are more than FEW.
-    """
-    blocks = _short_blocks(model, workload, num_gpus, fixed, offloads, every_cut)
-    return PlanProduct.of(blocks, _pinned(fixed, blocks[0])) if _are_many(blocks) else None
-
-
-def _short_blocks(
-    model: ModelSpec,
-    workload: Workload,
-    num_gpus: int,
-    fixed: Mapping[str, Any],
-    offloads: Sequence[str],
-    every_cut: bool,
-) -> list[ProductBlock]:
-    """Return the products of grids that leave fewer tokens than MIN_TOKENS on each rank."""
-    if "context_parallel" in fixed or not can_share_sequences(model):
-        return []
-    most = max(_contexts(model, workload, num_gpus))
-    contexts = [n for n in divisors(num_gpus) if n > most and workload.seq_len % n == 0]
-    return _blocks(model, workload, num_gpus, fixed, offloads, every_cut, contexts)
+def enumerate_plans(
+    model: ModelSpec, workload: Workload, num_gpus: int, fixed: Mapping[str, Any], **options: Any
+) -> PlanTable:
+    """Return all candidates of ``Space``, legal or not; ``options``: its further fields."""
+    return Space(model, workload, num_gpus, fixed, **options).plans()
 
 
 def _are_many(short: Sequence[ProductBlock]) -> bool:
@@ -141,32 +199,6 @@ def slabs(product: PlanProduct) -> Iterator[PlanProduct]:
     yield from product.slabs(SLAB)
 
 
-def _blocks(
-    model: ModelSpec,
-    workload: Workload,
-    num_gpus: int,
-    fixed: Mapping[str, Any],
-    offloads: Sequence[str],
-    every_cut: bool,
-    contexts: Sequence[int],
-) -> list[ProductBlock]:
-    """Return the products of choices of every grid of ranks with some context-parallel degrees."""
-    grids = itertools.product(  # plans of the same pipeline are adjacent: priced together
-        _wanted(fixed, "pipeline_parallel", divisors(num_gpus)),
-        _wanted(fixed, "tensor_parallel", divisors(num_gpus)),
-        contexts,
-    )
-    blocks: list[ProductBlock] = []
-    for pipeline, tensor, context in grids:
-        data, left = divmod(num_gpus, tensor * pipeline * context)
-        if left or pipeline > model.num_layers or fixed.get("data_parallel", data) != data:
-            continue
-        for copies in _wanted(fixed, "dp_replicate", _replicas(data, context)):
-            grid = DegreeGrid(tensor, pipeline, context, data, copies)
-            blocks.append(_block(model, workload, grid, fixed, offloads, every_cut))
-    return blocks
-
-
 def allowed_offloads(parts: Iterable[str]) -> tuple[str, ...]:
     """Return all values of Plan.offload that offload only ``parts``, none first.
 
@@ -175,22 +207,6 @@ def allowed_offloads(parts: Iterable[str]) -> tuple[str, ...]:
     """
     allowed = {"none", *parts}
     return tuple(word for word in OFFLOADS if set(word.split("+")) <= allowed)
-
-
-class DegreeGrid(NamedTuple):
-    """Number of ranks along each axis."""
-
-    tensor: int
-    pipeline: int
-    context: int
-    data: int
-    copies: int  # replicas of the shards
-
-
-def _contexts(model: ModelSpec, workload: Workload, num_gpus: int) -> list[int]:
-    """Return the context-parallel degrees to try: at least MIN_TOKENS on each rank."""
-    most = workload.seq_len // MIN_TOKENS if can_share_sequences(model) else 1
-    return [n for n in divisors(num_gpus) if n <= most] or [1]
 
 
 def can_share_sequences(model: ModelSpec) -> bool:
@@ -210,49 +226,6 @@ def _replicas(data: int, context: int) -> list[int]:
 
 def _wanted(fixed: Mapping[str, Any], name: str, values: list[Any]) -> list[Any]:
     return [fixed[name]] if name in fixed else values
-
-
-def _block(
-    model: ModelSpec,
-    workload: Workload,
-    grid: DegreeGrid,
-    fixed: Mapping[str, Any],
-    offloads: Sequence[str],
-    every_cut: bool,
-) -> ProductBlock:
-    """Return the product of choices of one grid."""
-    tensor, pipeline, context, data, copies = grid
-    stages = [0, 1, 2, 3] if data * context > 1 else [0]
-    known = list(CONTEXT_METHODS) if context > 1 else [Plan().context_parallel_method]
-    methods = _wanted(fixed, "context_parallel_method", known)
-    shards = stages if copies == 1 else stages[1:] or stages  # one rank: never legal
-    zero = _wanted(fixed, "zero_stage", shards)
-    sequence = _wanted(fixed, "sequence_parallel", [False, True] if tensor > 1 else [False])
-    recompute = _wanted(fixed, "recompute", list(SEARCHED_RECOMPUTE))
-    offload = _wanted(fixed, "offload", list(offloads))
-    schedules = _schedules(model, pipeline, fixed, every_cut)
-    choices: dict[tuple[str, ...], list[Any]] = {
-        ("context_parallel_method",): [CONTEXT_METHODS.index(method) for method in methods],
-        ("expert_parallel", "expert_tensor_parallel"): _experts(
-            model, tensor, data // copies * context, fixed
-        ),
-        ("pipeline_schedule", "virtual_stages"): [(SCHEDULES.index(s), v) for s, v in schedules],
-        ("micro_batch_size", "num_microbatches"): _batches(workload, data, fixed),
-        ("zero_stage",): zero,
-        ("sequence_parallel",): sequence,
-        ("recompute",): [RECOMPUTE.index(word) for word in recompute],
-        ("offload",): [OFFLOADS.index(word) for word in offload],
-    }
-    return ProductBlock(
-        {
-            "data_parallel": data,
-            "dp_replicate": copies,
-            "context_parallel": context,
-            "tensor_parallel": tensor,
-            "pipeline_parallel": pipeline,
-        },
-        choices,
-    )
 
 
 def _experts(

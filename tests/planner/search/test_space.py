@@ -16,10 +16,9 @@ from planner.search import space
 from planner.search.search import search
 from planner.search.space import (
     MAX_VIRTUAL_STAGES,
+    Space,
     allowed_offloads,
     enumerate_plans,
-    plan_product,
-    short_product,
 )
 from tests.samples import all_plans, make_scenario
 
@@ -173,13 +172,13 @@ def test_many_short_pieces_are_candidates_of_their_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(space, "FEW", 0)
     assert {p.context_parallel for p in enumerated(scenario)} == {1}
     of = scenario.model, scenario.workload, 8
-    product = short_product(*of, {})
+    product = Space(*of, {}).short_product()
     assert product is not None
     projection = product.factored()[1].project(0)
     plans = product.plans(projection, np.arange(projection.size))
     assert set(plans.plain().context_parallel.tolist()) == {2, 4, 8}
-    assert short_product(*of, {"context_parallel": 2}) is None
-    assert short_product(*of, {"data_parallel": 8}) is None
+    assert Space(*of, {"context_parallel": 2}).short_product() is None
+    assert Space(*of, {"data_parallel": 8}).short_product() is None
     pinned = list(enumerated(scenario, parse_fixed("cp=2,cp_method=ulysses")))
     assert {(p.context_parallel, p.context_parallel_method) for p in pinned} == {(2, "ulysses")}
 
@@ -221,7 +220,7 @@ def test_offload_varies_where_it_is_allowed() -> None:
 def test_fields_that_the_search_leaves_alone_can_be_pinned() -> None:
     """Of every field of a plan, so that a new one needs no entry in the search."""
     scenario = make_scenario("gpt2", "8xA100-80GB", seq_len=512, global_batch_size=8)
-    unvaried = plan_product(scenario.model, scenario.workload, 8, {}).pinned
+    unvaried = Space(scenario.model, scenario.workload, 8, {}).product().pinned
     assert {"recompute_layers", "offload_device", "quantised_weights"} < unvaried.keys()
     for name in unvaried:
         default = getattr(Plan(), name)
