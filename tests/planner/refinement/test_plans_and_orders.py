@@ -20,6 +20,7 @@ from hardware_profiles.cluster.link_tree import (
     ring_link,
     with_bandwidths,
 )
+from hardware_profiles.cluster.schema import Cluster
 from planner.refinement import placement
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import GAIN, best_placed, grid_of, ordered_step
@@ -52,9 +53,9 @@ def test_no_order_has_faster_links_than_any_order(seed: int) -> None:
             assert best.hop <= min(one.hop for one in found) * (1.0 + 1e-12)
 
 
-def small(seed: int, num_gpus: int, model: str) -> Scenario:
-    """A small model on a random tree with links of 1 to 20 GB/s and of 5 to 100 us."""
-    tree = random_tree(np.random.default_rng(seed), num_gpus)
+def slow_tree(rng: np.random.Generator, num_gpus: int) -> Cluster:
+    """Return a random tree with links of 1 to 20 GB/s and of 5 to 100 us."""
+    tree = random_tree(rng, num_gpus)
     levels = [
         replace(
             with_bandwidths(level, 2e8),
@@ -62,10 +63,15 @@ def small(seed: int, num_gpus: int, model: str) -> Scenario:
         )
         for level in tree.levels
     ]
+    return with_levels(tree, tuple(levels))
+
+
+def small(seed: int, num_gpus: int, model: str) -> Scenario:
+    """A small model on a random tree."""
     scenario = make_scenario(
         sample_model(model, **LAYERS), "8xL40S", seq_len=512, global_batch_size=16
     )
-    return replace(scenario, cluster=with_levels(tree, tuple(levels)))
+    return replace(scenario, cluster=slow_tree(np.random.default_rng(seed), num_gpus))
 
 
 def placed(scenario: Scenario, *, stages: bool) -> tuple[float, float]:
