@@ -11,7 +11,7 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import check_value
 from hardware_profiles.software.trainer import software_names
-from planner.advice.trainers import best_of_trainers
+from planner.advice.trainers import BestOfTrainer, best_of_trainers
 from planner.answer.answers import PlanAnswer
 from planner.exchange.names import target_names
 from planner.request.arguments import takes
@@ -87,21 +87,72 @@ def plan(request: PlanRequest) -> PlanAnswers:
     fixed, by_stage = without_list(fixed_parts(request.fix))
     if limits is not None:
         require_possible(limits, fixed)
-    if limits is not None and (stages := _stages_priced_apart(request, limits, fixed)):
-        return _best_of_stages(request, limits, stages)
-    if limits is not None and request.software is None:
-        request = replace(request, software=capabilities(limits).software)
+        if stages := _stages_priced_apart(request, limits, fixed):
+            return _best_of_stages(request, limits, stages)
+        if request.software is None:
+            request = replace(request, software=capabilities(limits).software)
+    asked = _survey_request(request, limits, fixed)
+    batches = read_batches(request.global_batch_size)
+    if len(batches) > 1 and (request.find is not None or is_module(request.model)):
+        raise InputError(
+            f"global_batch_size = {request.global_batch_size}: one size is expected here (not with "
+            "--find, nor for module:package.path:factory)"
+        )
+    if request.find is not None:
+        check_choice("find", request.find, FINDS)
+    if is_module(request.model):
+        return _plan_module(request, asked, next(iter(batches), None), by_stage)
+    refuse_inputs(request.inputs)
+    models = models_of(request.model, request.find)
+    clusters = clusters_of(request.cluster, request.power)
+    _require_prices(request, asked, clusters)
+    job = WorkloadRequest(
+        model_of(models[0]),
+        {
+            "optimizer": request.optimizer,
+            "adapter": adapting(**part(request, AdapterOptions)),
+            **part(request, LayerOptions),
+            "stage_recompute_layers": by_stage,
+        },
+        batches[0] if len(batches) == 1 else None,
+        asked.job.tokens,
+    )
+    at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)
+    if request.find is not None:
+        return answer_inverse(request.find, job, models, clusters, precisions, asked, at_most)
+    sizes = sizes_of(clusters, at_most, fewer=bool(_objectives(asked) & {"cost", "energy"}))
+    scenarios = scenarios_of(job, sizes, precisions, batches=batches, whole_run=asked.job.is_given)
+    for one in scenarios if limits is not None else ():
+        problem = capabilities(str(limits)).problem_of_workload(one.scenario.workload)
+        if problem is not None:
+            raise InputError(f"--to {limits}: {problem}")
+    cases = tuple(survey(scenarios, asked))
+    simple = (
+        len(cases) == 1
+        and asked.pareto is None
+        and not asked.job.is_given
+        and request.price is None
+        and request.objective in ("time", "memory")
+    )
+    if simple and cases[0].result is not None and cases[0].result.plans:
+        return _plan_answer(request, limits, asked, cases[0])
+    return _answer(cases, asked)
+
+
+def _survey_request(
+    request: PlanRequest, limits: str | None, fixed: Mapping[str, Any]
+) -> SurveyRequest:
+    """Return the options of the search in every case."""
     rows = request.top
     if rows is not None:
         rows = check_value(option(PlanRequest, "top"), rows)
-    top = rows or USUAL_TOP
     constraints = parse_requirements(request.require)
     require_consistent(constraints, fixed)
     if limits is not None:
         experts = any(model_of(one).has_experts for one in models_of(request.model, request.find))
         constraints = (*constraints, runnable(limits, experts=experts))
         fixed = {**pins_of(limits), **fixed}
-    survey_request = SurveyRequest(
+    return SurveyRequest(
         fixed=fixed,
         require=constraints,
         objective=_objective("objective", request.objective),
@@ -111,89 +162,73 @@ def plan(request: PlanRequest) -> PlanAnswers:
             request.tokens, request.budget, request.days, request.carbon, request.failures
         ),
         prices=parse_prices(request.price),
-        top=top * (1 if rows is None else MOST_ALIKE),
+        top=_shown(rows) * (1 if rows is None else MOST_ALIKE),
         rows=rows,
     )
-    batches = read_batches(request.global_batch_size)
-    if len(batches) > 1 and (request.find is not None or is_module(request.model)):
-        raise InputError(
-            f"global_batch_size = {request.global_batch_size}: one size is expected here (not with "
-            "--find, nor for module:package.path:factory)"
-        )
-    if request.find is not None:
-        check_choice("find", request.find, FINDS)
-    adapters, of_layers = part(request, AdapterOptions), part(request, LayerOptions)
-    of_layers["stage_recompute_layers"] = by_stage
-    if is_module(request.model):
-        from planner.traced.fit_and_plan import plan_module
 
-        _refuse_for_modules(request)
-        return plan_module(
-            str(request.model),
-            _one_of(clusters_of(request.cluster, request.power), str(request.model)),
-            inputs=request.inputs,
-            **{**part(request, CommonOptions), "global_batch_size": next(iter(batches), None)},
-            unknown={**of_layers, **adapters},
-            fixed=fixed,
-            top=top,
-            rows=rows,
-        )
-    refuse_inputs(request.inputs)
-    models = models_of(request.model, request.find)
-    clusters = clusters_of(request.cluster, request.power)
-    options = {"optimizer": request.optimizer, "adapter": adapting(**adapters), **of_layers}
-    tokens = survey_request.job.tokens
-    batch = batches[0] if len(batches) == 1 else None
-    job = WorkloadRequest(model_of(models[0]), options, batch, tokens)
-    at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)
-    objectives = {survey_request.objective, *(survey_request.pareto or ())}
+
+def _shown(rows: int | None) -> int:
+    """Return the number of plans that are shown."""
+    return rows or USUAL_TOP
+
+
+def _objectives(asked: SurveyRequest) -> set[Objective]:
+    return {asked.objective, *(asked.pareto or ())}
+
+
+def _require_prices(request: PlanRequest, asked: SurveyRequest, clusters: list[Cluster]) -> None:
+    """Raise where the answer needs dollars or watts that are not known."""
+    objectives = _objectives(asked)
     money = (
-        "cost" in objectives
-        or survey_request.job.budget is not None
-        or request.find == "cheapest-cluster"
+        "cost" in objectives or asked.job.budget is not None or request.find == "cheapest-cluster"
     )
     for what in (["cost"] if money else []) + (["energy"] if "energy" in objectives else []):
-        require_known(clusters, survey_request.prices, what=what)
-    if request.find is not None:
-        return answer_inverse(
-            request.find, job, models, clusters, precisions, survey_request, at_most
-        )
-    sizes = sizes_of(clusters, at_most, fewer=bool(objectives & {"cost", "energy"}))
-    whole_run = survey_request.job.is_given
-    scenarios = scenarios_of(job, sizes, precisions, batches=batches, whole_run=whole_run)
-    for one in scenarios if limits is not None else ():
-        problem = capabilities(str(limits)).problem_of_workload(one.scenario.workload)
-        if problem is not None:
-            raise InputError(f"--to {limits}: {problem}")
-    simple = (
-        len(scenarios) == 1
-        and survey_request.pareto is None
-        and not survey_request.job.is_given
-        and request.price is None
-        and request.objective in ("time", "memory")
+        require_known(clusters, asked.prices, what=what)
+
+
+def _plan_module(
+    request: PlanRequest, asked: SurveyRequest, batch: int | None, by_stage: tuple[int, ...] | None
+) -> TracedPlanAnswer:
+    """Answer for a ``module:package.path:factory``."""
+    from planner.traced.fit_and_plan import plan_module
+
+    _refuse_for_modules(request)
+    of_layers = {**part(request, LayerOptions), "stage_recompute_layers": by_stage}
+    return plan_module(
+        str(request.model),
+        _one_of(clusters_of(request.cluster, request.power), str(request.model)),
+        inputs=request.inputs,
+        **{**part(request, CommonOptions), "global_batch_size": batch},
+        unknown={**of_layers, **part(request, AdapterOptions)},
+        fixed=asked.fixed,
+        top=_shown(asked.rows),
+        rows=asked.rows,
     )
-    cases = tuple(survey(scenarios, survey_request))
-    if not simple:
-        return _answer(cases, survey_request)
-    (case,) = cases
-    scenario, result = case.scenario, case.result
+
+
+def _plan_answer(
+    request: PlanRequest, limits: str | None, asked: SurveyRequest, case: SurveyCase
+) -> PlanAnswer:
+    """Return the answer of a single case that has plans."""
+    result, top = case.result, _shown(asked.rows)
     assert result is not None
-    if not result.plans:
-        return _answer(cases, survey_request)
     found = tuple(one.assessment for one in case.usual)
-    unnamed = request.software is None and limits is None and request.objective == "time"
+    by_time = limits is None and request.objective == "time"
+    trainers: tuple[BestOfTrainer, ...] = ()
+    if by_time and request.software is None:
+        trainers = best_of_trainers(case.scenario, asked.fixed, asked.require)
     return PlanAnswer(
-        scenario=scenario,
+        scenario=case.scenario,
         result=result.first(top),
         assessments=found[:top],
         assumptions=case.assumptions,
-        fixed=fixed,
+        fixed=dict(asked.fixed),
         staged=next((one.staged for one in case.found if one.staged), None),
         placed=next((one.placed for one in case.found if one.placed), None),
-        further=() if rows is None else found[top:],
-        rows=rows,
-        require=constraints if limits is None and request.objective == "time" else None,
-        trainers=best_of_trainers(scenario, fixed, constraints) if unnamed else (),
+        further=() if asked.rows is None else found[top:],
+        rows=asked.rows,
+        require=asked.require if by_time else None,
+        trainers=trainers,
     )
 
 
