@@ -9,7 +9,7 @@ profile names the table of its trainer (``capabilities``), which restricts every
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -111,16 +111,27 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
                 return self._words(name, values[name], allowed)
         return None
 
-    def problems_of_plan(self, plan: Plan, *, experts: bool = False) -> list[str]:
-        """Return what of a plan the trainer cannot run; ``experts``: whether the model has."""
+    def problems_of_plan(
+        self, plan: Plan, *, experts: bool = False, only: Collection[str] | None = None
+    ) -> list[str]:
+        """Return what of a plan the trainer cannot run; ``experts``: whether the model has.
+
+        ``only``: the parts that are looked at, if not all.
+        """
+        known = {*DEFAULTS, *DERIVED} if only is None else set(only)
+        if {"data_parallel", "dp_replicate"} <= known:
+            known |= {*DERIVED}
         values = plan.to_dict() | {"dp_shard": plan.dp_shard}
         found = [
             self._words(name, values[name], allowed)
             for name, allowed in self.limits().items()
-            if values[name] not in allowed and values.get(ONLY_WITH.get(name, ""), 2) > 1
+            if name in known
+            and values[name] not in allowed
+            and values.get(ONLY_WITH.get(name, ""), 2) > 1
         ]
         for never in self._combinations(experts=experts):
-            if all(_holds(values[name], wanted) for name, wanted in never.parts.items()):
+            holds = all(_holds(values[name], wanted) for name, wanted in never.parts.items())
+            if holds and known.issuperset(never.parts):
                 parts = ", ".join(f"{name} {values[name]}" for name in never.parts)
                 found.append(f"{parts}: {never.why}")
         return found

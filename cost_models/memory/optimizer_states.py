@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Flag, Real
 from cost_models.communication.volumes import communication_units
 from cost_models.memory.ledger import Item, product
 from cost_models.memory.model_states import SYMBOLS, optimizer_shards, shares
@@ -139,9 +139,9 @@ def local_shape(weight: Weight, table: PlanTable, zero_stage: Count) -> tuple[Re
         dims[0] = dims[0] / table.expert_parallel
         ranks = np.maximum(1, table.expert_shard_ranks)
     shards = optimizer_shards(ranks, zero_stage)
-    inside = np.zeros(len(table), dtype=bool)
+    inside: Flag = np.zeros(len(table), dtype=bool)
     if weight.role == "expert":
-        inside = np.asarray(shards_within_experts(dims[0], dims[1], shards))
+        inside = shards_within_experts(dims[0], dims[1], shards)
         dims[1] = np.where(inside, dims[1] / shards, dims[1])
     dims[0] = np.where(inside, dims[0], dims[0] / shards)
     if len(dims) == 1:

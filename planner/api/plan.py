@@ -269,13 +269,15 @@ def _stages_priced_apart(
         return ()
     stages = tuple(int(stage) for stage in table.limits()["zero_stage"])
     constraints = parse_requirements(request.require)
-    return tuple(one for one in stages if _allows(constraints, fixed, one)) or stages
+    wanted = (one for one in stages if _allows(limits, constraints, {**fixed, "zero_stage": one}))
+    return tuple(wanted) or stages
 
 
-def _allows(constraints: Sequence[Constraint], fixed: Mapping[str, Any], stage: int) -> bool:
-    """Whether requirements leave plans of a ZeRO stage."""
+def _allows(limits: str, constraints: Sequence[Constraint], fixed: Mapping[str, Any]) -> bool:
+    """Whether a target and requirements leave plans with pinned parts."""
     try:
-        require_consistent(constraints, {**fixed, "zero_stage": stage})
+        require_possible(limits, fixed)
+        require_consistent(constraints, fixed)
     except InputError:
         return False
     return True

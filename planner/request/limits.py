@@ -50,9 +50,9 @@ def limits_of_trainer(scenario: Scenario, require: Sequence[Constraint]) -> Capa
 
 
 def require_possible(name: str, fixed: Mapping[str, Any]) -> None:
-    """Raise where pins alone are beyond a target."""
+    """Raise where pins alone are beyond a target, whatever the other parts are."""
     plain = {key: value for key, value in fixed.items() if not isinstance(value, (tuple, list))}
-    problems = capabilities(name).problems_of_plan(Plan(**plain))
+    problems = capabilities(name).problems_of_plan(Plan(**plain), only=plain)
     if problems:
         raise InputError(f"--fix contradicts --to {name}: {problems[0]}")
 

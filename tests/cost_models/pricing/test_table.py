@@ -57,6 +57,10 @@ SETTINGS: dict[str, Any] = {
     "fp8": lambda: make_scenario("llama", "8xH100-SXM", precision="fp8"),
     "fp32": lambda: make_scenario("llama", "8xA100-80GB", precision="fp32"),
     "8-bit states": lambda: make_scenario("llama", "8xA100-80GB", optimizer="paged_adamw_8bit"),
+    "8-bit states of experts": lambda: make_scenario(
+        "mixtral", "8xA100-80GB", optimizer="adamw_8bit"
+    ),
+    "muon of experts": lambda: make_scenario("mixtral", "8xA100-80GB", optimizer="muon"),
     "qlora": lora,
 }
 

@@ -57,5 +57,5 @@ def test_compared_techniques_have_one_share() -> None:
 def test_the_choice_of_stages_tells_its_share() -> None:
     phases = phases_of(lambda: planner.plan("llama-2-13b", "2x8xA100-80GB", fix="pp=4"))
     words = "choosing stages of "
-    (phase,) = [each for each in phases if any(one.text.startswith(words) for one in each)]
+    phase, *_ = [each for each in phases if any(one.text.startswith(words) for one in each)]
     assert len(set(shares(phase))) > 3
