@@ -93,16 +93,16 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     return _fit(request)
 
 
-def _fit(asked: FitRequest, target: str | None = None) -> FitAnswer | TracedFitAnswer:
+def _fit(given: FitRequest, target: str | None = None) -> FitAnswer | TracedFitAnswer:
     """Answer for training; ``target``: a trainer whose limits hold, whatever profile prices it."""
-    request, reading = _with_config(with_optimal_tokens(asked))
+    request, reading = _with_config(with_optimal_tokens(given))
     _refuse_serving_options(request)
     fixed, by_stage = without_list(check_fixed(plan_fields(request), "plan"))
     common, of_layers, adapters = (
         part(request, group) for group in (CommonOptions, LayerOptions, AdapterOptions)
     )
     of_layers["stage_recompute_layers"] = by_stage
-    whole = part(asked, WholeRunOptions)
+    whole = part(given, WholeRunOptions)
     if is_module(request.model):
         from planner.traced.fit_and_plan import fit_module
 

@@ -91,7 +91,7 @@ def plan(request: PlanRequest) -> PlanAnswers:
             return _best_of_stages(request, limits, stages)
         if request.software is None:
             request = replace(request, software=capabilities(limits).software)
-    asked = _survey_request(request, limits, fixed)
+    options = _survey_request(request, limits, fixed)
     batches = read_batches(request.global_batch_size)
     if len(batches) > 1 and (request.find is not None or is_module(request.model)):
         raise InputError(
@@ -101,11 +101,11 @@ def plan(request: PlanRequest) -> PlanAnswers:
     if request.find is not None:
         check_choice("find", request.find, FINDS)
     if is_module(request.model):
-        return _plan_module(request, asked, next(iter(batches), None), by_stage)
+        return _plan_module(request, options, next(iter(batches), None), by_stage)
     refuse_inputs(request.inputs)
     models = models_of(request.model, request.find)
     clusters = clusters_of(request.cluster, request.power)
-    _require_prices(request, asked, clusters)
+    _require_prices(request, options, clusters)
     job = WorkloadRequest(
         model_of(models[0]),
         {
@@ -115,28 +115,29 @@ def plan(request: PlanRequest) -> PlanAnswers:
             "stage_recompute_layers": by_stage,
         },
         batches[0] if len(batches) == 1 else None,
-        asked.job.tokens,
+        options.job.tokens,
     )
     at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)
     if request.find is not None:
-        return answer_inverse(request.find, job, models, clusters, precisions, asked, at_most)
-    sizes = sizes_of(clusters, at_most, fewer=bool(_objectives(asked) & {"cost", "energy"}))
-    scenarios = scenarios_of(job, sizes, precisions, batches=batches, whole_run=asked.job.is_given)
+        return answer_inverse(request.find, job, models, clusters, precisions, options, at_most)
+    sizes = sizes_of(clusters, at_most, fewer=bool(_objectives(options) & {"cost", "energy"}))
+    whole_run = options.job.is_given
+    scenarios = scenarios_of(job, sizes, precisions, batches=batches, whole_run=whole_run)
     for one in scenarios if limits is not None else ():
         problem = capabilities(str(limits)).problem_of_workload(one.scenario.workload)
         if problem is not None:
             raise InputError(f"--to {limits}: {problem}")
-    cases = tuple(survey(scenarios, asked))
+    cases = tuple(survey(scenarios, options))
     simple = (
         len(cases) == 1
-        and asked.pareto is None
-        and not asked.job.is_given
+        and options.pareto is None
+        and not whole_run
         and request.price is None
         and request.objective in ("time", "memory")
     )
     if simple and cases[0].result is not None and cases[0].result.plans:
-        return _plan_answer(request, limits, asked, cases[0])
-    return _answer(cases, asked)
+        return _plan_answer(request, limits, options, cases[0])
+    return _answer(cases, options)
 
 
 def _survey_request(
@@ -172,22 +173,25 @@ def _shown(rows: int | None) -> int:
     return rows or USUAL_TOP
 
 
-def _objectives(asked: SurveyRequest) -> set[Objective]:
-    return {asked.objective, *(asked.pareto or ())}
+def _objectives(options: SurveyRequest) -> set[Objective]:
+    return {options.objective, *(options.pareto or ())}
 
 
-def _require_prices(request: PlanRequest, asked: SurveyRequest, clusters: list[Cluster]) -> None:
+def _require_prices(request: PlanRequest, options: SurveyRequest, clusters: list[Cluster]) -> None:
     """Raise where the answer needs dollars or watts that are not known."""
-    objectives = _objectives(asked)
+    objectives = _objectives(options)
     money = (
-        "cost" in objectives or asked.job.budget is not None or request.find == "cheapest-cluster"
+        "cost" in objectives or options.job.budget is not None or request.find == "cheapest-cluster"
     )
     for what in (["cost"] if money else []) + (["energy"] if "energy" in objectives else []):
-        require_known(clusters, asked.prices, what=what)
+        require_known(clusters, options.prices, what=what)
 
 
 def _plan_module(
-    request: PlanRequest, asked: SurveyRequest, batch: int | None, by_stage: tuple[int, ...] | None
+    request: PlanRequest,
+    options: SurveyRequest,
+    batch: int | None,
+    by_stage: tuple[int, ...] | None,
 ) -> TracedPlanAnswer:
     """Answer for a ``module:package.path:factory``."""
     from planner.traced.fit_and_plan import plan_module
@@ -200,34 +204,34 @@ def _plan_module(
         inputs=request.inputs,
         **{**part(request, CommonOptions), "global_batch_size": batch},
         unknown={**of_layers, **part(request, AdapterOptions)},
-        fixed=asked.fixed,
-        top=_shown(asked.rows),
-        rows=asked.rows,
+        fixed=options.fixed,
+        top=_shown(options.rows),
+        rows=options.rows,
     )
 
 
 def _plan_answer(
-    request: PlanRequest, limits: str | None, asked: SurveyRequest, case: SurveyCase
+    request: PlanRequest, limits: str | None, options: SurveyRequest, case: SurveyCase
 ) -> PlanAnswer:
     """Return the answer of a single case that has plans."""
-    result, top = case.result, _shown(asked.rows)
+    result, top = case.result, _shown(options.rows)
     assert result is not None
     found = tuple(one.assessment for one in case.usual)
     by_time = limits is None and request.objective == "time"
     trainers: tuple[BestOfTrainer, ...] = ()
     if by_time and request.software is None:
-        trainers = best_of_trainers(case.scenario, asked.fixed, asked.require)
+        trainers = best_of_trainers(case.scenario, options.fixed, options.require)
     return PlanAnswer(
         scenario=case.scenario,
         result=result.first(top),
         assessments=found[:top],
         assumptions=case.assumptions,
-        fixed=dict(asked.fixed),
+        fixed=dict(options.fixed),
         staged=next((one.staged for one in case.found if one.staged), None),
         placed=next((one.placed for one in case.found if one.placed), None),
-        further=() if asked.rows is None else found[top:],
-        rows=asked.rows,
-        require=asked.require if by_time else None,
+        further=() if options.rows is None else found[top:],
+        rows=options.rows,
+        require=options.require if by_time else None,
         trainers=trainers,
     )
 
