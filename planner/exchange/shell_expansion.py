@@ -18,6 +18,7 @@ from planner.exchange.shell_words import end_of_expansion, end_of_quotes
 
 MAX_WORDS: Final = 100_000
 MAX_VALUE: Final = 100_000  # characters
+MAX_NESTED: Final = 16  # expansions in each other: each reads the text of those inside it again
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _BRACED: Final = re.compile(
     r"(?P<length>#?)(?P<name>[A-Za-z_]\w*|\d+|[@*#?])(?:\[(?P<index>[^\]]*)\])?"
@@ -42,6 +43,7 @@ class Variables:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     unset: dict[str, None] = field(default_factory=dict)  # names that were read without a value
     commands: dict[str, None] = field(default_factory=dict)  # substitutions that were not run
+    nested: int = 0  # expansions around the one that is resolved
 
     def get(self, name: str) -> str | None:
         """Return a value; of an array its first element."""
@@ -139,6 +141,16 @@ def _in_double_quotes(text: str, variables: Variables) -> list[str]:
 
 def _expansion(text: str, at: int, variables: Variables) -> tuple[list[str], int, bool]:
     """Return the values of an expansion, the position after it, and whether it is ``[@]``."""
+    if variables.nested == MAX_NESTED:
+        return [""], len(text), False
+    variables.nested += 1
+    try:
+        return _resolved(text, at, variables)
+    finally:
+        variables.nested -= 1
+
+
+def _resolved(text: str, at: int, variables: Variables) -> tuple[list[str], int, bool]:
     if text[at] == "`":
         end = end_of_quotes(text, at)
         variables.commands[text[at + 1 : end - 1]] = None

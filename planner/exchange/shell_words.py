@@ -14,6 +14,7 @@ OPERATORS: Final = ("&&", "||", ";;", ";&", "|&", "\n", ";", "|", "&", "(", ")")
 _ARRAY: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _HERE: Final = re.compile(r"<<(-?)\s*(['\"]?)([A-Za-z_]\w*)\2")
 _REDIRECTION: Final = re.compile(r"(?:\d+|&)?(?:>>|>\||>&|<>|<<<|<&|>|<)[ \t]*")
+_MARK: Final = re.compile(r"[\\'\"`(){}]")  # what the end of an expansion depends on
 _CLOSING: Final = {"(": ")", "{": "}"}
 
 
@@ -48,16 +49,18 @@ def end_of_expansion(text: str, start: int) -> int:
     """Return the position after the ``${...}`` or ``$(...)`` that starts there."""
     opening = text[start + 1]
     closing, depth, at = _CLOSING[opening], 1, start + 2
-    while at < len(text) and depth:
-        char = text[at]
+    while depth:
+        mark = _MARK.search(text, at)
+        if mark is None:
+            return len(text)
+        char, at = mark[0], mark.start()
         if char == "\\":
             at += 2
-            continue
-        if char in "'\"`":
+        elif char in "'\"`":
             at = end_of_quotes(text, at)
-            continue
-        depth += (char == opening) - (char == closing)
-        at += 1
+        else:
+            depth += (char == opening) - (char == closing)
+            at += 1
     return min(at, len(text))
 
 

@@ -26,6 +26,7 @@ FOUND = {
     "a very long name": ("weight index", b'{"weight_map": {"w": "' + b"x" * 5000 + b'"}}'),
     "a version of two lines": ("checkpoint index", b'{"schema_version": "a\\nb"}'),
     "a deep log": ("log", b'{"a": ' + b"[" * 3000),
+    "open expansions": ("trainer's config", b"torchrun a.py --tp 2\nA=" + b"${x-" * 40_000),
     "a laugh": ("trainer's config", b"base_model: x\na0: &a0 [1]\n" + LAUGH),
 }
 
