@@ -24,7 +24,7 @@ from cost_models.columnar.projections import Frame, Index
 from cost_models.columnar.sum_grids import StackedTerms, SumGrids, TermTable
 
 Floats = NDArray[np.float64]
-MAX_GROUPS = 20_000
+SUMS_OF_GROUP = 1_000  # sums of a row and a pair that cost about as much as a further group
 MAX_SUMS_AT_ONCE = 65_536  # larger grids are filled pair by pair
 MISSING = -1e300  # z of a pair that a row does not have
 # rows of z and of a as fractions of a group; the pair that is largest there dominates many others
@@ -47,7 +47,7 @@ def largest_sums(
     one, other = TermTable(projection, first), TermTable(other_projection, second)
     partner_columns = other.place[np.array(partners, dtype=np.intp)[one.numbers]]
     shared = frame.shared(projection, other_projection)
-    if shared is not None and shared.size > MAX_GROUPS:
+    if shared is not None and SUMS_OF_GROUP * shared.size > frame.num_rows * len(first):
         return _row_by_row(frame, one, other, partner_columns)
     grids = SumGrids(shared, one, other, frame)
     found = np.empty(grids.size)

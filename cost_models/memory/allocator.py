@@ -102,6 +102,12 @@ def untypical_bytes(software: SoftwareProfile, table: PlanTable, free: Real) -> 
     return free * (1.0 - shares.typical / shares.needed)
 
 
+def over_typical(software: SoftwareProfile, table: PlanTable) -> Real:
+    """Return the largest ratio of a peak to the same peak with typical free blocks, by plan."""
+    shares = free_shares(software, table)
+    return (1.0 + shares.needed) / (1.0 + shares.typical)
+
+
 def most_over_typical(software: SoftwareProfile) -> float:
     """Return the largest ratio of a peak to the same peak with typical free blocks, of any plan.
 

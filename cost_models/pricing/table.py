@@ -50,6 +50,7 @@ AT_ONCE: Final = 1_000_000  # plans of one group
 MERGED: Final = 200_000  # plans up to which ranks of equal kinds are priced together for all plans
 ONE_GROUP: Final = 50_000  # plans below which all are one group
 ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
+IN_CACHE: Final = 32_768  # passes of ranks whose pipelines are bounded together
 FEW: Final = 2_500  # plans for which distinct rows are not worth finding
 
 
@@ -439,26 +440,29 @@ def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
     names = ("forward_pass", "backward_pass", "weights")
     passes = [getattr(rank, name) for name in names for rank in seconds]
     table = group.table
-    projection, values = align(
+    projection, (*values, _, _, block) = align(
         group.frame, [*passes, table.pipeline_schedule, table.num_microbatches, group.block]
     )
-    block, passes = values[-1], values[: len(passes)]
-    found = np.empty(projection.size)
-    for number, ranks in enumerate(group.contents):
-        rows = np.flatnonzero(block == number)
-        if len(rows) == 0:
-            continue
-        slot_of = {
-            slot[number]: position for position, slot in reversed(list(enumerate(group.slots)))
-        }
-        owner = [slot_of[i] for i in owners([rank.positions for rank in ranks])]
-        each = [
-            np.stack([passes[kind * len(seconds) + slot][rows] for slot in range(len(seconds))])
-            for kind in range(len(names))
-        ]
-        few = group.plain.rows(projection.rows[rows]).plain()
-        found[rows] = pipeline_bound(few, *(one[owner] for one in each))
+    stacked, found = np.stack(values), np.empty(projection.size)
+    slots = [_slots_of_ranks(group, number) for number in range(len(group.contents))]
+    depth = np.array([len(each) for each in slots])
+    first = len(seconds) * np.arange(len(names))[:, None, None]  # row of each name's first slot
+    for pipeline in np.unique(depth).tolist():
+        mine = np.flatnonzero(depth == pipeline)
+        owner = np.zeros((pipeline, len(slots)), dtype=np.intp)
+        owner[:, mine] = np.stack([slots[number] for number in mine], axis=1)
+        rows = np.flatnonzero(depth[block] == pipeline)
+        for some in np.array_split(rows, -(-len(rows) * pipeline // IN_CACHE)):
+            few = group.plain.rows(projection.rows[some]).plain()
+            found[some] = pipeline_bound(few, *stacked[first + owner[:, block[some]], some])
     return FactoredColumn(projection, found)
+
+
+def _slots_of_ranks(group: _Group, number: int) -> Index:
+    """Return the slot of each pipeline rank of a block."""
+    slot_of = {slot[number]: position for position, slot in reversed(list(enumerate(group.slots)))}
+    contents = owners([rank.positions for rank in group.contents[number]])
+    return np.array([slot_of[each] for each in contents.tolist()])
 
 
 def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:

@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.memory.allocator import most_over_typical
+from cost_models.arrays import Real
+from cost_models.memory.allocator import most_over_typical, over_typical
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price_memory
 from cost_models.pricing.table import by_row, table_memory
@@ -105,7 +106,9 @@ def device_and_host(
             peak, host = table_memory(scenario, table, enough)
             typical = peak.copy()
             begin()
-            rows = np.flatnonzero(_undecided(scenario, peak))
+            rows = np.flatnonzero(_undecided(scenario, peak, most_over_typical(scenario.software)))
+            ratio = over_typical(scenario.software, table.rows(rows).plain())
+            rows = rows[_undecided(scenario, peak[rows], ratio)]
             for some in tracked(np.array_split(rows, -(-len(rows) // AT_ONCE) or 1)):
                 peak[some], typical[some], _ = price_memory(scenario, table.rows(some).plain())
     budget, spread = (
@@ -116,14 +119,16 @@ def device_and_host(
     return peak, codes, host_codes(scenario.cluster, host)
 
 
-def _undecided(scenario: Scenario, peak: Floats) -> Flags:
-    """Return whether rounding of a peak, or its typical free blocks, could change its verdict."""
+def _undecided(scenario: Scenario, peak: Floats, ratio: Real) -> Flags:
+    """Return whether rounding of a peak, or its typical free blocks, could change its verdict.
+
+    ``ratio``: the largest of a peak to that with typical free blocks.
+    """
     budget, spread = (
         budget_bytes(scenario.cluster),
         verdict_spread(scenario.software.name, scenario.cluster.num_gpus),
     )
-    least = peak / most_over_typical(scenario.software)
-    low, high = peak_interval(peak, least, spread)
+    low, high = peak_interval(peak, peak / ratio, spread)
     near_the_top = np.abs(high - budget) <= NEAR * budget
     over = peak * (1.0 - spread.below) > budget * (1.0 - NEAR)
     found: Flags = near_the_top | (over & (low <= budget * (1.0 + NEAR)))

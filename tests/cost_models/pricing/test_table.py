@@ -140,9 +140,11 @@ def test_a_table_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-@given(st.integers(1, 300), st.integers(0, 10**6), st.integers(1, 5))
+@given(st.integers(1, 300), st.integers(0, 10**6), st.integers(1, 5), st.sampled_from([0, 1e9]))
 @settings(max_examples=examples(60))
-def test_largest_sums_are_those_of_all_sums(size: int, seed: int, groups: int) -> None:
+def test_largest_sums_are_those_of_all_sums(
+    size: int, seed: int, groups: int, sums_of_group: float
+) -> None:
     rng = np.random.default_rng(seed)
     zeros = {f.name: np.zeros(size, dtype=np.int64) for f in fields(PlanTable)}
     table = PlanTable(
@@ -164,7 +166,9 @@ def test_largest_sums_are_those_of_all_sums(size: int, seed: int, groups: int) -
         for k in range(4)
     ]
     partners = [0, 1, 2, 3, 0, 2, 2]
-    found = largest_sums(frame, first, second, partners)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cost_models.columnar.largest_sums.SUMS_OF_GROUP", sums_of_group)
+        found = largest_sums(frame, first, second, partners)
 
     def expanded(value: Any) -> Any:
         return value.expanded() if type(value) is FactoredColumn else np.broadcast_to(value, size)
@@ -178,14 +182,16 @@ def test_largest_sums_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = SETTINGS["llama"]()
     table = plans_of_all_kinds(scenario)
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
+    monkeypatch.setattr("cost_models.columnar.largest_sums.SUMS_OF_GROUP", 0)
     by_groups = price_table(scenario, table).peak
-    monkeypatch.setattr("cost_models.columnar.largest_sums.MAX_GROUPS", 0)
+    monkeypatch.setattr("cost_models.columnar.largest_sums.SUMS_OF_GROUP", 1e9)
     assert np.array_equal(price_table(scenario, table).peak, by_groups)
 
 
 @pytest.mark.slow
 def test_a_peak_that_is_too_large_may_be_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
+    monkeypatch.setattr("cost_models.columnar.largest_sums.SUMS_OF_GROUP", 0)
     scenario = SETTINGS["llama"]()
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
     table = table.rows(legality_codes(scenario, table) == 0)
