@@ -37,7 +37,7 @@ from cost_models.plan.factored import factored, find_projections, mask_of
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.plan.recompute import NONE
 from cost_models.pricing.estimate import block_time, price, price_memory, seconds_of
-from cost_models.pricing.rank_rows import RankRows, joint_rank, kind_of, late_position
+from cost_models.pricing.rank_rows import RankRows, formulas_of, joint_rank, kind_of, late_position
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
@@ -50,8 +50,9 @@ AT_ONCE: Final = 1_000_000  # plans of one group
 MERGED: Final = 200_000  # plans up to which ranks of equal kinds are priced together for all plans
 ONE_GROUP: Final = 50_000  # plans below which all are one group
 ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
+ONE_KIND: Final = 20_000  # plans up to which first and last ranks are rows of one table, too
 IN_CACHE: Final = 32_768  # passes of ranks whose pipelines are bounded together
-FEW: Final = 2_500  # plans for which distinct rows are not worth finding
+FEW: Final = 3_500  # plans for which distinct rows are not worth finding
 
 
 class PricedTable(Struct, frozen=True):
@@ -267,7 +268,7 @@ def _groups(
             present, position = distinct(block[part])
             of_blocks = [contents[b] for b in present]
             own = None if cluster is None else cluster[part]
-            yield part, _Group.of(table.rows(part), position, of_blocks, tuple(kinds), own)
+            yield part, _Group.of(table.rows(part), position, of_blocks, tuple(kinds), kind_of, own)
             done += len(part)
             advance(done / len(table))
 
@@ -279,21 +280,22 @@ def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Ind
     """
     block, blocks = stages_of(scenario, table)
     bound: Any = late_rank(table.plain())
+    kind = formulas_of if len(table) <= ONE_KIND else kind_of
     groups: dict[Any, list[RankRows]] = {}
     for position, ranks in enumerate(blocks):
         rows = np.flatnonzero(block == position)
         for rank in ranks:
-            alike = groups.setdefault(kind_of(rank), [])
+            alike = groups.setdefault(kind(rank), [])
             late = late_position(rank.positions, bound[rows])
             for index in np.unique([rank.index, *np.unique(late)]).tolist():
                 own = rows if index == rank.index else rows[late == index]
                 alike.append((own, replace(rank, index=index, positions=(index,))))
     done, whole = 0, sum(len(rows) for alike in groups.values() for rows, _ in alike)
-    for kind, alike in groups.items():
+    for key, alike in groups.items():
         every = np.concatenate([rows for rows, _ in alike])
         number = np.repeat(np.arange(len(alike)), [len(rows) for rows, _ in alike])
         contents: list[Sequence[PipelineRank]] = [[rank] for _, rank in alike]
-        yield every, _Group.of(table.rows(every), number, contents, (kind,), block_by=())
+        yield every, _Group.of(table.rows(every), number, contents, (key,), kind, block_by=())
         done += len(every)
         advance(done / whole)
 
@@ -319,6 +321,7 @@ class _Group(Struct, frozen=True):
         block: Index,
         contents: list[Sequence[PipelineRank]],
         kinds: tuple[Any, ...],
+        kind_of: Callable[[PipelineRank], Any],
         cluster: Index | None = None,
         *,
         block_by: Sequence[str] = STAGES_BY,
