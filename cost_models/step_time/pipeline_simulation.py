@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
-from cost_models.partition.schedules import Kind, actions, repeats
-from cost_models.plan.plan import Plan
+from cost_models.partition.schedules import Action, Kind, actions, repeats
+from cost_models.plan.plan import Plan, Schedule
 
 SAME: Final = 1e-12  # of D
 FEWEST: Final = 2  # repetitions, or micro-batches of all ranks, at first; then twice as many
@@ -88,7 +89,8 @@ def _steady(plan: Plan, ends: Sequence[Sequence[float]], length: int, times: int
 def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
     """Return the end of each action of each rank in seconds, in the rank's order."""
     ranks = range(plan.pipeline_parallel)
-    orders = [actions(plan, rank) for rank in ranks]
+    shape = plan.pipeline_schedule, plan.pipeline_parallel, plan.virtual_stages
+    orders = _orders(*shape, plan.num_microbatches)
     passes = _passes(plan.num_stages, seconds)
     m = plan.num_microbatches
     # end of each pass of each micro-batch; passes without a dependency use the last row
@@ -113,6 +115,20 @@ def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
                 ready.append(waiting.pop((gives, microbatch)))
     assert all(len(mine) == len(order) for mine, order in zip(ends, orders, strict=True))
     return ends
+
+
+@lru_cache(maxsize=4)  # plans that are simulated in turn often differ in their seconds alone
+def _orders(
+    schedule: Schedule, pipeline: int, virtual: int, microbatches: int
+) -> list[list[Action]]:
+    """Return the actions of every rank."""
+    plan = Plan(
+        pipeline_parallel=pipeline,
+        virtual_stages=virtual,
+        pipeline_schedule=schedule,
+        num_microbatches=microbatches,
+    )
+    return [actions(plan, rank) for rank in range(pipeline)]
 
 
 def _passes(stages: int, seconds: StageSeconds) -> dict[Kind, list[tuple[int, int, float]]]:
