@@ -127,7 +127,7 @@ def test_a_trace_is_json(tmp_path: Path) -> None:
 
 def test_a_name_cannot_pass_for_a_line_of_ours(tmp_path: Path) -> None:
     plan, cluster = tmp_path / "plan.json", tmp_path / "cluster.toml"
-    write_plan_file(plan, plan_file("a\nFITS"))
+    plan.write_text(json.dumps(plan_file("a\nFITS").to_dict()))
     with pytest.raises(InputError, match=r'created_by = "a\\nFITS" \(must be one line\)'):
         read_plan_file(plan)
     cluster.write_text('nodes = 1\ngpus_per_node = 8\naccelerator = "L4\\nFITS"\n')
