@@ -142,7 +142,9 @@ def note_trainer(reading: Reading) -> None:
     if is_described(row):
         return
     name = "framework is not given" if row.framework is None else f"framework {row.framework!r}"
-    reading.defaults.append(f"{name}: trainer unknown, priced as an ordinary torch loop")
+    known = look_up(words_table().software, row)
+    like = "an ordinary torch loop" if known is None else known.profile
+    reading.defaults.append(f"{name}: trainer unknown, priced as {like}")
 
 
 def that_runs(
@@ -166,10 +168,16 @@ def that_runs(
 
 
 def is_described(row: Row) -> bool:
-    """Whether a profile, engines or the words "a torch loop" describe a row's trainer."""
-    if row.software is not None or look_up(words_table().software, row) is not None:
+    """Whether a profile, engines or the words "a torch loop" describe a row's trainer.
+
+    Nothing describes a loop of its author's own, whatever modules or engines it calls.
+    """
+    if row.software is not None or names_engines(row.words("framework")):
         return True
-    return names_engines(row.words("framework")) or "torch loop" in terms_of(row, "framework")
+    terms = terms_of(row, "framework")
+    if "own code" in terms:
+        return False
+    return look_up(words_table().software, row) is not None or "torch loop" in terms
 
 
 def profile_of_trainer(

@@ -42,6 +42,7 @@ REPLACED: Final = (
     (r"c\+\+", "cpp"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
+    (r"\bfloat[\s_-]?(?=(?:16|32|64)\b)", "fp"),
     (r"\b2nd\b", "second"),
     (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
     (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year

@@ -28,7 +28,9 @@ def workload_of(
     if named is None and "mixed" in terms_of(row, "precision"):
         reading.defaults.append(f"precision {precision} (default: 16 bits of that accelerator)")
     elif named is None:
-        word = reading.value("precision", precision, "of that accelerator")
+        usual = look_up(words_table().usual_precision, row)
+        whose = "accelerator" if usual is None else "trainer"
+        word = reading.value("precision", usual.value if usual else precision, f"of that {whose}")
     if word not in get_args(Precision):
         raise Unpriceable(f"precision {row.precision} is not priced")
     reading.value("optimizer", "adamw", "the usual one")

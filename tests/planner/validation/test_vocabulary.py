@@ -9,6 +9,7 @@ import pytest
 from cost_models.plan.recompute import MODULES
 from planner.validation.case import Case, case_of
 from planner.validation.runs_file import Row
+from planner.validation.trainer_of_row import is_described
 from planner.validation.vocabulary import not_understood, terms_of, tokens_of, vocabulary
 from planner.validation.words import words_table
 
@@ -419,6 +420,66 @@ def test_autocast_is_that_of_trained_fp32_weights(peft: str, casts: bool) -> Non
     assert found.precision.autocasts_weights is casts
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bf16 autocast, frozen weights in float32",
+        "bf16 autocast (frozen base in fp32)",
+        "base model loaded in fp32, bf16 autocast",
+        "fp16 autocast, FP32 base",
+        "bf16, frozen base weights in float 32",
+        "fp16 AMP over fp32 frozen weights",
+        "bf16 autocast, base kept in float-32",
+    ],
+)
+def test_a_frozen_base_has_the_precision_that_is_said(words: str) -> None:
+    found = case(framework="own loop", precision=words, peft="lora r=8").scenario
+    assert found.software.frozen.in_fp32
+    assert found.workload.precision in ("bf16", "fp16")
+    assert not_understood(Row(precision=words)) == []
+
+
+@pytest.mark.parametrize(
+    "words", ["bf16 autocast, frozen weights in bfloat16", "base in bf16", "bf16 (frozen base)"]
+)
+def test_a_frozen_base_in_16_bits_is_the_usual_one(words: str) -> None:
+    found = case(framework="own loop", precision=words, peft="lora r=8").scenario
+    assert not found.software.frozen.in_fp32
+    assert found.workload.precision == "bf16"
+    assert not_understood(Row(precision=words)) == []
+
+
+@pytest.mark.parametrize(
+    ("framework", "described"),
+    [
+        ("own PyTorch loop, HF transformers model", False),
+        ("custom training loop (DeepSpeed ZeRO-2)", False),
+        ("plain PyTorch, GPT written by hand", False),
+        ("plain PyTorch (course assignment)", False),
+        ("own GPT script, torch.compile", False),
+        ("plain PyTorch loop, HF transformers 4.52", True),
+        ("HF Trainer", True),
+        ("torchtitan (own cluster)", True),
+    ],
+)
+def test_code_of_its_author_is_described_by_no_profile(framework: str, described: bool) -> None:
+    row = Row(line=2, framework=framework, **{**LLAMA, "num_gpus": 1})
+    assert is_described(row) is described
+    assert any("trainer unknown" in text for text in case_of(row).defaults) is not described
+
+
+def test_hugging_face_scripts_before_torch_2_train_in_fp32_unless_told_otherwise() -> None:
+    def precision(**cells: Any) -> str:
+        found = case(framework="HF Trainer (March 2021)", **{"precision": None, **cells})
+        return found.scenario.workload.precision
+
+    assert precision() == "fp32"
+    assert precision(precision="fp16") == "fp16"
+    assert precision(precision="mixed") == "bf16"
+    later = case(framework="HF Trainer (March 2024)", precision=None)
+    assert later.scenario.workload.precision == "bf16"
+
+
 def test_an_unknown_trainer_is_named() -> None:
     def words(framework: str | None) -> str:
         return "; ".join(case(framework=framework).defaults)
@@ -478,6 +539,8 @@ def test_every_term_has_a_meaning() -> None:
     # "unpriced": no entry applies, and the row is refused
     by_code = {
         "torch loop",
+        "own code",
+        "base",  # "frozen base in bf16": the precision is a term of its own
         "mixed",
         "unpriced",
         "kinds of adapters",
