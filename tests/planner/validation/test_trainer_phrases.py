@@ -63,6 +63,7 @@ TRAINERS = {
     ("torch-trainer", 0): ["timm", "torchao"],
     ("torch-trainer+fsdp2", 3): ["modalities FSDP2"],
     ("torch-trainer", 3): ["modalities"],
+    ("hf-trainer+fsdp2", 3): ["NeMo-RL SFT (May 2025)", "NVIDIA NeMo RL"],
     ("torchtitan", 3): ["torchtitan + torchao, compile"],
     ("megatron", 0): ["BigScience Megatron-DeepSpeed", "Megatron-DeepSpeed (BigScience)"],
     ("internevo", 1): ["InternEvo v0.4", "InternLM/InternEvo"],
