@@ -2,7 +2,8 @@
 
 Prices every run whose peak is known, of the published table and of ``benchmarks/unseen_*.csv``,
 with the profile of its trainer and as if no profile described it (kind ``unknown``; where that
-makes a difference). Prints the file of intervals (``cost_models/memory_intervals.csv``), then, for
+makes a difference). A run whose trainer no profile describes, priced with a stand-in, is of that
+kind, too. Prints the file of intervals (``cost_models/memory_intervals.csv``), then, for
 every source, the share of its runs inside the intervals that the other sources give, and the
 verdicts that those give. ``--write`` writes the file.
 
@@ -14,14 +15,18 @@ Verdicts look as far as the quantile ``VERDICT`` on each side.
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from benchmarks import memory_left_out
+from benchmarks.accuracy import UNSEEN
 from benchmarks.shrunk_intervals import Ends, Rule, coverage_lines, quantile, source_weights
 from cost_models.uncertainty import MEMORY_COLUMNS, MEMORY_INTERVALS, UNKNOWN, memory_kind
+from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.trainer_of_row import is_described
 
 VERDICT: Final = 0.9  # share of the runs that a side of the verdict's interval holds
 RULE: Final = Rule(("trainer", "quantity", "several"), (1.0, 1.0, 1.0))
@@ -30,11 +35,18 @@ RULE: Final = Rule(("trainer", "quantity", "several"), (1.0, 1.0, 1.0))
 def all_runs() -> pd.DataFrame:
     """Return the runs with their profiles, then those whose price changes without any."""
     described = _kinds(memory_left_out.compared_runs(described=True))
+    unknown = ~described.row_id.isin(_described_runs())
+    described.loc[unknown, "trainer"] = UNKNOWN
     without = _kinds(memory_left_out.compared_runs(described=False)).assign(trainer=UNKNOWN)
     profile = described.set_index("row_id").software
     changed = (without.software != without.row_id.map(profile)).to_numpy()
     rows = pd.concat([described, without[changed]], ignore_index=True)
     return RULE.with_cells(rows[rows.error.notna()].reset_index(drop=True))
+
+
+def _described_runs() -> set[str]:
+    tables = map(read_runs, (PUBLISHED, *UNSEEN.values()))
+    return {row.name for row in chain.from_iterable(tables) if is_described(row)}
 
 
 def _kinds(rows: pd.DataFrame) -> pd.DataFrame:
