@@ -191,6 +191,8 @@ def test_words_in_notes_count() -> None:
     some = case(recompute="full", recompute_layers=3)
     assert (some.plan.recompute, some.plan.recompute_layers) == ("full", 3)
     assert case(recompute="full", recompute_layers=0).plan.recompute == "none"
+    more = case(recompute="full", recompute_layers=50)
+    assert (more.plan.recompute, more.plan.recompute_layers) == ("full", 0)
     blocks = case(framework="fms-fsdp", recompute="selective")
     assert (blocks.plan.recompute, blocks.plan.recompute_layers) == ("full", 12)
 

@@ -384,3 +384,10 @@ def test_dispatcher_of_tokens(framework: str, words: str | None, once: bool) -> 
     cells = {"framework": framework, "notes": words, "tensor_parallel": 1}
     communication = case(**cells).scenario.software.communication
     assert communication.exchanges_once_a_node is once
+
+
+def test_trl_of_2026_takes_cudnns_attention() -> None:
+    kernels = case(framework="TRL SFTTrainer", notes="chunked_nll loss").scenario.software.kernels
+    assert kernels.flash_share_since_hopper == 1.0
+    older = case(framework="TRL SFTTrainer").scenario.software.kernels
+    assert older.flash_share_since_hopper < 1.0
