@@ -309,10 +309,12 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
     if entry is None and row.recompute is None:
         reading.value("recompute", "none", "not given")
     if row.recompute_layers is not None and word == "full":
-        # the first n of each (virtual) stage: all of them where a stage has no more (NVIDIA/Megatron-LM:
-        # megatron/core/transformer/transformer_block.py, _checkpointed_forward)
+        if not row.recompute_layers:
+            return "none", 0
+        # the first n of each (virtual) stage: all of them where it has no more
+        # (NVIDIA/Megatron-LM: megatron/core/transformer/transformer_block.py, _checkpointed_forward)
         every = row.recompute_layers >= -(-model.num_layers // stages)
-        return ("full", 0 if every else row.recompute_layers) if row.recompute_layers else ("none", 0)
+        return "full", 0 if every else row.recompute_layers
     share = _share_of_layers(row) or (entry.layers if entry else None)
     if share is None or word == "none":
         return word, 0
