@@ -312,7 +312,7 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
         if not row.recompute_layers:
             return "none", 0
         # the first n of each (virtual) stage: all of them where it has no more
-        # (NVIDIA/Megatron-LM: megatron/core/transformer/transformer_block.py, _checkpointed_forward)
+        # (NVIDIA/Megatron-LM: core/transformer/transformer_block.py, _checkpointed_forward)
         every = row.recompute_layers >= -(-model.num_layers // stages)
         return "full", 0 if every else row.recompute_layers
     share = _share_of_layers(row) or (entry.layers if entry else None)
