@@ -62,23 +62,24 @@ def test_several_sources_that_agree_narrow_an_interval() -> None:
     hopper = make_scenario("llama", "8xH100-SXM").cluster.accelerator
     cdna3 = make_scenario("llama", "8xMI300X").cluster.accelerator
     never = time_spread("peft", cdna3)  # no source compared either
-    for software in ("shardplan", "nemo", "torchtitan"):
+    for software in ("shardplan", "composer", "torchtitan"):
         compared = time_spread(software, hopper)
         assert compared.below < never.below
         assert compared.above < never.above
 
 
 def test_a_kind_without_runs_lies_between_its_trainer_and_its_accelerator() -> None:
-    hopper = make_scenario("llama", "8xH100-SXM").cluster.accelerator
+    blackwell = make_scenario("llama", "8xB200").cluster.accelerator
     sizes = {
         (row["software"], row["architecture"], row["experts"]): math.log1p(float(row["above"]))
         for row in _intervals()
     }
+    assert ("megatron", "Blackwell", "0") not in sizes
     dense = sizes[ANY, ANY, "0"] / sizes[ANY, ANY, ANY]
-    least, most = sorted([sizes["megatron", ANY, ANY], sizes[ANY, "Hopper", ANY]])
-    found = math.log1p(time_spread("megatron", hopper).above)
+    least, most = sorted([sizes["megatron", ANY, ANY], sizes[ANY, "Blackwell", ANY]])
+    found = math.log1p(time_spread("megatron", blackwell).above)
     assert dense * least < found < dense * most
-    assert time_spread("not a profile", hopper) == time_spread("another", hopper)
+    assert time_spread("not a profile", blackwell) == time_spread("another", blackwell)
 
 
 def _intervals() -> list[dict[str, str]]:
