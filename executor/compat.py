@@ -409,12 +409,20 @@ def causal_convolution(*arguments: Any, **options: Any) -> torch.Tensor:
     return convolved
 
 
-def gated_delta_rule(*arguments: Any, **options: Any) -> tuple[torch.Tensor, Any]:
-    """Apply the gated delta rule in chunks, written out in torch; return output and state."""
+def gated_delta_rule(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, Any]:
+    """Apply the gated delta rule in chunks, written out in torch; return output and state.
+
+    ``query``, ``key``: (B, S, key heads, head_dim); ``value``: (B, S, value heads, head_dim).
+    """
     from transformers.models.qwen3_next import modeling_qwen3_next as module
 
     rule = inspect.unwrap(module.torch_chunk_gated_delta_rule)
-    found: tuple[torch.Tensor, Any] = rule(*arguments, **options)
+    group = value.shape[2] // key.shape[2]
+    if group > 1:  # transformers up to 5.17 repeats the heads outside the rule
+        query, key = (heads.repeat_interleave(group, dim=2) for heads in (query, key))
+    found: tuple[torch.Tensor, Any] = rule(query, key, value, **options)
     return found
 
 

@@ -40,6 +40,26 @@ def test_the_delta_rule_takes_what_we_give_it():
     assert "activation" in convolution
 
 
+def test_the_delta_rule_shares_key_heads_among_value_heads():
+    random = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, 5, 2, 4, generator=random) for _ in range(2))
+    value = torch.randn(2, 5, 6, 3, generator=random)
+    decay, learning = (torch.rand(2, 5, 6, generator=random) for _ in range(2))
+    options = {"use_qk_l2norm_in_kernel": True}
+    found = compat.gated_delta_rule(query, key, value, g=-decay, beta=learning, **options)[0]
+    for head in range(6):
+        of_key, of_value = slice(head // 3, head // 3 + 1), slice(head, head + 1)
+        alone = compat.gated_delta_rule(
+            query[:, :, of_key],
+            key[:, :, of_key],
+            value[:, :, of_value],
+            g=-decay[:, :, of_value],
+            beta=learning[:, :, of_value],
+            **options,
+        )[0]
+        torch.testing.assert_close(found[:, :, of_value], alone)
+
+
 # arguments of the attention kernels in the order in which we give them, the named ones last
 KERNELS = {
     "cpu_attention": "query key value dropout_p is_causal attn_mask scale",
