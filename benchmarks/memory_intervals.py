@@ -29,7 +29,7 @@ from planner.validation.runs_file import PUBLISHED, read_runs
 from planner.validation.trainer_of_row import is_described
 
 VERDICT: Final = 0.9  # share of the runs that a side of the verdict's interval holds
-RULE: Final = Rule(("trainer", "quantity", "several"), (1.0, 1.0, 1.0), apart=UNKNOWN)
+RULE: Final = Rule(("trainer", "quantity", "several"), (1.0, 1.0, 1.0))
 
 
 def all_runs() -> pd.DataFrame:
@@ -58,28 +58,19 @@ def _kinds(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def ends(rows: pd.DataFrame) -> list[tuple[Ends, Ends]]:
-    """Return the ends of intervals and of verdicts in expected sizes, of all parts of the rule."""
+def ends(rows: pd.DataFrame, used: np.ndarray) -> tuple[Ends, Ends]:
+    """Return the ends of intervals and of verdicts in expected sizes, from the cells ``used``."""
     cells = RULE.cells_of(rows)
-    used = np.ones(len(cells), dtype=bool)
     relative = RULE.relative_errors(rows, cells, used)
-    weights = source_weights(rows)
-    found = []
-    for part, interval in RULE.ends_of(rows, cells, used):
-        errors = relative[part].to_numpy()
-        below, above = (quantile(side * errors, weights[part], VERDICT) for side in (-1.0, 1.0))
-        found.append((interval, (below, above)))
-    return found
+    weights, errors = source_weights(rows.loc[relative.index]), relative.to_numpy()
+    sides = -quantile(-errors, weights, VERDICT), quantile(errors, weights, VERDICT)
+    return RULE.ends_of(rows, cells, used), (-sides[0], sides[1])
 
 
 def table_text(rows: pd.DataFrame) -> str:
     """Return the text of the file."""
-    described, unknown = (RULE.table(rows, MEMORY_COLUMNS, one).splitlines() for one in ends(rows))
-    lines = (
-        other if other.startswith(f"{UNKNOWN},") else one
-        for one, other in zip(described, unknown, strict=True)
-    )
-    return "\n".join(lines) + "\n"
+    used = np.ones(rows.cell.nunique(), dtype=bool)
+    return RULE.table(rows, MEMORY_COLUMNS, ends(rows, used))
 
 
 def main() -> None:

@@ -50,14 +50,12 @@ class Rule:
     """Properties of a run that make its kind (columns), and what the prior of a kind has of each.
 
     ``shares``: of the difference between runs with the property and all runs. ``few``: runs with
-    which a source weighs half. ``apart``: the value of the first property whose kinds have ends
-    of their own, in expected sizes.
+    which a source weighs half.
     """
 
     properties: tuple[str, ...]
     shares: tuple[float, ...]
     few: float = 4.0
-    apart: str = ""
 
     def with_cells(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Return the runs with the number of their source's runs of a kind."""
@@ -100,21 +98,10 @@ class Rule:
             found[own] = rows.log_error[own] / sizes[cell[own]]
         return found[used[cell]]
 
-    def parts(self, rows: pd.DataFrame) -> list[np.ndarray]:
-        """Return masks of the runs whose kinds have the same ends: ``apart``, and all others."""
-        own = (rows[self.properties[0]] == self.apart).to_numpy()
-        return [part for part in (~own, own) if part.any()]
-
-    def ends_of(
-        self, rows: pd.DataFrame, cells: pd.DataFrame, used: np.ndarray
-    ) -> list[tuple[np.ndarray, Ends]]:
-        """Return ``parts`` with their ends in expected sizes, from the cells that are ``used``."""
+    def ends_of(self, rows: pd.DataFrame, cells: pd.DataFrame, used: np.ndarray) -> Ends:
+        """Return the ends of intervals in expected sizes, from the cells that are ``used``."""
         relative = self.relative_errors(rows, cells, used)
-        found = []
-        for part in self.parts(rows):
-            own = relative[part[relative.index]]
-            found.append((part, shortest(own.to_numpy(), source_weights(rows.loc[own.index]))))
-        return found
+        return shortest(relative.to_numpy(), source_weights(rows.loc[relative.index]))
 
     def left_out(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Add to every run the interval that the other sources give, and whether it is inside."""
@@ -123,11 +110,11 @@ class Rule:
         found = rows.assign(below=np.nan, above=np.nan)
         for one in np.unique(source):
             used = source != one
+            below, above = self.ends_of(rows, cells, used)
             sizes = np.exp(self.expected_sizes(cells, used).of_kind)[cell]
-            for part, (below, above) in self.ends_of(rows, cells, used):
-                own = part & ~used[cell]
-                found.loc[own, "below"] = -np.expm1(-below * sizes[own])
-                found.loc[own, "above"] = np.expm1(above * sizes[own])
+            own = ~used[cell]
+            found.loc[own, "below"] = -np.expm1(-below * sizes[own])
+            found.loc[own, "above"] = np.expm1(above * sizes[own])
         inside = (found.error >= -found.below) & (found.error <= found.above)
         others = found.groupby(list(self.properties)).source_group.transform("nunique") - 1
         return found.assign(inside=inside, others=others)
