@@ -104,8 +104,7 @@ def untypical_bytes(software: SoftwareProfile, table: PlanTable, free: Real) -> 
 
 def over_typical(software: SoftwareProfile, table: PlanTable) -> Real:
     """Return the largest ratio of a peak to the same peak with typical free blocks, by plan."""
-    shares = free_shares(software, table)
-    return (1.0 + shares.needed) / (1.0 + shares.typical)
+    return _over_typical(free_shares(software, table))
 
 
 def most_over_typical(software: SoftwareProfile) -> float:
@@ -115,8 +114,11 @@ def most_over_typical(software: SoftwareProfile) -> float:
     >>> round(most_over_typical(software_profile("shardplan")), 3)
     1.138
     """
-    ratios = [(1.0 + one.needed) / (1.0 + one.typical) for one in _by_streams(software)]
-    return max(float(np.max(ratio)) for ratio in ratios)
+    return max(float(np.max(_over_typical(one))) for one in _by_streams(software))
+
+
+def _over_typical(shares: FreeShares) -> Real:
+    return (1.0 + shares.needed) / (1.0 + shares.typical)
 
 
 def transient_bytes(software: SoftwareProfile, gradients: Real, others: Real) -> Real:

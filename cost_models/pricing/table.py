@@ -321,17 +321,18 @@ class _Group(Struct, frozen=True):
         block: Index,
         contents: list[Sequence[PipelineRank]],
         kinds: tuple[Any, ...],
-        kind_of: Callable[[PipelineRank], Any],
+        key_of: Callable[[PipelineRank], Any],
         cluster: Index | None = None,
         *,
         block_by: Sequence[str] = STAGES_BY,
     ) -> _Group:
         """Align the ranks of all blocks; a block with fewer ranks of a kind repeats its last one.
 
-        ``block_by``: columns that determine a row's block.
+        ``kinds``: values of ``key_of`` of the ranks; ``block_by``: columns that determine a row's
+        block.
         """
         slots: list[list[int | None]] = []
-        kinds_of = [[kind_of(rank) for rank in ranks] for ranks in contents]
+        kinds_of = [[key_of(rank) for rank in ranks] for ranks in contents]
         for kind in kinds:
             alike = [[i for i, own in enumerate(those) if own == kind] for those in kinds_of]
             for place in range(max(map(len, alike))):

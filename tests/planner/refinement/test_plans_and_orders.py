@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from hardware_profiles.cluster.schema import Cluster
 from planner.refinement import placement
 from planner.refinement.best_partition import best_staged
 from planner.refinement.placement import GAIN, best_placed, grid_of, ordered_step
-from planner.search.search import search
+from planner.search.search import SearchResult, search
 from planner.search.space import enumerate_plans
 from tests.planner.refinement.test_placement import random_tree
 from tests.samples import make_scenario, sample_model
@@ -74,17 +75,22 @@ def small(seed: int, num_gpus: int, model: str) -> Scenario:
     return replace(scenario, cluster=slow_tree(np.random.default_rng(seed), num_gpus))
 
 
+def searched(scenario: Scenario, top: int, below: float) -> SearchResult:
+    """Return the fastest plans of a scenario, as ``best_placed`` asks for them."""
+    return search(scenario, PINS, top=top, below=below)
+
+
+def in_every_order(scenario: Scenario) -> Iterator[Scenario]:
+    """Yield the scenario with each order of four accelerators, the default order first."""
+    for rest in itertools.permutations((1, 2, 3)):
+        yield replace(scenario, cluster=replace(scenario.cluster, rank_order=(0, *rest)))
+
+
 def placed(scenario: Scenario, *, stages: bool) -> tuple[float, float]:
     """Return the best steps in seconds: in the default order, and with an order of its own."""
     usual = search(scenario, PINS, top=10, with_near=stages)
     staged = best_staged(scenario, usual.plans, usual.near, usual.seconds[0]) if stages else None
-    found = best_placed(
-        scenario,
-        usual.plans,
-        staged,
-        lambda own, top, below: search(own, PINS, top=top, below=below),
-        usual.near,
-    )
+    found = best_placed(scenario, usual.plans, staged, searched, usual.near)
     before = usual.seconds[0] if staged is None else staged.step
     if found is None:
         return before, before
@@ -104,8 +110,7 @@ def test_the_best_plan_and_order_equal_brute_force(seed: int, model: str) -> Non
     table = enumerate_plans(scenario.model, scenario.workload, 4, PINS, every_cut=True)
     table = table.rows(legality_codes(scenario, table) == 0)
     steps = []
-    for rest in itertools.permutations((1, 2, 3)):
-        own = replace(scenario, cluster=replace(scenario.cluster, rank_order=(0, *rest)))
+    for own in in_every_order(scenario):
         steps.append(above(price(own, table).step, simulated_steps(own, table)).min())
     before, found = placed(scenario, stages=False)
     assert before == pytest.approx(steps[0], rel=1e-9)
@@ -117,12 +122,7 @@ def test_the_best_plan_and_order_equal_brute_force(seed: int, model: str) -> Non
 def test_a_plan_that_is_second_in_the_default_order_wins_with_its_own() -> None:
     scenario = small(7, 4, "llama")
     usual = search(scenario, PINS, top=40)
-    found = best_placed(
-        scenario,
-        usual.plans,
-        None,
-        lambda own, top, below: search(own, PINS, top=top, below=below),
-    )
+    found = best_placed(scenario, usual.plans, None, searched)
     assert found is not None
     assert found.rank is not None
     before = usual.plans[: found.rank]
@@ -134,8 +134,7 @@ def test_a_plan_that_is_second_in_the_default_order_wins_with_its_own() -> None:
 def test_stages_are_chosen_in_every_order(seed: int) -> None:
     scenario = small(seed, 4, "llama")
     best = []
-    for rest in itertools.permutations((1, 2, 3)):
-        own = replace(scenario, cluster=replace(scenario.cluster, rank_order=(0, *rest)))
+    for own in in_every_order(scenario):
         usual = search(own, PINS, top=10, with_near=True)
         staged = best_staged(own, usual.plans, usual.near, usual.seconds[0])
         best.append(usual.seconds[0] if staged is None else staged.step)
@@ -149,10 +148,5 @@ def test_larger_trees_try_a_few_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "EXACT", 4)
     scenario = small(8, 6, "llama")
     usual = search(scenario, PINS, top=10)
-    found = best_placed(
-        scenario,
-        usual.plans,
-        None,
-        lambda own, top, below: search(own, PINS, top=top, below=below),
-    )
+    found = best_placed(scenario, usual.plans, None, searched)
     assert found is None or (found.step < usual.seconds[0] and not found.proven)
