@@ -11,7 +11,7 @@ Count: TypeAlias = int | NDArray[np.integer[Any]]
 Real: TypeAlias = float | NDArray[np.floating[Any]]
 Flag: TypeAlias = bool | NDArray[np.bool_]
 
-FP32 = 4.0  # bytes per element
+FP32, FP8 = 4.0, 1.0  # bytes per element
 FEW = 8  # rows, such as the ranks of one plan, that often take the same column
 
 

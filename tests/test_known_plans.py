@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
@@ -21,10 +22,13 @@ from benchmarks.known_plans import (
     table_of,
 )
 from cost_models import uncertainty
+from cost_models.model.families import model_spec
+from cost_models.model.presets import load_preset
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
+from planner.assessment.verdict import budget_bytes
 from planner.search.search import search
 from planner.validation.case import Case
 from tests.samples import make_scenario
@@ -75,6 +79,49 @@ def known_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     are TIGHT, and the search prefers slower ones that fit.
     """
     monkeypatch.setattr(uncertainty, "_memory", lambda *kind: uncertainty.MEMORY)
+
+
+# Plans as the docs ask for them (how-to/exchange.md, how-to/explain.md)
+META = Plan(128, 8, 16, 8, "interleaved_1f1b", 2, True, num_microbatches=16)
+NVIDIA = Plan(4, 8, 8, 8, "interleaved_1f1b", 1, True, num_microbatches=64, context_parallel=2)
+DEEPSEEK = Plan(
+    128, 1, 16, 2, "dualpipev", 1, recompute="modules:mla_up_proj+layernorm+moe_act",
+    num_microbatches=120, expert_parallel=64,
+)  # fmt: skip
+FP8 = "fp8-block+fp8-activation-inputs+overlapped-experts"
+
+
+def share_of_device(model: str, cluster: str, plan: Plan, software: str, **more: object) -> float:
+    """Peak over budget, with the embedding and the head on stages of their own where needed."""
+    scenario = make_scenario(
+        model_spec(load_preset(model).config, name=model),
+        cluster,
+        global_batch_size=plan.data_parallel * plan.num_microbatches,
+        software=f"nemo+{software}expandable-segments+any-plan",
+        **more,  # type: ignore[arg-type]
+    )
+    layers = scenario.model.num_layers
+    if plan.num_stages == layers + 2:
+        ends = [0, *range(layers + 1), layers]
+        scenario = replace(scenario, layer_ranges=tuple(pairwise(ends)))
+    assert _code(scenario, plan) == "legal"
+    peak = float(price(scenario, PlanTable.from_plans([plan])).peak[0])
+    return peak / budget_bytes(scenario.cluster)
+
+
+def test_the_largest_plans_that_people_ran_take_about_a_device() -> None:
+    """Llama 3 405B by NVIDIA and by Meta; DeepSeek-V3, recomputing what its report names."""
+    model, precisions = "llama-3.1-405b", {"precision": "fp8", "optimizer_state_precision": "bf16"}
+    nvidia = share_of_device(
+        model, "64x8xH100-SXM", NVIDIA, "", seq_len=8192, gradient_precision="bf16"
+    )
+    meta = share_of_device(model, "2048x8xH100-SXM", META, "fsdp2+", seq_len=8192)
+    deepseek = share_of_device(
+        "deepseek-v3", "256x8xH800-SXM", DEEPSEEK, f"{FP8}+", seq_len=4096, **precisions
+    )
+    assert 0.9 < nvidia < 0.95
+    assert 0.95 < meta < 1.02
+    assert 0.8 < deepseek < 0.9
 
 
 @pytest.mark.slow

@@ -256,14 +256,16 @@ def _at_peak(view: RankView, layers: _RankBytes) -> tuple[Real, Real]:
 def _table_bytes(view: RankView, in_flight: Real) -> Real:
     """Bytes of rotary tables and attention masks of the micro-batches in flight.
 
-    Context parallelism over blocks of keys makes its masks block by block: none is saved.
+    A trainer that caches its tables has one for each stage. Context parallelism over blocks of keys
+    makes its masks block by block: none is saved.
     """
     model, workload, table = view.model, view.workload, view.table
-    blockwise = is_blockwise(table)
-    rows = np.where(workload.document_mask, table.micro_batch_size, 1.0)
-    tables = rotary_table_bytes(model, workload) * rows / table.context_parallel
-    tables = tables + np.where(blockwise, 0.0, mask_bytes(view))
-    tables = tables * in_flight * table.virtual_stages
+    blockwise, cached = is_blockwise(table), view.software.activations.caches_rotary_tables
+    rows = np.where(workload.document_mask & (not cached), table.micro_batch_size, 1.0)
+    rotary = rotary_table_bytes(model, workload) * rows / table.context_parallel
+    masks = np.where(blockwise, 0.0, mask_bytes(view))
+    tables = (masks if cached else rotary + masks) * in_flight * table.virtual_stages
+    tables = tables + rotary * table.virtual_stages * cached
     return tables + np.where(blockwise, 0.0, window_mask_bytes(model, workload, view.software))
 
 
@@ -404,7 +406,7 @@ def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
             kind,
             regions,
             model.hidden_size,
-            compute,
+            element_bytes(workload, software) if workload.precision in QUANTISED else compute,
             table.tensor_parallel,
             table.sequence_parallel,
         ),

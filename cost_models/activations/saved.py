@@ -25,7 +25,7 @@ import numpy as np
 from msgspec import Struct
 
 from cost_models.activations.delta_rule import around_rule_bytes, rule_bytes
-from cost_models.arrays import FP32, Count, Flag, Real
+from cost_models.arrays import FP8, FP32, Count, Flag, Real
 from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
 from cost_models.plan.recompute import EVERY_SECOND_MM, FULL, SELECTIVE, SELECTIVE_OPS
 from cost_models.plan.workload import Workload
@@ -229,13 +229,15 @@ def feed_forward_bytes(
 
     plain   c (saved by the activation + 1) F     its output feeds the second matrix
     gated   c (saved by the activation + 3) F     activation, up projection, product
+    fp8     a byte instead of c of what the activation saves; its output feeds the second matrix
     experts k times that, and the shared expert's
     k-bit   4 bytes but for the second matrix's input, which adapters read in c: bitsandbytes'
             Linear4bit gives what it gets, and peft's preparation makes that fp32
     """
     between = activation_copies(feed_forward, software) + (2.0 if feed_forward.gated else 0.0)
     given = FP32 if software.frozen.unquantised_in_fp32 else compute_bytes
-    each = between * max(given, compute_bytes) + compute_bytes
+    saved = FP8 if software.activations.activation_inputs_in_fp8 else max(given, compute_bytes)
+    each = between * saved + compute_bytes
     one = each * feed_forward.ffn_hidden_size
     if not feed_forward.num_experts:
         return one
@@ -449,7 +451,7 @@ def due_bytes_per_token(
     kind: LayerKind,
     regions: Regions,
     hidden_size: int,
-    compute_bytes: float,
+    operand_bytes: float,
     tensor_parallel: Count,
     sequence_parallel: Flag,
 ) -> Real:
@@ -458,7 +460,8 @@ def due_bytes_per_token(
         inputs / (t if sp) + c (sum of column-cut (out) / t + sum of row-cut ((in) / t + out))
         experts: k times c (sum of (out) / t and (in) / t, h of their inputs and outputs)
 
-    Operands of the pending matmuls: inputs and output gradients of every matrix. A
+    Operands of the pending matmuls: inputs and output gradients of every matrix, c bytes an element
+    (of fp8 matmuls: cast already, as Transformer Engine's WeightGradStore keeps them). A
     column-cut one gathers its input again; the gradient of a row-cut one's output is whole, since
     its input's gradient needed it so. Frozen matrices have no pending matmul; of adapters only A of
     a column-cut matrix is pending, with its gradient of a few features.
@@ -471,7 +474,7 @@ def due_bytes_per_token(
         first = [w for w in first if w.shape[1] == hidden_size]  # A: (rank, in)
         whole += float(sum(w.shape[0] for w in first))
         parts = {w.part for w in (*first, *(w for w in own if w.sharding == "column"))}
-        inputs_due = compute_bytes * hidden_size * len(parts)
+        inputs_due = operand_bytes * hidden_size * len(parts)
     for weight in own:
         if weight.sharding in ("column", "row"):
             outputs, inputs = weight.shape[::-1] if weight.transposed else weight.shape
@@ -484,6 +487,6 @@ def due_bytes_per_token(
         whole += 2.0 * experts.experts_per_token * hidden_size
     return (
         inputs_due / along
-        + compute_bytes * shares / np.multiply(1.0, tensor_parallel)
-        + compute_bytes * whole
+        + operand_bytes * shares / np.multiply(1.0, tensor_parallel)
+        + operand_bytes * whole
     )

@@ -125,6 +125,7 @@ class Activations(ProfileGroup, frozen=True, kw_only=True):
     layer_norm_statistics_bytes: Amount
     keeps_gathered_inputs: bool  # sequence parallel: linear inputs are kept, not gathered again
     activation_saved: Mapping[str, Amount]  # elements of the FFN size, by activation function
+    activation_inputs_in_fp8: bool  # what an activation saves has a byte an element
     eager_scores_bytes: Amount  # per head and pair of tokens, eager attention without dropout
     score_gradients: Amount  # eager attention: tensors of scores while its softmax runs backward
     window_needs_mask: bool  # flash kernels without windows: a mask, keys repeated per query head
@@ -135,6 +136,7 @@ class Activations(ProfileGroup, frozen=True, kw_only=True):
     router_copies_input: bool  # in fp32, of models whose router computes in fp32
     experts_one_by_one: bool  # a loop over experts: gradients of one expert's tokens at a time
     repeats_keys: bool  # flash kernels get keys and values of every query head (repeat_kv)
+    caches_rotary_tables: bool  # once for each stage, not for each micro-batch
     keeps_fused_qkv: bool  # values are a view: queries and keys before rotary embedding stay
     layer_input_extra_bytes: Amount  # per hidden element, besides a recomputed layer's input
     longest_sequences_first: bool  # before any gradients have been accumulated

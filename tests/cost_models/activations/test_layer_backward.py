@@ -14,7 +14,7 @@ from cost_models.activations.layer_backward import (
     backward_points,
     norm_working_bytes,
 )
-from cost_models.activations.live import live_activations
+from cost_models.activations.live import LiveActivations, live_activations
 from cost_models.activations.saved import Regions, due_bytes_per_token
 from cost_models.memory.ledger import first
 from cost_models.model.families import model_spec
@@ -294,3 +294,27 @@ def test_of_adapters_only_what_reads_a_blocks_input_waits_for_its_weights_gradie
     regions = Regions(0.0, 0.0, 2 * 2.0 * H, 0.0, 0.0)
     found = [due_bytes_per_token(kind, regions, H, 2.0, 1, False) for kind in kinds]
     assert [float(np.ravel(size)[0]) for size in found] == [2 * 2 * H + 2 * 5 * 4, 0.0]
+
+
+def live_of_rank(software: str, plan: Plan, rank: int, precision: str = "bf16") -> LiveActivations:
+    case = make_scenario("llama", "4xH100-SXM", software=software, precision=precision)
+    contents = pipeline_rank(case, plan, default_layer_ranges(case, plan), rank)
+    return live_activations(RankView(case, PlanTable.from_plans([plan]), contents))
+
+
+def test_operands_of_pending_weight_gradients_are_in_8_bits_where_matmuls_are() -> None:
+    """A byte instead of two: Transformer Engine keeps what the matmul reads."""
+    plan = Plan(pipeline_parallel=4, pipeline_schedule="zero_bubble", num_microbatches=8)
+    wide, narrow = (
+        live_of_rank("nemo+any-plan", plan, 3, precision).operands_per_token
+        for precision in ("bf16", "fp8")
+    )
+    assert float(first(narrow)) == float(first(wide)) / 2.0 > 0.0
+
+
+def test_a_trainer_that_caches_rotary_tables_has_one_for_each_stage() -> None:
+    plan = Plan(pipeline_parallel=4, pipeline_schedule="1f1b", num_microbatches=8)
+    cached, each = (
+        float(first(live_of_rank(software, plan, 0).tables)) for software in ("nemo", "shardplan")
+    )
+    assert each == 4 * cached > 0.0  # micro-batches in flight on the first of four ranks

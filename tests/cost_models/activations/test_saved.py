@@ -217,3 +217,13 @@ def test_experts_keep_what_their_tokens_need() -> None:
     assert four - two == 2 * (two - one)
     # an expert's token: 4 tensors of F in 16 bits, its copy and its output
     assert two - one == 4 * 2 * 96 + 2 * 2 * 64
+
+
+def test_what_swiglu_reads_is_saved_in_8_bits_where_the_trainer_is_told_to() -> None:
+    """Gate and up projection in a byte each, their product in 16 bits."""
+    model = sample_model("llama")
+    sizes = [
+        float(layer_bytes(model, S, software=software, kernel="flash"))
+        for software in ("nemo", "nemo+fp8-activation-inputs")
+    ]
+    assert sizes[0] - sizes[1] == 2 * model.kinds[0].feed_forward.ffn_hidden_size

@@ -58,3 +58,10 @@ def test_a_wrong_expression_is_named(text: str, words: str) -> None:
 @pytest.mark.parametrize("text", ["Megatron-LM v1.1.5 + DeepSpeed ZeRO-3", "", "fsdp2+own loss"])
 def test_free_text_is_no_expression(text: str) -> None:
     assert not names_engines(text)
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp1", "fsdp2"])
+def test_gradients_under_torchs_wrappers_are_not_in_megatrons_buffer(wrapper: str) -> None:
+    gradients = software_profile(f"nemo+{wrapper}").gradients
+    assert not gradients.whole_buffer
+    assert not gradients.whole_replica_buffer
