@@ -108,17 +108,23 @@ def head_bytes_per_token(view: RankView) -> tuple[Real, Real, Real, Real]:
     # only the functions of tensor parallelism save the input of a frozen projection
     reads = np.where(np.logical_or(not frozen, table.tensor_parallel > 1), 1.0, 0.0)
     total = saved / along + reads * compute * width / inputs_over
-    in_16_bits = software.loss.by_family and model.family in LOSS_IN_16_BITS
     logits = logits_bytes_per_token(
         model.vocab_size,
         compute,
         table.tensor_parallel,
         software,
         view.tokens,
-        upcasts=software.precision.autocasts_weights or not in_16_bits,
+        upcasts=not loss_in_compute_precision(view),
     )
     here = zeros + rank.last
     return here * total, here * logits.kept, here * logits.forward, here * logits.backward
+
+
+def loss_in_compute_precision(view: RankView) -> bool:
+    """Whether a model's own code passes logits to the cross-entropy as they are."""
+    software = view.software
+    in_16_bits = software.loss.by_family and view.model.family in LOSS_IN_16_BITS
+    return in_16_bits and not software.precision.autocasts_weights
 
 
 def _frozen_norm_bytes(

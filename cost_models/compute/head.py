@@ -30,7 +30,9 @@ def head_seconds(
     """Seconds of output projection and cross-entropy: matmul, and bytes moved for each logit.
 
     A vocabulary that is no multiple of 8 is slow unless it is padded (``matmul.misalignment``). A
-    head's other matrices (a masked language model's, OPT's projection) are whole on every rank.
+    head's other matrices (a masked language model's, OPT's projection) are whole on every rank. A
+    loss of checkpointed chunks multiplies again in the backward pass; left out: what a chunk moves
+    of the whole projection (its copies, its gradient).
     """
     if not model.head_multiply:
         zero = np.zeros_like(np.multiply(1.0, tokens))
@@ -48,9 +50,11 @@ def head_seconds(
     moved = tokens * columns / rate.memory
     casts = CAST_BYTES if compute_bytes >= 4.0 else 0.0
     zero = np.zeros_like(matmuls.forward)
+    again = projection.forward if software.loss.repeats_chunks else 0.0
+    backward = again + matmuls.inputs + matmuls.weights
     return PassSeconds(
         matmuls.forward + max(0.0, software.loss.forward_bytes - casts) * moved,
-        matmuls.inputs + matmuls.weights + max(0.0, software.loss.backward_bytes - casts) * moved,
+        backward + max(0.0, software.loss.backward_bytes - casts) * moved,
         zero,
         zero,
     )

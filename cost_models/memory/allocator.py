@@ -133,12 +133,15 @@ def shown_bytes(
     software: SoftwareProfile,
     table: PlanTable,
     budget: float,
+    paged: Real = 0.0,
 ) -> Real:
     """Return a peak as torch or the device shows it: allocated, reserved, or in use.
 
     reserved  a + cached * transient, at most the device's memory, at least a + typical *
               transient
-    device    the same and ``outside``: context and communicators
+    device    the same and ``outside``: context and communicators; and ``paged`` optimizer states,
+              as many as there is room for: managed memory is no allocation of torch's
+              (bitsandbytes-foundation/bitsandbytes, issue 801: NVML counts it)
     """
     allocated: Real = parts.allocated
     if kind == "allocated":
@@ -149,4 +152,7 @@ def shown_bytes(
     least = allocated + shares.typical * transient
     most = np.maximum(least, budget - outside)
     reserved = np.minimum(allocated + shares.cached * transient, most)
-    return reserved if kind == "reserved" else reserved + outside
+    if kind == "reserved":
+        return reserved
+    room: Real = np.maximum(budget - outside - reserved, 0.0)
+    return reserved + outside + np.minimum(paged, room)

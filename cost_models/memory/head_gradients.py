@@ -36,7 +36,8 @@ def head_gradients(view: RankView, logits: Real) -> HeadGradients:
         embedding  3 c E of it, 2 c E after a loss in chunks
 
     H elements of the projection, E of a table that is both ends, L ``logits`` in compute precision.
-    If the projection's gradients are sharded, a loss in chunks still has L in addition. The first
+    If the projection's gradients are sharded, a loss in chunks still has L in addition. Chunks that
+    are checkpointed with their projection: 3 c H, or c H while one is made again. The first
     two gradients of a leaf are added up in a third tensor, further ones in place. Source: torch's
     autograd engine (torch/csrc/autograd/input_buffer.cpp), as measured on a torch process
     (tests/cost_models/memory/test_head_gradients.py). The backward passes of all chunks' losses
@@ -62,13 +63,29 @@ def head_gradients(view: RankView, logits: Real) -> HeadGradients:
     def left(size: Real) -> Item:
         return Item("logits", "gradient of the logits", size, formula="c · V/t · b·s")
 
-    if not software.loss.chunk_tokens or software.loss.chunks_logits:
+    loss = software.loss
+    if not loss.chunk_tokens or (loss.chunks_logits and not loss.repeats_chunks):
         return HeadGradients([(head(1.0), left(beside))], table_of(1.0), table_of(3.0))
-    places = [(head(1.0), left(logits))]
     tokens = 1.0 * workload.seq_len * table.micro_batch_size / table.context_parallel
-    chunks = np.maximum(1.0, tokens / software.loss.chunk_tokens)
+    chunks = np.maximum(1.0, tokens / loss.chunk_tokens)
     several = chunks > 1.0
+    of_table = table_of(np.where(several, 2.0, 3.0))
+    if loss.repeats_chunks:
+        again = left(logits + loss_copy_bytes(view))
+        places = [(head(1.0), again), (head(np.where(several, 3.0, 1.0)), left(0.0 * beside))]
+        return HeadGradients(places, table_of(1.0), of_table)
+    places = [(head(1.0), left(logits))]
     for more in (1.0, 2.0):
         kept = beside * np.where(several, np.maximum(0.0, 1.0 - more / chunks), 1.0)
         places.append((head(np.where(several, 1.0 + more, 1.0)), left(kept)))
-    return HeadGradients(places, table_of(1.0), table_of(np.where(several, 2.0, 3.0)))
+    return HeadGradients(places, table_of(1.0), of_table)
+
+
+def loss_copy_bytes(view: RankView) -> Real:
+    """Bytes of the copies of the projection that a chunk's loss makes: an element's, times V h / t.
+
+    Source: the figure's, in the trainers' losses.
+    """
+    each = view.software.loss.head_copy_bytes * np.multiply(1.0, view.rank.last)
+    found: Real = each * view.model.head_multiply / view.table.tensor_parallel
+    return found

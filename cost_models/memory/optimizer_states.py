@@ -193,6 +193,18 @@ def rank_states(view: RankView) -> StateBytes:
     return StateBytes(resident, paged)
 
 
+def paged_bytes(view: RankView) -> Real:
+    """Bytes of states in memory that leaves the device where it is full; 0 of offloaded ones.
+
+    Source: bitsandbytes, functional.py, get_paged: cudaMallocManaged. Their pages are on the device
+    from the first update on, since a kernel touches them there.
+    """
+    if not (view.on_gpu and OPTIMIZER_TRAITS[view.workload.optimizer].paged):
+        return np.zeros(len(view.table))
+    paged: Real = np.where(view.table.offloads_optimizer, 0.0, rank_states(view).paged)
+    return paged
+
+
 def optimizer_rows(view: RankView) -> list[Item]:
     """States on the device: k s n where every parameter has as many; offloaded ones leave it."""
     workload, table, params = view.workload, view.table, view.parameters

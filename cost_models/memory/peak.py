@@ -20,8 +20,17 @@ from cost_models.communication.host_link import without_offload
 from cost_models.memory.allocator import free_bytes, untypical_bytes
 from cost_models.memory.autocast_copies import autocast_rows
 from cost_models.memory.fsdp2 import block_points
+from cost_models.memory.head_gradients import loss_copy_bytes
 from cost_models.memory.layerwise import layer_points
-from cost_models.memory.ledger import MOMENTS, Item, Ledger, first, total
+from cost_models.memory.ledger import (
+    LOSS_BACKWARD,
+    LOSS_FORWARD,
+    MOMENTS,
+    Item,
+    Ledger,
+    first,
+    total,
+)
 from cost_models.memory.model_states import rank_weights
 from cost_models.memory.optimizer_states import optimizer_rows, update_bytes
 from cost_models.memory.outside_torch import outside_bytes
@@ -102,6 +111,10 @@ def rank_ledger(view: RankView) -> Ledger:
     messages = Item("buffers", name, live.messages, formula=formula)
     rows = [*rank_weights(view), *optimizer_rows(view), messages]
     rows += [*wrapper_rows(view), *autocast_rows(view)]
+    if software.loss.head_copy_bytes:
+        copied, name = loss_copy_bytes(view), "copies of the projection for the loss"
+        copies = Item("buffers", name, copied, formula="bytes of its copies · V h / t")
+        rows.append(copies.during(LOSS_FORWARD, LOSS_BACKWARD))
     if view.on_gpu:
         single = software.memory.buffer_bytes_without_pipeline
         own = software.memory.buffer_bytes + np.where(table.pipeline_parallel > 1, 0.0, single)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.arrays import Flag, Real
+from cost_models.activations.embedding_and_head import loss_in_compute_precision
+from cost_models.arrays import FP32, Flag, Real
 from cost_models.memory.ledger import (
     EMBEDDING,
     LAST_LAYER,
@@ -31,6 +32,7 @@ from cost_models.memory.optimizer_states import updated_elements
 from cost_models.model.lora import frozen_part, has_frozen
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
+from cost_models.plan.recompute import FULL
 
 
 def wrapper_rows(view: RankView) -> list[Item]:
@@ -41,9 +43,10 @@ def wrapper_rows(view: RankView) -> list[Item]:
         weights kept whole   c (min(P, L) - P_layer)   z = 3; not released before the backward pass;
                                                        P with sharded frozen weights
         16-bit gradients     c P         next to whole fp32 ones, some until the next backward pass
+        outputs of replicas  d (l V + 2 c k) b s   gathered before the backward pass (DataParallel)
 
-    E elements of a bucket, given or a multiple of h^2; L weights that may stay gathered. Source:
-    the module's.
+    E elements of a bucket, given or a multiple of h^2; L weights that may stay gathered; l bytes of
+    a logit, k elements of a token's keys in all layers that keep them. Source: the module's.
     """
     software, table, params = view.software, view.table, view.parameters
     gradients, sharding, workload = software.gradients, software.sharding, view.workload
@@ -80,7 +83,23 @@ def wrapper_rows(view: RankView) -> list[Item]:
         stays = gradients.kept_after_backward
         add(name, "c", compute, "P", params.total, LAST_LAYER, OPTIMIZER if stays else EMBEDDING)
         add(name, "c", compute, "P", _where(accumulated & stays, params.total), LOSS_FORWARD)
+    if sharding.gathers_outputs:
+        size = _where((zero == 0) & several, table.shard_ranks * _output_bytes(view))
+        formula = "d · b·s · (l V + 2 c k)"
+        outputs = Item("buffers", "outputs of all replicas", size, formula=formula)
+        rows.append(outputs.during(LOSS_FORWARD))
     return rows
+
+
+def _output_bytes(view: RankView) -> Real:
+    """Bytes that a replica returns: logits, and keys and values unless layers are checkpointed."""
+    model, table, compute = view.model, view.table, view.workload.compute_bytes
+    each = compute if loss_in_compute_precision(view) else max(FP32, compute)
+    widths = [kind.attention.num_kv_heads * kind.attention.head_dim for kind in model.kinds]
+    keys = sum(widths[kind] for kind in model.pattern)
+    cached = np.where(table.recompute == FULL, 0.0, 2.0 * compute * keys)
+    found: Real = view.tokens * (each * model.vocab_size + cached)
+    return found
 
 
 def bucket_elements(view: RankView) -> float:

@@ -20,7 +20,7 @@ from cost_models.communication.traffic import Traffic
 from cost_models.communication.volumes import rank_traffic
 from cost_models.compute.rates import training_rates
 from cost_models.memory.host import HostBytes, rank_host_bytes
-from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, rank_states
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, paged_bytes
 from cost_models.memory.parts import MemoryParts, stack_ranks
 from cost_models.memory.peak import rank_memory
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank, stages_of
@@ -261,7 +261,7 @@ def seconds_of(view: RankView) -> RankSeconds:
 
 def _paged_seconds(view: RankView) -> Real:
     """Seconds of moving paged optimizer states that do not fit on the device."""
-    paged = np.where(view.table.offloads_optimizer, 0.0, rank_states(view).paged)
+    paged = paged_bytes(view)
     memory, *_ = rank_memory(view)
     link = host_link(view.cluster, view.table, view.software)
     return paged_seconds(paged, memory.peak, usable_bytes(view.cluster.accelerator), link)
@@ -295,6 +295,12 @@ def rank_memories(
     """Return the memory of every pipeline rank of one plan."""
     (found,) = memories_by_rank(scenario, PlanTable.from_plans([plan]), layer_ranges)
     return found
+
+
+def paged_states(scenario: Scenario, plan: Plan, number: int) -> Real:
+    """Return the bytes of a pipeline rank's paged optimizer states, with default stages."""
+    rank = pipeline_rank(scenario, plan, default_layer_ranges(scenario, plan), number)
+    return paged_bytes(RankView(scenario, PlanTable.from_plans([plan]), rank))
 
 
 def memories_by_rank(

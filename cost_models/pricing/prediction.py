@@ -22,6 +22,7 @@ from cost_models.plan_file import PlanFile
 from cost_models.pricing.estimate import (
     PredictionTable,
     RankMemory,
+    paged_states,
     price,
     rank_communication,
     rank_memories,
@@ -175,7 +176,7 @@ def memory_prediction(
     )
     low, high = peak_interval(peak, typical, spread)
     parts = MemoryParts(**{n: float(getattr(table.memory, n)[0]) for n in MEMORY_PARTS})
-    allocated, reserved, device = _shown(scenario, plan, parts)
+    allocated, reserved, device = _shown(scenario, plan, parts, int(table.limiting_rank[0]))
     return MemoryPrediction(
         peak_bytes=peak,
         low_bytes=low,
@@ -199,8 +200,8 @@ def memory_prediction(
     )
 
 
-def _shown(scenario: Scenario, plan: Plan, parts: MemoryParts) -> list[float]:
-    """Return the peak as allocated, as reserved, and as in use on the device.
+def _shown(scenario: Scenario, plan: Plan, parts: MemoryParts, number: int) -> list[float]:
+    """Return the peak of a pipeline rank as allocated, as reserved, and as in use on the device.
 
     On CPUs, without an allocator of segments, all are the live bytes.
     """
@@ -209,7 +210,8 @@ def _shown(scenario: Scenario, plan: Plan, parts: MemoryParts) -> list[float]:
         return [float(parts.allocated)] * len(SHOWN)
     table, capacity = PlanTable.from_plans([plan]), cluster.accelerator.memory_capacity.value
     outside = outside_bytes(software, cluster, table)
-    return [first(shown_bytes(kind, parts, outside, software, table, capacity)) for kind in SHOWN]
+    sizes = outside, software, table, capacity, paged_states(scenario, plan, number)
+    return [first(shown_bytes(kind, parts, *sizes)) for kind in SHOWN]
 
 
 def time_prediction(scenario: Scenario, plan: Plan, table: PredictionTable) -> TimePrediction:

@@ -81,6 +81,7 @@ class Sharding(ProfileGroup, frozen=True, kw_only=True):
     live_elements: Amount  # of gathered weights that ZeRO-3 does not release; 0: its layers' only
     compute_shards: bool  # ZeRO-3 keeps shards in compute precision next to the fp32 ones
     casts_unsharded: bool  # fp32 weights alone, cast unit by unit, where nothing is sharded, too
+    gathers_outputs: bool  # the first accelerator receives what all replicas return
     adapters_apart: bool  # ZeRO-3 gathers each adapter as its own group; the host waits for it
 
 
@@ -178,6 +179,8 @@ class Loss(ProfileGroup, frozen=True, kw_only=True):
     chunk_tokens: Amount  # tokens whose copies exist at once; 0: all of a micro-batch
     piece_bytes: Amount  # of fp32 logits that exist at once; 0: all of a micro-batch
     chunks_logits: bool  # the logits themselves exist only chunk by chunk, too
+    head_copy_bytes: Amount  # of copies of the projection that a chunk makes, per element
+    repeats_chunks: bool  # each is checkpointed: projected again in the backward pass
     forward_bytes: Amount  # moved per logit by the cross-entropy
     backward_bytes: Amount
 

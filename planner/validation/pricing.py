@@ -15,7 +15,7 @@ from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import PlanTable
-from cost_models.pricing.estimate import price, rank_memories, throughput
+from cost_models.pricing.estimate import paged_states, price, rank_memories, throughput
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.pricing.utilisation import hardware_utilisation, time_interval
 from cost_models.uncertainty import (
@@ -123,7 +123,8 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
         hfu = hardware_utilisation(mfu, float(np.sum(time.compute)), float(np.sum(time.recompute)))
         trainer = scenario.software.name if is_described(case.row) else UNKNOWN
         size = trainer, scenario.cluster.num_gpus
-        peak = _compared_peak(case, priced.row(number).memory, device, budget, size)
+        rank = int(priced.limiting_rank[number])
+        peak = _compared_peak(case, priced.row(number).memory, rank, device, budget, size)
         ends = peak_interval(device, float(priced.typical_peak[number]), verdict_spread(*size))
         found[case.row.name] = CasePrediction(
             step,
@@ -135,11 +136,16 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
 
 
 def _compared_peak(
-    case: Case, parts: MemoryParts, device: float, budget: float, size: tuple[str, int]
+    case: Case,
+    parts: MemoryParts,
+    number: int,
+    device: float,
+    budget: float,
+    size: tuple[str, int],
 ) -> tuple[float, float, float]:
     """Return the predicted peak of the kind and rank that the row measured, and its interval.
 
-    Where a row does not say which kind it measured, the interval covers all kinds, and is as wide
+    ``parts``, ``device``: of the fullest pipeline rank, which is ``number``. Where a row does not say which kind it measured, the interval covers all kinds, and is as wide
     as that of an unknown trainer.
     """
     measured = measured_memory(case.row)
@@ -148,14 +154,16 @@ def _compared_peak(
     scenario = case.scenario
     if measured.rank != "fullest" and case.plan.pipeline_parallel > 1:
         ranks = rank_memories(scenario, case.plan, default_layer_ranges(scenario, case.plan))
-        parts = ranks[0 if measured.rank == "first" else -1][0]
+        number = 0 if measured.rank == "first" else len(ranks) - 1
+        parts = ranks[number][0]
     table = PlanTable.from_plans([case.plan])
     outside = outside_bytes(scenario.software, scenario.cluster, table)
+    paged = paged_states(scenario, case.plan, number)
     kinds = (measured.kind,) if measured.is_stated else get_args(MemoryKind)
     peaks: dict[str, float] = {}
     ends: list[float] = []
     for kind in kinds:
-        shown = shown_bytes(kind, parts, outside, scenario.software, table, budget)
+        shown = shown_bytes(kind, parts, outside, scenario.software, table, budget, paged)
         peaks[kind] = float(np.ravel(shown)[0])
         trainer = size[0] if measured.is_stated else UNKNOWN
         ends += interval(peaks[kind], memory_spread(trainer, size[1], kind))

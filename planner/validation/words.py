@@ -182,6 +182,7 @@ class Pattern(Struct, frozen=True, forbid_unknown_fields=True):
 class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file; a field is a section."""
 
+    accumulation: tuple[EngineEntry, ...]
     adapter: tuple[AdapterEntry, ...]
     adapter_rank: tuple[Pattern, ...]
     usual_ranks: tuple[RankEntry, ...]
@@ -203,6 +204,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: tuple[GpuEntry, ...]
     gradients: tuple[StoredPrecision, ...]
     launches: tuple[EngineEntry, ...]
+    linear_loss: tuple[EngineEntry, ...]
     master_weights: tuple[Flag, ...]
     memory: tuple[MemoryEntry, ...]
     host_offload: tuple[OffloadEntry, ...]
