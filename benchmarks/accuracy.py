@@ -34,6 +34,7 @@ UNSEEN: Final = {
     "unseen_2026_11_26_times": ROOT / "benchmarks" / "unseen_2026_11_26_times.csv",
     "unseen_2026_11_26_late_times": ROOT / "benchmarks" / "unseen_2026_11_26_late_times.csv",
     "unseen_2026_11_26_peaks": ROOT / "benchmarks" / "unseen_2026_11_26_peaks.csv",
+    "unseen_2026_11_27_peaks": ROOT / "benchmarks" / "unseen_2026_11_27_peaks.csv",
     "unseen_2026_11_27_times": ROOT / "benchmarks" / "unseen_2026_11_27_times.csv",
 }
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
