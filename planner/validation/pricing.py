@@ -145,8 +145,9 @@ def _compared_peak(
 ) -> tuple[float, float, float]:
     """Return the predicted peak of the kind and rank that the row measured, and its interval.
 
-    ``parts``, ``device``: of the fullest pipeline rank, which is ``number``. Where a row does not say which kind it measured, the interval covers all kinds, and is as wide
-    as that of an unknown trainer.
+    ``parts``, ``device``: of the fullest pipeline rank, which is ``number``. Where a row does not
+    say which kind it measured, the interval covers all kinds, and is as wide as that of an unknown
+    trainer.
     """
     measured = measured_memory(case.row)
     if measured is None:

@@ -277,6 +277,13 @@ def test_what_torch_reserves_and_the_device_shows() -> None:
     assert shown("reserved", 6e9, 4e9) == pytest.approx(10e9 + cached * 4e9)
     assert shown("device", 6e9, 4e9) == shown("reserved", 6e9, 4e9) + outside
     assert shown("reserved", 60e9, 0.0) == 60e9  # states have no free blocks
+    # managed memory: on the device beside torch's, as far as there is room
+    states = MemoryParts(60e9, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    paged = [
+        first(shown_bytes(kind, states, outside, software, table, budget, size))
+        for kind, size in (("reserved", 6e9), ("device", 6e9), ("device", 60e9))
+    ]
+    assert paged == [60e9, 68e9, 80e9]
     # near the end of memory cached blocks are given back
     assert shown("device", 6e9, 70e9) == pytest.approx(6e9 + 70e9 * (1 + least) + outside)
     assert shown("device", 58e9, 18e9) == pytest.approx(budget)

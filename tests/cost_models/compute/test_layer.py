@@ -162,6 +162,14 @@ def test_the_projection_of_a_narrow_embedding_is_narrow(narrow: int) -> None:
     assert float(seconds.forward) == pytest.approx((2 * 64 * 96 * narrow + project_out) / 1e12)
 
 
+def test_checkpointed_chunks_multiply_the_projection_again() -> None:
+    model = model_spec(tiny("opt"), name="opt")
+    again = SOFTWARE.changed({"loss.repeats_chunks": True})
+    once, twice = (head_seconds(model, 64.0, 1, 2.0, COMPUTE_BOUND, s) for s in (SOFTWARE, again))
+    assert float(twice.backward - once.backward) == pytest.approx(2 * 64 * 96 * 32 / 1e12)
+    assert float(twice.forward) == float(once.forward)
+
+
 def test_an_odd_vocabulary_triples_the_projection_unless_it_is_padded() -> None:
     """On a GPU, in 16 bits; half of an odd vocabulary is not one."""
     gpu = structs.replace(COMPUTE_BOUND, units=108.0)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from cost_models.memory.head_gradients import HeadGradients, head_gradients
-from cost_models.memory.ledger import first
+from cost_models.memory.head_gradients import HeadGradients, head_gradients, loss_copy_bytes
+from cost_models.memory.ledger import LOSS_BACKWARD, OPTIMIZER, first
+from cost_models.memory.peak import rank_ledger
+from cost_models.model.lora import adapted
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
@@ -18,6 +23,7 @@ from tests.samples import make_scenario, rank_view, sample_model
 VOCABULARY, HIDDEN, TOKENS = 4096, 64, 8
 TABLE = VOCABULARY * HIDDEN * 4  # bytes
 LOGITS = VOCABULARY * TOKENS * 4
+WIDE, CHUNK = 512, 16  # of losses in checkpointed chunks
 
 
 def waiting(
@@ -100,3 +106,56 @@ def test_torch_keeps_a_tied_gradient_until_the_embedding_has_its_own() -> None:
     peak = peak_allocated(step, table)
     assert came == ["layer", "table"] * 2  # once a step, when both uses have theirs
     assert peak / TABLE == pytest.approx(3.0, abs=2.0 * LOGITS / TABLE)
+
+
+def chunk_loss(hidden: torch.Tensor, weight: torch.Tensor, *, in_fp32: bool) -> torch.Tensor:
+    """Cross-entropy and entropy of a chunk as TRL's chunked_nll computes them."""
+    cast = (hidden.float(), weight.float()) if in_fp32 else (hidden, weight.to(hidden.dtype))
+    logs = torch.log_softmax((cast[0] @ cast[1].T).float(), dim=-1)
+    entropy = (logs.exp() * logs).sum(dim=-1)
+    assert entropy.requires_grad
+    return -logs[:, 0].sum()
+
+
+def checkpointed_peak(*, in_fp32: bool, trained: bool) -> float:
+    """Bytes for each element of the projection at the peak of four checkpointed chunks."""
+    weight = torch.randn(VOCABULARY, WIDE, dtype=torch.bfloat16).requires_grad_(trained)
+    inputs = torch.randn(4 * CHUNK, WIDE, dtype=torch.bfloat16, requires_grad=True)
+
+    def step() -> None:
+        hidden, losses = inputs * 1.0, []
+        with torch.autocast("cpu", torch.bfloat16):
+            for part in hidden.split(CHUNK):
+                args = (part, weight)
+                run = partial(chunk_loss, in_fp32=in_fp32)
+                losses.append(checkpoint(run, *args, use_reentrant=False))
+        sum(losses).backward()
+
+    return peak_allocated(step, weight, inputs) / (VOCABULARY * WIDE)
+
+
+@pytest.mark.parametrize("name", ["checkpointed-loss", "checkpointed-fp32-loss"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_checkpointed_chunks_hold_what_torch_holds(name: str, trained: bool) -> None:
+    """With few tokens logits are small: copies of the projection and its gradients are left."""
+    software = software_profile(f"torch-trainer+{name}")
+    adapters = {} if trained else {"adapter": "lora", "adapter_rank": 1}
+    scenario = make_scenario(sample_model("llama"), seq_len=8192, global_batch_size=1, **adapters)
+    model = adapted(scenario.model, scenario.workload)
+    (rank,) = even_split_contents(model, 1, 1)
+    table = PlanTable.from_plans([Plan()])
+    view = rank_view(model, scenario.workload, software, table, rank)
+    head = head_gradients(view, np.zeros(1)).head
+    norm = 2.0 * scenario.model.hidden_size * trained  # whose gradient is the head block's, too
+    held = max(first(own.size) + first(left.size) for own, left in head) - norm
+    each = held / scenario.model.head_multiply
+    found = checkpointed_peak(in_fp32="fp32" in name, trained=trained)
+    logits = 16.0 * CHUNK / WIDE  # of a chunk, for each element of the projection
+    assert 0.0 <= found - each <= 1.5 * logits
+    copies = first(loss_copy_bytes(view)) / scenario.model.head_multiply
+    assert copies == (6.0 if "fp32" in name else 0.0)
+    names = [{row.name for row in rank_ledger(view).live(at)} for at in (LOSS_BACKWARD, OPTIMIZER)]
+    assert ["copies of the projection for the loss" in each for each in names] == [
+        copies > 0,
+        False,
+    ]

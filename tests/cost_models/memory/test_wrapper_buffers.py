@@ -59,6 +59,20 @@ def test_ddp_has_buckets_as_large_as_all_gradients() -> None:
     assert alive(halves, OPTIMIZER) == {"DDP's buckets": 2.0 * numel}
 
 
+def test_data_parallel_gathers_outputs_and_gradients_on_the_first_accelerator() -> None:
+    """Four replicas of a micro-batch: fp32 logits, keys and values of 8 layers, 4 heads of 8."""
+    plan = Plan(data_parallel=4)
+    view = view_of("hf-trainer+data-parallel", plan)
+    tokens, numel = first(view.tokens), first(view.parameters.total)
+    outputs = 4.0 * tokens * (4.0 * 512 + 2.0 * 2.0 * 8 * 4 * 8)
+    buckets = {"DDP's buckets": 4.0 * numel}
+    assert alive(view, LOSS_FORWARD) == {"outputs of all replicas": outputs, **buckets}
+    assert alive(view, LOSS_BACKWARD) == buckets
+    full = view_of("hf-trainer+data-parallel", dataclasses.replace(plan, recompute="full"))
+    assert alive(full, LOSS_FORWARD)["outputs of all replicas"] == 16.0 * tokens * 512
+    assert not alive(view_of("hf-trainer+data-parallel", Plan()), LOSS_FORWARD)
+
+
 def test_deepspeed_reduces_in_buckets_while_a_backward_pass_runs() -> None:
     two = view_of("deepspeed-zero2", Plan(data_parallel=4, zero_stage=2))
     assert not alive(two, LOSS_FORWARD)

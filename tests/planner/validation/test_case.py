@@ -504,6 +504,45 @@ def test_bases_that_are_not_cast(framework: str, peft: str, prepared: bool) -> N
     assert frozen.unquantised_in_fp32 == prepared
 
 
+@pytest.mark.parametrize(
+    ("framework", "repeats", "copies"),
+    [
+        ("TRL 1.6.0", False, 0.0),
+        ("TRL SFTTrainer (TRL 1.7, transformers 5)", True, 6.0),  # the projection in fp32
+        ("TRL 1.12.0", True, 6.0),
+        ("TRL 1.13", True, 0.0),
+        ("SFTTrainer, chunked_nll", True, 6.0),
+        ("TRL 1.14.1, Liger kernels", False, 0.0),
+        ("TRL 1.14.1, Unsloth", False, 0.0),
+        ("TRL 1.14.1, no chunked_nll", False, 0.0),
+    ],
+)
+def test_trl_takes_its_loss_in_checkpointed_chunks(
+    framework: str, repeats: bool, copies: float
+) -> None:
+    loss = case(framework=framework, peft="lora r=8").scenario.software.loss
+    assert (loss.repeats_chunks, loss.head_copy_bytes) == (repeats, copies)
+
+
+@pytest.mark.parametrize(
+    ("framework", "whole"),
+    [
+        ("HF Trainer, PyTorch FSDP1", True),
+        ("HF Trainer, DeepSpeed ZeRO-3", False),
+        ("HF Trainer, FSDP2", False),  # until accelerate 1.11
+        ("HF Trainer, accelerate 1.12, FSDP2", True),
+        ("TRL (2026), FSDP2", True),
+        ("llama-recipes, FSDP1", False),
+        ("verl fsdp_sft_trainer", False),
+        ("prime-rl SFT trainer, FSDP2", False),
+        ("own PyTorch loop, FSDP1", False),
+    ],
+)
+def test_who_adds_up_whole_gradients_of_micro_batches(framework: str, whole: bool) -> None:
+    gradients = case(framework=framework, zero_stage=3).scenario.software.gradients
+    assert gradients.accumulated_unsharded == whole
+
+
 def test_torchtitan_has_its_loss_of_columns_in_eager_mode() -> None:
     def copies(**cells: Any) -> tuple[float, str]:
         software = case(zero_stage=3, **{"framework": "torchtitan", **cells}).scenario.software
