@@ -101,7 +101,7 @@ JOBS: Final[Mapping[str, Mapping[str, Any]]] = {
         "data_parallel": 8,
         "zero_stage": 0,
         "recompute": "none",
-        "software": "hf-trainer-autocast",
+        "software": "hf-trainer-autocast+checkpointed-fp32-loss",
     },
     "G": {
         "model": "llama-3-8b",
