@@ -535,6 +535,7 @@ def test_trl_takes_its_loss_in_checkpointed_chunks(
         ("llama-recipes, FSDP1", False),
         ("verl fsdp_sft_trainer", False),
         ("prime-rl SFT trainer, FSDP2", False),
+        ("Colossal-AI", False),
         ("own PyTorch loop, FSDP1", False),
     ],
 )
