@@ -157,7 +157,7 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
     if data * ranks != num_gpus:
         raise Unpriceable(f"{data} x {ranks} ranks for {num_gpus} accelerators")
     micro = row.get("micro_batch_size") or 1  # where it is empty: see ``micro_batch``
-    batch = _batch(reading, micro * data)
+    batch = _batch(reading, micro * data, 1 if mapped else pipeline)
     batch = _whole_micro_batches(reading, batch, micro * data)
     if mapped:
         reading.defaults.append("one micro-batch at a time: priced as a step of one")
@@ -261,14 +261,22 @@ def _stages(reading: Reading, plan: Plan, num_layers: int) -> tuple[tuple[int, i
 
 def _zero_stage(reading: Reading) -> int:
     entry = look_up(words_table().zero_stage, reading.row)
+    if entry and entry.usual:
+        return int(reading.value("zero_stage", entry.value, "of most runs with that engine"))
     if entry and (entry.always or reading.row.zero_stage is None):
         return entry.value
     return int(reading.value("zero_stage", 0, "of that trainer"))
 
 
-def _batch(reading: Reading, least: int) -> int:
-    """Return sequences per step: given, or the minimum."""
-    return int(reading.value("global_batch_size", least, "one micro-batch for each data rank"))
+def _batch(reading: Reading, least: int, pipeline: int) -> int:
+    """Return sequences per step: given, or one micro-batch for each data rank and pipeline rank.
+
+    With fewer, some stages never run at the same time, and torch's schedules refuse them.
+    """
+    why = "one micro-batch for each data rank"
+    if pipeline > 1:
+        why = "a micro-batch for each pipeline rank of each data rank"
+    return int(reading.value("global_batch_size", least * pipeline, why))
 
 
 def _whole_micro_batches(reading: Reading, batch: int, least: int) -> int:

@@ -118,7 +118,7 @@ def _with_figures(entry: SoftwareEntry, name: str) -> SoftwareEntry:
 def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     """Return an entry with the engines that a row names, if they shard as the row says."""
     profile, wrapper = entry.profile, look_up(words_table().engines, row)
-    if wrapper is not None:
+    if wrapper is not None and wrapper.add:
         sharded = f"{profile}{PLUS}{wrapper.add}"
         shards = software_profile(sharded).sharding.largest_zero_stage
         profile = sharded if (row.zero_stage or 0) <= shards else profile
