@@ -115,6 +115,7 @@ def head_bytes_per_token(view: RankView) -> tuple[Real, Real, Real, Real]:
         software,
         view.tokens,
         upcasts=not loss_in_compute_precision(view),
+        caps=model.caps_logits,
     )
     here = zeros + rank.last
     return here * total, here * logits.kept, here * logits.forward, here * logits.backward

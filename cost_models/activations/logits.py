@@ -32,6 +32,7 @@ def logits_bytes_per_token(
     tokens: Real = 1.0,
     *,
     upcasts: bool = True,
+    caps: bool = False,
 ) -> Logits:
     """Logits and their copies at the loss, split with the vocabulary (t 1 where gathered whole).
 
@@ -41,6 +42,7 @@ def logits_bytes_per_token(
                                                      w = c unless the loss ``upcasts``
     backward  (c (l + k - 1) + w n + c g [16 bits]) V / t    g gradients that are cast back
 
+    Where the model ``caps`` its logits, one k more is kept, what tanh gives (torch's autograd).
     A loss that works on chunks has one chunk's n and k - 1 copies at once. One that works on pieces
     of p of the tokens, as many as ``loss.piece_bytes`` hold in w, writes a gradient of its own:
 
@@ -62,6 +64,8 @@ def logits_bytes_per_token(
     if software.loss.chunk_tokens:
         chunk = np.minimum(1.0, software.loss.chunk_tokens / np.multiply(1.0, tokens))
     kept = compute_bytes * (chunk if software.loss.chunks_logits else 1.0)
+    if caps:
+        kept = kept * (1.0 + software.loss.capped_copies)
     copies = (
         compute_bytes * (software.loss.logits_copies - 1.0)
         + wide * software.loss.fp32_logits_copies

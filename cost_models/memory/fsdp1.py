@@ -28,13 +28,14 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 
 class Units(Struct, frozen=True):
-    """Bytes of whole weights, and elements of whole gradients, of the root and of a layer."""
+    """Bytes of whole weights and gradients, of the root and of a layer."""
 
     root: Real
     layer: Real
     root_gradient: Real
     layer_gradient: Real
     all_gradients: Real
+    frozen_layers: Real  # of all layers, beside adapters
 
 
 def units(view: RankView) -> Units:
@@ -51,18 +52,20 @@ def units(view: RankView) -> Units:
         parts.append((frozen_part(model, quantised=True), small, False))
     beside = any(w.is_adapter for kind in model.kinds for w in kind.weights)
     zeros = np.zeros(len(table))
-    root, layer, root_gradient, layer_gradient, whole = zeros, zeros, zeros, zeros, zeros
+    root, layer, root_gradient, layer_gradient, whole, frozen = (zeros for _ in range(6))
     for part, each, has_gradient in parts:
         params = rank_parameters(part, rank, table)
         outer = params.embedding + params.head
         root, own = root + each * outer, each * params.largest_layer
         # adapters lie in the layers of their base; else a layer is trained or frozen
         layer = layer + own if beside else np.maximum(layer, own)
+        if beside and part is not parts[0][0]:
+            frozen = frozen + each * (params.total - outer)
         if has_gradient:
             root_gradient = root_gradient + compute * outer
             layer_gradient = layer_gradient + compute * params.largest_layer
             whole = whole + compute * params.total
-    return Units(root, layer, root_gradient, layer_gradient, whole)
+    return Units(root, layer, root_gradient, layer_gradient, whole, frozen)
 
 
 def is_gathered(software: SoftwareProfile, table: PlanTable) -> Flag:
@@ -83,7 +86,9 @@ def flat_buffers(
         backward  root + g layers, the gradients of the root and of a layer
 
     The root's own hook gathers the last layer ahead (BACKWARD_PRE: _pre_backward_hook).
-    Elsewhere that of ``others``. Whole gradients that are added up (no_sync) are no buffers.
+    Where frozen layers stay gathered (``sharding.frozen_stay``), all of them are at the end of the
+    backward pass. Elsewhere that of ``others``. Whole gradients that are added up (no_sync) are no
+    buffers.
     """
     sharded = is_gathered(software, table)
     kept = software.gradients.accumulated_unsharded & (table.num_microbatches > 1)
@@ -97,13 +102,16 @@ def flat_buffers(
         return product("buffers", "gathered layers", ("g", count, "layers"), each)
 
     backward = added(root, layers(each), fresh, layer)
+    stay: tuple[Item, ...] = ()
+    if software.sharding.frozen_stay:
+        stay = (_whole("buffers", "frozen layers that stay gathered", whole.frozen_layers),)
     at = {
         "loss_forward": root,
         "loss_backward": added(root, layers(each - 1.0)),
         "head": added(root, layers(each - 1.0), fresh),
         "backward": backward,
-        "last_layer": backward,
-        "embedding": added(root, fresh),
+        "last_layer": added(root, *stay, fresh, layer) if stay else backward,
+        "embedding": added(root, *stay, fresh),
     }
     return {name: either(sharded, row, others[name]) for name, row in at.items()}
 

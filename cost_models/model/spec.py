@@ -186,6 +186,7 @@ class ModelSpec:
     config: Mapping[str, Any] = field(repr=False, compare=False)
     assumptions: tuple[str, ...] = ()  # defaults taken, in words
     embedding_dropout: float = 0.0  # on the embedding block's output
+    caps_logits: bool = False  # c tanh(x / c) of the logits (Gemma 2)
     # between encoder and decoder, where the decoder's tokens are looked up in the same embedding
     bridge: tuple[Weight, ...] = ()
 

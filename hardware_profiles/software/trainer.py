@@ -76,6 +76,7 @@ class Sharding(ProfileGroup, frozen=True, kw_only=True):
     flat_parameters: bool  # torch FSDP1: the root's weights stay gathered through the step
     gathered_layers: Amount  # layers whose weights are gathered at once (prefetch)
     frozen_weights: bool  # ZeRO-3 shards frozen weights like all others
+    frozen_stay: bool  # FSDP1: those of finished layers stay gathered until the backward pass ends
     bucket_elements: Amount  # of buckets in which ZeRO reduces gradients of the compute precision
     bucket_hidden_squares: Amount  # the same, in multiples of the squared hidden size
     live_elements: Amount  # of gathered weights that ZeRO-3 does not release; 0: its layers' only
@@ -173,6 +174,7 @@ class Loss(ProfileGroup, frozen=True, kw_only=True):
     logits_copies: Amount  # in compute precision, forward; the logits count as one
     fp32_logits_copies: Amount
     by_family: bool  # fp32 copies are 16-bit ones where the family's code does not upcast
+    capped_copies: Amount  # in compute precision, that a cap of logits keeps (Gemma 2)
     logits_gradient_copies: Amount  # in compute precision, in addition in the backward pass
     gathers_logits: bool  # tensor-parallel ranks gather all columns, and each computes the loss
     pads_vocabulary: bool  # with columns that no token has

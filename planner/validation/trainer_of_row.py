@@ -33,6 +33,7 @@ SWITCHES: Final = (
     "accumulation",
     "split_loss",
     "linear_loss",
+    "early_updates",
     "batches",
     "stages",
     "recipes",

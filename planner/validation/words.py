@@ -199,6 +199,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     flops: tuple[FlopsEntry, ...]
     gathers: tuple[EngineEntry, ...]
     split_loss: tuple[EngineEntry, ...]
+    early_updates: tuple[EngineEntry, ...]
     batches: tuple[EngineEntry, ...]
     host_masters: tuple[EngineEntry, ...]
     gpu: tuple[GpuEntry, ...]

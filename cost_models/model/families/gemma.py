@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Final
 
 from msgspec import Meta
 
-from cost_models.model.families.blocks import read_sizes, text_model
+from cost_models.model.families.blocks import TransformerSizes, read_sizes, text_model
 from cost_models.model.families.llama_like import (
     FULL,
     PRE_NORMS,
@@ -53,6 +54,7 @@ GEMMA2 = Defaults(
         "attention_dropout": 0.0,
         "sliding_window": 4096,
         "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
         "use_bidirectional_attention": None,
     }
 )
@@ -60,6 +62,7 @@ GEMMA3 = Defaults(
     {
         **GEMMA2.values,
         "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
         "use_bidirectional_attention": False,
@@ -91,13 +94,19 @@ def _style(
     )
 
 
-def _is_capped(config: Config) -> bool:
-    """Whether attention scores are capped; null disables it."""
-    if config.is_null("attn_logit_softcapping"):
+def _is_capped(config: Config, what: str = "attn") -> bool:
+    """Whether attention scores, or the "final" logits, are capped; null disables it."""
+    key = f"{what}_logit_softcapping"
+    if config.is_null(key):
         return False
-    key = "attn_logit_softcapping"
     cap = config.read(key, Annotated[float, Meta(ge=1e-3, le=1e6)], config.default(key))
     return bool(cap is not None)
+
+
+def _decoder(config: Config, sizes: TransformerSizes, style: Style, types: list[str]) -> ModelSpec:
+    window = config.optional_size("sliding_window", MAX_POSITIONS)
+    found = decoder(config, sizes, style, windows_by_type(config, types, window=window))
+    return replace(found, caps_logits=_is_capped(config, "final"))
 
 
 def gemma(config: Config) -> ModelSpec:
@@ -109,9 +118,8 @@ def gemma2(config: Config) -> ModelSpec:
     """Gemma 2 (arXiv:2408.00118): a window in every other layer."""
     sizes = read_sizes(config)
     types = [FULL if i % 2 else SLIDING for i in range(sizes.num_layers)]
-    window = config.optional_size("sliding_window", MAX_POSITIONS)
     style = _style(config, FOUR_NORMS, "hidden_activation", capped=_is_capped(config))
-    return decoder(config, sizes, style, windows_by_type(config, types, window=window))
+    return _decoder(config, sizes, style, types)
 
 
 def gemma3_text(config: Config) -> ModelSpec:
@@ -119,7 +127,6 @@ def gemma3_text(config: Config) -> ModelSpec:
     sizes = read_sizes(config)
     every = config.read("sliding_window_pattern", whole(1, MAX_LAYERS), 6)
     types = [SLIDING if (i + 1) % every else FULL for i in range(sizes.num_layers)]
-    window = config.optional_size("sliding_window", MAX_POSITIONS)
     style = _style(
         config,
         FOUR_NORMS,
@@ -128,7 +135,7 @@ def gemma3_text(config: Config) -> ModelSpec:
         rotary_by_window=True,
         capped=_is_capped(config),
     )
-    return decoder(config, sizes, style, windows_by_type(config, types, window=window))
+    return _decoder(config, sizes, style, types)
 
 
 def gemma3(config: Config) -> ModelSpec:

@@ -98,6 +98,24 @@ def test_an_engine_states_what_torch_allocates(name: str) -> None:
     assert max(stated.forward, stated.backward) == pytest.approx(max(forward, backward), abs=0.1)
 
 
+@pytest.mark.parametrize("name", ["unshifted-loss", "16-bit-loss"])
+def test_capped_logits_keep_what_tanh_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Gemma2ForCausalLM caps them, before its loss."""
+    logits = SEQUENCES * TOKENS * VOCABULARY
+    x = torch.randn(SEQUENCES, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(VOCABULARY, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(0, VOCABULARY, (SEQUENCES, TOKENS))
+    linear = F.linear
+    monkeypatch.setattr(F, "linear", lambda *args: torch.tanh(linear(*args) / 30.0) * 30.0)
+    with Peak() as peak:
+        loss = LOSSES[name](x, weight, labels)
+        peak.most = 0
+        loss.backward()
+    software = software_profile(f"torch-trainer+{name}")
+    stated = logits_bytes_per_token(1, 2.0, 1, software, SEQUENCES * TOKENS, caps=True)
+    assert max(stated.forward, stated.backward) == pytest.approx(peak.most / logits, abs=0.1)
+
+
 def test_a_fused_loss_has_logits_and_gradient_and_a_cut_one_none() -> None:
     fused = logits_bytes_per_token(1, 2.0, 1, software_profile("fused-loss"), 8192.0)
     assert (fused.kept, fused.forward, fused.backward) == (2.0, 2.0, 4.0)

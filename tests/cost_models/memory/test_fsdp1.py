@@ -17,9 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from cost_models.memory.ledger import MOMENTS, OPTIMIZER
+from cost_models.memory.ledger import EMBEDDING, LAST_LAYER, MOMENTS, OPTIMIZER
 from cost_models.memory.peak import rank_timeline
 from cost_models.model.families import model_spec
+from cost_models.model.lora import adapted
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
@@ -107,3 +108,23 @@ def test_a_step_of_fsdp1_allocates_what_is_predicted(recompute: str, autocast: b
     """Few tokens: gathered units, casts and gradients are most of it. Autocast costs its copies."""
     counts = counted_alone(8, recompute, autocast)
     assert predicted(8, recompute, autocast=autocast) == pytest.approx(counts, rel=0.1)
+
+
+def test_frozen_layers_stay_gathered_before_torch_2_1() -> None:
+    """All of them at the end of the backward pass, instead of two: c P (L - 2)."""
+    config = {"model_type": "llama", "num_hidden_layers": 8, **SIZES}
+    work = Workload(TOKENS, RANKS, adapter="lora", adapter_rank=4, master_weights=False)
+    base = model_spec(config, name="llama")
+    model = adapted(base, work, quantises_every_matrix=True)
+    plan = Plan(data_parallel=RANKS, zero_stage=3)
+    found = []
+    for name in ("hf-trainer+fsdp1", "hf-trainer+fsdp1-before-2.1"):
+        scenario = Scenario(model, parse_cluster("4xA100-80GB"), work, software_profile(name))
+        rank = pipeline_rank(scenario, plan, default_layer_ranges(scenario, plan), 0)
+        view = rank_view(model, work, scenario.software, PlanTable.from_plans([plan]), rank)
+        found.append([float(np.ravel(parts.buffers)[0]) for parts in rank_timeline(view)])
+    layer = sum(weight.numel for weight in base.kinds[0].weights)
+    added = np.subtract(found[1], found[0])
+    assert added[LAST_LAYER] == pytest.approx(2.0 * 6 * layer, rel=0.05)
+    assert added[EMBEDDING] == pytest.approx(2.0 * 8 * layer)
+    assert not np.any(added[:LAST_LAYER])

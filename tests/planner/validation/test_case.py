@@ -79,6 +79,12 @@ def test_an_unsaid_micro_batch_is_the_largest_that_fits() -> None:
     assert case(global_batch_size=32, num_layers=400).plan.micro_batch_size == 1  # nothing fits
 
 
+def test_a_pipeline_has_a_micro_batch_for_each_of_its_ranks() -> None:
+    found = case(pipeline_parallel=2, data_parallel=8, global_batch_size=None, micro_batch_size=2)
+    assert found.plan.num_microbatches == 2
+    assert found.scenario.workload.global_batch_size == 32
+
+
 def test_every_default_is_listed() -> None:
     named = " ".join(case().defaults)
     for column in (

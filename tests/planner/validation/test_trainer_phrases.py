@@ -92,6 +92,11 @@ def test_trainers_and_how_they_shard(words: str, expected: tuple[str, int]) -> N
         ({"framework": "PyTorch 2.x"}, "flash"),
         ({"framework": "PyTorch 1.13"}, "eager"),
         ({"framework": "Megatron-LM (2021)", "flash_attention": "1"}, "flash"),
+        ({"framework": "HF Trainer (torch 2.0.1)"}, "eager"),
+        ({"framework": "run_clm_no_trainer.py (HF accelerate 0.20.3)"}, "eager"),
+        ({"framework": "HF Trainer (torch 2.2)"}, "flash"),
+        ({"framework": "plain PyTorch (CS336 assignment 2)"}, "eager"),
+        ({"framework": "plain PyTorch", "notes": "attention written out"}, "eager"),
     ],
 )
 def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], kernel: str) -> None:
@@ -131,6 +136,54 @@ def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], ker
 )
 def test_recomputation_by_a_trainers_default_or_word(cells: dict[str, Any], recompute: str) -> None:
     assert case(**cells).plan.recompute == recompute
+
+
+def test_unsloths_checkpoints_go_to_the_host() -> None:
+    def offload(**cells: Any) -> str:
+        return case(framework="HF Trainer", num_gpus=1, **cells).plan.offload
+
+    assert offload(recompute="use_gradient_checkpointing=unsloth") == "activations"
+    assert offload(recompute="unsloth", offload="optimizer to CPU") == "optimizer+activations"
+    assert offload(recompute="full") == "none"
+
+
+def test_deepspeed_without_a_stage_shards_as_most_runs_with_it() -> None:
+    def sharded(framework: str, **cells: Any) -> tuple[str, int]:
+        found = case(framework=framework, **cells)
+        return found.scenario.software.name, found.plan.zero_stage
+
+    assert sharded("HF Trainer, DeepSpeed") == ("hf-trainer+deepspeed-zero2", 2)
+    assert sharded("HF Trainer, DeepSpeed", zero_stage=3) == ("hf-trainer+deepspeed-zero3", 3)
+    assert sharded("HF Trainer, DeepSpeed", zero_stage=0) == ("hf-trainer", 0)
+    assert sharded("HF Trainer") == ("hf-trainer", 0)
+
+
+def test_a_compiled_model_under_fsdp_has_an_eager_loss() -> None:
+    def copies(**cells: Any) -> float:
+        found = case(**{"framework": "nobody's own", "notes": "torch.compile", **cells})
+        return found.scenario.software.loss.fp32_logits_copies
+
+    assert copies() == 1.0
+    assert copies(zero_stage=3, framework="nobody's own (FSDP2)") == 2.0
+    assert copies(zero_stage=3, framework="nobody's own (FSDP1)") == 2.0
+    chunked = "FSDP2, torch.compile, chunked cross-entropy"
+    assert copies(zero_stage=3, notes=chunked) == 0.5
+
+
+def test_any_trainer_may_update_weights_in_the_backward_pass() -> None:
+    for framework in ("nobody's own", "HF Trainer", "torchtune"):
+        software = case(framework=framework, notes="optimizer in backward").scenario.software
+        assert software.optimizer.in_backward
+
+
+def test_fsdp_of_old_releases_keeps_frozen_layers_gathered() -> None:
+    def stays(framework: str) -> bool:
+        found = case(framework=framework, zero_stage=3, peft="lora r=8 q,v")
+        return found.scenario.software.sharding.frozen_stay
+
+    assert stays("HF Trainer, FSDP1, torch 2.0.1")
+    assert not stays("HF Trainer, FSDP1, torch 2.1.0")
+    assert not stays("HF Trainer, FSDP1")
 
 
 @pytest.mark.parametrize(
