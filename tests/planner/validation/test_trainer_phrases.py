@@ -170,6 +170,26 @@ def test_a_compiled_model_under_fsdp_has_an_eager_loss() -> None:
     assert copies(zero_stage=3, notes=chunked) == 0.5
 
 
+def test_tensor_parallel_plans_of_transformers_all_reduce() -> None:
+    def of(framework: str) -> tuple[bool, bool]:
+        found = case(framework=framework, tensor_parallel=4, precision="bf16")
+        return found.plan.sequence_parallel, found.scenario.software.optimizer.loops
+
+    assert of("NeMo-RL SFT") == (False, True)  # and its AdamW loops
+    assert of("HF Trainer") == (False, False)
+    assert of("torchtitan")[0]
+
+
+def test_hugging_faces_trainer_has_the_fused_update_by_default_since_4_54() -> None:
+    def fused(framework: str) -> bool:
+        return case(framework=framework).scenario.software.optimizer.fused
+
+    for release in ("transformers 4.55", "2026", "TRL 0.24"):
+        assert fused(f"HF Trainer ({release})")
+    assert not fused("HF Trainer (transformers 4.53)")
+    assert not fused("own PyTorch loop (HF transformers 4.57)")
+
+
 def test_any_trainer_may_update_weights_in_the_backward_pass() -> None:
     for framework in ("nobody's own", "HF Trainer", "torchtune"):
         software = case(framework=framework, notes="optimizer in backward").scenario.software
