@@ -92,8 +92,8 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
         (ALONE | {"framework": "DeepSpeed ZeRO-3", "offload": "CPU"}, {"zero_stage": 3}),
         (ALONE | {"framework": "DeepSpeed ZeRO-2", "offload": "CPU"}, {"zero_stage": 0}),
         (QLORA | {"framework": "TRL"}, {"software": "hf-trainer+kbit-preparation"}),
-        (QLORA | {"framework": "TRL (2026)"}, {"software": "hf-trainer"}),
-        (QLORA | {"framework": "TRL 0.26.2"}, {"software": "hf-trainer"}),
+        (QLORA | {"framework": "TRL (2026)"}, {"software": "hf-trainer+adamw-fused"}),
+        (QLORA | {"framework": "TRL 0.26.2"}, {"software": "hf-trainer+adamw-fused"}),
         (QLORA | {"framework": "TRL 0.25.1"}, {"software": "hf-trainer+kbit-preparation"}),
         (
             QLORA | {"framework": "backpropagate 1.7 (TRL 1.14.1)"},

@@ -190,6 +190,7 @@ def test_hugging_faces_trainer_has_the_fused_update_by_default_since_4_54() -> N
 
     for release in ("transformers 4.55", "2026", "TRL 0.24"):
         assert fused(f"HF Trainer ({release})")
+    assert fused("ColossalAI Coati")  # HybridAdam
     assert not fused("HF Trainer (transformers 4.53)")
     assert not fused("own PyTorch loop (HF transformers 4.57)")
 
