@@ -282,6 +282,7 @@ SOFTWARE = {
         "Modalities",
         "somebody's own",
     ],
+    "hf-trainer+adamw-fused": ["Colossal-AI", "ColossalAI (Gemini plugin)"],
     "hf-trainer": [
         "TRL",
         "Axolotl",
@@ -296,8 +297,6 @@ SOFTWARE = {
         "OpenRLHF",
         "verl SFT",
         "verl",
-        "Colossal-AI",
-        "ColossalAI (Gemini plugin)",
         "fsdp_qlora",
     ],
     "hf-trainer-liger": ["TRL with Liger", "Axolotl, liger kernels", "HF Trainer, fused linear CE"],
