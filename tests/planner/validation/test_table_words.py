@@ -94,10 +94,13 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
         (QLORA | {"framework": "TRL"}, {"software": "hf-trainer+kbit-preparation"}),
         (QLORA | {"framework": "TRL (2026)"}, {"software": "hf-trainer+adamw-fused"}),
         (QLORA | {"framework": "TRL 0.26.2"}, {"software": "hf-trainer+adamw-fused"}),
-        (QLORA | {"framework": "TRL 0.25.1"}, {"software": "hf-trainer+kbit-preparation"}),
+        (
+            QLORA | {"framework": "TRL 0.25.1"},
+            {"software": "hf-trainer+adamw-fused+kbit-preparation"},
+        ),
         (
             QLORA | {"framework": "backpropagate 1.7 (TRL 1.14.1)"},
-            {"software": "hf-trainer+kbit-preparation", "bits": "nf4_double"},
+            {"software": "hf-trainer+adamw-fused+kbit-preparation", "bits": "nf4_double"},
         ),
         ({"framework": "HF Trainer, nn.DataParallel"}, {"software": "hf-trainer+data-parallel"}),
         ({"framework": "HF Trainer, DDP"}, {"software": "hf-trainer+ddp"}),
