@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -12,10 +13,12 @@ from cost_models.legality.capabilities import all_capabilities, capabilities_of
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import report
-from planner.refinement.best_partition import best_staged
-from planner.request.constraints import Constraint
+from planner.refinement.best_partition import StagedPlan, best_staged
+from planner.refinement.placement import PlacedPlan, best_placed, has_exact_orders
+from planner.refinement.rank_orders import Order
+from planner.request.constraints import Constraint, holds_if_faster
 from planner.request.limits import searches_of
-from planner.search.search import search
+from planner.search.search import SearchResult, search
 
 COMMON: Final = ("nemo", "torchtitan", "deepspeed", "hf-trainer")
 MOST_GPUS: Final = 1024  # beyond, the searches of all take longer than a third of the plan's own
@@ -29,6 +32,14 @@ class BestOfTrainer:
     step_seconds: float
     plan: Plan
     layers: tuple[int, ...] | None = None  # of every stage, where they are not the usual ones
+    order: Order | None = None  # the accelerator of each rank, where it is not the usual one
+
+    @classmethod
+    def placed(cls, software: str, found: PlacedPlan) -> BestOfTrainer:
+        """Return a plan in an order of its own."""
+        ranges = found.scenario.layer_ranges
+        layers = None if ranges is None else tuple(last - first for first, last in ranges)
+        return cls(software, found.step, found.plan, layers, found.order)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -37,6 +48,7 @@ class BestOfTrainer:
             "step_seconds": self.step_seconds,
             "plan": self.plan.to_dict(),
             "layers": None if self.layers is None else list(self.layers),
+            "rank_order": None if self.order is None else list(self.order),
         }
 
 
@@ -46,6 +58,7 @@ def best_of_trainers(
     """Return the best of every common trainer, the fastest first; one without a plan is left out.
 
     None for adapters, which each trainer places in a model of its own, and for large clusters.
+    Orders of ranks are searched where all of them can be compared.
     """
     if scenario.workload.adapter != "none" or scenario.world_size > MOST_GPUS:
         return ()
@@ -65,21 +78,46 @@ def _best(
             continue
         if pinned != one.pins.get("zero_stage", pinned):
             continue
-        pins = {**one.pins, **fixed}
-        below = np.inf if best is None else best.step_seconds
         asked = (*require, *one.require)
-        result = search(one.scenario, pins, require=asked, top=1, below=below, with_near=True)
+        run_search = partial(search, fixed={**one.pins, **fixed}, require=asked)
+        # in an order of its own a plan may beat a leader that it does not beat in the default one
+        placed = has_exact_orders(scenario.cluster)
+        below = np.inf if best is None or placed else best.step_seconds
+        result = run_search(one.scenario, top=1, below=below, with_near=True)
         if not result.fits:
             continue
-        best = BestOfTrainer(name, result.seconds[0], result.plans[0])
+        found = [BestOfTrainer(name, result.seconds[0], result.plans[0])]
         staged = best_staged(
             one.scenario,
             result.plans,
             result.near,
-            best.step_seconds,
+            found[0].step_seconds,
             recomputed=result.recomputed,
             require=asked,
         )
         if staged is not None:
-            best = BestOfTrainer(name, staged.step, staged.plan, staged.layers)
+            found.append(BestOfTrainer(name, staged.step, staged.plan, staged.layers))
+        if placed and all(holds_if_faster(each) for each in asked if each.of_result):
+            own = _placed(one.scenario, result, staged, run_search, asked)
+            found += [] if own is None else [BestOfTrainer.placed(name, own)]
+        best = min([*found, *filter(None, [best])], key=lambda each: each.step_seconds)
     return best
+
+
+def _placed(
+    scenario: Scenario,
+    result: SearchResult,
+    staged: StagedPlan | None,
+    run_search: Callable[..., SearchResult],
+    require: Sequence[Constraint],
+) -> PlacedPlan | None:
+    """Return the plan that is fastest in an order of its own; None without a gain."""
+    return best_placed(
+        scenario,
+        result.plans,
+        staged,
+        lambda own, top, below: run_search(own, top=top, below=below),
+        result.near,
+        recomputed=result.recomputed,
+        require=require,
+    )

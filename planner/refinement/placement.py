@@ -19,7 +19,8 @@ tensor-parallel ranks, which communicate the most, are the nearest neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -35,7 +36,7 @@ from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.link_tree import ANY_ORDER, neighbour_link, ring_link, tree_of
 from hardware_profiles.cluster.schema import Cluster
-from hardware_profiles.progress import report
+from hardware_profiles.progress import report, tracked
 from planner.refinement.best_partition import (
     StagedPlan,
     all_stage_candidates,
@@ -52,6 +53,8 @@ from planner.refinement.rank_orders import (
 )
 from planner.request.choices import Recomputed
 from planner.request.constraints import Constraint
+from planner.request.divisors import divisors
+from planner.request.objectives import pareto_front
 
 Floats = NDArray[np.float64]
 FIRST: Final = 40  # plans of the first search with bounds; the following ones find more
@@ -165,6 +168,11 @@ def can_be_placed(cluster: Cluster) -> bool:
     return bool(cluster.levels) and cluster.rank_order is None and gpus
 
 
+def has_exact_orders(cluster: Cluster) -> bool:
+    """Whether all orders of the ranks can be compared, on an irregular tree of GPUs."""
+    return can_be_placed(cluster) and cluster.num_gpus <= EXACT
+
+
 def best_placed(
     scenario: Scenario,
     plans: Sequence[Plan],
@@ -200,6 +208,81 @@ def best_placed(
     rank = next((place for place, other in enumerate(plans) if other == plan), None)
     places = tuple(_places(ordered, plan))
     return PlacedPlan(rank, plan, ordered, placement.limit, usual, placement.proven, places)
+
+
+def placed_front(
+    scenario: Scenario,
+    usual: Fastest,
+    fixed: Mapping[str, Any],
+    search_front: Callable[[Scenario], Fastest],
+) -> list[PlacedPlan]:
+    """Return the plans with orders of their own that belong to the front of step and peak.
+
+    ``usual``: the front of the default order, the fastest first; ``fixed``: pinned parts of plans;
+    ``search_front``: of a scenario with an order. Empty beyond EXACT accelerators. Every order that
+    may win for some grid has a front; the best of all of them are the front in any order.
+    """
+    if not has_exact_orders(scenario.cluster) or not usual.plans:
+        return []
+    ordered = [scenario, *(_ordered(scenario, one) for one in _orders_of_grids(scenario, fixed))]
+    fronts = [usual, *map(search_front, tracked(ordered[1:], "order {number} of {total}"))]
+    steps = np.concatenate([one.seconds for one in fronts])
+    peaks = np.concatenate(
+        [price(scenario, PlanTable.from_plans(list(one.plans))).peak for one in fronts if one.plans]
+    )
+    rows = [(place, plan) for place, one in enumerate(fronts) for plan in one.plans]
+    number = len(usual.plans)
+    found = []
+    for row in pareto_front(steps, peaks):
+        place, plan = rows[row]
+        before = np.min(steps[:number][peaks[:number] <= peaks[row]], initial=np.inf)
+        if place and steps[row] < before * (1.0 - GAIN):
+            own = ordered[place]
+            places = tuple(_places(own, plan))
+            step, least = float(steps[row]), float(min(before, ordered_step(scenario, plan, None)))
+            found.append(PlacedPlan(None, plan, own, step, least, True, places))
+    return found
+
+
+def _orders_of_grids(scenario: Scenario, fixed: Mapping[str, Any]) -> list[Order]:
+    """Return the orders, but for the default one, that may win for some grid of all ranks."""
+    count, experts = scenario.cluster.num_gpus, scenario.model.has_experts
+    tree = tree_of(achieved_by(scenario.software, scenario.cluster))
+    grids: dict[frozenset[Groups], list[Groups]] = {}
+    for pipeline, replicas, shards, context, tensor in _factors(count, 5):
+        ranks = replicas * shards * context
+        for expert, cut, copies in itertools.product(
+            divisors(ranks) if experts else (1,), (True, False), divisors(shards)
+        ):
+            plan = Plan(
+                data_parallel=replicas * shards,
+                dp_replicate=replicas,
+                pipeline_parallel=pipeline,
+                context_parallel=context,
+                tensor_parallel=tensor,
+                expert_parallel=expert,
+                expert_tensor_parallel=cut,
+                secondary_ranks=copies,
+            )
+            if all(getattr(plan, name) == fixed.get(name, getattr(plan, name)) for name in GRID):
+                groups = _groups(plan)
+                grids.setdefault(frozenset(groups), groups)
+    orders = (order for one in grids.values() for order in orders_that_may_win(tree, one, count))
+    return [order for order in dict.fromkeys(orders) if order != tuple(range(count))]
+
+
+def _factors(count: int, number: int) -> Iterator[tuple[int, ...]]:
+    """Yield all ways to write a count as a product of a number of factors.
+
+    >>> list(_factors(2, 2))
+    [(1, 2), (2, 1)]
+    """
+    if number == 1:
+        yield (count,)
+        return
+    for first in divisors(count):
+        for rest in _factors(count // first, number - 1):
+            yield (first, *rest)
 
 
 @dataclass

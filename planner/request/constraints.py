@@ -325,6 +325,11 @@ def only_breaks(constraint: Constraint) -> bool:
     return constraint.operator in LONGER.get(constraint.name, ())
 
 
+def holds_if_faster(constraint: Constraint) -> bool:
+    """Whether a plan keeps a constraint on results with the same peak and a shorter step."""
+    return only_breaks(constraint) or constraint.name == "memory"
+
+
 def _first_broken(
     numbered: Sequence[tuple[int, Constraint]], columns: Mapping[str, Any], rows: int
 ) -> NDArray[np.int16]:

@@ -15,7 +15,8 @@ from planner.answer.answers import header, made_by, not_run
 from planner.assessment.assess import Assessment, assess, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.verdict import budget_bytes
-from planner.refinement.placement import can_be_placed
+from planner.refinement.placement import can_be_placed, has_exact_orders
+from planner.refinement.rank_orders import EXACT
 from planner.run_cost.failures import failure_notes
 from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY
 from planner.search.search import Counts
@@ -23,7 +24,6 @@ from planner.survey.compare_cases import (
     RankedPlan,
     SurveyCase,
     SurveyRequest,
-    is_placed,
     job_limits,
 )
 from planner.survey.text import reason_without_plan, survey_text
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NOT_PLACED: Final = (
-    "ranks are in the order of the accelerators: the order does not change the memory of a plan, "
-    "and it is not optimised on fronts"
+    "ranks are in the order of the accelerators: "
+    f"on fronts of more than {EXACT} it is not optimised"
 )
 MOST_REFUSALS: Final = 3  # clusters for which changes that would give a plan are searched
 
@@ -228,8 +228,8 @@ def assumptions_of(
         assumptions.append(ABOUT_ENERGY)
     if request.job.is_given and any(found.run for found in ranked[:1]):
         assumptions += failure_notes(request.job)
-    scenarios = [case.scenario for case in cases]
-    if any(can_be_placed(one.cluster) and not is_placed(one, request) for one in scenarios):
+    clusters = [case.scenario.cluster for case in cases]
+    if request.pareto and any(can_be_placed(c) and not has_exact_orders(c) for c in clusters):
         assumptions.append(NOT_PLACED)
     return list(dict.fromkeys(assumptions))
 

@@ -15,15 +15,26 @@ from typing import Any, Final
 import numpy as np
 
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
+from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import report, tracked
 from planner.assessment.assess import Assessment, assess, assess_plans
 from planner.assessment.too_small import too_small
 from planner.refinement.best_partition import StagedPlan, best_staged
-from planner.refinement.placement import PlacedPlan, best_placed, can_be_placed
+from planner.refinement.placement import (
+    PlacedPlan,
+    best_placed,
+    can_be_placed,
+    placed_front,
+)
 from planner.request.choices import ALLOWED, PARTS, Objective
-from planner.request.constraints import Constraint, broken_by_result, only_breaks
+from planner.request.constraints import (
+    Constraint,
+    broken_by_result,
+    holds_if_faster,
+    only_breaks,
+)
 from planner.request.objectives import pareto_front, results
 from planner.request.scenario import AssumedScenario
 from planner.run_cost.failures import TrainingRun, training_run
@@ -223,27 +234,33 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
         recomputed=wide.recomputed,
         require=require,
     )
-    placed = None
-    if is_placed(scenario, request) and wide.fits:
-        required = [one for one in require if not one.of_result or _holds_if_faster(one)]
-        placed = best_placed(
-            scenario,
-            seen,
-            staged,
-            lambda own, top, below: run_search(own, require=required, top=top, below=below),
-            wide.near,
-            recomputed=wide.recomputed,
-            require=require,
-        )
-    own = [] if placed is None else [_placed(placed, request)]
+    placed: list[PlacedPlan | None] = []
+    if can_be_placed(scenario.cluster) and wide.fits:
+        # constraints that a plan may keep in an order of its own alone
+        kept = [one for one in require if not one.of_result or holds_if_faster(one)]
+        by_step = partial(search, fixed=run_search.keywords["fixed"], offloads=request.offloads)
+        if request.pareto is not None:
+            search_front = partial(run_search, require=require)
+            placed = [*placed_front(scenario, wide, request.fixed, search_front)]
+        elif request.objective == "memory":  # which no order changes
+            least = float(price(scenario, PlanTable.from_plans([seen[0]])).peak[0])
+            kept.append(Constraint("memory", "<=", least, "the smallest peak"))
+        if request.pareto is None:
+            placed = [
+                best_placed(
+                    scenario,
+                    seen,
+                    staged,
+                    lambda own, top, below: by_step(own, require=kept, top=top, below=below),
+                    wide.near,
+                    recomputed=wide.recomputed,
+                    require=require,
+                )
+            ]
+    own = [_placed(one, request) for one in placed if one is not None]
     own += [] if staged is None else [_staged(scenario, staged, request)]
-    kept = [found for found in own if _holds(found, require)]
-    return SurveyCase(assumed, result, (*kept, *found_of(scenario, result, request)))
-
-
-def _holds_if_faster(constraint: Constraint) -> bool:
-    """Whether a plan keeps a constraint on results with the same peak and a shorter step."""
-    return only_breaks(constraint) or constraint.name == "memory"
+    best = [found for found in own if _holds(found, require)]
+    return SurveyCase(assumed, result, (*best, *found_of(scenario, result, request)))
 
 
 def _in_order(result: SearchResult, request: SurveyRequest) -> SearchResult:
@@ -253,11 +270,6 @@ def _in_order(result: SearchResult, request: SurveyRequest) -> SearchResult:
 
 def _ranks_by_step(request: SurveyRequest) -> bool:
     return request.objective != "memory" and request.pareto is None
-
-
-def is_placed(scenario: Scenario, request: SurveyRequest) -> bool:
-    """Whether the order of ranks is optimised: not on fronts, nor for the objective memory."""
-    return _ranks_by_step(request) and can_be_placed(scenario.cluster)
 
 
 def _placed(placed: PlacedPlan, request: SurveyRequest) -> RankedPlan:

@@ -25,6 +25,7 @@ from hardware_profiles.cluster.link_tree import neighbour_link, ring_link, tree_
 from hardware_profiles.cluster.links import link_graph
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster, Figure, Level
+from planner.assessment.assess import assess
 from planner.cli.app import main
 from planner.refinement.placement import groups_of, ordered_step, place
 from planner.refinement.rank_orders import Groups, best_order, orders_of_axes
@@ -271,8 +272,20 @@ def test_surveys_and_inverse_questions_place_ranks(box: Cluster, tmp_path: Path)
         assert "own order of ranks" in str(answer)
         assert json.loads(json.dumps(survey.to_dict()))["plans"][0]["placed"]["gain"] > 0.1
         assert not any("in the order of the accelerators" in said for said in survey.assumptions)
-    (front, *_) = planner.plan("llama-3.2-1b", box, pareto="time,memory", **asked).assumptions[-1:]
-    assert "it is not optimised on fronts" in front
+    answer = planner.plan("llama-3.2-1b", box, objective="memory", **asked)
+    least = answer.placed
+    assert least is not None
+    assert assess(least.scenario, least.plan).memory.peak_bytes == usual.memory.peak_bytes
+    assert least.step < usual.time.step_seconds
+    front = planner.plan("llama-3.2-1b", box, pareto="time,memory", **asked)
+    assert front.ranked[0].placed.order == alone.order  # type: ignore[union-attr]
+    nodes = tmp_path / "nodes.toml"
+    two = BOX.replace("nodes = 1", "nodes = 2").replace(
+        "above = [0, 1, 2, 3, 0, 1, 2, 3]", "each = 4"
+    )
+    nodes.write_text(two)
+    notes = planner.plan("llama-3.2-1b", nodes, pareto="time,memory", **asked).assumptions
+    assert any("on fronts of more than 8 it is not optimised" in note for note in notes)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cost_models.legality.rules import legality_codes
+from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.scenario import Scenario
@@ -22,9 +23,17 @@ from hardware_profiles.cluster.link_tree import (
     with_bandwidths,
 )
 from hardware_profiles.cluster.schema import Cluster
+from planner.advice.trainers import best_of_trainers
 from planner.refinement import placement
 from planner.refinement.best_partition import best_staged
-from planner.refinement.placement import GAIN, best_placed, grid_of, ordered_step
+from planner.refinement.placement import (
+    GAIN,
+    best_placed,
+    grid_of,
+    ordered_step,
+    placed_front,
+)
+from planner.request.objectives import pareto_front
 from planner.search.search import SearchResult, search
 from planner.search.space import enumerate_plans
 from tests.planner.refinement.test_placement import random_tree
@@ -119,6 +128,33 @@ def test_the_best_plan_and_order_equal_brute_force(seed: int, model: str) -> Non
     assert (found < 0.95 * before) == (seed > 0)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("model", "seed"), [("llama", 7), ("mixtral", 7), ("llama", 3), ("llama", 0)]
+)
+def test_the_front_in_every_order_equals_brute_force(seed: int, model: str) -> None:
+    scenario, pins = small(seed, 4, model), {**PINS, "recompute_layers": 0}
+    table = enumerate_plans(scenario.model, scenario.workload, 4, pins, every_cut=True)
+    table = table.rows(legality_codes(scenario, table) == 0)
+    peak = price(scenario, table).peak
+    steps = [
+        above(price(own, table).step, simulated_steps(own, table))
+        for own in in_every_order(scenario)
+    ]
+    step = np.min(steps, axis=0)
+
+    usual = search(scenario, pins, front=True)
+    orders = placed_front(scenario, usual, pins, lambda own: search(own, pins, front=True))
+    assert all(one.proven for one in orders)
+    peaks = [*price(scenario, PlanTable.from_plans(usual.plans)).peak]
+    peaks += [float(price(scenario, PlanTable.from_plans([one.plan])).peak[0]) for one in orders]
+    seconds = [*usual.seconds, *(one.step for one in orders)]
+    for row in pareto_front(step, peak).tolist():
+        fastest = min(s for s, p in zip(seconds, peaks, strict=True) if p <= peak[row])
+        assert step[row] * (1.0 - 1e-9) <= fastest <= step[row] * (1.0 + 1e-9) / (1.0 - GAIN)
+    assert bool(orders) == (seed > 0)
+
+
 def test_a_plan_that_is_second_in_the_default_order_wins_with_its_own() -> None:
     scenario = small(7, 4, "llama")
     usual = search(scenario, PINS, top=40)
@@ -141,6 +177,21 @@ def test_stages_are_chosen_in_every_order(seed: int) -> None:
     before, found = placed(scenario, stages=True)
     assert before == pytest.approx(best[0], rel=1e-9)
     assert min(best) * (1.0 - 2 * GAIN) <= found <= min(best) * (1.0 + 2 * GAIN)
+
+
+@pytest.mark.slow
+def test_the_best_of_each_trainer_is_that_of_all_orders() -> None:
+    scenario = small(7, 4, "llama")
+    best: dict[str, float] = {}
+    for own in in_every_order(scenario):
+        for one in best_of_trainers(own, PINS):
+            seconds = one.step_seconds
+            best[one.software] = min(seconds, best.get(one.software, seconds))
+    found = {one.software: one for one in best_of_trainers(scenario, PINS)}
+    assert {name: one.step_seconds for name, one in found.items()} == pytest.approx(
+        best, rel=2 * GAIN
+    )
+    assert any(one.order is not None for one in found.values())
 
 
 def test_larger_trees_try_a_few_grids(monkeypatch: pytest.MonkeyPatch) -> None:
