@@ -132,6 +132,14 @@ CONSTANTS: Final = (
         touches=_is("Blackwell"),
     ),
     Constant(
+        "JOULES_A_FLOP CDNA3",
+        "joules of a 16-bit FLOP",
+        "runs on MI300X and MI325X",
+        rates.JOULES_A_FLOP,
+        "CDNA3",
+        touches=_is("CDNA3"),
+    ),
+    Constant(
         "FP32_SHARE",
         "of the fp32 peak without tensor cores",
         "BERT on V100",

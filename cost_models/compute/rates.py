@@ -53,13 +53,16 @@ SUSTAINED_SHARE = 0.965
 # Turing, 24 on a T4 of 70 W, whose power limit NVIDIA names as the cause
 # (forums.developer.nvidia.com/t/264462); Ampere, 198 to 215 on an A100-PCIe of 250 W, and Ada, 52
 # to 59 on an L4 of 72 W, medians over fp16 and bf16 from 8192 on
-# (zzc0721/torch-performance-test-data, issues 108 and 120).
+# (zzc0721/torch-performance-test-data, issues 108 and 120). CDNA3: fitted on runs on MI300X (750 W)
+# and MI325X (1000 W) of three sources (one left out in turn: 1.64 to 1.76), a bound of training, not
+# of a matmul alone: their best ones take 1.1 to 1.3 pJ.
 JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Volta": 3.0e-12,
     "Turing": 2.9e-12,
     "Ampere": 1.2e-12,
     "Ada": 1.3e-12,
     "Hopper": 0.98e-12,
+    "CDNA3": 1.7e-12,
     "Blackwell": 0.81e-12,
     "Blackwell Ultra": 0.81e-12,  # as Blackwell: the same process
 }

@@ -32,7 +32,7 @@ def test_a_limit_that_does_not_bind_changes_nothing() -> None:
 
 
 def test_without_joules_a_flop_the_rate_falls_with_the_power() -> None:
-    board, held = (parse_cluster(f"8xMI300X{end}").accelerator for end in ("", "@600W"))
+    board, held = (parse_cluster(f"8xMI350X{end}").accelerator for end in ("", "@800W"))
     full, less = (rates(chip, "bf16", SOFTWARE).matmul for chip in (board, held))
     assert less / full == pytest.approx(0.8)
 

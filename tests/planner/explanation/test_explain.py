@@ -377,7 +377,7 @@ def test_where_power_binds_it_is_named() -> None:
         "8xH100-SXM", 0.0
     )
     assert "no step time):" in said("8xH100-SXM", 0.0, "memory_bandwidth")
-    assert "no step time):" in said("8xMI300X", 0.0)  # of its power nothing is known
+    assert "no step time):" in said("8xMI355X", 0.0)  # of its power nothing is known
     assert "shortens the step by 3.0 %" in said("8xH100-SXM", -0.03)
 
 
