@@ -105,7 +105,7 @@ def misalignment(lengths: Sequence[Real], compute_bytes: float, rate: Rates) -> 
     [3.0, 1.8, 1.0, 1.0]
     """
     slower: Real = np.asarray(1.0)
-    aligned = rate.pads_matmuls or rate.feeds_misaligned
+    aligned = rate.pads_matmuls or rate.halves_tensor_cores
     if compute_bytes != 2.0 or not rate.units or aligned:
         return slower
     for length in lengths:

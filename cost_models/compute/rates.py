@@ -67,6 +67,10 @@ JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Blackwell Ultra": 0.81e-12,  # as Blackwell: the same process
 }
 BEFORE_HOPPER = ("Pascal", "Volta", "Turing", "Ampere")
+# GeForce cards add up in fp32 at half the rate of their tensor cores: what sets up a tile and feeds it
+# has twice the time. 35 square matrices of seven such cards (zzc0721/torch-performance-test-data:
+# tests/cost_models/compute/test_measured_matmuls.py)
+HALVED_SETUP: Final = 0.5
 # with asynchronous matmul instructions, which kernels written for Ampere do not use; Ada and the
 # RTX cards of Blackwell have Ampere's instructions
 SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
@@ -92,12 +96,14 @@ class Rates(Struct, frozen=True):
     core: float | None = None  # FLOP/s of attention cores and head, where they differ (fp8)
     attention: float = 1.0  # of a flash core's rate: cores in fewer bits than the head
     flash: float = 1.0  # share of a flash kernel's efficiency that it reaches on this architecture
-    setup: float = 1.0  # over the 16-bit rate: setting up a tile takes as long in any precision
+    setup: float = (
+        1.0  # over tensor cores' 16-bit rate: a tile's setup takes as long in any precision
+    )
     shares_operands: bool = False  # pairs of multiprocessors read one operand of a tile once
     copies_fp8: bool = False  # matmuls in 8 bits read operands along one direction only
     pads_matmuls: bool = False  # a compiler pads operands whose rows are not aligned
     misaligned_batches: float = 1.0  # least slowdown of batched matmuls whose rows are not aligned
-    feeds_misaligned: bool = False  # matmuls whose rows are not aligned are as fast
+    halves_tensor_cores: bool = False  # GeForce: adds up in fp32 at half the rate, feeds any row
     single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
 
     @property
@@ -105,7 +111,8 @@ class Rates(Struct, frozen=True):
         """The rates of attention cores and head."""
         if self.core is None:
             return self
-        return replace(self, matmul=self.core, core=None, setup=1.0)
+        setup = HALVED_SETUP if self.halves_tensor_cores else 1.0
+        return replace(self, matmul=self.core, core=None, setup=setup)
 
     @property
     def of_single(self) -> Rates:
@@ -144,7 +151,7 @@ def rates(
     measured = accelerator.device == "cpu"
     sixteen = best_matmul(accelerator, "bf16") or best_matmul(accelerator, "fp16") or best
     eight = best_matmul(accelerator, "bf16") if precision in QUANTISED else None
-    setup = best / sixteen
+    setup = best / sixteen * (HALVED_SETUP if _halves_tensor_cores(accelerator) else 1.0)
     if long_run and not measured:
         best = sustained(accelerator, precision, best)
         eight = None if eight is None else sustained(accelerator, "bf16", eight)
@@ -166,7 +173,7 @@ def rates(
         units=0.0 if measured or units is None else units.value,
         pads_matmuls=software.kernels.pads_matmuls,
         misaligned_batches=software.kernels.misaligned_bf16_batches if precision == "bf16" else 1.0,
-        feeds_misaligned=_is_geforce(accelerator),
+        halves_tensor_cores=_halves_tensor_cores(accelerator),
     )
 
 
@@ -247,6 +254,13 @@ def _usual_share(accelerator: Accelerator) -> float:
 def _is_geforce(accelerator: Accelerator) -> bool:
     """Return whether it is a GeForce card: those reach each other through host memory only."""
     return accelerator.host_memory_bandwidth is not None
+
+
+def _halves_tensor_cores(accelerator: Accelerator) -> bool:
+    """Return whether tensor cores add up in fp32 at half their rate: twice fp32's without them."""
+    peaks = accelerator.peak_flops
+    single, sixteen = peaks.get("fp32"), peaks.get("bf16")
+    return single is not None and sixteen is not None and sixteen.value < 2.5 * single.value
 
 
 def sustained(accelerator: Accelerator, precision: str, best: float) -> float:

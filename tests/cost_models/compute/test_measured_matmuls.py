@@ -7,7 +7,9 @@ ND_H200_v5 and ND_GB200_v6 (fp8): cuBLASLt, random values, TFLOP/s of (m, n, k).
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import rates
@@ -45,3 +47,32 @@ def test_power_and_waves_say_what_a_long_run_of_one_matmul_reaches(
         errors.append(abs(2e-12 * m * n * k / seconds / found - 1.0))
     assert max(errors) <= worst
     assert sorted(errors)[len(errors) // 2] <= worst / 2.0 + 0.01
+
+
+SQUARES = (1024.0, 2048.0, 4096.0, 8192.0, 10240.0)
+# bf16, TFLOP/s: zzc0721/torch-performance-test-data, issues 131, 171, 114, 66, 145, 78, 96 and 64
+GEFORCE = {
+    "RTX-3060": (19.04, 23.69, 24.29, 25.42, 25.47),
+    "RTX-3070": (29.54, 35.45, 34.76, 36.98, 38.36),
+    "RTX-3080": (50.13, 58.92, 61.51, 63.56, 64.68),
+    "RTX-4060": (27.85, 30.10, 31.21, 30.67, 29.81),
+    "RTX-4060-Ti-16GB": (41.36, 44.75, 45.00, 47.48, 47.78),
+    "RTX-4090": (126.84, 164.81, 151.50, 160.17, 158.54),
+    "RTX-5090": (94.16, 170.77, 181.17, 234.89, 240.05),
+}
+
+
+def test_half_rate_tensor_cores_set_up_their_tiles_in_half_the_sums() -> None:
+    def mean_error(setup: float) -> float:
+        errors = []
+        for name, measured in GEFORCE.items():
+            chip = parse_cluster(f"1x{name}").accelerator
+            found = rates(chip, "bf16", software_profile("torch-trainer"))
+            rate = replace(found, matmul=1e12 * max(measured), setup=setup or found.setup)
+            for size, flops in zip(SQUARES, measured, strict=True):
+                seconds = float(matmul_seconds(size, size, size, 2.0, rate))
+                errors.append(abs(np.log(2e-12 * size**3 / seconds / flops)))
+        return float(np.mean(errors))
+
+    assert mean_error(0.0) == mean_error(0.5) < 0.065
+    assert mean_error(1.0) > 0.085
