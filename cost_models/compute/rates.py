@@ -54,8 +54,8 @@ SUSTAINED_SHARE = 0.965
 # (forums.developer.nvidia.com/t/264462); Ampere, 198 to 215 on an A100-PCIe of 250 W, and Ada, 52
 # to 59 on an L4 of 72 W, medians over fp16 and bf16 from 8192 on
 # (zzc0721/torch-performance-test-data, issues 108 and 120). CDNA3: fitted on runs on MI300X (750 W)
-# and MI325X (1000 W) of three sources (one left out in turn: 1.64 to 1.76); a bound of training, not
-# of a matmul alone: the best ones take 1.1 to 1.3 pJ.
+# and MI325X (1000 W) of three sources (each left out in turn: 1.64 to 1.76); it bounds training: a
+# matmul alone takes 1.1 to 1.3 pJ.
 JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Volta": 3.0e-12,
     "Turing": 2.9e-12,
