@@ -8,6 +8,7 @@ Leaves out: other programs that use the host's link, memory or cores.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -22,6 +23,19 @@ from hardware_profiles.software.trainer import SoftwareProfile
 # Convention, not a measurement: eight channels of DDR4-3200 of 25.6 GB/s (JESD79-4), shared by all
 # ranks of a node
 HOST_MEMORY_BANDWIDTH: Final = 204.8e9
+# The same of both sockets of servers whose accelerators have links of their own, as in NVIDIA's:
+# DGX-1 (Xeon E5-2698 v4, four channels of DDR4-2400 each), DGX A100 (EPYC 7742, eight of
+# DDR4-3200), DGX H100 (Xeon 8480C, eight of DDR5-4800), DGX B200 (Xeon 8570, eight of DDR5-5600)
+SERVER_MEMORY_BANDWIDTH: Final[Mapping[str, float]] = {
+    "Volta": 153.6e9,
+    "Ampere": 409.6e9,
+    "Hopper": 614.4e9,
+    "Blackwell": 716.8e9,
+    "Blackwell Ultra": 716.8e9,
+}
+# What updates reach of it: STREAM's triad, 250 of 307 GB/s (EPYC 7601), 199 of 256 (Xeon 8176) and
+# 128 of 154 (Xeon E5-2699 v4; AnandTech, Sizing up servers, 2017)
+STREAM_SHARE: Final = 0.8
 # Convention, not a measurement: all drives of a node, in each direction (eight of 3.2 GB/s)
 NVME_BANDWIDTH: Final = 25.6e9
 
@@ -48,6 +62,20 @@ def host_link(cluster: Cluster, table: PlanTable, software: SoftwareProfile) -> 
             "in the cluster's file)"
         )
     return float("inf")
+
+
+def host_memory_bandwidth(accelerator: Accelerator) -> float:
+    """Return bytes/s that updates move in the memory of a node's host.
+
+    >>> from hardware_profiles.cluster.parse import parse_cluster
+    >>> chips = [parse_cluster(f"1x{name}").accelerator for name in ("H100-SXM", "L4")]
+    >>> [host_memory_bandwidth(chip) / 1e9 for chip in chips]
+    [491.52, 163.84]
+    """
+    usual = HOST_MEMORY_BANDWIDTH
+    if accelerator.link.startswith("NVLink"):
+        usual = SERVER_MEMORY_BANDWIDTH.get(accelerator.architecture, usual)
+    return STREAM_SHARE * usual
 
 
 def activation_offload_seconds(
@@ -78,16 +106,17 @@ def host_update_seconds(
     link: float,
     ranks_of_host: int,
     accesses: float,
+    memory: float,
 ) -> Real:
     """Seconds of the optimizer on the host: gradients down, the update, new weights up.
 
         2 w P / link + ranks of a host x (bytes that the update moves) P / host memory bandwidth
 
     ``parameters``: elements that a rank updates; ``accesses``: bytes that the update moves for
-    each. The three phases do not overlap. Source: ZeRO-Offload (arXiv:2101.06840), sec. 4.1,
-    without its overlap and with fp32 in both directions.
+    each; ``memory``: bytes/s of the host's. The three phases do not overlap. Source: ZeRO-Offload
+    (arXiv:2101.06840), sec. 4.1, without its overlap and with fp32 in both directions.
     """
-    moved = accesses * ranks_of_host / HOST_MEMORY_BANDWIDTH
+    moved = accesses * ranks_of_host / memory
     return parameters * (2.0 * master_bytes / link + moved)
 
 

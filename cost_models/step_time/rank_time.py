@@ -31,6 +31,7 @@ from cost_models.communication.expert_parallel import (
 from cost_models.communication.host_link import (
     activation_offload_seconds,
     host_link,
+    host_memory_bandwidth,
     host_update_seconds,
     nvme_seconds,
     weight_fetch_seconds,
@@ -353,7 +354,8 @@ def offloaded_update_seconds(view: RankView, link: float, shard: Real) -> Real:
     """Seconds of an update on the host: its cores, and its drives if the states are there."""
     workload, gpus = view.workload, view.cluster.gpus_per_node
     accesses = update_accesses(workload, view.software)
-    on_host = host_update_seconds(shard, workload.master_bytes, link, gpus, accesses)
+    memory = host_memory_bandwidth(view.cluster.accelerator)
+    on_host = host_update_seconds(shard, workload.master_bytes, link, gpus, accesses, memory)
     state_bytes = OPTIMIZER_TRAITS[workload.optimizer].states * workload.state_bytes
     stored = gpus * (workload.master_bytes + state_bytes) * shard
     return on_host + np.where(view.table.offload_device == NVME, nvme_seconds(stored), 0.0)

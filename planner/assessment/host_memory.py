@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.communication.host_link import HOST_MEMORY_BANDWIDTH, NVME_BANDWIDTH
+from cost_models.communication.host_link import NVME_BANDWIDTH, host_memory_bandwidth
 from cost_models.memory.host import HostBytes
 from cost_models.plan.plan import Plan
 from cost_models.pricing.estimate import PredictionTable
@@ -112,7 +112,8 @@ def about_offload(scenario: Scenario, plan: Plan, host: HostMemory) -> list[str]
     if not scenario.on_gpu:
         return [f"offload {plan.offload} saves nothing: processes own the host's memory"]
     if plan.offloads_optimizer:
-        rate, drives = HOST_MEMORY_BANDWIDTH / 1e9, NVME_BANDWIDTH / 1e9
+        rate = host_memory_bandwidth(scenario.cluster.accelerator) / 1e9
+        drives = NVME_BANDWIDTH / 1e9
         notes.append(
             f"a host's cores update at {rate:.1f} GB/s, shared by its ranks (a convention)"
         )

@@ -337,7 +337,9 @@ def test_both_adapters_of_one_rank_are_those_on_a_base_in_4_bits() -> None:
     )
 
 
-@pytest.mark.parametrize(("device", "said"), [("gpu", "204.8 GB/s"), ("cpu", "saves nothing")])
+@pytest.mark.parametrize(
+    ("device", "said"), [("gpu", "a host's cores update at"), ("cpu", "saves nothing")]
+)
 def test_offload_says_what_it_stands_on(device: Any, said: str) -> None:
     cluster = parse_cluster(CLUSTER)
     cluster = replace(cluster, accelerator=replace(cluster.accelerator, device=device))
