@@ -23,6 +23,8 @@ from hardware_profiles.software.trainer import SoftwareProfile
 # Convention, not a measurement: eight channels of DDR4-3200 of 25.6 GB/s (JESD79-4), shared by all
 # ranks of a node
 HOST_MEMORY_BANDWIDTH: Final = 204.8e9
+# The same of a machine with one card: two channels of DDR5-5600 (JESD79-5)
+DESKTOP_MEMORY_BANDWIDTH: Final = 89.6e9
 # The same of both sockets of servers whose accelerators have links of their own, as in NVIDIA's:
 # DGX-1 (Xeon E5-2698 v4, four channels of DDR4-2400 each), DGX A100 (EPYC 7742, eight of
 # DDR4-3200), DGX H100 (Xeon 8480C, eight of DDR5-4800), DGX B200 (Xeon 8570, eight of DDR5-5600)
@@ -64,17 +66,18 @@ def host_link(cluster: Cluster, table: PlanTable, software: SoftwareProfile) -> 
     return float("inf")
 
 
-def host_memory_bandwidth(accelerator: Accelerator) -> float:
+def host_memory_bandwidth(cluster: Cluster) -> float:
     """Return bytes/s that updates move in the memory of a node's host.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
-    >>> chips = [parse_cluster(f"1x{name}").accelerator for name in ("H100-SXM", "L4")]
-    >>> [host_memory_bandwidth(chip) / 1e9 for chip in chips]
-    [491.52, 163.84]
+    >>> clusters = map(parse_cluster, ("8xH100-SXM", "8xL4", "1xL4"))
+    >>> [host_memory_bandwidth(cluster) / 1e9 for cluster in clusters]
+    [491.52, 163.84, 71.68]
     """
-    usual = HOST_MEMORY_BANDWIDTH
-    if accelerator.link.startswith("NVLink"):
-        usual = SERVER_MEMORY_BANDWIDTH.get(accelerator.architecture, usual)
+    chip = cluster.accelerator
+    usual = HOST_MEMORY_BANDWIDTH if cluster.gpus_per_node > 1 else DESKTOP_MEMORY_BANDWIDTH
+    if chip.link.startswith("NVLink"):
+        usual = SERVER_MEMORY_BANDWIDTH.get(chip.architecture, HOST_MEMORY_BANDWIDTH)
     return STREAM_SHARE * usual
 
 

@@ -354,7 +354,7 @@ def offloaded_update_seconds(view: RankView, link: float, shard: Real) -> Real:
     """Seconds of an update on the host: its cores, and its drives if the states are there."""
     workload, gpus = view.workload, view.cluster.gpus_per_node
     accesses = update_accesses(workload, view.software)
-    memory = host_memory_bandwidth(view.cluster.accelerator)
+    memory = host_memory_bandwidth(view.cluster)
     on_host = host_update_seconds(shard, workload.master_bytes, link, gpus, accesses, memory)
     state_bytes = OPTIMIZER_TRAITS[workload.optimizer].states * workload.state_bytes
     stored = gpus * (workload.master_bytes + state_bytes) * shard

@@ -112,7 +112,7 @@ def about_offload(scenario: Scenario, plan: Plan, host: HostMemory) -> list[str]
     if not scenario.on_gpu:
         return [f"offload {plan.offload} saves nothing: processes own the host's memory"]
     if plan.offloads_optimizer:
-        rate = host_memory_bandwidth(scenario.cluster.accelerator) / 1e9
+        rate = host_memory_bandwidth(scenario.cluster) / 1e9
         drives = NVME_BANDWIDTH / 1e9
         notes.append(
             f"a host's cores update at {rate:.1f} GB/s, shared by its ranks (a convention)"
