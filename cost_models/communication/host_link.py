@@ -74,10 +74,13 @@ def host_memory_bandwidth(cluster: Cluster) -> float:
     >>> [host_memory_bandwidth(cluster) / 1e9 for cluster in clusters]
     [491.52, 163.84, 71.68]
     """
-    chip = cluster.accelerator
-    usual = HOST_MEMORY_BANDWIDTH if cluster.gpus_per_node > 1 else DESKTOP_MEMORY_BANDWIDTH
+    chip, stated = cluster.accelerator, cluster.accelerator.host_memory_bandwidth
     if chip.link.startswith("NVLink"):
         usual = SERVER_MEMORY_BANDWIDTH.get(chip.architecture, HOST_MEMORY_BANDWIDTH)
+    elif cluster.gpus_per_node == 1:
+        usual = DESKTOP_MEMORY_BANDWIDTH
+    else:
+        usual = HOST_MEMORY_BANDWIDTH if stated is None else stated.value
     return STREAM_SHARE * usual
 
 
