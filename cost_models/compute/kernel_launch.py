@@ -1,7 +1,7 @@
 """Host seconds of kernel launches, and the time that a pass waits for them.
 
 Every operator costs the host a fixed time, whatever its size; the number of operators depends on
-the software, on adapters and on casts to 8 bits. A captured CUDA graph is one operator; synchronous
+the software, on routed experts, adapters and casts to 8 bits. A captured CUDA graph is one operator; synchronous
 launches (CUDA_LAUNCH_BLOCKING=1) hide nothing. Units: seconds.
 """
 
@@ -79,7 +79,7 @@ def deferred_launches(view: RankView, operator: float) -> Real:
 def _layer_operators(
     kind: LayerKind, forward: Real, backward: Real, view: RankView
 ) -> tuple[Real, Real]:
-    """Operators of a layer's passes: its own, of context parallelism, adapters, casts to fp8."""
+    """Operators of a layer's passes: its own, of experts, context ranks, adapters, casts to fp8."""
     host = view.software.host
     if host.cuda_graphs == "layers":
         return np.ones_like(forward), np.ones_like(backward)
@@ -89,10 +89,20 @@ def _layer_operators(
     adapters = sum(weight.name.endswith(SECOND) for weight in kind.weights if weight.is_adapter)
     forward = forward + adapters * host.adapter_operators_forward
     backward = backward + adapters * host.adapter_operators_backward
+    each: Real = 1.0  # experts with launches of their own
+    if kind.feed_forward.num_experts:
+        experts = kind.feed_forward.num_experts / view.table.expert_parallel
+        forward = forward + host.routing_operators_forward + experts * host.expert_operators_forward
+        backward = backward + host.routing_operators_backward
+        backward = backward + experts * host.expert_operators_backward
+        each = experts if host.expert_operators_forward else 1.0
     if view.workload.precision in QUANTISED:
         matrices = sum(
-            weight.role in ("linear", "expert") and len(weight.shape) > 1 and not weight.is_adapter
+            each if weight.role == "expert" else 1.0
             for weight in kind.weights
+            if weight.role in ("linear", "expert")
+            and len(weight.shape) > 1
+            and not weight.is_adapter
         )
         forward = forward + matrices * host.fp8_operators_forward
         backward = backward + matrices * host.fp8_operators_backward

@@ -211,6 +211,10 @@ class TrainerHost(Host, frozen=True, kw_only=True):
     adapter_operators_backward: Amount
     fp8_operators_forward: Amount  # per matrix in 8 bits, in addition: casts
     fp8_operators_backward: Amount
+    routing_operators_forward: Amount  # of a layer with routed experts, beyond one with an MLP
+    routing_operators_backward: Amount
+    expert_operators_forward: Amount  # per expert of the rank, in addition; 0: one kernel for all
+    expert_operators_backward: Amount
     step_seconds: Amount  # that the device waits for the training loop: data, logging
     synchronous: bool  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)
     launch_latency: Amount  # seconds from a launch to its kernel, waited for if synchronous

@@ -72,6 +72,46 @@ def test_adapters_and_casts_launch_operators_of_their_own() -> None:
     assert host("megatron", none) == host("megatron")
 
 
+MIXTURE = {
+    "model_type": "mixtral",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 1024,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 2,
+}
+
+
+def mixture_host(ranks: int, figures: dict[str, Any] | None = None) -> float:
+    """Seconds that a micro-batch of a small mixture waits for the host, if nothing hides them."""
+    load = Workload(1024, 2 * ranks, precision="bf16")
+    scenario = Scenario(
+        model_spec(MIXTURE, name="mixture"),
+        parse_cluster("1x8xH100-SXM"),
+        load,
+        software_profile("megatron+blocking-launches").changed(figures or {}),
+    )
+    plan = Plan(data_parallel=8, expert_parallel=ranks, micro_batch_size=2 * ranks // 8)
+    return float(price(scenario, PlanTable.from_plans([plan]), [(0, 4)]).time.host[0])
+
+
+def test_routing_launches_operators_and_each_expert_of_a_rank_its_own() -> None:
+    """A routed layer launches three quarters more than one with an MLP; half the experts less."""
+    names = ("routing_operators_forward", "routing_operators_backward")
+    own = ("expert_operators_forward", "expert_operators_backward")
+    none = {f"host.{name}": 0.0 for name in (*names, *own)}
+    profile = software_profile("megatron").host
+    each = profile.operator_seconds + profile.launch_latency
+    routed = sum(getattr(profile, name) for name in names)
+    experts = sum(getattr(profile, name) for name in own)
+    for ranks in (4, 8):
+        added = mixture_host(ranks) - mixture_host(ranks, none)
+        assert added == pytest.approx(4 * (routed + 16 / ranks * experts) * each, rel=1e-6)
+
+
 def test_the_loop_adds_its_seconds_to_every_step() -> None:
     at_rest = step("torch-trainer", {"host.step_seconds": 0.0})[0]
     assert step("torch-trainer")[0] - at_rest == pytest.approx(4e-3)
