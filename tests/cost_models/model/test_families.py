@@ -138,6 +138,10 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         ],
     ),
     "phi3": (LLAMA, [{"sliding_window": 8, "tie_word_embeddings": True}]),
+    "nemotron": (
+        LLAMA | {"hidden_act": "relu2"},
+        [{"attention_bias": True, "mlp_bias": True}, {"tie_word_embeddings": True, "head_dim": 12}],
+    ),
     "starcoder2": (LLAMA, [{"use_bias": False}, {"tie_word_embeddings": False, "head_dim": 10}]),
     "granite": (LLAMA, [{"attention_bias": True, "mlp_bias": True}, {"head_dim": 10}]),
     "glm4_moe": (
