@@ -30,10 +30,11 @@ def build_cluster(
 ) -> Cluster:
     """Return a cluster of equal nodes.
 
-    Without ``node``, the usual one of the accelerator gives links and network, and a note says so;
+    Without ``node``, the usual one of the accelerator gives links and network, and a note says so
+    (one with as many accelerators where the usual one has fewer);
     ``network_bandwidth`` (bytes/s one way per accelerator) takes the place of the node's.
     """
-    kind = node or usual_node(accelerator)
+    kind = node or _usual_node(accelerator, gpus_per_node)
     if kind is None:
         raise InputError(f"{accelerator.name}: is not in the catalogue; give the node as well")
     total = num_nodes * gpus_per_node
@@ -62,6 +63,18 @@ def build_cluster(
         nvme=_share(kind.nvme, gpus_per_node / kind.gpus_per_node),
         host_links=kind.host_links,
     )
+
+
+def _usual_node(accelerator: Accelerator, gpus_per_node: int) -> Node | None:
+    usual = usual_node(accelerator)
+    if usual is None or gpus_per_node <= max(usual.gpus_per_node, usual.domain_size):
+        return usual
+    as_large = (
+        other
+        for other in nodes()
+        if other.accelerator == accelerator.name and other.gpus_per_node == gpus_per_node
+    )
+    return next(as_large, usual)
 
 
 def _board_note(kind: Node, gpus_per_node: int) -> tuple[str, ...]:

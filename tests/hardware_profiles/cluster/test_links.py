@@ -147,6 +147,13 @@ def test_four_boards_without_a_switch_share_their_links_out():
     assert float(group_link(cluster, 2, 4)[0]) == 25e9  # one NIC each
 
 
+def test_four_gh200_are_a_board_that_shares_its_power() -> None:
+    """JUPITER's board of four allows a superchip 680 W, its servers of one 900."""
+    alone, four = (parse_cluster(name).accelerator.watts for name in ("1xGH200", "1x4xGH200"))
+    assert (alone, four) == (700.0, 580.0)
+    assert float(group_link(parse_cluster("1x4xGH200"), 2, 1)[0]) == 150e9
+
+
 def test_tpu_slices_whose_ends_are_not_joined_have_half_the_links():
     tiers = [parse_cluster(f"{chips}xTPU-v5e").tiers[0] for chips in (8, 256)]
     assert [tier.bandwidth.value for tier in tiers] == [90e9, 180e9]
