@@ -1,8 +1,8 @@
 """Host seconds of kernel launches, and the time that a pass waits for them.
 
 Every operator costs the host a fixed time, whatever its size; the number of operators depends on
-the software, on routed experts, adapters and casts to 8 bits. A captured CUDA graph is one operator; synchronous
-launches (CUDA_LAUNCH_BLOCKING=1) hide nothing. Units: seconds.
+the software, on routed experts, adapters and casts to 8 bits. A captured CUDA graph is one
+operator; synchronous launches (CUDA_LAUNCH_BLOCKING=1) hide nothing. Units: seconds.
 """
 
 from __future__ import annotations
