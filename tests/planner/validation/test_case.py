@@ -375,8 +375,6 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("litgpt", peft="lora r=32 query,value") == "litgpt"
     assert profile("torchtune", notes="compile; chunked CE") == "torchtune-chunked"
     assert profile("nobody's own") == "torch-trainer"
-    assert profile("Megatron-LM") == "megatron"
-    assert profile("Megatron-LM", gpu="H100-SXM") == "nemo"  # a card of 2023
     assert profile("fms-fsdp (PyTorch FSDP1)", notes="compile; sharding HSDP") == "fms-fsdp"
     assert profile("fms-fsdp (PyTorch FSDP1)", notes="no compile; sharding HSDP") == "eager-fsdp2"
     assert profile("torchtitan (FSDP2)", notes="torch.compile") == "torchtitan"
