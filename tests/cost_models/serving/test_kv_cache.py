@@ -34,6 +34,7 @@ MORE: dict[str, dict[str, Any]] = {  # what the executor does not train
     "bloom": {"vocab_size": 128, "hidden_size": 64, "n_head": 8},
     "falcon": {**SHAPE, "multi_query": True, "alibi": False},
     "glm4_moe": {**SHAPE, "num_key_value_heads": 4, "head_dim": 8},
+    "nemotron": {**SHAPE, "num_key_value_heads": 4},
     "llama4_text": {**SHAPE, "num_key_value_heads": 4, "head_dim": 8, "attention_chunk_size": 8},
     "qwen3_next": {
         **SHAPE,
