@@ -288,6 +288,8 @@ def distinct_rows(*columns: Any) -> tuple[Index, Index]:
     >>> distinct_rows(np.array([2, 1, 2, 2]), np.array([5, 5, 5, 7]))[0].tolist()
     [1, 0, 1, 2]
     """
+    if len(columns[0]) == 0:
+        return np.zeros(0, np.intp), np.zeros(0, np.intp)
     codes = [(codes, len(values)) for values, codes in map(distinct, columns)]
     group, present = _numbered(*_combined((c for c in codes if c[1] > 1), len(columns[0])))
     group = group.astype(np.intp, copy=False)

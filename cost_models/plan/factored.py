@@ -9,7 +9,7 @@ from operator import or_
 from typing import Final
 
 from cost_models.columnar.columns import FactoredColumn
-from cost_models.columnar.projections import Frame, distinct
+from cost_models.columnar.projections import Frame, Index, distinct, distinct_rows
 from cost_models.plan.plan import PlanTable
 
 # columns that much does not depend on: distinct rows of all others are found first, and from them
@@ -55,3 +55,11 @@ def mask_of(table: PlanTable, names: Sequence[str]) -> int:
     """Return which columns of a frame some columns of a factored table are."""
     columns = [getattr(table, name) for name in names]
     return reduce(or_, [c.projection.mask for c in columns if type(c) is FactoredColumn], 0)
+
+
+def distinct_plans(table: PlanTable, without: Sequence[str] = ()) -> tuple[Index, Index]:
+    """Return the number of every row's distinct plan, and the first row of each of these.
+
+    ``without``: columns in which plans may differ.
+    """
+    return distinct_rows(*(getattr(table, f.name) for f in fields(table) if f.name not in without))

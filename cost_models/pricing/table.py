@@ -33,7 +33,7 @@ from cost_models.partition.plan_stages import STAGES_BY, stages_of
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
-from cost_models.plan.factored import factored, find_projections, mask_of
+from cost_models.plan.factored import distinct_plans, factored, find_projections, mask_of
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.plan.recompute import NONE
 from cost_models.pricing.estimate import block_time, price, price_memory, seconds_of
@@ -125,16 +125,21 @@ def _steps_and_ends(scenario: Scenario, table: PlanTable) -> tuple[Floats, Float
     return step, once
 
 
-def table_least_steps(scenario: Scenario, table: PlanTable) -> Floats:
+def table_least_steps(
+    scenario: Scenario, table: PlanTable, limit: Floats | float = np.inf
+) -> Floats:
     """Return lower bounds of the steps of legal plans that recompute all of their layers or fewer.
 
-    The step without recomputation, which may only hide communication at its ends.
+    The step without recomputation, which may only hide communication at its ends. ``limit``:
+    seconds; steps that take longer may have a lower bound from there on.
     """
-    both = table.rows(np.tile(np.arange(len(table)), 2))
-    none = np.full_like(table.recompute, NONE)
-    both = dataclasses.replace(both, recompute=np.concatenate([none, table.recompute]))
-    step, once = (column.reshape(2, -1) for column in _steps_and_ends(scenario, both))
-    least: Floats = step[0] - np.maximum(0.0, once[0] - once[1])
+    none = dataclasses.replace(table, recompute=np.full_like(table.recompute, NONE))
+    family, first = distinct_plans(none)
+    step, once = (each[family] for each in _steps_and_ends(scenario, none.rows(first)))
+    least: Floats = step - once
+    rows = np.flatnonzero(least < limit)
+    ends = _steps_and_ends(scenario, table.rows(rows))[1]
+    least[rows] = step[rows] - np.maximum(0.0, once[rows] - ends)
     return least
 
 

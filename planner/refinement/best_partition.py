@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.plan.factored import distinct_plans
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, Plan, PlanTable
 from cost_models.plan.recompute import FULL, NONE, SELECTIVE
 from cost_models.pricing.table import (
@@ -194,34 +195,29 @@ def stage_candidates(table: PlanTable, *, recomputed: Recomputed = "by_stage") -
         table = table.rows(np.flatnonzero(usual & chooses_layers(table)))
         if recomputed == "one_number":  # one row stands for all numbers
             table = replace(table, recompute_layers=np.zeros_like(table.recompute_layers))
-        return _once(table)
+        return table.rows(np.sort(distinct_plans(table)[1]))
     usual = usual & np.isin(table.recompute, [*RECOMPUTES, NONE])
     table = table.rows(np.flatnonzero(usual & (chooses_layers(table) | (table.recompute != NONE))))
     table = replace(table, recompute_layers=np.zeros_like(table.recompute_layers))
-    names = [column.name for column in fields(PlanTable) if column.name != "recompute"]
-    columns = np.stack([getattr(table, name).astype(np.int64) for name in names])
-    _, family = np.unique(columns, axis=1, return_inverse=True)
-    family = family.ravel()
-    _, first = np.unique(np.stack([family, table.recompute]), axis=1, return_index=True)
+    family, _ = distinct_plans(table, without=["recompute"])
+    _, first = distinct_plans(table)
     with_full = np.isin(family[first], family[table.recompute == FULL])
     return table.rows(np.sort(first[~(with_full & (table.recompute[first] == NONE))]))
 
 
-def _once(table: PlanTable) -> PlanTable:
-    names = [column.name for column in fields(PlanTable)]
-    columns = np.stack([getattr(table, name).astype(np.int64) for name in names])
-    return table.rows(np.sort(np.unique(columns, axis=1, return_index=True)[1]))
-
-
 def stage_bounds(
-    scenario: Scenario, table: PlanTable, *, recomputed: Recomputed = "by_stage"
+    scenario: Scenario,
+    table: PlanTable,
+    limit: float = np.inf,
+    *,
+    recomputed: Recomputed = "by_stage",
 ) -> BalancedSteps:
     """Return lower bounds of plans with any stages and recomputed layers.
 
     ``recomputed``: if the number is given, plans that recompute all layers do so in every stage.
     Plans with several stages on a rank keep their layers; only their steps are bounded: with the
     passes without recomputation, and the communication that recomputation of all layers leaves
-    exposed.
+    exposed. ``limit``: seconds; longer steps may have a lower bound from there on.
     """
     part = (recomputed != "given") | (table.recompute_layers > 0)
     without = replace(
@@ -239,7 +235,7 @@ def stage_bounds(
             bound[rows] = values
         begin()
         rows = np.flatnonzero(~uneven)
-        bounds.step[rows] = table_least_steps(scenario, table.rows(rows))
+        bounds.step[rows] = table_least_steps(scenario, table.rows(rows), limit)
     return bounds
 
 
@@ -261,7 +257,7 @@ class _Search:
 
     def run(self, candidates: PlanTable) -> None:
         """Refine candidates in the order of their bounds."""
-        bounds = stage_bounds(self.scenario, candidates, recomputed=self.recomputed)
+        bounds = stage_bounds(self.scenario, candidates, self.limit, recomputed=self.recomputed)
         uneven = chooses_layers(candidates)
         order = np.argsort(bounds.step, kind="stable")
         order = order[bounds.step[order] < self.limit]

@@ -54,7 +54,7 @@ Floats = NDArray[np.float64]
 # seconds of the stages of a search, relative: memory, steps, simulations, partial recomputation,
 # virtual stages
 SIZES: Final = (5.0, 1.0, 1.0, 4.0, 2.0)
-FEW: Final = 3_000  # plans whose model states alone are not priced before their peaks
+FEW: Final = 20_000  # plans whose model states alone are not priced before their peaks
 NEAR: Final = 1.5  # budgets: with larger peaks, no stages of their own are tried
 
 
