@@ -29,7 +29,7 @@ Ranges = Sequence[tuple[int, int]]
 Pair = tuple[int, int]  # layers [first, last)
 SAME: Final = 1e-9  # relative
 SIZES: Final = (1.0, 2.0, 5.0, 1.0)  # seconds, relative: longest stages, their fit, memory, times
-WIDE: Final = 2  # even stages whose layers a stage may have, before longer ones are priced
+NEAR: Final = 2  # layers more or less than an even stage has, of stages that are priced first
 
 
 class StageCost(NamedTuple):
@@ -158,6 +158,11 @@ class StageCosts:
         """
         return self.found.get((stage, self.contents.key(stage, first, last)))
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether each stage recomputes a number of layers of its own."""
+        return self.by_stage and self.plan.recompute != "none"
+
     def ranges(self, stage: int) -> list[Pair]:
         """Return the layers that a stage may have."""
         low, high = self.sizes[stage]
@@ -177,7 +182,7 @@ class StageCosts:
     def most_recomputed(self, stage: int, pair: Pair) -> int:
         """Return the most recomputed layers with which a stage takes no longer than it may."""
         key, layers = self.contents.key(stage, *pair), pair[1] - pair[0]
-        if self.plan.recompute == "none" or not self.by_stage:
+        if not self.recomputes:
             return self.of_plan(pair)
         without, whole = self.seconds[key, 0].whole, self.seconds[key, layers].whole
         each = (whole - without) / layers
@@ -236,34 +241,42 @@ def _price_stages(costs: Sequence[StageCosts], begin: Callable[[str], None]) -> 
 
 
 def _find_sizes(costs: Sequence[StageCosts]) -> None:
-    """Bound the layers of every stage by those that it may have without recomputation."""
+    """Bound the layers of every stage by those that it may have without recomputation.
+
+    More layers never take less time, so that those near an even split mostly tell.
+    """
     layers = costs[0].scenario.model.num_layers
     most = [layers - one.contents.stages + 1 for one in costs]
-    done = [0] * len(costs)
-    left = list(range(len(costs)))
-    while left:  # longer stages, where those before are within the limit
-        wanted = []
-        for number in left:
-            of = costs[number].contents
-            last = min(most[number], max(2 * done[number], WIDE * -(-layers // of.stages)))
-            sizes = range(done[number] + 1, last + 1)
-            done[number] = last
-            for stage in of.different:
-                wanted += [(number, stage, pair, 0) for pair in of.ranges(stage, sizes)]
-        _price_seconds(costs, wanted)
-        left = [
-            n for n in left if done[n] < most[n] and max(_largest(costs[n], done[n])) == done[n]
+    even = [-(-layers // one.contents.stages) for one in costs]
+    low = [max(1, number - NEAR) for number in even]
+    high = [min(last, number + NEAR + number // 4) for number, last in zip(even, most, strict=True)]
+    left = {number: range(low[number], high[number] + 1) for number in range(len(costs))}
+    while left:  # shorter stages, where all are too long; longer ones, where none is
+        wanted = [
+            (number, stage, pair, 0)
+            for number, sizes in left.items()
+            for stage in costs[number].contents.different
+            for pair in costs[number].contents.ranges(stage, sizes)
         ]
-    for number, one in enumerate(costs):
-        one.sizes = sizes_of(_largest(one, done[number]), layers)
-    whole = [
-        (number, stage, pair, pair[1] - pair[0])
+        _price_seconds(costs, wanted)
+        again, left = left, {}
+        for number in again:
+            found = _largest(costs[number], low[number], high[number])
+            costs[number].sizes = sizes_of(found, layers)
+            if min(found) < low[number] and low[number] > 1:
+                left[number], low[number] = range(1, low[number]), 1
+            elif max(found) == high[number] < most[number]:
+                first, high[number] = high[number] + 1, min(most[number], 2 * high[number])
+                left[number] = range(first, high[number] + 1)
+    ends = [
+        (number, stage, pair, recomputed)
         for number, one in enumerate(costs)
-        if one.possible and one.by_stage and one.plan.recompute != "none"
+        if one.possible
         for stage in range(one.contents.stages)
         for pair in one.ranges(stage)
+        for recomputed in {0, pair[1] - pair[0] if one.recomputes else 0}
     ]
-    _price_seconds(costs, whole)
+    _price_seconds(costs, ends)
 
 
 def sizes_of(largest: Sequence[int], layers: int) -> list[Pair]:
@@ -275,16 +288,19 @@ def sizes_of(largest: Sequence[int], layers: int) -> list[Pair]:
     return [(max(1, layers - (sum(largest) - high)), high) for high in largest]
 
 
-def _largest(costs: StageCosts, most: int) -> list[int]:
-    """Return the most layers of every stage within its time, of ``most`` layers at most."""
+def _largest(costs: StageCosts, least: int, most: int) -> list[int]:
+    """Return the most layers of every stage within its time, of ``least`` to ``most``.
+
+    One less than ``least`` if all take longer.
+    """
     of, found = costs.contents, []
     for stage in range(of.stages):
         sizes = (
             size
-            for size in range(most, 0, -1)
+            for size in range(most, least - 1, -1)
             if any(costs.within(stage, pair) for pair in of.ranges(stage, [size]))
         )
-        found.append(next(sizes, 0))
+        found.append(next(sizes, least - 1))
     return found
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -132,13 +133,19 @@ class _SplitSearch:
         if any(stage is None for stage in stages):
             return
         costs = [stage for stage in stages if stage is not None]
+        once = max(c.seconds.once for c in costs)
+        if self._least(costs) + once >= self.limit:
+            return
         self.simulated += 1
-        step = makespan(
-            self.plan,
-            [c.seconds.forward for c in costs],
-            [c.seconds.backward for c in costs],
-            [c.seconds.weights for c in costs],
-        ) + max(c.seconds.once for c in costs)
+        step = (
+            makespan(
+                self.plan,
+                [c.seconds.forward for c in costs],
+                [c.seconds.backward for c in costs],
+                [c.seconds.weights for c in costs],
+            )
+            + once
+        )
         if step < self.limit * (1.0 - SAME):
             recomputed = tuple(c.recomputed for c in costs)
             self.limit = step
@@ -219,12 +226,16 @@ class _SplitSearch:
     def _bound(self, node: _Node, longest: list[list[float]], rest: list[list[float]]) -> float:
         stage, first = len(node.ends), node.ends[-1]
         if stage == self.count:
-            columns = (
-                np.array([[getattr(c.seconds, name)] for c in node.stages])
-                for name in ("forward", "backward", "weights")
-            )
-            return float(pipeline_bound(self.table, *columns)[0]) + node.once
+            return self._least(node.stages) + node.once
         before = node.forward + (0.0 if self.splits else node.inputs)
         to_come = before + self.microbatches * longest[stage][first]
         through = node.forward + node.inputs + rest[stage][first]
         return max(node.longest, to_come, through) + node.once
+
+    def _least(self, stages: Sequence[StageCost]) -> float:
+        """Return a lower bound of the seconds of all micro-batches."""
+        columns = (
+            np.array([[getattr(c.seconds, name)] for c in stages])
+            for name in ("forward", "backward", "weights")
+        )
+        return float(pipeline_bound(self.table, *columns)[0])
