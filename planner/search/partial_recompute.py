@@ -117,6 +117,17 @@ def numbers_that_may_fit(
     return fewest.astype(np.int64), counts.astype(np.int64)
 
 
+def least_step(scenario: Scenario, step: Floats, fewest: Whole, largest: Whole) -> Floats:
+    """Return a lower bound of a step that recomputes ``fewest`` layers or more of each stage.
+
+    ``step``: seconds with all layers recomputed; ``largest``: layers of the largest stage.
+    """
+    alike = len(scenario.model.kinds) == 1
+    recomputed = fewest / largest if alike else np.zeros(len(step))
+    bound: Floats = step * (1.0 - MOST_SAVED * (1.0 - recomputed)) * (1.0 - ROUNDING)
+    return bound
+
+
 def rows_too_large(
     scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats, limits: tuple[float, float]
 ) -> NDArray[np.intp]:
@@ -154,9 +165,7 @@ class Families:
         """Return bounds for ``max_peak`` bytes; ``peaks``: with all layers and with none."""
         sizes = stage_sizes(scenario, table)
         fewest, last = numbers_that_may_fit(scenario, sizes, *peaks, max_peak)
-        alike = len(scenario.model.kinds) == 1
-        recomputed = fewest / sizes[1] if alike else np.zeros(len(table))
-        floor = step * (1.0 - MOST_SAVED * (1.0 - recomputed)) * (1.0 - ROUNDING)
+        floor = least_step(scenario, step, fewest, sizes[1])
         return cls(table, fewest, last, floor)
 
     @property

@@ -35,11 +35,11 @@ from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, Laye
 from planner.search.feasible import Feasible, verdicts_of
 from planner.search.partial_recompute import (
     FULL,
-    MOST_SAVED,
     NONE,
     ROUNDING,
     Families,
     FewestLayers,
+    least_step,
     numbers_that_may_fit,
     stage_sizes,
 )
@@ -178,12 +178,17 @@ class VirtualStages:
             rows = rows[feasible.may_satisfy(table.rows(rows), step[rows])]
         begin(PRICING)
         few = self._may_recompute_fewer(some, table, step, leaders)
+        none, many = np.full(len(table), np.nan), len(few) > MOST_ALONE
+        if many:  # most recompute too many layers for the memory that they need without
+            none[few] = feasible.fits(_without(table.rows(few)))[1]
+            some = replace(some, least_without=np.fmax(none, some.least_without))
+            few = np.intersect1d(few, self._may_recompute_fewer(some, table, step, leaders))
         every = np.union1d(rows, few)
-        alone = few[: 0 if len(few) > MOST_ALONE else None]  # priced without recomputation, too
-        recompute = np.concatenate([table.recompute[every], np.full(len(alone), NONE)])
+        alone = few[: 0 if many else None]
         both = table.rows(np.concatenate([every, alone]))
+        recompute = np.concatenate([table.recompute[every], np.full(len(alone), NONE)])
         fitting, peaks = feasible.fits(replace(both, recompute=recompute))
-        (peak[every], none), fitting = np.split(peaks, [len(every)]), fitting[: len(every)]
+        (peak[every], none[alone]), fitting = np.split(peaks, [len(every)]), fitting[: len(every)]
         rows = np.intersect1d(rows, every[fitting])
         if not timed:
             step[rows] = table_steps(scenario, table.rows(rows))
@@ -191,11 +196,7 @@ class VirtualStages:
         rows = rows[~beaten(table.rows(rows), step[rows], peak[rows])]
         yield CandidateBatch(table, ranking.order(table, rows, step, peak), step, peak)
         begin(PRICING)
-        if len(alone) < len(few):  # first those whose exact peaks allow fewer recomputed layers
-            exact = replace(some, least=peak).rows(few)
-            few = few[self._may_recompute_fewer(exact, table.rows(few), step[few], leaders)]
-            without = np.full(len(few), NONE)
-            none = feasible.fits(replace(table.rows(few), recompute=without))[1]
+        none = none[few]
         slower = ~(none <= feasible.max_peak)  # than without recomputation, if that fits
         few, none = few[slower], none[slower]
         seconds = step[few] if timed else table_steps(scenario, table.rows(few))
@@ -217,7 +218,7 @@ class VirtualStages:
         bounds = some.least, some.least_without
         fewest, last = numbers_that_may_fit(self.scenario, sizes, *bounds, max_peak)
         few = (table.recompute == FULL) & ~table.offloads_activations & (fewest <= last)
-        few &= step * (1.0 - MOST_SAVED) < leaders.longest(table)
+        few &= least_step(self.scenario, step, fewest, sizes[1]) < leaders.longest(table)
         rows: Rows = few.nonzero()[0]
         return rows
 
@@ -258,6 +259,11 @@ def times_first(leaders: Leaders, table: PlanTable) -> bool:
     ranking = leaders.ranking
     by_time = not ranking.front and ranking.objective != "memory"
     return by_time and bool(np.all(leaders.longest(table.plain()) < np.inf))
+
+
+def _without(table: PlanTable) -> PlanTable:
+    """Return the same plans without recomputation."""
+    return replace(table, recompute=np.full_like(table.recompute, NONE))
 
 
 def with_virtual_stages(table: PlanTable, number: Rows) -> PlanTable:
