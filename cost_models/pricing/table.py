@@ -125,9 +125,7 @@ def _steps_and_ends(scenario: Scenario, table: PlanTable) -> tuple[Floats, Float
     return step, once
 
 
-def table_least_steps(
-    scenario: Scenario, table: PlanTable, limit: Floats | float = np.inf
-) -> Floats:
+def table_least_steps(scenario: Scenario, table: PlanTable, limit: float = np.inf) -> Floats:
     """Return lower bounds of the steps of legal plans that recompute all of their layers or fewer.
 
     The step without recomputation, which may only hide communication at its ends. ``limit``:
@@ -135,11 +133,18 @@ def table_least_steps(
     """
     none = dataclasses.replace(table, recompute=np.full_like(table.recompute, NONE))
     family, first = distinct_plans(none)
-    step, once = (each[family] for each in _steps_and_ends(scenario, none.rows(first)))
-    least: Floats = step - once
-    rows = np.flatnonzero(least < limit)
-    ends = _steps_and_ends(scenario, table.rows(rows))[1]
-    least[rows] = step[rows] - np.maximum(0.0, once[rows] - ends)
+    if by_row(scenario, some := none.rows(first)):
+        step, once = (each[family] for each in _steps_and_ends(scenario, some))
+        rows = np.flatnonzero(step - once < limit)
+        ends = np.zeros(len(table))
+        ends[rows] = _steps_and_ends(scenario, table.rows(rows))[1]
+    else:  # the columns of both in common
+        both = table.rows(np.tile(np.arange(len(table)), 2))
+        recompute = np.concatenate([none.recompute, table.recompute])
+        both = dataclasses.replace(both, recompute=recompute)
+        seconds = _steps_and_ends(scenario, both)
+        (step, _), (once, ends) = (column.reshape(2, -1) for column in seconds)
+    least: Floats = step - np.maximum(0.0, once - ends)
     return least
 
 
