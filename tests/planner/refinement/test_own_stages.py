@@ -38,13 +38,14 @@ from planner.refinement.minimal_recompute import (
     minimal_recompute_layers,
     share_out,
 )
-from planner.refinement.rank_prices import rank_peaks
+from planner.refinement.rank_prices import rank_passes, rank_peaks
 from planner.refinement.stage_costs import (
     StageContents,
     StageCosts,
     peaks,
     price_stages,
     simulated_step,
+    sizes_of,
     with_stages,
 )
 from planner.refinement.stage_search import StageSplit, best_stages
@@ -166,6 +167,22 @@ def test_a_limit_that_a_stage_of_one_layer_exceeds_leaves_no_stages() -> None:
     price_stages([costs])
     assert not costs.possible
     assert best_stages(costs) == (None, True)
+
+
+@pytest.mark.parametrize("vocab", [512, 128_000])
+@pytest.mark.parametrize("layers", [0, 1, 8, 12, 22])
+def test_the_most_layers_of_a_stage_are_those_of_its_time(vocab: int, layers: int) -> None:
+    """Whether they are near an even split, far fewer, or all that other stages leave."""
+    plan = plan_of(3, 8)
+    model = llama(**{**LARGE_HEAD, "vocab_size": vocab}, num_hidden_layers=24)
+    scenario, contents = scenario_of(model, plan), StageContents(model, 3)
+    pairs = [[contents.ranges(stage, [n])[0] for n in range(1, 23)] for stage in range(3)]
+    ranks = [(0, contents.of(s, *pair, 0)) for s in range(3) for pair in pairs[s]]
+    whole = np.reshape([one.whole for one in rank_passes(scenario, [plan], ranks)], (3, -1))
+    limit = whole[1, layers - 1] if layers else whole[1, 0] / 2
+    costs = StageCosts(scenario, plan, contents, np.inf, [limit] * 3)
+    price_stages([costs])
+    assert costs.sizes == sizes_of(np.sum(whole <= limit, axis=1).tolist(), 24)
 
 
 def test_the_stage_with_the_head_gets_fewer_layers() -> None:
@@ -509,6 +526,8 @@ def test_the_best_staged_plan_is_that_of_trying_all(scenario: Scenario) -> None:
             assert step >= max(bound[one.plan], one.step_bound) * (1.0 - GAIN)
             best = min(best, step)
     even = min(found.seconds)
+    limited = stage_bounds(scenario, table, even).step
+    assert np.all((limited == bounds.step) | ((limited >= even) & (limited <= bounds.step)))
     staged = best_staged(scenario, found.plans, found.near, even)
     if best < even * (1.0 - GAIN):
         assert staged is not None
