@@ -36,7 +36,13 @@ from cost_models.partition.stages import PipelineRank
 from cost_models.plan.factored import distinct_plans, factored, find_projections, mask_of
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.plan.recompute import NONE
-from cost_models.pricing.estimate import block_time, price, price_memory, seconds_of
+from cost_models.pricing.estimate import (
+    block_time,
+    price,
+    price_memory,
+    seconds_by_pipeline,
+    seconds_of,
+)
 from cost_models.pricing.rank_rows import RankRows, formulas_of, joint_rank, kind_of, late_position
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
@@ -194,40 +200,55 @@ def table_balanced_steps(
     bounds = BalancedSteps(*(np.empty(len(table)) for _ in range(3)))
     if most_stages is not None:
         table = dataclasses.replace(table, virtual_stages=np.ones_like(most_stages))
+    if by_row(scenario, table):
+        for mine, positions, seconds in seconds_by_pipeline(scenario, table.plain()):
+            few, numbers = table.rows(mine).plain(), map(len, positions)
+            most = np.ones(len(mine)) if most_stages is None else most_stages[mine]
+            alike = list(zip(numbers, seconds, strict=True))
+            found = _balanced(scenario, few, alike, most)
+            for bound, values in zip(astuple(bounds), found, strict=True):
+                bound[mine] = values
+        return bounds
     for rows, group in _groups(scenario, table, most_stages):
-        plans, hiding, stages = group.table, Hiding.of(scenario.software), np.ones(1)
-        if group.clusters is not None:
-            stages = FactoredColumn(*group.clusters)  # type: ignore[assignment]
-        looped = dataclasses.replace(plans, virtual_stages=stages)
-        reduces = (plans.zero_stage >= 3) | (plans.pipeline_parallel == 1)
-        hidden = np.where(reduces, 1.0 * plans.num_microbatches, 1.0)
-        in_turn = np.minimum(plans.pipeline_parallel, plans.num_microbatches)
-        hidden = np.where(stages > 1, np.maximum(hidden, in_turn), hidden)
-        ranks: list[tuple[Any, RankSeconds]] = [
-            (number, seconds_of(RankView(scenario, plans, rank)))
+        stages: Any = np.ones(1) if group.clusters is None else FactoredColumn(*group.clusters)
+        ranks = [
+            (number, seconds_of(RankView(scenario, group.table, rank)))
             for number, rank in zip(group.numbers(), group.ranks, strict=True)
         ]
-
-        def least_of(values: Sequence[Any], ranks: Sequence[tuple[Any, Any]] = ranks) -> Any:
-            present = zip(ranks, values, strict=True)
-            return reduce(np.minimum, [np.where(n > 0, value, np.inf) for (n, _), value in present])
-
-        works = [one.microbatch - one.host - one.expert_communication for _, one in ranks]
-        whole = reduce(np.add, [n * work for (n, _), work in zip(ranks, works, strict=True)])
-        for name in ("host", "expert_communication"):
-            waits = [getattr(one, name) for _, one in ranks]
-            every = reduce(np.add, [n * wait for (n, _), wait in zip(ranks, waits, strict=True)])
-            whole = whole + np.where(least_of(waits) > 0.0, every, 0.0)
-        once = []
-        for _, one in ranks:
-            exposed = exposed_data_seconds(one, looped, hiding, on_gpu=True)
-            once.append(np.maximum(0.0, exposed - hidden * one.forward_pass) + one.optimizer)
-        forward = least_of([one.forward_pass / one.microbatch for _, one in ranks])
-        least = balanced_bound(plans, whole, forward, stages) + least_of(once)
-        for bound, found in zip(astuple(bounds), (least, whole, least_of(once)), strict=True):
-            bound[rows] = expand(found, len(group.plain))
+        found = _balanced(scenario, group.table, ranks, stages)
+        for bound, values in zip(astuple(bounds), found, strict=True):
+            bound[rows] = expand(values, len(group.plain))
         group.frame.release()
     return bounds
+
+
+def _balanced(
+    scenario: Scenario, plans: PlanTable, ranks: Sequence[tuple[Any, RankSeconds]], stages: Any
+) -> tuple[Any, Any, Any]:
+    """Return the columns of ``BalancedSteps``; ``ranks``: how many of each kind, their seconds."""
+    looped = dataclasses.replace(plans, virtual_stages=stages)
+    reduces = (plans.zero_stage >= 3) | (plans.pipeline_parallel == 1)
+    hidden = np.where(reduces, 1.0 * plans.num_microbatches, 1.0)
+    in_turn = np.minimum(plans.pipeline_parallel, plans.num_microbatches)
+    hidden = np.where(stages > 1, np.maximum(hidden, in_turn), hidden)
+
+    def least_of(values: Sequence[Any]) -> Any:
+        present = zip(ranks, values, strict=True)
+        return reduce(np.minimum, [np.where(n > 0, value, np.inf) for (n, _), value in present])
+
+    works = [one.microbatch - one.host - one.expert_communication for _, one in ranks]
+    whole = reduce(np.add, [n * work for (n, _), work in zip(ranks, works, strict=True)])
+    for name in ("host", "expert_communication"):
+        waits = [getattr(one, name) for _, one in ranks]
+        every = reduce(np.add, [n * wait for (n, _), wait in zip(ranks, waits, strict=True)])
+        whole = whole + np.where(least_of(waits) > 0.0, every, 0.0)
+    once, hiding = [], Hiding.of(scenario.software)
+    for _, one in ranks:
+        exposed = exposed_data_seconds(one, looped, hiding, on_gpu=True)
+        once.append(np.maximum(0.0, exposed - hidden * one.forward_pass) + one.optimizer)
+    forward = least_of([one.forward_pass / one.microbatch for _, one in ranks])
+    least = least_of(once)
+    return balanced_bound(plans, whole, forward, stages) + least, whole, least
 
 
 def table_least_states(scenario: Scenario, table: PlanTable) -> Floats:
