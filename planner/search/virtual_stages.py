@@ -17,16 +17,16 @@ recomputation are priced first, and their variants only if they are faster than 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import decode, encode
-from cost_models.columnar.projections import distinct_rows
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.schedules import LOOPED_CODES, SPLIT_CODES
+from cost_models.plan.factored import distinct_plans
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
@@ -140,8 +140,7 @@ class VirtualStages:
         if not times_first(leaders, table):
             return other_counts(self.scenario, decode(table.pipeline_parallel))
         codes = decode(table.recompute)
-        names = [f.name for f in fields(PlanTable) if f.name != "recompute"]
-        family, first = distinct_rows(*(getattr(table, name) for name in names))
+        family, first = distinct_plans(table, without=["recompute"])
         least = np.full(len(first), int(codes.min()))
         base = replace(table.rows(first), recompute=least)
         row, number = other_counts(self.scenario, decode(base.pipeline_parallel))
