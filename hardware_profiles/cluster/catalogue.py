@@ -127,6 +127,15 @@ def is_accelerator(name: str) -> bool:
     return normalised(name) in _accelerator_index()[0].matches
 
 
+def is_known(name: str) -> bool:
+    """Return whether the catalogue has an accelerator of that name, or says why it is not priced.
+
+    >>> is_known("7900XTX"), is_known("8xH100")
+    (True, False)
+    """
+    return is_accelerator(name) or normalised(name) in _not_priced()
+
+
 def covers_accelerators(name: str) -> bool:
     """Return whether a name, or its first word, is that of accelerators of the catalogue."""
     return is_accelerator(name) or bool(_sharing(name, _accelerator_index()[0].entries))

@@ -27,6 +27,7 @@ from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import (
     covers_accelerators,
     is_accelerator,
+    is_known,
     match_accelerator,
     match_node,
     usual_node,
@@ -47,6 +48,11 @@ _TIMES: Final = re.compile(
 _POWER_LIMIT: Final = re.compile(
     r"(?P<cluster>.+?)\s*@\s*(?P<watts>\d+(\.\d+)?)\s*W", re.IGNORECASE
 )
+_GLUED: Final = re.compile(r"(?P<count>\d{1,6})(?P<name>[A-Za-z].*)")
+_TPU: Final = re.compile(
+    r"(?:tpu[- _]?)?v(?P<version>4|5p|5e|5litepod|6e|7)-(?P<count>\d{1,6})", re.IGNORECASE
+)
+_TWO_CORES: Final = ("4", "5p")
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -73,6 +79,8 @@ def parse_cluster(text: str) -> Cluster:
 
         return read_cluster_file(Path(words))
     counts, name = _counts(words)
+    if not counts and (meant := _meant(name)):
+        raise InputError(f"{words}: write {meant}")
     if node := match_node(name):
         return _of_nodes(words, counts, node.entry, node.note)
     found = match_accelerator(name)
@@ -83,6 +91,24 @@ def parse_cluster(text: str) -> Cluster:
     return build_cluster(
         found.entry, num_nodes=num_nodes, gpus_per_node=gpus_per_node, name=words, notes=notes
     )
+
+
+def _meant(name: str) -> str | None:
+    """Return a cluster that a name stands for elsewhere: ``8H100``, and TPUs as Google names them.
+
+    Google counts the two cores of a chip up to v5p (cloud.google.com/tpu/docs, "TPU versions").
+
+    >>> _meant("8H100"), _meant("v5p-64"), _meant("tpu-v6e-8"), _meant("H100")
+    ('8xH100', '32xTPU-v5p (Google counts cores, two a chip)', '8xTPU-v6e', None)
+    """
+    if (glued := _GLUED.fullmatch(name)) and not is_accelerator(name):
+        return f"{glued['count']}x{glued['name']}" if covers_accelerators(glued["name"]) else None
+    if (tpu := _TPU.fullmatch(name)) is None:
+        return None
+    version, count = tpu["version"].lower().replace("litepod", "e"), int(tpu["count"])
+    if version not in _TWO_CORES:
+        return f"{count}xTPU-v{version}"
+    return f"{max(1, count // 2)}xTPU-v{version} (Google counts cores, two a chip)"
 
 
 def accelerator_name(words: str) -> str:
@@ -100,10 +126,13 @@ def _counts(words: str) -> tuple[tuple[int, ...], str]:
     """Return the numbers before (or after) the name, and the name."""
     counts: list[int] = []
     position = 0
-    while found := _COUNT.match(words, position):
+    while (found := _COUNT.match(words, position)) and not is_known(words[position:]):
         counts.append(_number(words, found.group(1)))
         position = found.end()
     name = words[position:].strip()
+    whole = _TIMES.match(words)  # 3090x2: a name of digits before the count
+    if counts and whole and is_accelerator(whole["name"]) and not is_accelerator(name):
+        counts, name = [], words
     after = _AFTER.match(name)
     if after is None and (times := _TIMES.match(name)) and is_accelerator(times["name"]):
         after = times
@@ -112,6 +141,11 @@ def _counts(words: str) -> tuple[tuple[int, ...], str]:
     # a name has a letter other than the x of counts, or is one of digits alone ("4090")
     lettered = re.search(r"[a-wyz]", name, re.IGNORECASE) or is_accelerator(name)
     if len(counts) > 2 or not re.fullmatch(r"[\w.\- :]+", name) or not lettered:
+        if "+" in words:
+            raise InputError(
+                f"{words!r}: accelerators of two kinds in one cluster are not priced. Price each "
+                "kind alone: shardplan plan takes several clusters with commas between them"
+            )
         raise InputError(f"{words!r} is no cluster. Write it as {EXAMPLES}")
     return tuple(counts), name
 

@@ -159,6 +159,8 @@ def _too_large(scenario: Scenario, plan: Plan) -> str:
     memory = assess(scenario, plan).memory
     sizes = amounts(memory.parts)
     budget = format_bytes(budget_bytes(scenario.cluster))
+    if memory.peak_bytes <= budget_bytes(scenario.cluster):  # others fit, and are excluded
+        return f"too large for the {budget} of an accelerator"
     largest = max(sizes, key=lambda name: sizes[name])
     return (
         f"too large; the smallest ({describe_plan(plan)}) needs "

@@ -52,6 +52,8 @@ def with_config(request: Request, cluster: Cluster) -> tuple[Request, ConfigRead
             found["software"] = limits.software
         elif "software" not in found or (stage == 0 and adapters):
             found["software"] = limits.software_for(stage, adapters=adapters)
+    if isinstance(request, FitRequest) and _alone(found, data):
+        found["zero_stage"] = 0  # trainers take any stage for one rank, and shard nothing
     names = {one.name for one in fields(request)}
     given = _given(request)
     taken = {name: value for name, value in found.items() if name in names and name not in given}
@@ -70,9 +72,20 @@ def notes_of(request: FitRequest | PlanRequest, reading: ConfigReading) -> tuple
             + (f" and {more} more" if more > 0 else "")
         )
     notes += [f"{request.source}: {note}" for note in reading.notes]
+    stage = reading.settings.get("zero_stage")
+    if stage and request.zero_stage == 0 and request.data_parallel == 1:
+        notes.append(f"{request.source}: ZeRO {stage} shards nothing over one data-parallel rank")
     if reading.model is not None and reading.model != str(request.model):
         notes.append(f"{request.source}: names the model {reading.model}; priced: {request.model}")
     return tuple(map(on_one_line, notes))
+
+
+def _alone(settings: Mapping[str, Any], data: int | None) -> bool:
+    """Whether a file shards over a single data- and context-parallel rank, weights on it."""
+    if data != 1 or not settings.get("zero_stage"):
+        return False
+    offload = settings.get("offload") or "none"
+    return (settings.get("context_parallel") or 1) == 1 and not offload.startswith("weights")
 
 
 def _given(request: FitRequest | PlanRequest) -> dict[str, Any]:

@@ -296,13 +296,19 @@ def _holds(found: RankedPlan, require: Sequence[Constraint]) -> bool:
 
 
 def _needs_offload(case: SurveyCase, request: SurveyRequest) -> bool:
-    """Whether offload may help: plans are too large, and no option fixes or forbids it."""
+    """Whether offload may help: plans are too large, and no option fixes or forbids it.
+
+    Plans that fit and are too slow for the request, offload would not make faster.
+    """
     scenario, result = case.scenario, case.result
+    limits = [*request.require, *job_limits(scenario, request)]
+    times = {one.text for one in limits if one.of_result and one.name != "memory"}
     device = request.fixed.get("offload_device", "cpu")
     return (
         request.offload_if_needed
         and result is not None
         and result.counts.too_large + result.counts.tight > 0
+        and not times & set(result.counts.excluded)
         and scenario.on_gpu
         and scenario.cluster.accelerator.host_bandwidth is not None
         and "offload" not in request.fixed

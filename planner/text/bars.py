@@ -65,7 +65,8 @@ def part_bars(
             first = sorted(rows, key=lambda row: row[0] not in {PART_WORDS[n] for n in always})
             rest = [row for row in rows if row not in first[:kept]]
             rows = [row for row in rows if row not in rest]
-            rows.append((_joined(rest), sum(value for _, value in rest)))
+            together = sum(value for _, value in rest)
+            rows.append((_joined(rest, largest=together > rows[0][1]), together))
     scale = max(total, budget)
     return [_bar(name, value, scale, budget) for name, value in [*rows, ("total", total)]]
 
@@ -75,10 +76,16 @@ def _largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(shown, key=lambda part: -part[1])
 
 
-def _joined(rows: list[tuple[str, float]]) -> str:
-    """Return the names of several parts, or "others" where they have no room."""
+def _joined(rows: list[tuple[str, float]], *, largest: bool) -> str:
+    """Return the names of several parts; where they have no room "others".
+
+    ``largest``: no other bar is as long, so the largest part is named if it has room.
+    """
     names = ", ".join(name for name, _ in rows)
-    return names if len(names) <= NAME else "others"
+    if len(names) <= NAME:
+        return names
+    named = f"{rows[0][0]}, …"
+    return named if largest and len(named) <= NAME else "others"
 
 
 def _bar(name: str, value: float, scale: float, budget: float) -> str:

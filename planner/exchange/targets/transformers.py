@@ -23,6 +23,7 @@ from planner.exchange.keys import (
     Key,
     Settings,
     Source,
+    UnknownWord,
     constant,
     not_priced,
     same,
@@ -30,7 +31,7 @@ from planner.exchange.keys import (
 )
 from planner.exchange.launch import torchrun
 from planner.exchange.syntax import BARE_JSON, FileHeader, parse_yaml, syntax_of
-from planner.exchange.target import ADAPTERS_IN_SCRIPT, Target
+from planner.exchange.target import ADAPTERS_IN_SCRIPT, ConfigReading, Target
 from planner.exchange.targets.huggingface import (
     ARGUMENTS,
     LIGER,
@@ -57,6 +58,14 @@ FSDP: Final = "fsdp_config."
 LENGTHS: Final = ("max_length", "max_seq_length", "block_size", "model_max_length")
 RANKS: Final = ("lora_r", "lora_rank")
 DEFAULT_RANK, DEFAULT_ALPHA = 16, 32  # trl/trainer/model_config.py
+# of ``accelerate launch``: its file, and flags that choose the sharding
+ACCELERATE: Final = ("config-file", "use-fsdp", "use-deepspeed")
+OF_DEEPSPEED: Final = ("zero_stage", "offload_", "deepspeed_config_file")
+SHARDING: Final = (  # what the launcher sets for any script
+    *("zero_stage", "offload", "offload_device", "software", "precision"),
+    *("tensor_parallel", "sequence_parallel", "dp_replicate"),
+    *("context_parallel", "context_parallel_method"),
+)
 MARKS: Final = ("per_device_train_batch_size", "output_dir", "gradient_accumulation_steps")
 FSDP_MARKS: Final = (  # of a file that holds ``fsdp_config`` alone
     "transformer_layer_cls_to_wrap",
@@ -113,9 +122,52 @@ def _read_adapter(source: Source) -> Settings:
     return found
 
 
+def _accelerated(source: Source) -> ConfigReading | None:
+    """Return what ``accelerate launch`` states: its file, and the flags that override it."""
+    from planner.exchange.targets.accelerate import DEEPSPEED, TARGET
+
+    launcher = source.document.get(LAUNCHER)
+    if not isinstance(launcher, Mapping) or not any(mark in launcher for mark in ACCELERATE):
+        return None
+    document: dict[str, Any] = {}
+    if isinstance(file := launcher.get("config-file"), str):
+        try:
+            document = dict(neighbour(file, source, "a configuration of Accelerate"))
+        except InputError as error:
+            raise UnknownWord(f"accelerate launch --config_file: {error}") from None
+    kinds = {"use-fsdp": "FSDP", "use-deepspeed": "DEEPSPEED"}
+    document |= {"distributed_type": kind for flag, kind in kinds.items() if flag in launcher}
+    flags = {name.replace("-", "_"): value for name, value in launcher.items()}
+    for section, names in (
+        ("fsdp_config", [name for name in flags if name.startswith("fsdp_")]),
+        (DEEPSPEED, [name for name in flags if name.startswith(OF_DEEPSPEED)]),
+    ):
+        if names:
+            stated = document.get(section)
+            before = stated if isinstance(stated, Mapping) else {}
+            document[section] = {**before, **{name: flags[name] for name in names}}
+    if "mixed_precision" in flags:
+        document["mixed_precision"] = flags["mixed_precision"]
+    return TARGET.read_document(Source(document, source.folder))
+
+
+def read_launcher(value: Any, source: Source) -> Settings:
+    """Return how ``accelerate launch`` shards; batches are those of the arguments."""
+    reading = _accelerated(source)
+    if reading is None:
+        return {}
+    found = {name: reading.settings[name] for name in SHARDING if name in reading.settings}
+    if reading.settings.get("recompute") == "full":
+        found["recompute"] = "full"
+    return found
+
+
 def remarks(source: Source) -> list[str]:
     """Return what the arguments state that is not priced."""
     found = deepspeed_remarks(source)
+    with contextlib.suppress(UnknownWord):  # the key's own note
+        if (reading := _accelerated(source)) is not None:
+            found += [f"accelerate launch: {note}" for note in reading.notes]
     for name in ("torch_dtype", "dtype"):
         dtype = str(source.get(name, "")).removeprefix("torch.")
         if dtype in ("bfloat16", "float16") and not _read_adapter(source):
@@ -149,7 +201,8 @@ def prepare(source: Source) -> Mapping[str, Any]:
 def complete(settings: Settings, source: Source) -> Settings:
     """Return fp32, no checkpointing, and the ZeRO stage, where no key states them."""
     found = fp32_without(source, "bf16", "fp16") if source.get(MARKS[0]) is not None else {}
-    found |= zero_of_wrapper(source, fsdp="fsdp", deepspeed="deepspeed")
+    if not any(source.get(f"{LAUNCHER}.{mark}") for mark in ACCELERATE):
+        found |= zero_of_wrapper(source, fsdp="fsdp", deepspeed="deepspeed")
     found |= _read_adapter(source)
     if source.get(MARKS[0]) is not None:
         found |= {"recompute": "none", "num_microbatches": 1}
@@ -189,6 +242,7 @@ def script(job: Job, header: FileHeader) -> dict[str, str]:
 
 
 KEYS: Final = (
+    Key(LAUNCHER, read=read_launcher),  # first: arguments of the script override it
     constant("output_dir", "out"),
     same("per_device_train_batch_size", "micro_batch_size"),
     same("gradient_accumulation_steps", "num_microbatches"),

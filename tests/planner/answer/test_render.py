@@ -153,6 +153,9 @@ def test_small_parts_share_a_bar() -> None:
     lines = part_bars(parts, 8e10, 4)
     assert len(lines) == 5
     assert "gradients, logits" in lines[3]
+    parts = {"weights": 3e10, "activations": 2.5e10, "logits": 2e10, "runtime": 1e10}
+    parts |= {"optimizer": 4e10, "gradients": 3.5e10}
+    assert part_bars(parts, 2e11, 3)[2].startswith("  weights, … ")  # the longest bar has a name
 
 
 def test_the_best_plan_is_marked_and_columns_line_up() -> None:

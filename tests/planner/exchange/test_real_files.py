@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import planner
+
 from hardware_profiles.errors import InputError
 from planner.cli.app import main
 from planner.exchange.flags import parse_flags
@@ -469,6 +471,35 @@ def test_a_named_file_is_found_above(tmp_path: Path) -> None:
 def test_flags_behind_a_launcher_module() -> None:
     text = "python -m torch.distributed.run --nnodes 2 train.py --bf16 True --lr 1"
     assert parse_flags(text, "x") == {"torchrun": {"nnodes": 2}, "bf16": "True", "lr": 1}
+
+
+def test_accelerate_launch_states_the_sharding(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nmixed_precision: bf16\n"
+    )
+    job = tmp_path / "job.sh"
+
+    def settings(launcher: str, arguments: str = "") -> dict[str, object]:
+        script = f"train.py --per_device_train_batch_size 1 --output_dir x {arguments}"
+        job.write_text(f"accelerate launch {launcher} --num_processes 8 {script}\n")
+        return dict(read_config(str(job)).settings)
+
+    found = settings("--config_file fsdp.yaml")
+    assert (found["zero_stage"], found["precision"]) == (3, "bf16")
+    assert found["software"] == "hf-trainer+fsdp2"
+    assert "zero_stage" not in settings("--config_file elsewhere.yaml")  # open, not DDP
+    assert settings("--use_deepspeed --zero_stage 2")["zero_stage"] == 2
+    flags = "--config_file fsdp.yaml"
+    assert settings(flags, "--fsdp shard_grad_op")["zero_stage"] == 2  # arguments win
+    assert settings("--multi_gpu")["zero_stage"] == 0
+
+
+def test_one_rank_of_a_file_that_shards_is_priced_unsharded(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}')
+    answer = planner.fit("qwen2.5-0.5b", "1xA100-80GB", source=str(file))
+    assert answer.plan.zero_stage == 0
+    assert "ZeRO 2 shards nothing" in answer.notes[-1]
 
 
 def test_the_model_is_read_from_the_file_itself() -> None:
