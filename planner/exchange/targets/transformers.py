@@ -135,8 +135,9 @@ def _accelerated(source: Source) -> ConfigReading | None:
             document = dict(neighbour(file, source, "a configuration of Accelerate"))
         except InputError as error:
             raise UnknownWord(f"accelerate launch --config_file: {error}") from None
-    kinds = {"use-fsdp": "FSDP", "use-deepspeed": "DEEPSPEED"}
-    document |= {"distributed_type": kind for flag, kind in kinds.items() if flag in launcher}
+    for flag, kind in (("use-fsdp", "FSDP"), ("use-deepspeed", "DEEPSPEED")):
+        if flag in launcher:
+            document["distributed_type"] = kind
     flags = {name.replace("-", "_"): value for name, value in launcher.items()}
     for section, names in (
         ("fsdp_config", [name for name in flags if name.startswith("fsdp_")]),

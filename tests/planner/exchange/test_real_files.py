@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import planner
-
 from hardware_profiles.errors import InputError
 from planner.cli.app import main
 from planner.exchange.flags import parse_flags
