@@ -73,7 +73,8 @@ def notes_of(request: FitRequest | PlanRequest, reading: ConfigReading) -> tuple
         )
     notes += [f"{request.source}: {note}" for note in reading.notes]
     stage = reading.settings.get("zero_stage")
-    if stage and request.zero_stage == 0 and request.data_parallel == 1:
+    alone = isinstance(request, FitRequest) and request.data_parallel == 1
+    if stage and alone and getattr(request, "zero_stage", None) == 0:
         notes.append(f"{request.source}: ZeRO {stage} shards nothing over one data-parallel rank")
     if reading.model is not None and reading.model != str(request.model):
         notes.append(f"{request.source}: names the model {reading.model}; priced: {request.model}")
