@@ -7,14 +7,16 @@ Units     bytes a token on one rank; columns of a plan table.
     core_attn        scores, or the log-sums of a fused kernel
     mla_up_proj      c (a d + k d + k e) / t   queries, keys, values behind the latents; keys'
                      positions stay, in front of it
-    layernorm        c h of each norm, the inputs of the first matrices; its own copies
+    layernorm        c h of each norm, the inputs of the first matrices; its own copies; those of
+                     queries and keys with trainers that keep these by name, behind their norms
     mlp              all between its matrices; its input stays
     moe              the same of all experts, routed rows, the router; its input stays
     shared_experts   all between their matrices
     moe_act          the activation's result and the product; outputs of the first matrices stay
 
 Source: NVIDIA/Megatron-LM (megatron/core/transformer: transformer_layer.py, attention.py,
-multi_latent_attention.py, moe/moe_layer.py, moe/experts.py, each with its ``recompute_modules``).
+multi_latent_attention.py, moe/moe_layer.py, moe/experts.py, each with its ``recompute_modules``);
+norms of queries and keys: AI-Hypercomputer/maxtext (attentions.py, checkpoint_name).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from cost_models.activations.frozen_layers import (
     normalised_bytes,
     saved_inputs,
     unsaved_mlp_bytes,
+    unsaved_norm_bytes,
 )
 from cost_models.activations.layer_backward import AT_CORE, COLUMNS, INNER, QUERIES, ROUTED
 from cost_models.activations.saved import (
@@ -34,6 +37,7 @@ from cost_models.activations.saved import (
     activation_copies,
     attention_bytes,
     feed_forward_bytes,
+    head_norms_bytes,
     norm_bytes,
     saves_input,
 )
@@ -99,12 +103,18 @@ def restored_modules(view: RankView, kind: LayerKind, regions: Regions) -> Resto
     begins = ROUTED if feed_forward.num_experts else INNER  # a repeated block reads its input first
     at_first, at_second = first + extra * (first > 0), second + extra * (second > 0)
     of_block = np.where(block, at_first if shared else at_second, 0.0)
+    heads = zero
+    if software.activations.recomputes_head_norms:
+        frozen = [w for w in kind.weights if w.frozen]
+        copies = unsaved_norm_bytes(kind, frozen, hidden, compute, software)[1]
+        heads = where("layernorm", (head_norms_bytes(kind, compute, software) - copies) / tensor)
     norms = (
+        (QUERIES, heads),
         (begins, of_block),
         (COLUMNS if shared else QUERIES, at_first - of_block * shared),
         (COLUMNS, at_second - of_block * (not shared)),
     )
-    dropped = at_core + first + second
+    dropped = at_core + heads + first + second
     saved = feed_forward_bytes(feed_forward, compute, software)
     inside = (saved - unsaved_mlp_bytes(kind, compute, software)) / tensor
     if not feed_forward.num_experts:

@@ -50,7 +50,7 @@ def of_frozen_layer(
     norms lose their copies.
     """
     frozen = [w for w in kind.weights if w.frozen]
-    of_hidden, of_heads = _unsaved_norm_bytes(kind, frozen, hidden_size, compute_bytes, software)
+    of_hidden, of_heads = unsaved_norm_bytes(kind, frozen, hidden_size, compute_bytes, software)
     split, replicated = regions.split - of_heads, regions.replicated - of_hidden
     if not frozen or software.frozen.saves_inputs:
         return replace(regions, replicated=replicated, split=split)
@@ -85,7 +85,7 @@ def unsaved_mlp_bytes(kind: LayerKind, compute_bytes: float, software: SoftwareP
     return _unread_product_bytes(kind, frozen, _adapted(kind), compute_bytes, software)
 
 
-def _unsaved_norm_bytes(
+def unsaved_norm_bytes(
     kind: LayerKind,
     frozen: list[Weight],
     hidden_size: int,

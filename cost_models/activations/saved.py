@@ -311,7 +311,7 @@ def layer_regions(
         replicated=_norms_bytes(kind, hidden_size, latents, compute, software)
         + masks * hidden_size,
         inputs=compute * inputs,
-        split=split + _head_norms_bytes(kind, compute, software),
+        split=split + head_norms_bytes(kind, compute, software),
         core=core,
     )
 
@@ -358,7 +358,7 @@ def _norms_bytes(
     return norms
 
 
-def _head_norms_bytes(kind: LayerKind, compute_bytes: float, software: SoftwareProfile) -> float:
+def head_norms_bytes(kind: LayerKind, compute_bytes: float, software: SoftwareProfile) -> float:
     """Bytes of the norms of queries and keys."""
     attention = kind.attention
     if not attention.qk_norm:

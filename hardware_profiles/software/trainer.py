@@ -125,6 +125,7 @@ class Activations(ProfileGroup, frozen=True, kw_only=True):
     layer_norm_in_fp32_saved_fp32_bytes: Amount
     rms_norm_statistics_bytes: Amount  # per token and norm
     layer_norm_statistics_bytes: Amount
+    recomputes_head_norms: bool  # of queries and keys, with the layer norms of ``modules:...``
     keeps_gathered_inputs: bool  # sequence parallel: linear inputs are kept, not gathered again
     activation_saved: Mapping[str, Amount]  # elements of the FFN size, by activation function
     activation_inputs_in_fp8: bool  # what an activation saves has a byte an element

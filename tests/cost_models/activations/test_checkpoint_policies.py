@@ -188,6 +188,24 @@ def test_modules_of_a_megatron_layer_by_hand() -> None:
     )
 
 
+def test_named_queries_and_keys_are_kept_without_their_norms() -> None:
+    """MaxText names them behind their norms: of a layer it keeps what it keeps without norms.
+
+    The layers of Qwen3-8B and Llama-3-8B differ in these norms and in the MLP, which runs again.
+    """
+
+    def kept(preset: str, trainer: str) -> float:
+        model = model_spec(load_preset(preset).config, name=preset)
+        workload, software = Workload(8192, 1, precision="bf16"), software_profile(trainer)
+        table = PlanTable.from_plans([Plan(recompute="modules:core_attn+layernorm+mlp")])
+        (rank,) = even_split_contents(model, 1, 1)
+        found = layer_bytes(rank_view(model, workload, software, table, rank))
+        return float(np.ravel(found)[0]) / 8192 / model.num_layers
+
+    assert kept("qwen3-8b", "xla") == pytest.approx(kept("llama-3-8b", "xla"))
+    assert kept("qwen3-8b", "megatron-core") > kept("llama-3-8b", "megatron-core") + 2.0 * 5120
+
+
 def test_a_set_of_modules_is_read_in_any_order_and_a_wrong_one_refused() -> None:
     assert read_setting("modules:mlp,layernorm") == "modules:layernorm+mlp"
     assert len(RECOMPUTE) == len(set(RECOMPUTE))
