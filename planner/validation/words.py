@@ -211,6 +211,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     host_offload: tuple[OffloadEntry, ...]
     offload: tuple[OffloadEntry, ...]
     older_attention: tuple[AttentionEntry, ...]
+    older_grouped_attention: tuple[AttentionEntry, ...]
     optimizer: tuple[OptimizerEntry, ...]
     precision: tuple[Name, ...]
     usual_precision: tuple[Name, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, get_args
 
 from cost_models.model.lora import is_adapted
-from cost_models.model.spec import ModelSpec
+from cost_models.model.spec import Attention, ModelSpec
 from cost_models.plan.workload import MIXED, Adapter, AttentionKernel, Precision, Workload
 from hardware_profiles.cluster.schema import Accelerator
 from planner.request.scenario import default_precision
@@ -70,11 +70,17 @@ def _attention(reading: Reading, model: ModelSpec, accelerator: Accelerator) -> 
     flash, entry = reading.row.flash_attention, look_up(table.attention, reading.row)
     if entry is None and accelerator.architecture in BEFORE_AMPERE:
         entry = look_up(table.older_attention, reading.row)
+        if entry is None and any(_groups_queries(kind.attention) for kind in model.kinds):
+            entry = look_up(table.older_grouped_attention, reading.row)
     if flash not in (None, "unknown"):
         return "eager" if flash == "0" else "flash"
     kernel: AttentionKernel = entry.value if entry else "flash"
     reading.defaults.append(f"attention {kernel} (default: flash_attention is not given)")
     return kernel
+
+
+def _groups_queries(attention: Attention) -> bool:
+    return attention.num_kv_heads < attention.num_heads
 
 
 def _keeps_master_weights(row: Row, precision: str, trainer: SoftwareEntry) -> bool:

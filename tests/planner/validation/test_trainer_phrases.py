@@ -95,12 +95,45 @@ def test_trainers_and_how_they_shard(words: str, expected: tuple[str, int]) -> N
         ({"framework": "HF Trainer (torch 2.0.1)"}, "eager"),
         ({"framework": "run_clm_no_trainer.py (HF accelerate 0.20.3)"}, "eager"),
         ({"framework": "HF Trainer (torch 2.2)"}, "flash"),
+        ({"framework": "HF Trainer (2026)", "gpu": "T4", "model": "qwen2.5-7b"}, "eager"),
+        ({"framework": "HF Trainer (2026)", "gpu": "T4", "model": "llama-2-7b"}, "flash"),
+        ({"framework": "HF Trainer (2026)", "model": "qwen2.5-7b"}, "flash"),
+        ({"framework": "HF Trainer (2024)", "gpu": "T4", "model": "qwen2.5-7b"}, "flash"),
+        ({"framework": "Unsloth (2026)", "gpu": "T4", "model": "qwen2.5-7b"}, "flash"),
         ({"framework": "plain PyTorch (CS336 assignment 2)"}, "eager"),
         ({"framework": "plain PyTorch", "notes": "attention written out"}, "eager"),
     ],
 )
 def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], kernel: str) -> None:
     assert case(**cells).scenario.workload.attention_kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("cells", "fp32"),
+    [
+        ({"framework": "LLaMA-Factory", "precision": "fp16", "peft": "none"}, True),
+        ({"framework": "LLaMA-Factory", "precision": "bf16", "peft": "none"}, False),
+        ({"framework": "HF Trainer (stanford_alpaca train.py), FSDP1", "peft": "none"}, True),
+        ({"framework": "HF Trainer (FastChat train.py), FSDP1", "peft": "none"}, True),
+        (
+            {"framework": "HF Trainer (FastChat train.py)", "peft": "none", "optimizer": "pure bf16"},
+            False,
+        ),
+        ({"framework": "HF Trainer, FSDP1", "peft": "none"}, False),
+    ],
+)
+def test_who_trains_fp32_weights(cells: dict[str, Any], fp32: bool) -> None:
+    assert case(**cells).scenario.workload.master_weights == fp32
+
+
+def test_llama_factory_lets_torch_cast_fp32_weights_but_under_deepspeed() -> None:
+    def casts(framework: str, stage: int) -> bool:
+        cells = {"framework": framework, "precision": "fp16", "peft": "none", "zero_stage": stage}
+        return case(**cells).scenario.software.precision.autocasts_weights
+
+    assert casts("LLaMA-Factory", 0)
+    assert not casts("LLaMA-Factory, DeepSpeed ZeRO-2", 2)
+    assert not casts("LLaMA-Factory, DeepSpeed ZeRO-3", 3)
 
 
 @pytest.mark.parametrize(
