@@ -116,7 +116,7 @@ def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], ker
         ({"framework": "HF Trainer (stanford_alpaca train.py), FSDP1", "peft": "none"}, True),
         ({"framework": "HF Trainer (FastChat train.py), FSDP1", "peft": "none"}, True),
         (
-            {"framework": "HF Trainer (FastChat train.py)", "peft": "none", "optimizer": "pure bf16"},
+            {"framework": "HF Trainer (FastChat)", "peft": "none", "optimizer": "pure bf16"},
             False,
         ),
         ({"framework": "HF Trainer, FSDP1", "peft": "none"}, False),
@@ -124,6 +124,19 @@ def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], ker
 )
 def test_who_trains_fp32_weights(cells: dict[str, Any], fp32: bool) -> None:
     assert case(**cells).scenario.workload.master_weights == fp32
+
+
+@pytest.mark.parametrize(
+    ("notes", "stay"),
+    [
+        ("", False),
+        ("no gradients cleared inside the time", True),
+        ("zero_grad(set_to_none=False)", True),
+        ("zero_grad(set_to_none=True)", False),
+    ],
+)
+def test_whose_gradients_stay_between_steps(notes: str, stay: bool) -> None:
+    assert case(framework="plain PyTorch", notes=notes).scenario.software.gradients.zeroed == stay
 
 
 def test_llama_factory_lets_torch_cast_fp32_weights_but_under_deepspeed() -> None:
