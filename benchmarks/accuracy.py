@@ -36,6 +36,8 @@ UNSEEN: Final = {
     "unseen_2026_11_26_peaks": ROOT / "benchmarks" / "unseen_2026_11_26_peaks.csv",
     "unseen_2026_11_27_peaks": ROOT / "benchmarks" / "unseen_2026_11_27_peaks.csv",
     "unseen_2026_11_27_times": ROOT / "benchmarks" / "unseen_2026_11_27_times.csv",
+    "unseen_2026_11_27_late_times": ROOT / "benchmarks" / "unseen_2026_11_27_late_times.csv",
+    "unseen_2026_11_27_late_peaks": ROOT / "benchmarks" / "unseen_2026_11_27_late_peaks.csv",
 }
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FIGURES: Final = ("median_absolute_error", "p90_absolute_error", "bias")
@@ -313,6 +315,13 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     ),
     "unseen_2026_11_26_peaks": lambda: by_source("unseen_2026_11_26_peaks", "memory", mean=False),
     "unseen_2026_11_27_times": lambda: by_source("unseen_2026_11_27_times", "time", mean=False),
+    "unseen_2026_11_27_peaks": lambda: by_source("unseen_2026_11_27_peaks", "memory", mean=False),
+    "unseen_2026_11_27_late_times": lambda: by_source(
+        "unseen_2026_11_27_late_times", "time", mean=False
+    ),
+    "unseen_2026_11_27_late_peaks": lambda: by_source(
+        "unseen_2026_11_27_late_peaks", "memory", mean=False
+    ),
 }
 
 

@@ -161,7 +161,8 @@ def _intervals(path: Path) -> Mapping[tuple[str, ...], _Row]:
 def memory_spread(software: str, num_gpus: int, kind: MemoryKind = "device") -> Spread:
     """Return the 90 % interval of the peak memory of a trainer on accelerators.
 
-    Of the bundled executor it rests on traced cases, of others on sources that were left out.
+    Of the bundled executor it rests on traced cases, of others on sources that were left out. A
+    trainer that nobody described (UNKNOWN) has the widest of all: it may err as any of them does.
 
     ``software``: a profile, or UNKNOWN; ``kind``: the measured quantity; verdicts use the device's.
 
@@ -192,8 +193,17 @@ def _memory(software: str, num_gpus: int, kind: MemoryKind, ends: tuple[str, str
         own = software_profile(software)
         usual = _memory(own.inherits, num_gpus, kind, ends)
         return usual if own.learned is None else _narrower(usual, own.learned.memory)
-    of = (memory_kind(software), kind, str(int(num_gpus > 1)))
-    return _of_kind(MEMORY_INTERVALS, of, (1.0, 1.0, 1.0), ends)
+    several = str(int(num_gpus > 1))
+    if software != UNKNOWN:
+        return _memory_of((memory_kind(software), kind, several), ends)
+    trainers = {trainer for trainer, *_ in _intervals(MEMORY_INTERVALS)}
+    spreads = [_memory_of((trainer, kind, several), ends) for trainer in sorted(trainers)]
+    own = _memory_of((UNKNOWN, kind, several), ends)
+    return Spread(max(s.below for s in spreads), max(s.above for s in spreads), own.source)
+
+
+def _memory_of(kind: tuple[str, ...], ends: tuple[str, str]) -> Spread:
+    return _of_kind(MEMORY_INTERVALS, kind, (1.0, 1.0, 1.0), ends)
 
 
 @cache

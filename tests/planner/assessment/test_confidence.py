@@ -60,8 +60,7 @@ def test_mixtures_of_experts_have_intervals_of_their_own() -> None:
 
 def test_several_sources_that_agree_narrow_an_interval() -> None:
     hopper = make_scenario("llama", "8xH100-SXM").cluster.accelerator
-    cdna3 = make_scenario("llama", "8xMI300X").cluster.accelerator
-    never = time_spread("peft", cdna3)  # no source compared either
+    never = time_spread("not a profile", hopper)
     for software in ("shardplan", "composer", "torchtitan"):
         compared = time_spread(software, hopper)
         assert compared.below < never.below
