@@ -198,8 +198,8 @@ def _memory(software: str, num_gpus: int, kind: MemoryKind, ends: tuple[str, str
         return _memory_of((memory_kind(software), kind, several), ends)
     trainers = {trainer for trainer, *_ in _intervals(MEMORY_INTERVALS)}
     spreads = [_memory_of((trainer, kind, several), ends) for trainer in sorted(trainers)]
-    own = _memory_of((UNKNOWN, kind, several), ends)
-    return Spread(max(s.below for s in spreads), max(s.above for s in spreads), own.source)
+    source = _memory_of((UNKNOWN, kind, several), ends).source
+    return Spread(max(s.below for s in spreads), max(s.above for s in spreads), source)
 
 
 def _memory_of(kind: tuple[str, ...], ends: tuple[str, str]) -> Spread:
