@@ -21,6 +21,7 @@ from cost_models.model.families.blocks import (
     numbered,
     ordinary_attention,
     part,
+    plain_mlp,
     read_sizes,
     stack,
 )
@@ -221,6 +222,36 @@ def dense_layer(
             *(qk_norms(attention, style.qk_norm) if style.qk_norm else ()),
             *gated_mlp(hidden_size, ffn_hidden_size, bias=style.mlp_bias),
             *rms_norms(hidden_size, *style.norms),
+        ),
+    )
+
+
+def plain_layer(
+    config: Config,
+    attention: Attention,
+    hidden_size: int,
+    up: str,
+    down: str,
+    biases: tuple[str, str],
+) -> LayerKind:
+    """Return a layer with layer norms and an MLP without a gate, whose matrices are named.
+
+    ``biases``: flags of the biases of attention, and of the MLP.
+    """
+    ffn_hidden_size = ffn_size(config)
+    of_attention, of_mlp = map(config.flag, biases)
+    return LayerKind(
+        name="layer",
+        attention=attention,
+        feed_forward=FeedForward(
+            ffn_hidden_size, gated=False, activation=config.activation("hidden_act")
+        ),
+        norm="layer",
+        num_norms=len(PRE_NORMS),
+        weights=(
+            *attention_weights(hidden_size, attention, bias=of_attention, output_bias=of_attention),
+            *plain_mlp(up, down, hidden_size, ffn_hidden_size, bias=of_mlp),
+            *(w for name in PRE_NORMS for w in norm(name, hidden_size, bias=True)),
         ),
     )
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from cost_models.model.families.blocks import (
     check_rotary,
-    ffn_size,
-    norm,
     ordinary_attention,
-    plain_mlp,
     read_sizes,
     rotary_fraction,
 )
-from cost_models.model.families.llama_like import attention_weights, causal_lm
+from cost_models.model.families.llama_like import causal_lm, plain_layer
 from cost_models.model.families.reader import Config, Defaults
-from cost_models.model.spec import FeedForward, LayerKind, ModelSpec
+from cost_models.model.spec import ModelSpec
 
 NEMOTRON = Defaults(
     {
@@ -39,28 +36,7 @@ def nemotron(config: Config) -> ModelSpec:
     sizes = read_sizes(config)
     fraction = rotary_fraction(config, "partial_rotary_factor", default=0.5)
     check_rotary(config, sizes.head_dim, fraction)
-    hidden_size, ffn_hidden_size = sizes.hidden_size, ffn_size(config)
-    bias = config.flag("attention_bias")
     attention = ordinary_attention(sizes, rotary_dim=int(sizes.head_dim * fraction))
-    kind = LayerKind(
-        name="layer",
-        attention=attention,
-        feed_forward=FeedForward(
-            ffn_hidden_size, gated=False, activation=config.activation("hidden_act")
-        ),
-        norm="layer",
-        num_norms=2,
-        weights=(
-            *attention_weights(hidden_size, attention, bias=bias, output_bias=bias),
-            *plain_mlp(
-                "mlp.up_proj",
-                "mlp.down_proj",
-                hidden_size,
-                ffn_hidden_size,
-                bias=config.flag("mlp_bias"),
-            ),
-            *norm("input_layernorm", hidden_size, bias=True),
-            *norm("post_attention_layernorm", hidden_size, bias=True),
-        ),
-    )
+    biases = "attention_bias", "mlp_bias"
+    kind = plain_layer(config, attention, sizes.hidden_size, "mlp.up_proj", "mlp.down_proj", biases)
     return causal_lm(config, sizes, (kind,), norm_bias=True)
