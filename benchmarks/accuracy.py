@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,19 +25,26 @@ from planner.validation.answer import ValidateAnswer
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = (ROOT / "docs" / "accuracy.md", ROOT / "README.md")
 RECORDED: Final = Path(__file__).parent / "recorded.toml"
+# tables of times and peaks; the names of the others end with what they have
+WITH_BOTH: Final = (
+    "unseen_runs",
+    "unseen_trainers",
+    "unseen_peaks",
+    "unseen_2026_11",
+    "unseen_2026_12",
+)
 UNSEEN: Final = {
-    "unseen_runs": ROOT / "benchmarks" / "unseen_runs.csv",
-    "unseen_trainers": ROOT / "benchmarks" / "unseen_trainers.csv",
-    "unseen_peaks": ROOT / "benchmarks" / "unseen_peaks.csv",
-    "unseen_2026_11": ROOT / "benchmarks" / "unseen_2026_11.csv",
-    "unseen_2026_12": ROOT / "benchmarks" / "unseen_2026_12.csv",
-    "unseen_2026_11_26_times": ROOT / "benchmarks" / "unseen_2026_11_26_times.csv",
-    "unseen_2026_11_26_late_times": ROOT / "benchmarks" / "unseen_2026_11_26_late_times.csv",
-    "unseen_2026_11_26_peaks": ROOT / "benchmarks" / "unseen_2026_11_26_peaks.csv",
-    "unseen_2026_11_27_peaks": ROOT / "benchmarks" / "unseen_2026_11_27_peaks.csv",
-    "unseen_2026_11_27_times": ROOT / "benchmarks" / "unseen_2026_11_27_times.csv",
-    "unseen_2026_11_27_late_times": ROOT / "benchmarks" / "unseen_2026_11_27_late_times.csv",
-    "unseen_2026_11_27_late_peaks": ROOT / "benchmarks" / "unseen_2026_11_27_late_peaks.csv",
+    name: ROOT / "benchmarks" / f"{name}.csv"
+    for name in (
+        *WITH_BOTH,
+        "unseen_2026_11_26_times",
+        "unseen_2026_11_26_late_times",
+        "unseen_2026_11_26_peaks",
+        "unseen_2026_11_27_peaks",
+        "unseen_2026_11_27_times",
+        "unseen_2026_11_27_late_times",
+        "unseen_2026_11_27_late_peaks",
+    )
 }
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FIGURES: Final = ("median_absolute_error", "p90_absolute_error", "bias")
@@ -299,29 +306,16 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "ranking": ranking,
     "verdicts": verdicts,
     "checks": checks,
-    "unseen_runs_time": lambda: by_source("unseen_runs", "time", mean=False),
-    "unseen_runs_memory": lambda: by_source("unseen_runs", "memory", mean=False),
-    "unseen_trainers_time": lambda: by_source("unseen_trainers", "time", mean=False),
-    "unseen_trainers_memory": lambda: by_source("unseen_trainers", "memory", mean=False),
-    "unseen_peaks_time": lambda: by_source("unseen_peaks", "time", mean=False),
-    "unseen_peaks_memory": lambda: by_source("unseen_peaks", "memory", mean=False),
-    "unseen_2026_11_time": lambda: by_source("unseen_2026_11", "time", mean=False),
-    "unseen_2026_11_memory": lambda: by_source("unseen_2026_11", "memory", mean=False),
-    "unseen_2026_12_time": lambda: by_source("unseen_2026_12", "time", mean=False),
-    "unseen_2026_12_memory": lambda: by_source("unseen_2026_12", "memory", mean=False),
-    "unseen_2026_11_26_times": lambda: by_source("unseen_2026_11_26_times", "time", mean=False),
-    "unseen_2026_11_26_late_times": lambda: by_source(
-        "unseen_2026_11_26_late_times", "time", mean=False
-    ),
-    "unseen_2026_11_26_peaks": lambda: by_source("unseen_2026_11_26_peaks", "memory", mean=False),
-    "unseen_2026_11_27_times": lambda: by_source("unseen_2026_11_27_times", "time", mean=False),
-    "unseen_2026_11_27_peaks": lambda: by_source("unseen_2026_11_27_peaks", "memory", mean=False),
-    "unseen_2026_11_27_late_times": lambda: by_source(
-        "unseen_2026_11_27_late_times", "time", mean=False
-    ),
-    "unseen_2026_11_27_late_peaks": lambda: by_source(
-        "unseen_2026_11_27_late_peaks", "memory", mean=False
-    ),
+    **{
+        f"{name}_{what}": partial(by_source, name, what, mean=False)
+        for name in WITH_BOTH
+        for what in ("time", "memory")
+    },
+    **{
+        name: partial(by_source, name, "time" if name.endswith("times") else "memory", mean=False)
+        for name in UNSEEN
+        if name not in WITH_BOTH
+    },
 }
 
 
