@@ -3,12 +3,15 @@
 Kernels: matmuls of transformers in every precision that the card has, fused attention, copies,
 launches, and one matmul over seconds. Plans: some forty that fit on one GPU (families, batches,
 recomputation, adapters, optimizers, compiled or not) trained by the executor: seconds of a step,
-live tensors, reserved and device memory, and MFU, each beside its prediction. Writes
-``kernels.csv``, ``plans.csv`` and ``device.json`` (card, driver, versions, date) into a folder.
+live tensors, reserved and device memory, and MFU, each beside its prediction. Trainers: short runs
+of Hugging Face's Trainer and of a plain loop, as a table of runs that ``validate`` prices.
+Writes ``kernels.csv``, ``plans.csv``, ``trainers.csv`` and ``device.json`` (card, driver, versions,
+date) into a folder.
 
     --out FOLDER        default: hardware_profiles/cluster/measured/CARD-DATE (--tiny: gpu-measured)
     --accelerator NAME  as in ``shardplan hardware``; default: by the name of the card
     --seconds N         begin nothing after so many seconds (default 540)
+    --only PART         kernels, plans or trainers; may be repeated
     --tiny              small sizes on this machine's CPU, which show that all of it works
 """
 
@@ -31,13 +34,16 @@ from typing import Any
 from benchmarks.gpu.child import ChildError, in_child
 from benchmarks.gpu.kernels import kernel_rows
 from benchmarks.gpu.plans import KINDS, plans, row_of, tiny_plans
+from benchmarks.gpu.trainers import measured, rows_of, runs, tiny_runs
 from hardware_profiles.cluster.catalogue import find_accelerator
 from hardware_profiles.cluster.local_machine import cpu_cluster
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
+from planner import validate
 
-KERNEL_SHARE = 0.35  # of the time
+PARTS = ("kernels", "plans", "trainers")
+SHARES = {"kernels": 0.25, "plans": 0.4, "trainers": 0.35}  # of the time
 CHILD_SECONDS = 90.0  # of one plan
 GIB = 2.0**30
 MEASURED = Path(__file__).parents[2] / "hardware_profiles" / "cluster" / "measured"
@@ -46,8 +52,13 @@ MEASURED = Path(__file__).parents[2] / "hardware_profiles" / "cluster" / "measur
 def device_facts(device: str) -> dict[str, Any]:
     """Return card, driver and versions; runs in a process that may use the GPU."""
     import torch
+    import transformers
 
-    facts: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
+    facts: dict[str, Any] = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
     if device == "cpu":
         return {**facts, "name": "cpu"}
     card = torch.cuda.get_device_properties(0)
@@ -124,6 +135,25 @@ def trained_rows(cluster: Cluster, end: float, *, tiny: bool) -> Iterator[dict[s
         yield row
 
 
+def trainer_rows(facts: dict[str, Any], end: float, *, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the rows of every run of a trainer that begins in time."""
+    import transformers.trainer  # noqa: F401  imported once here, forked with every run
+
+    device = "cpu" if tiny else "cuda"
+    for number, run in enumerate(tiny_runs() if tiny else runs(), 1):
+        if time.perf_counter() > end:
+            print(f"{run.name:<70} no time was left")
+            continue
+        try:
+            found = in_child(measured, run, device, timeout=CHILD_SECONDS)
+        except ChildError as error:
+            print(f"{run.name:<70} {error}", flush=True)
+            continue
+        sizes = [f"{kind} {found[kind] / GIB:.2f} GiB" for kind in KINDS if kind in found]
+        print(f"{run.name:<70} {1e3 * found['seconds']:.1f} ms {' '.join(sizes)}", flush=True)
+        yield from rows_of(run, number, facts, found)
+
+
 def kernel_line(row: dict[str, Any]) -> str:
     """Return a kernel as a line: microseconds, predicted and measured, and the error."""
     found = f"{1e6 * row['seconds']:12,.1f}"
@@ -184,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--accelerator")
     parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args(arguments)
     begin, device = time.perf_counter(), "cpu" if options.tiny else "cuda"
@@ -200,7 +231,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out: Path = options.out or (Path("gpu-measured") if options.tiny else measured)
     out.mkdir(parents=True, exist_ok=True)
     print(json.dumps(facts))
-    seconds = KERNEL_SHARE * options.seconds
+    parts = options.only or list(PARTS)
+    whole = sum(SHARES[part] for part in parts)
+    ends, passed = {}, 0.0
+    for part in parts:
+        passed += SHARES[part] / whole
+        ends[part] = begin + passed * options.seconds
+    if "kernels" in parts:
+        _kernels(device, cluster, ends["kernels"], out)
+    if "plans" in parts:
+        _plans(cluster, ends["plans"], out, tiny=options.tiny)
+    if "trainers" in parts:
+        _trainers(facts, ends["trainers"], out, tiny=options.tiny)
+    facts["seconds"] = round(time.perf_counter() - begin, 1)
+    (out / "device.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _kernels(device: str, cluster: Cluster, end: float, out: Path) -> None:
+    seconds = end - time.perf_counter()
     try:
         kernels = in_child(
             kernel_rows, device, cluster.accelerator, seconds, timeout=seconds + CHILD_SECONDS
@@ -212,17 +261,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in kernels:
         print(kernel_line(row))
     write_csv(out / "kernels.csv", kernels)
+
+
+def _plans(cluster: Cluster, end: float, out: Path, *, tiny: bool) -> None:
     names = "ms, live, reserved, device memory in GiB, each with the error of its prediction"
     print(f"\n{'plan':<58} {names}")
     rows: list[dict[str, Any]] = []
-    for row in trained_rows(cluster, begin + options.seconds, tiny=options.tiny):
+    for row in trained_rows(cluster, end, tiny=tiny):
         rows.append(row)
         write_csv(out / "plans.csv", rows)
     for line in summary(rows, ("seconds", *KINDS)):
         print(line)
-    facts["seconds"] = round(time.perf_counter() - begin, 1)
-    (out / "device.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    return 0
+
+
+def _trainers(facts: dict[str, Any], end: float, out: Path, *, tiny: bool) -> None:
+    print()
+    rows: list[dict[str, Any]] = []
+    for row in trainer_rows(facts, end, tiny=tiny):
+        rows.append(row)
+        write_csv(out / "trainers.csv", rows)
+    if rows:
+        print(validate(out / "trainers.csv"))
 
 
 if __name__ == "__main__":
