@@ -93,6 +93,12 @@ class FactoredColumn:
         """Return one value for every row of the table."""
         return self._at(self.projection.frame.full)
 
+    def repetition(self, number: int) -> FactoredColumn:
+        """Return the values of one of the repetitions of the projection's rows."""
+        base = self.projection.base
+        begin = number * base.size if self.projection.times > 1 else 0
+        return FactoredColumn(base, self.values[begin : begin + base.size])
+
     def _at(self, projection: Projection) -> Array:
         index = projection.index_into(self.projection)
         return self.values if index is None else self.values.take(index, axis=-1)
@@ -390,8 +396,11 @@ def _at_level(projection: Projection, result: Any) -> Any:
 
 
 def by_value(column: Any) -> Any:
-    """Return a column of few distinct values as one that depends on its own value only."""
-    if type(column) is not FactoredColumn:
+    """Return a column of few distinct values as one that depends on its own value only.
+
+    Columns of repeated rows stay as they are.
+    """
+    if type(column) is not FactoredColumn or column.projection.times > 1:
         return column
     values, codes = np.unique(column.values, return_inverse=True)
     if len(values) == column.projection.size:

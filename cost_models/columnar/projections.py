@@ -29,8 +29,10 @@ class Projection:
         "joins",
         "mask",
         "parent",
+        "repetitions",
         "size",
     )
+    times = 1  # how often the rows of ``base`` are repeated
 
     def __init__(
         self,
@@ -46,6 +48,12 @@ class Projection:
         self.joins: dict[int, tuple[Projection, Index | None, Index | None]] = {}
         self.indexes: dict[int, Index] = {}
         self.groups: dict[bytes, Projection] = {}
+        self.repetitions: dict[int, RepeatedProjection] = {}
+
+    @property
+    def base(self) -> Projection:
+        """The projection without repetitions."""
+        return self
 
     @property
     def rows(self) -> Index:
@@ -61,6 +69,7 @@ class Projection:
         found = self.joins.get(id(other))
         if found is None:
             projection = self.frame.project(self.mask | other.mask)
+            projection = projection.repeated(max(self.times, other.times))
             found = projection, projection.index_into(self), projection.index_into(other)
             self.joins[id(other)] = found
         return found
@@ -73,6 +82,14 @@ class Projection:
             # (numpy converts other integer types to intp at every take)
             self.indexes[id(coarser)] = coarser.of_table_rows(self.rows).astype(np.intp, copy=False)
         return self.indexes[id(coarser)]
+
+    def repeated(self, times: int) -> Projection:
+        """Return the projection whose rows are those of this one several times in turn."""
+        if times == 1:
+            return self
+        if times not in self.repetitions:
+            self.repetitions[times] = RepeatedProjection(self, times)
+        return self.repetitions[times]
 
     def group_rows(self, codes: Index, count: int) -> Projection:
         """Return the projection whose rows are groups of this one's rows."""
@@ -91,6 +108,33 @@ class Projection:
         if self.parent.parent is None:
             return self.from_parent if rows is self.parent.rows else self.from_parent[rows]
         return self.from_parent[self.parent.of_table_rows(rows)]
+
+
+class RepeatedProjection(Projection):
+    """The rows of a projection several times: for ranks of a pipeline, one after the other."""
+
+    __slots__ = ("_base", "times")
+
+    def __init__(self, base: Projection, times: int) -> None:
+        super().__init__(base.frame, base.mask, base.size * times, None, None, None)
+        self._base, self.times = base, times
+
+    @property
+    def base(self) -> Projection:
+        """The projection without repetitions."""
+        return self._base
+
+    def index_into(self, coarser: Projection) -> Index | None:
+        """Return the row number in a coarser projection for every row; None if it is the same."""
+        if coarser is self:
+            return None
+        if id(coarser) not in self.indexes:
+            index = self.base.index_into(coarser.base)
+            one = np.arange(self.base.size) if index is None else index
+            step = 0 if coarser.times == 1 else coarser.base.size
+            index = np.add.outer(step * np.arange(self.times), one).ravel()
+            self.indexes[id(coarser)] = index
+        return self.indexes[id(coarser)]
 
 
 class Frame:
@@ -122,9 +166,11 @@ class Frame:
     def release(self) -> None:
         """Clear all projections and cached columns (reference cycles); the frame's last use."""
         for projection in (self.full, *self.projections.values()):
-            projection.joins.clear()
-            projection.indexes.clear()
+            for each in (projection, *projection.repetitions.values()):
+                each.joins.clear()
+                each.indexes.clear()
             projection.groups.clear()
+            projection.repetitions.clear()
         self.projections.clear()
         self.cache.clear()
         del self.full

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final
 
 import numpy as np
@@ -58,7 +58,7 @@ ONE_GROUP: Final = 50_000  # plans below which all are one group
 ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
 ONE_KIND: Final = 20_000  # plans up to which first and last ranks are rows of one table, too
 IN_CACHE: Final = 32_768  # passes of ranks whose pipelines are bounded together
-FEW: Final = 3_500  # plans for which distinct rows are not worth finding
+FEW: Final = 2_000  # plans for which distinct rows are not worth finding
 
 
 class PricedTable(Struct, frozen=True):
@@ -211,10 +211,7 @@ def table_balanced_steps(
         return bounds
     for rows, group in _groups(scenario, table, most_stages):
         stages: Any = np.ones(1) if group.clusters is None else FactoredColumn(*group.clusters)
-        ranks = [
-            (number, seconds_of(RankView(scenario, group.table, rank)))
-            for number, rank in zip(group.numbers(), group.ranks, strict=True)
-        ]
+        ranks = list(zip(group.numbers(), _seconds_of_ranks(scenario, group), strict=True))
         found = _balanced(scenario, group.table, ranks, stages)
         for bound, values in zip(astuple(bounds), found, strict=True):
             bound[rows] = expand(values, len(group.plain))
@@ -453,12 +450,46 @@ def _steps_and_bounds(scenario: Scenario, group: _Group) -> tuple[Floats, Floats
 
 def _time(scenario: Scenario, group: _Group) -> TimeParts:
     seconds = [
-        _where_present(group, slot, seconds_of(RankView(scenario, group.table, rank)))
-        for slot, rank in zip(group.slots, group.ranks, strict=True)
+        _where_present(group, slot, rank)
+        for slot, rank in zip(group.slots, _seconds_of_ranks(scenario, group), strict=True)
     ]
     positions = [rank.positions for rank in group.ranks]
     time, _ = block_time(scenario, group.table, positions, seconds, _bound(group, seconds))
     return time
+
+
+def _seconds_of_ranks(scenario: Scenario, group: _Group) -> list[RankSeconds]:
+    """Return the seconds of each of the group's ranks; of those with the same formulas at once."""
+    of_slots = [_ranks_of(group.contents, slot) for slot in group.slots]
+    alike: dict[Any, list[int]] = {}
+    for number, (rank, *_) in enumerate(of_slots):
+        alike.setdefault(formulas_of(rank), []).append(number)
+    found: dict[int, RankSeconds] = {}
+    for numbers in alike.values():
+        ranks = [rank for number in numbers for rank in of_slots[number]]
+        rank = joint_rank(ranks, partial(_column_of_ranks, group, len(numbers)))
+        seconds = astuple(seconds_of(RankView(scenario, group.table, rank)))
+        for place, number in enumerate(numbers):
+            found[number] = RankSeconds(*(_of_rank(value, place) for value in seconds))
+    return [found[number] for number in range(len(of_slots))]
+
+
+def _column_of_ranks(group: _Group, times: int, values: Sequence[Any]) -> FactoredColumn:
+    """Return a column of repeated rows, one repetition for each rank.
+
+    ``values``: of each rank in each block.
+    """
+    by_rank = np.array(values).reshape(times, -1)
+    blocks = group.frame.project(0) if by_rank.shape[1] == 1 else group.block.projection
+    if (by_rank == by_rank[0]).all():
+        return FactoredColumn(blocks, by_rank[0])
+    if (by_rank == by_rank[:, :1]).all():
+        return FactoredColumn(group.frame.project(0).repeated(times), by_rank[:, 0])
+    return FactoredColumn(blocks.repeated(times), by_rank.ravel())
+
+
+def _of_rank(value: Any, number: int) -> Any:
+    return value.repetition(number) if type(value) is FactoredColumn else value
 
 
 def _where_present(group: _Group, slot: Sequence[int | None], seconds: RankSeconds) -> RankSeconds:

@@ -70,6 +70,24 @@ def test_columns_give_what_arrays_give(name: str, size: int) -> None:
     assert found.dtype == expected.dtype
 
 
+@pytest.mark.parametrize("times", [2, 3])
+def test_repeated_rows_give_what_each_repetition_gives(times: int) -> None:
+    """A column with values of its own for each repetition, as for ranks of a pipeline."""
+    table, size = random_table(3000), 3000
+    few, frame = factored(table)
+    stage: Any = few.zero_stage
+    own = np.arange(3.0 * times).reshape(times, 3)  # of each repetition and value of the column
+    of_ranks: Any = FactoredColumn(stage.projection.repeated(times), own.ravel())
+    of_rank: Any = FactoredColumn(frame.project(0).repeated(times), np.arange(times) + 0.5)
+    found: Any = np.where(of_ranks > few.tensor_parallel, of_ranks * few.recompute, stage) / of_rank
+    assert (of_ranks * stage).projection is of_ranks.projection
+    for number in range(times):
+        mine = own[number][np.searchsorted(stage.values, table.zero_stage)]
+        wanted = np.where(mine > table.tensor_parallel, mine * table.recompute, table.zero_stage)
+        assert np.array_equal(expand(found.repetition(number), size), wanted / (number + 0.5))
+    assert np.array_equal(expand((1.0 * stage).repetition(times - 1), size), table.zero_stage)
+
+
 def test_equal_rows_are_computed_once() -> None:
     table = factored(random_table(5000))[0]
     column: Any = table.tensor_parallel * 2.0 + table.zero_stage
