@@ -43,7 +43,7 @@ from hardware_profiles.errors import InputError
 from planner import validate
 
 PARTS = ("kernels", "plans", "trainers")
-SHARES = {"kernels": 0.25, "plans": 0.4, "trainers": 0.35}  # of the time
+SHARES = {"kernels": 0.2, "plans": 0.4, "trainers": 0.4}  # of the time
 CHILD_SECONDS = 90.0  # of one plan
 GIB = 2.0**30
 MEASURED = Path(__file__).parents[2] / "hardware_profiles" / "cluster" / "measured"
@@ -137,8 +137,6 @@ def trained_rows(cluster: Cluster, end: float, *, tiny: bool) -> Iterator[dict[s
 
 def trainer_rows(facts: dict[str, Any], end: float, *, tiny: bool) -> Iterator[dict[str, Any]]:
     """Yield the rows of every run of a trainer that begins in time."""
-    import transformers.trainer  # noqa: F401  imported once here, forked with every run
-
     device = "cpu" if tiny else "cuda"
     for number, run in enumerate(tiny_runs() if tiny else runs(), 1):
         if time.perf_counter() > end:
