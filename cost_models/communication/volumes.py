@@ -152,15 +152,16 @@ def data_traffic(
 ) -> dict[tuple[str, str], Traffic]:
     """Traffic of the gradients and weights of every unit over the data-parallel ranks.
 
-        z = 0   all_reduce g P           backward pass of the last micro-batch
-        z >= 1  reduce_scatter g d S     z = 1: in the same pass;  z >= 2: in every backward pass, m
+        z = 0   all_reduce r P           backward pass of the last micro-batch
+        z >= 1  reduce_scatter r d S     z = 1: in the same pass;  z >= 2: in every backward pass, m
                                          times (``reduces_once``: in the last one)
-        1 <= z <= 2  all_reduce g P      instead, as often (``all_reduces``)
+        1 <= z <= 2  all_reduce r P      instead, as often (``all_reduces``)
         z <= 2  all_gather c d S         first forward pass of the step
         z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
-        copies  all_reduce g S           over replicas, backward pass of the last micro-batch
+        copies  all_reduce r S           over replicas, backward pass of the last micro-batch
 
-    Source: Rajbhandari et al. (arXiv:1910.02054), sec. 7; units and padding as in FSDP2, which
+    r is g, or c of trainers that reduce shards in it (``RankView.reduction_bytes``). Source:
+    Rajbhandari et al. (arXiv:1910.02054), sec. 7; units and padding as in FSDP2, which
     accumulates a shard if its all_reduce is deferred (torch 2.13, partial_reduce_output). Experts
     sharded over other ranks are a unit of their own, over the ranks with the same experts. Matrices
     that are cast first are gathered in fewer bytes (``options``).
@@ -178,7 +179,7 @@ def _sharded_traffic(
     view: RankView, parts: Sequence[CommunicationUnit], axis: str, options: TrafficOptions
 ) -> dict[tuple[str, str], Traffic]:
     """Return the traffic of the weights that the ranks of one axis shard."""
-    table, compute, reduction = view.table, view.compute_bytes, view.workload.reduction_bytes
+    table, compute, reduction = view.table, view.compute_bytes, view.reduction_bytes
     apart = np.where(table.experts_apart, 1.0, 0.0)
     of_experts = axis == "expert_data"
     d = table.expert_shard_ranks if of_experts else table.shard_ranks

@@ -40,7 +40,7 @@ def gathered_bytes(compute_bytes: float, table: PlanTable) -> Real:
     return np.where(table.quantised_weights, INT8_BYTES, compute_bytes)
 
 
-def scattered_bytes(reduction_bytes: float, table: PlanTable) -> Real:
+def scattered_bytes(reduction_bytes: Real, table: PlanTable) -> Real:
     """Bytes of a reduced gradient element in transfer: 0.5 with qgZ, else g."""
     return np.where(table.quantised_gradients, INT4_BYTES, reduction_bytes)
 
@@ -50,6 +50,6 @@ def gathering_buffer(table: PlanTable) -> Real:
     return np.where(table.quantised_weights, INT8_BYTES, 0.0)
 
 
-def reducing_buffer(reduction_bytes: float, table: PlanTable) -> Real:
+def reducing_buffer(reduction_bytes: Real, table: PlanTable) -> Real:
     """Bytes an element of a gradient's buffer: its copy to be reduced, or int4 messages."""
     return np.where(table.quantised_gradients, 2.0 * INT4_BYTES, reduction_bytes)

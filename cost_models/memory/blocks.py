@@ -3,14 +3,14 @@
 A block is gathered and reduced as one: a layer, the embedding, or norm and head; a tied table is
 one block of embedding and head. Symbols, for a block of P elements:
 
-    c, g   bytes of the compute precision, and of the reduction        d ranks that share a shard
+    c, r, g  bytes of the compute precision, the reduction, a kept gradient   d ranks of a shard
     gathered   c P under ZeRO-3; the next block is gathered meanwhile, c P more
     fresh      c P of the weight gradients that the block's backward pass has computed so far
-    reducing   max(c + g, g + g / d) P: the fresh gradient and its copy for the reduction, then that
+    reducing   max(c + r, r + g / d) P: the fresh gradient and its copy for the reduction, then that
                copy and its result (one more where every rank receives the whole), and c more of the
-               block's last parameter where it is scattered; g P where a whole gradient had been
+               block's last parameter where it is scattered; r P where a whole gradient had been
                accumulated
-    left over  g P of the block that was reduced last, until the next reduction (torch 2.13,
+    left over  r P of the block that was reduced last, until the next reduction (torch 2.13,
                FSDPCommContext.reduce_scatter_state): a gradient that an earlier micro-batch left
 
 Below ZeRO-3 a block's gathered weights are freed when its last gradient of a step is reduced. The
@@ -30,7 +30,7 @@ from cost_models.activations.live import LayerBackward
 from cost_models.arrays import Flag, Real, everywhere, holds
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
-from cost_models.memory.gradients import rearranged_bytes
+from cost_models.memory.gradients import rearranged_bytes, reduces_once
 from cost_models.memory.layer_groups import LayerBlock, LayerElements
 from cost_models.memory.ledger import Item, Point, added, either, least, product, total
 from cost_models.memory.model_states import gradients as gradient_row
@@ -84,19 +84,22 @@ class Blocks:
         # in backward order
         self.groups = groups = layers.groups(model, rank, self.head, before)
         self.compute = workload.compute_bytes
-        self.reduction = workload.reduction_bytes
+        self.reduction = view.reduction_bytes
+        self.kept = workload.reduction_bytes
         # bytes of a gathered element, with its int8 values (qwZ)
         self.gathered = workload.compute_bytes + gathering_buffer(table)
         # of a gradient's copy for its reduction; int4 sent and received (qgZ)
-        self.copied = reducing_buffer(workload.reduction_bytes, table)
+        self.copied = reducing_buffer(self.reduction, table)
         # gathered weights are freed after the last reduction
         self.frees = managed & stays & (not software.gradients.whole_buffer)
         self.zero_3 = table.zero_stage >= 3
         self.reduces_each = table.zero_stage >= 2  # every micro-batch's gradients are reduced
+        self.reduces_earlier = self.reduces_each & np.logical_not(reduces_once(software, table))
         # one micro-batch is in flight: the last one may be the peak
         self.one_in_flight = by_value(in_flight <= 1.0)
         # gradients have their memory already: fresh ones are added to it, or copied to it
         self.added = several | by_value((ranks > 1) & ~sharded & keeps)
+        self.gradients_leave = table.offloads_weights
         # two micro-batches, the first of which starts without gradients
         self.two_micro_batches = by_value((table.num_microbatches == 2) & (in_flight <= 1.0))
         self.shards = np.where(sharded, 1.0 * table.shard_ranks, 1.0)
@@ -177,15 +180,15 @@ class Blocks:
         several ranks have the block.
         """
         shards = self.shards if shards is None else shards
-        g, c = self.reduction, self.compute
+        g, r, c = self.kept, self.reduction, self.compute
         stays = c * end * np.greater(shards, 1.0)
         summed = self.replicas & summed
-        both = self.copied + g / shards + g * summed + stays
+        both = self.copied + g / shards + r * summed + stays
         both = np.maximum(c + self.copied, both)
         result = np.where(summed | np.greater(shards, 1.0), g / shards, 0.0)
         copied = np.where(self.accumulates & ~self.reduces_each, g + result, both)
         reduces = self.reduces[last]
-        name, symbol = "gradients while they are reduced", "max(c + g, g + g/d)"
+        name, symbol = "gradients while they are reduced", "max(c + r, r + g/d)"
         return either(reduces, buffer(name, symbol, copied, elements), self._fresh(elements))
 
     def freed(self, elements: Real, last: bool = True) -> tuple[Item, ...]:
@@ -202,8 +205,8 @@ class Blocks:
             return gradients
         whole = np.logical_and(self.managed & ~self.reduces_each, self.accumulates)
         mine = added(
-            gradient_row("gradients of blocks to come", self.reduction, coming),
-            gradient_row("reduced gradients", self.reduction, self.total - coming, self.shards),
+            gradient_row("gradients of blocks to come", self.reduction, coming, symbol="r"),
+            gradient_row("reduced gradients", self.kept, self.total - coming, self.shards),
         )
         return either(whole, least(gradients, mine), gradients)
 
@@ -212,7 +215,7 @@ class Blocks:
         if last:
             return gradients
         shards = np.where(self.reduces_each, self.shards, 1.0)
-        mine = gradient_row("gradients of blocks that are done", self.reduction, done, shards)
+        mine = gradient_row("gradients of blocks that are done", self.kept, done, shards)
         return either(self.two_micro_batches, least(gradients, mine), gradients)
 
     def _prefetched(self) -> Real:
@@ -220,14 +223,15 @@ class Blocks:
         return np.where(self.tied > 0.0, 0.0, self.highest)
 
     def _left_over(self) -> Item:
-        kept = self.reduces_each & self.accumulates & self.managed
-        return gradient_row(LEFT_OVER, self.reduction, kept * self.reduced_last)
+        kept = self.reduces_earlier & self.accumulates & self.managed
+        return gradient_row(LEFT_OVER, self.reduction, kept * self.reduced_last, symbol="r")
 
     def _behind(self, gradients: Item, done: Real) -> list[tuple[Item, ...]]:
         """Gradients, and freed gathered weights, after the blocks that are done; by mode."""
         found = []
-        alone = np.where(self.added, 0.0, done)  # of a single micro-batch
-        single = gradient_row("reduced gradients", self.reduction, alone, self.shards)
+        # of a single micro-batch, unless they leave the device
+        alone = np.where(self.added | self.gradients_leave, 0.0, done)
+        single = gradient_row("reduced gradients", self.kept, alone, self.shards)
         for last, _ in self._modes():
             kept = self._before(gradients, done, last)
             kept = self._accumulated(kept, self.total - done, last)
@@ -241,7 +245,7 @@ class Blocks:
         stay = self.stay
         fresh = added(*(r for r in rows if r.part == "buffers" and r.name != UNPACKED))
         kept = total(row for row in rows if row.part == "gradients")
-        missing = np.maximum(self.reduction * self.total - kept, 0.0)
+        missing = np.maximum(self.kept * self.total - kept, 0.0)
         to_come = Item("gradients", "gradients to come", missing, formula="g · P − done")
         named = replace(least(fresh, to_come), part="gradients")
         beyond = fresh.size - named.size
@@ -262,7 +266,7 @@ class Blocks:
         tied: tuple[Item, ...] = ()
         if self.some_tied:
             tied = (self._tied_gradient(), self._gathered("gathered table", self.tied))
-        reduces, g, apart = self.reduces[last], self.reduction, False
+        reduces, g, r, apart = self.reduces[last], self.kept, self.reduction, False
         separate: Real = 0.0
         if holds(block.experts):
             separate = np.minimum(np.where(reduces, block.experts, 0.0), layer.gradients)
@@ -286,10 +290,10 @@ class Blocks:
         elif layer.experts == "reduced":
             left = np.where(reduces & (separate == 0.0), block.before, 0.0)
             adds = self.accumulates & ~self.reduces_each & ~self.experts_have_copies
-            copies = g * (1.0 + np.where(adds, 0.0, 1.0 / self.expert_shards))
-            done = experts("reduced experts and their copy", "g + g/d'", copies)
+            copies = r + np.where(adds, 0.0, g / self.expert_shards)
+            done = experts("reduced experts and their copy", "r + g/d'", copies)
             fresh = self._fresh(layer.gradients - separate)
-            rows = (buffer(LEFT_OVER, "g", g, left), fresh, *done)
+            rows = (buffer(LEFT_OVER, "r", r, left), fresh, *done)
         else:
             if apart and layer.experts in ("gathered", "gathering"):
                 # experts are gathered before the next layer, then copied out of the gathered
@@ -297,7 +301,7 @@ class Blocks:
                 copies = (1.0 + np.greater(self.rearranged, 0.0)) * (layer.experts == "gathering")
                 ahead = np.where(block.experts > 0.0, own + copies * block.experts, ahead)
             left = np.where(reduces, block.before, 0.0)
-            rows = (buffer(LEFT_OVER, "g", g, left), self._fresh(layer.gradients))
+            rows = (buffer(LEFT_OVER, "r", r, left), self._fresh(layer.gradients))
             apart = False
         freed = self.freed(separate, last) if apart else ()
         return (added(*tied, self._gathered("gathered layers", ahead), *rows), *freed)

@@ -148,9 +148,9 @@ class BlockPoints(Blocks):
             return points
         # late weight gradients are reduced while others are still pending: the copy in the
         # precision of the reduction, and its result next to the accumulated gradient
-        copies = self.reduction * (1.0 + 1.0 / self.shards) + self.compute * self.mixed
+        copies = self.reduction + self.kept / self.shards + self.compute * self.mixed
         elements = np.where(self.managed, self.layer, 0.0)
-        late = [buffer("late weight gradients", "c + g + g/d", copies, elements)]
+        late = [buffer("late weight gradients", "c + r + g/d", copies, elements)]
         if used is not None:
             late.append(Item("buffers", UNPACKED, used[0], formula="c · P_matrix"))
         pending = activation("operands of pending weight gradients", live.last_layer)
@@ -165,7 +165,7 @@ class BlockPoints(Blocks):
         fresh = self._fresh(self.embedding, self.embedding)
         for last, exists in self._modes():
             left = np.where(self.managed & (last | self.reduces_each), 1.0, 0.0)
-            left_over = buffer(LEFT_OVER, "g", self.reduction * left, self.first_layer.block.own)
+            left_over = buffer(LEFT_OVER, "r", self.reduction * left, self.first_layer.block.own)
             kept = self._before(self._accumulated(gradients, self.embedding, last), done, last)
             rows = (table, both, fresh, left_over, *self.freed(done, last))
             points.append(self._point((kept, *rows), exists))

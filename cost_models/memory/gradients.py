@@ -59,7 +59,9 @@ def gradients_of(view: RankView, in_flight: Real) -> Gradients:
     """Return the gradients as the trainer and the ZeRO stage accumulate and reduce them.
 
     Offloaded ones leave with the weights, or with the optimizer's states (``offloads_masters``): at
-    most a layer's shard stays.
+    most a layer's shard stays, and what is not reduced yet. Source: torch 2.13,
+    distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce (offload_to_cpu: a shard goes
+    to the host after its reduction).
     """
     software, params, table = view.software, view.parameters, view.table
     each = view.workload.gradient_bytes(in_master_precision=software.gradients.in_master_precision)
@@ -81,7 +83,11 @@ def gradients_of(view: RankView, in_flight: Real) -> Gradients:
     shards = np.maximum(1, table.shard_ranks)
     name, each = "of a layer, on their way to the host", view.workload.reduction_bytes
     layer = gradients(name, each, params.largest_layer, shards)
-    return found.replaced(leave, layer, reduced=none)
+    # whole ones of earlier micro-batches stay on the device (``reduces_once``)
+    several = (table.num_microbatches > 1) & (table.zero_stage >= 2)
+    stay = several & reduces_once(software, table) & (not software.optimizer.offloads_masters)
+    whole = found.replaced(leave & stay, found.later, full_flight=found.full_flight, reduced=none)
+    return whole.replaced(leave & np.logical_not(stay), layer, reduced=none)
 
 
 def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
@@ -89,6 +95,9 @@ def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
     params, table = view.parameters, view.table
     parts = shares(params.total, params.expert_total, table)
     stage = one_stage_share(view.software, table)
+    deferred = reduces_once(view.software, table)
+    # whole ones are added up in the precision of their reduction, if that is narrower
+    summand = np.where(deferred, np.minimum(each, view.reduction_bytes), each)
 
     def accumulated(when: Flag, *, others: bool = False) -> Item:
         """Return what is left by earlier passes; ``others``: of other stages on the rank, too."""
@@ -104,9 +113,9 @@ def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
                 ends + stage * (numel - ends),
                 ranks,
                 table.zero_stage,
-                each,
+                summand,
                 accumulates=when,
-                defers_reduction=reduces_once(view.software, table),
+                defers_reduction=deferred,
                 experts=number > 0,
             )
             buffer = gradients("one buffer of all gradients", each, numel, experts=number > 0)

@@ -3,8 +3,8 @@
 A block is a layer, the embedding, or norm and head:
 
     gathered   c P_block under ZeRO-3; one more copy while it is gathered
-    reducing   (c + g) P_block: the gradient, and its copy in the precision of the reduction
-    left over  g P_block of the block that was reduced last, until the next reduction (torch 2.13,
+    reducing   (c + r) P_block: the gradient, and its copy in the precision of the reduction
+    left over  r P_block of the block that was reduced last, until the next reduction (torch 2.13,
                FSDPCommContext.reduce_scatter_state)
 
 Under ZeRO 0 and 1 reduction starts with the last micro-batch, when only one is in flight.
@@ -21,7 +21,7 @@ from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.autocast_copies import absent_copies, gathered_bytes
 from cost_models.memory.fsdp1 import flat_buffers, flat_gradients, units
-from cost_models.memory.gradients import gradients_of
+from cost_models.memory.gradients import gradients_of, reduces_once
 from cost_models.memory.head_gradients import head_gradients
 from cost_models.memory.ledger import MOMENTS, Item, Point, added, either, most, product
 from cost_models.memory.saved_tensors import activation, logits, saved_rows
@@ -74,10 +74,10 @@ def layer_points(view: RankView, live: LiveActivations, update: Item) -> list[li
 def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
     """Return the rows of gathered weights and of gradients being reduced, by moment."""
     params, workload, table, rank = view.parameters, view.workload, view.table, view.rank
-    compute, reduction = workload.compute_bytes, workload.reduction_bytes
-    if not view.software.gradients.in_master_precision:
+    software, compute, reduction = view.software, workload.compute_bytes, view.reduction_bytes
+    if not software.gradients.in_master_precision:
         reduction = workload.gradient_bytes(in_master_precision=False)
-    whole = gathered_bytes(workload, view.software)
+    whole = gathered_bytes(workload, software)
     zero_3, sharded, every = table.zero_stage >= 3, table.zero_stage >= 1, table.zero_stage >= 2
     last_block = np.where(rank.first, params.embedding, params.largest_layer)
     several = by_value(table.num_microbatches > 1)
@@ -95,7 +95,8 @@ def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
     split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
     at_end = np.where(split & copied, reduction * (1.0 + 1.0 / ranks) + compute * mixed, 0.0)
     gathering = np.where(zero_3, 2.0, np.where(sharded & np.logical_not(several), 1.0, 0.0))
-    left_over = _block("left over from a reduction", "g", reduction, every & several, last_block)
+    earlier = every & several & np.logical_not(reduces_once(software, table))
+    left_over = _block("left over from a reduction", "r", reduction, earlier, last_block)
     # before accumulation: a layer's gradient in compute precision (FSDP), or those of the two
     # matrices that share an input
     fresh = either(
@@ -103,10 +104,10 @@ def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
         _block("weight gradients of a layer", "c", compute * mixed, True, layer),
         _block("weight gradients of two matrices", "c", compute, several, params.largest_pair),
     )
-    both = _block("layer, gathered and reduced", "c + c + g", gathered + reducing, True, layer)
-    pending = _block("late weight gradients", "c + g + g/d", at_end, True, layer)
+    both = _block("layer, gathered and reduced", "c + c + r", gathered + reducing, True, layer)
+    pending = _block("late weight gradients", "c + r + r/d", at_end, True, layer)
     prefetched = _block("gathered layer", "c", gathered, head > 0.0, layer)
-    reduced = _block("head, gathered and reduced", "c + c + g", gathered + reducing, True, head)
+    reduced = _block("head, gathered and reduced", "c + c + r", gathered + reducing, True, head)
     alone = _block("gathered head", "c", own * gathering, True, head)
     ahead = _block("gathered head and layer", "c", gathered, True, head + layer)
     return {
@@ -115,7 +116,7 @@ def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
         "head": either(now, added(reduced, prefetched)),
         "backward": most(either(now, both), fresh),
         "last_layer": most(most(both, pending), fresh),
-        "embedding": _block("reduced embedding", "c + g", reducing, True, params.embedding),
+        "embedding": _block("reduced embedding", "c + r", reducing, True, params.embedding),
     }
 
 

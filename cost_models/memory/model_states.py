@@ -152,7 +152,7 @@ def accumulated_gradients(
     num_params: Real,
     shard_ranks: Count,
     zero_stage: Count,
-    gradient_bytes: float,
+    gradient_bytes: Real,
     *,
     accumulates: Flag,
     defers_reduction: Flag,
@@ -190,9 +190,15 @@ def reduced_gradients(
 
 
 def gradients(
-    name: str, each: float, elements: Real, shards: Real = 1.0, *, experts: bool = False
+    name: str,
+    each: Real,
+    elements: Real,
+    shards: Real = 1.0,
+    *,
+    symbol: str = "g",
+    experts: bool = False,
 ) -> Item:
-    """Return g P / shards."""
-    symbol, divided, unit = SYMBOLS[experts]
-    numel = (symbol, np.multiply(1.0, elements), unit)
-    return product("gradients", name, ("g", each, "bytes"), numel, (divided, shards, "ranks"))
+    """Return g P / shards; ``symbol``: that of the bytes of an element."""
+    letter, divided, unit = SYMBOLS[experts]
+    numel = (letter, np.multiply(1.0, elements), unit)
+    return product("gradients", name, (symbol, each, "bytes"), numel, (divided, shards, "ranks"))

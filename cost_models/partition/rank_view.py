@@ -89,6 +89,25 @@ class RankView(Struct, frozen=True, dict=True):
         return self.scenario.workload.compute_bytes
 
     @cached_property
+    def reduction_bytes(self) -> Real:
+        """Bytes of an element of a gradient while data-parallel ranks reduce it (r).
+
+            c   sharded gradients, where the trainer reduces them so (reduced_in_compute_precision)
+            g   elsewhere
+
+        The optimizer reads a shard that is cast back to the precision of its weights.
+
+        Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce
+        (reduce_dtype, then orig_dtype).
+        """
+        workload = self.workload
+        narrow = self.software.gradients.reduced_in_compute_precision
+        if not narrow or workload.gradient_precision != "auto":
+            return workload.reduction_bytes
+        sharded = self.table.zero_stage >= 1
+        return np.where(sharded, workload.compute_bytes, workload.reduction_bytes)
+
+    @cached_property
     def tokens(self) -> Real:
         """Tokens of a micro-batch on the rank: b s / context_parallel."""
         table = self.table

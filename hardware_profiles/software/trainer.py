@@ -43,6 +43,7 @@ class TrainerGradients(ProfileGroup, frozen=True, kw_only=True):
     whole_replica_buffer: bool  # also those that replicas in one precision all-reduce
     reduced_once_under_pipeline: bool  # with the last micro-batch
     accumulated_unsharded: bool  # no_sync: unsharded gradients until the last micro-batch
+    reduced_in_compute_precision: bool  # of sharding ranks, and kept so while they are whole
     include_frozen: bool  # gradients of flat parameters span the frozen weights in them
     accumulation_bytes: Amount  # moved per parameter when a micro-batch's gradient is added
     zeroed: bool  # filled with zeros after a step instead of released

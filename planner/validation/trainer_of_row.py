@@ -25,6 +25,7 @@ from planner.validation.words import EngineEntry, SoftwareEntry, entry_of, look_
 SWITCHES: Final = (
     "tensor_traffic",
     "reductions",
+    "reduction_precision",
     "gathers",
     "host_masters",
     "experts",

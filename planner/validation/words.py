@@ -222,6 +222,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     recipes: tuple[EngineEntry, ...]
     recompute: tuple[RecomputeEntry, ...]
     reductions: tuple[EngineEntry, ...]
+    reduction_precision: tuple[EngineEntry, ...]
     sequence_parallelism: tuple[Flag, ...]
     sharding: tuple[ShardingEntry, ...]
     software: tuple[SoftwareEntry, ...]
