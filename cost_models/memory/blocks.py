@@ -30,7 +30,7 @@ from cost_models.activations.live import LayerBackward
 from cost_models.arrays import Flag, Real, everywhere, holds
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
-from cost_models.memory.gradients import rearranged_bytes, reduces_once
+from cost_models.memory.gradients import rearranged_bytes
 from cost_models.memory.layer_groups import LayerBlock, LayerElements
 from cost_models.memory.ledger import Item, Point, added, either, least, product, total
 from cost_models.memory.model_states import gradients as gradient_row
@@ -94,7 +94,6 @@ class Blocks:
         self.frees = managed & stays & (not software.gradients.whole_buffer)
         self.zero_3 = table.zero_stage >= 3
         self.reduces_each = table.zero_stage >= 2  # every micro-batch's gradients are reduced
-        self.reduces_earlier = self.reduces_each & np.logical_not(reduces_once(software, table))
         # one micro-batch is in flight: the last one may be the peak
         self.one_in_flight = by_value(in_flight <= 1.0)
         # gradients have their memory already: fresh ones are added to it, or copied to it
@@ -223,7 +222,7 @@ class Blocks:
         return np.where(self.tied > 0.0, 0.0, self.highest)
 
     def _left_over(self) -> Item:
-        kept = self.reduces_earlier & self.accumulates & self.managed
+        kept = self.reduces_each & self.accumulates & self.managed
         return gradient_row(LEFT_OVER, self.reduction, kept * self.reduced_last, symbol="r")
 
     def _behind(self, gradients: Item, done: Real) -> list[tuple[Item, ...]]:

@@ -21,7 +21,7 @@ from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.autocast_copies import absent_copies, gathered_bytes
 from cost_models.memory.fsdp1 import flat_buffers, flat_gradients, units
-from cost_models.memory.gradients import gradients_of, reduces_once
+from cost_models.memory.gradients import gradients_of
 from cost_models.memory.head_gradients import head_gradients
 from cost_models.memory.ledger import MOMENTS, Item, Point, added, either, most, product
 from cost_models.memory.saved_tensors import activation, logits, saved_rows
@@ -95,8 +95,7 @@ def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
     split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
     at_end = np.where(split & copied, reduction * (1.0 + 1.0 / ranks) + compute * mixed, 0.0)
     gathering = np.where(zero_3, 2.0, np.where(sharded & np.logical_not(several), 1.0, 0.0))
-    earlier = every & several & np.logical_not(reduces_once(software, table))
-    left_over = _block("left over from a reduction", "r", reduction, earlier, last_block)
+    left_over = _block("left over from a reduction", "r", reduction, every & several, last_block)
     # before accumulation: a layer's gradient in compute precision (FSDP), or those of the two
     # matrices that share an input
     fresh = either(

@@ -14,12 +14,13 @@ from cost_models.communication.traffic import Traffic, TrafficOptions
 from cost_models.communication.volumes import AXES, KINDS, pass_traffic, rank_traffic
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec, Weight
+from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import PipelineRank, even_split_contents
 from cost_models.partition.tensor_sharding import data_shard, shard_dim, tensor_parallel_shape
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.recompute import WORDS
 from cost_models.plan.workload import Workload
-from tests.samples import CONFIGS, rank_view
+from tests.samples import CONFIGS, make_scenario, rank_view
 
 WORKLOAD = Workload(seq_len=64, global_batch_size=8)
 
@@ -183,3 +184,20 @@ def test_a_tied_table_is_gathered_once():
     layers = model.num_layers * sum(w.numel for w in model.kinds[0].weights)
     assert float(found.count[0]) == 2 * model.num_layers + 1
     assert float(found.size[0]) == 2 * (2 * layers + model.num_parameters - layers)
+
+
+@pytest.mark.parametrize(
+    ("software", "share"), [("hf-trainer+fsdp2", 0.5), ("hf-trainer+fsdp2+fp32-reductions", 1.0)]
+)
+def test_gradients_that_shards_reduce_in_16_bits_move_half_as_much(software: str, share: float):
+    (rank,) = even_split_contents(_model("llama"), 1, 1)
+
+    def reduced(software: str, plan: Plan, kind: str) -> float:
+        scenario = make_scenario(_model("llama"), software=software)
+        found = pass_traffic(RankView(scenario, PlanTable.from_plans([plan]), rank))
+        return float(found["data", kind].size[0])
+
+    for stage, kind, expected in ((3, "reduce_scatter", share), (0, "all_reduce", 1.0)):
+        plan = Plan(data_parallel=2, zero_stage=stage)
+        wide = reduced("shardplan", plan, kind)
+        assert reduced(software, plan, kind) == pytest.approx(expected * wide)
