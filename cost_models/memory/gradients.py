@@ -86,8 +86,8 @@ def gradients_of(view: RankView, in_flight: Real) -> Gradients:
     # whole ones of earlier micro-batches stay on the device (``reduces_once``)
     several = (table.num_microbatches > 1) & (table.zero_stage >= 2)
     stay = several & reduces_once(software, table) & (not software.optimizer.offloads_masters)
-    whole = found.replaced(leave & stay, found.later, full_flight=found.full_flight, reduced=none)
-    return whole.replaced(leave & np.logical_not(stay), layer, reduced=none)
+    kept = found.replaced(leave & stay, found.later, full_flight=found.full_flight, reduced=none)
+    return kept.replaced(leave & np.logical_not(stay), layer, reduced=none)
 
 
 def _accumulated(view: RankView, each: float, in_flight: Real) -> Gradients:
