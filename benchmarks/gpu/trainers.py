@@ -98,8 +98,10 @@ def rows_of(run: Run, number: int, facts: dict[str, Any], found: dict[str, Any])
     words = f"{WORDS[run.loop].format(**facts)}, torch {facts['torch'].partition('+')[0]}"
     words += ", Liger" * run.liger + ", torch.compile" * run.compiled
     notes = [f"optim={run.optimizer}"] if run.loop == "trainer" else []
-    if run.weights == "fp32":
-        notes.append("bf16=True" if run.loop == "trainer" else "autocast")
+    if run.loop == "trainer":
+        notes.append("bf16=True")
+    elif run.weights == "fp32":
+        notes.append("autocast")
     peft = "none"
     if run.adapter:
         peft = f"{run.adapter} r=16 {'all linear' if run.targets == 'all-linear' else 'q,v'}"
@@ -258,7 +260,7 @@ def _trained(run: Run, model: Any, device: str) -> list[float]:
             per_device_train_batch_size=run.batch,
             gradient_accumulation_steps=run.accumulation,
             max_steps=WARM_UP + TIMED,
-            bf16=run.weights == "fp32" and device == "cuda",
+            bf16=device == "cuda",
             use_cpu=device == "cpu",
             gradient_checkpointing=run.checkpointing,
             torch_compile=run.compiled,

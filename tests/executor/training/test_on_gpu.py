@@ -20,6 +20,13 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
+_DROPOUT = {
+    "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    "opt": ("dropout",),
+    "t5": ("dropout_rate",),
+}
+
 
 def _losses(file: PlanFile, device: str) -> list[float]:
     """Return losses and gradient norms of three steps; runs in a process of its own."""
@@ -45,7 +52,9 @@ def _compared(file: PlanFile) -> tuple[list[float], list[float]]:
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_every_family_has_the_losses_of_a_cpu(family: str) -> None:
-    gpu, cpu = _compared(tiny(Plan(), family, precision="fp32", num_layers=2))
+    # a GPU draws other values to drop
+    dropout = {name: 0.0 for name in _DROPOUT.get(family, ())}
+    gpu, cpu = _compared(tiny(Plan(), family, precision="fp32", num_layers=2, **dropout))
     assert gpu == pytest.approx(cpu, rel=2e-3)
 
 
