@@ -53,7 +53,7 @@ def _compared(file: PlanFile) -> tuple[list[float], list[float]]:
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_every_family_has_the_losses_of_a_cpu(family: str) -> None:
     # a GPU draws other values to drop
-    dropout = {name: 0.0 for name in _DROPOUT.get(family, ())}
+    dropout = dict.fromkeys(_DROPOUT.get(family, ()), 0.0)
     gpu, cpu = _compared(tiny(Plan(), family, precision="fp32", num_layers=2, **dropout))
     assert gpu == pytest.approx(cpu, rel=2e-3)
 
