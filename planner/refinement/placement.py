@@ -91,6 +91,7 @@ class Fastest(Protocol):
         ...
 
 
+Known: TypeAlias = tuple[float, float, Plan]  # seconds of a step, peak bytes, plan
 # of a scenario, at most so many plans with steps below a limit in seconds
 Search: TypeAlias = Callable[[Scenario, int, float], Fastest]
 
@@ -214,33 +215,36 @@ def placed_front(
     scenario: Scenario,
     usual: Fastest,
     fixed: Mapping[str, Any],
-    search_front: Callable[[Scenario], Fastest],
+    search_front: Callable[[Scenario, Sequence[Known]], Fastest],
 ) -> list[PlacedPlan]:
     """Return the plans with orders of their own that belong to the front of step and peak.
 
     ``usual``: the front of the default order, the fastest first; ``fixed``: pinned parts of plans;
-    ``search_front``: of a scenario with an order. Empty beyond EXACT accelerators. Every order that
-    may win for some grid has a front; the best of all of them are the front in any order.
+    ``search_front``: of a scenario with an order, those that known plans do not beat. Empty beyond
+    EXACT accelerators. Every order that may win for some grid has a front; the best of all of them
+    are the front in any order.
     """
     if not has_exact_orders(scenario.cluster) or not usual.plans:
         return []
     ordered = [scenario, *(_ordered(scenario, one) for one in _orders_of_grids(scenario, fixed))]
-    fronts = [usual, *map(search_front, tracked(ordered[1:], "order {number} of {total}"))]
-    steps = np.concatenate([one.seconds for one in fronts])
-    peaks = np.concatenate(
-        [price(scenario, PlanTable.from_plans(list(one.plans))).peak for one in fronts if one.plans]
-    )
-    rows = [(place, plan) for place, one in enumerate(fronts) for plan in one.plans]
+    steps, peaks = np.zeros(0), np.zeros(0)
+    rows: list[tuple[int, Plan]] = []
+    for place, one in enumerate(tracked(ordered, "order {number} of {total}")):
+        best = [(steps[row], peaks[row], rows[row][1]) for row in pareto_front(steps, peaks)]
+        front = search_front(one, best) if place else usual
+        if front.plans:
+            steps = np.concatenate([steps, front.seconds])
+            own = price(scenario, PlanTable.from_plans(list(front.plans))).peak
+            peaks, rows = np.concatenate([peaks, own]), [*rows, *((place, p) for p in front.plans)]
     number = len(usual.plans)
     found = []
     for row in pareto_front(steps, peaks):
         place, plan = rows[row]
         before = np.min(steps[:number][peaks[:number] <= peaks[row]], initial=np.inf)
         if place and steps[row] < before * (1.0 - GAIN):
-            own = ordered[place]
-            places = tuple(_places(own, plan))
+            places = tuple(_places(ordered[place], plan))
             step, least = float(steps[row]), float(min(before, ordered_step(scenario, plan, None)))
-            found.append(PlacedPlan(None, plan, own, step, least, True, places))
+            found.append(PlacedPlan(None, plan, ordered[place], step, least, True, places))
     return found
 
 

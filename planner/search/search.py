@@ -43,7 +43,7 @@ from planner.search.partial_recompute import (
     varies_layers,
 )
 from planner.search.priced_candidates import EXACT, PricedCandidates
-from planner.search.ranking import Ranking
+from planner.search.ranking import Ranked, Ranking
 from planner.search.secondary_copies import SecondaryCopies, has_copies
 from planner.search.short_pieces import short_pieces
 from planner.search.simplicity import Tie, distinct_first, simplest_first
@@ -132,6 +132,7 @@ def search(
     priced: PricedCandidates | None = None,
     with_near: bool = False,
     below: float = np.inf,
+    known: Sequence[Ranked] = (),
 ) -> SearchResult:
     """Search DP x TP x PP x ZeRO with sequence parallelism, recompute and micro-batch size.
 
@@ -145,6 +146,7 @@ def search(
     scenario, if they are priced already (without ``require``). ``with_near``: return the plans
     whose stages may be chosen, too, unless their layers are given. ``below``: seconds of a step;
     only plans that fit and are faster are found, by time, and counts are of some of them.
+    ``known``: plans of other searches; only plans that none of them beats are found.
     """
     started = time.perf_counter()
     if priced is None:
@@ -161,7 +163,7 @@ def search(
         short: list[_Space] = []  # complete if the first verdict leaves no leaders
         codes: list[NDArray[Any]] = [candidates.excluded, space.broken[space.verdicts < 2]]
         for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
-            leaders, feasible = Leaders(ranking), Feasible(scenario, require, verdict)
+            leaders, feasible = Leaders(ranking, [*known]), Feasible(scenario, require, verdict)
             more: Iterable[_Space] = short
             if verdict == 0:
                 tables = _reported(short_pieces(scenario, pins, require, offloads, leaders))
@@ -172,12 +174,12 @@ def search(
                 for source in part.sources(feasible, leaders, begin):
                     for batch in source.batches(leaders):
                         broken = feasible.broken(batch.table, batch.peak)
-                        ranked = ranking.rank(batch, broken)
-                        leaders.add(ranked.plans(batch.table, batch.peak))
-                        simulated += ranked.simulated
+                        best = ranking.rank(batch, broken)
+                        leaders.add(best.plans(batch.table, batch.peak))
+                        simulated += best.simulated
                         if source.enumerated and part is space:
-                            bounded_away += ranked.bounded_away
-                            codes.append(ranked.broken)
+                            bounded_away += best.bounded_away
+                            codes.append(best.broken)
                     if isinstance(source, SecondaryCopies):
                         copies += source.priced
                     elif isinstance(source, VirtualStages):
@@ -207,12 +209,14 @@ def search(
         more_stages=more_stages,
         copies=copies,
     )
+    others = set(map(id, known))
+    ranked = [one for one in leaders.plans if id(one) not in others]
     return SearchResult(
-        plans=tuple(plan for *_, plan in leaders.plans),
+        plans=tuple(plan for *_, plan in ranked),
         counts=counts,
         smallest=smallest.smallest,
         illegal_example=candidates.examples,
-        seconds=tuple(seconds for seconds, *_ in leaders.plans),
+        seconds=tuple(seconds for seconds, *_ in ranked),
         fits=bool(leaders.plans) and verdict == 0,
         smallest_peak=smallest.smallest_peak,
         near=near if leaders.plans and verdict == 0 else None,
@@ -334,6 +338,9 @@ class _Space:
         """
         ranking, scenario = leaders.ranking, feasible.scenario
         mine = np.flatnonzero((self.broken == 0) & (self.verdicts == feasible.verdict))
+        if leaders.plans:
+            beaten = ranking.beaten(leaders.plans)
+            mine = mine[~beaten(self.table.rows(mine), self.step[mine], self.peak[mine])]
         order = ranking.order(self.table, mine, self.step, self.peak)
         begin("simulating the best plans")
         yield EnumeratedSpace(self.table, order, self.step, self.peak)

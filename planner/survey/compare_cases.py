@@ -240,8 +240,14 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
         kept = [one for one in require if not one.of_result or holds_if_faster(one)]
         by_step = partial(search, fixed=run_search.keywords["fixed"], offloads=request.offloads)
         if request.pareto is not None:
-            search_front = partial(run_search, require=require)
-            placed = [*placed_front(scenario, wide, request.fixed, search_front)]
+            placed = [
+                *placed_front(
+                    scenario,
+                    wide,
+                    request.fixed,
+                    lambda own, known: run_search(own, require=require, known=known),
+                )
+            ]
         elif request.objective == "memory":  # which no order changes
             least = float(price(scenario, PlanTable.from_plans([seen[0]])).peak[0])
             kept.append(Constraint("memory", "<=", least, "the smallest peak"))

@@ -144,7 +144,9 @@ def test_the_front_in_every_order_equals_brute_force(seed: int, model: str) -> N
     step = np.min(steps, axis=0)
 
     usual = search(scenario, pins, front=True)
-    orders = placed_front(scenario, usual, pins, lambda own: search(own, pins, front=True))
+    orders = placed_front(
+        scenario, usual, pins, lambda own, known: search(own, pins, front=True, known=known)
+    )
     assert all(one.proven for one in orders)
     peaks = [*price(scenario, PlanTable.from_plans(usual.plans)).peak]
     peaks += [float(price(scenario, PlanTable.from_plans([one.plan])).peak[0]) for one in orders]
