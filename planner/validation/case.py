@@ -164,7 +164,7 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
         batch = micro * data
     stage = _zero_stage(reading)
     offload = _offload(row, stage)
-    alone = data * context == 1 and not Plan(offload=offload).offloads_weights
+    alone = data * context == 1 and offload in ("none", "activations")
     recompute, layers = _recompute(reading, model, pipeline * virtual)
     shard = _shard_ranks(row, context)
     experts = row.get("expert_parallel") or 1

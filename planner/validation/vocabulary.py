@@ -96,7 +96,7 @@ class Document(Struct, frozen=True, forbid_unknown_fields=True):
 
     phrases: dict[str, dict[str, tuple[str, ...]]]
     without_effect: tuple[str, ...]
-    releases: dict[str, tuple[str, str]]  # of a term: software, and its first release
+    releases: dict[str, tuple[tuple[str, str], ...]]  # of a term: software, and its first release
     older: dict[str, tuple[tuple[str, str], ...]]  # the first release that no longer has it
 
 
@@ -112,11 +112,11 @@ class CellVocabulary:
         self._without_effect = frozenset(
             token.word for text in document.without_effect for token in tokens_of(text)
         )
-        newer = ((term, *since, True) for term, since in document.releases.items())
-        older = ((term, *to, False) for term, every in document.older.items() for to in every)
         self._releases = [
             (term, tuple(token.word for token in tokens_of(name)), _release(number), has)
-            for term, name, number, has in (*newer, *older)
+            for releases, has in ((document.releases, True), (document.older, False))
+            for term, every in releases.items()
+            for name, number in every
         ]
         self._terms = {
             column: _with_negations(phrases) | {term for term, *_ in self._releases}

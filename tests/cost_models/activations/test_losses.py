@@ -71,12 +71,21 @@ def in_chunks(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return total / labels.numel()
 
 
+def in_linear_chunks(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for part, label in zip(x.chunk(8, dim=1), labels.chunk(8, dim=1), strict=True):
+        logits = F.linear(part, weight).flatten(0, 1)
+        total = total + F.cross_entropy(logits.float(), label.flatten(), reduction="sum")
+    return total / labels.numel()
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "torch-loss": torch_loss,
     "16-bit-loss": of_16_bits,
     "unshifted-loss": of_transformers_now,
     "shifted-loss": of_transformers_2024,
     "chunked-loss": in_chunks,
+    "chunked-linear-loss": in_linear_chunks,
 }
 
 

@@ -241,6 +241,46 @@ def test_hugging_faces_trainer_has_the_fused_update_by_default_since_4_54() -> N
     assert not fused("own PyTorch loop (HF transformers 4.57)")
 
 
+def test_torchtune_of_2025_has_a_loss_in_chunks_and_expandable_segments() -> None:
+    def of(framework: str) -> tuple[float, bool]:
+        software = case(framework=framework, precision="bf16").scenario.software
+        return software.loss.fp32_logits_copies, software.memory.expandable_segments
+
+    assert of("torchtune (2024)") == (3.0, False)
+    assert of("torchtune (2025)") == of("torchtune, PyTorch 2.10") == (1.125, True)
+    assert of("torchtune (2026), torch.compile") == (0.5, True)
+
+
+def test_accelerate_of_2025_upcasts_sharded_weights() -> None:
+    def masters(framework: str, **cells: Any) -> bool:
+        usual = {"framework": framework, "zero_stage": 3, "precision": "bf16", "peft": "none"}
+        return case(**{**usual, **cells}).scenario.workload.master_weights
+
+    for release in ("2025", "transformers 4.48", "accelerate 1.3"):
+        assert masters(f"HF Trainer ({release}), FSDP")
+        assert not masters(f"HF Trainer ({release}), FSDP", precision="pure bf16")
+        assert not masters(f"HF Trainer ({release}), FSDP", optimizer="adamw (pure bf16)")
+    assert not masters("HF Trainer (2024), FSDP")
+    assert not masters("HF Trainer (2025), DDP", zero_stage=0)
+    assert not masters("HF Trainer (2025), FSDP", peft="lora r=8")
+
+
+def test_megatron_fsdp_keeps_the_root_gathered_and_shards_in_both_precisions() -> None:
+    for framework in ("Megatron-LM, Megatron-FSDP", "NeMo 25.09, Megatron-FSDP"):
+        sharding = case(framework=framework, zero_stage=3).scenario.software.sharding
+        assert (sharding.largest_zero_stage, sharding.flat_parameters) == (3.0, True)
+        assert sharding.compute_shards
+
+
+def test_one_card_with_states_on_the_host_keeps_its_trainer() -> None:
+    """DeepSpeed's offload is a part of ZeRO, on one card too."""
+    cells = {"framework": "HF Trainer, DeepSpeed ZeRO-2", "num_gpus": 1, "precision": "bf16"}
+    found = case(**cells, offload="optimizer")
+    assert found.scenario.software.name == "hf-trainer+deepspeed-zero2"
+    assert (found.plan.zero_stage, found.plan.offload) == (2, "optimizer")
+    assert case(**cells).plan.zero_stage == 0
+
+
 def test_any_trainer_may_update_weights_in_the_backward_pass() -> None:
     for framework in ("nobody's own", "HF Trainer", "torchtune"):
         software = case(framework=framework, notes="optimizer in backward").scenario.software
