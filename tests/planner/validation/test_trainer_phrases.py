@@ -266,7 +266,7 @@ def test_accelerate_of_2025_upcasts_sharded_weights() -> None:
 
 
 def test_megatron_fsdp_keeps_the_root_gathered_and_shards_in_both_precisions() -> None:
-    for framework in ("Megatron-LM, Megatron-FSDP", "NeMo 25.09, Megatron-FSDP"):
+    for framework in ("Megatron-FSDP", "Megatron-LM, Megatron-FSDP", "NeMo 25.09, Megatron-FSDP"):
         sharding = case(framework=framework, zero_stage=3).scenario.software.sharding
         assert (sharding.largest_zero_stage, sharding.flat_parameters) == (3.0, True)
         assert sharding.compute_shards
