@@ -154,6 +154,7 @@ def test_llama_factory_lets_torch_cast_fp32_weights_but_under_deepspeed() -> Non
     [
         ({"framework": "ms-swift"}, "full"),
         ({"framework": "LLaMA-Factory"}, "full"),
+        ({"framework": "XTuner"}, "full"),
         ({"framework": "fsdp_qlora"}, "full"),
         ({"framework": "Unsloth", "num_gpus": 1}, "full"),
         ({"framework": "ms-swift", "recompute": "0"}, "none"),
