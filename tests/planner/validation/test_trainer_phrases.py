@@ -396,13 +396,22 @@ def test_fp16_over_fp32_weights_is_autocast(cells: dict[str, Any], casts: bool) 
 
 
 @pytest.mark.parametrize(
-    "words", ["peak VRAM (GB)", "Peak GPU Memory", "memory(GiB)", "max mem", "GPU memory usage"]
+    ("words", "kind"),
+    [
+        ("Peak GPU Memory", "reserved"),
+        ("memory(GiB)", "reserved"),
+        ("max mem", "reserved"),
+        ("peak VRAM (GB)", "allocated"),
+        ("GPU memory usage", "device"),
+        ("24 G of VRAM", "device"),
+        ("peak memory, GPU memory usage", "reserved"),
+    ],
 )
-def test_a_peak_of_a_kind_that_is_not_said_is_the_allocators(words: str) -> None:
+def test_a_peak_of_a_kind_that_is_not_said_is_the_usual_one(words: str, kind: str) -> None:
     row = Row(line=2, peak_memory_gib=20.0, memory_definition=words, **CELLS)
     found = measured_memory(row)
     assert found is not None
-    assert (found.kind, found.is_stated) == ("reserved", False)
+    assert (found.kind, found.is_stated) == (kind, False)
     assert "which kind is not said" in "; ".join(case_of(row).defaults)
     stated = measured_memory(Row(peak_memory_gib=20.0, memory_definition="peak memory allocated"))
     assert stated is not None
