@@ -39,6 +39,7 @@ use_shells()
 HELP: Final = {"help_option_names": ["-h", "--help"]}
 # titles of the first and of the last group of options
 COMMON: Final = "common"
+MOST_NAMED: Final = 20  # values that an error lists
 OUTPUT: Final = "output"
 
 
@@ -621,7 +622,7 @@ def _value_needed(error: click.BadOptionUsage) -> str | None:
     one = next((one for one in fields if error.option_name in one.flags), None)
     if one is None or "requires an argument" not in error.message:
         return None
-    if one.values:
+    if 0 < len(one.values) <= MOST_NAMED:
         return f"{error.option_name} needs a value: {', '.join(one.values)}"
     shown = (one.option.metavar if one.option else None) or "N"
     return f"{error.option_name} needs a value, {error.option_name} {shown}: {one.help}"

@@ -212,10 +212,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "zero_alone",
-        lambda s, t: (t.zero_stage > 0) & (t.data_parallel * t.context_parallel == 1),
+        lambda s, t: (
+            (t.zero_stage > 0)
+            & (t.data_parallel * t.context_parallel == 1)
+            & np.logical_not(t.offloads_optimizer)  # ZeRO-Offload needs no second rank
+        ),
         lambda s, p: (
             f"zero_stage = {p.zero_stage} shards over data- and context-parallel ranks: it needs "
-            "data_parallel >= 2 or context_parallel >= 2"
+            "data_parallel >= 2 or context_parallel >= 2, or offload optimizer or weights"
         ),
     ),
     Rule(
@@ -270,9 +274,12 @@ RULES: tuple[Rule, ...] = (
             else np.zeros(len(t), dtype=bool)
         ),
         lambda s, p: (
-            f"expert_parallel = {p.expert_parallel}, expert_tensor_parallel = "
-            f"{'on' if p.expert_tensor_parallel else 'off'}: the model has no experts (must be 1 "
-            "and on)"
+            (
+                f"expert_parallel = {p.expert_parallel}"
+                if p.expert_parallel > 1
+                else "expert_tensor_parallel off"
+            )
+            + ": the model has no experts"
         ),
     ),
     Rule(

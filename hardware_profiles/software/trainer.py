@@ -382,6 +382,5 @@ def _unknown(name: str, part: str) -> str:
     """Return the message for a name that is neither a profile nor an engine."""
     where = f" of {name!r}" if PLUS in name else ""
     hint = did_you_mean(part, software_names())
-    engines = f"or engines with {PLUS} between them (fsdp2{PLUS}adamw-fused; --help lists them)"
-    known = f"Known: {', '.join(profile_names())}; {engines}"
+    known = f"shardplan software lists all; {PLUS} joins parts: fsdp2{PLUS}adamw-fused"
     return f"software profile {part!r}{where} is unknown. {f'{hint} {known}'.strip()}"

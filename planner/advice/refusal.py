@@ -21,7 +21,7 @@ from planner.request.constraints import Constraint
 from planner.search.search import Counts, SearchResult
 from planner.text.assumed import MORE, assumed_line
 from planner.text.fixes import Fix, fix_lines, pace
-from planner.text.paragraphs import labelled, plain
+from planner.text.paragraphs import commanded, plain
 
 MOST_REASONS: Final = 3
 
@@ -53,7 +53,7 @@ class Refusal:
             )
         if self.ways_out:
             lines += fix_lines(self._fixes(), len(lines), verbose=False)[:-1]
-            lines += labelled("Next", f"append the options of a fix to {self._command}")
+            lines += commanded("Next", self._command, "append the options of a fix to ")
         short = assumed_line(self.assumptions)
         return "\n".join([*lines, *(line.removesuffix(MORE) for line in short)])
 

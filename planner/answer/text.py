@@ -39,6 +39,7 @@ from planner.text.paragraphs import (
     INDENT,
     LINES,
     MOMENT_WORDS,
+    commanded,
     hanging,
     labelled,
     labelled_line,
@@ -280,7 +281,7 @@ def fit_text(
         if not_run is not None:
             lines += labelled("Executor", f"not executable: {not_run}")
     if fits:
-        lines += labelled("Next", plan_command(scenario, plan, whole_run))
+        lines += commanded("Next", plan_command(scenario, plan, whole_run))
     others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
     most = None if verbose else bars_with_room(others)
     bars = part_bars(amounts(assessment.memory.parts), assessment.budget.size, most)

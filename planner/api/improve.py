@@ -95,7 +95,9 @@ def improve(request: PlanRequest) -> Improved:
     step (``objective`` memory: a peak) that is lower by more than the search tells apart.
     """
     if request.source is None:
-        raise InputError("--improve: needs --from FILE, a trainer's file")
+        raise InputError(
+            "--improve changes a trainer's file: name it with --from, such as --from ds_config.json"
+        )
     _refuse(request)
     file = open_config(request.source)
     before = fit(**_asked(request))

@@ -59,6 +59,10 @@ COMMANDS: Final = {
         "planner.cli.listing_commands:hardware",
         "List the accelerators, or show the figures of one, each with its source.",
     ),
+    "software": (
+        "planner.cli.listing_commands:software",
+        "List the trainers, and the parts of trainers, that --software takes.",
+    ),
     "replan": (
         "planner.cli.runs:replan",
         "Plan again for fewer accelerators: the same model, precision, optimizer and batch.",
@@ -175,6 +179,18 @@ def _pin(context: click.Context, option: str, value: str | None) -> str | None:
     return None if pins is None else f"pin it with --fix {pins}"
 
 
+def _as_typed(text: str, words: list[str]) -> str:
+    """Return an error of ``fit`` or ``plan`` with options for the names of fields."""
+    if words[:1] not in (["fit"], ["plan"]):
+        return text
+    made = app.get_command(click.Context(app), words[0])
+    from cost_models.plan.plan import Plan
+    from hardware_profiles.options import declared
+    from planner.cli.option_names import in_options
+
+    return in_options(text, getattr(made, "fields", ()), declared(Plan))
+
+
 def _call(words: list[str]) -> Any:
     """Call a command and return its exit code."""
     try:
@@ -205,7 +221,7 @@ def main(arguments: list[str] | None = None) -> Any:
         say(error_text(usage_error(error, words, "shardplan", advice=_pin)))
         sys.exit(2)
     except ShardplanError as error:
-        say(error_text(f"shardplan: {error}"))
+        say(error_text(f"shardplan: {_as_typed(str(error), words)}"))
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         say("shardplan: interrupted")

@@ -27,6 +27,7 @@ EXAMPLES: Final = {
     ),
     "models": ("shardplan models", "shardplan models qwen3-32b"),
     "hardware": ("shardplan hardware H100", "shardplan hardware H100-SXM-80GB --json"),
+    "software": ("shardplan software", "shardplan software megatron"),
     "replan": (
         "shardplan replan plan.json --gpus 4 -o four.json",
         "shardplan replan plan.json --gpus 6 -o six.json --json",

@@ -1,4 +1,4 @@
-"""Listings of presets and accelerators, and details of one of them."""
+"""Listings of presets, accelerators and trainers, and details of one of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cost_models.compute.flops import (
     model_flops_per_step,
     rule_of_thumb_ratio,
 )
+from cost_models.legality.capabilities import capabilities
 from cost_models.model.parameters import active_parameters, parameters_by_part
 from cost_models.model.presets import is_preset, load_preset, preset_names
 from cost_models.units import format_bytes, format_count
@@ -20,7 +21,10 @@ from hardware_profiles.cluster.catalogue import (
     match_accelerator,
 )
 from hardware_profiles.cluster.schema import Accelerator, Figure
-from hardware_profiles.errors import InputError
+from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.software.engine import engine, engine_names
+from hardware_profiles.software.trainer import profile_names, software_profile
+from planner.exchange.names import target_names
 from planner.request.model import resolve_model
 from planner.text.answer import SCHEMA_VERSION
 from planner.text.paragraphs import hanging, plain
@@ -209,4 +213,44 @@ def accelerator_text(document: Mapping[str, Any]) -> str:
     for key, entry in document["figures"].items():
         lines.append(f"  {key:<38} {entry['value']:>12.6g}")
         lines += plain(f"{entry['kind']}: {entry['source']}", "      ")
+    return "\n".join(lines)
+
+
+def software_listing(text: str = "") -> dict[str, Any]:
+    """The trainers with a text in name or description, and the engines with it in the name."""
+    wanted = text.lower()
+    described = {name: software_profile(name).description for name in profile_names()}
+    for name in target_names():
+        one = capabilities(name)
+        also = f" ({', '.join(one.also)})" if one.also else ""
+        described.setdefault(name, f"{one.title}{also}: the profile of each ZeRO stage")
+    trainers = [
+        {"name": name, "description": words}
+        for name, words in described.items()
+        if wanted in name or wanted in words.lower()
+    ]
+    engines = [
+        {"name": name, "subject": engine(name).subject, "description": engine(name).description}
+        for name in engine_names()
+        if wanted in name
+    ]
+    if not trainers and not engines:
+        names = [*described, *engine_names()]
+        hint = did_you_mean(text, names) or "shardplan software lists all"
+        raise InputError(f"software {text!r}: no trainer or engine has this in its name. {hint}")
+    return {"schema_version": SCHEMA_VERSION, "trainers": trainers, "engines": engines}
+
+
+def software_text(document: Mapping[str, Any]) -> str:
+    """Trainers, then engines by subject, each with its description."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in document["trainers"]:
+        groups.setdefault("trainers", []).append(entry)
+    for entry in document["engines"]:
+        groups.setdefault(f"engines: {entry['subject']}", []).append(entry)
+    lines: list[str] = []
+    for title, entries in groups.items():
+        lines += [*([""] if lines else []), title]
+        for entry in entries:
+            lines += hanging(f"  {entry['name']}  ", entry["description"])
     return "\n".join(lines)

@@ -1,10 +1,11 @@
-"""``shardplan models`` and ``hardware``: their options."""
+"""``shardplan models``, ``hardware`` and ``software``: their options."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from hardware_profiles.options import Option
+from hardware_profiles.software.trainer import software_names
 from hardware_profiles.terminal import show
 from planner.cli.options import Json
 from planner.request import proposals
@@ -65,3 +66,22 @@ def hardware(
         return
     document = one_accelerator(name)
     show(json_text(document) if json else accelerator_text(document))
+
+
+def software(
+    name: Annotated[
+        str | None,
+        Option(
+            "NAME",
+            values=software_names,
+            help="part of a name: megatron lists those that contain it",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the trainers and engines that ``--software`` takes."""
+    from planner.cli.listing import software_listing, software_text
+    from planner.text.answer import json_text
+
+    document = software_listing(name or "")
+    show(json_text(document) if json else software_text(document))

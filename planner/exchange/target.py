@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ class ConfigReading:
     notes: tuple[str, ...] = ()  # values without a counterpart here
     model: str | None = None  # as the file names it
     config: Mapping[str, Any] | None = None  # config.json of the model that the file describes
+    processes: int | None = None  # that the file starts, in all
 
 
 def _no_files(job: Job, header: FileHeader) -> Mapping[str, str]:
@@ -82,9 +84,10 @@ class Target:
     them.
     ``check`` raises an InputError for a written document that breaks the target's arithmetic.
     ``model``: the path of the key that names the model. ``values``: the values of all keys at once,
-    by path, where the keys write none. ``remarks``: what a document states beyond
-    the keys that is not priced. ``model_name``: the model's name where no single key has it;
-    ``model_config``: the config.json of a model that the document describes by its sizes.
+    by path, where the keys write none. ``processes``: paths whose numbers, multiplied, are the
+    processes that the file starts; all but the first may be absent. ``remarks``: what a document
+    states beyond the keys that is not priced. ``model_name``: the model's name where no single key
+    has it; ``model_config``: the config.json of a model that the document describes by its sizes.
     ``restate``: values by path as a document states them that has other keys for them.
     """
 
@@ -102,6 +105,7 @@ class Target:
     check: Callable[[Mapping[str, Any], Job], None] = _no_checks
     model: str | None = None
     values: Callable[[Job], Mapping[str, Any]] | None = None
+    processes: tuple[str, ...] = ()
     remarks: Callable[[Source], Sequence[str]] = _no_remarks
     model_name: Callable[[Source], str | None] = _no_model
     model_config: Callable[[Source], Mapping[str, Any] | None] = _no_model
@@ -205,7 +209,17 @@ class Target:
             tuple(dict.fromkeys(notes)),
             model if isinstance(model, str) else None,
             self.model_config(source),
+            self._processes(source),
         )
+
+    def _processes(self, source: Source) -> int | None:
+        """Return the processes that a document starts; None where it does not say."""
+        if not self.processes:
+            return None
+        first, *others = self.processes
+        found = [source.get(first), *(source.get(path, 1) for path in others)]
+        counts = [len(one) if isinstance(one, list) else one for one in found]
+        return prod(counts) if all(type(n) is int and n > 0 for n in counts) else None
 
     def _without_keys(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the defaults of the parts of a plan that neither a key nor a user sets."""

@@ -22,7 +22,7 @@ from planner.explanation.machine_figures import format_value
 from planner.explanation.sensitivity import BatchChoice, Crossover, Sensitivity
 from planner.explanation.why_not import SAME, WhyNot
 from planner.refinement.best_partition import StagedPlan
-from planner.request.command import describe_plan
+from planner.request.command import describe_plan, describe_with_stages
 from planner.text.answer import DetailedAnswer
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
 from planner.text.plan_changes import changes
@@ -95,6 +95,11 @@ class Explanation(DetailedAnswer):
     def verdict(self) -> str:
         """fits, tight or does_not_fit."""
         return self.assessment.verdict
+
+    @property
+    def options(self) -> str:
+        """The options of the plan and of its stages."""
+        return describe_with_stages(self.scenario, self.plan, self.layer_ranges)
 
     @property
     def slower_than_best(self) -> float | None:
@@ -175,7 +180,7 @@ class Explanation(DetailedAnswer):
         yield notebook.about(
             model_lines(self.scenario),
             self.scenario.cluster,
-            describe_plan(self.plan),
+            self.options,
         )
         yield listed(self.description)
         yield element("p", element("b", "Compared with the search: "), best_words(self))
@@ -195,7 +200,7 @@ class Explanation(DetailedAnswer):
 def explanation_text(found: Explanation, *, verbose: bool = False) -> str:
     """Return the answer of ``explain`` as text."""
     lines = [*head(found.scenario), ""] if verbose else short_head(found.scenario)
-    lines += labelled("Plan", describe_plan(found.plan))
+    lines += labelled("Plan", found.options)
     for number, sentence in enumerate(found.description):
         lines += labelled("In words" if not number else "", sentence)
     lines += [""] * verbose

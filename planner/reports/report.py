@@ -43,7 +43,7 @@ from planner.reports.drawings import (
 )
 from planner.reports.reported_plan import Reportable, ReportedPlan, read_reported
 from planner.reports.roofline import roofline
-from planner.request.command import describe_plan
+from planner.request.command import describe_with_stages
 from planner.runs.compare import ComparedTerm, Comparison, compare_run, term_name
 from planner.search.simplicity import CLOSE
 from planner.text.html_page import Html, bar, element, joined, listed, page, table
@@ -122,9 +122,9 @@ def _verdict(reported: ReportedPlan) -> Iterator[Html]:
 
 
 def _plan(reported: ReportedPlan) -> Iterator[Html]:
-    plan = reported.file.plan
+    file, plan = reported.file, reported.file.plan
     yield element("h2", "The plan")
-    yield element("pre", describe_plan(plan))
+    yield element("pre", describe_with_stages(reported.scenario, plan, file.layer_ranges))
     yield listed(describe(reported.scenario, plan))
     if len(reported.file.layer_ranges) > 1:
         ranges = ", ".join(f"{a} to {b - 1}" for a, b in reported.file.layer_ranges)

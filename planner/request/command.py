@@ -8,7 +8,7 @@ from dataclasses import MISSING
 from functools import cache
 from typing import Final
 
-from cost_models.plan.plan import GROUPS, Plan
+from cost_models.plan.plan import GROUPS, Plan, split_layers
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
@@ -17,7 +17,12 @@ from hardware_profiles.errors import ShardplanError
 from hardware_profiles.options import Declared, declared
 from planner.request.requests import CommonOptions, LayerOptions, WholeRunOptions
 from planner.request.scenario import DEFAULT_SOFTWARE, default_precision, default_seq_len
-from planner.request.stage_layers import layers_option, recompute_option, stage_recompute_options
+from planner.request.stage_layers import (
+    Ranges,
+    layers_option,
+    recompute_option,
+    stage_recompute_options,
+)
 
 TAKE_BACK: Final = " --recompute-layers 0"  # the number that was given before
 
@@ -31,6 +36,14 @@ def describe_plan(plan: Plan) -> str:
         if name in shown and name != "recompute_layers"  # it is part of recompute_option
     ]
     return " ".join(words)
+
+
+def describe_with_stages(scenario: Scenario, plan: Plan, ranges: Ranges) -> str:
+    """Return a plan as ``describe_plan`` does, with the options of stages that are not even."""
+    even = split_layers(scenario.model.num_layers, plan.num_stages)
+    stages = [] if ranges == even else [layers_option(ranges)]
+    recomputed = stage_recompute_options(scenario.stage_recompute_layers)
+    return " ".join([describe_plan(plan), *stages, *recomputed])
 
 
 def shown_fields(plan: Plan) -> set[str]:

@@ -7,9 +7,11 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cost_models.legality.capabilities import capabilities
+from cost_models.plan.plan import Plan
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.message import on_one_line
 from hardware_profiles.options import declared
+from planner.request.clusters import cluster_of
 from planner.request.requests import FitRequest, PlanRequest
 
 if TYPE_CHECKING:
@@ -76,17 +78,21 @@ def notes_of(request: FitRequest | PlanRequest, reading: ConfigReading) -> tuple
     alone = isinstance(request, FitRequest) and request.data_parallel == 1
     if stage and alone and getattr(request, "zero_stage", None) == 0:
         notes.append(f"{request.source}: ZeRO {stage} shards nothing over one data-parallel rank")
+    cluster = cluster_of(request.cluster)
+    if reading.processes not in (None, cluster.num_gpus):
+        priced = f"{cluster.num_gpus} accelerators"
+        notes.append(f"{request.source}: starts {reading.processes} processes; priced: {priced}")
     if reading.model is not None and reading.model != str(request.model):
         notes.append(f"{request.source}: names the model {reading.model}; priced: {request.model}")
     return tuple(map(on_one_line, notes))
 
 
 def _alone(settings: Mapping[str, Any], data: int | None) -> bool:
-    """Whether a file shards over a single data- and context-parallel rank, weights on it."""
+    """Whether a file shards over a single data- and context-parallel rank, and offloads nothing."""
     if data != 1 or not settings.get("zero_stage"):
         return False
-    offload = settings.get("offload") or "none"
-    return (settings.get("context_parallel") or 1) == 1 and not offload.startswith("weights")
+    plan = Plan(offload=settings.get("offload") or "none")
+    return (settings.get("context_parallel") or 1) == 1 and not plan.offloads_optimizer
 
 
 def _given(request: FitRequest | PlanRequest) -> dict[str, Any]:

@@ -287,7 +287,8 @@ class LayerOptions:
             metavar="NAME",
             values=software_names,
             elsewhere=("trainer", "framework"),
-            help="trainer that is priced, or its engines with + between them: {values}",
+            help="trainer that is priced, such as torchtitan, or parts with + between them: "
+            "hf-trainer+fsdp2 (shardplan software lists all)",
             group=TRAINING,
             default="shardplan",
             why="the bundled executor. `megatron` is Megatron-LM of 2021–22; "

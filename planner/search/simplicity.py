@@ -92,6 +92,7 @@ def complexity(plan: Plan) -> tuple[int, ...]:
         plan.quantised_weights,
         plan.quantised_gradients,
         plan.offload != "none",
+        "+" in plan.offload,
     )
     return (
         SCHEDULES_BY_USE.index(schedule),

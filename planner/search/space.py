@@ -134,14 +134,16 @@ class Space:
     def _block(self, grid: DegreeGrid) -> ProductBlock:
         """Return the product of choices of one grid."""
         tensor, pipeline, context, data, copies = grid
-        stages = [0, 1, 2, 3] if data * context > 1 else [0]
+        offload = self._wanted("offload", list(self.offloads))
+        # a single rank shards nothing, but trainers offload as a part of ZeRO
+        moves = any(Plan(offload=word).offloads_optimizer for word in offload)
+        stages = [0, 1, 2, 3] if data * context > 1 or moves else [0]
         known = list(CONTEXT_METHODS) if context > 1 else [Plan().context_parallel_method]
         methods = self._wanted("context_parallel_method", known)
         shards = stages if copies == 1 else stages[1:] or stages  # one rank: never legal
         zero = self._wanted("zero_stage", shards)
         sequence = self._wanted("sequence_parallel", [False, True] if tensor > 1 else [False])
         recompute = self._wanted("recompute", list(SEARCHED_RECOMPUTE))
-        offload = self._wanted("offload", list(self.offloads))
         schedules = _schedules(self.model, pipeline, self.fixed, self.every_cut)
         choices: dict[tuple[str, ...], list[Any]] = {
             ("context_parallel_method",): [CONTEXT_METHODS.index(method) for method in methods],

@@ -304,7 +304,8 @@ def _holds(found: RankedPlan, require: Sequence[Constraint]) -> bool:
 def _needs_offload(case: SurveyCase, request: SurveyRequest) -> bool:
     """Whether offload may help: plans are too large, and no option fixes or forbids it.
 
-    Plans that fit and are too slow for the request, offload would not make faster.
+    So are ZeRO stages of one rank, which some trainers have for offload alone. Plans that fit and
+    are too slow for the request, offload would not make faster.
     """
     scenario, result = case.scenario, case.result
     limits = [*request.require, *job_limits(scenario, request)]
@@ -313,7 +314,10 @@ def _needs_offload(case: SurveyCase, request: SurveyRequest) -> bool:
     return (
         request.offload_if_needed
         and result is not None
-        and result.counts.too_large + result.counts.tight > 0
+        and (
+            result.counts.too_large + result.counts.tight > 0
+            or "zero_alone" in result.counts.illegal
+        )
         and not times & set(result.counts.excluded)
         and scenario.on_gpu
         and scenario.cluster.accelerator.host_bandwidth is not None

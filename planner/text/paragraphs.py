@@ -11,6 +11,7 @@ from typing import Final
 NARROWEST, USUAL, WIDEST = 60, 80, 100  # columns
 INDENT: Final = 11
 LINES: Final = 15  # of an answer without its details
+CONTINUED: Final = " \\"  # at the end of a line of a command that goes on
 TOGETHER: Final = "\u00a0"  # a space at which no line breaks
 _BEFORE_UNIT: Final = re.compile(
     r"(?<=\d) (?=%|[TKMG]iB\b|[TG]B/s|TFLOP/s|m?s\b|h\b|min\b|slower\b|faster\b|tokens\b)"
@@ -38,6 +39,17 @@ def width() -> int:
 def labelled(label: str, text: str) -> list[str]:
     """Return a paragraph with a label in the margin."""
     return _wrapped(text, f"{label:<{INDENT}}", " " * INDENT)
+
+
+def commanded(label: str, command: str, before: str = "") -> list[str]:
+    """Return a paragraph that ends with a command, which a shell reads over several lines.
+
+    ``before``: the words in front of it.
+    """
+    lines = _wrapped(f"{before}{command}", f"{label:<{INDENT}}", " " * INDENT, spare=len(CONTINUED))
+    first = next((at for at, line in enumerate(lines) if command.split()[0] in line), 0)
+    last = len(lines) - 1
+    return [line + CONTINUED if first <= at < last else line for at, line in enumerate(lines)]
 
 
 def indented(text: str) -> list[str]:
@@ -69,8 +81,10 @@ def labelled_line(label: str, parts: Sequence[str], last: str = "", between: str
     return f"{label:<{INDENT}}{text}{last}"
 
 
-def _wrapped(text: str, first: str, others: str) -> list[str]:
+def _wrapped(text: str, first: str, others: str, spare: int = 0) -> list[str]:
     """Return lines of at most ``width()``; a number and its unit, an option and its value together.
+
+    ``spare``: columns that are left free.
 
     >>> _wrapped(97 * "x" + " 16 %", "", "")[1]
     '16 %'
@@ -78,7 +92,7 @@ def _wrapped(text: str, first: str, others: str) -> list[str]:
     kept = _BEFORE_UNIT.sub(TOGETHER, _OPTION.sub(rf"\1{TOGETHER}", text))
     lines = textwrap.wrap(
         kept,
-        width(),
+        width() - spare,
         initial_indent=first,
         subsequent_indent=others,
         break_long_words=False,

@@ -35,7 +35,6 @@ from planner.validation.trainer_of_row import is_described
 
 # rules of torch's schedules, of the executor and of releases that other trainers do not have
 PRICED_ANYWAY: Final = (
-    "zero_alone",  # one rank whose weights are on the host: DeepSpeed's ZeRO-3
     "num_kv_heads",  # copied where there are fewer than tensor-parallel ranks
     "schedule_microbatches",
     "interleaved_microbatches",

@@ -267,6 +267,7 @@ TARGET: Final = Target(
     syntax=YAML,
     keys=KEYS,
     elsewhere=ELSEWHERE,
+    processes=("num_processes",),
     recognises=lambda document: (
         "compute_environment" in document or sum(mark in document for mark in MARKS) > 1
     ),

@@ -514,6 +514,7 @@ TARGET: Final = Target(
     syntax=SYNTAX,
     keys=KEYS,
     elsewhere=ELSEWHERE,
+    processes=(f"{TRAINER}.devices", f"{TRAINER}.num_nodes"),
     recognises=recognises,
     launch=lambda job: torchrun(job, FILE),
     more_files=model_file,

@@ -366,6 +366,7 @@ TARGET: Final = Target(
     syntax=FLAGS,
     keys=KEYS,
     elsewhere=ELSEWHERE,
+    processes=("torchrun.nproc-per-node", "torchrun.nnodes"),
     recognises=lambda document: sum(mark in document for mark in MARKS) >= 2,
     launch=lambda job: (
         f"bash {FILE}"

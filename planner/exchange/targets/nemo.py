@@ -137,6 +137,7 @@ TARGET: Final = Target(
         *without_effect("inference.*", "defaults"),
     ),
     elsewhere={**ELSEWHERE, "attention_kernel": "config.model.config.attention_backend"},
+    processes=("num_gpus_per_node", "num_nodes"),
     recognises=lambda document: (
         "trainer" in document and ("model" in document or "data" in document)
     ),

@@ -547,3 +547,14 @@ def test_megatron_runs_fewer_micro_batches_than_ranks_and_torch_does_not() -> No
     assert priced.peak[0] == pytest.approx(priced.peak[1], rel=0.002)
     simulated = simulated_steps(settings["megatron+any-plan"], PlanTable.from_plans(plans))
     assert (simulated >= priced.step * (1.0 - 1e-12)).all()
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "weights"])
+def test_one_rank_may_offload_at_any_stage_of_zero(offload: str) -> None:
+    scenario = make_scenario("llama", "1xA100-80GB", global_batch_size=1)
+    plan = Plan(zero_stage=3, offload=offload)  # type: ignore[arg-type]
+    require_legal(scenario, plan)
+    with pytest.raises(InputError, match="zero_stage = 3 shards"):
+        require_legal(scenario, replace(plan, offload="none"))
+    with pytest.raises(InputError, match="zero_stage = 3 shards"):
+        require_legal(scenario, replace(plan, offload="activations"))

@@ -232,33 +232,36 @@ BAD: dict[str, tuple[list[str], str]] = {
     "too many accelerators": (["fit", "gpt2", "9999999x8xA100-80GB"], "1,000,000"),
     "empty cluster": (["fit", "gpt2", ""], "cluster"),
     "empty model": (["fit", "", "8xA100-80GB"], "model"),
-    "seq_len 0": ([*FIT[:3], "--seq-len", "0"], "seq_len = 0"),
-    "seq_len negative": ([*FIT[:3], "--seq-len", "-1"], "seq_len = -1"),
-    "seq_len huge": ([*FIT[:3], "--seq-len", "1" + "0" * 30], "seq_len"),
+    "seq_len 0": ([*FIT[:3], "--seq-len", "0"], "--seq-len 0"),
+    "seq_len negative": ([*FIT[:3], "--seq-len", "-1"], "--seq-len -1"),
+    "seq_len huge": ([*FIT[:3], "--seq-len", "1" + "0" * 30], "--seq-len 1"),
     "seq_len text": ([*FIT[:3], "--seq-len", "4x"], "seq-len"),
     "longer than positions": (["fit", "gpt2", "8xA100-80GB", "--seq-len", "2048"], "1024 learned"),
-    "batch 0": ([*FIT, "--global-batch-size", "0"], "global_batch_size = 0"),
-    "micro-batch 0": ([*FIT, "--micro-batch-size", "0"], "micro_batch_size = 0"),
-    "micro-batch negative": ([*FIT, "--micro-batch-size", "-3"], "micro_batch_size = -3"),
-    "batch not divisible": ([*FIT, "--dp", "8", "--global-batch-size", "9"], "global_batch_size"),
+    "batch 0": ([*FIT, "--global-batch-size", "0"], "--global-batch-size 0"),
+    "micro-batch 0": ([*FIT, "--micro-batch-size", "0"], "--micro-batch-size 0"),
+    "micro-batch negative": ([*FIT, "--micro-batch-size", "-3"], "--micro-batch-size -3"),
+    "batch not divisible": (
+        [*FIT, "--dp", "8", "--global-batch-size", "9"],
+        "--global-batch-size 9",
+    ),
     "precision": ([*FIT, "--precision", "bf61"], "bf16"),
     "optimizer": ([*FIT, "--optimizer", "adamm"], "adamw"),
     "attention": ([*FIT, "--attention", "flsh"], "flash"),
     "software": ([*FIT, "--software", "megatorn"], "Did you mean megatron"),
     "tp 3": ([*FIT, "--tp", "3"], "does not divide"),
-    "tp 0": ([*FIT, "--tp", "0"], "tensor_parallel = 0"),
-    "tp huge": ([*FIT, "--tp", "9" * 25], "tensor_parallel"),
+    "tp 0": ([*FIT, "--tp", "0"], "--tp 0"),
+    "tp huge": ([*FIT, "--tp", "9" * 25], "--tp 9"),
     "pp 16": ([*FIT, "--pp", "16"], "does not divide the 8"),
     "dp 3": ([*FIT, "--dp", "3"], "8 ranks"),
-    "zero 4": ([*FIT, "--zero", "4"], "zero_stage = 4"),
+    "zero 4": ([*FIT, "--zero", "4"], "--zero 4"),
     "recompute": ([*FIT, "--recompute", "ful"], "Did you mean full"),
     "schedule": ([*FIT, "--schedule", "1F1B"], "1f1b"),
-    "virtual stages alone": ([*FIT, "--pp", "1", "--virtual-stages", "2"], "virtual_stages = 2"),
+    "virtual stages alone": ([*FIT, "--pp", "1", "--virtual-stages", "2"], "--virtual-stages 2"),
     "unknown option": ([*FIT, "--sequence-length", "3"], "--sequence-length"),
     "unknown command": (["fits", "gpt2", "8xA100-80GB"], "fits"),
     "no arguments": (["fit"], "Missing argument 'MODEL'"),
-    "top 0": ([*PLAN, "--top", "0"], "top = 0 (must be a whole number from 1 to 1,000)"),
-    "top negative": ([*PLAN, "--top=-1"], "top = -1 (must"),
+    "top 0": ([*PLAN, "--top", "0"], "--top 0 (must be a whole number from 1 to 1,000)"),
+    "top negative": ([*PLAN, "--top=-1"], "--top -1 (must"),
     "top text": ([*PLAN, "--top", "many"], "'--top': 'many' is not a whole number"),
     "more processes than we start": (["fit", "gpt2", "here:1000"], "from 1 to 128"),
     "a device as a model": (["fit", "/dev/zero", "8xA100-80GB"], "not a regular file"),
@@ -352,10 +355,10 @@ def test_no_legal_plan_is_exit_code_3_with_the_rules(run: Any) -> None:
     ran = run(*PLAN, "--fix", "tp=3")
     assert ran.code == 3
     assert ran.out == ""
-    assert "tensor_parallel 3" in ran.err
+    assert "tp 3" in ran.err
     ran = run(*PLAN, "--global-batch-size", "8", "--fix", "tp=2,pp=1,cp=1,mbs=8")
     assert ran.code == 3
-    assert "micro_batch_size 8" in ran.err
+    assert "mbs 8" in ran.err
 
 
 @pytest.mark.slow
@@ -529,3 +532,12 @@ def test_optimizer_and_its_precisions_are_options(run: Any, tmp_path: Path) -> N
     contradiction = run(*FIT, "--precision", "fp32", "--no-master-weights")
     assert contradiction.code == 2
     assert "master_weights = false" in contradiction.err
+
+
+def test_trainers_are_listed_by_name(run: Any) -> None:
+    assert "torchtitan" in run("software").out
+    found = json.loads(run("software", "axolotl", "--json").out)
+    assert [one["name"] for one in found["trainers"]] == ["axolotl"]
+    ran = run("software", "torchtitn")
+    assert_one_clear_error(ran)
+    assert "Did you mean torchtitan" in ran.err

@@ -259,7 +259,7 @@ def test_improve_needs_a_file_and_one_cluster(tmp_path: Path) -> None:
 
     (tmp_path / "x").write_text(DEEPSPEED)
     asked = PlanRequest("llama-2-7b", "8xA100-80GB")
-    with pytest.raises(InputError, match="needs --from FILE"):
+    with pytest.raises(InputError, match="name it with --from"):
         improve(asked)
     for name, value in {"pareto": "time,memory", "objective": "cost", "to": "deepspeed"}.items():
         with pytest.raises(InputError, match=f"--improve: .*{name}"):

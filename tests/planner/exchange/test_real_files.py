@@ -499,6 +499,21 @@ def test_one_rank_of_a_file_that_shards_is_priced_unsharded(tmp_path: Path) -> N
     answer = planner.fit("qwen2.5-0.5b", "1xA100-80GB", source=str(file))
     assert answer.plan.zero_stage == 0
     assert "ZeRO 2 shards nothing" in answer.notes[-1]
+    offload = '"stage": 2, "offload_optimizer": {"device": "cpu"}'
+    file.write_text(file.read_text().replace('"stage": 2', offload))
+    answer = planner.fit("qwen2.5-0.5b", "1xA100-80GB", source=str(file))
+    assert (answer.plan.zero_stage, answer.plan.offload) == (2, "optimizer")  # ZeRO-Offload
+    found = planner.plan("qwen2.5-0.5b", "1xA100-80GB", source=str(file))
+    assert found.best.world_size == 1
+
+
+def test_a_file_for_other_processes_than_the_cluster_has_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("distributed_type: FSDP\nfsdp_config: {}\nnum_processes: 8\n")
+    answer = planner.fit("qwen2.5-0.5b", "4xA100-80GB", source=str(file))
+    assert answer.notes[-1].endswith("starts 8 processes; priced: 4 accelerators")
+    answer = planner.fit("qwen2.5-0.5b", "8xA100-80GB", source=str(file))
+    assert not any("processes" in note for note in answer.notes)
 
 
 def test_the_model_is_read_from_the_file_itself() -> None:

@@ -129,10 +129,12 @@ def test_stages_of_a_plan_file_are_the_ones_that_are_explained() -> None:
     plan = Plan(data_parallel=2, pipeline_parallel=2, zero_stage=1, num_microbatches=4)
     even = plan_file(scenario, plan, "test")
     uneven = replace(even, layer_ranges=((0, 2), (2, 8)))
-    steps = [
-        explain(file, sensitivity=False).assessment.time.step_seconds for file in (even, uneven)
-    ]
+    found = [explain(file, sensitivity=False) for file in (even, uneven)]
+    steps = [one.assessment.time.step_seconds for one in found]
     assert steps[1] > 1.2 * steps[0]
+    assert "--layers" not in found[0].options
+    assert found[1].options == f"{found[0].options} --layers 2,6"
+    assert found[1].options in " ".join(str(found[1]).split())
 
 
 def test_recomputed_layers_of_the_stages_do_not_bind_other_plans() -> None:

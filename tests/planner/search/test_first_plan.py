@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import planner
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
+from planner.answer.answers import PlanAnswer
 from planner.assessment.assess import assess
 from planner.search.first_plan import COMMON, first_plan, is_complete
 from planner.search.search import search
@@ -85,3 +87,12 @@ def test_a_plan_is_complete_with_four_fields(missing: str) -> None:
     given = {"data_parallel": 8, "zero_stage": 1, "recompute": "none", "micro_batch_size": 1}
     assert is_complete(given)
     assert not is_complete({name: value for name, value in given.items() if name != missing})
+
+
+def test_one_card_trains_what_its_host_can_hold() -> None:
+    """ZeRO-3 of one rank: the weights of 8 billion parameters come layer by layer."""
+    found = planner.plan("llama-3-8b", "1xRTX-4090", seq_len=1024)
+    assert isinstance(found, PlanAnswer)
+    assert (found.best.zero_stage, found.best.offload) == (3, "weights")
+    parts = found.assessments[0].memory.parts
+    assert parts.gradients < 2**30  # of a layer: the others are on the host

@@ -210,7 +210,10 @@ def test_offload_varies_where_it_is_allowed() -> None:
     assert words == ("none", "activations", "weights", "weights+activations")
     table = enumerate_plans(scenario.model, scenario.workload, 4, {}, offloads=words)
     assert {p.offload for p in table} == set(words)
-    assert len(table) == 4 * len(enumerated(scenario))
+    several = [plan for plan in enumerated(scenario) if plan.data_parallel > 1]
+    assert np.sum(table.data_parallel > 1) == 4 * len(several)
+    alone = table.data_parallel * table.context_parallel == 1  # ZeRO may offload on one rank
+    assert set(table.zero_stage[alone]) == {0, 1, 2, 3}
     pinned = enumerate_plans(
         scenario.model, scenario.workload, 4, {"offload": "optimizer"}, offloads=words
     )
