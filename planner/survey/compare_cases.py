@@ -14,8 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from cost_models.compute.flops import model_flops_per_step
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
 from cost_models.pricing.estimate import price
+from cost_models.pricing.utilisation import peak_flops
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import report, tracked
@@ -221,6 +223,8 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
     wide = _in_order(run_search(scenario, require=require, **asked), request)
     result = wide if request.pareto else replace(wide.first(request.top), near=None)
     slower = [one for one in require if not only_breaks(one)]
+    if not wide.plans and _out_of_reach(scenario, require):
+        return SurveyCase(assumed, result, ())
     if not wide.plans and len(slower) < len(require) and _ranks_by_step(request):
         wide = run_search(
             scenario, require=slower, **asked
@@ -267,6 +271,17 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
     own += [] if staged is None else [_staged(scenario, staged, request)]
     best = [found for found in own if _holds(found, require)]
     return SurveyCase(assumed, result, (*best, *found_of(scenario, result, request)))
+
+
+def _out_of_reach(scenario: Scenario, require: Sequence[Constraint]) -> bool:
+    """Whether a step must be shorter than the model's FLOP take at the peak rate."""
+    peak, workload = peak_flops(scenario), scenario.workload
+    limits = [one.value for one in require if one.name == "step" and only_breaks(one)]
+    if peak is None or not limits:
+        return False
+    batch = workload.global_batch_size
+    flops = model_flops_per_step(scenario.model, workload.seq_len, batch, masked=True)
+    return bool(float(flops) > min(limits) * peak * scenario.cluster.num_gpus)
 
 
 def _in_order(result: SearchResult, request: SurveyRequest) -> SearchResult:
