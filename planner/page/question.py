@@ -189,6 +189,18 @@ class PageQuestion:
         }
 
 
+def with_labels(text: str) -> str:
+    """Return an error with the labels of the form in place of names of arguments.
+
+    >>> with_labels("tensor_parallel = 3 does not divide num_heads = 32")
+    'Tensor parallel = 3 does not divide num_heads = 32'
+    """
+    for field in FIELDS:
+        if "_" in field.argument:
+            text = re.sub(rf"(?<![\w'-]){field.argument}(?!\w)", field.label, text)
+    return text
+
+
 def read_question(query: str) -> PageQuestion:
     """Return the question of an address.
 
@@ -204,7 +216,8 @@ def read_question(query: str) -> PageQuestion:
     for name, text in pairs:
         field = BY_NAME.get(name)
         if field is None:
-            hint = did_you_mean(name[:40], BY_NAME)
+            same = next((one.name for one in FIELDS if one.argument == name), "")
+            hint = f"It is {same}" if same else did_you_mean(name[:40], BY_NAME)
             raise InputError(f"no field is called {name[:40]!r}. {hint}".rstrip())
         if name in given:
             raise InputError(f"{field.label}: given twice")

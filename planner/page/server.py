@@ -37,6 +37,7 @@ from planner.page.question import (
     WORKLOAD_FIELDS,
     PageQuestion,
     read_question,
+    with_labels,
 )
 from planner.page.workers import Answers, BusyError
 from planner.request.divisors import divisors
@@ -142,7 +143,7 @@ class PageServer:
     ) -> Response:
         task = next((name for name, path in PATHS.items() if path == request.url.path), "price")
         part = _wants_part(request)
-        return self._html(task, question, error=message, status=status, part=part)
+        return self._html(task, question, error=with_labels(message), status=status, part=part)
 
     async def _unknown(self, request: Request, _: Exception) -> Response:
         return self._refused(request, PageQuestion(), "no page has this address", 404)

@@ -204,9 +204,11 @@ def compare_clusters(question: PageQuestion) -> TableView:
                 dollars(None if per_token is None else 1e9 * per_token),
                 "–" if whole is None else days(whole.seconds),
                 dollars(None if whole is None else whole.dollars),
-                short_plan(found.plan),
+                short_plan_of(found.scenario, found.plan),
             ),
-            question.address(
+            ""  # the form has neither layers by stage nor orders of ranks
+            if found not in case.usual
+            else question.address(
                 **fields_of(found.plan),
                 cluster=case.name,
                 batch=str(case.scenario.workload.global_batch_size),

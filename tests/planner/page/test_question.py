@@ -38,6 +38,7 @@ def test_a_plan_survives_the_address() -> None:
     [
         ("model=gpt2&model=gpt2", "Model: given twice"),
         ("tensor=2", "no field is called 'tensor'"),
+        ("tensor_parallel=2", "no field is called 'tensor_parallel'. It is tp"),
         ("model=" + "a" * 300, "Model: 300 characters are too many (at most 200)"),
         ("config=" + "a" * 32_001, "config.json: 32,001 characters are too many"),
         ("model=%ff", "the address cannot be read"),
