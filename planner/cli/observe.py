@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+from msgspec import Meta
+
+from cost_models.plan.workload import Precision
 from hardware_profiles.options import Option
 from planner.cli.options import Json
 from planner.cli.outputs import print_answer
@@ -26,27 +29,31 @@ def observe(
         Option("--output", "-o", metavar="RUNS.csv", help="add the row to this table of runs"),
     ] = None,
     seq_len: Annotated[
-        int | None, Option("--seq-len", metavar="N", help="tokens of a sequence")
+        int | None, Meta(ge=1), Option("--seq-len", metavar="N", help="tokens of a sequence")
     ] = None,
     global_batch_size: Annotated[
-        int | None, Option("--global-batch-size", metavar="N", help="sequences of a step")
+        int | None,
+        Meta(ge=1),
+        Option("--global-batch-size", metavar="N", help="sequences of a step"),
     ] = None,
     micro_batch_size: Annotated[
-        int | None, Option("--micro-batch-size", "--mbs", metavar="N", help="sequences of a pass")
+        int | None,
+        Meta(ge=1),
+        Option("--micro-batch-size", "--mbs", metavar="N", help="sequences of a pass"),
     ] = None,
     tensor_parallel: Annotated[
-        int | None, Option("--tp", metavar="N", help="tensor-parallel ranks")
+        int | None, Meta(ge=1), Option("--tp", metavar="N", help="tensor-parallel ranks")
     ] = None,
     pipeline_parallel: Annotated[
-        int | None, Option("--pp", metavar="N", help="pipeline ranks")
+        int | None, Meta(ge=1), Option("--pp", metavar="N", help="pipeline ranks")
     ] = None,
-    zero_stage: Annotated[int | None, Option("--zero", metavar="N", help="0 to 3")] = None,
+    zero_stage: Annotated[
+        int | None, Meta(ge=0, le=3), Option("--zero", metavar="N", help="0 to 3")
+    ] = None,
     recompute: Annotated[
-        str | None, Option("--recompute", metavar="NAME", help="none, selective, full")
+        Literal["none", "selective", "full"] | None, Option("--recompute", help="recomputed layers")
     ] = None,
-    precision: Annotated[
-        str | None, Option("--precision", metavar="NAME", help="bf16, fp16, fp32")
-    ] = None,
+    precision: Annotated[Precision | None, Option("--precision", help="of the computation")] = None,
     optimizer: Annotated[
         str | None, Option("--optimizer", metavar="NAME", help="adamw and so on")
     ] = None,
@@ -54,7 +61,9 @@ def observe(
         str | None, Option("--software", metavar="NAME", help="profile of the trainer")
     ] = None,
     warm_up: Annotated[
-        int, Option("--warm-up", metavar="N", help="logged steps that are left out (default: 5)")
+        int,
+        Meta(ge=0),
+        Option("--warm-up", metavar="N", help="logged steps that are left out (default: 5)"),
     ] = 5,
     json: Json = False,
 ) -> int:

@@ -12,11 +12,13 @@ import msgspec
 
 from cost_models.units import GIB, format_seconds
 from hardware_profiles.errors import InputError
+from hardware_profiles.software.trainer import software_profile
 from planner.observation.logs.reading import read_log
 from planner.observation.run_row import append_row, measured_cells, model_cells
 from planner.request.clusters import cluster_of
 from planner.request.model import model_of
 from planner.text.answer import SCHEMA_VERSION, Answer
+from planner.text.paragraphs import labelled_line
 from planner.validation.case import case_of
 from planner.validation.pricing import CasePrediction, predict_cases
 from planner.validation.reading import Unpriceable
@@ -36,6 +38,7 @@ class Observation(Answer):
     prediction: CasePrediction | None
     reason: str | None  # why it is not priced
     written: Path | None
+    assumptions: tuple[str, ...] = ()  # values that neither the log nor an option gives
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -50,11 +53,13 @@ class Observation(Answer):
             if found is None
             else {"step_seconds": found.step, "peak_bytes": found.peak},
             "not_priced": self.reason,
+            "assumptions": list(self.assumptions),
             "written": None if self.written is None else str(self.written),
         }
 
     def __str__(self) -> str:
-        words = "memory ran out" if self.cells["outcome"] == "oom" else f"{self.steps} steps"
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        words = "memory ran out" if self.cells["outcome"] == "oom" else steps
         lines = [f"{self.log}: {self.trainer}, {words}"]
         step, peak = self.cells.get("step_time_s"), self.cells.get("peak_memory_gib")
         predicted = self.prediction
@@ -69,6 +74,8 @@ class Observation(Answer):
             if predicted is not None:
                 line += f", predicted {predicted.peak / GIB:.1f} GiB"
             lines.append(line)
+        if self.assumptions:
+            lines.append(labelled_line("Assumed", self.assumptions, " (--json: all)", "; "))
         if self.reason is not None:
             lines.append(f"Not priced: {self.reason}")
         if self.written is not None:
@@ -89,7 +96,9 @@ def observe(
 
     Given columns replace those of the log. ``output``: a table of runs that gets the row.
     """
-    readings = read_log(log)
+    if given.get("software") is not None:
+        software_profile(given["software"])  # reports an unknown one
+    readings, assumed = read_log(log), list[str]()
     cells: dict[str, Any] = {
         "row_id": f"{log.stem}-{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}",
         "source": str(log),
@@ -99,9 +108,16 @@ def observe(
     if model is not None:
         stated = model_of(model)
         cells |= model_cells(stated)
-        cells.setdefault("seq_len", min(stated.max_seq_len or 4096, 4096))
+        if "seq_len" not in cells and given.get("seq_len") is None:
+            cells["seq_len"] = min(stated.max_seq_len or 4096, 4096)
+            assumed.append(f"seq_len {cells['seq_len']}")
     if cluster is not None:
         found = cluster_of(cluster)
+        if cells.get("num_gpus", found.num_gpus) != found.num_gpus:
+            raise InputError(
+                f"--cluster {cluster}: has {found.num_gpus} accelerators, but {log} is of a run on "
+                f"{cells['num_gpus']}"
+            )
         on_cpu = found.accelerator.device == "cpu"
         cells |= {
             "gpu": "here" if on_cpu else found.accelerator.name,
@@ -119,18 +135,23 @@ def observe(
         rates = readings.tokens_per_second_per_gpu
         cells["tokens_per_second_per_gpu"] = rates[len(rates) // 2]
     cells["derived"] = f"{measured.steps} steps after {warm_up} of warm-up"
-    prediction, reason = _predict(cells)
+    prediction, reason, defaults = _predict(cells)
+    assumptions = (*assumed, *defaults)
     if output is not None:
         append_row(output, cells)
-    return Observation(log, readings.trainer, measured.steps, cells, prediction, reason, output)
+    return Observation(
+        log, readings.trainer, measured.steps, cells, prediction, reason, output, assumptions
+    )
 
 
-def _predict(cells: Mapping[str, Any]) -> tuple[CasePrediction | None, str | None]:
-    """Return the prediction for a row, or the reason why it has none."""
+def _predict(
+    cells: Mapping[str, Any],
+) -> tuple[CasePrediction | None, str | None, tuple[str, ...]]:
+    """Return the prediction for a row, or the reason why it has none; and the defaults it takes."""
     try:
         row = msgspec.convert({"line": 1, **cells}, Row, strict=False)
         case = case_of(row)
     except (Unpriceable, InputError, msgspec.ValidationError) as error:
-        return None, str(error)
+        return None, str(error), ()
     found, refused = predict_cases([case])
-    return found.get(row.name), refused.get(row.name)
+    return found.get(row.name), refused.get(row.name), case.defaults

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cost_models.units import format_bytes
 from planner.answer.answers import FitAnswer
+from planner.answer.text import short_plan_of
 from planner.out_of_memory.report import OutOfMemory, read_report
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.text.fixes import pace
@@ -140,15 +141,19 @@ def _priced(fit: FitAnswer) -> Sequence[str]:
     num_gpus = scenario.cluster.num_gpus
     own = assessment.time.step_seconds * num_gpus / scenario.workload.tokens_per_step
     peak, budget = assessment.memory.peak_bytes, assessment.budget.size
-    lines = [f"Predicted peak {format_bytes(peak)} of {format_bytes(budget)}. Would fit:"]
+    plan = short_plan_of(scenario, fit.plan)
+    lines = plain(
+        f"Predicted peak {format_bytes(peak)} of {format_bytes(budget)} with {plan}"
+        + (
+            ". Would fit:"
+            if fit.ways_out
+            else ": it should fit. Is this the plan of the run, with its "
+            "batch, length and software? shardplan fit prices others."
+        )
+    )
     for way in fit.ways_out:
         slower = pace(way.device_seconds_per_token * num_gpus / way.num_gpus, own)
         lines += hanging(f"  {format_bytes(way.peak_bytes):>9}  {slower:<12}  ", way.options)
-    if not fit.ways_out:
-        lines = plain(
-            f"Predicted peak {format_bytes(peak)} of {format_bytes(budget)}: the plan should fit. "
-            "Compare batch, sequence length and software with those of the run."
-        )
     return lines
 
 

@@ -35,10 +35,11 @@ _FIGURES: Final = {
 _PROCESSES: Final = r"\b(?P<which>this process|Process \d+) has {} memory in use"
 _DEVICE: Final = re.compile(r"\bGPU (\d+)")
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
+_RANK: Final = re.compile(r"\s*\[rank\d+\]:")
 _ERROR: Final = re.compile(r"(?:OutOfMemoryError|out of memory)", re.I)
 # places in the step, the innermost frame that matches first: file or function, and the phase
 PHASES: Final = (
-    (r"loss|cross_entropy|log_softmax|nll_loss", "loss"),
+    (r"loss|cross_entropy|log_softmax|nll_loss|\blogits\b|\blm_head\b", "loss"),
     (r"optim[/\\]|optimizer|_multi_tensor|_single_tensor|\bstep\b", "optimizer"),
     (r"autograd[/\\]__init__|autograd[/\\]graph|_engine_run_backward|\bbackward\b", "backward"),
     (r"clip_grad|_norm_", "gradient clipping"),
@@ -83,6 +84,9 @@ def read_report(text: str) -> OutOfMemory:
         if _ERROR.search(text):
             wanted += " (this error of CUDA itself prints no figures)"
         raise InputError(f"no out-of-memory error of torch: expected {wanted}")
+    if rank := _RANK.match(lines[found]):  # torchrun mixes the lines of all ranks
+        own = [at for at, line in enumerate(lines) if line.startswith(rank[0])]
+        lines, found = [lines[at][len(rank[0]) :] for at in own], own.index(found)
     message = " ".join(line.strip() for line in lines[found : found + 4])
     figures = {name: _figure(message, patterns) for name, patterns in _FIGURES.items()}
     requested = figures["requested"]

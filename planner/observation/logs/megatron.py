@@ -40,6 +40,14 @@ ARGUMENTS: Final = {
     "moe_router_topk": "experts_per_token",
     "moe_ffn_hidden_size": "moe_ffn_hidden_size",
 }
+# size, as the line before the arguments names it: column
+SIZES: Final = {
+    "world size": "num_gpus",
+    "data-parallel size": "data_parallel",
+    "context-parallel size": "context_parallel",
+    "tensor-model-parallel size": "tensor_parallel",
+    "pipeline-model-parallel size": "pipeline_parallel",
+}
 FLAGS: Final = {"swiglu": "gated_mlp", "sequence_parallel": "sequence_parallel"}
 
 
@@ -50,7 +58,7 @@ def is_megatron(lines: list[str]) -> bool:
 
 def read_megatron(lines: list[str]) -> Readings:
     """Read a log of Megatron-LM (or a fork); the last memory report counts."""
-    cells = {**_arguments(lines)}
+    cells = {**_sizes(lines), **_arguments(lines)}
     if batch := numbers(r"global batch size:\s*(\d+)", lines):
         cells["global_batch_size"] = int(batch[-1])
     return Readings(
@@ -67,6 +75,13 @@ def _peak(kind: str, lines: list[str]) -> float | None:
     found = largest(rf"max {kind}:\s*([\d.]+)", lines, MIB)
     bridge = largest(rf"mem-max-{kind}-gigabytes:\s*([\d.]+)", lines, GB)
     return found if bridge is None else max(bridge, found or 0.0)
+
+
+def _sizes(lines: list[str]) -> dict[str, Any]:
+    """Return the columns of the line of sizes that stands before the arguments."""
+    line = next((line for line in lines if "using world size:" in line), "")
+    found = {name: re.search(rf"(?<!-){name}: (\d+)", line) for name in SIZES}
+    return {SIZES[name]: int(one[1]) for name, one in found.items() if one is not None}
 
 
 def _arguments(lines: list[str]) -> dict[str, Any]:

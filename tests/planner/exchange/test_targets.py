@@ -181,7 +181,9 @@ def test_accelerate_does_not_shard_over_cpus() -> None:
 
 def test_the_module_of_lightning_keeps_its_model() -> None:
     torch = pytest.importorskip("torch")
-    text = target("lightning").write(Job(files_of("lightning", "qwen2.5-0.5b", 1)[0]), "1")
+    files = files_of("lightning", "qwen2.5-0.5b", 12)
+    file = next(one for one in files if one.plan.tensor_parallel == 1)
+    text = target("lightning").write(Job(file), "1")
     made = text["lightning_model.py"].partition("class LanguageModel")[2]
     loader = (
         "class Auto:\n    from_pretrained = staticmethod(lambda *_, **__: torch.nn.Linear(1, 1))"

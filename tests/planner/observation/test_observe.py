@@ -68,6 +68,22 @@ def test_a_log_of_megatron_gives_model_plan_and_median_step(tmp_path: Path) -> N
     assert [one.recompute for one in read_runs(runs)] == ["none", "full"]
 
 
+def test_the_sizes_before_the_arguments_are_read(tmp_path: Path) -> None:
+    sizes = (
+        "using world size: 8, data-parallel size: 2, context-parallel size: 1, hierarchical "
+        "context-parallel sizes: None, tensor-model-parallel size: 4, pipeline-model-parallel "
+        "size: 1\n"
+    )
+    cells = read_megatron([sizes, ITERATION]).cells
+    assert (cells["tensor_parallel"], cells["context_parallel"], cells["num_gpus"]) == (4, 1, 8)
+    log = write(tmp_path, "m.log", MEGATRON)
+    with pytest.raises(InputError, match="has 4 accelerators, but"):
+        observe(log, cluster="4xH100-SXM")
+    with pytest.raises(InputError, match="'foo' is unknown"):
+        observe(log, cluster="8xH100-SXM", software="foo")
+    assert "recompute none" not in str(observe(log, cluster="8xH100-SXM"))
+
+
 def test_the_memory_report_of_megatron_bridge_is_read() -> None:
     report = "[Rank 0] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 16.6 | "
     report += "mem-max-allocated-gigabytes: 50.5 | mem-max-reserved-gigabytes: 60.25 | x: 0"

@@ -115,3 +115,26 @@ def test_advice_follows_place_and_fragmentation() -> None:
 def test_other_texts_are_one_line(text: str) -> None:
     with pytest.raises(InputError, match="Tried to allocate"):
         read_report(text)
+
+
+def test_the_lines_of_one_rank_are_read() -> None:
+    """Of torchrun's output, in which those of all ranks are mixed."""
+    ranks = [
+        f"Traceback (most recent call last):\n  File {frame}"
+        for frame in (
+            '"a.py", line 3, in forward\n    x = mlp(x)',
+            '"b.py", line 9, in forward\n    y = logits.float()',
+        )
+    ]
+    mixed = [
+        f"[rank{rank}]: {line}"
+        for lines in zip(*(text.split("\n") for text in ranks), strict=True)
+        for rank, line in enumerate(lines)
+    ]
+    error = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 1"
+    found = read_report("\n".join([*mixed, error]))
+    assert (found.place, found.code, found.phase) == (
+        "b.py: forward (9)",
+        "y = logits.float()",
+        "loss",
+    )

@@ -79,7 +79,7 @@ def test_the_next_command_keeps_every_option_that_plan_takes(name: str) -> None:
     plan = {"data_parallel": 8, "zero_stage": 1, "recompute": "full", "micro_batch_size": 1}
     answer = fit("llama-3.2-1b", "8xH100-SXM", **{**plan, **given})
     _, following = answer.text().split("Next       shardplan plan ")
-    words = shlex.split(following)[:-2]
+    words = shlex.split(following.replace("\\\n", ""))[:-2]
     asked = vars(parse(command(PlanRequest, name="plan", help=""), words, "shardplan plan"))
     for one in ("model", "cluster", *(set(given) & set(declared(PlanRequest)))):
         wanted = {"model": "llama-3.2-1b", "cluster": "8xH100-SXM"}.get(one, given.get(one))
