@@ -11,7 +11,6 @@ from cost_models.plan.plan import Plan
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.message import on_one_line
 from hardware_profiles.options import declared
-from planner.request.clusters import cluster_of
 from planner.request.requests import FitRequest, PlanRequest
 
 if TYPE_CHECKING:
@@ -62,7 +61,9 @@ def with_config(request: Request, cluster: Cluster) -> tuple[Request, ConfigRead
     return replace(request, **taken), reading
 
 
-def notes_of(request: FitRequest | PlanRequest, reading: ConfigReading) -> tuple[str, ...]:
+def notes_of(
+    request: FitRequest | PlanRequest, cluster: Cluster, reading: ConfigReading
+) -> tuple[str, ...]:
     """Return what a user should know about a file that was read."""
     limits = capabilities(reading.target)
     notes = [f"{request.source}: read as a file of {limits.title} {limits.version}"]
@@ -78,7 +79,6 @@ def notes_of(request: FitRequest | PlanRequest, reading: ConfigReading) -> tuple
     alone = isinstance(request, FitRequest) and request.data_parallel == 1
     if stage and alone and getattr(request, "zero_stage", None) == 0:
         notes.append(f"{request.source}: ZeRO {stage} shards nothing over one data-parallel rank")
-    cluster = cluster_of(request.cluster)
     if reading.processes not in (None, cluster.num_gpus):
         priced = f"{cluster.num_gpus} accelerators"
         notes.append(f"{request.source}: starts {reading.processes} processes; priced: {priced}")
