@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from benchmarks.accuracy import UNSEEN
 from benchmarks.shrunk_intervals import shortest
@@ -40,6 +40,7 @@ from planner.learning.effects import (
 from planner.learning.mechanisms import RATES, Prior, published_prior
 from planner.learning.posterior import posterior
 from planner.learning.refinement import refined
+from planner.learning.spreads import deviations
 from planner.validation.case import case_of
 from planner.validation.pricing import why_impossible
 from planner.validation.reading import Unpriceable
@@ -176,7 +177,9 @@ def draws_of(
         effects_of_own = under.of(own)
         known = posterior(effects_of_own, group.measured[own], prior)
         learned = refined(effects_of_own, cases, group.measured[own], known, prior)
-        after = log_predictions([group.runs[n].case for n in others], learned.figures)
+        both = log_predictions([group.runs[n].case for n in (*own, *others)], learned.figures)
+        of_own, after = both[:number], both[number:]
+        sizes = deviations(group.measured[own], group.effects.base[own], of_own, prior)
         for place, n in enumerate(others):
             for quantity, name in enumerate(("time", "memory")):
                 measured = group.measured[n, quantity]
@@ -193,15 +196,16 @@ def draws_of(
                         "draw": draw,
                         "before": np.exp(measured - group.effects.base[n, quantity]) - 1.0,
                         "after": np.exp(measured - after[place, quantity]) - 1.0,
+                        "deviation": sizes[quantity],
                     }
                 )
     return found
 
 
 def interval_of(rows: pd.DataFrame) -> tuple[float, float]:
-    """Return the shortest interval after learning; sources count the same."""
+    """Return the shortest interval after learning, in deviations; sources count the same."""
     share = 1.0 / rows.groupby("source").after.transform("size")
-    return shortest(rows.after.to_numpy(), share.to_numpy())
+    return shortest((np.log1p(rows.after) / rows.deviation).to_numpy(), share.to_numpy())
 
 
 def size(errors: pd.Series) -> pd.Series:
@@ -225,36 +229,42 @@ def summary(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
                 "bias before": (1.0 / (1.0 + part.before) - 1.0).mean(),
                 "bias after": (1.0 / (1.0 + part.after) - 1.0).mean(),
                 "inside": part.inside.mean(),
+                "width": part.width.median(),
             }
         )
     return pd.DataFrame(found)
 
 
 def with_coverage(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add whether a run is inside the interval that holds 90 % of the runs of all other sources."""
-    rows = rows.assign(inside=False)
+    """Add whether a run is inside the interval that holds 90 % of the runs of all other sources.
+
+    And the width of that interval, relative to the prediction.
+    """
+    rows = rows.assign(inside=False, width=0.0)
     for _, part in rows.groupby(["quantity", "runs"]):
         for source in part.source.unique():
             below, above = interval_of(part[part.source != source])
-            own = part[part.source == source].after
-            rows.loc[own.index, "inside"] = (own >= -below) & (own <= above)
+            own = part[part.source == source]
+            low, high = np.expm1(-below * own.deviation), np.expm1(above * own.deviation)
+            rows.loc[own.index, "inside"] = (own.after >= low) & (own.after <= high)
+            rows.loc[own.index, "width"] = high - low
     return rows
 
 
 def prior_toml(prior: Prior, rows: pd.DataFrame) -> str:
     """Return prior.toml without its comments."""
     lines = [f"departs = {prior.departs:.2g}", "", "[noise]"]
-    lines += [f"{name} = {getattr(prior.noise, name):.2g}" for name in ("time", "memory")]
+    lines += [f"{name} = {value:.2g}" for name, value in asdict(prior.noise).items()]
     lines += ["", "[widths]", *(f'"{name}" = {width:.2g}' for name, width in prior.widths.items())]
     for number in AFTER:
         lines += ["", "[[after]]", f"runs = {number}"]
         for quantity in ("time", "memory"):
             part = rows[(rows.quantity == quantity) & (rows.runs == number)]
-            below, above = (np.ceil(200.0 * end) / 200.0 for end in interval_of(part))
+            below, above = (np.ceil(20.0 * end) / 20.0 for end in interval_of(part))
             source = f"python -m benchmarks.learn: sources left out, after {number} run"
             source += "s" if number > 1 else ""
             lines.append(
-                f'{quantity} = {{ below = {below:.3f}, above = {above:.3f}, source = "{source}" }}'
+                f'{quantity} = {{ below = {below:.2f}, above = {above:.2f}, source = "{source}" }}'
             )
     return "\n".join(lines)
 

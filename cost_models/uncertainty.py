@@ -48,6 +48,7 @@ ASSUMED_LINK: Final = 1.5
 # The same without peer-to-peer: the memory of a host that nobody described moves 77 (four channels
 # of DDR4-2400) to 410 GB/s (two sockets of eight channels of DDR4-3200), 205 assumed
 ASSUMED_HOST: Final = 2.5
+DECISIVE: Final = 3  # learned runs whose interval counts even where the profile's is narrower
 TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
 # 90th percentile of the traced cases: 3.1 %; the rest allows for allocator slack and library memory
 # on a GPU, which a trace on a CPU does not show.
@@ -95,7 +96,7 @@ def time_spread(software: str, accelerator: Accelerator, *, experts: bool = Fals
         usual = time_spread(own.inherits, accelerator, experts=experts)
         if own.learned is None or own.learned.accelerator != accelerator.name:
             return usual
-        return _narrower(usual, own.learned.time)
+        return _after_learning(usual, own.learned.time)
     kind = (compared_kind(software), accelerator.architecture, str(int(experts)))
     return _of_kind(TIME_INTERVALS, kind, (0.5, 0.5, 1.0), ("below", "above"))
 
@@ -192,7 +193,7 @@ def _memory(software: str, num_gpus: int, kind: MemoryKind, ends: tuple[str, str
     if software.endswith(OWN_FILE):
         own = software_profile(software)
         usual = _memory(own.inherits, num_gpus, kind, ends)
-        return usual if own.learned is None else _narrower(usual, own.learned.memory)
+        return usual if own.learned is None else _after_learning(usual, own.learned.memory)
     several = str(int(num_gpus > 1))
     if software != UNKNOWN:
         return _memory_of((memory_kind(software), kind, several), ends)
@@ -232,9 +233,12 @@ def peak_was_compared(software: str) -> bool:
     return (memory_kind(software), ANY, ANY) in _intervals(MEMORY_INTERVALS)
 
 
-def _narrower(usual: Spread, learned: LearnedSpread | None) -> Spread:
-    """Return the interval after learning, unless that of the profile without it is narrower."""
-    if learned is None or usual.below + usual.above <= learned.below + learned.above:
+def _after_learning(usual: Spread, learned: LearnedSpread | None) -> Spread:
+    """Return the interval after learning, unless few runs told less than the profile's own."""
+    if learned is None:
+        return usual
+    wider = usual.below + usual.above <= learned.below + learned.above
+    if wider and learned.runs < DECISIVE:
         return usual
     return Spread(learned.below, learned.above, learned.source)
 

@@ -40,6 +40,7 @@ MOMENTS: Final = (
 LOSS_FORWARD, LOSS_BACKWARD, HEAD, BACKWARD = range(4)
 LATER_BACKWARD, LAST_LAYER, EMBEDDING, OPTIMIZER = range(4, len(MOMENTS))
 PARTS: Final = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+HELD: Final = ("activations", "logits")  # parts of which a trainer may hold another share
 SUM, LEAST, MOST, EITHER = range(4)  # how a row follows from other rows
 
 
@@ -77,6 +78,12 @@ class Item(Struct, frozen=True):
     def during(self, created: int, freed: int | None = None) -> Item:
         """Return the row with another life; ``freed``: the same event."""
         return replace(self, created=created, freed=created if freed is None else freed)
+
+    def times(self, share: float) -> Item:
+        """Return the row with a share of its bytes, and of those of the rows it follows from."""
+        factors = (*self.factors, Factor("share", share)) if self.factors else ()
+        rows = tuple([row.times(share) for row in self.rows])
+        return replace(self, size=self.size * share, factors=factors, rows=rows)
 
     def leaves(self, part: str = "") -> Iterator[Item]:
         """Yield the products that count under the one plan of a table, by the part they are in."""
@@ -169,6 +176,15 @@ class Ledger(Struct, frozen=True):
         ]
         index = np.argmax(np.stack(sizes), axis=0)
         return {part: sums[part] + pick([each[part] for each in found], index) for part in PARTS}
+
+    def with_share(self, share: float) -> Ledger:
+        """Return the ledger with a share of the bytes of activations and logits."""
+
+        def of(rows: Iterable[Item]) -> tuple[Item, ...]:
+            return tuple([row.times(share) if row.part in HELD else row for row in rows])
+
+        points = [[replace(point, rows=of(point.rows)) for point in each] for each in self.points]
+        return Ledger(of(self.rows), points)
 
     def leaves(self, moment: int) -> list[Item]:
         """Return the products that were added up at an event, under the one plan of a table."""

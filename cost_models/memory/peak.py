@@ -119,4 +119,6 @@ def rank_ledger(view: RankView) -> Ledger:
         single = software.memory.buffer_bytes_without_pipeline
         own = software.memory.buffer_bytes + np.where(table.pipeline_parallel > 1, 0.0, single)
         rows.append(Item("buffers", "the trainer's own", own, formula="a constant of the trainer"))
-    return Ledger(tuple(rows), points(view, live, temporary))
+    ledger = Ledger(tuple(rows), points(view, live, temporary))
+    share = software.activations.share
+    return ledger if share == 1.0 else ledger.with_share(share)

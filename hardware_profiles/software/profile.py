@@ -30,6 +30,7 @@ class LearnedSpread(Struct, frozen=True, forbid_unknown_fields=True):
     below: Share
     above: Share
     source: str
+    runs: Annotated[int, Meta(ge=0)] = 0  # that measured the quantity; 0: not stated
 
 
 class Learned(Struct, frozen=True, forbid_unknown_fields=True):

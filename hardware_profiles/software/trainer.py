@@ -142,6 +142,7 @@ class Activations(ProfileGroup, frozen=True, kw_only=True):
     repeats_keys: bool  # flash kernels get keys and values of every query head (repeat_kv)
     caches_rotary_tables: bool  # once for each stage, not for each micro-batch
     keeps_fused_qkv: bool  # values are a view: queries and keys before rotary embedding stay
+    share: Positive  # of the counted bytes of activations and logits that a step holds
     layer_input_extra_bytes: Amount  # per hidden element, besides a recomputed layer's input
     longest_sequences_first: bool  # before any gradients have been accumulated
 

@@ -13,7 +13,6 @@ from msgspec.structs import asdict
 from cost_models.uncertainty import Spread, memory_spread, time_spread
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
-from hardware_profiles.software.profile import LearnedSpread
 from planner.learning.conclusions import (
     ComparedRun,
     Conclusion,
@@ -23,7 +22,6 @@ from planner.learning.conclusions import (
     rate_range,
 )
 from planner.learning.effects import (
-    Logs,
     MeasuredRun,
     effects,
     log_predictions,
@@ -31,9 +29,11 @@ from planner.learning.effects import (
 )
 from planner.learning.mechanisms import Prior, published_prior
 from planner.learning.next_run import NextRun, next_runs
+from planner.learning.plausible import require_plausible, require_positive
 from planner.learning.posterior import posterior
 from planner.learning.profile_file import profile_toml, write_profile
 from planner.learning.refinement import refined
+from planner.learning.spreads import learned_spreads
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.validation.case import case_of
 from planner.validation.pricing import why_impossible
@@ -122,6 +122,7 @@ def learn(
     if target.exists() and not force:
         raise InputError(f"{target}: exists already; choose another name or add --force")
     file = read_runs_file(path)
+    require_positive(path, file.rows)
     measured, skipped = [], {}
     for row in file.rows:
         try:
@@ -135,6 +136,7 @@ def learn(
         else:
             measured.append(run)
     _require_one_trainer(path, measured, skipped)
+    require_plausible(path, measured, log_predictions([run.case for run in measured], {}))
     prior = published_prior()
     answer = _learned(path, target, measured, prior, skipped, file.bad_cells)
     write_profile(target, answer.profile, force=force)
@@ -192,7 +194,7 @@ def _learned(
     found = posterior(known, measured, prior)
     learned = refined(known, cases, measured, found, prior)
     after = log_predictions(cases, learned.figures)
-    spreads = _spreads(measured, prior)
+    spreads = learned_spreads(measured, known.base, after, prior)
     conclusions = tuple(about_switches(known, found, learned, prior)) + tuple(
         about_rates(known, found, learned, software, prior)
     )
@@ -223,13 +225,3 @@ def _learned(
         skipped=skipped,
         bad_cells=bad_cells,
     )
-
-
-def _spreads(measured: Logs, prior: Prior) -> dict[str, LearnedSpread]:
-    """Return the intervals after as many runs as measured each quantity."""
-    spreads = {}
-    for quantity, name in enumerate(("time", "memory")):
-        after = prior.spreads(int((~np.isnan(measured[:, quantity])).sum()))
-        if after is not None:
-            spreads[name] = getattr(after, name)
-    return spreads

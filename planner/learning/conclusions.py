@@ -76,6 +76,8 @@ def about_switches(
         else:
             verdict = "concluded" if after[top] >= SURE else "leaning"
         words = f"{100 * after[top]:.0f} %, before {100 * before[top]:.0f} %"
+        if after[top] < after.max():  # the sum of effects prefers another one
+            verdict, words = "leaning", f"in the combination that explains the runs best; {words}"
         if not weighed:
             words = "no option changes these runs, or their plans allow no other"
         conclusions.append(Conclusion(switch.name, verdict, names[top], words))
@@ -128,6 +130,8 @@ def _shown(value: float, unit: str) -> str:
     >>> _shown(8e-06, "s"), _shown(0.764, ""), _shown(5.4e8, "bytes")
     ('8 µs', '0.76', '0.5 GiB')
     """
+    if value == 0.0:
+        return "none"
     if unit == "s":
         return format_seconds(value)
     return f"{format_gib(value)} GiB" if unit == "bytes" else f"{value:.2g}"

@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from hardware_profiles.fields import Positive, convert, read_toml
 from hardware_profiles.software.engine import engine
-from hardware_profiles.software.profile import LearnedSpread
 from hardware_profiles.software.trainer import UNKNOWN, SoftwareProfile, software_profile
 
 PRIOR: Final = Path(__file__).parent / "prior.toml"
@@ -55,14 +54,24 @@ class Noise(Struct, frozen=True, forbid_unknown_fields=True):
 
     time: Positive
     memory: Positive
+    runs: Positive  # for which it counts in the interval after learning (``spreads``)
+    kept: Positive  # share of the errors before learning that other runs keep
+
+
+class Multiple(Struct, frozen=True, forbid_unknown_fields=True):
+    """Ends of an interval, as multiples of the deviation that ``spreads`` expects."""
+
+    below: Positive
+    above: Positive
+    source: str
 
 
 class Spreads(Struct, frozen=True, forbid_unknown_fields=True):
     """90 % intervals after learning from some runs."""
 
     runs: int
-    time: LearnedSpread
-    memory: LearnedSpread
+    time: Multiple
+    memory: Multiple
 
 
 class Prior(Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,7 +98,9 @@ RATES: Final = (
     Rate("host time of an operator", "host.operator_seconds", "log", shown_as="s"),
     Rate("link share inside a node", "communication.bus_efficiency", "log", most=1.0),
     Rate("link share between nodes", "communication.network_efficiency", "log", most=1.0),
+    Rate("time between two steps", "host.step_seconds", "linear", shown_as="s"),
     Rate("buffers of collectives", "memory.buffer_bytes", "linear", shown_as="bytes"),
+    Rate("share of activations held", "activations.share", "log"),
 )
 
 

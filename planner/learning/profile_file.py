@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from hardware_profiles.fields import write_text_atomically
 from hardware_profiles.software.profile import LearnedSpread
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
@@ -39,8 +41,7 @@ def profile_toml(
             "runs": runs,
             "accelerator": accelerator,
             **{
-                name: {"below": spread.below, "above": spread.above, "source": spread.source}
-                for name, spread in spreads.items()
+                name: to_builtins(spread) for name, spread in spreads.items()
             },
         },
     }

@@ -46,7 +46,7 @@ def learned_text(
             continue
         lines.append(title)
         for one in found:
-            lines += _wrapped(f"{one.mechanism:<28}{one.value}", one.words)
+            lines += _wrapped(f"{one.mechanism:<30}{one.value}", one.words)
     lines += ["", *_next(next_runs)]
     for name, spread in spreads.items():
         what = "Step time" if name == "time" else "Peak memory"
@@ -88,7 +88,7 @@ def _wrapped(first: str, words: str) -> list[str]:
     line = f"  {first} ({words})"
     if len(line) <= width():
         return [line]
-    indent = " " * 30
+    indent = " " * 32
     return [
         f"  {first}",
         *textwrap.wrap(words, width(), initial_indent=indent, subsequent_indent=indent),

@@ -281,6 +281,8 @@ def _report(path: Path, errors: list[str]) -> str:
 
 
 def _check_header(path: Path, header: list[str]) -> None:
+    if len(header) == 1 and (mark := next((m for m in ";\t" if m in header[0]), None)):
+        raise InputError(f"{path}: cells are separated by {mark!r} (must be by commas)")
     errors, known = [], f"Known: {', '.join(COLUMNS)}"
     for name in dict.fromkeys(header):
         if name not in COLUMNS:

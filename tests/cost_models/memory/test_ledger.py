@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,24 @@ def test_the_parts_of_the_peak_are_the_sums_of_its_rows(scenario: Scenario, plan
             size = sum(first(row.size) for row in leaves if row.part == part)
             assert size == pytest.approx(first(getattr(line, part)), rel=1e-12, abs=1e-3), part
     assert first(parts.peak) == first(lines[int(first(at))].peak)
+
+
+@pytest.mark.parametrize("plan", PLANS[3:6])
+def test_a_trainer_may_hold_another_share_of_activations(plan: Plan) -> None:
+    """Of every row and of those it follows from; weights and gradients stay."""
+    batch, cluster = plan.global_batch_size, f"{plan.world_size}xA100-80GB"
+    usual = make_scenario("llama", cluster, global_batch_size=batch)
+    software = usual.software.changed({"activations.share": 0.5})
+    whole, half = (view_of(s, plan) for s in (usual, replace(usual, software=software)))
+    for moment, (before, after) in enumerate(
+        zip(rank_timeline(whole), rank_timeline(half), strict=True)
+    ):
+        assert first(after.allocated) <= first(before.allocated)
+        leaves = rank_ledger(half).leaves(moment)
+        size = sum(first(row.size) for row in leaves if row.part == "activations")
+        assert size == pytest.approx(first(after.activations))
+    gone = first(rank_timeline(whole)[0].activations - rank_timeline(half)[0].activations)
+    assert gone == pytest.approx(0.5 * first(rank_timeline(whole)[0].activations))
 
 
 def test_rows_live_from_one_event_to_another() -> None:

@@ -105,6 +105,12 @@ def test_the_next_run_is_none_of_those_measured(tmp_path: Path) -> None:
         (({"step_time_s": ""},), "no run to learn from: run 0: neither step time nor peak memory"),
         (({"num_gpus": 6, "tensor_parallel": 4},), "no run to learn from: run 0: 4 model-parallel"),
         (({},) * 21, "21 runs (must be 1 to 20"),
+        (({"step_time_s": 0},), "run 0: step_time_s = 0 (must be above 0, or empty)"),
+        (({"step_time_s": 1000},), "run 0: a step of 1,000 s, predicted 0.5 s"),
+        (({"step_time_s": 0.001},), "(step_time_s must be in seconds, of an optimizer step"),
+        (({"peak_memory_gib": 31000},), "a peak of 3.1e+04 GiB on H100-SXM-80GB with 79.65 GiB"),
+        (({"peak_memory_gib": 0.031},), "(peak_memory_gib must be in GiB, of one accelerator"),
+        (({}, {"step_time_s": 1.3}), "run 0 and run 1 have the same plan, but take 1 and 1.3 s"),
     ],
 )
 def test_unusable_runs_are_named(

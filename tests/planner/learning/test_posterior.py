@@ -13,7 +13,7 @@ from planner.learning.mechanisms import OWN, Noise, Prior
 from planner.learning.posterior import Posterior, posterior, predictive, regression
 
 NAN = math.nan
-PRIOR = Prior(departs=0.2, noise=Noise(time=0.02, memory=0.02), widths={})
+PRIOR = Prior(departs=0.2, noise=Noise(time=0.02, memory=0.02, runs=2.0, kept=0.2), widths={})
 
 
 def effects(by_option: list[Any], by_rate: Any, runs: int = 2) -> Any:
