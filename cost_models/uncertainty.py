@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeVar
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from numpy.typing import NDArray
 
 from hardware_profiles.cluster.schema import Accelerator
@@ -49,6 +49,8 @@ ASSUMED_LINK: Final = 1.5
 # of DDR4-2400) to 410 GB/s (two sockets of eight channels of DDR4-3200), 205 assumed
 ASSUMED_HOST: Final = 2.5
 DECISIVE: Final = 3  # learned runs whose interval counts even where the profile's is narrower
+# of a 90 % interval: one run in ten exceeds it on that side, where errors are normal (1.28 / 1.64)
+ONE_IN_TEN: Final = 0.78
 TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
 # 90th percentile of the traced cases: 3.1 %; the rest allows for allocator slack and library memory
 # on a GPU, which a trace on a CPU does not show.
@@ -193,7 +195,12 @@ def _memory(software: str, num_gpus: int, kind: MemoryKind, ends: tuple[str, str
     if software.endswith(OWN_FILE):
         own = software_profile(software)
         usual = _memory(own.inherits, num_gpus, kind, ends)
-        return usual if own.learned is None else _after_learning(usual, own.learned.memory)
+        learned = None if own.learned is None else own.learned.memory
+        if learned is not None and ends[0].startswith("verdict"):
+            below, above = math.log1p(-learned.below), math.log1p(learned.above)
+            below, above = -math.expm1(ONE_IN_TEN * below), math.expm1(ONE_IN_TEN * above)
+            learned = replace(learned, below=below, above=above)
+        return _after_learning(usual, learned)
     several = str(int(num_gpus > 1))
     if software != UNKNOWN:
         return _memory_of((memory_kind(software), kind, several), ends)

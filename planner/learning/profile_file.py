@@ -40,9 +40,7 @@ def profile_toml(
         "learned": {
             "runs": runs,
             "accelerator": accelerator,
-            **{
-                name: to_builtins(spread) for name, spread in spreads.items()
-            },
+            **{name: to_builtins(spread) for name, spread in spreads.items()},
         },
     }
     sources = dict.fromkeys(_own(software), "the words of the runs' cells (shardplan validate)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import get_args
 
@@ -81,3 +82,23 @@ def test_an_engine_that_changes_times_alone_keeps_the_interval_of_peaks(engine: 
     assert len(peaks) == 1
     assert verdict_spread("shardplan+autocast", 8) != MEMORY
     assert compared_kind(name) == compared_kind("shardplan")
+
+
+@pytest.mark.parametrize("runs", [0, 2, 3])
+def test_a_few_runs_do_not_widen_an_interval_and_three_do(tmp_path: Path, runs: int) -> None:
+    """Three runs that no mechanism explains count more than what other runs of the trainer say."""
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f"""inherits = "torchtune"
+        [learned]
+        runs = 3
+        accelerator = "H100-SXM-80GB"
+        memory = {{ below = 0.6, above = 3.0, source = "a test", runs = {runs} }}
+        """
+    )
+    found, verdict = memory_spread(str(file), 1), verdict_spread(str(file), 1)
+    if runs < 3:
+        assert (found, verdict) == (memory_spread("torchtune", 1), verdict_spread("torchtune", 1))
+    else:
+        assert found.above == 3.0
+        assert 1.5 < verdict.above < 3.0
