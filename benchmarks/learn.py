@@ -1,10 +1,11 @@
-"""What ``shardplan learn`` gains: ``python -m benchmarks.learn``. Takes about half an hour.
+"""What ``shardplan learn`` gains: ``python -m benchmarks.learn``. Seven minutes of CPU.
 
 For every source of published and unseen runs, and every trainer and accelerator in it with enough
 runs: learns from 1, 2, 3 and 5 of them (several random draws), and predicts others of the same
 source, trainer and accelerator with the learned profile. Prints the median error of step time and
-of peak memory before and after, and the share inside the stated interval. Both the prior of the
-mechanisms and the interval are fitted on all other sources.
+of peak memory before and after, the share inside the stated interval, and its width. Both the prior
+of the mechanisms and the interval are fitted on all other sources. The tables of
+docs/reference/validate.md come first.
 
 ``--fit``: prints the prior of all sources and the intervals for planner/learning/prior.toml.
 ``--quick``: one draw, few runs of each source.
@@ -235,6 +236,26 @@ def summary(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def in_documentation(rows: pd.DataFrame) -> str:
+    """Return the tables of docs/reference/validate.md."""
+    lines = []
+    for quantity, name in (("time", "step time"), ("memory", "peak memory")):
+        part = rows[rows.quantity == quantity]
+        lines += ["", f"| {name} | before | 1 run | 2 runs | 3 runs | 5 runs |", "| --- " * 6 + "|"]
+        for who, chosen in (("all", part), ("unseen", part[part.unseen])):
+            table = summary(chosen, ["runs"]).set_index("runs")
+            for words, before, after in (
+                ("median", "before", "after"),
+                ("90th percentile", "90th before", "90th after"),
+                ("inside the interval", "", "inside"),
+                ("width of the interval, median", "", "width"),
+            ):
+                cells = [f"{100.0 * table[after][number]:.1f} %" for number in AFTER]
+                first = f"{100.0 * table[before][3]:.1f} %" if before else ""
+                lines.append("| " + " | ".join([f"{who}, {words}", first, *cells]) + " |")
+    return "\n".join(lines)
+
+
 def with_coverage(rows: pd.DataFrame) -> pd.DataFrame:
     """Add whether a run is inside the interval that holds 90 % of the runs of all other sources.
 
@@ -296,6 +317,7 @@ def report(groups: Sequence[Group], before: Prior, *, draws: int, fit: bool) -> 
     rows = with_coverage(pd.DataFrame(records))
     unseen = {row.group for path in UNSEEN.values() for row in read_runs(path)}
     rows = rows.assign(unseen=rows.source.isin(unseen))
+    print(in_documentation(rows))
     percent = "{:.1%}".format
     signed = "{:+.1%}".format
     for quantity, part in rows.groupby("quantity"):

@@ -14,8 +14,8 @@ from hardware_profiles.errors import InputError
 from planner.learning.effects import Logs, MeasuredRun
 from planner.validation.runs_file import Row
 
-# measured / predicted of 1,094 step times and 525 peaks of the tables of runs lies between 0.28 and 23
-# (groups of `python -m benchmarks.learn`); a wrong unit makes a thousand
+# measured / predicted of 1,094 step times and 525 peaks lies between 0.28 and 23 (the runs of
+# `python -m benchmarks.learn`); a wrong unit makes it a thousand times larger or smaller
 FASTEST, SLOWEST = 1.0 / 30.0, 100.0
 AGREE: Final = 1.25  # ratio of two results of one run
 
@@ -80,7 +80,7 @@ def _contradictions(runs: Sequence[MeasuredRun]) -> Iterator[str]:
                 names = f"{one.case.row.name} and {other.case.row.name}"
                 yield (
                     f"{names} have the same plan, but {what.format(a, b)} (must agree to "
-                    f"{100 * (AGREE - 1):.0f} %; state in which cells they differ, or leave one out)"
+                    f"{100 * (AGREE - 1):.0f} %; state what differs, or leave one out)"
                 )
 
 

@@ -17,6 +17,7 @@ from planner.text.tables import narrowed
 
 TITLES: Final = {"concluded": "Concluded", "leaning": "More likely", "unknown": "Could not tell"}
 WORTH: Final = 0.1  # nats: a run that is expected to tell less tells almost nothing
+FAR: Final = 1.3  # nine learned runs in ten of published sources are nearer after learning
 MOST: Final = 3  # next runs
 
 
@@ -47,6 +48,12 @@ def learned_text(
         lines.append(title)
         for one in found:
             lines += _wrapped(f"{one.mechanism:<30}{one.value}", one.words)
+    if wrong := [run.run for run in runs if _is_unexplained(run)]:
+        words = (
+            f"Not explained: {', '.join(wrong)}. Their cells are wrong, or a setting that no cell "
+            "states differs: correct them, or leave them out; they distort the others."
+        )
+        lines += ["", *textwrap.wrap(words, width(), break_on_hyphens=False)]
     lines += ["", *_next(next_runs)]
     for name, spread in spreads.items():
         what = "Step time" if name == "time" else "Peak memory"
@@ -81,6 +88,14 @@ def run_rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
             )
             name = ""
     return rows
+
+
+def _is_unexplained(run: ComparedRun) -> bool:
+    """Whether a prediction is wrong by more than ``FAR`` after learning."""
+    pairs = ((run.step, run.step_after), (run.peak, run.peak_after))
+    return any(
+        measured is not None and not 1.0 / FAR < after / measured < FAR for measured, after in pairs
+    )
 
 
 def _wrapped(first: str, words: str) -> list[str]:

@@ -76,6 +76,22 @@ def test_a_slower_machine_is_learned(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_that_nothing_explains_is_named_and_does_not_turn_the_others(tmp_path: Path) -> None:
+    """A step that is twenty times too long: the learned profile is no further off than the first."""
+    path = made(tmp_path, {})
+    lines = path.read_text().splitlines()
+    cells = lines[3].split(",")
+    cells[-1] = f"{20.0 * float(cells[-1]):.6g}"
+    path.write_text("\n".join([*lines[:3], ",".join(cells)]))
+    answer = planner.learn(path, tmp_path / "mine.toml")
+    wrong = answer.runs[2]
+    assert wrong.step is not None
+    assert wrong.step_before < wrong.step_after < wrong.step
+    assert "Not explained: " in str(answer)
+    assert answer.spreads["time"].above > 1.0
+
+
+@pytest.mark.slow
 def test_the_file_prices_other_plans(tmp_path: Path) -> None:
     path = made(tmp_path, {"kernels.rate_share": 0.8})
     output = tmp_path / "mine.toml"
