@@ -1,9 +1,9 @@
 """The most likely combinations of mechanisms, priced exactly and weighed again.
 
 One Gauss-Newton step from the rates that the sum of effects gives: the residual of the exact price
-replaces that of the sum, with the same slopes. Far from the profile that step may overshoot, so that
-the most likely of the step, its start, and points between them and the profile's rates counts, each
-priced exactly.
+replaces that of the sum, with the same slopes. Far from the profile that step may overshoot: of the
+step, its start, and points between them and the profile's rates, each priced exactly, the most
+likely counts.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def refined(
     step, start = np.where(told, again.means[best], 0.0), starts[best]
     noise = noise_of(known, prior)
     rates, most = 0.0 * start, -np.inf
-    figures: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for tried in (step, 0.5 * (step + start), start, 0.5 * start, 0.25 * start, 0.0 * start):
         changed = figures_of(effects, software, options, tried, prior)
         wrong = (measured - log_predictions(cases, changed))[known]
         likely = -0.5 * float(((wrong / noise) ** 2).sum() + (tried**2).sum())
         if likely > most:
-            rates, figures, most = tried, changed, likely
-    return LearnedFigures(options, rates, float(again.weights[best]), figures)
+            rates, chosen, most = tried, changed, likely
+    return LearnedFigures(options, rates, float(again.weights[best]), chosen)

@@ -77,7 +77,7 @@ def test_a_slower_machine_is_learned(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_nothing_explains_is_named_and_does_not_turn_the_others(tmp_path: Path) -> None:
-    """A step that is twenty times too long: the learned profile is no further off than the first."""
+    """A step twenty times too long: the learned profile is no further off than the first one."""
     path = made(tmp_path, {})
     lines = path.read_text().splitlines()
     cells = lines[3].split(",")
