@@ -281,12 +281,17 @@ class _Search:
             self._choose_some_stages(table, bounds, some[bounds.step[some] < self.limit])
 
     def _choose_some_stages(self, table: PlanTable, bounds: BalancedSteps, rows: Rows) -> None:
-        costs = []
-        for row in rows.tolist():
-            plan, few = table.plan(row), table.rows(np.array([row]))
-            most = self.limit - bounds.once[row]
-            longest = longest_stage(few, bounds.whole[row : row + 1], most)[:, 0].tolist()
-            costs.append(self._costs(plan, longest, by_stage=self._varies(plan)))
+        longest: dict[int, list[float]] = {}
+        for depth in np.unique(table.pipeline_parallel[rows]).tolist():
+            alike = rows[table.pipeline_parallel[rows] == depth]
+            most = self.limit - bounds.once[alike]
+            every = longest_stage(table.rows(alike), bounds.whole[alike], most)
+            longest |= zip(alike.tolist(), every.T.tolist(), strict=True)
+        plans = {row: table.plan(row) for row in rows.tolist()}
+        costs = [
+            self._costs(plan, longest[row], by_stage=self._varies(plan))
+            for row, plan in plans.items()
+        ]
         with stages(*PRICES) as begin:
             begin(f"pricing the stages of {len(costs):,} plans")
             price_stages(costs)

@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.columnar.projections import distinct_rows
 from cost_models.communication.seconds import achieved_by, axis_groups
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
@@ -215,23 +216,26 @@ def placed_front(
     scenario: Scenario,
     usual: Fastest,
     fixed: Mapping[str, Any],
-    search_front: Callable[[Scenario, Sequence[Known]], Fastest],
+    search_front: Callable[[Scenario, Sequence[Known], Constraint], Fastest],
 ) -> list[PlacedPlan]:
     """Return the plans with orders of their own that belong to the front of step and peak.
 
     ``usual``: the front of the default order, the fastest first; ``fixed``: pinned parts of plans;
-    ``search_front``: of a scenario with an order, those that known plans do not beat. Empty beyond
-    EXACT accelerators. Every order that may win for some grid has a front; the best of all of them
-    are the front in any order.
+    ``search_front``: of a scenario with an order, those of some grids that known plans
+    do not beat. Empty beyond EXACT accelerators. Every order that may win for some grids has a
+    front of their plans; the best of all of them are the front in any order.
     """
     if not has_exact_orders(scenario.cluster) or not usual.plans:
         return []
-    ordered = [scenario, *(_ordered(scenario, one) for one in _orders_of_grids(scenario, fixed))]
+    grids = _grids_of_orders(scenario, fixed)
+    ordered = [scenario, *(_ordered(scenario, one) for one in grids)]
+    wanted = [None, *map(_HasGrid.of, grids.values())]
+    pairs = list(zip(ordered, wanted, strict=True))
     steps, peaks = np.zeros(0), np.zeros(0)
     rows: list[tuple[int, Plan]] = []
-    for place, one in enumerate(tracked(ordered, "order {number} of {total}")):
+    for place, (one, limits) in enumerate(tracked(pairs, "order {number} of {total}")):
         best = [(steps[row], peaks[row], rows[row][1]) for row in pareto_front(steps, peaks)]
-        front = search_front(one, best) if place else usual
+        front = usual if limits is None else search_front(one, best, limits)
         if front.plans:
             steps = np.concatenate([steps, front.seconds])
             own = price(scenario, PlanTable.from_plans(list(front.plans))).peak
@@ -248,11 +252,17 @@ def placed_front(
     return found
 
 
-def _orders_of_grids(scenario: Scenario, fixed: Mapping[str, Any]) -> list[Order]:
-    """Return the orders, but for the default one, that may win for some grid of all ranks."""
+def _grids_of_orders(
+    scenario: Scenario, fixed: Mapping[str, Any]
+) -> dict[Order, frozenset[tuple[int, ...]]]:
+    """Return the orders, but for the default one, and the grids for which each may win.
+
+    Grids of all ranks: the values of GRID, without the secondary copies.
+    """
     count, experts = scenario.cluster.num_gpus, scenario.model.has_experts
     tree = tree_of(achieved_by(scenario.software, scenario.cluster))
-    grids: dict[frozenset[Groups], list[Groups]] = {}
+    known: dict[frozenset[Groups], list[Order]] = {}
+    found: dict[Order, set[tuple[int, ...]]] = {}
     for pipeline, replicas, shards, context, tensor in _factors(count, 5):
         ranks = replicas * shards * context
         for expert, cut, copies in itertools.product(
@@ -268,11 +278,32 @@ def _orders_of_grids(scenario: Scenario, fixed: Mapping[str, Any]) -> list[Order
                 expert_tensor_parallel=cut,
                 secondary_ranks=copies,
             )
-            if all(getattr(plan, name) == fixed.get(name, getattr(plan, name)) for name in GRID):
+            grid = tuple(int(getattr(plan, name)) for name in GRID)
+            if all(value == fixed.get(name, value) for name, value in zip(GRID, grid, strict=True)):
                 groups = _groups(plan)
-                grids.setdefault(frozenset(groups), groups)
-    orders = (order for one in grids.values() for order in orders_that_may_win(tree, one, count))
-    return [order for order in dict.fromkeys(orders) if order != tuple(range(count))]
+                if frozenset(groups) not in known:
+                    known[frozenset(groups)] = orders_that_may_win(tree, groups, count)
+                for order in known[frozenset(groups)]:
+                    found.setdefault(order, set()).add(grid[:-1])
+    usual = tuple(range(count))
+    return {order: frozenset(grids) for order, grids in found.items() if order != usual}
+
+
+@dataclass(frozen=True, slots=True)
+class _HasGrid(Constraint):
+    """That the ranks of a plan form one of some grids."""
+
+    grids: frozenset[tuple[int, ...]] = frozenset()
+
+    @classmethod
+    def of(cls, grids: frozenset[tuple[int, ...]]) -> _HasGrid:
+        """Return the constraint; grids as in ``_grids_of_orders``."""
+        return cls("grid of ranks", "==", True, "grid of ranks", grids)
+
+    def column(self, table: PlanTable) -> Any:
+        """Return whether each plan has one of the grids."""
+        number, first = distinct_rows(*(getattr(table, name) for name in GRID[:-1]))
+        return np.array([_grid(table, row)[:-1] in self.grids for row in first.tolist()])[number]
 
 
 def _factors(count: int, number: int) -> Iterator[tuple[int, ...]]:

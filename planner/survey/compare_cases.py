@@ -249,7 +249,9 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
                     scenario,
                     wide,
                     request.fixed,
-                    lambda own, known: run_search(own, require=require, known=known),
+                    lambda own, known, grids: run_search(
+                        own, require=(*require, grids), known=known
+                    ),
                 )
             ]
         elif request.objective == "memory":  # which no order changes

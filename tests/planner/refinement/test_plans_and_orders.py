@@ -145,7 +145,10 @@ def test_the_front_in_every_order_equals_brute_force(seed: int, model: str) -> N
 
     usual = search(scenario, pins, front=True)
     orders = placed_front(
-        scenario, usual, pins, lambda own, known: search(own, pins, front=True, known=known)
+        scenario,
+        usual,
+        pins,
+        lambda own, known, grids: search(own, pins, front=True, known=known, require=[grids]),
     )
     assert all(one.proven for one in orders)
     peaks = [*price(scenario, PlanTable.from_plans(usual.plans)).peak]
