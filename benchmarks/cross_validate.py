@@ -185,6 +185,15 @@ CONSTANTS: Final = (
         touches=_inherits("hf-trainer", "kernels.rank_spread"),
         reach=10.0,
     ),
+    Constant(
+        "rate_share",
+        "of the accelerator's rates, that a trainer without a profile reaches",
+        "first prices of runs under such trainers (python -m benchmarks.first_prices)",
+        None,
+        "kernels.rate_share",
+        "torch-trainer",
+        touches=_inherits("torch-trainer", "kernels.rate_share"),
+    ),
 )
 # profiles of trainers with numbers of their own fitted on one source, and what stands in for them
 OF_TRAINERS: Final[Mapping[str, tuple[str, str, int]]] = {

@@ -234,6 +234,11 @@ def build_scenario(
         stages,
         stage_recompute_layers,
     )
+    if (share := scenario.software.kernels.rate_share) != 1.0:
+        assumptions.append(
+            f"kernels reach {share:.3g} of the accelerator's rates: {trainer}, "
+            f"{scenario.software.sources['kernels.rate_share']}"
+        )
     if any(kind.feed_forward.num_experts for kind in model.kinds):
         assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
     return AssumedScenario(scenario, tuple(assumptions))
