@@ -23,6 +23,7 @@ from planner.explanation.sensitivity import BatchChoice, Crossover, Sensitivity
 from planner.explanation.why_not import SAME, WhyNot
 from planner.refinement.best_partition import StagedPlan
 from planner.request.command import describe_plan, describe_with_stages
+from planner.request.scenario import about_rates
 from planner.text.answer import DetailedAnswer
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
 from planner.text.plan_changes import changes
@@ -206,6 +207,8 @@ def explanation_text(found: Explanation, *, verbose: bool = False) -> str:
     lines += [""] * verbose
     lines += labelled("Step", time_line(found.assessment.time))
     lines += _time(found, verbose=verbose)
+    if about := about_rates(found.scenario.software):
+        lines += labelled("Rates", about)
     lines += _memory(found, verbose=verbose)
     lines += _ways(found)
     lines += [""] * verbose

@@ -28,6 +28,7 @@ from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.software.trainer import (
     OPTIMIZER_KERNELS,
+    SoftwareProfile,
     software_profile,
     with_engines,
 )
@@ -234,11 +235,8 @@ def build_scenario(
         stages,
         stage_recompute_layers,
     )
-    if (share := scenario.software.kernels.rate_share) != 1.0:
-        assumptions.append(
-            f"kernels reach {share:.3g} of the accelerator's rates: {trainer}, "
-            f"{scenario.software.sources['kernels.rate_share']}"
-        )
+    if about := about_rates(scenario.software):
+        assumptions.append(about)
     if any(kind.feed_forward.num_experts for kind in model.kinds):
         assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
     return AssumedScenario(scenario, tuple(assumptions))
@@ -300,3 +298,16 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> str:
 
 
 Measure = Callable[[int], None]  # measures this machine with a number of processes, into the cache
+
+
+def about_rates(software: SoftwareProfile) -> str:
+    """Return which share of an accelerator's rates a trainer is taken to reach; empty: all.
+
+    >>> about_rates(software_profile("torch-trainer")).partition(":")[0]
+    "kernels reach 0.9 of the accelerator's rates"
+    >>> about_rates(software_profile("nemo"))
+    ''
+    """
+    share = software.kernels.rate_share
+    source = software.sources["kernels.rate_share"]
+    return "" if share == 1.0 else f"kernels reach {share:.3g} of the accelerator's rates: {source}"

@@ -446,3 +446,17 @@ def test_what_changes_a_price_but_is_not_known_is_reported(
     cells: dict[str, Any], words: list[str]
 ) -> None:
     assert not_understood(Row(**cells)) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        ("own loop, plain PyTorch", 0.9),
+        ("plain JAX (flax nnx)", 0.9),
+        ("MaxText (JAX/XLA)", 1.0),
+        ("HF Trainer", 1.0),
+        ("own loop, torch.compile", 1.0),
+    ],
+)
+def test_loops_that_nobody_described_reach_a_share_of_the_rates(words: str, share: float) -> None:
+    assert case(framework=words).scenario.software.kernels.rate_share == share
