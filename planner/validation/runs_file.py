@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -35,7 +36,12 @@ SHORT_COLUMNS: Final = {
     "trainer": "framework",
     "lora": "peft",
     "step_ms": "step_time_s",
+    "seconds_per_step": "step_time_s",
+    "sequence_length": "seq_len",
+    "dtype": "precision",
+    "gpus": "num_gpus",
 }
+THOUSANDS: Final = re.compile(r"\d{1,3}(,\d{3})+")
 FLAGS: Final = {"1.0": "1", "yes": "1", "0.0": "0", "no": "0"}  # besides true, false, 1 and 0
 
 Small = Annotated[int, Meta(ge=1, le=10_000)] | None  # layers, heads, experts
@@ -214,7 +220,7 @@ def read_runs_file(path: Path) -> RunsFile:
     A header that cannot be read, or a file without any readable row, is an InputError.
     """
     lines = csv_lines(path)
-    header = [name.strip() for name in next(lines, (0, []))[1]]
+    header = [_column(name) for name in next(lines, (0, []))[1]]
     _check_header(path, header)
     rows: list[Row] = []
     bad: list[BadCell] = []
@@ -241,9 +247,22 @@ def read_runs_file(path: Path) -> RunsFile:
     return RunsFile(path=path, rows=tuple(rows), bad_cells=tuple(bad))
 
 
+def _column(name: str) -> str:
+    """Return a column as it is known, from a name such as ``Num GPUs``."""
+    name = name.strip()
+    plain = re.sub(r"[\s-]+", "_", name.lower())
+    return plain if plain in COLUMNS else name
+
+
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of every line of a table of runs, with the line's number."""
-    lines = csv.reader(io.StringIO(read_text(path, "a table of runs (CSV)")))
+    """Yield the cells of every line of a table of runs, with the line's number.
+
+    A header without commas may be divided by semicolons or tabs, as spreadsheets write them.
+    """
+    text = read_text(path, "a table of runs (CSV)")
+    header = text.partition("\n")[0]
+    mark = next((mark for mark in ",;\t" if mark in header), ",")
+    lines = csv.reader(io.StringIO(text), delimiter=mark)
     try:
         for cells in lines:
             yield lines.line_num, cells
@@ -286,7 +305,7 @@ def _check_header(path: Path, header: list[str]) -> None:
     errors, known = [], f"Known: {', '.join(COLUMNS)}"
     for name in dict.fromkeys(header):
         if name not in COLUMNS:
-            other = SHORT_COLUMNS.get(name.lower())
+            other = SHORT_COLUMNS.get(re.sub(r"[\s-]+", "_", name.lower()))
             hint = f"Did you mean {other}?" if other else did_you_mean(name, COLUMNS)
             if not hint:  # the list is printed once
                 hint, known = known, ""
@@ -299,12 +318,25 @@ def _check_header(path: Path, header: list[str]) -> None:
         raise InputError(_report(path, errors))
 
 
+def _whole(text: str) -> str:
+    """Return the digits of a whole number.
+
+    >>> _whole("4k"), _whole("4,096"), _whole("4,5")
+    ('4096', '4096', '4,5')
+    """
+    if THOUSANDS.fullmatch(text):
+        return text.replace(",", "")
+    return str(1024 * int(text[:-1])) if re.fullmatch(r"\d{1,6}[kK]", text) else text
+
+
 def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[BadCell]]:
     """Return a row with the cells that can be read, and an error for each of the others."""
     given = {name: text for name, cell in cells if (text := cell.strip())}
     for name, text in given.items():
         if isinstance(COLUMNS[name][0], inspect.BoolType):
             given[name] = FLAGS.get(text.lower(), text)
+        elif isinstance(COLUMNS[name][0], inspect.IntType):
+            given[name] = _whole(text)
     try:
         return msgspec.convert({"line": line, **given}, Row, strict=False), []
     except msgspec.ValidationError:

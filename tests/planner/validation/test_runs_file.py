@@ -111,3 +111,11 @@ def test_the_published_runs_come_along() -> None:
 def test_every_column_is_documented() -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / "validate.md").read_text()
     assert [name for name in COLUMNS if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_table_may_be_written_as_spreadsheets_do(mark: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    lines = [["Model", "Num GPUs", "Seq-Len"], ["a", "8", "4k"], ["b", "16", '"4,096"']]
+    path.write_text("\ufeff" + "\r\n".join(mark.join(line) for line in lines))
+    assert [(row.num_gpus, row.seq_len) for row in read_runs(path)] == [(8, 4096), (16, 4096)]
