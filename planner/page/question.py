@@ -156,7 +156,8 @@ class PageQuestion:
         """Arguments of ``planner.fit`` for the plan.
 
         Data parallelism takes the ranks that are left where ZeRO, recomputation and micro-batch
-        size are given, so that nothing is searched; ZeRO with one rank to shard over is stage 0.
+        size are given, so that nothing is searched; ZeRO with one rank to shard over is stage 0
+        unless it offloads.
         """
         plan = self._arguments(PLAN_FIELDS)
         if all(self.get(name) for name in HELD):
@@ -165,7 +166,8 @@ class PageQuestion:
             num_gpus = self.cluster.num_gpus
             if ranks and num_gpus % ranks == 0:
                 plan["data_parallel"] = num_gpus // ranks
-                if plan["data_parallel"] * plan.get("context_parallel", 1) == 1:
+                alone = plan["data_parallel"] * plan.get("context_parallel", 1) == 1
+                if alone and not Plan(offload=plan.get("offload", "none")).offloads_optimizer:
                     plan["zero_stage"] = 0
         return plan
 

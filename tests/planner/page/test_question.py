@@ -107,3 +107,9 @@ def test_fields_have_arguments_that_exist() -> None:
     known = set(FitRequest.__dataclass_fields__)
     assert {field.argument for field in BY_NAME.values() if field.argument} <= known
     assert os.sep not in "".join(BY_NAME)
+
+
+@pytest.mark.parametrize(("offload", "stage"), [("weights", 3), ("activations", 0)])
+def test_one_rank_keeps_its_stage_where_it_offloads(offload: str, stage: int) -> None:
+    asked = f"cluster=1xA100-80GB&zero=3&recompute=none&mbs=1&offload={offload}"
+    assert read_question(asked).plan["zero_stage"] == stage
