@@ -552,10 +552,13 @@ def plan_text(
         words = saving_words(saving, verbose=verbose)
         lines += labelled("" if place else "Would save", words)
     if trainers:
+        usual = placed is not None and not any(one.order for one in trainers)
+        order = ", default order of ranks" * usual
         if verbose:
-            lines += labelled("Trainers", trainers_words(trainers))
+            lines += labelled("Trainers", trainers_words(trainers) + order)
         else:
-            lines.append(labelled_line("Trainers", trainer_steps(trainers), " (--software)"))
+            last = f" (--software{order})"
+            lines.append(labelled_line("Trainers", trainer_steps(trainers), last))
     if verbose:
         lines += labelled("Searched", searched(counts))
     lines += assumed(assumptions, verbose=verbose)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import planner
@@ -58,3 +60,17 @@ def test_a_trainer_has_stages_of_its_own_where_it_can_run_them() -> None:
         assert (found[name].layers is None) == (staged is None)
     assert found["nemo"].layers is not None
     assert found["nemo"].to_dict()["layers"] == list(found["nemo"].layers)
+
+
+@pytest.mark.slow
+def test_beyond_eight_accelerators_trainers_have_the_default_order(tmp_path: Path) -> None:
+    """The answer says so where its own plan has another one."""
+    box = tmp_path / "box.toml"
+    levels = ("above = [0,1,2,3,4,5,0,1,2,3,4,5]", "each = 3", "each = 2")
+    text = 'nodes = 1\ngpus_per_node = 12\naccelerator = "L40S"\n'
+    for number, level in enumerate(levels):
+        text += f'[[level]]\nname = "{number}"\n{level}\nbandwidth = {25e9 - number * 4e9}\n'
+    box.write_text(text)
+    answer = planner.plan("llama-3.2-1b", box, global_batch_size=24, seq_len=1024, fix="tp=2,pp=1")
+    assert answer.placed is not None  # type: ignore[union-attr]
+    assert "default order of ranks" in answer.text()
