@@ -25,7 +25,11 @@ def in_options(text: str, own: Iterable[Declared], pinned: Mapping[str, Declared
     """
     if FILE.match(text):
         return text
-    flags = {one.name: (one.flags[0], " = ", " ") for one in own if one.flags}
+    given = [one for one in own if one.flags]
+    for one in (one for one in given if one.off_flags):
+        text = re.sub(rf"(?<![\w'-]){one.name} = (false|off)\b", one.off_flags[0], text, flags=re.I)
+        text = re.sub(rf"(?<![\w'-]){one.name} = (true|on)\b", one.flags[0], text, flags=re.I)
+    flags = {one.name: (one.flags[0], " = ", " ") for one in given}
     shorts = {n: (one.short, " ?= ?", "=") for n, one in pinned.items() if one.option is not None}
     for name, (typed, equals, joint) in {**shorts, **flags}.items():
         start = rf"(?<![\w'-])(?:plan: )?{name}"

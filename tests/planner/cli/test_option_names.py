@@ -14,6 +14,7 @@ FIELDS = declared(Plan)
     [
         ("tensor_parallel 3 x pipeline_parallel 1 = 3", "--tp 3 x --pp 1 = 3"),
         ("plan: zero_stage = 4 (must be", "--zero 4 (must be"),
+        ("sequence_parallel = off: needs", "--no-sp: needs"),
         ("recompute = full:3/2 (must be", "--recompute full:3/2 (must be"),
         ("only plain recompute here, --fix offload=none", None),
         ("p.json: zero_stage = 4 (must be", None),
