@@ -50,6 +50,13 @@ GATE_ACCESSES = 3.0  # of a gated output: two reads, one write
 # Source: counted from the lists of operators in torch, aten/src/ATen/autocast_mode.cpp
 AUTOCAST_SCORES = 4.0
 AUTOCAST_DROPOUT = 2.0
+FLASH_PIECE, FLASH_HEAD = 64.0, 128.0  # elements of a head: padded to pieces; of the efficiency
+# Keys that a token visits beyond half the sequence under a causal mask: blocks on the diagonal, and
+# multiprocessors that wait for those with longer rows. Fitted on causal over other attention of an
+# H200, 1024 to 32768 tokens, 1.51 to 1.03 (hardware_profiles/cluster/measured/H200-SXM-141GB-*); a
+# flash kernel's efficiency is that of 8192 tokens under a mask
+MASKED_KEYS = 225.0
+FLASH_KEYS = 4096.0
 # FLOP/s of a GPU's flash kernel backward over forward: of 4096 tokens and heads of 128 on an H100
 # 310 of 368 TFLOP/s (FlashAttention-2), 499 of 609 (cuDNN), 542 of 638 (FlashAttention-3; Shah et
 # al., arXiv:2407.08608, fig. 5 and 6), at most 63 of 73 % of an A100's peak (arXiv:2307.08691)
@@ -179,7 +186,8 @@ def attention_core_seconds(
 ) -> Real:
     """Seconds of scores, softmax and values, forward.
 
-    flash  computed FLOP / (efficiency R): of the keys that a token attends to
+    flash  computed FLOP / (efficiency R): of the keys that a token attends to, and of those that
+           the blocks of a causal mask visit in vain; heads: ``_flash_waits``
            on a CPU  FLOP / R and a time per score; a causal mask skips whole blocks of
            CPU_FLASH_KEYS keys, a window none (torch: FlashAttentionKernel.cpp, kvSplitSize)
     eager  two batched matmuls of all keys, and the score matrix moved through memory; autocast
@@ -200,9 +208,11 @@ def attention_core_seconds(
         return flops / rate.matmul + scores * rate.score
     if kernel == "flash":
         keys = keys_per_token(attention, seq_len, masked=True)
+        if attention.causal:
+            keys = (keys + MASKED_KEYS) / (1.0 + MASKED_KEYS / FLASH_KEYS)
         flops = attention_flops_per_token(attention, keys) * tokens / tensor_parallel
         efficiency = software.kernels.flash_efficiency * rate.flash * rate.attention
-        return flops / (efficiency * rate.matmul)
+        return flops * _flash_waits(attention, rate) / (efficiency * rate.matmul)
     whole = np.multiply(1.0, seq_len)
     heads = attention.num_heads * tokens / whole / tensor_parallel
     products: Real = 0.0
@@ -220,6 +230,27 @@ def attention_core_seconds(
         accesses += AUTOCAST_SCORES + AUTOCAST_DROPOUT * dropout
     moved = accesses * compute_bytes * pairs
     return products + moved / rate.memory
+
+
+def _flash_waits(attention: Attention, rate: Rates) -> float:
+    """Return the time of a flash kernel's FLOP over that of heads of 128 elements, at least 1.
+
+        ((4 d' + x) / d) / ((4 128 + x) / 128)    d' = d in full pieces; x FLOP in an exponential
+
+    A score takes 4 d FLOP and one exponential, whatever d is. Source: Shah et al.,
+    arXiv:2407.08608, sec. 1. Leaves out: that larger heads wait less, and need more registers.
+
+    >>> from cost_models.compute.rates import Rates
+    >>> hopper = Rates(1e12, 1e12, 0.0, False, exponential=256.0)
+    >>> [round(_flash_waits(Attention(8, 8, d, d), hopper), 2) for d in (64, 80, 128, 256)]
+    [1.33, 1.6, 1.0, 1.0]
+    """
+    if not rate.exponential:
+        return 1.0
+    size = 0.5 * (attention.head_dim + attention.value_head_dim)
+    whole = FLASH_PIECE * np.ceil(size / FLASH_PIECE)
+    per_element = (4.0 * whole + rate.exponential) / size
+    return max(1.0, float(per_element / ((4.0 * FLASH_HEAD + rate.exponential) / FLASH_HEAD)))
 
 
 def delta_rule_seconds(

@@ -49,7 +49,11 @@ OPERAND_TRAFFIC = 42.0  # the smaller a tile, the more often its operands are re
 # triple a head's time (Netflix Technology Blog, Scaling LLM post-training at Netflix, February
 # 2026), 2.9 on vTrain's A100. Not on GeForce cards, whose tensor cores do a quarter of an A100's
 # work a clock: odd matrices of an RTX 4090 lose what their waves of tiles explain (pytorch/pytorch
-# issue 181718). Leaves out: 0.9 where rows are a multiple of 8, not of 16.
+# issue 181718). Newer architectures multiply such rows with Ampere's instructions (Hopper's TMA
+# needs strides of 16 bytes: CUDA C++ Programming Guide, asynchronous data copies), half the work a
+# clock there: an H200 makes 109, 128 and 97 TFLOP/s for an odd vocabulary, summed dimension and
+# number of columns, 680 to 700 aligned (hardware_profiles/cluster/measured/H200-SXM-141GB-*).
+# Leaves out: 0.9 where rows are a multiple of 8, not of 16.
 ODD_SLOWDOWN: Final = 3.0
 EVEN_SLOWDOWN: Final = 1.8
 ALIGNED: Final = 8.0  # elements of 16 bits in 16 bytes
@@ -113,7 +117,7 @@ def misalignment(lengths: Sequence[Real], compute_bytes: float, rate: Rates) -> 
             slower = np.maximum(slower, _kept_slowdown(length.shape, length.tobytes()))
         else:
             slower = np.maximum(slower, _slowdown(length))
-    return slower
+    return np.where(slower > 1.0, rate.over_ampere * slower, 1.0)
 
 
 @lru_cache(maxsize=4096)  # layers, and questions about one model, repeat their lengths

@@ -78,6 +78,16 @@ SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
 # cta_group::2: NVIDIA PTX ISA): operands are read half as often. 514 bf16 matmuls of a B200 and six
 # fp8 ones of a GB200, of another source, come nearer (python -m benchmarks.fit_matmul)
 SHARED_OPERANDS = ("Blackwell", "Blackwell Ultra")
+# FLOP of a multiprocessor's tensor cores a clock in 16 bits (data sheets of A100, H100 and B200:
+# 312, 989, 2250 TFLOP/s of 108, 132, 148 multiprocessors at 1.41 to 1.86 GHz), and exponentials
+# (CUDA C++ Programming Guide, arithmetic instructions: 16 of compute capability 8.0, 9.0 and 10.0)
+TENSOR_FLOP_A_CLOCK: Final[Mapping[str, float]] = {
+    "Ampere": 2048.0,
+    "Hopper": 4096.0,
+    "Blackwell": 8192.0,
+    "Blackwell Ultra": 8192.0,
+}
+EXPONENTIALS_A_CLOCK: Final = 16.0
 # Efficiency of such a kernel on Blackwell over its efficiency on Hopper, each a share of the rate:
 # FlashAttention-2 makes 374 of 1481 TFLOP/s on a GB200 and 329 of 714 on an H200
 # (Azure/AI-benchmarking-guide: Azure_Results/ND_GB200_v6_results.md, ND_H200_v5_results.md)
@@ -103,6 +113,9 @@ class Rates(Struct, frozen=True):
     copies_fp8: bool = False  # matmuls in 8 bits read operands along one direction only
     pads_matmuls: bool = False  # a compiler pads operands whose rows are not aligned
     misaligned_batches: float = 1.0  # least slowdown of batched matmuls whose rows are not aligned
+    # over Ampere's FLOP a clock: kernels that read few bytes at a time have Ampere's instructions
+    over_ampere: float = 1.0
+    exponential: float = 0.0  # FLOP of tensor cores in the time of an exponential
     halves_tensor_cores: bool = False  # GeForce: adds up in fp32 at half the rate, feeds any row
     single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
 
@@ -151,13 +164,15 @@ def rates(
     measured = accelerator.device == "cpu"
     sixteen = best_matmul(accelerator, "bf16") or best_matmul(accelerator, "fp16") or best
     eight = best_matmul(accelerator, "bf16") if precision in QUANTISED else None
-    setup = best / sixteen * (HALVED_SETUP if _halves_tensor_cores(accelerator) else 1.0)
+    halved = _halves_tensor_cores(accelerator)
+    setup = best / sixteen * (HALVED_SETUP if halved else 1.0)
     if long_run and not measured:
         best = sustained(accelerator, precision, best)
         eight = None if eight is None else sustained(accelerator, "bf16", eight)
     launch, units = accelerator.kernel_launch, accelerator.compute_units
     share = 1.0 if measured else software.kernels.rate_share
     single = None if measured else best_matmul(accelerator, "fp32")
+    clock = None if halved else TENSOR_FLOP_A_CLOCK.get(accelerator.architecture)
     return Rates(
         matmul=share * best,
         memory=accelerator.memory_bandwidth.value * (1.0 if measured else share * MEMORY_SHARE),
@@ -173,7 +188,9 @@ def rates(
         units=0.0 if measured or units is None else units.value,
         pads_matmuls=software.kernels.pads_matmuls,
         misaligned_batches=software.kernels.misaligned_bf16_batches if precision == "bf16" else 1.0,
-        halves_tensor_cores=_halves_tensor_cores(accelerator),
+        halves_tensor_cores=halved,
+        over_ampere=1.0 if clock is None else clock / TENSOR_FLOP_A_CLOCK["Ampere"],
+        exponential=0.0 if clock is None else clock / EXPONENTIALS_A_CLOCK,
     )
 
 
