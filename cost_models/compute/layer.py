@@ -50,7 +50,7 @@ GATE_ACCESSES = 3.0  # of a gated output: two reads, one write
 # Source: counted from the lists of operators in torch, aten/src/ATen/autocast_mode.cpp
 AUTOCAST_SCORES = 4.0
 AUTOCAST_DROPOUT = 2.0
-FLASH_PIECE, FLASH_HEAD = 64.0, 128.0  # elements of a head: padded to pieces; of the efficiency
+FLASH_PIECE, FLASH_HEAD = 32.0, 128.0  # elements of a head: padded to pieces; of the efficiency
 # Keys that a token visits beyond half the sequence under a causal mask: blocks on the diagonal, and
 # multiprocessors that wait for those with longer rows. Fitted on causal over other attention of an
 # H200, 1024 to 32768 tokens, 1.51 to 1.03 (hardware_profiles/cluster/measured/H200-SXM-141GB-*); a
@@ -209,7 +209,8 @@ def attention_core_seconds(
     if kernel == "flash":
         keys = keys_per_token(attention, seq_len, masked=True)
         if attention.causal:
-            keys = (keys + MASKED_KEYS) / (1.0 + MASKED_KEYS / FLASH_KEYS)
+            visited = np.minimum(keys + MASKED_KEYS, np.multiply(1.0, seq_len))
+            keys = visited / (1.0 + MASKED_KEYS / FLASH_KEYS)
         flops = attention_flops_per_token(attention, keys) * tokens / tensor_parallel
         efficiency = software.kernels.flash_efficiency * rate.flash * rate.attention
         return flops * _flash_waits(attention, rate) / (efficiency * rate.matmul)
@@ -233,9 +234,10 @@ def attention_core_seconds(
 
 
 def _flash_waits(attention: Attention, rate: Rates) -> float:
-    """Return the time of a flash kernel's FLOP over that of heads of 128 elements, at least 1.
+    """Return the time of a flash kernel's FLOP over that of heads of 128 elements.
 
         ((4 d' + x) / d) / ((4 128 + x) / 128)    d' = d in full pieces; x FLOP in an exponential
+        1                                         larger heads
 
     A score takes 4 d FLOP and one exponential, whatever d is. Source: Shah et al.,
     arXiv:2407.08608, sec. 1. Leaves out: that larger heads wait less, and need more registers.
@@ -243,14 +245,14 @@ def _flash_waits(attention: Attention, rate: Rates) -> float:
     >>> from cost_models.compute.rates import Rates
     >>> hopper = Rates(1e12, 1e12, 0.0, False, exponential=256.0)
     >>> [round(_flash_waits(Attention(8, 8, d, d), hopper), 2) for d in (64, 80, 128, 256)]
-    [1.33, 1.6, 1.0, 1.0]
+    [1.33, 1.33, 1.0, 1.0]
     """
-    if not rate.exponential:
-        return 1.0
     size = 0.5 * (attention.head_dim + attention.value_head_dim)
+    if not rate.exponential or size >= FLASH_HEAD:
+        return 1.0
     whole = FLASH_PIECE * np.ceil(size / FLASH_PIECE)
     per_element = (4.0 * whole + rate.exponential) / size
-    return max(1.0, float(per_element / ((4.0 * FLASH_HEAD + rate.exponential) / FLASH_HEAD)))
+    return float(per_element / ((4.0 * FLASH_HEAD + rate.exponential) / FLASH_HEAD))
 
 
 def delta_rule_seconds(
