@@ -80,8 +80,8 @@ def test_the_loss_of_a_large_vocabulary_is_the_peak() -> None:
     scenario = make_scenario(big, "1xA100-80GB", seq_len=4096, global_batch_size=4)
     priced = price(scenario, table_of(Plan(micro_batch_size=4)))
     assert MOMENTS[int(priced.moment[0])].startswith("loss")
-    # bf16 logits, their gradient, and of four tokens at a time a copy and probabilities in fp32
-    wide = 2 * 4 * 4 * 10**6
+    # bf16 logits, their gradient, and of 16 tokens at a time a copy and probabilities in fp32
+    wide = 2 * 4 * 16 * 10**6
     assert priced.memory.logits[0] == (2 + 2) * 10**6 * 4096 * 4 + wide  # type: ignore[index]
 
 

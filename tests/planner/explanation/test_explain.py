@@ -70,6 +70,13 @@ def best_of(scenario: Scenario, fixed: dict[str, Any] | None = None) -> Plan:
     return search(scenario, fixed, top=1).plans[0]
 
 
+def staged_scenario() -> Scenario:
+    """Return a scenario whose best plan has stages of its own: a large head, a lean host."""
+    model = llama(hidden_size=2048, intermediate_size=8192, vocab_size=128_000)
+    sizes = {"global_batch_size": 16, "seq_len": 1024}
+    return make_scenario(model, "2x2xA100-80GB", software="megatron", **sizes)
+
+
 def best_staged_of(scenario: Scenario) -> StagedPlan:
     found = search(scenario, top=1, with_near=True)
     staged = best_staged(scenario, found.plans, found.near)
@@ -81,7 +88,7 @@ def best_staged_of(scenario: Scenario) -> StagedPlan:
 
 
 def test_parts_add_up_and_the_best_plan_is_called_so(tmp_path: Path) -> None:
-    scenario = scenario_with()
+    scenario = staged_scenario()
     best = best_staged_of(scenario)
     found = explain(written(tmp_path, best.scenario(scenario), best.plan), sensitivity=False)
     assert found.is_best
@@ -98,7 +105,7 @@ def test_parts_add_up_and_the_best_plan_is_called_so(tmp_path: Path) -> None:
 
 
 def test_another_plan_is_compared_with_stages_of_its_own() -> None:
-    scenario = scenario_with()
+    scenario = staged_scenario()
     best = best_staged_of(scenario)
     fixed = f"pp={best.plan.pipeline_parallel}"
     even = plan_file(scenario, best_of(scenario), "test")
@@ -113,7 +120,7 @@ def test_another_plan_is_compared_with_stages_of_its_own() -> None:
 
 @pytest.mark.slow
 def test_a_plan_that_is_not_the_best_says_by_how_much(tmp_path: Path) -> None:
-    scenario = scenario_with()
+    scenario = staged_scenario()
     best = best_of(scenario)
     worse = replace(best, recompute="full")
     found = explain(written(tmp_path, scenario, worse), sensitivity=False)
@@ -235,11 +242,11 @@ def test_what_is_too_large_says_on_which_stage_and_by_how_much() -> None:
 
 @pytest.mark.slow
 def test_a_slower_plan_is_the_best_with_that_pin_and_its_terms_add_up() -> None:
-    scenario = scenario_with()
+    scenario = staged_scenario()
     best = best_of(scenario)
     assessment = assess(scenario, best)
-    asked = {"tensor_parallel": 2, "pipeline_parallel": 2}
-    found = why_not(scenario, best, assessment, "tp=2,pp=2")
+    asked = {"tensor_parallel": 4}
+    found = why_not(scenario, best, assessment, "tp=4")
     assert found.kind == "slower"
     assert found.plan == search(scenario, asked, top=1).plans[0]
     assert found.assessment is not None

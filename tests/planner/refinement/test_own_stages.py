@@ -191,7 +191,7 @@ def test_the_stage_with_the_head_gets_fewer_layers() -> None:
     scenario = scenario_of(llama(**sizes, num_hidden_layers=32), plan, seq_len=2048)
     found = stages_of(scenario, plan)
     assert found is not None
-    assert found.layers == (9, 9, 8, 6)
+    assert found.layers[-1] < min(found.layers[:-1])
     one_fewer = simulated_step(scenario, plan, ((0, 9), (9, 17), (17, 25), (25, 32)))
     assert found.step < one_fewer < simulated_step(scenario, plan, split_layers(32, 4))
 
