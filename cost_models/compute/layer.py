@@ -356,6 +356,7 @@ def norm_and_activation_bytes(
     feed_forward, tensor = kind.feed_forward, np.multiply(1.0, tensor_parallel)
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
     accesses = software.kernels.activation_accesses if feed_forward.gated else 2.0  # read, write
+    accesses += software.kernels.unfused_activation_accesses.get(feed_forward.activation, 0.0)
     inner = inner_bytes * accesses * (width + feed_forward.shared_ffn_hidden_size)
     norms = compute_bytes * hidden_size * kind.num_norms * norm
     return norms / np.where(sequence_parallel, tensor, 1.0), inner / tensor

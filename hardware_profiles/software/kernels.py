@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from hardware_profiles.fields import Amount, Positive
@@ -20,6 +21,8 @@ class ForwardKernels(ProfileGroup, frozen=True, kw_only=True):
     layer_norm_in_fp32_accesses: Amount  # weights multiply before the cast back
     residual_accesses: Amount  # per residual add and hidden element
     activation_accesses: Amount  # per FFN element, gated activation
+    # per FFN element, in addition, of an activation that is a chain of operators, by its name
+    unfused_activation_accesses: Mapping[str, Amount]
     rotary_accesses: Amount  # per query/key element
     dropout_accesses: Amount  # per element of a dropout that is its own kernel
     eager_scores_accesses: Amount  # per head and pair of tokens

@@ -18,7 +18,7 @@ from hardware_profiles.software.trainer import (
 )
 from planner.validation.reading import Reading
 from planner.validation.runs_file import Row
-from planner.validation.vocabulary import terms_of
+from planner.validation.vocabulary import ANYWHERE, terms_of
 from planner.validation.words import EngineEntry, SoftwareEntry, entry_of, look_up, words_table
 
 # sections of words.toml whose engines change figures of any trainer
@@ -126,12 +126,35 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
         profile = sharded if (row.zero_stage or 0) <= shards else profile
     table = words_table()
     casts = look_up(table.autocast, row)
+    if casts is None and wrapper is None and _casts_alone(entry, row):
+        casts = EngineEntry(add="autocast")
     logits = table.whole_logits if (row.tensor_parallel or 1) > 1 else ()
     sections = (table.updates, table.zeroed, table.frozen, logits)
     found = (look_up(section, row) for section in sections)
     adds = [engine.add for engine in (*found, casts) if engine is not None and engine.add]
     masters = True if casts is not None and casts.add else entry.master_weights
     return replace(entry, profile=PLUS.join((profile, *adds)), master_weights=masters)
+
+
+def _casts_alone(entry: SoftwareEntry, row: Row) -> bool:
+    """Whether fp32 weights of Hugging Face's modules are cast by autocast: by nothing else.
+
+    bf16=True and fp16=True of its Trainer are torch.autocast (accelerate: accelerator.py,
+    prepare_model), which DeepSpeed, sharding and peft's 16-bit base leave nothing to cast.
+    """
+    table, terms = words_table(), terms_of(row, ANYWHERE)
+    precision, masters = look_up(table.precision, row), look_up(table.master_weights, row)
+    adapter = look_up(table.adapter, row)
+    stated = row.master_weights if row.master_weights is not None else masters and masters.value
+    return (
+        entry.takes_engines
+        and not entry.master_weights
+        and precision is not None
+        and precision.value in ("bf16", "fp16")
+        and bool(stated or "fp32 weights" in terms)
+        and not (row.zero_stage or {"zero 2", "zero 3", "deepspeed", "compile"} & terms.keys())
+        and (row.peft is None or (adapter is not None and adapter.value == "none"))
+    )
 
 
 def note_trainer(reading: Reading) -> None:
