@@ -18,7 +18,7 @@ of every family (``python -m benchmarks.memory_truth``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -218,8 +218,17 @@ def needs_window_mask(
 
 def activation_copies(feed_forward: FeedForward, software: SoftwareProfile) -> float:
     """Return how many tensors of its own width an activation saves."""
-    saved = software.activations.activation_saved
-    return saved.get(feed_forward.activation, saved["default"])
+    saved, autocast = software.activations.activation_saved, software.precision.autocasts_weights
+    return by_activation(saved, feed_forward, saved["default"], autocast=autocast)
+
+
+def by_activation(
+    figures: Mapping[str, float], feed_forward: FeedForward, default: float, *, autocast: bool
+) -> float:
+    """Return the figure of an activation; its own under autocast, where it has one."""
+    name = feed_forward.activation
+    alone = figures.get(name, default)
+    return figures.get(f"{name}-autocast", alone) if autocast else alone
 
 
 def feed_forward_bytes(

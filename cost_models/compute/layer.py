@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from cost_models.activations.delta_rule import rule_bytes
 from cost_models.activations.fp8 import cast_elements, gathered_cast_share, matmul_inputs
+from cost_models.activations.saved import by_activation
 from cost_models.arrays import Count, Flag, Real
 from cost_models.compute.adapters import adapter_bytes_per_token
 from cost_models.compute.casts import (
@@ -356,7 +357,8 @@ def norm_and_activation_bytes(
     feed_forward, tensor = kind.feed_forward, np.multiply(1.0, tensor_parallel)
     width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
     accesses = software.kernels.activation_accesses if feed_forward.gated else 2.0  # read, write
-    accesses += software.kernels.unfused_activation_accesses.get(feed_forward.activation, 0.0)
+    unfused = software.kernels.unfused_activation_accesses
+    accesses += by_activation(unfused, feed_forward, 0.0, autocast=inner_bytes < compute_bytes)
     inner = inner_bytes * accesses * (width + feed_forward.shared_ffn_hidden_size)
     norms = compute_bytes * hidden_size * kind.num_norms * norm
     return norms / np.where(sequence_parallel, tensor, 1.0), inner / tensor
