@@ -127,7 +127,8 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     table = words_table()
     casts = look_up(table.autocast, row)
     if casts is None and wrapper is None and _casts_alone(entry, row):
-        casts = EngineEntry(add="autocast")
+        compiled = "compile" in terms_of(row, ANYWHERE)
+        casts = EngineEntry(add="compiled-autocast" if compiled else "autocast")
     logits = table.whole_logits if (row.tensor_parallel or 1) > 1 else ()
     sections = (table.updates, table.zeroed, table.frozen, logits)
     found = (look_up(section, row) for section in sections)
@@ -152,7 +153,7 @@ def _casts_alone(entry: SoftwareEntry, row: Row) -> bool:
         and precision is not None
         and precision.value in ("bf16", "fp16")
         and bool(stated or "fp32 weights" in terms)
-        and not (row.zero_stage or {"zero 2", "zero 3", "deepspeed", "compile"} & terms.keys())
+        and not (row.zero_stage or {"zero 2", "zero 3", "deepspeed"} & terms.keys())
         and (row.peft is None or (adapter is not None and adapter.value == "none"))
     )
 
