@@ -184,6 +184,7 @@ class Loss(ProfileGroup, frozen=True, kw_only=True):
     chunk_tokens: Amount  # tokens whose copies exist at once; 0: all of a micro-batch
     piece_bytes: Amount  # of fp32 logits that exist at once; 0: all of a micro-batch
     chunks_logits: bool  # the logits themselves exist only chunk by chunk, too
+    hidden_sized_chunks: bool  # each as many tokens as have logits of the size of all hidden states
     head_copy_bytes: Amount  # of copies of the projection that a chunk makes, per element
     repeats_chunks: bool  # each is checkpointed: projected again in the backward pass
     forward_bytes: Amount  # moved per logit by the cross-entropy

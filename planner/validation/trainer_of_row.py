@@ -127,8 +127,9 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     table = words_table()
     casts = look_up(table.autocast, row)
     if casts is None and wrapper is None and _casts_alone(entry, row):
-        compiled = "compile" in terms_of(row, ANYWHERE)
-        casts = EngineEntry(add="compiled-autocast" if compiled else "autocast")
+        terms = terms_of(row, ANYWHERE)
+        around = "liger-" if "liger" in terms else "compiled-" if "compile" in terms else ""
+        casts = EngineEntry(add=f"{around}autocast")
     logits = table.whole_logits if (row.tensor_parallel or 1) > 1 else ()
     sections = (table.updates, table.zeroed, table.frozen, logits)
     found = (look_up(section, row) for section in sections)
