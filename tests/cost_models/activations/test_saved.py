@@ -3,7 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_models.activations.saved import layer_regions, norm_bytes, saved_bytes_per_token
+from cost_models.activations.saved import (
+    activation_copies,
+    layer_regions,
+    norm_bytes,
+    saved_bytes_per_token,
+)
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.recompute import FULL, NONE, SELECTIVE
@@ -227,3 +232,31 @@ def test_what_swiglu_reads_is_saved_in_8_bits_where_the_trainer_is_told_to() -> 
         for software in ("nemo", "nemo+fp8-activation-inputs")
     ]
     assert sizes[0] - sizes[1] == 2 * model.kinds[0].feed_forward.ffn_hidden_size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocast", [False, True])
+def test_new_gelu_keeps_what_autograd_saves(
+    autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from torch.autograd.graph import saved_tensors_hooks
+    from transformers.activations import ACT2FN
+
+    if autocast:  # as on a GPU; on a CPU autocast leaves powers in 16 bits
+        power = torch.pow
+        monkeypatch.setattr(torch, "pow", lambda x, exponent: power(x.float(), exponent))
+    x = torch.randn(4, 32, dtype=torch.bfloat16, requires_grad=True)
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = ACT2FN["gelu_new"](x.clone())
+    assert result is not None
+    model = sample_model("gpt2")
+    profile = software_profile("hf-trainer+autocast" if autocast else "hf-trainer")
+    copies = activation_copies(model.kinds[0].feed_forward, profile)
+    assert sum(saved.values()) == 2.0 * copies * x.numel()

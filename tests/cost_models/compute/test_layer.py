@@ -173,6 +173,21 @@ def test_checkpointed_chunks_multiply_the_projection_again() -> None:
     assert float(twice.forward) == float(once.forward)
 
 
+def test_chunks_of_ligers_loss_add_to_the_whole_gradient_of_the_projection() -> None:
+    """64 tokens, a vocabulary of 96 and 32 features: 3 shares of 22 tokens, 2 chunks of 32."""
+    model = model_spec(tiny("opt"), name="opt")
+    moves = Rates(1e30, 1e12, 0.0, False)
+    whole = SOFTWARE.changed({"loss.forward_bytes": 0.0})
+    chunked = whole.changed({"loss.hidden_sized_chunks": True})
+    autocast = chunked.changed({"precision.autocasts_weights": True})
+    one, two, cast = (
+        float(head_seconds(model, 64.0, 1, 2.0, moves, s).forward) for s in (whole, chunked, autocast)
+    )
+    projection = 96 * 32 / 1e12
+    assert cast - two == pytest.approx(2 * (12 - 2) * projection)
+    assert two - one >= 2 * 2 * projection
+
+
 def test_an_odd_vocabulary_triples_the_projection_unless_it_is_padded() -> None:
     """On a GPU, in 16 bits; half of an odd vocabulary is not one."""
     gpu = structs.replace(COMPUTE_BOUND, units=108.0)

@@ -460,3 +460,22 @@ def test_what_changes_a_price_but_is_not_known_is_reported(
 )
 def test_loops_that_nobody_described_reach_a_share_of_the_rates(words: str, share: float) -> None:
     assert case(framework=words).scenario.software.kernels.rate_share == share
+CASTS = {
+    "hf-trainer+autocast": {"master_weights": True},
+    "hf-trainer+compiled-model+compiled-autocast": {"master_weights": True, "notes": "compiled"},
+    "hf-trainer-liger+liger-layers+liger-autocast": {"master_weights": True, "notes": "Liger"},
+    "hf-trainer+compiled-model": {"notes": "torch.compile"},
+    "hf-trainer+compiled-layers+fsdp2": {"notes": "torch.compile, FSDP2", "zero_stage": 3},
+    "hf-trainer+fp32-adapters": {"peft": "lora r=16 all linear", "notes": "no autocast"},
+    "hf-trainer+deepspeed-zero3": {"framework": "HF Trainer, DeepSpeed ZeRO-3"},
+    "hf-trainer": {"master_weights": False},
+}
+
+
+@pytest.mark.parametrize("software", CASTS)
+def test_what_casts_the_weights_of_hugging_face(software: str) -> None:
+    stated = {"framework": "Hugging Face Trainer", "precision": "bf16", "peft": "none"}
+    if "zero3" in software:
+        stated |= {"zero_stage": 3, "master_weights": True}  # DeepSpeed casts them
+    found = case(**{**stated, **CASTS[software]}).scenario.software
+    assert found.name == software
