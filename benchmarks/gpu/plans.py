@@ -122,7 +122,7 @@ def file_of(trained: Trained, cluster: Cluster) -> tuple[Scenario, PlanFile]:
         cluster,
         seq_len=trained.seq_len,
         global_batch_size=plan.global_batch_size,
-        software="torchtitan" if trained.compiled else None,
+        software="shardplan+compiled-layers" if trained.compiled else None,
         **options,
     ).scenario
     return scenario, plan_file(scenario, plan, "benchmarks.gpu")

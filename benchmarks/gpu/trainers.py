@@ -102,6 +102,7 @@ def rows_of(run: Run, number: int, facts: dict[str, Any], found: dict[str, Any])
         notes.append("bf16=True")
     elif run.weights == "fp32":
         notes.append("autocast")
+    notes.append("random tokens")  # sequences of one length
     peft = "none"
     if run.adapter:
         peft = f"{run.adapter} r=16 {'all linear' if run.targets == 'all-linear' else 'q,v'}"

@@ -181,7 +181,8 @@ def test_chunks_of_ligers_loss_add_to_the_whole_gradient_of_the_projection() -> 
     chunked = whole.changed({"loss.hidden_sized_chunks": True})
     autocast = chunked.changed({"precision.autocasts_weights": True})
     one, two, cast = (
-        float(head_seconds(model, 64.0, 1, 2.0, moves, s).forward) for s in (whole, chunked, autocast)
+        float(head_seconds(model, 64.0, 1, 2.0, moves, s).forward)
+        for s in (whole, chunked, autocast)
     )
     projection = 96 * 32 / 1e12
     assert cast - two == pytest.approx(2 * (12 - 2) * projection)

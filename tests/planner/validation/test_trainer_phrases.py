@@ -460,6 +460,8 @@ def test_what_changes_a_price_but_is_not_known_is_reported(
 )
 def test_loops_that_nobody_described_reach_a_share_of_the_rates(words: str, share: float) -> None:
     assert case(framework=words).scenario.software.kernels.rate_share == share
+
+
 CASTS = {
     "hf-trainer+autocast": {"master_weights": True},
     "hf-trainer+compiled-model+compiled-autocast": {"master_weights": True, "notes": "compiled"},
