@@ -381,11 +381,12 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("torchtitan (FSDP2)") == "eager-fsdp2"
     assert profile("nobody's own", notes="torch.compile") == "torch-compile"
     assert profile("nobody's own", notes="no torch.compile") == "torch-trainer"
-    assert profile("LLaMA-Factory (HF Trainer, Liger kernels)") == "hf-trainer-liger"
-    assert profile("LLaMA-Factory", notes="with Liger") == "hf-trainer-liger"
+    layers = "hf-trainer-liger+liger-layers"
+    assert profile("LLaMA-Factory (HF Trainer, Liger kernels)") == layers
+    assert profile("LLaMA-Factory", notes="with Liger") == layers
     assert profile("LLaMA-Factory", notes="no Liger") == "hf-trainer"
     assert profile("LLaMA-Factory", notes="Liger kernels, Liger cross-entropy") == "hf-trainer-foak"
-    assert profile("LLaMA-Factory", notes="Liger fused linear cross-entropy") == "hf-trainer-liger"
+    assert profile("LLaMA-Factory", notes="Liger fused linear cross-entropy") == layers
     assert profile("Unsloth (TRL SFTTrainer)") == "hf-trainer-foak"
     assert profile("Megatron-LM (core 0.6.0, Transformer Engine)") == "nemo"
     assert profile("Primus (Megatron-LM, TransformerEngine)") == "nemo"
