@@ -53,9 +53,10 @@ AUTOCAST_SCORES = 4.0
 AUTOCAST_DROPOUT = 2.0
 FLASH_PIECE, FLASH_HEAD = 32.0, 128.0  # elements of a head: padded to pieces; of the efficiency
 # Keys that a token visits beyond half the sequence under a causal mask: blocks on the diagonal, and
-# multiprocessors that wait for those with longer rows. Fitted on causal over other attention of an
-# H200, 1024 to 32768 tokens, 1.51 to 1.03 (hardware_profiles/cluster/measured/H200-SXM-141GB-*); a
-# flash kernel's efficiency is that of 8192 tokens under a mask
+# multiprocessors that wait for those with longer rows. Measured on an H200: 1.22 times the time of
+# half an unmasked pass at 2048 tokens and heads of 128 (other shapes give 225 to 490 keys;
+# hardware_profiles/cluster/measured/H200-SXM-141GB-2026-11-27). A flash kernel's efficiency is that
+# of 8192 tokens under a mask
 MASKED_KEYS = 225.0
 FLASH_KEYS = 4096.0
 # FLOP/s of a GPU's flash kernel backward over forward: of 4096 tokens and heads of 128 on an H100
