@@ -229,6 +229,9 @@ def main(arguments: list[str] | None = None) -> Any:
     except Exception as error:
         if traceback:
             raise
+        if type(error).__name__ == "PackageNotFoundError" and error.args == ("shardplan",):
+            say("shardplan: the package is not installed, only its folder found: pip install -e .")
+            sys.exit(2)
         say(
             error_text(
                 f"shardplan: a bug of ours: {type(error).__name__}: {error} "

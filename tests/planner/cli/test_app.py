@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -541,3 +542,15 @@ def test_trainers_are_listed_by_name(run: Any) -> None:
     ran = run("software", "torchtitn")
     assert_one_clear_error(ran)
     assert "Did you mean torchtitan" in ran.err
+
+
+def test_a_folder_that_is_not_installed_says_how_to_install_it(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    ran = run("--version")
+    assert_one_clear_error(ran)
+    assert "pip install" in ran.err
