@@ -1,9 +1,9 @@
 r"""90 % intervals after learning: as wide as the runs were wrong before it, and still are after it.
 
-    s² = (ν s0² + Σ r²) / (ν + n) + f² Σ d² / n
+    s² = (v s0² + Σ r²) / (v + n) + f² Σ d² / n
 
 Symbols   r, d  log(measured / predicted) of the n learned runs after and before learning
-          s0    noise that no mechanism explains   ν  runs for which it counts
+          s0    noise that no mechanism explains   v  runs for which it counts
           f     share of the errors before learning that other runs keep
 
 The interval reaches from exp(-below · s) to exp(above · s) times the prediction; below and above
