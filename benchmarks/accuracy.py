@@ -44,6 +44,8 @@ UNSEEN: Final = {
         "unseen_2026_11_27_times",
         "unseen_2026_11_27_late_times",
         "unseen_2026_11_27_late_peaks",
+        "unseen_2026_11_28_times",
+        "unseen_2026_11_28_peaks",
     )
 }
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

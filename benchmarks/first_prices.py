@@ -43,6 +43,7 @@ ROUNDS: Final = (
     ("unseen_2026_11_26_late_times", "unseen_2026_11_26_peaks"),
     ("unseen_2026_11_27_times", "unseen_2026_11_27_peaks"),
     ("unseen_2026_11_27_late_times", "unseen_2026_11_27_late_peaks"),
+    ("unseen_2026_11_28_times",),
 )
 SHARES: Final = tuple(round(0.8 + 0.02 * n, 2) for n in range(13))  # of the rates
 OWN: Final = ["round", "source_group", "measured", "first"]  # one run in two tables of a round

@@ -66,6 +66,9 @@ JOULES_A_FLOP: Final[Mapping[str, float]] = {
     "Blackwell": 0.81e-12,
     "Blackwell Ultra": 0.81e-12,  # as Blackwell: the same process
 }
+# without bf16 in their tensor cores: torch multiplies in fp32 (torch.cuda.is_bf16_supported:
+# including_emulation)
+BEFORE_AMPERE = ("Pascal", "Volta", "Turing")
 BEFORE_HOPPER = ("Pascal", "Volta", "Turing", "Ampere")
 # GeForce cards add up in fp32 at half the rate of their tensor cores: what sets up and feeds a tile
 # has twice the time. 35 square matrices of seven such cards (zzc0721/torch-performance-test-data:
@@ -244,14 +247,15 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     """Return FLOP/s of the best large matmul.
 
     A precision that is not measured reaches the same share of its peak as the 16-bit ones, so that
-    16-bit formats of one peak share one measurement.
+    16-bit formats of one peak share one measurement. Cards before Ampere emulate bf16 in fp32.
     """
     peaks, measured = accelerator.peak_flops, accelerator.achievable_flops
     if precision in measured:
         return measured[precision].value
     peak = peaks.get(precision)
     if peak is None:
-        return None
+        emulated = precision == "bf16" and accelerator.architecture in BEFORE_AMPERE
+        return best_matmul(accelerator, "fp32") if emulated else None
     if precision in LOWER_SHARES:
         return LOWER_SHARES[precision] * peak.value
     known = next((name for name in ("bf16", "fp16") if name in measured and name in peaks), None)
