@@ -203,8 +203,10 @@ def training_rates(
     """Return the rates of the slowest rank under a trainer.
 
     Its recipe of matmuls in 8 or 4 bits has rates of its own; setting up a tile takes as long.
+    torch emulates bf16 on cards before Ampere, at the rate of fp32.
     """
-    found = rates(accelerator, precision, software)
+    emulated = precision == "bf16" and accelerator.architecture in BEFORE_AMPERE
+    found = rates(accelerator, "fp32" if emulated else precision, software)
     waits = 1.0 + software.kernels.rank_spread * slowest_of(num_ranks)
     rate = {name: getattr(found, name) for name in ("matmul", "memory", "core", "single")}
     found = replace(found, **{n: None if r is None else r / waits for n, r in rate.items()})
@@ -247,15 +249,14 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     """Return FLOP/s of the best large matmul.
 
     A precision that is not measured reaches the same share of its peak as the 16-bit ones, so that
-    16-bit formats of one peak share one measurement. Cards before Ampere emulate bf16 in fp32.
+    16-bit formats of one peak share one measurement.
     """
     peaks, measured = accelerator.peak_flops, accelerator.achievable_flops
     if precision in measured:
         return measured[precision].value
     peak = peaks.get(precision)
     if peak is None:
-        emulated = precision == "bf16" and accelerator.architecture in BEFORE_AMPERE
-        return best_matmul(accelerator, "fp32") if emulated else None
+        return None
     if precision in LOWER_SHARES:
         return LOWER_SHARES[precision] * peak.value
     known = next((name for name in ("bf16", "fp16") if name in measured and name in peaks), None)
