@@ -104,7 +104,8 @@ def test_unknown_trainers_have_the_widest_intervals() -> None:
         )
         assert known < never < unknown
     assert memory_spread("torchtune", 1).above < memory_spread("torchtune", 2).above
-    assert memory_spread("hf-trainer", 1, "allocated").below < memory_spread("hf-trainer", 1).below
+    live, reserved = memory_spread("hf-trainer", 1, "allocated"), memory_spread("hf-trainer", 1)
+    assert live.source != reserved.source  # live tensors have an interval of their own
     assert verdict_spread("shardplan", 8) == memory_spread("shardplan", 8)
 
 
