@@ -45,6 +45,7 @@ ROUNDS: Final = (
     ("unseen_2026_11_27_late_times", "unseen_2026_11_27_late_peaks"),
     ("unseen_2026_11_28_times",),
 )
+ADOPTED: Final = (8, 0.9)  # the first round that was priced with a share, and the share
 SHARES: Final = tuple(round(0.8 + 0.02 * n, 2) for n in range(13))  # of the rates
 OWN: Final = ["round", "source_group", "measured", "first"]  # one run in two tables of a round
 
@@ -52,8 +53,8 @@ OWN: Final = ["round", "source_group", "measured", "first"]  # one run in two ta
 def first_prices() -> pd.DataFrame:
     """Return a row for each run: round, source, measured and first price, what shares change.
 
-    Columns 0.8 to 1.04: logarithm of the price at this ``rate_share`` over that at 1; empty under
-    trainers with a profile.
+    Columns 0.8 to 1.04: logarithm of the price at this ``rate_share`` over that at the round's; empty
+    under trainers with a profile.
     """
     first = pd.read_csv(PRICES).set_index(["table", "row_id"]).seconds
     numbers = {table: number for number, tables in enumerate(ROUNDS, 1) for table in tables}
@@ -70,12 +71,12 @@ def first_prices() -> pd.DataFrame:
             if measured and why_impossible(case) is None:
                 price = float(first[table, row.name])
                 own = dict(zip(OWN, (number, row.group, measured, price), strict=True))
-                rows.append(own | changes(case))
+                rows.append(own | changes(case, ADOPTED[1] if number >= ADOPTED[0] else 1.0))
     return pd.DataFrame(rows).drop_duplicates(OWN, ignore_index=True)
 
 
-def changes(case: Case) -> dict[float, float]:
-    """Return log(price / price at 1) by ``rate_share``; empty under a trainer with a profile."""
+def changes(case: Case, own: float) -> dict[float, float]:
+    """Return log(price / price at ``own``) by ``rate_share``; empty under trainers with a profile."""
     software = case.scenario.software
     if software.name.partition(PLUS)[0] != UNKNOWN:
         return {}
@@ -85,8 +86,8 @@ def changes(case: Case) -> dict[float, float]:
         other = software.changed({"kernels.rate_share": share})
         return float(table_steps(replace(case.scenario, software=other), table)[0])
 
-    whole = steps(1.0)
-    return {share: float(np.log(steps(share) / whole)) for share in SHARES}
+    first = steps(own)
+    return {share: float(np.log(steps(share) / first)) for share in SHARES}
 
 
 def fitted(rows: pd.DataFrame) -> float:
