@@ -53,8 +53,8 @@ OWN: Final = ["round", "source_group", "measured", "first"]  # one run in two ta
 def first_prices() -> pd.DataFrame:
     """Return a row for each run: round, source, measured and first price, what shares change.
 
-    Columns 0.8 to 1.04: logarithm of the price at this ``rate_share`` over that at the round's; empty
-    under trainers with a profile.
+    Columns 0.8 to 1.04: logarithm of the price at this ``rate_share`` over that at the round's own;
+    empty under trainers with a profile.
     """
     first = pd.read_csv(PRICES).set_index(["table", "row_id"]).seconds
     numbers = {table: number for number, tables in enumerate(ROUNDS, 1) for table in tables}
@@ -76,7 +76,7 @@ def first_prices() -> pd.DataFrame:
 
 
 def changes(case: Case, own: float) -> dict[float, float]:
-    """Return log(price / price at ``own``) by ``rate_share``; empty under trainers with a profile."""
+    """Return log(price / price at ``own``) by ``rate_share``; empty where a profile is known."""
     software = case.scenario.software
     if software.name.partition(PLUS)[0] != UNKNOWN:
         return {}
