@@ -52,12 +52,7 @@ GATE_ACCESSES = 3.0  # of a gated output: two reads, one write
 AUTOCAST_SCORES = 4.0
 AUTOCAST_DROPOUT = 2.0
 FLASH_PIECE, FLASH_HEAD = 32.0, 128.0  # elements of a head: padded to pieces; of the efficiency
-# Keys that a token visits beyond half the sequence under a causal mask: blocks on the diagonal, and
-# multiprocessors that wait for those with longer rows. Measured on an H200: 1.22 times the time of
-# half an unmasked pass at 2048 tokens and heads of 128 (other shapes give 225 to 490 keys;
-# hardware_profiles/cluster/measured/H200-SXM-141GB-2026-11-27). A flash kernel's efficiency is that
-# of 8192 tokens under a mask
-MASKED_KEYS = 225.0
+# a flash kernel's efficiency is that of 8192 tokens under a mask, which see half of them
 FLASH_KEYS = 4096.0
 # FLOP/s of a GPU's flash kernel backward over forward: of 4096 tokens and heads of 128 on an H100
 # 310 of 368 TFLOP/s (FlashAttention-2), 499 of 609 (cuDNN), 542 of 638 (FlashAttention-3; Shah et
@@ -211,8 +206,8 @@ def attention_core_seconds(
     if kernel == "flash":
         keys = keys_per_token(attention, seq_len, masked=True)
         if attention.causal:
-            visited = np.minimum(keys + MASKED_KEYS, np.multiply(1.0, seq_len))
-            keys = visited / (1.0 + MASKED_KEYS / FLASH_KEYS)
+            visited = np.minimum(keys + rate.masked_keys, np.multiply(1.0, seq_len))
+            keys = visited / (1.0 + rate.masked_keys / FLASH_KEYS)
         flops = attention_flops_per_token(attention, keys) * tokens / tensor_parallel
         efficiency = software.kernels.flash_efficiency * rate.flash * rate.attention
         return flops * _flash_waits(attention, rate) / (efficiency * rate.matmul)

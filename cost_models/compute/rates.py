@@ -91,6 +91,13 @@ TENSOR_FLOP_A_CLOCK: Final[Mapping[str, float]] = {
     "Blackwell Ultra": 8192.0,
 }
 EXPONENTIALS_A_CLOCK: Final = 16.0
+# Keys that a token visits beyond half the sequence under a causal mask, in kernels for Hopper:
+# those of blocks on the diagonal, and multiprocessors that wait for others with longer rows.
+# Measured on an H200: 1.22 times half an unmasked pass at 2048 tokens and heads of 128 (other
+# shapes give 225 to 490 keys; hardware_profiles/cluster/measured/H200-SXM-141GB-2026-11-27). Of
+# kernels for Ampere the share of the peak was measured with such masks (arXiv:2307.08691), and
+# none are added.
+MASKED_KEYS: Final = 225.0
 # Efficiency of such a kernel on Blackwell over its efficiency on Hopper, each a share of the rate:
 # FlashAttention-2 makes 374 of 1481 TFLOP/s on a GB200 and 329 of 714 on an H200
 # (Azure/AI-benchmarking-guide: Azure_Results/ND_GB200_v6_results.md, ND_H200_v5_results.md)
@@ -119,6 +126,7 @@ class Rates(Struct, frozen=True):
     # over Ampere's FLOP a clock: kernels that read few bytes at a time have Ampere's instructions
     over_ampere: float = 1.0
     exponential: float = 0.0  # FLOP of tensor cores in the time of an exponential
+    masked_keys: float = 0.0  # that a flash kernel visits beyond those under a causal mask
     halves_tensor_cores: bool = False  # GeForce: adds up in fp32 at half the rate, feeds any row
     single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
 
@@ -176,6 +184,8 @@ def rates(
     share = 1.0 if measured else software.kernels.rate_share
     single = None if measured else best_matmul(accelerator, "fp32")
     clock = None if halved else TENSOR_FLOP_A_CLOCK.get(accelerator.architecture)
+    own = software.kernels.flash_share_since_hopper >= 1.0
+    written_for = clock if own or clock is None else TENSOR_FLOP_A_CLOCK["Ampere"]
     return Rates(
         matmul=share * best,
         memory=accelerator.memory_bandwidth.value * (1.0 if measured else share * MEMORY_SHARE),
@@ -192,8 +202,9 @@ def rates(
         pads_matmuls=software.kernels.pads_matmuls,
         misaligned_batches=software.kernels.misaligned_bf16_batches if precision == "bf16" else 1.0,
         halves_tensor_cores=halved,
+        masked_keys=MASKED_KEYS if own and accelerator.architecture in SINCE_HOPPER else 0.0,
         over_ampere=1.0 if clock is None else clock / TENSOR_FLOP_A_CLOCK["Ampere"],
-        exponential=0.0 if clock is None else clock / EXPONENTIALS_A_CLOCK,
+        exponential=0.0 if written_for is None else written_for / EXPONENTIALS_A_CLOCK,
     )
 
 

@@ -245,8 +245,8 @@ def test_a_slower_plan_is_the_best_with_that_pin_and_its_terms_add_up() -> None:
     scenario = staged_scenario()
     best = best_of(scenario)
     assessment = assess(scenario, best)
-    asked = {"tensor_parallel": 4}
-    found = why_not(scenario, best, assessment, "tp=4")
+    asked = {"data_parallel": 4}
+    found = why_not(scenario, best, assessment, "dp=4")
     assert found.kind == "slower"
     assert found.plan == search(scenario, asked, top=1).plans[0]
     assert found.assessment is not None
