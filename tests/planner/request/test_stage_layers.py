@@ -54,7 +54,7 @@ def test_what_are_no_stages_is_one_clear_line(layers: Any, said: list[str]) -> N
 
 @pytest.mark.slow
 def test_fit_prices_the_stages_that_are_given() -> None:
-    options: dict[str, Any] = {"seq_len": 256, "recompute": "none"}
+    options: dict[str, Any] = {"seq_len": 256, "recompute": "none", "software": "megatron"}
     answer = planner.fit(llama(), CLUSTER, layers="1,3,3,1", **options)
     assert answer.plan.pipeline_parallel == 4  # a rank for each stage
     assert answer.to_dict()["layer_ranges"] == [list(pair) for pair in RANGES]
