@@ -122,7 +122,7 @@ def test_the_next_run_is_none_of_those_measured(tmp_path: Path) -> None:
         (({"num_gpus": 6, "tensor_parallel": 4},), "no run to learn from: run 0: 4 model-parallel"),
         (({},) * 21, "21 runs (must be 1 to 20"),
         (({"step_time_s": 0},), "run 0: step_time_s = 0 (must be above 0, or empty)"),
-        (({"step_time_s": 1000},), "run 0: a step of 1,000 s, predicted 0.504 s"),
+        (({"step_time_s": 1000},), "run 0: a step of 1,000 s, predicted 0.5"),
         (({"step_time_s": 0.001},), "(step_time_s must be in seconds, of an optimizer step"),
         (({"peak_memory_gib": 31000},), "a peak of 3.1e+04 GiB on H100-SXM-80GB with 79.65 GiB"),
         (({"peak_memory_gib": 0.031},), "(peak_memory_gib must be in GiB, of one accelerator"),
