@@ -250,7 +250,11 @@ def test_the_answer_says_the_order_and_why_and_writes_it(
 @pytest.mark.slow
 def test_surveys_and_inverse_questions_place_ranks(box: Cluster, tmp_path: Path) -> None:
     """A step that is short enough in an order of its own alone counts, and is what is written."""
-    asked: dict[str, Any] = {"global_batch_size": 16, "fix": "tp=2,pp=1,cp=1,zero=1,mbs=1", "top": 2}
+    asked: dict[str, Any] = {
+        "global_batch_size": 16,
+        "fix": "tp=2,pp=1,cp=1,zero=1,mbs=1",
+        "top": 2,
+    }
     asked["require"] = "recompute==none,sp==on"
     (usual,) = planner.plan("llama-3.2-1b", box, objective="memory", **asked).assessments[:1]
     alone = planner.plan("llama-3.2-1b", box, **asked).placed  # type: ignore[union-attr]
