@@ -183,7 +183,7 @@ def measured(file: PlanFile, compiled: bool, device: str) -> dict[str, Any]:
     seconds: list[float] = []
     while len(seconds) < 3 or (len(seconds) < TIMED and sum(seconds) < ENOUGH_SECONDS):
         seconds.append(step(WARM_UP + len(seconds)))
-    return {"seconds": statistics.median(seconds), **_peaks(device)}
+    return {"seconds": statistics.median(seconds), **peaks(device)}
 
 
 def _drawn(device: Any, layout: Any, pieces: Any) -> Any:
@@ -204,7 +204,8 @@ def _step(trainer: Any, corpus: Any, batch: int, number: int) -> float:
     return sum(trainer.step(corpus.batch(number, batch)).seconds.values())
 
 
-def _peaks(device: str) -> dict[str, float]:
+def peaks(device: str) -> dict[str, float]:
+    """Return this process's peaks in bytes: live, reserved, and all that the device has in use."""
     import torch
 
     if device == "cpu":

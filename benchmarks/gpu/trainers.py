@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from benchmarks.gpu.plans import peaks
 from cost_models.model.presets import load_preset
 
 WARM_UP: Final = 3
@@ -150,18 +151,11 @@ def measured(run: Run, device: str) -> dict[str, Any]:
     import torch
 
     model = _model(run, device)
-    gpu = device == "cuda"
-    if gpu:
+    if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     seconds = (_trained if run.loop == "trainer" else _looped)(run, model, device)
-    found: dict[str, Any] = {"seconds": statistics.median(seconds[WARM_UP:])}
-    if gpu:
-        free, total = torch.cuda.mem_get_info()
-        found["allocated"] = float(torch.cuda.max_memory_allocated())
-        found["reserved"] = float(torch.cuda.max_memory_reserved())
-        found["device"] = float(total - free)
-    return found
+    return {"seconds": statistics.median(seconds[WARM_UP:]), **peaks(device)}
 
 
 def _model(run: Run, device: str) -> Any:
