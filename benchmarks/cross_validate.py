@@ -34,6 +34,7 @@ import pandas as pd
 from benchmarks import memory_left_out
 from benchmarks.accuracy import UNSEEN
 from benchmarks.shrunk_intervals import quantile, source_weights
+from benchmarks.timed_cases import timed_cases
 from cost_models.communication import ring_and_tree as collectives
 from cost_models.compute import kernel_launch as host
 from cost_models.compute import matmul, rates
@@ -41,10 +42,7 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
-from planner.validation.case import Case, case_of
-from planner.validation.measurement import measured_step, tests_time
-from planner.validation.pricing import why_impossible
-from planner.validation.reading import Unpriceable
+from planner.validation.case import Case
 from planner.validation.runs_file import PUBLISHED, read_runs
 from planner.validation.statistics import FEWEST
 
@@ -256,18 +254,10 @@ def published(*, every: bool = False, later: bool = False) -> list[Work]:
     out of means.
     """
     groups: dict[tuple[Any, ...], list[tuple[Case, float]]] = defaultdict(list)
-    for row in chain.from_iterable(
-        map(read_runs, (PUBLISHED, *(UNSEEN.values() if later else ())))
-    ):
-        if (row.left_out is not None and not every) or not tests_time(row):
-            continue
-        try:
-            case = case_of(row)
-        except Unpriceable:
-            continue
-        seconds = measured_step(row, case)
-        if seconds and why_impossible(case) is None:
-            groups[row.group, case.key].append((case, seconds))
+    tables = map(read_runs, (PUBLISHED, *(UNSEEN.values() if later else ())))
+    rows = (row for row in chain.from_iterable(tables) if every or row.left_out is None)
+    for case, seconds in timed_cases(rows):
+        groups[case.row.group, case.key].append((case, seconds))
     works = [
         Work(
             part[0][0].scenario,
@@ -277,10 +267,10 @@ def published(*, every: bool = False, later: bool = False) -> list[Work]:
         )
         for (source, _), part in groups.items()
     ]
-    rows: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     for work in works:
-        rows[work.source] += len(work.measured)
-    return [work for work in works if every or later or rows[work.source] >= FEWEST]
+        counts[work.source] += len(work.measured)
+    return [work for work in works if every or later or counts[work.source] >= FEWEST]
 
 
 def losses(works: Sequence[Work], constant: Constant) -> pd.DataFrame:

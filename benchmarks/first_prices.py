@@ -23,14 +23,12 @@ import pandas as pd
 from benchmarks.accuracy import UNSEEN
 from benchmarks.cross_validate import MOST
 from benchmarks.shrunk_intervals import quantile, source_weights
+from benchmarks.timed_cases import timed_cases
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
 from hardware_profiles.software.engine import PLUS
 from hardware_profiles.software.trainer import UNKNOWN
-from planner.validation.case import Case, case_of
-from planner.validation.measurement import measured_step
-from planner.validation.pricing import why_impossible
-from planner.validation.reading import Unpriceable
+from planner.validation.case import Case
 from planner.validation.runs_file import read_runs
 
 PRICES: Final = Path(__file__).with_suffix(".csv")
@@ -60,18 +58,11 @@ def first_prices() -> pd.DataFrame:
     numbers = {table: number for number, tables in enumerate(ROUNDS, 1) for table in tables}
     rows = []
     for table, number in numbers.items():
-        for row in read_runs(UNSEEN[table]):
-            if (table, row.name) not in first.index:
-                continue
-            try:
-                case = case_of(row)
-            except Unpriceable:
-                continue
-            measured = measured_step(row, case)
-            if measured and why_impossible(case) is None:
-                price = float(first[table, row.name])
-                own = dict(zip(OWN, (number, row.group, measured, price), strict=True))
-                rows.append(own | changes(case, ADOPTED[1] if number >= ADOPTED[0] else 1.0))
+        priced = (row for row in read_runs(UNSEEN[table]) if (table, row.name) in first.index)
+        for case, measured in timed_cases(priced):
+            price = float(first[table, case.row.name])
+            own = dict(zip(OWN, (number, case.row.group, measured, price), strict=True))
+            rows.append(own | changes(case, ADOPTED[1] if number >= ADOPTED[0] else 1.0))
     return pd.DataFrame(rows).drop_duplicates(OWN, ignore_index=True)
 
 

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from benchmarks.timed_cases import timed_cases
 from cost_models.legality.rules import CODES, RULES, legality_codes
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
@@ -30,10 +31,7 @@ from planner.assessment.verdict import budget_bytes, verdict
 from planner.explanation.choices import Choices, priced_choices
 from planner.request.command import describe_plan
 from planner.search.first_plan import first_plan
-from planner.validation.case import Case, case_of
-from planner.validation.measurement import measured_step, tests_time
-from planner.validation.pricing import PRICED_ANYWAY
-from planner.validation.reading import Unpriceable
+from planner.validation.case import Case
 from planner.validation.runs_file import PUBLISHED, read_runs
 
 FEWEST_GPUS: Final = 64
@@ -80,19 +78,13 @@ class Known:
 
 def cases(only: Sequence[str] = ()) -> Iterator[tuple[Case, float]]:
     """Published cases that are asked, with what was measured."""
-    for row in read_runs(PUBLISHED):
-        source = row.get("source_group")
-        if (row.get("num_gpus") or 0) < FEWEST_GPUS or not tests_time(row) or source in LEFT_OUT:
-            continue
-        if only and source not in only:
-            continue
-        try:
-            case = case_of(row)
-        except Unpriceable:
-            continue
-        measured = measured_step(row, case)
-        if measured is not None and _code(case.scenario, case.plan) in ("legal", *PRICED_ANYWAY):
-            yield case, measured
+    return timed_cases(
+        row
+        for row in read_runs(PUBLISHED)
+        if (row.num_gpus or 0) >= FEWEST_GPUS
+        and row.source_group not in LEFT_OUT
+        and (not only or row.source_group in only)
+    )
 
 
 def known_plans(asked: Iterable[tuple[Case, float]]) -> list[Known]:

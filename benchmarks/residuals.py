@@ -32,6 +32,7 @@ from scipy.optimize import minimize
 
 from benchmarks.accuracy import UNSEEN
 from benchmarks.shrunk_intervals import MOST as RUNS
+from benchmarks.timed_cases import timed_cases
 from cost_models.compute.rates import Rates, training_rates
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing import estimate
@@ -39,10 +40,7 @@ from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.step_time.parts import TIME_WORDS
 from cost_models.uncertainty import compared_kind
 from hardware_profiles.errors import InputError
-from planner.validation.case import Case, case_of
-from planner.validation.measurement import measured_step, tests_time
-from planner.validation.pricing import why_impossible
-from planner.validation.reading import Unpriceable
+from planner.validation.case import Case
 from planner.validation.runs_file import PUBLISHED, read_runs
 
 SLOWER: Final = 0.02  # log of the factor by which rates fall for an elasticity
@@ -87,16 +85,9 @@ def runs() -> pd.DataFrame:
     """Return every compared run: log error, shares of its step, and what describes it."""
     groups: dict[tuple[Any, ...], list[tuple[Case, float]]] = defaultdict(list)
     for table in (None, *UNSEEN):
-        for row in read_runs(PUBLISHED if table is None else UNSEEN[table]):
-            if row.left_out is not None or not tests_time(row):
-                continue
-            try:
-                case = case_of(row)
-            except Unpriceable:
-                continue
-            seconds = measured_step(row, case)
-            if seconds and why_impossible(case) is None:
-                groups[table, case.key].append((case, seconds))
+        rows = read_runs(PUBLISHED if table is None else UNSEEN[table])
+        for case, seconds in timed_cases(row for row in rows if row.left_out is None):
+            groups[table, case.key].append((case, seconds))
     found = [
         record
         for (table, _), part in groups.items()
