@@ -13,6 +13,7 @@ date) into a folder.
     --seconds N         begin nothing after so many seconds (default 540)
     --only PART         kernels, plans or trainers; may be repeated
     --tiny              small sizes on this machine's CPU, which show that all of it works
+    --compare FOLDER    measure nothing: errors of today's predictions of what a folder measured
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.child import ChildError, in_child
+from benchmarks.gpu.compare import compared, report
 from benchmarks.gpu.kernels import kernel_rows
 from benchmarks.gpu.plans import KINDS, plans, row_of, tiny_plans
 from benchmarks.gpu.trainers import measured, rows_of, runs, tiny_runs
@@ -214,7 +216,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--compare", type=Path, metavar="FOLDER")
     options = parser.parse_args(arguments)
+    if options.compare is not None:
+        return _compare(options.compare)
     begin, device = time.perf_counter(), "cpu" if options.tiny else "cuda"
     # so that a library that asks whether there is a GPU does not keep forked processes from it
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -243,6 +248,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _trainers(facts, ends["trainers"], out, tiny=options.tiny)
     facts["seconds"] = round(time.perf_counter() - begin, 1)
     (out / "device.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _compare(folder: Path) -> int:
+    try:
+        facts = json.loads((folder / "device.json").read_text(encoding="utf-8"))
+        rows = list(compared(folder, cluster_of(facts, facts["accelerator"])))
+    except (OSError, ValueError, KeyError) as error:
+        print(f"benchmarks.gpu: no measurements in {folder}: {error!r}", file=sys.stderr)
+        return 1
+    print("\n".join(report(rows)))
     return 0
 
 

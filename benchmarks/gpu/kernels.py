@@ -6,6 +6,7 @@ a GPU, or small ones for a CPU.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -55,6 +56,13 @@ ATTENTIONS: Final = (
 )
 COPIES: Final = (2**24, 2**27, 2**30)  # bytes
 HOST_COPIES: Final = (2**20, 2**24, 2**28)
+PREDICTED: Final = (
+    "copy",
+    "matmul",
+    "matmul, sustained",
+    "attention forward",
+    "attention backward",
+)
 TINY_MATMULS: Final = ((64, 64, 64), (128, 32, 256))
 TINY_ATTENTIONS: Final = ((1, 4, 2, 64, 16),)
 TINY_COPIES: Final = (2**16,)
@@ -75,17 +83,16 @@ def _rows(device: str, accelerator: Accelerator) -> Iterator[Row]:
     gpu = device == "cuda"
     for size in COPIES if gpu else TINY_COPIES:
         yield copy_row(device, accelerator, size)
-    yield launch_row(device)
+    yield launch_row(device, accelerator)
     if gpu:
         for size in HOST_COPIES:
             yield from host_copy_rows(size)
     for precision in ("bf16", "fp16", "fp32", "fp8") if gpu else ("fp32",):
-        rate = _rates(accelerator, precision)
-        if rate is None:
+        if _rates(accelerator, precision) is None:
             continue
         shapes = (*SQUARES, *LAYERS, *UNALIGNED) if gpu else TINY_MATMULS
         for shape in shapes if precision in ("bf16", "fp32") else shapes[:10]:
-            row = matmul_row(device, precision, shape, rate)
+            row = matmul_row(device, accelerator, precision, shape)
             if row is not None:
                 yield row
     for attention in ATTENTIONS if gpu else TINY_ATTENTIONS:
@@ -100,6 +107,32 @@ def _rates(accelerator: Accelerator, precision: str, *, long_run: bool = False) 
         return rates(accelerator, precision, software_profile("shardplan"), long_run=long_run)
     except InputError:  # the card has no such rate
         return None
+
+
+def _row(accelerator: Accelerator, op: str, words: str, seconds: float, precision: str = "") -> Row:
+    found = predicted_kernel(accelerator, op, precision, words)
+    row = {"op": op, "shape": words, "seconds": seconds, "predicted": found}
+    return {**row, "precision": precision} if precision else row
+
+
+def predicted_kernel(accelerator: Accelerator, op: str, precision: str, words: str) -> float | None:
+    """Return the predicted seconds of a row by its words; None where nothing predicts it."""
+    rate = _rates(accelerator, precision or "fp32", long_run=op.endswith("sustained"))
+    software, sizes = software_profile("shardplan"), [float(n) for n in re.findall(r"\d+", words)]
+    if op == "launch":
+        return software.host.operator_seconds
+    if rate is None or op not in PREDICTED:
+        return None
+    if op == "copy":
+        return 2.0 * sizes[0] / rate.memory
+    if op.startswith("matmul"):
+        m, k, n = sizes
+        return float(matmul_seconds(m, k, n, BYTES[precision], rate, in_memory=(k, n)))
+    sequences, heads, key_heads, tokens, size = map(int, sizes)
+    kind = Attention(heads, key_heads, size, size, causal=words.endswith("True"))
+    shape = kind, float(sequences * tokens), float(tokens), 1
+    core = float(attention_core_seconds(*shape, "flash", BYTES[precision], rate, software))
+    return core * (core_ratio("flash", rate) if op.endswith("backward") else 1.0)
 
 
 def timed(call: Callable[[], object], device: str) -> float:
@@ -136,7 +169,9 @@ def _gpu_seconds(call: Callable[[], object], count: int) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def matmul_row(device: str, precision: str, shape: tuple[int, int, int], rate: Rates) -> Row | None:
+def matmul_row(
+    device: str, accelerator: Accelerator, precision: str, shape: tuple[int, int, int]
+) -> Row | None:
     """Return the times of one matmul; None where the device cannot multiply in the precision."""
     import torch
 
@@ -162,15 +197,8 @@ def matmul_row(device: str, precision: str, shape: tuple[int, int, int], rate: R
         seconds = timed(call, device)
     except RuntimeError:  # dimensions that fp8 does not take, or too little memory
         return None
-    predicted = float(matmul_seconds(float(m), float(k), float(n), BYTES[precision], rate))
-    return {
-        "op": "matmul",
-        "precision": precision,
-        "shape": f"m={m}, k={k}, n={n}",
-        "seconds": seconds,
-        "predicted": predicted,
-        "tflops": 2.0 * m * k * n / seconds / 1e12,
-    }
+    row = _row(accelerator, "matmul", f"m={m}, k={k}, n={n}", seconds, precision)
+    return {**row, "tflops": 2.0 * m * k * n / seconds / 1e12}
 
 
 def attention_rows(
@@ -182,8 +210,7 @@ def attention_rows(
 
     sequences, heads, key_heads, tokens, size = shape
     precision = "bf16" if device == "cuda" else "fp32"
-    rate = _rates(accelerator, precision)
-    if rate is None:
+    if _rates(accelerator, precision) is None:
         return
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
@@ -205,29 +232,16 @@ def attention_rows(
     def backward() -> object:
         return torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True)
 
-    kind = Attention(heads, key_heads, size, size, causal=causal)
     flops = 4.0 * sequences * heads * tokens * tokens * size * (0.5 if causal else 1.0)
-    software = software_profile("shardplan")
-    expected = float(
-        attention_core_seconds(
-            kind, sequences * tokens, tokens, 1, "flash", BYTES[precision], rate, software
-        )
-    )
     words = f"b={sequences}, h={heads}/{key_heads}, s={tokens}, d={size}, causal={causal}"
     with torch.no_grad():
         found = timed(forward, device)
-    for op, seconds, ratio, share in (
-        ("attention forward", found, 1.0, 1.0),
-        ("attention backward", timed(backward, device), core_ratio("flash", rate), 2.5),
+    for op, seconds, share in (
+        ("attention forward", found, 1.0),
+        ("attention backward", timed(backward, device), 2.5),
     ):
-        yield {
-            "op": op,
-            "precision": precision,
-            "shape": words,
-            "seconds": seconds,
-            "predicted": ratio * expected,
-            "tflops": share * flops / seconds / 1e12,
-        }
+        row = _row(accelerator, op, words, seconds, precision)
+        yield {**row, "tflops": share * flops / seconds / 1e12}
 
 
 def copy_row(device: str, accelerator: Accelerator, size: int) -> Row:
@@ -237,14 +251,8 @@ def copy_row(device: str, accelerator: Accelerator, size: int) -> Row:
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
     seconds = timed(lambda: target.copy_(source), device)
-    rate = _rates(accelerator, "fp32")
-    return {
-        "op": "copy",
-        "shape": f"bytes={size}",
-        "seconds": seconds,
-        "predicted": 2.0 * size / rate.memory if rate is not None else None,
-        "bytes_per_second": 2.0 * size / seconds,
-    }
+    row = _row(accelerator, "copy", f"bytes={size}", seconds)
+    return {**row, "bytes_per_second": 2.0 * size / seconds}
 
 
 def host_copy_rows(size: int) -> Iterator[Row]:
@@ -263,16 +271,12 @@ def host_copy_rows(size: int) -> Iterator[Row]:
         }
 
 
-def launch_row(device: str) -> Row:
+def launch_row(device: str, accelerator: Accelerator) -> Row:
     """Return the host's seconds of one small operator with its autograd."""
     from executor.machine.probes import operator_rates
 
-    return {
-        "op": "launch",
-        "shape": "an operator of 8 elements, forward and backward",
-        "seconds": 1.0 / max(operator_rates(device)),
-        "predicted": software_profile("shardplan").host.operator_seconds,
-    }
+    words = "an operator of 8 elements, forward and backward"
+    return _row(accelerator, "launch", words, 1.0 / max(operator_rates(device)))
 
 
 def sustained_row(accelerator: Accelerator) -> Row:
@@ -285,13 +289,6 @@ def sustained_row(accelerator: Accelerator) -> Row:
     begin, last = time.perf_counter(), 0.0
     while time.perf_counter() - begin < SUSTAINED_SECONDS:
         last = _gpu_seconds(lambda: torch.mm(a, b), 200) / 200
-    rate = _rates(accelerator, "bf16", long_run=True)
-    dims = (float(size), float(size), float(size))
-    return {
-        "op": "matmul, sustained",
-        "precision": "bf16",
-        "shape": f"m={size}, k={size}, n={size}",
-        "seconds": last,
-        "predicted": None if rate is None else float(matmul_seconds(*dims, 2.0, rate)),
-        "tflops": 2.0 * size**3 / last / 1e12,
-    }
+    words = f"m={size}, k={size}, n={size}"
+    row = _row(accelerator, "matmul, sustained", words, last, "bf16")
+    return {**row, "tflops": 2.0 * size**3 / last / 1e12}

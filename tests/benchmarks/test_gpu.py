@@ -97,3 +97,36 @@ def test_without_a_gpu_it_ends_with_a_message(
     assert main(["--out", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err.startswith("benchmarks.gpu: ")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_compared_with_predictions_of_today(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {
+        "device.json": '{"name": "NVIDIA H200", "accelerator": "H200-SXM-141GB"}',
+        "kernels.csv": "op,precision,shape,seconds,predicted\n"
+        "copy,,bytes=1073741824,1.0,1.5\n"
+        'matmul,bf16,"m=512, k=4096, n=50257",1.0,0.5\n'
+        "copy to host,,bytes=1048576,1.0,\n",
+        "plans.csv": "plan,failed,seconds,predicted_seconds,reserved,predicted_reserved\n"
+        "gpt2 1024x8,,1e-3,1.5e-3,1e6,2e6\n"
+        "gpt-7 64x1,no such model,,,,\n",
+        "trainers.csv": "row_id,model,seq_len,gpu,num_gpus,micro_batch_size,step_time_s\n"
+        "one,gpt2,1024,H200-SXM-141GB,1,8,1e-3\n",
+    }
+    for name, text in measured.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert main(["--compare", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    rows, table = shown.split("\n\n")
+    assert len(rows.splitlines()) == 5  # no figure without a measurement or a prediction
+    assert "bf16 matmul, rows not aligned" in table
+    assert table.count("+50.0%") >= 4  # of the copy, when measured: median, bias, least and most
+    assert "trainers: seconds" in table
+
+
+def test_a_folder_without_measurements_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--compare", str(tmp_path)]) == 1
+    assert "no measurements in" in capsys.readouterr().err
