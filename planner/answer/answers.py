@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from planner.advice.savings import Saving
     from planner.advice.trainers import BestOfTrainer
     from planner.advice.ways_out import WayOut
-    from planner.refinement.best_partition import StagedPlan
-    from planner.refinement.placement import PlacedPlan
     from planner.request.constraints import Constraint
     from planner.run_cost.failures import TrainingRun
     from planner.search.search import SearchResult
+    from planner.search.simplicity import Tie
+    from planner.survey.compare_cases import RankedPlan
 
 
 def header(scenario: Scenario) -> dict[str, Any]:
@@ -222,15 +222,14 @@ class PlanAnswer(DetailedAnswer):
     """
 
     scenario: Scenario
-    result: SearchResult
-    assessments: tuple[Assessment, ...]
+    result: SearchResult  # plans with even stages and the default order of ranks
+    ranked: tuple[RankedPlan, ...]  # the best, which may have its own stages or order, first
     assumptions: tuple[str, ...]
     fixed: Mapping[str, Any]
-    staged: StagedPlan | None = None  # a plan with uneven stages that beats the first one
-    placed: PlacedPlan | None = None  # a plan with its own order of ranks; may be staged
-    further: tuple[Assessment, ...] = ()  # next plans, which fill rows that several plans share
+    further: tuple[RankedPlan, ...] = ()  # next plans, which fill rows that several plans share
     rows: int | None = None  # of the table; None: as many as a short answer has room for
     require: tuple[Constraint, ...] | None = None  # None: no further techniques are tried
+    trainers: tuple[BestOfTrainer, ...] = ()  # the best of each, where none was named
 
     @cached_property
     def savings(self) -> tuple[Saving, ...]:
@@ -239,29 +238,29 @@ class PlanAnswer(DetailedAnswer):
             return ()
         from planner.advice.savings import savings
 
-        best = self.assessments[0]
-        fastest = self.chosen[1].time.step_seconds
-        return savings(self.scenario, best, self.result, self.fixed, self.require, fastest)
+        even = assess(self.scenario, self.result.plans[0])
+        fastest = self.ranked[0].step.seconds
+        return savings(self.scenario, even, self.result, self.fixed, self.require, fastest)
 
-    trainers: tuple[BestOfTrainer, ...] = ()  # the best of each, where none was named
+    @property
+    def assessments(self) -> tuple[Assessment, ...]:
+        """The assessments of the ranked plans."""
+        return tuple(one.assessment for one in self.ranked)
 
     @property
     def best(self) -> Plan:
-        """The first plan: the simplest of those that are as fast as the fastest."""
-        return self.result.plans[0]
+        """The best plan; without own stages the simplest of those as fast as the fastest."""
+        return self.ranked[0].plan
 
-    @cached_property
-    def chosen(self) -> tuple[Scenario, Assessment]:
-        """The best plan, which may have stages of its own, priced; and the scenario with them."""
-        if self.staged is None:
-            return self.scenario, self.assessments[0]
-        scenario = self.staged.scenario(self.scenario)
-        return scenario, assess(scenario, self.staged.plan)
+    @property
+    def tie(self) -> Tie | None:
+        """Plans that are as fast as the best one, which is the simplest of them."""
+        return None if self.ranked[0].is_own else self.result.tie
 
     @property
     def fastest(self) -> Plan:
-        """The plan with the shortest step (of the objective memory: the first plan)."""
-        return self.best if self.result.tie is None else self.result.tie.fastest
+        """The plan with the shortest step (of the objective memory: the best plan)."""
+        return self.best if self.tie is None else self.tie.fastest
 
     @property
     def table(self) -> pd.DataFrame:
@@ -281,28 +280,24 @@ class PlanAnswer(DetailedAnswer):
         return candidates_table(PricedCandidates.of(self.scenario, self.fixed))
 
     def plan_file(self, rank: int = 0) -> PlanFile:
-        """Return the contents of a plan.json for the plan of that rank (0: the best of all)."""
-        if rank == 0 and self.placed is not None:
-            return plan_file(self.placed.scenario, self.placed.plan, made_by())
-        if rank == 0:
-            scenario, best = self.chosen
-            return plan_file(scenario, best.plan, made_by())
-        return plan_file(self.scenario, self.result.plans[rank], made_by())
+        """Return the contents of a plan.json for the plan of that rank (0: the best)."""
+        found = self.ranked[rank]
+        return plan_file(found.scenario, found.plan, made_by())
 
     def notebook_parts(self) -> Iterator[str]:
         """Yield the best plan with its verdict, and the ranked plans."""
         from planner.answer import notebook
         from planner.answer.text import model_lines, short_plan_of
 
-        scenario, best = self.chosen
-        yield notebook.verdict(best, notebook.step_sentence(best))
+        best = self.ranked[0]
+        yield notebook.verdict(best.assessment, notebook.step_sentence(best.assessment))
         yield notebook.about(
             model_lines(self.scenario),
             self.scenario.cluster,
-            f"best: {short_plan_of(scenario, best.plan)}",
+            f"best: {short_plan_of(best.scenario, best.plan)}",
         )
         yield notebook.plans_table(self.assessments)
-        yield notebook.step_bars(best)
+        yield notebook.step_bars(best.assessment)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -310,11 +305,10 @@ class PlanAnswer(DetailedAnswer):
 
         return {
             **header(self.scenario),
-            "plans": [assessment.to_dict() for assessment in self.assessments],
-            "tie": None if self.result.tie is None else self.result.tie.to_dict(),
+            "plans": [{**one.assessment.to_dict(), **one.own_document()} for one in self.ranked],
+            "tie": None if self.tie is None else self.tie.to_dict(),
             "fixed": dict(self.fixed),
-            "staged": None if self.staged is None else self.staged.to_dict(),
-            "placed": None if self.placed is None else self.placed.to_dict(),
+            **self.ranked[0].own_document(),
             "savings": [saving.to_dict() for saving in self.savings],
             "trainers": [one.to_dict() for one in self.trainers],
             "search": search_document(self.result.counts),
@@ -328,14 +322,11 @@ class PlanAnswer(DetailedAnswer):
         return plan_text(
             self.scenario,
             self.result.counts,
-            self.assessments,
-            chosen=self.chosen,
+            self.ranked,
             assumptions=self.assumptions,
-            staged=self.staged,
-            placed=self.placed,
             further=self.further,
             rows=self.rows,
-            tie=self.result.tie,
+            tie=self.tie,
             savings=self.savings,
             trainers=self.trainers,
             verbose=verbose,

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from planner.run_cost.failures import TrainingRun
     from planner.search.search import Counts
     from planner.search.simplicity import Tie
+    from planner.survey.compare_cases import RankedPlan
 
 MOST_REASONS: Final = 3  # legality rules that are listed
 
@@ -503,13 +504,10 @@ def _cell(value: object) -> str:
 def plan_text(
     scenario: Scenario,
     counts: Counts,
-    assessments: Sequence[Assessment],
+    ranked: Sequence[RankedPlan],
     *,
-    chosen: tuple[Scenario, Assessment],
     assumptions: Sequence[str],
-    staged: StagedPlan | None = None,
-    placed: PlacedPlan | None = None,
-    further: Sequence[Assessment] = (),
+    further: Sequence[RankedPlan] = (),
     rows: int | None = None,
     tie: Tie | None = None,
     savings: Sequence[Saving] = (),
@@ -518,41 +516,38 @@ def plan_text(
 ) -> str:
     """Return the answer of ``plan`` as text.
 
-    ``assessments``: of plans with even stages, best first; ``chosen``: the best plan, which may
-    have stages of its own (``staged``). ``tie``: plans that are as fast as the first one, which is
-    the simplest of them; ``rows``: those of the table, where --top gives them; ``further``: plans
-    behind the given number of plans, which fill the rows where several plans share one.
+    ``ranked``: best first. ``tie``: plans that are as fast as the first one, which is the simplest
+    of them; ``rows``: those of the table, where --top gives them; ``further``: plans behind the
+    given number of plans, which fill the rows where several plans share one.
     """
-    with_stages, best = chosen
+    own, best = ranked[0], ranked[0].assessment
     lines = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
         lines += labelled("TIGHT", tight_words(scenario, best.plan))
     above, lines = lines, []
-    lines += labelled("Best", short_plan_of(with_stages, best.plan))
+    lines += labelled("Best", short_plan_of(own.scenario, best.plan))
     lines += labelled("Step", time_line(best.time))
     if verbose:
         lines += labelled("", rates_line(best.time))
         lines += labelled("Bottleneck", bottleneck(best))
     else:
         lines += [_bottleneck_line(best.time)]
-    ranked = assessments if best is assessments[0] else [best, *assessments]
-    other = runner_up(ranked)
-    tie = tie if ranked is assessments else None
+    other = runner_up([one.assessment for one in ranked])
     if tie is not None and tie.plans > 1 and (verbose or _is_tie(tie, best, other)):
         lines += labelled("Tie", tie_words(tie, best, verbose=verbose))
     before = len(lines)
     if other is not None:
         lines += labelled("Runner-up", _why_not(best, other, verbose=verbose))
     after = len(lines)
-    if staged is not None:
-        lines += labelled("Stages", stages_words(staged, verbose=verbose))
-    if placed is not None:
-        lines += labelled("Order", placed_words(placed, verbose=verbose))
+    if own.staged is not None:
+        lines += labelled("Stages", stages_words(own.staged, verbose=verbose))
+    if own.placed is not None:
+        lines += labelled("Order", placed_words(own.placed, verbose=verbose))
     for place, saving in enumerate(savings if verbose else savings[:1]):
         words = saving_words(saving, verbose=verbose)
         lines += labelled("" if place else "Would save", words)
     if trainers:
-        usual = placed is not None and not any(one.order for one in trainers)
+        usual = own.placed is not None and not any(one.order for one in trainers)
         order = ", default order of ranks" * usual
         if verbose:
             lines += labelled("Trainers", trainers_words(trainers) + order)
@@ -571,7 +566,7 @@ def plan_text(
             room += after - before
             del lines[before:after]
         most = max(1, min(most, room))
-    shown = [*ranked, *further]
+    shown = [one.assessment for one in (*ranked, *further)]
     if most is None or len(shown) <= most:
         shown[1:] = sorted(shown[1:], key=lambda one: one.time.step_seconds)
     table = ranked_table(shown, most, hint=rows is None, tie=tie)
@@ -681,9 +676,8 @@ def searched(counts: Counts) -> str:
 
 def placed_words(placed: PlacedPlan, *, verbose: bool = True) -> str:
     """Return the gain of an order of ranks and its links, for the answer of ``plan``."""
-    which = "the best plan" if placed.rank == 0 else describe_plan(placed.plan)
     if not verbose:
-        return f"{100 * placed.gain:.1f} % faster with {which} and its own order of ranks (-v)"
+        return f"{100 * placed.gain:.1f} % less time with its own order of ranks (-v)"
     shown = ", ".join(map(str, placed.order[:MOST_RANKS]))
     more = f", … ({len(placed.order):,} in all)" if len(placed.order) > MOST_RANKS else ""
     proven = "the best of the plans and orders that were tried"
@@ -691,7 +685,7 @@ def placed_words(placed: PlacedPlan, *, verbose: bool = True) -> str:
         proven = "no plan is faster in any order"
     return (
         f"{format_seconds(placed.step)} instead of {format_seconds(placed.usual_step)} a step "
-        f"({100 * placed.gain:.1f} % less, simulated) with {which} and ranks 0, 1, 2, … on the "
+        f"({100 * placed.gain:.1f} % less, simulated) with ranks 0, 1, 2, … on the "
         f"accelerators {shown}{more}; {'; '.join(map(_talk, placed.places))}; {proven}; that is "
         "what -o writes"
     )

@@ -166,8 +166,9 @@ def _search(
         except NoLegalPlanError:
             continue
         if isinstance(answer, PlanAnswer):
-            for one in (*answer.assessments, *answer.further):
-                found.setdefault(one.plan, (answer.scenario, one))
+            for one in (*answer.ranked, *answer.further):
+                if not one.is_own:
+                    found.setdefault(one.plan, (one.scenario, one.assessment))
     return list(found.values())
 
 

@@ -216,7 +216,6 @@ def _plan_answer(
     """Return the answer of a single case that has plans."""
     result, top = case.result, _shown(options.rows)
     assert result is not None
-    found = tuple(one.assessment for one in case.usual)
     by_time = limits is None and request.objective == "time"
     trainers: tuple[BestOfTrainer, ...] = ()
     if by_time and request.software is None:
@@ -224,12 +223,10 @@ def _plan_answer(
     return PlanAnswer(
         scenario=case.scenario,
         result=result.first(top),
-        assessments=found[:top],
+        ranked=case.found[:top],
         assumptions=case.assumptions,
         fixed=dict(options.fixed),
-        staged=next((one.staged for one in case.found if one.staged), None),
-        placed=next((one.placed for one in case.found if one.placed), None),
-        further=() if options.rows is None else found[top:],
+        further=() if options.rows is None else case.found[top:],
         rows=options.rows,
         require=options.require if by_time else None,
         trainers=trainers,

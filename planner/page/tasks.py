@@ -157,19 +157,16 @@ def _search(question: PageQuestion, **options: Any) -> PlanAnswer | SurveyAnswer
 def best(question: PageQuestion) -> TableView:
     """Search for the best plans."""
     answer = _search(question, top=TABLE)
-    found = list(answer.assessments)
-    words = [short_plan(one.plan) for one in found]
     batch = str(answer.scenario.workload.global_batch_size)
-    addresses = [question.address(**{**fields_of(one.plan), "batch": batch}) for one in found]
-    if isinstance(answer, PlanAnswer) and answer.staged is not None:
-        scenario, chosen = answer.chosen
-        found.insert(0, chosen)
-        words.insert(0, short_plan_of(scenario, chosen.plan))
-        addresses.insert(0, "")  # the form has no layers by stage
+    words = [short_plan_of(one.scenario, one.plan) for one in answer.ranked]
+    addresses = [  # the form has neither layers by stage nor orders of ranks
+        "" if one.is_own else question.address(**{**fields_of(one.plan), "batch": batch})
+        for one in answer.ranked
+    ]
     rows = tuple(
         TableRow((one, *cells), address, first=place == 0)
         for place, (one, cells, address) in enumerate(
-            zip(words, plan_cells(found), addresses, strict=True)
+            zip(words, plan_cells(answer.assessments), addresses, strict=True)
         )
     )
     heads = ("Plan", "Memory", "Margin", "Step", "Tokens/s each", "MFU")

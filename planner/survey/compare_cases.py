@@ -90,6 +90,11 @@ class RankedPlan:
         return training_run(self.scenario, self.plan, self.job, self.step)
 
     @property
+    def is_own(self) -> bool:
+        """Whether the plan has its own stages or order of ranks."""
+        return self.staged is not None or self.placed is not None
+
+    @property
     def fits(self) -> bool:
         """Whether the plan fits with its whole interval."""
         return self.assessment.fits
@@ -103,6 +108,13 @@ class RankedPlan:
             "energy": self.step.per_token("energy"),
         }[objective]
         return float("inf") if known is None else float(known)
+
+    def own_document(self) -> dict[str, Any]:
+        """Return its own stages and order of ranks as plain JSON values."""
+        return {
+            "staged": None if self.staged is None else self.staged.to_dict(),
+            "placed": None if self.placed is None else self.placed.to_dict(),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -122,8 +134,7 @@ class RankedPlan:
                 "joules_per_token": self.step.per_token("energy"),
             },
             "job": None if self.run is None else self.run.to_dict(),
-            "staged": None if self.staged is None else self.staged.to_dict(),
-            "placed": None if self.placed is None else self.placed.to_dict(),
+            **self.own_document(),
         }
 
 
@@ -143,7 +154,7 @@ class SurveyCase:
     @property
     def usual(self) -> tuple[RankedPlan, ...]:
         """The plans of the search: with even stages and the default order of ranks."""
-        return tuple(one for one in self.found if one.placed is None and one.staged is None)
+        return tuple(one for one in self.found if not one.is_own)
 
     @property
     def name(self) -> str:

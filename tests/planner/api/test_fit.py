@@ -233,7 +233,7 @@ def test_plan_returns_what_search_found_as_a_table() -> None:
     assert table["step_seconds"][1:].is_monotonic_increasing  # the first: the simplest
     assert table["step_seconds"][0] <= 1.01 * table["step_seconds"].min()
     assert table.loc[0, "tensor_parallel"] == answer.best.tensor_parallel
-    assert answer.plan_file(2).plan == answer.result.plans[2]
+    assert answer.plan_file(2).plan == answer.ranked[2].plan
     assert "<pre>" in answer._repr_html_()
 
 

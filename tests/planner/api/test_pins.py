@@ -93,10 +93,7 @@ class Question:
             found: Any = planner.plan(self.model, self.cluster, fix=pins, **self.options)
         except NoLegalPlanError:
             return True, np.inf
-        if not hasattr(found, "result"):  # offload was allowed, or the best has its own stages
-            return not found.ranked[0].fits, found.ranked[0].step.seconds
-        own = [one.step for one in (found.staged, found.placed) if one is not None]
-        return not found.assessments[0].fits, min([*found.result.seconds, *own])
+        return not found.ranked[0].fits, min(one.step.seconds for one in found.ranked)
 
     def fit(self, plan: Plan) -> Answer | None:
         """Ask whether a plan fits; None: it is refused, or does not."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import planner
 from cost_models.communication.volumes import pipeline_traffic
 from cost_models.memory.outside_torch import context_bytes
 from cost_models.model.spec import ModelSpec
@@ -23,6 +24,7 @@ from cost_models.plan_file import read_plan_file, write_plan_file
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import verdict_spread
+from cost_models.units import format_seconds
 from planner.answer.answers import PlanAnswer
 from planner.assessment.assess import assess
 from planner.assessment.verdict import budget_bytes
@@ -374,7 +376,7 @@ def test_the_integer_program_is_the_best_of_all(
 # --- in the answer of plan ---
 
 
-def test_the_gain_is_told_and_written(tmp_path: Path) -> None:
+def test_the_gain_is_what_fit_prices() -> None:
     """Every layer recomputed fits with much to spare: fewer do, and the step is shorter."""
     scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan_of(1, 8), seq_len=2048)
     roomy = search(scenario, {"recompute": "none", "zero_stage": 3}, top=1).plans[0]
@@ -391,20 +393,38 @@ def test_the_gain_is_told_and_written(tmp_path: Path) -> None:
     document = assess(found.scenario(tight), found.plan)
     assert document.verdict == "fits"
     assert document.time.step_seconds == pytest.approx(found.step)
-    result = replace(search(scenario, {"zero_stage": 3}, top=1), plans=(plan,))
-    answer = PlanAnswer(
-        tight, result, tuple(assess(tight, plan) for plan in result.plans), (), {}, found
-    )
-    said = " ".join(str(answer).split())
-    best = said[said.index("Best") : said.index("Step")]
-    assert f"--recompute-layers {found.by_stage[0]}" in best  # what is proposed is what is written
-    assert answer.chosen[1].time.step_seconds == document.time.step_seconds
-    assert answer.to_dict()["staged"]["gain"] == found.gain
-    path = tmp_path / "plan.json"
-    write_plan_file(path, answer.plan_file())
-    read = read_plan_file(path)
-    assert read.stage_recompute_layers == found.by_stage
-    assert read.prediction["time"]["step_seconds"] == document.time.step_seconds
+
+
+def test_all_forms_of_an_answer_name_the_same_best_plan(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 9, "hidden_size": 1024, "intermediate_size": 4096}
+    model = sample_model("llama", **sizes, vocab_size=128_000)
+    options: dict[str, Any] = {
+        "seq_len": 1024,
+        "global_batch_size": 32,
+        "fix": "pp=4,tp=1,schedule=1f1b",
+    }
+    answer = planner.plan(model, "4xA100-80GB", **options)
+    assert isinstance(answer, PlanAnswer)
+    best, document = answer.ranked[0], answer.to_dict()
+    assert best.staged is not None
+    assert best.step.seconds < answer.result.seconds[0]
+    layers, step = list(best.staged.layers), best.step.seconds
+    first = document["plans"][0]
+    assert answer.best == answer.fastest == best.plan
+    assert answer.table.step_seconds[0] == step
+    assert (first["plan"], first["time"]["step_seconds"]) == (answer.best.to_dict(), step)
+    assert first["staged"] == document["staged"] == best.staged.to_dict()
+    assert [plan["staged"] for plan in document["plans"][1:]] == [None] * 9
+    assert document["tie"] is None  # the tie of the plans with even stages
+    said = " ".join(answer.text().split())
+    shown = said[said.index("Best") : said.index("Bottleneck")]
+    assert f"--layers {','.join(map(str, layers))} Step {format_seconds(step)}" in shown
+    for rank, one in enumerate(answer.ranked):
+        path = tmp_path / f"{rank}.json"
+        write_plan_file(path, answer.plan_file(rank))
+        read = read_plan_file(path)
+        assert (read.plan, read.prediction["time"]["step_seconds"]) == (one.plan, one.step.seconds)
+        assert rank or [last - start for start, last in read.layer_ranges] == layers
 
 
 def test_nothing_is_told_where_nothing_is_gained() -> None:

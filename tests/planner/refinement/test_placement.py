@@ -19,6 +19,7 @@ from cost_models.plan_file import read_plan_file
 from cost_models.pricing.estimate import price
 from cost_models.pricing.prediction import predict, scenario_of
 from cost_models.pricing.table import price_table
+from cost_models.units import format_seconds
 from hardware_profiles.cluster.cluster_file import with_levels
 from hardware_profiles.cluster.irregular_tree import levels_of_graph
 from hardware_profiles.cluster.link_tree import neighbour_link, ring_link, tree_of
@@ -198,7 +199,7 @@ def test_on_equal_nodes_the_usual_order_is_within_half_a_percent_of_the_best(
 ) -> None:
     """Stages may as well be the nearest where data ranks hide what they send."""
     answer = planner.plan("llama-3.2-1b", name, global_batch_size=64, fix=fix, top=1)
-    assert answer.placed is None  # type: ignore[union-attr]
+    assert answer.ranked[0].placed is None  # type: ignore[union-attr]
     found = place(answer.scenario, answer.best)  # type: ignore[union-attr]
     assert found.cost <= found.usual_cost <= 1.005 * found.cost
 
@@ -227,21 +228,25 @@ def test_the_answer_says_the_order_and_why_and_writes_it(
     path = tmp_path / "plan.json"
     called([*words, "-v", "-o", str(path)])
     said = " ".join(capsys.readouterr().out.split())
-    assert "% less, simulated) with --dp 4 --tp 2 --sp --zero 1 --recompute none" in said
-    assert "and ranks 0, 1, 2, … on the accelerators 0, 4, 1, 5, 2, 6, 3, 7" in said
+    assert "% less, simulated) with ranks 0, 1, 2" in said
+    assert "with ranks 0, 1, 2, … on the accelerators 0, 4, 1, 5, 2, 6, 3, 7" in said
     assert "tensor groups of 2" in said
     assert "talk over PCIe switch, 25 GB/s, instead of" in said
     assert "no plan is faster in any order; that is what -o writes" in said
     file = read_plan_file(path)
     assert file.rank_order is not None
     step = file.prediction["time"]["step_seconds"]
+    assert f"Step {format_seconds(step)}" in said
     fresh = predict(scenario_of(file), file.plan, file.layer_ranges)
     usual = replace(file, cluster=replace(file.cluster, rank_order=None))
     before = predict(scenario_of(usual), file.plan, file.layer_ranges)
     assert fresh.time.step_seconds == pytest.approx(step)
     assert before.time.step_seconds > 1.05 * step
     called([*words, "--json"])
-    placed = json.loads(capsys.readouterr().out)["placed"]
+    document = json.loads(capsys.readouterr().out)
+    placed, first = document["placed"], document["plans"][0]
+    assert (first["placed"], first["plan"]) == (placed, file.plan.to_dict())
+    assert first["time"] == file.prediction["time"]
     assert placed["rank_order"] == list(file.rank_order)
     assert placed["step_seconds"] == pytest.approx(step)
     assert placed["proven"]
@@ -256,8 +261,9 @@ def test_surveys_and_inverse_questions_place_ranks(box: Cluster, tmp_path: Path)
         "top": 2,
     }
     asked["require"] = "recompute==none,sp==on"
-    (usual,) = planner.plan("llama-3.2-1b", box, objective="memory", **asked).assessments[:1]
-    alone = planner.plan("llama-3.2-1b", box, **asked).placed  # type: ignore[union-attr]
+    small: Any = planner.plan("llama-3.2-1b", box, objective="memory", **asked)
+    usual = assess(small.scenario, small.result.plans[0])
+    alone = planner.plan("llama-3.2-1b", box, **asked).ranked[0].placed  # type: ignore[union-attr]
     assert alone is not None
     within = f"{asked['require']},step<={1.01 * alone.step:.6f}s"
     assert alone.step < 0.9 * usual.time.step_seconds
@@ -276,8 +282,7 @@ def test_surveys_and_inverse_questions_place_ranks(box: Cluster, tmp_path: Path)
         assert "own order of ranks" in str(answer)
         assert json.loads(json.dumps(survey.to_dict()))["plans"][0]["placed"]["gain"] > 0.1
         assert not any("in the order of the accelerators" in said for said in survey.assumptions)
-    answer = planner.plan("llama-3.2-1b", box, objective="memory", **asked)
-    least = answer.placed
+    least = small.ranked[0].placed
     assert least is not None
     assert assess(least.scenario, least.plan).memory.peak_bytes == usual.memory.peak_bytes
     assert least.step < usual.time.step_seconds
@@ -299,7 +304,7 @@ def test_a_pipeline_through_all_ranks_has_an_order_too(tmp_path: Path) -> None:
     path.write_text(BOX.replace("16e9", "1e9").replace("[3, 1]", "2"))
     answer = planner.plan("llama-3.2-1b", path, global_batch_size=16, fix="pp=8", top=1)
     assert set(groups_of(answer.best)) == {"pipeline"}  # type: ignore[union-attr]
-    placed = answer.placed  # type: ignore[union-attr]
+    placed = answer.ranked[0].placed  # type: ignore[union-attr]
     assert placed is not None
     sockets = [rank % 4 // 2 for rank in (*placed.order, 0)]
     assert list(itertools.pairwise(sockets)).count((0, 1)) == 1  # twice in the usual order
@@ -311,7 +316,7 @@ def test_another_grid_wins_where_its_order_is_better(tmp_path: Path) -> None:
     slow = BOX.replace("16e9", "2e9").replace("20e9", "5e9").replace("[3, 1]", "2")
     path.write_text(slow)
     answer = planner.plan("llama-3.2-1b", path, global_batch_size=16, top=1)
-    placed = answer.placed  # type: ignore[union-attr]
+    placed = answer.ranked[0].placed  # type: ignore[union-attr]
     assert len(answer.assessments) == 1  # type: ignore[union-attr]
     assert placed is not None
     assert placed.rank != 0
@@ -332,7 +337,7 @@ def test_an_order_that_is_given_is_priced_and_kept(box: Cluster) -> None:
     steps = [one.assessment.time.step_seconds for one in (usual, paired)]  # type: ignore[union-attr]
     assert steps[1] < steps[0]
     answer = planner.plan("llama-3.2-1b", torn, global_batch_size=16, fix="tp=2", top=1)
-    assert answer.placed is None  # type: ignore[union-attr]
+    assert answer.ranked[0].placed is None  # type: ignore[union-attr]
     assert plan.world_size == 8
 
 

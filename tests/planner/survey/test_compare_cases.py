@@ -121,11 +121,11 @@ def test_the_row_of_a_cluster_is_its_answer_alone(options: dict[str, Any]) -> No
             to=options.get("to"),
         )
         assert isinstance(alone, PlanAnswer)
-        own += alone.staged is not None
-        best = alone.chosen[1]
-        assert case.found[0].assessment.plan == best.plan
-        assert case.found[0].step.seconds == best.time.step_seconds
-        assert case.found[0].scenario.layer_ranges == alone.chosen[0].layer_ranges
+        best = alone.ranked[0]
+        own += best.staged is not None
+        assert case.found[0].plan == best.plan
+        assert case.found[0].step.seconds == best.step.seconds
+        assert case.found[0].scenario.layer_ranges == best.scenario.layer_ranges
     assert own > 0
     if ranged.ranked[0].staged is not None:
         assert "--layers" in str(ranged)
