@@ -221,7 +221,8 @@ def short_plan(plan: Plan) -> str:
 
 def own_stages(scenario: Scenario) -> list[str]:
     """Return the options of stages that are not even."""
-    stages = [] if scenario.layer_ranges is None else [layers_option(scenario.layer_ranges)]
+    ranges = scenario.layer_ranges or ()
+    stages = [layers_option(ranges)] if len(ranges) > 1 else []
     return [*stages, *stage_recompute_options(scenario.stage_recompute_layers)]
 
 
