@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from planner.advice.savings import Saving
     from planner.advice.trainers import BestOfTrainer
     from planner.advice.ways_out import WayOut
+    from planner.answer.ranked_plan import RankedPlan
     from planner.request.constraints import Constraint
     from planner.run_cost.failures import TrainingRun
     from planner.search.search import SearchResult
     from planner.search.simplicity import Tie
-    from planner.survey.compare_cases import RankedPlan
 
 
 def header(scenario: Scenario) -> dict[str, Any]:

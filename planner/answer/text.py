@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from planner.advice.savings import Saving
     from planner.advice.trainers import BestOfTrainer
     from planner.advice.ways_out import WayOut
+    from planner.answer.ranked_plan import RankedPlan
     from planner.refinement.best_partition import StagedPlan
     from planner.refinement.placement import AxisPlace, PlacedPlan
     from planner.run_cost.failures import TrainingRun
     from planner.search.search import Counts
     from planner.search.simplicity import Tie
-    from planner.survey.compare_cases import RankedPlan
 
 MOST_REASONS: Final = 3  # legality rules that are listed
 

@@ -12,6 +12,7 @@ from cost_models.scenario import Scenario
 from hardware_profiles.errors import NoLegalPlanError
 from planner.advice.refusal import no_plan, reasons_of, search_document
 from planner.answer.answers import header, made_by, not_run
+from planner.answer.ranked_plan import RankedPlan
 from planner.assessment.assess import Assessment, assess, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.verdict import budget_bytes
@@ -21,7 +22,6 @@ from planner.run_cost.failures import failure_notes
 from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY
 from planner.search.search import Counts
 from planner.survey.compare_cases import (
-    RankedPlan,
     SurveyCase,
     SurveyRequest,
     job_limits,

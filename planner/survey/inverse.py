@@ -27,6 +27,7 @@ from cost_models.plan_file import PlanFile
 from cost_models.units import format_count
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
+from planner.answer.ranked_plan import RankedPlan
 from planner.assessment.reach import largest_micro_batch, longest_sequence
 from planner.request.clusters import part_of
 from planner.request.constraints import Constraint
@@ -35,7 +36,7 @@ from planner.request.model import ModelLike, model_of
 from planner.request.scenario import MAX_BATCH, MAX_SEQ_LEN, AssumedScenario
 from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error, survey_answer
 from planner.survey.cases import OF_LARGEST, DefaultBatch, WorkloadRequest
-from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, ranked, survey
+from planner.survey.compare_cases import SurveyCase, SurveyRequest, ranked, survey
 from planner.survey.text import inverse_lines
 from planner.text.answer import DetailedAnswer
 

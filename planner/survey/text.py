@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from cost_models.scenario import Scenario
 from cost_models.units import format_count, format_gib, format_per_second, format_seconds
+from planner.answer.ranked_plan import RankedPlan
 from planner.answer.text import LEAST_IMPORTANT as LEAST_OF_RANKED
 from planner.answer.text import (
     bottleneck,
@@ -29,7 +30,7 @@ from planner.answer.text import (
 from planner.assessment.confidence import confidence_words
 from planner.run_cost.text import WATT_HOUR, amount, days, dollars, run_lines
 from planner.search.search import Counts
-from planner.survey.compare_cases import RankedPlan, SurveyCase, SurveyRequest, sort_key
+from planner.survey.compare_cases import SurveyCase, SurveyRequest, sort_key
 from planner.text.assumed import assumed
 from planner.text.paragraphs import LINES, labelled, plain, width
 from planner.text.tables import fitting_table, marked_table, table_of_plans
