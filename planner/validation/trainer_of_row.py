@@ -179,7 +179,10 @@ def note_trainer(reading: Reading) -> None:
 def that_runs(
     plan: Plan, trainer: SoftwareEntry, reading: Reading, *, experts: bool
 ) -> SoftwareEntry:
-    """Return the trainer with a profile that runs a plan: the next that a guessed one inherits."""
+    """Return the trainer with a profile that runs a plan: the next that a guessed one inherits.
+
+    Its engines stay.
+    """
 
     def problem(profile: str) -> str:
         limits = capabilities_of(software_profile(profile))
@@ -187,11 +190,13 @@ def that_runs(
         said = (one for one in problems if getattr(reading.row, one.split()[0], None) is not None)
         return next(said, "")
 
-    profile, why = trainer.profile, problem(trainer.profile)
-    while profile and problem(profile):
-        profile = parent_of(profile)
-    if not why or not profile or reading.row.software is not None:
+    why = problem(trainer.profile)
+    base, plus, engines = trainer.profile.partition(PLUS)
+    while base and problem(f"{base}{plus}{engines}"):
+        base = parent_of(base)
+    if not why or not base or reading.row.software is not None:
         return trainer
+    profile = f"{base}{plus}{engines}"
     reading.defaults.append(f"{trainer.profile} does not run {why}: priced as {profile}")
     return replace(trainer, profile=profile)
 

@@ -8,6 +8,7 @@ import pytest
 
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import measured_memory
+from planner.validation.pricing import why_impossible
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.vocabulary import not_understood
@@ -338,9 +339,17 @@ def test_words_of_sequence_parallelism(words: str, parallel: bool) -> None:
     assert found.plan.sequence_parallel is parallel
 
 
+def test_a_plan_beyond_a_trainer_keeps_the_engines_of_its_row() -> None:
+    beyond = case(framework="HF Trainer, FSDP", recompute="full", recompute_layers=1, num_layers=4)
+    assert beyond.scenario.software.name == "torch-trainer+fsdp1"
+
+
 def test_internevos_own_kind_of_parallelism() -> None:
     """Its tensor-parallel ranks share the sequence; weights are sharded over its own group."""
-    isp = case(framework="InternEvo", tensor_parallel=4, notes="isp, wp=8", zero_stage=1).plan
+    found = case(framework="InternEvo", tensor_parallel=4, notes="isp, wp=8", zero_stage=1)
+    isp = found.plan
+    assert found.scenario.software.name == "internevo+fsdp2"
+    assert why_impossible(found) is None
     assert (isp.tensor_parallel, isp.context_parallel, isp.zero_stage) == (1, 4, 3)
     assert (isp.context_parallel_method, isp.dp_shard) == ("ulysses", 2)
     assert not case(framework="InternEvo", tensor_parallel=4).plan.sequence_parallel
