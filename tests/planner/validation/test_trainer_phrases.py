@@ -339,8 +339,28 @@ def test_words_of_sequence_parallelism(words: str, parallel: bool) -> None:
     assert found.plan.sequence_parallel is parallel
 
 
+@pytest.mark.parametrize(
+    ("words", "optimizer", "in_backward"),
+    [
+        ("LOMO", "sgd", True),
+        ("lomo (fused into the backward pass, no states)", "sgd", True),
+        ("AdaLomo", "adafactor", True),
+        ("Sophia-G", "adamw", False),
+        ("ScheduleFree AdamW", "adamw", False),
+        ("adamw_schedule_free", "adamw", False),
+    ],
+)
+def test_optimizers_with_the_states_of_others(
+    words: str, optimizer: str, in_backward: bool
+) -> None:
+    found = case(framework="DeepSpeed ZeRO-3", optimizer=words, precision="bf16").scenario
+    assert found.workload.optimizer == optimizer
+    assert found.software.optimizer.in_backward is in_backward
+    assert found.workload.master_weights is not in_backward  # updated in 16 bits
+
+
 def test_a_plan_beyond_a_trainer_keeps_the_engines_of_its_row() -> None:
-    beyond = case(framework="HF Trainer, FSDP", recompute="full", recompute_layers=1, num_layers=4)
+    beyond = case(framework="HF Trainer, FSDP1", recompute="full", recompute_layers=1, zero_stage=3)
     assert beyond.scenario.software.name == "torch-trainer+fsdp1"
 
 
@@ -369,7 +389,7 @@ def test_names_of_optimizers(words: str, optimizer: str) -> None:
     assert case(optimizer=words).scenario.workload.optimizer == optimizer
 
 
-@pytest.mark.parametrize("words", ["sophia", "galore_adamw", "shampoo", "lomo"])
+@pytest.mark.parametrize("words", ["galore_adamw", "shampoo", "adam-mini"])
 def test_an_optimizer_of_other_states_is_not_priced_as_one_without_any(words: str) -> None:
     with pytest.raises(Unpriceable, match=f"optimizer {words!r} is not priced"):
         case(optimizer=words)
