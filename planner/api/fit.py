@@ -86,14 +86,33 @@ def fit(request: FitRequest) -> FitAnswer | ServingAnswer | TracedFitAnswer:
     """
     if request.inference:
         return _serve(request)
+    return _of_training(request)
+
+
+def fit_as_stated(request: FitRequest) -> FitAnswer:
+    """Return the answer of ``fit`` for a run as it is stated.
+
+    Nothing is searched: parts of the plan that are not given take defaults, ZeRO stage 0 among
+    them.
+    """
+    if is_module(request.model):
+        raise InputError(f"{request.model}: a model of layers is expected here, not a module")
+    answer = _of_training(request, searched=False)
+    assert isinstance(answer, FitAnswer)
+    return answer
+
+
+def _of_training(request: FitRequest, *, searched: bool = True) -> FitAnswer | TracedFitAnswer:
     if request.software is not None:
         request = replace(request, software=trainer_named(request.software))
         if request.software in target_names() and request.software not in software_names():
-            return _best_of_stages(request, request.software)
-    return _fit(request)
+            return _best_of_stages(request, request.software, searched=searched)
+    return _fit(request, searched=searched)
 
 
-def _fit(given: FitRequest, target: str | None = None) -> FitAnswer | TracedFitAnswer:
+def _fit(
+    given: FitRequest, target: str | None = None, *, searched: bool = True
+) -> FitAnswer | TracedFitAnswer:
     """Answer for training; ``target``: a trainer whose limits hold, whatever profile prices it."""
     request, reading = _with_config(with_optimal_tokens(given))
     _refuse_serving_options(request)
@@ -133,10 +152,10 @@ def _fit(given: FitRequest, target: str | None = None) -> FitAnswer | TracedFitA
     if by_stage is not None or fixed.get("recompute_layers"):
         fixed.setdefault("recompute", "full")  # some layers, so these wholly
     question, plan, assumptions = _default_plan(
-        question, fixed, batch_given=request.global_batch_size is not None
+        question, fixed, batch_given=request.global_batch_size is not None, sharded=searched
     )
     scenario = question.scenario
-    if not is_complete(fixed):
+    if searched and not is_complete(fixed):
         found = first_plan(scenario, fixed)
         if chosen := found.plan or found.smallest:
             plan, assumptions = chosen, [_searched(chosen, found)]
@@ -152,22 +171,34 @@ def _fit(given: FitRequest, target: str | None = None) -> FitAnswer | TracedFitA
         assumptions=(*question.assumptions, *assumptions),
         notes=() if reading is None else notes_of(request, scenario.cluster, reading),
         job=run,
-        fixed=fixed,
+        fixed=fixed if searched else {**_degrees(plan), **fixed},
         whole_run=whole,
     )
 
 
-def _best_of_stages(request: FitRequest, target: str) -> FitAnswer | TracedFitAnswer:
+def _degrees(plan: Plan) -> dict[str, int]:
+    """Return the parallelism that a trainer needs code for; ways out of a stated run keep it."""
+    names = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+    return {name: getattr(plan, name) for name in names}
+
+
+def _best_of_stages(
+    request: FitRequest, target: str, *, searched: bool
+) -> FitAnswer | TracedFitAnswer:
     """Return the best answer over the ZeRO stages of a trainer, each with its own profile."""
     table = capabilities(target)
     adapters = request.lora is not None or request.qlora is not None
-    stages = table.limits()["zero_stage"] if request.zero_stage is None else [request.zero_stage]
+    stages = table.limits()["zero_stage"] if searched else [0]
+    stated = _with_config(request)[0].zero_stage
+    if stated is not None:
+        stages = [stated]
     found: list[Any] = []
     refused: InputError | None = None
     for stage in stages:
         profile = table.software_for(stage, adapters=adapters)
         try:
-            answer: Any = _fit(replace(request, software=profile, zero_stage=stage), target)
+            asked = replace(request, software=profile, zero_stage=stage)
+            answer: Any = _fit(asked, target, searched=searched)
         except InputError as error:
             refused = error
             continue
@@ -233,9 +264,12 @@ def _searched(plan: Plan, found: FirstPlan) -> str:
 
 
 def _default_plan(
-    question: AssumedScenario, fixed: Mapping[str, Any], *, batch_given: bool
+    question: AssumedScenario, fixed: Mapping[str, Any], *, batch_given: bool, sharded: bool
 ) -> tuple[AssumedScenario, Plan, list[str]]:
-    """Fill in a plan; the batch follows from it where nobody gave one."""
+    """Fill in a plan; the batch follows from it where nobody gave one.
+
+    ``sharded``: by default over all data-parallel ranks; else nothing is, nor recomputed.
+    """
     num_gpus = question.scenario.cluster.num_gpus
     assumptions: list[str] = []
     value = partial(pinned_or_default, fixed, assumptions)
@@ -262,6 +296,8 @@ def _default_plan(
         _require_whole_shares(question.scenario.workload.global_batch_size, fixed)
     data = value("data_parallel", max(1, num_gpus // ranks), "all accelerators that are left")
     micro = value("micro_batch_size", 1, "one sequence")
+    if not sharded:
+        value("recompute", "none", "keep all activations")
     if not batch_given:
         count = fixed.get("num_microbatches") or _fewest_microbatches(fixed, pipeline)
         question = _with_batch(question, micro * count * data)
@@ -269,6 +305,7 @@ def _default_plan(
     count = fixed.get("num_microbatches", max(1, share))
     schedule = fixed.get("pipeline_schedule")
     usually = partial(usual, question.scenario.software)
+    largest_stage = int(question.scenario.software.sharding.largest_zero_stage)
     plan = replace(
         Plan(**fixed),
         data_parallel=data,
@@ -278,10 +315,10 @@ def _default_plan(
         pipeline_schedule=schedule or ("interleaved_1f1b" if virtual > 1 else "1f1b"),
         zero_stage=value(
             "zero_stage",
-            usually("zero_stage", int(question.scenario.software.sharding.largest_zero_stage))
-            if data * context > 1
-            else 0,
-            "shard all that the trainer can over data-parallel ranks",
+            usually("zero_stage", largest_stage if sharded else 0) if data * context > 1 else 0,
+            "shard all that the trainer can over data-parallel ranks"
+            if sharded
+            else "shard nothing",
         ),
         sequence_parallel=(
             value(

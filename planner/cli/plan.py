@@ -61,6 +61,11 @@ def plan(
     refuse_for_modules(str(request.model), output)
     names = split_clusters(str(request.cluster))
     clusters = [cluster_or_measure(name, say) for name in names]
+    if request.source is not None and len(clusters) == 1:
+        from planner.request.config_file import notes_of_file
+
+        for note in notes_of_file(request, clusters[0]):
+            say(f"note: {note}")
     try:
         answer = ask(
             **{**vars(request), "cluster": clusters[0] if len(clusters) == 1 else clusters}

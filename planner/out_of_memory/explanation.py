@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from cost_models.plan.plan import Plan
 from cost_models.units import format_bytes
+from planner.advice.ways_out import WayOut
 from planner.answer.answers import FitAnswer
 from planner.answer.text import short_plan_of
 from planner.out_of_memory.report import OutOfMemory, read_report
+from planner.request.command import describe_plan
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.text.fixes import pace
 from planner.text.paragraphs import hanging, plain
@@ -54,6 +58,7 @@ ADVICE: Final = {
         "shard weights over data ranks (ZeRO 3, FSDP), or quantise a frozen base (QLoRA)",
     ),
 }
+OPTION: Final = re.compile(r"--\S+(?: (?!--)\S+)?")  # with its value
 USUAL: Final = (
     "recompute activations (gradient checkpointing)",
     "a smaller micro-batch with more accumulation: the same global batch",
@@ -142,19 +147,27 @@ def _priced(fit: FitAnswer) -> Sequence[str]:
     own = assessment.time.step_seconds * num_gpus / scenario.workload.tokens_per_step
     peak, budget = assessment.memory.peak_bytes, assessment.budget.size
     plan = short_plan_of(scenario, fit.plan)
-    lines = plain(
-        f"Predicted peak {format_bytes(peak)} of {format_bytes(budget)} with {plan}"
-        + (
-            ". Would fit:"
-            if fit.ways_out
-            else ": it should fit. Is this the plan of the run, with its "
-            "batch, length and software? shardplan fit prices others."
-        )
-    )
+    lines = plain(f"Predicted peak {format_bytes(peak)} of {format_bytes(budget)} with {plan}")
+    assumed = [text.split(" (default")[0] for text in fit.assumptions if " (default" in text]
+    lines += hanging("Assumed: ", ", ".join(assumed) + "; options state others") if assumed else []
+    if fit.verdict == "fits":
+        lines += plain("It should fit: is that the run? State what differs (shardplan oom --help).")
+    elif fit.ways_out:
+        lines.append("Would fit:")
     for way in fit.ways_out:
         slower = pace(way.device_seconds_per_token * num_gpus / way.num_gpus, own)
-        lines += hanging(f"  {format_bytes(way.peak_bytes):>9}  {slower:<12}  ", way.options)
+        lines += hanging(
+            f"  {format_bytes(way.peak_bytes):>9}  {slower:<12}  ", _options(way, fit.plan)
+        )
     return lines
+
+
+def _options(way: WayOut, plan: Plan) -> str:
+    """Return the options of a way out, and those in which its plan differs from the run's."""
+    before = OPTION.findall(describe_plan(plan))
+    others = [one for one in OPTION.findall(describe_plan(way.plan)) if one not in before]
+    stated = {one.split()[0] for one in OPTION.findall(way.options)}
+    return " ".join([way.options, *(one for one in others if one.split()[0] not in stated)])
 
 
 def explain_out_of_memory(text: str, fit: FitAnswer | None = None) -> OutOfMemoryAnswer:

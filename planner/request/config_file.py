@@ -11,6 +11,8 @@ from cost_models.plan.plan import Plan
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.message import on_one_line
 from hardware_profiles.options import declared
+from planner.request.choices import ClusterLike
+from planner.request.clusters import cluster_of
 from planner.request.requests import FitRequest, PlanRequest
 
 if TYPE_CHECKING:
@@ -85,6 +87,13 @@ def notes_of(
     if reading.model is not None and reading.model != str(request.model):
         notes.append(f"{request.source}: names the model {reading.model}; priced: {request.model}")
     return tuple(map(on_one_line, notes))
+
+
+def notes_of_file(request: PlanRequest, cluster: ClusterLike) -> tuple[str, ...]:
+    """Return what a user should know about the file of a search; nothing without a file."""
+    found = cluster_of(cluster)
+    taken, reading = with_config(request, found)
+    return () if reading is None else notes_of(taken, found, reading)
 
 
 def _alone(settings: Mapping[str, Any], data: int | None) -> bool:

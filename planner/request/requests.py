@@ -570,6 +570,23 @@ class FitRequest(
     ] = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(
+    ConfigOptions, AdapterOptions, PlanOptions, LayerOptions, CommonOptions, MachineOptions
+):
+    """A run as it was started, of a model on a cluster."""
+
+    CHECKS_ITSELF: ClassVar = True
+
+    model: Annotated[
+        str | None,
+        Option("--model", metavar="MODEL", common=True, help="price fixes: the model of the run"),
+    ] = None
+    cluster: Annotated[
+        str | None, Option("--cluster", metavar="CLUSTER", common=True, help="and its cluster")
+    ] = None
+
+
 def pinnable() -> list[str]:
     """Return the names of the parts of a plan in ``--fix``."""
     return [one.short for one in declared(Plan).values() if one.option is not None]
