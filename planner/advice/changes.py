@@ -199,7 +199,16 @@ def _more_recomputation(pinned: PinnedPlan) -> Iterator[Change]:
 
 
 def offloads(pinned: PinnedPlan) -> Iterator[Change]:
-    """Yield the offload with which the fastest plan fits that is found."""
+    """Yield the offload with which the fastest plan fits that is found; then that to drives."""
+    yield from _more_offload(pinned)
+    given = pinned.fixed.get("offload", "none")
+    device = pinned.fixed.get("offload_device", "cpu")
+    if given not in ("none", "activations") and device == "cpu" and pinned.scenario.cluster.nvme:
+        words, options = "offload to NVMe drives", "--offload-device nvme"
+        yield pinned.change(PLAN, "offload", words, options, offload_device="nvme")
+
+
+def _more_offload(pinned: PinnedPlan) -> Iterator[Change]:
     if not pinned.scenario.on_gpu or pinned.scenario.cluster.accelerator.host_bandwidth is None:
         return
     given: Offload = pinned.fixed.get("offload", "none")
@@ -390,7 +399,8 @@ def more_accelerators(pinned: PinnedPlan) -> Iterator[Change]:
         batch = max(scenario.workload.global_batch_size, larger.num_gpus)
         workload = replace(scenario.workload, global_batch_size=batch)
         changed = replace(pinned.even, cluster=larger, workload=workload)
-        if too_small(changed, pinned.fixed.get("offload", "none")):
+        fixed = pinned.fixed
+        if too_small(changed, fixed.get("offload", "none"), fixed.get("offload_device", "cpu")):
             continue
         in_one = larger.num_nodes == 1
         words = (

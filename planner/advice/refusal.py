@@ -14,6 +14,7 @@ from hardware_profiles.options import declared
 from planner.advice.relax import Relaxation, satisfies, smallest_changes
 from planner.advice.ways_out import WayOut, ways_out
 from planner.assessment.assess import amounts, assess
+from planner.assessment.host_memory import host_text
 from planner.assessment.too_small import least_bytes, too_small
 from planner.assessment.verdict import budget_bytes
 from planner.request.command import describe_plan, scenario_command
@@ -105,14 +106,17 @@ def no_plan(
     offloads: Sequence[str] = ("none",),
 ) -> Refusal:
     """Return the reasons why a search found no plan, and changes with which one exists."""
-    reasons = reasons_of(scenario, result)
+    pinned = (fixed or {}).get("offload")
+    reasons = reasons_of(scenario, result, offloads if pinned is None else (pinned,))
     ways = () if result.smallest is None else ways_out(scenario, result.smallest, fixed or {})
     ways = tuple(way for way in ways if satisfies(way, require))
     changes = tuple(smallest_changes(scenario, fixed or {}, require, offloads))
     return Refusal(scenario, result, assumptions, reasons, ways, changes, fixed or {})
 
 
-def reasons_of(scenario: Scenario, result: SearchResult) -> tuple[tuple[int, str], ...]:
+def reasons_of(
+    scenario: Scenario, result: SearchResult, offloads: Sequence[str] = ("none",)
+) -> tuple[tuple[int, str], ...]:
     """Return what removed the candidates: number and reason, in descending order."""
     reasons = [
         (number, result.illegal_example[code]) for code, number in result.counts.illegal.items()
@@ -120,8 +124,9 @@ def reasons_of(scenario: Scenario, result: SearchResult) -> tuple[tuple[int, str
     reasons += [(number, f"excluded by {text}") for text, number in result.counts.excluded.items()]
     if result.smallest is not None:
         reasons.append((result.counts.too_large, _too_large(scenario, result.smallest)))
-    if too_small(scenario):
-        reasons.append((result.counts.enumerated, _states_too_large(scenario)))
+    if "none" in offloads and too_small(scenario):
+        without = " (without offload)" if len(offloads) > 1 else ""
+        reasons.append((result.counts.enumerated, _states_too_large(scenario) + without))
     return tuple(sorted(reasons, key=lambda pair: -pair[0]))
 
 
@@ -156,7 +161,10 @@ def search_document(counts: Counts) -> dict[str, Any]:
 
 
 def _too_large(scenario: Scenario, plan: Plan) -> str:
-    memory = assess(scenario, plan).memory
+    assessed = assess(scenario, plan)
+    memory = assessed.memory
+    if assessed.is_short_on_the_host_alone:
+        return f"too large for the host; the smallest needs {host_text(assessed.host)}"
     sizes = amounts(memory.parts)
     budget = format_bytes(budget_bytes(scenario.cluster))
     if memory.peak_bytes <= budget_bytes(scenario.cluster):  # others fit, and are excluded

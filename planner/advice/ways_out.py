@@ -131,7 +131,7 @@ def check(change: Change) -> WayOut | None:
     report(words)
     if plan is not None:
         return _fitting(change, plan) if is_legal(scenario, plan) else None
-    if too_small(scenario, fixed.get("offload", "none")):
+    if too_small(scenario, fixed.get("offload", "none"), fixed.get("offload_device", "cpu")):
         return None
     flat = "pipeline_parallel" not in fixed and scenario.layer_ranges is None
     with stages(1.0, 2.0) as begin:

@@ -166,6 +166,10 @@ class FitAnswer(DetailedAnswer):
 
     def _largest(self, *, verbose: bool) -> str:
         """Return the largest part of the memory and the formula of its largest term."""
+        if self.assessment.is_short_on_the_host_alone:
+            from planner.advice.changes import OFFLOADED
+
+            return f"offloaded {OFFLOADED.get(self.plan.offload, 'pages of optimizer states')}"
         parts = amounts(self.assessment.memory.parts)
         name = max(parts, key=lambda part: parts[part])
         words = f"{PART_WORDS[name]}: {format_bytes(parts[name])}"

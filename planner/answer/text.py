@@ -252,7 +252,7 @@ def fit_text(
 ) -> str:
     """Return the answer of ``fit`` as text."""
     fits = assessment.fits
-    verdict = [*verdict_lines(assessment), *_another_plan(assessment, ways_out)]
+    verdict = [*_verdict_lines(assessment), *_another_plan(assessment, ways_out)]
     if verbose:
         lines = [*head(scenario), "", *verdict]
         lines += labelled("", " ".join([describe_plan(plan), *own_stages(scenario)]))
@@ -263,7 +263,7 @@ def fit_text(
     if verbose:
         lines += labelled("Budget", budget_words(assessment.budget))
         lines += labelled("Memory", _memory_figures(assessment.memory))
-    host = host_text(assessment.host)
+    host = None if assessment.is_short_on_the_host_alone else host_text(assessment.host)
     if host is not None and (verbose or plan.offload != "none" or assessment.host.short_of):
         lines += labelled("Host", host)
     if not fits:
@@ -291,6 +291,19 @@ def fit_text(
     if not fits:
         lines += _fixes(scenario, assessment, ways_out, lines, verbose)
     return "\n".join(lines)
+
+
+def _verdict_lines(assessed: Assessment) -> list[str]:
+    """Return the verdict, which names the host where that alone is too small."""
+    lines = verdict_lines(assessed)
+    if not assessed.is_short_on_the_host_alone:
+        return lines
+    label = f"{WORDS['does_not_fit']} "
+    room = lines[0].removeprefix(label), *(line.strip() for line in lines[1:])
+    return [
+        *hanging(label, f"the host: {host_text(assessed.host)}"),
+        *labelled("", f"it fits the accelerator: {' '.join(room)}"),
+    ]
 
 
 def _another_plan(assessment: Assessment, ways_out: Sequence[WayOut]) -> list[str]:

@@ -98,6 +98,11 @@ class Assessment(MemoryAssessment[MemoryPrediction]):
     time: TimePrediction
     host: HostMemory
 
+    @property
+    def is_short_on_the_host_alone(self) -> bool:
+        """Whether the accelerators have room, and a node's memory or drives do not."""
+        return self.host.short_of is not None and self.margin_bytes >= 0.0
+
     def row(self) -> dict[str, Any]:
         """Return the plan and its figures as one row of a table, in SI units."""
         return {

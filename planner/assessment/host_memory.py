@@ -18,6 +18,7 @@ from hardware_profiles.cluster.schema import Cluster, Figure
 from planner.assessment.verdict import CPU_SHARE
 
 HOST_SHARE: Final = CPU_SHARE  # usable; the operating system keeps the rest, as on CPU machines
+WORDS: Final = {"memory": "host memory", "nvme": "NVMe drives"}
 TOO_LARGE: Final = 2  # position in VERDICTS
 
 
@@ -70,17 +71,16 @@ def host_memory(scenario: Scenario, priced: PredictionTable) -> HostMemory:
 
 def host_text(host: HostMemory) -> str | None:
     """Return one line about the host of a node; None if the plan offloads nothing."""
-    words = {"memory": "host memory", "nvme": "NVMe drives"}
     parts = []
     for name, needed, room in host.amounts:
         if needed > 0.0:
-            of = "" if room is None else f" of {format_bytes(room)}"
-            size = ", of an unknown size" if room is None else ""
-            parts.append(f"{format_bytes(needed)}{of} {words[name]} of a node{size}")
-    if not parts:
-        return None
-    what = {"memory": "the host is too small", "nvme": "the drives are too small"}
-    return "; ".join(parts) + (f": {what[host.short_of]}" if host.short_of else "")
+            words = f"{format_bytes(needed)} {WORDS[name]} of a node, of an unknown size"
+            if room is not None:
+                words = f"{format_bytes(needed)} of {format_bytes(room)} {WORDS[name]} of a node"
+            if room is not None and needed > room:
+                words += f", short of {format_bytes(needed - room)}"
+            parts.append(words)
+    return "; ".join(parts) or None
 
 
 def host_assumptions(scenario: Scenario, plan: Plan, host: HostMemory) -> list[str]:

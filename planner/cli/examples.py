@@ -68,7 +68,7 @@ EXAMPLES: Final = {
     ),
     "oom": (
         "shardplan oom error.txt",
-        "shardplan oom error.txt --model llama-3-8b --cluster 1xA100-80GB --micro-batch-size 4",
+        "shardplan oom error.txt --model llama-3-8b --cluster 8xA100-80GB --zero 3 --mbs 4",
     ),
     "calibrate": (
         "shardplan calibrate --processes 2",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cost_models.legality.capabilities import capabilities
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from planner.exchange.target import ConfigReading
 
 Request = TypeVar("Request", FitRequest, PlanRequest)
+QUANTISED: Final = ("qlora", "quantisation")
 MOST_KEYS: Final = 8  # that a note names
+ALIKE: Final = 0.9  # of difflib: the key of another version is less alike than a slip of the pen
 
 
 def with_config(request: Request, cluster: Cluster) -> tuple[Request, ConfigReading | None]:
@@ -43,14 +46,16 @@ def with_config(request: Request, cluster: Cluster) -> tuple[Request, ConfigRead
             del found["num_microbatches"]  # it follows
     elif "global_batch_size" not in found and micro and count and data:
         found["global_batch_size"] = micro * count * data
-    if "lora" in found and request.qlora is not None:
-        del found["lora"]
+    if request.qlora is not None:
+        found.pop("lora", None)
+    if request.lora is not None:
+        found = {name: value for name, value in found.items() if name not in QUANTISED}
     if isinstance(request, PlanRequest):
         found.pop("software", None)  # follows from the target, stage by stage
     elif request.software is None:
         stage = found.get("zero_stage")
         limits = capabilities(reading.target)
-        adapters = "lora" in found or "qlora" in found
+        adapters = bool({"lora", "qlora"} & {*found, *_given(request)})
         if stage is None:
             found["software"] = limits.software
         elif "software" not in found or (stage == 0 and adapters):
@@ -70,7 +75,7 @@ def notes_of(
     limits = capabilities(reading.target)
     notes = [f"{request.source}: read as a file of {limits.title} {limits.version}"]
     if reading.unknown:
-        shown = ", ".join(reading.unknown[:MOST_KEYS])
+        shown = ", ".join(_with_meant(reading.target, reading.unknown[:MOST_KEYS]))
         more = len(reading.unknown) - MOST_KEYS
         notes.append(
             f"{request.source}: keys that are not known, so not priced: {shown}"
@@ -87,6 +92,16 @@ def notes_of(
     if reading.model is not None and reading.model != str(request.model):
         notes.append(f"{request.source}: names the model {reading.model}; priced: {request.model}")
     return tuple(map(on_one_line, notes))
+
+
+def _with_meant(target_name: str, unknown: Sequence[str]) -> Iterator[str]:
+    """Yield unknown keys, those that look misspelt with the key that they resemble."""
+    from planner.exchange.registry import target
+
+    known = [key.path for key in target(target_name).keys]
+    for key in unknown:
+        close = get_close_matches(key, known, n=1, cutoff=ALIKE)
+        yield f"{key} (is {close[0]} meant?)" if close else key
 
 
 def notes_of_file(request: PlanRequest, cluster: ClusterLike) -> tuple[str, ...]:

@@ -57,6 +57,7 @@ class Adapting:
     alpha: float | None = None
     targets: str | None = None
     quantisation: str | None = None
+    of_both: bool = False  # --lora and --qlora of one rank: a fix, --qlora, is appended to --lora
 
     def fields(self, model: ModelSpec) -> dict[str, Any]:
         """Return the fields of a workload for a model."""
@@ -90,10 +91,11 @@ def adapting(
     quantisation: str | None = None,
 ) -> Adapting | None:
     """Return what ``--lora`` and its kin ask for; None without one of them."""
-    if lora is not None and qlora is not None:
-        if lora != qlora:
-            raise InputError(f"--lora {lora} and --qlora {qlora}: choose one of them")
-        lora = None  # of the same rank, on a frozen base in 4 bits
+    if lora is not None and qlora is not None and lora != qlora:
+        raise InputError(
+            f"--lora {lora} and --qlora {qlora}: choose one of them (--qlora: the adapters of "
+            "--lora on a frozen base in 4 bits)"
+        )
     if lora is None and qlora is None:
         if lora_alpha is not None or lora_targets is not None:
             raise InputError("--lora-alpha and --lora-targets belong to --lora or --qlora")
@@ -102,9 +104,10 @@ def adapting(
         return None
     if qlora is None and quantisation is not None:
         raise InputError("--quantisation belongs to --qlora: --lora leaves the frozen base whole")
-    kind, rank = ("lora", lora) if lora is not None else ("qlora", qlora)
+    kind, rank = ("lora", lora) if qlora is None else ("qlora", qlora)
     assert rank is not None
-    return Adapting(kind, rank, lora_alpha, lora_targets, quantisation)
+    both = lora is not None and qlora is not None
+    return Adapting(kind, rank, lora_alpha, lora_targets, quantisation, both)
 
 
 def build_scenario(
@@ -201,6 +204,9 @@ def build_scenario(
             + ("shared out by ZeRO-3 too" if shared else "whole on every data rank")
         )
     if adapter is not None:
+        if adapter.of_both:
+            both = f"--lora {adapter.rank} --qlora {adapter.rank}"
+            assumptions.append(f"{both} is taken as --qlora {adapter.rank}: a base in 4 bits")
         if adapter.targets is None and workload.adapter_targets != "all":
             assumptions.append(
                 f"adapters on {workload.adapter_targets} (default: the matrices of routed experts "

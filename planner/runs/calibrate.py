@@ -40,9 +40,8 @@ from planner.runs.run_record import RunRecord, read_run
 from planner.text.answer import SCHEMA_VERSION, Answer
 
 FEWEST_STEPS: Final = 3  # timed ones
-WAITED_FOR_OTHERS: Final = (
-    "with the measured waits it would compute faster than its peak: ranks waited for one another"
-)
+WAITED_FOR_OTHERS: Final = "ranks waited for one another, not for the links"
+NEAR_LOWEST: Final = 1.01 * LOWEST  # a fit that ends there found no factor
 SMALLEST_SHARE: Final = 0.02  # of the step: shorter waits do not determine the links
 
 
@@ -207,9 +206,15 @@ def calibrate_with_run(path: Path) -> CalibratedCluster:
     stored = load_calibration(name, count) if of_this_machine else None
     before = base if stored is None else calibrated(base, stored)
     factors = solve(run, base, measured)
-    waits_are_links = factors.links is None or _below_peak(base, factors, of_this_machine)
+    waits_are_links = factors is not None and _by_links(base, factors, of_this_machine)
     if not waits_are_links:
         factors = solve(run, base, measured, with_links=False)
+    if factors is None:
+        raise InputError(
+            f"{run.folder}: a step took {format_seconds(measured)} (predicted: "
+            f"{format_seconds(_step(run, base))}), which no factor from {LOWEST:g} to {HIGHEST:g} "
+            "on the rates explains; repeat the run while nothing else runs on the machine"
+        )
     calibration = (stored or Calibration(this_host(), name, count, ())).with_run(factors)
     cluster = calibrated(base, calibration)
     return CalibratedCluster(
@@ -261,6 +266,13 @@ def _step(run: RunRecord, cluster: Cluster) -> float:
     return _predicted(run, cluster).step_seconds
 
 
+def _by_links(base: Cluster, factors: RunFactors, of_this_machine: bool) -> bool:
+    """Whether a factor on the links, if there is one, explains the measured waits."""
+    if factors.links is None:
+        return True
+    return factors.links > NEAR_LOWEST and _below_peak(base, factors, of_this_machine)
+
+
 def _below_peak(base: Cluster, factors: RunFactors, of_this_machine: bool) -> bool:
     """Whether matrix products stay below the peak of the accelerator.
 
@@ -276,8 +288,13 @@ def _below_peak(base: Cluster, factors: RunFactors, of_this_machine: bool) -> bo
     )
 
 
-def solve(run: RunRecord, base: Cluster, measured: float, *, with_links: bool = True) -> RunFactors:
-    """Return the factors that fit the prediction to the measurement (least squares of logs)."""
+def solve(
+    run: RunRecord, base: Cluster, measured: float, *, with_links: bool = True
+) -> RunFactors | None:
+    """Return the factors that fit the prediction to the measurement (least squares of logs).
+
+    None where none from LOWEST to HIGHEST does within 5 %.
+    """
     from scipy.optimize import least_squares
 
     waits = run.exposed_seconds
@@ -302,10 +319,4 @@ def solve(run: RunRecord, base: Cluster, measured: float, *, with_links: bool = 
     start = np.zeros(2 if known else 1)
     start[0] = np.clip(residuals(start)[0], bound[1], bound[0])
     fit = least_squares(residuals, start, bounds=(bound[1], bound[0]), xtol=1e-12, ftol=1e-12)
-    found = factors(fit.x)
-    if abs(residuals(fit.x)[0]) > 0.05:
-        raise InputError(
-            f"{run.folder}: a step took {measured:.3g} s; no factor from {LOWEST:g} to {HIGHEST:g} "
-            "on the rates explains it"
-        )
-    return found
+    return None if abs(residuals(fit.x)[0]) > 0.05 else factors(fit.x)

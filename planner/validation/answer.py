@@ -116,7 +116,7 @@ class ValidateAnswer(Answer):
         from planner.text.answer import json_text
 
         refuse_existing_files(folder, force=force)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         lists = ("defaults", "not_understood")
         flat = self.rows.assign(**{name: self.rows[name].map("; ".join) for name in lists})
         texts = (
@@ -147,6 +147,8 @@ def refuse_existing_files(folder: Path, *, force: bool) -> None:
     """Raise before anything is priced if the results cannot be written."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; name a folder")
+    if not folder.absolute().parent.is_dir():
+        raise InputError(f"{folder}: the folder {folder.parent} does not exist")
     there = [name for name in FILES if (folder / name).exists()]
     if there and not force:
         raise InputError(f"{folder / there[0]}: exists already; name another folder or add --force")

@@ -29,7 +29,9 @@ def test_a_host_that_is_too_small_is_named() -> None:
     """16 bytes of 8 billion parameters: 128.5 GB."""
     small = fit("llama-3-8b", node(host_memory=128e9), offload="optimizer", **ASKED)
     assert small.verdict == "does_not_fit"
-    assert "the host is too small" in " ".join(str(small).split())
+    words = " ".join(str(small).split())
+    assert "DOES NOT FIT the host: 120 GiB of 107 GiB host memory of a node, short of" in words
+    assert "it fits the accelerator: peak" in words
     assert small.assessment.host.short_of == "memory"
     large = fit("llama-3-8b", node(host_memory=256e9), offload="optimizer", **ASKED)
     assert large.verdict == "fits"
@@ -42,7 +44,7 @@ def test_drives_that_are_too_small_are_named() -> None:
     options = {**ASKED, "offload": "weights", "offload_device": "nvme"}
     answer = fit("llama-3-8b", node(**sizes), **options)
     assert answer.verdict == "does_not_fit"
-    assert "the drives are too small" in " ".join(str(answer).split())
+    assert "of 83.8 GiB NVMe drives of a node, short of" in " ".join(str(answer).split())
     assert fit("llama-3-8b", node(**{**sizes, "nvme": 1e12}), **options).verdict == "fits"
 
 
@@ -54,9 +56,16 @@ def test_an_unknown_host_is_not_checked_and_that_is_said() -> None:
 
 
 @pytest.mark.slow
+def test_drives_are_a_way_out_of_a_host_that_is_too_small() -> None:
+    answer = fit("llama-3.1-405b", "8xH200", offload="weights", **ASKED)
+    assert answer.assessment.is_short_on_the_host_alone
+    assert any("--offload-device nvme" in way.options for way in answer.ways_out)
+
+
+@pytest.mark.slow
 def test_the_search_refuses_what_the_host_cannot_hold() -> None:
     asked = {"seq_len": 512, "fix": "offload=optimizer", "top": 1}
-    with pytest.raises(NoLegalPlanError):
+    with pytest.raises(NoLegalPlanError, match="too large for the host"):
         plan("llama-3-8b", node(host_memory=1e9), **asked)
     assert plan("llama-3-8b", node(host_memory=1e12), **asked).best
 

@@ -507,6 +507,31 @@ def test_one_rank_of_a_file_that_shards_is_priced_unsharded(tmp_path: Path) -> N
     assert found.best.world_size == 1
 
 
+def test_adapters_that_are_given_replace_those_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "axolotl.yaml"
+    file.write_text("base_model: x\nadapter: qlora\nload_in_4bit: true\nlora_r: 32\n")
+    answer = planner.fit("qwen2.5-0.5b", "1xA100-80GB", source=str(file), lora=8)
+    workload = answer.scenario.workload
+    assert (workload.adapter, workload.adapter_rank) == ("lora", 8)
+
+
+def test_a_misspelt_key_is_named_by_fit_and_plan(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 2}, "gradient_acumulation_steps": 4}')
+    for command in ("fit", "plan"):
+        with pytest.raises(SystemExit):
+            main([command, "qwen2.5-0.5b", "2xA100-80GB", "--from", str(file)])
+        said = " ".join(capsys.readouterr().err.split())
+        assert "so not priced: gradient_acumulation_steps (is gradient_accumulation_steps" in said
+
+
+def test_the_stage_of_a_file_holds_for_a_trainer_that_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}')
+    answer = planner.fit("qwen2.5-0.5b", "4xA100-80GB", source=str(file), software="deepspeed")
+    assert answer.plan.zero_stage == 1
+
+
 def test_a_file_for_other_processes_than_the_cluster_has_says_so(tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
     file.write_text("distributed_type: FSDP\nfsdp_config: {}\nnum_processes: 8\n")

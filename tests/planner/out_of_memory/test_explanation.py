@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hardware_profiles.errors import InputError
 from planner.out_of_memory.explanation import explain_out_of_memory
 from planner.out_of_memory.report import read_report
+from planner.out_of_memory.run import priced_run
+from planner.request.requests import RunOptions
 
 # sentences as c10/cuda/CUDACachingAllocator.cpp of torch 2.5 prints them; frames are made up
 NEW = (
@@ -138,3 +142,31 @@ def test_the_lines_of_one_rank_are_read() -> None:
         "y = logits.float()",
         "loss",
     )
+
+
+def test_a_run_is_priced_as_stated_and_as_its_traceback_shows() -> None:
+    """Nothing is searched: one rank of 8 without ZeRO keeps 18 bytes of each parameter and more."""
+    text = traceback(
+        (f"{LIB}transformers/trainer.py", "training_step", "loss"),
+        (f"{LIB}torch/utils/checkpoint.py", "checkpoint", "ret"),
+        CALL,
+    )
+    run = RunOptions(model="llama-3-8b", cluster="8xA100-80GB", seq_len=2048, micro_batch_size=4)
+    priced = priced_run(run, text)
+    assert priced is not None
+    plan = priced.plan
+    assert (plan.data_parallel, plan.zero_stage, plan.recompute) == (8, 0, "full")
+    assert priced.assessment.memory.peak_bytes > 16 * 8.03e9
+    assert priced.scenario.software.name == "hf-trainer"
+    answer = str(explain_out_of_memory(text, priced))
+    assert "zero_stage 0" in answer
+    assert "--zero" in answer.split("Would fit:")[1]
+    sharded = priced_run(replace(run, zero_stage=3), text)
+    assert sharded is not None
+    assert sharded.plan.zero_stage == 3
+
+
+def test_options_of_a_run_need_its_model_and_cluster() -> None:
+    assert priced_run(RunOptions(), "") is None
+    with pytest.raises(InputError, match="--micro-batch-size, --model: a run is priced with both"):
+        priced_run(RunOptions(model="gpt2", micro_batch_size=2), "")
