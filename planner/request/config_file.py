@@ -49,7 +49,8 @@ def with_config(request: Request, cluster: Cluster) -> tuple[Request, ConfigRead
     if request.qlora is not None:
         found.pop("lora", None)
     if request.lora is not None:
-        found = {name: value for name, value in found.items() if name not in QUANTISED}
+        for name in QUANTISED:
+            found.pop(name, None)
     if isinstance(request, PlanRequest):
         found.pop("software", None)  # follows from the target, stage by stage
     elif request.software is None:
