@@ -36,7 +36,7 @@ def with_config(request: Request, cluster: Cluster) -> tuple[Request, ConfigRead
     from planner.exchange.registry import read_config  # heavy: where it is used
 
     reading = read_config(request.source)
-    found = dict(reading.settings)
+    found: dict[str, Any] = dict(reading.settings)
     data = _data_parallel({**found, **_given(request)}, cluster.num_gpus)
     micro, count = found.get("micro_batch_size"), found.get("num_microbatches")
     if isinstance(request, FitRequest):
