@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +41,17 @@ class Exported:
         for note in self.notes:
             lines += labelled("Note", note)
         return "\n".join([*lines, *(f"{'Start':<11}{one}" for one in self.launch.splitlines())])
+
+    def renamed(self, name: str) -> Exported:
+        """Return the same with another name for its only file."""
+        ((before, text),) = self.files.items()
+        stems = {before: name, Path(before).stem: Path(name).stem}
+        launch = re.sub(
+            rf"\b{re.escape(before)}|(?<=--module ){re.escape(Path(before).stem)}\b",
+            lambda found: stems[found[0]],
+            self.launch,
+        )
+        return replace(self, files={name: text.replace(self.launch, launch)}, launch=launch)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""

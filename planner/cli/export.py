@@ -16,7 +16,14 @@ def export_plan(
     plan: PlanPath,
     to: Annotated[str, Option("--to", metavar="TARGET", values=target_names, help="{values}")],
     output: Annotated[
-        Path, Option("--output", "-o", metavar="DIR", group=OUTPUT, help="folder of the files")
+        Path,
+        Option(
+            "--output",
+            "-o",
+            metavar="DIR|FILE",
+            group=OUTPUT,
+            help="folder of the files, or the file's name where there is one",
+        ),
     ] = Path("."),
     force: Force = False,
     json: Json = False,
@@ -29,13 +36,19 @@ def export_plan(
     from planner.text.answer import json_text
 
     answer = export(plan, to)
-    if output.exists() and not output.is_dir():
-        raise InputError(f"{output}: is a file; name a folder")
-    paths = {output / name: text for name, text in answer.files.items()}
+    folder, names = output, list(answer.files)
+    if output.suffix in {Path(name).suffix for name in names} and not output.is_dir():
+        if len(names) > 1:
+            raise InputError(f"{output}: name a folder: {to} takes {' and '.join(names)}")
+        folder, names = output.parent, [output.name]
+        answer = answer.renamed(output.name)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; name a folder")
+    paths = {folder / name: text for name, text in zip(names, answer.files.values(), strict=True)}
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{output}: cannot be made: {error.strerror or error}") from None
+        raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from None
     for path in paths:
         refuse_existing(path, force=force)
     for path, text in paths.items():

@@ -11,11 +11,11 @@ from hardware_profiles.fields import read_text
 from hardware_profiles.options import Option
 from planner.cli.options import Json
 from planner.cli.outputs import print_answer
-from planner.request.requests import RunOptions
+from planner.request.requests import StatedRun
 
 
 def oom(
-    run: RunOptions,
+    run: StatedRun,
     file: Annotated[
         Path | None,
         Option("FILE", help="a traceback or a log; without: standard input"),

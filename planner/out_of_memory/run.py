@@ -10,7 +10,7 @@ from typing import Any, Final
 from hardware_profiles.errors import InputError
 from planner.answer.answers import FitAnswer
 from planner.api.fit import fit_as_stated
-from planner.request.requests import FitRequest, RunOptions, option
+from planner.request.requests import FitRequest, StatedRun, option
 
 RANK: Final = 16  # of adapters: no traceback tells it
 # what files in a traceback tell of a run, the first that matches of each setting
@@ -31,7 +31,7 @@ SHOWN_BY: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
 SOFTWARE: Final = "torch-trainer"  # where neither options nor the traceback name one
 
 
-def priced_run(run: RunOptions, text: str) -> FitAnswer | None:
+def priced_run(run: StatedRun, text: str) -> FitAnswer | None:
     """Return the prediction of the run that was stated; None without a model.
 
     ``text``: the traceback. Options and files that are given win over what it shows.
@@ -40,7 +40,7 @@ def priced_run(run: RunOptions, text: str) -> FitAnswer | None:
     stated = {name: value for name, value in given.items() if value is not None}
     if run.model is None or run.cluster is None:
         if stated:
-            flags = ", ".join(option(RunOptions, name).flags[0] for name in stated)
+            flags = ", ".join(option(StatedRun, name).flags[0] for name in stated)
             raise InputError(f"{flags}: a run is priced with both --model and --cluster")
         return None
     shown = {} if run.source is not None else _shown_by(text, stated)

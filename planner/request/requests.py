@@ -571,7 +571,7 @@ class FitRequest(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(
+class StatedRun(
     ConfigOptions, AdapterOptions, PlanOptions, LayerOptions, CommonOptions, MachineOptions
 ):
     """A run as it was started, of a model on a cluster."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import planner
+from cost_models.plan_file import write_plan_file
 from hardware_profiles.errors import InputError
 from planner.cli.app import main
 from planner.exchange.flags import parse_flags
@@ -584,3 +585,16 @@ def test_shell_words(script: str, words: list[str] | None) -> None:
 def test_a_script_without_flags_is_an_error(text: str) -> None:
     with pytest.raises(InputError, match="no command with flags"):
         parse_flags(text, "x.sh")
+
+
+def test_one_file_may_have_another_name(tmp_path: Path, capsys: Any) -> None:
+    plan = tmp_path / "plan.json"
+    write_plan_file(plan, planner.plan("qwen2.5-0.5b", "2xA100-80GB", top=1).plan_file())
+    named = tmp_path / "mine.yaml"
+    with pytest.raises(SystemExit):
+        main(["export", str(plan), "--to", "accelerate", "-o", str(named)])
+    assert "Start      accelerate launch --config_file mine.yaml" in capsys.readouterr().out
+    assert "# Start: accelerate launch --config_file mine.yaml" in named.read_text()
+    with pytest.raises(SystemExit):
+        main(["export", str(plan), "--to", "lightning", "-o", str(tmp_path / "job.py")])
+    assert "name a folder" in capsys.readouterr().err

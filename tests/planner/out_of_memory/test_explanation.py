@@ -10,7 +10,7 @@ from hardware_profiles.errors import InputError
 from planner.out_of_memory.explanation import explain_out_of_memory
 from planner.out_of_memory.report import read_report
 from planner.out_of_memory.run import priced_run
-from planner.request.requests import RunOptions
+from planner.request.requests import StatedRun
 
 # sentences as c10/cuda/CUDACachingAllocator.cpp of torch 2.5 prints them; frames are made up
 NEW = (
@@ -151,7 +151,7 @@ def test_a_run_is_priced_as_stated_and_as_its_traceback_shows() -> None:
         (f"{LIB}torch/utils/checkpoint.py", "checkpoint", "ret"),
         CALL,
     )
-    run = RunOptions(model="llama-3-8b", cluster="8xA100-80GB", seq_len=2048, micro_batch_size=4)
+    run = StatedRun(model="llama-3-8b", cluster="8xA100-80GB", seq_len=2048, micro_batch_size=4)
     priced = priced_run(run, text)
     assert priced is not None
     plan = priced.plan
@@ -167,6 +167,6 @@ def test_a_run_is_priced_as_stated_and_as_its_traceback_shows() -> None:
 
 
 def test_options_of_a_run_need_its_model_and_cluster() -> None:
-    assert priced_run(RunOptions(), "") is None
+    assert priced_run(StatedRun(), "") is None
     with pytest.raises(InputError, match="--micro-batch-size, --model: a run is priced with both"):
-        priced_run(RunOptions(model="gpt2", micro_batch_size=2), "")
+        priced_run(StatedRun(model="gpt2", micro_batch_size=2), "")
