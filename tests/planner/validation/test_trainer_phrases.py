@@ -359,6 +359,20 @@ def test_optimizers_with_the_states_of_others(
     assert found.workload.master_weights is not in_backward  # updated in 16 bits
 
 
+@pytest.mark.parametrize(
+    ("framework", "stage", "profile"),
+    [
+        ("HF Trainer", 1, "hf-trainer+deepspeed-zero1"),
+        ("HF Trainer", 2, "hf-trainer+deepspeed-zero2"),
+        ("HF Trainer, FSDP", 2, "hf-trainer"),
+        ("HF Trainer, FSDP SHARD_GRAD_OP", 2, "hf-trainer+fsdp1"),
+        ("HF Trainer", 3, "hf-trainer"),
+    ],
+)
+def test_what_shards_under_hugging_faces_trainer(framework: str, stage: int, profile: str) -> None:
+    assert case(framework=framework, zero_stage=stage).scenario.software.name == profile
+
+
 def test_a_plan_beyond_a_trainer_keeps_the_engines_of_its_row() -> None:
     beyond = case(framework="HF Trainer, FSDP1", recompute="full", recompute_layers=1, zero_stage=3)
     assert beyond.scenario.software.name == "torch-trainer+fsdp1"
