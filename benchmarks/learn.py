@@ -3,8 +3,8 @@
 For every source of published and unseen runs, and every trainer and accelerator in it with enough
 runs: learns from 1, 2, 3 and 5 of them (several random draws), and predicts others of the same
 source, trainer and accelerator with the learned profile. Prints the median error of step time and
-of peak memory before and after, the share inside the stated interval, and its width. Both the prior
-of the mechanisms and the interval are fitted on all other sources. The tables of
+of peak memory before and after, the share inside the stated interval, and its width. The prior of
+the mechanisms, the likeness of runs and the interval are fitted on all other sources. The tables of
 docs/reference/validate.md come first.
 
 ``--fit``: prints the prior of all sources and the intervals for planner/learning/prior.toml.
@@ -31,6 +31,7 @@ from msgspec.structs import asdict, replace
 
 from benchmarks.accuracy import UNSEEN
 from benchmarks.shrunk_intervals import shortest
+from cost_models.step_time.unexplained import likeness
 from planner.learning.effects import (
     Effects,
     MeasuredRun,
@@ -38,10 +39,11 @@ from planner.learning.effects import (
     log_predictions,
     measured_run,
 )
-from planner.learning.mechanisms import RATES, Prior, published_prior
+from planner.learning.mechanisms import RATES, Likeness, Prior, published_prior
 from planner.learning.posterior import posterior
 from planner.learning.refinement import refined
 from planner.learning.spreads import deviations
+from planner.learning.unexplained import distances_between, weights
 from planner.validation.case import case_of
 from planner.validation.pricing import why_impossible
 from planner.validation.reading import Unpriceable
@@ -54,6 +56,7 @@ PREDICTED: Final = 6  # others that are predicted in a draw
 STEPS: Final = tuple(2.0 ** (0.5 * n) for n in range(-4, 5))  # times a number of the prior
 LEAST: Final = -1.0  # log evidence of a measured quantity of a group
 WIDEST: Final = 0.7  # of a logarithm: a factor of two
+LEAST_NOISE: Final = 0.1  # of two runs of one plan, at least a tenth is their own
 SUMS_OF_LAYERS: Final = ("vtrain-single",)  # no measurements of steps
 
 
@@ -162,45 +165,94 @@ def without_source(tables: Mapping[str, pd.DataFrame], prior: Prior, source: str
     return changed
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Learned runs of a group, and other runs of it: logarithms (runs, 2), NaN: unknown."""
+
+    group: Group
+    number: int
+    own: np.ndarray  # measured, before, explained by mechanisms: (3, learned runs, 2)
+    others: np.ndarray  # the same of other runs
+    near: np.ndarray  # distances of learned runs to each other
+    far: np.ndarray  # distances of other runs to learned ones
+
+
 def draws_of(
     group: Group, before: Prior, prior: Prior, number: int, draws: int, predicted: int
-) -> list[dict[str, object]]:
-    """Learn from random runs of a group; return errors of others, before and after."""
+) -> list[Draw]:
+    """Learn mechanisms from random runs of a group, and predict others."""
     found = []
     generator = random.Random(number)
     under = with_widths(group, before, prior)
-    for draw in range(draws):
+    for _ in range(draws):
         order = generator.sample(range(len(group.runs)), len(group.runs))
         own, others = order[:number], order[number : number + predicted]
         if not others or np.isnan(group.effects.base[own]).any():
             continue
-        cases = [group.runs[n].case for n in own]
-        effects_of_own = under.of(own)
-        known = posterior(effects_of_own, group.measured[own], prior)
-        learned = refined(effects_of_own, cases, group.measured[own], known, prior)
-        both = log_predictions([group.runs[n].case for n in (*own, *others)], learned.figures)
-        of_own, after = both[:number], both[number:]
-        sizes = deviations(group.measured[own], group.effects.base[own], of_own, prior)
-        for place, n in enumerate(others):
-            for quantity, name in enumerate(("time", "memory")):
-                measured = group.measured[n, quantity]
-                if np.isnan(measured) or np.isnan(after[place, quantity]):
-                    continue
-                if np.isnan(group.measured[own, quantity]).all():
-                    continue  # no run measured it
-                found.append(
-                    {
-                        "source": group.source,
-                        "trainer": group.trainer,
-                        "quantity": name,
-                        "runs": number,
-                        "draw": draw,
-                        "before": np.exp(measured - group.effects.base[n, quantity]) - 1.0,
-                        "after": np.exp(measured - after[place, quantity]) - 1.0,
-                        "deviation": sizes[quantity],
-                    }
-                )
+        both = [*own, *others]
+        cases = [group.runs[n].case for n in both]
+        effects_of_own, measured = under.of(own), group.measured[both]
+        known = posterior(effects_of_own, measured[:number], prior)
+        learned = refined(effects_of_own, cases[:number], measured[:number], known, prior)
+        explained = log_predictions(cases, learned.figures)
+        logs = np.stack([measured, group.effects.base[both], explained])
+        apart = distances_between(cases, cases[:number])
+        parts = logs[:, :number], logs[:, number:], apart[:number], apart[number:]
+        found.append(Draw(group, number, *parts))
     return found
+
+
+def errors_of(draw: Draw, prior: Prior) -> list[dict[str, object]]:
+    """Return errors of the other runs of a draw, before and after."""
+    own, (measured, before, explained) = draw.own.copy(), draw.others
+    weight, alone = weights(own[0, :, 0] - own[2, :, 0], draw.near, prior.likeness)
+    own[2, :, 0] = own[0, :, 0] - alone
+    after = explained.copy()
+    after[:, 0] += likeness(draw.far, prior.likeness.length) @ weight
+    sizes, found = deviations(*own, prior), []
+    for quantity, name in enumerate(("time", "memory")):
+        if np.isnan(own[0, :, quantity]).all():
+            continue  # no run measured it
+        for n in np.flatnonzero(~np.isnan(measured[:, quantity] - after[:, quantity])):
+            at = n, quantity
+            found.append(
+                {
+                    "source": draw.group.source,
+                    "trainer": draw.group.trainer,
+                    "quantity": name,
+                    "runs": draw.number,
+                    "before": np.exp(measured[at] - before[at]) - 1.0,
+                    "explained": np.exp(measured[at] - explained[at]) - 1.0,
+                    "after": np.exp(measured[at] - after[at]) - 1.0,
+                    "deviation": sizes[quantity],
+                }
+            )
+    return found
+
+
+def likeness_errors(draws: Sequence[Draw], priors: Sequence[Prior]) -> pd.DataFrame:
+    """Return the mean error of step times of every source (index) under each prior.
+
+    Logarithms, at most ``WIDEST``. Sources weigh the same, and so do numbers of learned runs.
+    """
+    columns = {}
+    for number, prior in enumerate(priors):
+        rows = pd.DataFrame([row for draw in draws for row in errors_of(draw, prior)])
+        rows = rows[rows.quantity == "time"]
+        rows = rows.assign(log=np.minimum(np.log1p(rows.after).abs(), WIDEST))
+        by_number = rows.groupby(["source", "runs"]).log.mean()
+        columns[number] = by_number.groupby("source").mean()
+    return pd.DataFrame(columns)
+
+
+def likenesses(prior: Prior) -> list[Prior]:
+    """Return priors that differ in the likeness of runs."""
+    own = prior.likeness
+    return [
+        replace(prior, likeness=Likeness(x * own.length, max(LEAST_NOISE, y * own.noise)))
+        for x in (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
+        for y in (1.0, 0.5, 0.7, 1.4, 2.0, 4.0)
+    ]
 
 
 def interval_of(rows: pd.DataFrame) -> tuple[float, float]:
@@ -224,6 +276,7 @@ def summary(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
                 **dict(zip(names, key, strict=True)),
                 "predicted": len(part),
                 "before": before.median(),
+                "explained": size(part.explained).median(),
                 "after": after.median(),
                 "90th before": before.quantile(0.9),
                 "90th after": after.quantile(0.9),
@@ -276,6 +329,8 @@ def prior_toml(prior: Prior, rows: pd.DataFrame) -> str:
     """Return prior.toml without its comments."""
     lines = [f"departs = {prior.departs:.2g}", "", "[noise]"]
     lines += [f"{name} = {value:.2g}" for name, value in asdict(prior.noise).items()]
+    lines += ["", "[likeness]"]
+    lines += [f"{name} = {value:.2g}" for name, value in asdict(prior.likeness).items()]
     lines += ["", "[widths]", *(f'"{name}" = {width:.2g}' for name, width in prior.widths.items())]
     for number in AFTER:
         lines += ["", "[[after]]", f"runs = {number}"]
@@ -308,13 +363,28 @@ def report(groups: Sequence[Group], before: Prior, *, draws: int, fit: bool) -> 
     """Fit the prior without each source, learn, predict, and print."""
     full = fitted(groups, before) if fit else before
     tables = {name: by_source(groups, before, priors) for name, priors in variants(full).items()}
-    records: list[dict[str, object]] = []
+    found: dict[str, tuple[Prior, list[Draw]]] = {}
     for group in groups:
         print(f"learning {group.source}, {group.trainer}", file=sys.stderr, flush=True)
         prior = without_source(tables, full, group.source)
+        found.setdefault(group.source, (prior, []))
         for number in AFTER:
-            records += draws_of(group, before, prior, number, draws, PREDICTED)
-    rows = with_coverage(pd.DataFrame(records))
+            found[group.source][1].extend(draws_of(group, before, prior, number, draws, PREDICTED))
+    tried = likenesses(full)
+    table = likeness_errors([draw for _, few in found.values() for draw in few], tried)
+    if fit:
+        full = replace(full, likeness=tried[int(table.mean().argmin())].likeness)
+    rows = with_coverage(
+        pd.DataFrame(
+            [
+                row
+                for source, (prior, few) in found.items()
+                for best in [tried[int(table.drop(index=source, errors="ignore").mean().argmin())]]
+                for draw in few
+                for row in errors_of(draw, replace(prior, likeness=best.likeness))
+            ]
+        )
+    )
     unseen = {row.group for path in UNSEEN.values() for row in read_runs(path)}
     rows = rows.assign(unseen=rows.source.isin(unseen))
     print(in_documentation(rows))

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from cost_models.arrays import Flag, Real
 
@@ -85,6 +85,12 @@ class RankSeconds(Struct, frozen=True):
     replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
     replicas_use_other_links: Flag = False  # over other links than data_communication
     surplus: Real = 0.0  # of ``tensor_communication``, backward less forward
+
+    def times(self, factor: Real) -> RankSeconds:
+        """Return the seconds times a factor."""
+        others = self.replicas_use_other_links
+        longer = RankSeconds(*(part * factor for part in astuple(self)))
+        return replace(longer, replicas_use_other_links=others)
 
     @property
     def microbatch(self) -> Real:

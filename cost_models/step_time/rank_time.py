@@ -61,6 +61,7 @@ from cost_models.step_time.data_parallel_phases import data_phases
 from cost_models.step_time.optimizer_update import update_accesses, update_flops
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
+from cost_models.step_time.unexplained import unexplained_factor
 
 Pair = tuple[Real, Real]  # of a forward and of a backward pass
 
@@ -96,7 +97,7 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
     starts = operator_seconds(view, rate.operator)
     host = waiting_seconds(view, rate, device, inside, starts, link)
     backward = device.backward + device.recompute
-    return RankSeconds(
+    seconds = RankSeconds(
         compute=device.forward + device.backward,
         recompute=device.recompute,
         host=host[0] + host[1],
@@ -120,6 +121,9 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         <= view.cluster.tiers[0].domain_size,
         optimizer=optimizer_term(view, rate, by_axis["world"], link, shard),
     )
+    if view.software.learned is None:
+        return seconds
+    return seconds.times(unexplained_factor(view.scenario, table))
 
 
 def device_seconds(view: RankView, rate: Rates) -> DeviceSeconds:

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Self, TypeVar
 from msgspec import Meta, Struct, to_builtins
 from msgspec.structs import fields, replace
 
-from hardware_profiles.fields import convert
+from hardware_profiles.fields import Positive, convert
 
 Share = Annotated[float, Meta(ge=0.0, le=10.0)]
+Count = Annotated[int, Meta(ge=1)]
 
 
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,11 +34,39 @@ class LearnedSpread(Struct, frozen=True, forbid_unknown_fields=True):
     runs: Annotated[int, Meta(ge=0)] = 0  # that measured the quantity; 0: not stated
 
 
+class LearnedRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """A run, and its weight in steps of plans like it (cost_models/step_time/unexplained.py)."""
+
+    run: str  # its name
+    weight: Annotated[float, Meta(ge=-100.0, le=100.0)]
+    num_parameters: Count
+    seq_len: Count
+    micro_batch_size: Count
+    num_microbatches: Count
+    data_parallel: Count
+    tensor_parallel: Count
+    pipeline_parallel: Count
+    context_parallel: Count
+    expert_parallel: Count
+    precision: str
+    adapter: str
+    attention_kernel: str
+
+
+class Unexplained(Struct, frozen=True, forbid_unknown_fields=True):
+    """Errors of step times that no mechanism explains, and how far they hold for other plans."""
+
+    length: Positive  # doublings
+    source: str
+    runs: tuple[LearnedRun, ...]
+
+
 class Learned(Struct, frozen=True, forbid_unknown_fields=True):
     """What a profile of a user's own was learned from (``shardplan learn``)."""
 
-    runs: Annotated[int, Meta(ge=1)]
+    runs: Count
     accelerator: str
+    unexplained: Unexplained | None = None
     time: LearnedSpread | None = None  # None: no run measured it
     memory: LearnedSpread | None = None
 

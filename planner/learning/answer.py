@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import asdict
 
+from cost_models.step_time.unexplained import likeness
 from cost_models.uncertainty import Spread, memory_spread, time_spread
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
@@ -34,6 +35,7 @@ from planner.learning.posterior import posterior
 from planner.learning.profile_file import profile_toml, write_profile
 from planner.learning.refinement import refined
 from planner.learning.spreads import learned_spreads
+from planner.learning.unexplained import distances_between, unexplained, weights
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.validation.case import case_of
 from planner.validation.pricing import why_impossible
@@ -193,8 +195,13 @@ def _learned(
         raise InputError(f"{path}: no run to learn from: no price of {cases[0].row.name} is known")
     found = posterior(known, measured, prior)
     learned = refined(known, cases, measured, found, prior)
-    after = log_predictions(cases, learned.figures)
-    spreads = learned_spreads(measured, known.base, after, prior)
+    explained = log_predictions(cases, learned.figures)
+    apart = distances_between(cases, cases)
+    weight, alone = weights(measured[:, 0] - explained[:, 0], apart, prior.likeness)
+    after, checked = explained.copy(), explained.copy()
+    after[:, 0] += likeness(apart, prior.likeness.length) @ weight
+    checked[:, 0] = measured[:, 0] - alone
+    spreads = learned_spreads(measured, known.base, checked, prior)
     conclusions = tuple(about_switches(known, found, learned, prior)) + tuple(
         about_rates(known, found, learned, software, prior)
     )
@@ -211,13 +218,14 @@ def _learned(
         source=path.name,
         accelerator=accelerator,
         spreads=spreads,
+        left=unexplained(cases, weight, f"learned from {path.name}", prior.likeness.length),
     )
     return LearnAnswer(
         path=target,
         source=path.name,
         trainer=software.name,
         accelerator=accelerator,
-        runs=tuple(compared_runs(runs, known.base, after)),
+        runs=tuple(compared_runs(runs, known.base, explained, after)),
         conclusions=conclusions,
         next_runs=tuple(next_runs(cases, known, found, prior)),
         spreads={},

@@ -39,12 +39,15 @@ class ComparedRun:
     step: float | None
     step_before: float
     step_after: float
+    step_explained: float  # by mechanisms alone
     peak: float | None
     peak_before: float
     peak_after: float
 
 
-def compared_runs(runs: Sequence[MeasuredRun], before: Logs, after: Logs) -> list[ComparedRun]:
+def compared_runs(
+    runs: Sequence[MeasuredRun], before: Logs, explained: Logs, after: Logs
+) -> list[ComparedRun]:
     """Return the runs with their predictions before and after learning."""
     return [
         ComparedRun(
@@ -52,6 +55,7 @@ def compared_runs(runs: Sequence[MeasuredRun], before: Logs, after: Logs) -> lis
             run.step,
             math.exp(before[n, 0]),
             math.exp(after[n, 0]),
+            math.exp(explained[n, 0]),
             run.peak,
             math.exp(before[n, 1]),
             math.exp(after[n, 1]),

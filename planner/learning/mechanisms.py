@@ -58,6 +58,13 @@ class Noise(Struct, frozen=True, forbid_unknown_fields=True):
     kept: Positive  # share of the errors before learning that other runs keep
 
 
+class Likeness(Struct, frozen=True, forbid_unknown_fields=True):
+    """How far an error of a step time that no mechanism explains holds (``unexplained``)."""
+
+    length: Positive  # doublings
+    noise: Positive  # of a run for itself, over what runs alike share
+
+
 class Multiple(Struct, frozen=True, forbid_unknown_fields=True):
     """Ends of an interval, as multiples of the deviation that ``spreads`` expects."""
 
@@ -79,6 +86,7 @@ class Prior(Struct, frozen=True, forbid_unknown_fields=True):
 
     departs: Positive  # probability that a switch is not as in the profile
     noise: Noise
+    likeness: Likeness
     widths: Mapping[str, Positive]  # standard deviation of each rate, by its figure
     after: tuple[Spreads, ...] = ()
 

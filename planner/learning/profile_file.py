@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from hardware_profiles.fields import write_text_atomically
-from hardware_profiles.software.profile import LearnedSpread
+from hardware_profiles.software.profile import LearnedSpread, Unexplained
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 from planner.learning.mechanisms import figure_of
 
@@ -24,11 +24,13 @@ def profile_toml(
     source: str,
     accelerator: str,
     spreads: Mapping[str, LearnedSpread],
+    left: Unexplained | None = None,
 ) -> str:
     """Return a file that inherits a trainer's profile and changes figures.
 
     ``software``: of the runs, with figures that words of their cells changed; ``figures``: learned
-    values by "group.figure"; ``where``: 90 % ranges of rates; ``source``: file of the runs.
+    values by "group.figure"; ``where``: 90 % ranges of rates; ``source``: file of the runs;
+    ``left``: errors of step times that no mechanism explains.
     """
     import tomli_w
 
@@ -41,6 +43,7 @@ def profile_toml(
             "runs": runs,
             "accelerator": accelerator,
             **{name: to_builtins(spread) for name, spread in spreads.items()},
+            **({} if left is None else {"unexplained": to_builtins(left)}),
         },
     }
     sources = dict.fromkeys(_own(software), "the words of the runs' cells (shardplan validate)")

@@ -11,6 +11,7 @@ from typing import Final
 from cost_models.uncertainty import Spread
 from cost_models.units import format_gib, format_seconds
 from planner.learning.conclusions import ComparedRun, Conclusion
+from planner.learning.mechanisms import published_prior
 from planner.learning.next_run import NextRun
 from planner.text.paragraphs import hanging, plain, width
 from planner.text.tables import narrowed
@@ -54,7 +55,7 @@ def learned_text(
             "states differs: correct them, or leave them out; they distort the others."
         )
         lines += ["", *textwrap.wrap(words, width(), break_on_hyphens=False)]
-    lines += ["", *_next(next_runs)]
+    lines += ["", *_left(runs), *_next(next_runs)]
     for name, spread in spreads.items():
         what = "Step time" if name == "time" else "Peak memory"
         lines += hanging(
@@ -91,11 +92,25 @@ def run_rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
 
 
 def _is_unexplained(run: ComparedRun) -> bool:
-    """Whether a prediction is wrong by more than ``FAR`` after learning."""
-    pairs = ((run.step, run.step_after), (run.peak, run.peak_after))
+    """Whether mechanisms leave an error of more than ``FAR``."""
+    pairs = ((run.step, run.step_explained), (run.peak, run.peak_after))
     return any(
         measured is not None and not 1.0 / FAR < after / measured < FAR for measured, after in pairs
     )
+
+
+def _left(runs: Sequence[ComparedRun]) -> Iterator[str]:
+    """Yield the errors of step times that mechanisms leave, and where the file corrects them."""
+    errors = [100.0 * (run.step / run.step_explained - 1.0) for run in runs if run.step is not None]
+    if not errors:
+        return
+    each = ", ".join(f"{error:+.1f} %" for error in errors)
+    half = math.log(2.0) * published_prior().likeness.length
+    words = (
+        f"{each} of step times: added to plans like these runs, half of it where batch, sequence, "
+        f"model and ranks differ by {half:.1g} doublings in all"
+    )
+    yield from hanging(f"{'Unexplained':<12}", words)
 
 
 def _wrapped(first: str, words: str) -> list[str]:
