@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 from hypothesis import settings
+from msgspec import structs
 from msgspec.structs import asdict
 
 from cost_models.arrays import Count, Real
@@ -29,6 +31,7 @@ from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import RankSeconds
 from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.software.profile import Learned, LearnedRun, Unexplained
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 
 
@@ -137,6 +140,36 @@ def make_scenario(
         Workload(seq_len, global_batch_size, **workload),
         software_profile(software),
     )
+
+
+def learned(scenario: Scenario, *weights: float, accelerator: str = "A100-SXM-80GB") -> Scenario:
+    """Return a scenario whose trainer was learned from runs that mechanisms do not explain."""
+    gpus = scenario.cluster.num_gpus
+    ranks = [(gpus, 1, 1), (gpus // 2, 1, 2), (gpus // 2, 2, 1)]  # data, tensor, pipeline
+    runs = tuple(
+        LearnedRun(
+            run=f"run {number}",
+            weight=weight,
+            num_parameters=scenario.model.num_parameters,
+            seq_len=scenario.workload.seq_len,
+            micro_batch_size=2,
+            num_microbatches=1,
+            data_parallel=data,
+            tensor_parallel=tensor,
+            pipeline_parallel=pipeline,
+            context_parallel=1,
+            expert_parallel=1,
+            precision="bf16",
+            adapter="none",
+            attention_kernel="flash",
+        )
+        for number, (weight, (data, tensor, pipeline)) in enumerate(
+            zip(weights or (0.3, 0.6, -0.9), ranks, strict=False)
+        )
+    )
+    left = Unexplained(length=2.0, source="a test", runs=runs)
+    found = Learned(runs=len(runs), accelerator=accelerator, unexplained=left)
+    return replace(scenario, software=structs.replace(scenario.software, learned=found))
 
 
 def all_plans(

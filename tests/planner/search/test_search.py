@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from planner.assessment.verdict import (
 from planner.search.feasible import verdicts_of
 from planner.search.search import search
 from planner.search.space import enumerate_plans
-from tests.samples import all_plans, llama, make_scenario
+from tests.samples import all_plans, learned, llama, make_scenario
 
 
 def with_capacity(scenario: Scenario, capacity: float) -> Scenario:
@@ -98,9 +99,10 @@ def test_the_best_plans_are_those_of_pricing_each_plan_alone(
     assert min(row[2] for row in alone) == next(r[2] for r in alone if r[3] == result.smallest)
 
 
-def test_the_best_of_the_nested_loops_is_found() -> None:
+@pytest.mark.parametrize("of", [lambda usual: usual, learned], ids=["published", "learned"])
+def test_the_best_of_the_nested_loops_is_found(of: Callable[[Scenario], Scenario]) -> None:
     """A second brute force that does not use our enumeration."""
-    scenario = make_scenario("llama", "4xA100-80GB", global_batch_size=8)
+    scenario = of(make_scenario("llama", "4xA100-80GB", global_batch_size=8))
     table = PlanTable.from_plans(list(all_plans(scenario)))
     legal = table.rows(legality_codes(scenario, table) == 0)
     fastest = float(np.min(price(scenario, legal).step))
