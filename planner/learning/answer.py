@@ -43,6 +43,11 @@ from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import BadCell, read_runs_file
 
 MOST_RUNS: Final = 20
+NOTHING: Final = "neither step time nor peak memory can be compared"
+DIED: Final = (
+    "ran out of memory, which is no figure to learn from; shardplan validate with the file says "
+    "whether such a run fits"
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -134,7 +139,7 @@ def learn(
             continue
         run, impossible = measured_run(case), why_impossible(case)
         if run is None or impossible is not None:
-            skipped[row.name] = impossible or "neither step time nor peak memory can be compared"
+            skipped[row.name] = impossible or (DIED if row.outcome == "oom" else NOTHING)
         else:
             measured.append(run)
     _require_one_trainer(path, measured, skipped)

@@ -2,7 +2,8 @@ r"""90 % intervals after learning: as wide as the runs were wrong before it, and
 
     s² = (v s0² + Σ r²) / (v + n) + f² Σ d² / n
 
-Symbols   r, d  log(measured / predicted) of the n learned runs after and before learning
+Symbols   d  log(measured / predicted) of the n learned runs before learning
+          r  the same after it; of step times as the other runs predict them (``unexplained``)
           s0    noise that no mechanism explains   v  runs for which it counts
           f     share of the errors before learning that other runs keep
 

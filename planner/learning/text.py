@@ -101,16 +101,26 @@ def _is_unexplained(run: ComparedRun) -> bool:
 
 def _left(runs: Sequence[ComparedRun]) -> Iterator[str]:
     """Yield the errors of step times that mechanisms leave, and where the file corrects them."""
-    errors = [100.0 * (run.step / run.step_explained - 1.0) for run in runs if run.step is not None]
-    if not errors:
-        return
-    each = ", ".join(f"{error:+.1f} %" for error in errors)
-    half = math.log(2.0) * published_prior().likeness.length
-    words = (
-        f"{each} of step times: added to plans like these runs, half of it where batch, sequence, "
-        f"model and ranks differ by {half:.1g} doublings in all"
-    )
-    yield from hanging(f"{'Unexplained':<12}", words)
+    errors = [
+        (run.run, 100.0 * (run.step / run.step_explained - 1.0))
+        for run in runs
+        if run.step is not None
+    ]
+    if errors:
+        shown = [f"{run} {error:+.1f} %" for run, error in errors]
+        each = [error for _, error in errors]
+        listed = (
+            ", ".join(shown) if len(shown) <= MOST else f"{min(each):+.1f} to {max(each):+.1f} %"
+        )
+        half = math.log(2.0) * published_prior().likeness.length
+        words = (
+            f"{listed} of the step times. The file adds it to plans like these runs; half of it "
+            f"where batch, sequence, model and ranks differ by {half:.1g} doublings in all"
+        )
+        yield from hanging(f"{'Unexplained':<12}", words)
+    if len(runs) == 1:
+        words = "what this run has for itself counts as the machine's: learn from another plan, too"
+        yield from hanging(f"{'One run':<12}", words)
 
 
 def _wrapped(first: str, words: str) -> list[str]:

@@ -78,16 +78,21 @@ def test_a_slower_machine_is_learned(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_nothing_explains_is_named_and_does_not_turn_the_others(tmp_path: Path) -> None:
     """A step twenty times too long: the learned profile is no further off than the first one."""
-    path = made(tmp_path, {})
-    lines = path.read_text().splitlines()
-    cells = lines[3].split(",")
-    cells[-1] = f"{20.0 * float(cells[-1]):.6g}"
-    path.write_text("\n".join([*lines[:3], ",".join(cells)]))
-    answer = planner.learn(path, tmp_path / "mine.toml")
+    rows = list(csv.DictReader(made(tmp_path, {}).read_text().splitlines()))
+    rows[2]["step_time_s"] = f"{20.0 * float(rows[2]['step_time_s']):.6g}"
+    died = {**rows[0], "row_id": "died", "micro_batch_size": 16, "outcome": "oom"}
+    path = write(tmp_path / "RUNS.csv", [*rows, {**died, "step_time_s": ""}])
+    output = tmp_path / "mine.toml"
+    answer = planner.learn(path, output)
     wrong = answer.runs[2]
     assert wrong.step is not None
     assert wrong.step_before < wrong.step_after < wrong.step
-    assert "Not explained: " in str(answer)
+    assert "Not explained: run 2" in str(answer)
+    words = str(answer).replace("\n", " ")
+    assert "Left out: died: ran out of memory, which is no figure to learn from" in words
+    named = write(tmp_path / "named.csv", [{**row, "software": str(output)} for row in rows])
+    steps = np.exp(log_predictions([case_of(row) for row in read_runs(named)], {})[:, 0])
+    assert steps == pytest.approx([run.step_after for run in answer.runs], rel=1e-3)
     assert answer.spreads["time"].above > 1.0
 
 

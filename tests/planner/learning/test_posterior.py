@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.learning.mechanisms import OWN, Noise, Prior
+from planner.learning.mechanisms import OWN, Likeness, Noise, Prior
 from planner.learning.posterior import Posterior, posterior, predictive, regression
 
 NAN = math.nan
-PRIOR = Prior(departs=0.2, noise=Noise(time=0.02, memory=0.02, runs=2.0, kept=0.2), widths={})
+PRIOR = Prior(
+    departs=0.2,
+    noise=Noise(time=0.02, memory=0.02, runs=2.0, kept=0.2),
+    likeness=Likeness(length=2.0, noise=0.5),
+    widths={},
+)
 
 
 def effects(by_option: list[Any], by_rate: Any, runs: int = 2) -> Any:

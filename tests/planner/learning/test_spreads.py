@@ -7,13 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from planner.learning.mechanisms import Multiple, Noise, Prior, Spreads
+from planner.learning.mechanisms import Likeness, Multiple, Noise, Prior, Spreads
 from planner.learning.spreads import deviations, learned_spreads
 
 ENDS = Multiple(below=1.0, above=2.0, source="a test")
 PRIOR = Prior(
     departs=0.1,
     noise=Noise(time=0.1, memory=0.05, runs=2.0, kept=0.5),
+    likeness=Likeness(length=2.0, noise=0.5),
     widths={},
     after=(Spreads(1, ENDS, ENDS),),
 )
