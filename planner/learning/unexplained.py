@@ -65,5 +65,5 @@ def weights(left: Logs, apart: Logs, prior: Likeness) -> tuple[Logs, Logs]:
 
 def unexplained(cases: Sequence[Case], weight: Logs, source: str, length: float) -> Unexplained:
     """Return the errors of runs for a profile."""
-    runs = [as_learned(case, float(f"{w:.4g}")) for case, w in zip(cases, weight, strict=True) if w]
+    runs = [as_learned(case, float(f"{w:.6g}")) for case, w in zip(cases, weight, strict=True) if w]
     return Unexplained(length, source, tuple(runs))

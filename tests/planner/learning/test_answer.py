@@ -92,7 +92,7 @@ def test_a_run_that_nothing_explains_is_named_and_does_not_turn_the_others(tmp_p
     assert "Left out: died: ran out of memory, which is no figure to learn from" in words
     named = write(tmp_path / "named.csv", [{**row, "software": str(output)} for row in rows])
     steps = np.exp(log_predictions([case_of(row) for row in read_runs(named)], {})[:, 0])
-    assert steps == pytest.approx([run.step_after for run in answer.runs], rel=1e-3)
+    assert steps == pytest.approx([run.step_after for run in answer.runs], rel=2e-3)
     assert answer.spreads["time"].above > 1.0
 
 
