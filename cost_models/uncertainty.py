@@ -234,9 +234,13 @@ def memory_kind(software: str) -> str:
 
 
 def peak_was_compared(software: str) -> bool:
-    """Whether peaks of a trainer were compared, so that its interval is its own."""
+    """Whether peaks of a trainer were compared or learned, so that its interval is its own."""
     if _has_memory_of_executor(software):
         return True
+    if software.endswith(OWN_FILE):
+        own = software_profile(software)
+        learned = own.learned is not None and own.learned.memory is not None
+        return learned or peak_was_compared(own.inherits)
     return (memory_kind(software), ANY, ANY) in _intervals(MEMORY_INTERVALS)
 
 

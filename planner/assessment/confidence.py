@@ -101,7 +101,9 @@ def _time_words(scenario: Scenario) -> str:
     learned = scenario.software.learned
     if level == "learned" and learned is not None:
         runs = f"{learned.runs} run{'s' if learned.runs > 1 else ''}"
-        return f"learned: {scenario.software.name} explains {runs} of your own on {chip.name}"
+        words = f"learned: {scenario.software.name} explains {runs} of your own on {chip.name}"
+        carries = "; steps of plans like them include what it leaves unexplained"
+        return words + carries * (learned.unexplained is not None)
     words = "datasheet: rates come from the vendor; "
     if found is None:
         kind = "a mixture of experts" if scenario.model.has_experts else "this trainer"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cost_models.uncertainty import memory_spread, time_spread
+from cost_models.uncertainty import memory_spread, peak_was_compared, time_spread
 from hardware_profiles.cluster.catalogue import find_accelerator
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
@@ -44,6 +44,9 @@ def test_intervals_of_a_file_are_learned_ones_on_their_accelerator(tmp_path: Pat
     assert time_spread(name, ours).below == 0.03
     assert time_spread(name, other) == time_spread("torchtitan", other)
     assert memory_spread(name, 8).below == 0.02
+    compared = own(tmp_path / "new", FILE.format(parent="eager-fsdp2"))
+    assert peak_was_compared(compared)
+    assert not peak_was_compared("eager-fsdp2")
     without = own(tmp_path / "plain", 'inherits = "torchtitan"\n')
     assert memory_spread(without, 8) == memory_spread("torchtitan", 8)
 

@@ -13,9 +13,11 @@ import pytest
 import planner
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
+from planner.assessment.confidence import confidence_words
 from planner.learning.effects import log_predictions
 from planner.validation.case import case_of
 from planner.validation.runs_file import read_runs
+from tests.samples import make_scenario
 
 ROW: dict[str, Any] = {
     "framework": "torchtitan",
@@ -106,6 +108,8 @@ def test_the_file_prices_other_plans(tmp_path: Path) -> None:
     own = planner.fit("llama-3-8b", "8xH100-SXM-80GB", software=str(output), **request)
     steps = [answer.to_dict()["time"]["step_seconds"] for answer in (usual, own)]
     assert 1.1 < steps[1] / steps[0] < 1.35
+    words = confidence_words(make_scenario("llama", "8xH100-SXM-80GB", software=str(output)))
+    assert "of your own on H100-SXM-80GB; steps of plans like them include" in words
 
 
 @pytest.mark.slow
