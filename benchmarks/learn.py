@@ -1,4 +1,4 @@
-"""What ``shardplan learn`` gains: ``python -m benchmarks.learn``. Seven minutes of CPU.
+"""What ``shardplan learn`` gains: ``python -m benchmarks.learn``. Twelve minutes of CPU.
 
 For every source of published and unseen runs, and every trainer and accelerator in it with enough
 runs: learns from 1, 2, 3 and 5 of them (several random draws), and predicts others of the same
