@@ -191,7 +191,9 @@ class Command(click.Command):
                 one.option.flags[0] for one in self.fields if one.option and one.is_positional
             )
             known = f"; the arguments are {named}" if named else ""
-            ctx.fail(f"Got unexpected extra argument{many} ({' '.join(others)}){known}")
+            meant = [hint for word in others if (hint := self._value_of_option(word))]
+            hint = f". Did you mean {' '.join(meant)}?" if meant else known
+            ctx.fail(f"Got unexpected extra argument{many} ({' '.join(others)}){hint}")
         rest = [word for word in rest if word not in others]
         for word in rest:
             self._set(ctx, word)
@@ -203,10 +205,19 @@ class Command(click.Command):
         last = [one for one in self.fields if _positional(one)][-1:]
         if len(words) != 1 or not (last and last[0].option and last[0].option.replaceable):
             return False
+        if self._value_of_option(words[0]):
+            return False
         name = last[0].name
         say(f"{words[0]} instead of {ctx.params[name]}")
         ctx.params[name] = words[0]
         return True
+
+    def _value_of_option(self, word: str) -> str | None:
+        """Return the option that has a word among its values, with the word; None without one."""
+        key = word.lower()
+        found = (one for one in self.fields if key in one.choices or key in one.values)
+        one = next((one for one in found if one.flags and not _positional(one)), None)
+        return None if one is None else f"{one.flags[0]} {key}"
 
     def _sorted(self, args: list[str]) -> list[str]:
         """Return the words with those that name an option (``tp=8``) after the arguments."""

@@ -142,7 +142,8 @@ def config_of_fields(get: Get) -> tuple[dict[str, Any] | None, str]:
     if not gated and not rotary:
         return _gpt2(shape), ""
     if not gated or not rotary:
-        return None, "no family of models has these layers: name the model"
+        lacking = "rotary position embeddings" if gated else "a gated MLP"
+        return None, f"no family of models has such layers without {lacking}: name the model"
     groups = get("num_query_groups")
     if get("group_query_attention") is False:
         groups = None

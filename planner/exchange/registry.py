@@ -17,6 +17,7 @@ from planner.exchange.syntax import syntax_of
 from planner.exchange.target import ConfigReading, Target
 
 MAX_BYTES: Final = 300_000  # of a file: YAML is read at some 0.4 MB a second
+_ARGUMENTS: Final = re.compile(r"\b(?:\w*TrainingArguments|\w+Config)\(")  # of transformers, TRL
 _KIND: Final = re.compile(r"(?P<kind>[a-z][a-z-]*):(?P<path>.+)", re.S)
 
 
@@ -86,6 +87,11 @@ def kind_of(text: str, where: str) -> Target:
             return one
     if problems and len(problems) == len(candidates):
         raise problems[0]
+    if wanted == "python" and _ARGUMENTS.search(text):
+        raise InputError(
+            f"{where}: Python is not run to read its arguments. Save them with "
+            "open('args.json', 'w').write(args.to_json_string()), then --from args.json"
+        )
     names = ", ".join(target_names())
     raise InputError(
         f"{where}: no keys of a known trainer (name its kind: --from KIND:FILE, one of {names})"

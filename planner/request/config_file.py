@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.exchange.target import ConfigReading
 
 Request = TypeVar("Request", FitRequest, PlanRequest)
+NAME_IT: Final = ": name the model"  # end of a note for those who did not
 QUANTISED: Final = ("qlora", "quantisation")
 MOST_KEYS: Final = 8  # that a note names
 ALIKE: Final = 0.9  # of difflib: the key of another version is less alike than a slip of the pen
@@ -82,7 +83,7 @@ def notes_of(
             f"{request.source}: keys that are not known, so not priced: {shown}"
             + (f" and {more} more" if more > 0 else "")
         )
-    notes += [f"{request.source}: {note}" for note in reading.notes]
+    notes += [f"{request.source}: {note}" for note in reading.notes if not note.endswith(NAME_IT)]
     stage = reading.settings.get("zero_stage")
     alone = isinstance(request, FitRequest) and request.data_parallel == 1
     if stage and alone and getattr(request, "zero_stage", None) == 0:
@@ -90,9 +91,14 @@ def notes_of(
     if reading.processes not in (None, cluster.num_gpus):
         priced = f"{cluster.num_gpus} accelerators"
         notes.append(f"{request.source}: starts {reading.processes} processes; priced: {priced}")
-    if reading.model is not None and reading.model != str(request.model):
+    if reading.model is not None and _short(reading.model) != _short(str(request.model)):
         notes.append(f"{request.source}: names the model {reading.model}; priced: {request.model}")
     return tuple(map(on_one_line, notes))
+
+
+def _short(model: str) -> str:
+    """Return the name of a model without its organisation."""
+    return model.rstrip("/").rpartition("/")[2].lower()
 
 
 def _with_meant(target_name: str, unknown: Sequence[str]) -> Iterator[str]:

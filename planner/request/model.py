@@ -128,7 +128,10 @@ def _described(text: str) -> ModelSpec | None:
         return model_spec(reading.config, name=Path(text).stem, where=text)
     if reading.model is not None and Path(reading.model).suffix not in TRAINER_FILES:
         return resolve_model(reading.model)
-    raise InputError(f"model {text!r}: the file does not say which model it trains. {_CHOICES}")
+    why = "".join(f" ({note})" for note in reading.notes if note.endswith("name the model"))
+    raise InputError(
+        f"model {text!r}: the file does not say which model it trains{why}. {_CHOICES}"
+    )
 
 
 def _config_path(text: str) -> Path | None:
@@ -171,7 +174,8 @@ def _unknown(text: str) -> InputError:
 
 _CHOICES: Final = (
     "Give a preset (shardplan models lists them), a config.json or a folder with one, "
-    "a Hugging Face id (org/name), or a size such as 7b"
+    "a Hugging Face id (org/name), a size such as 7b, or module:package.path:factory for any other "
+    "torch module"
 )
 
 

@@ -273,6 +273,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a part of a plan, to plan": ([*PLAN, "--tp", "2"], "pin it with --fix tp=2"),
     "another part": ([*PLAN, "--micro-batch-size", "2"], "pin it with --fix mbs=2"),
     "quantised lora": ([*FIT, "--lora", "8", "--quantisation", "nf4"], "belongs to --qlora"),
+    "a value alone": ([*FIT, "fp16"], "Did you mean --precision fp16?"),
     "memory without unit": ([*PLAN, "--require", "memory<=70"], "70GiB, with its unit"),
     "half a failure figure": ([*FIT, "--tokens", "1T", "--failures", "mtbf"], "between them."),
     "a size beyond all": (["fit", "99999999b", "8xA100-80GB"], "from 20m to 2t"),

@@ -598,3 +598,17 @@ def test_one_file_may_have_another_name(tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         main(["export", str(plan), "--to", "lightning", "-o", str(tmp_path / "job.py")])
     assert "name a folder" in capsys.readouterr().err
+
+
+def test_a_script_of_transformers_says_how_to_save_its_arguments(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("import transformers\nargs = transformers.TrainingArguments('x', bf16=True)\n")
+    with pytest.raises(InputError, match=r"to_json_string\(\)\), then --from args.json"):
+        planner.fit("qwen2.5-0.5b", "2xA100-80GB", source=str(file))
+
+
+def test_the_name_of_an_organisation_is_no_other_model(tmp_path: Path) -> None:
+    file = tmp_path / "axolotl.yaml"
+    file.write_text("base_model: Qwen/Qwen2.5-0.5B\nmicro_batch_size: 1\n")
+    answer = planner.fit("qwen2.5-0.5b", "1xA100-80GB", source=str(file))
+    assert not any("names the model" in note for note in answer.notes)
