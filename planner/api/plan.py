@@ -23,7 +23,7 @@ from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.limits import pins_of, require_possible, runnable
 from planner.request.model import model_of
 from planner.request.optimal_tokens import with_optimal_tokens
-from planner.request.pins import check_fixed, parse_fixed
+from planner.request.pins import SHORT_NAMES, check_fixed, parse_fixed
 from planner.request.requests import (
     AdapterOptions,
     CommonOptions,
@@ -368,7 +368,8 @@ def _refuse_for_modules(request: PlanRequest) -> None:
 def fixed_parts(fix: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the pinned parts of a plan by name."""
     if fix is None or isinstance(fix, Mapping):
-        return check_fixed({k: v for k, v in (fix or {}).items() if v is not None})
+        given = {name: value for name, value in (fix or {}).items() if value is not None}
+        return check_fixed({SHORT_NAMES.get(name, name): value for name, value in given.items()})
     if isinstance(fix, str):
         return parse_fixed(fix)
     raise InputError(f"fix = {fix!r} (must be text such as 'tp=2,zero=1' or a mapping)")

@@ -59,8 +59,10 @@ class Observation(Answer):
 
     def __str__(self) -> str:
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
-        words = "memory ran out" if self.cells["outcome"] == "oom" else steps
-        lines = [f"{self.log}: {self.trainer}, {words}"]
+        words = f", {'memory ran out' if self.cells['outcome'] == 'oom' else steps}"
+        if not self.steps and self.cells["outcome"] != "oom":
+            words = ""
+        lines = [f"{self.log}: {self.trainer}{words}"]
         step, peak = self.cells.get("step_time_s"), self.cells.get("peak_memory_gib")
         predicted = self.prediction
         if step:
@@ -69,6 +71,11 @@ class Observation(Answer):
                 error = 100 * (predicted.step / step - 1)
                 line += f", predicted {format_seconds(predicted.step)} ({error:+.1f} %)"
             lines.append(line)
+        elif rate := self.cells.get("tokens_per_second_per_gpu"):
+            lines.append(
+                f"Speed   measured {rate:,.0f} tokens/s per device (for the step, give "
+                "--global-batch-size)"
+            )
         if peak:
             line = f"Memory  measured {peak:.1f} GiB ({self.cells['memory_definition']})"
             if predicted is not None:
@@ -136,6 +143,8 @@ def observe(
         cells["tokens_per_second_per_gpu"] = rates[len(rates) // 2]
     cells["derived"] = f"{measured.steps} steps after {warm_up} of warm-up"
     prediction, reason, defaults = _predict(cells)
+    if "gpu" not in cells:
+        reason = "the accelerator is not in the log: --cluster"
     assumptions = (*assumed, *defaults)
     if output is not None:
         append_row(output, cells)

@@ -101,6 +101,9 @@ def test_logs_of_other_trainers(tmp_path: Path) -> None:
     found = observe(write(tmp_path, "t.log", titan), global_batch_size=8, **options)
     assert found.cells["step_time_s"] == 8192 / 5000
     assert found.cells["memory_definition"] == "torch max_memory_reserved"
+    unknown = str(observe(write(tmp_path, "u.log", titan), model="llama-3-8b", seq_len=8192))
+    assert "tokens/s per device (for the step, give --global-batch-size)" in unknown
+    assert "Not priced: the accelerator is not in the log: --cluster" in unknown
     speed = "".join(
         f"[2026-01-01 00:00:00,000] [INFO] [timer.py:260:stop] epoch=0/micro_step={n}/global_step={n}, "
         "RunningAvgSamplesPerSec=3.0, CurrSamplesPerSec=4.0, MemAllocated=4.32GB, MaxMemAllocated=38.49GB\n"
