@@ -202,7 +202,10 @@ def verdict_lines(assessed: MemoryAssessment[PeakMemory]) -> list[str]:
     )
     percent = 100 * abs(margin) / budget
     share = f" ({percent:.0f} %)" if percent >= 1 else " (under 1 %)"
-    return hanging(label, words + share if len(label + words + share) <= width() else words)
+    lines = hanging(label, words + share if len(label + words + share) <= width() else words)
+    if assessed.fits and memory.high_bytes > budget:  # a verdict looks less far than the interval
+        lines += labelled("", f"at most one such run in ten needs more than {format_bytes(budget)}")
+    return lines
 
 
 def short_plan(plan: Plan) -> str:
