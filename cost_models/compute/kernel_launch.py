@@ -1,8 +1,9 @@
 """Host seconds of kernel launches, and the time that a pass waits for them.
 
 Every operator costs the host a fixed time, whatever its size; the number of operators depends on
-the software, on routed experts, adapters and casts to 8 bits. A captured CUDA graph is one
-operator; synchronous launches (CUDA_LAUNCH_BLOCKING=1) hide nothing. Units: seconds.
+the software, on routed experts, adapters, casts to 8 bits, and on torch's DTensor under tensor
+parallelism. A captured CUDA graph is one operator; synchronous launches (CUDA_LAUNCH_BLOCKING=1)
+hide nothing. Units: seconds.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ HOST_OVERLAP = 4.0
 # of the gradient of a matrix: two views, a matmul, a sum (executor/parallel/tensor_parallel.py,
 # executor/ops/deferred_weight_gradients.py)
 DEFERRED_OPERATORS = 4.0
+# of DTensor's work around a layer whose norms are cut too, where none are: 203 of 300 operators a
+# matrix (python -m benchmarks.dtensor_operators)
+WITHOUT_SEQUENCE_PARALLEL = 0.68
 
 
 def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
@@ -35,10 +39,11 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
 
     Recomputation of layers launches the forward operators again (with ``selective_ops`` the host
     goes through all of them, and the device skips the matmuls). Operators outside the layers are
-    split between the passes like a layer's. Sharded weights, and weights with a separate master
-    copy, are handled in groups: every layer, the embedding, the head. With graphs of layers a layer
-    is one operator in each pass, with a graph of the iteration nothing is launched between captures
-    but the update. A synchronous host also waits for the start of every kernel.
+    split between the passes like a layer's. Weights of several ranks, and under FSDP2 those with a
+    separate master copy, are handled in groups: every layer, the embedding, the head. With graphs
+    of layers a layer is one operator in each pass, with a graph of the iteration nothing is
+    launched between captures but the update. A synchronous host also waits for the start of every
+    kernel.
     """
     model, workload, software = view.model, view.workload, view.software
     table, rank, host = view.table, view.rank, view.software.host
@@ -51,9 +56,11 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     backward = host.layer_operators_backward + more
     outside = host.microbatch_operators / (forward + backward)
     repeats_forward = (table.recompute == FULL) | by_operator(table.recompute)
-    mixed = workload.compute_bytes != workload.master_bytes
+    grouped = table.shard_ranks > 1
+    if software.sharding.blockwise_backward:  # FSDP2 keeps masters where nothing is sharded, too
+        grouped = grouped | (workload.compute_bytes != workload.master_bytes)
     outer = 1.0 * rank.first + rank.last + (rank.bridge == "between")
-    groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)
+    groups = np.where(grouped, layers + outer, 0.0)
     around = groups * host.group_operators
     starts_forward, starts_backward = outside * forward + around, outside * backward + around
     for each in view.layers:
@@ -79,13 +86,16 @@ def deferred_launches(view: RankView, operator: float) -> Real:
 def _layer_operators(
     kind: LayerKind, forward: Real, backward: Real, view: RankView
 ) -> tuple[Real, Real]:
-    """Operators of a layer's passes: its own, of experts, context ranks, adapters, casts to fp8."""
+    """Operators of a layer's passes: its own, of context ranks, DTensor, experts, adapters, fp8."""
     host = view.software.host
     if host.cuda_graphs == "layers":
         return np.ones_like(forward), np.ones_like(backward)
     ahead, back = context_launch_shares(view.table)
     forward = forward + host.layer_operators_forward * ahead
     backward = backward + host.layer_operators_backward * back
+    wrapped = _cut_matrices(kind, view.table)
+    forward = forward + wrapped * host.dtensor_operators_forward
+    backward = backward + wrapped * host.dtensor_operators_backward
     adapters = sum(weight.name.endswith(SECOND) for weight in kind.weights if weight.is_adapter)
     forward = forward + adapters * host.adapter_operators_forward
     backward = backward + adapters * host.adapter_operators_backward
@@ -107,6 +117,17 @@ def _layer_operators(
         forward = forward + matrices * host.fp8_operators_forward
         backward = backward + matrices * host.fp8_operators_backward
     return forward, backward
+
+
+def _cut_matrices(kind: LayerKind, table: PlanTable) -> Real:
+    """Matrices of a layer that tensor parallelism cuts; fewer where it cuts no norms."""
+    matrices = sum(
+        weight.role == "linear" and weight.sharding != "replicate" and len(weight.shape) > 1
+        for weight in kind.weights
+        if not weight.is_adapter
+    )
+    share = np.where(table.sequence_parallel, 1.0, WITHOUT_SEQUENCE_PARALLEL)
+    return np.where(table.tensor_parallel > 1, share * matrices, 0.0)
 
 
 def _unfused(

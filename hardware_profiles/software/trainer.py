@@ -211,6 +211,8 @@ class TrainerHost(Host, frozen=True, kw_only=True):
     fused_softmax_batch: Amount  # the fused softmax takes multiples of this many attention
     # matrices; 0: any number
     unfused_softmax_operators: Amount  # that replace it, in addition
+    dtensor_operators_forward: Amount  # per matrix cut over tensor-parallel ranks, in addition
+    dtensor_operators_backward: Amount
     adapter_operators_forward: Amount  # per adapted matrix, in addition
     adapter_operators_backward: Amount
     fp8_operators_forward: Amount  # per matrix in 8 bits, in addition: casts

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cost_models.compute.kernel_launch import WITHOUT_SEQUENCE_PARALLEL
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.plan.plan import Plan, PlanTable
@@ -72,6 +73,35 @@ def test_adapters_and_casts_launch_operators_of_their_own() -> None:
     assert host("megatron", none) == host("megatron")
 
 
+def cut_host(profile: str, ranks: int, **plan: Any) -> float:
+    """Seconds that a micro-batch of a small Llama on two cards waits for the host."""
+    llama = {**MIXTURE, "model_type": "llama"}
+    scenario = Scenario(
+        model_spec({k: v for k, v in llama.items() if k not in EXPERTS}, name="llama"),
+        parse_cluster("1x8xH100-SXM"),
+        Workload(1024, 8 // ranks, precision="bf16"),
+        software_profile(f"{profile}+blocking-launches"),
+    )
+    cut = Plan(tensor_parallel=ranks, data_parallel=8 // ranks, **plan)
+    return float(price(scenario, PlanTable.from_plans([cut]), [(0, 4)]).time.host[0])
+
+
+def test_tensors_of_dtensor_cost_the_host_more_than_the_layer_does() -> None:
+    """Eager torch cuts matrices with DTensor; compiled programs and Megatron do without."""
+    host = software_profile("eager-fsdp2").host
+    each = host.operator_seconds + host.launch_latency
+    both = host.dtensor_operators_forward + host.dtensor_operators_backward
+    norms = cut_host("eager-fsdp2", 2, sequence_parallel=True)
+    matrices = cut_host("eager-fsdp2", 2)
+    whole = cut_host("eager-fsdp2", 1)
+    assert norms - whole == pytest.approx(4 * 7 * both * each, rel=1e-6)
+    assert (matrices - whole) / (norms - whole) == pytest.approx(WITHOUT_SEQUENCE_PARALLEL)
+    assert norms > 3.0 * whole
+    for without in ("torchtitan", "torch-trainer+compiled-model", "torch-trainer+deepspeed-zero1"):
+        assert cut_host(without, 2) == pytest.approx(cut_host(without, 1), rel=1e-6)
+
+
+EXPERTS = ("num_local_experts", "num_experts_per_tok")
 MIXTURE = {
     "model_type": "mixtral",
     "hidden_size": 512,
