@@ -4,7 +4,9 @@ Clocks the forward and the backward pass of a Llama layer so small that the host
 is (the fastest of several), in operators: the forward pass of plain tensors has 73 (``python -m
 benchmarks.count_operators``). The layer has plain tensors, or its matrices are cut over two
 tensor-parallel ranks (``parallelize_module``, as in torchtitan), or its norms as well (sequence
-parallelism). The group is a fake one, whose collectives cost nothing. Prints how much a cut matrix adds: ``host.dtensor_operators_forward`` and ``…_backward`` of
+parallelism). The group is a fake one, whose collectives cost nothing.
+
+Prints how much a cut matrix adds: ``host.dtensor_operators_forward`` and ``…_backward`` of
 ``hardware_profiles/software/trainers/torch-trainer.toml``.
 """
 

@@ -39,11 +39,10 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
 
     Recomputation of layers launches the forward operators again (with ``selective_ops`` the host
     goes through all of them, and the device skips the matmuls). Operators outside the layers are
-    split between the passes like a layer's. Weights of several ranks, and under FSDP2 those with a
-    separate master copy, are handled in groups: every layer, the embedding, the head. With graphs
-    of layers a layer is one operator in each pass, with a graph of the iteration nothing is
-    launched between captures but the update. A synchronous host also waits for the start of every
-    kernel.
+    split between the passes like a layer's. Sharded weights, and weights with a separate master
+    copy, are handled in groups: every layer, the embedding, the head. With graphs of layers a layer
+    is one operator in each pass, with a graph of the iteration nothing is launched between captures
+    but the update. A synchronous host also waits for the start of every kernel.
     """
     model, workload, software = view.model, view.workload, view.software
     table, rank, host = view.table, view.rank, view.software.host
@@ -56,11 +55,9 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     backward = host.layer_operators_backward + more
     outside = host.microbatch_operators / (forward + backward)
     repeats_forward = (table.recompute == FULL) | by_operator(table.recompute)
-    grouped = table.shard_ranks > 1
-    if software.sharding.blockwise_backward:  # FSDP2 keeps masters where nothing is sharded, too
-        grouped = grouped | (workload.compute_bytes != workload.master_bytes)
+    mixed = workload.compute_bytes != workload.master_bytes
     outer = 1.0 * rank.first + rank.last + (rank.bridge == "between")
-    groups = np.where(grouped, layers + outer, 0.0)
+    groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)
     around = groups * host.group_operators
     starts_forward, starts_backward = outside * forward + around, outside * backward + around
     for each in view.layers:
