@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from math import gcd
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -36,6 +37,7 @@ from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
 
+GPUS_A_NODE: Final = 8
 SHARE: Final = re.compile(
     r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
@@ -167,7 +169,7 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
     alone = data * context == 1 and offload in ("none", "activations")
     recompute, layers = _recompute(reading, model, pipeline * virtual)
     shard = _shard_ranks(row, context)
-    experts = row.get("expert_parallel") or 1
+    experts = _expert_parallel(reading, model, tensor, data * context)
     return Plan(
         data_parallel=data,
         tensor_parallel=tensor,
@@ -220,6 +222,17 @@ def _context_method(reading: Reading, context: int) -> ContextMethod:
     if context > 1 and (entry is None or ANYWHERE not in entry.when):
         reading.defaults.append(f"context parallelism by {method} (default: it is not given)")
     return method if context > 1 else "ring"
+
+
+def _expert_parallel(reading: Reading, model: ModelSpec, tensor: int, ranks: int) -> int:
+    """Return the ranks that share experts: as given, else of some trainers those of a node."""
+    entry = look_up(words_table().expert_parallelism, reading.row)
+    if not model.has_experts or entry is None or not entry.value:
+        return reading.row.get("expert_parallel") or 1
+    experts = gcd(ranks, *(kind.feed_forward.num_experts for kind in model.kinds))
+    node = max(1, (reading.row.get("gpus_per_node") or GPUS_A_NODE) // tensor)
+    most = max(size for size in range(1, experts + 1) if experts % size == 0 and size <= node)
+    return int(reading.value("expert_parallel", most, "as many ranks of a node as divide experts"))
 
 
 def _cuts_experts(row: Row, tensor: int, experts: int) -> bool:

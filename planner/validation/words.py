@@ -194,6 +194,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     context_parallelism: tuple[ContextEntry, ...]
     dispatch: tuple[EngineEntry, ...]
     engines: tuple[EngineEntry, ...]
+    expert_parallelism: tuple[Flag, ...]
     experts: tuple[EngineEntry, ...]
     flash: tuple[EngineEntry, ...]
     flops: tuple[FlopsEntry, ...]

@@ -262,6 +262,28 @@ def test_sequence_parallelism_is_assumed_of_trainers_that_have_it() -> None:
     assert any("this trainer has none" in default for default in before.defaults)
 
 
+@pytest.mark.parametrize(
+    ("framework", "cells", "ranks"),
+    [
+        ("Megatron-Core", {}, 8),
+        ("NeMo / Megatron-Bridge", {}, 8),
+        ("Megatron-Core", {"tensor_parallel": 2}, 4),
+        ("Megatron-Core", {"num_gpus": 4}, 4),
+        ("Megatron-Core", {"expert_parallel": 2}, 2),
+        ("Megatron-LM FSDP", {}, 1),
+        ("PyTorch FSDP2", {}, 1),
+    ],
+)
+def test_experts_are_shared_over_a_node_where_trainers_do(
+    framework: str, cells: dict[str, Any], ranks: int
+) -> None:
+    sizes = {"num_gpus": 16, "gpus_per_node": 8, "tensor_parallel": 1, "data_parallel": None}
+    mixture = {"model_kind": "moe", "num_experts": 8, "experts_per_token": 2}
+    row = case(framework=framework, **{**mixture, **sizes, **cells})
+    assert row.plan.expert_parallel == ranks
+    assert any("expert_parallel" in text for text in row.defaults) is (ranks in (4, 8))
+
+
 def test_words_may_know_the_board_better_than_its_name() -> None:
     def board(**cells: Any) -> str:
         return case(gpu="V100-SXM", gpu_mem_gb=32, **cells).scenario.cluster.accelerator.name
