@@ -60,7 +60,7 @@ def logits_bytes_per_token(
         copies = wide * (software.loss.fp32_logits_copies + narrow) * piece
         back = 2.0 * compute_bytes + (copies if narrow else 0.0)
         return Logits(compute_bytes * share, (compute_bytes + copies) * share, back * share)
-    chunk: Real = 1.0
+    chunk: Real = software.loss.chunk_share
     if software.loss.chunk_tokens:
         chunk = np.minimum(1.0, software.loss.chunk_tokens / np.multiply(1.0, tokens))
     kept = compute_bytes * (chunk if software.loss.chunks_logits else 1.0)

@@ -115,7 +115,8 @@ def update_with_copies(view: RankView, update: Real) -> Real:
 
     u bytes of the copies of an element while it is cast; then the fp32 gradient replaces the kept
     one, and the optimizer has its temporaries t, ``update``. Source: DeepSpeed, stage_1_and_2.py,
-    step: flatten(averaged_gradients), then to(float32), while these still live.
+    step: flatten(averaged_gradients), then to(float32), while these still live; a single rank's
+    partition is the whole.
     """
     optimizer, workload, table = view.software.optimizer, view.workload, view.table
     if not optimizer.copied_bytes:
@@ -128,7 +129,7 @@ def update_with_copies(view: RankView, update: Real) -> Real:
         count = np.where(table.zero_stage >= 3, grouped, count)
     cast = update + max(0.0, workload.master_bytes - kept) * count
     copied = np.maximum(optimizer.copied_bytes * count, cast)
-    return np.where(table.zero_stage >= 1, copied, update)
+    return np.where((table.zero_stage >= 1) | (table.shard_ranks <= 1), copied, update)
 
 
 def _gathered_elements(view: RankView) -> tuple[Real, Real]:

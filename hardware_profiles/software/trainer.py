@@ -181,7 +181,8 @@ class Loss(ProfileGroup, frozen=True, kw_only=True):
     logits_gradient_copies: Amount  # in compute precision, in addition in the backward pass
     gathers_logits: bool  # tensor-parallel ranks gather all columns, and each computes the loss
     pads_vocabulary: bool  # with columns that no token has
-    chunk_tokens: Amount  # tokens whose copies exist at once; 0: all of a micro-batch
+    chunk_tokens: Amount  # tokens whose copies exist at once; 0: a share of a micro-batch
+    chunk_share: Amount  # of a micro-batch's tokens, whose copies exist at once
     piece_bytes: Amount  # of fp32 logits that exist at once; 0: all of a micro-batch
     chunks_logits: bool  # the logits themselves exist only chunk by chunk, too
     hidden_sized_chunks: bool  # each as many tokens as have logits of the size of all hidden states

@@ -55,6 +55,7 @@ class Case:
     plan: Plan
     defaults: tuple[str, ...]
     key: tuple[Any, ...] = field(repr=False)  # of the scenario: equal keys are priced together
+    may_checkpoint: bool = False  # nobody says whether layers are computed again
 
     @property
     def plan_words(self) -> str:
@@ -120,7 +121,20 @@ def _case(reading: Reading) -> Case:
     if row.peak_memory_gib is not None and memory and memory.usual:
         reading.defaults.append(f"peak memory as {memory.value} (default: which kind is not said)")
     key = (model_key, cluster_key, workload, software.name, changed, stages, first, ends)
-    return Case(row, scenario, plan, tuple(reading.defaults), key)
+    either = _may_checkpoint(row, plan)
+    if either:
+        reading.defaults.append("memory from that with full recomputation upwards")
+    return Case(row, scenario, plan, tuple(reading.defaults), key, either)
+
+
+def _may_checkpoint(row: Row, plan: Plan) -> bool:
+    """Whether layers may be computed again, of a trainer with a switch for it that is not stated.
+
+    Of the sources of runs under Hugging Face's Trainer that state ``gradient_checkpointing``, two
+    in three turn it on.
+    """
+    unsaid = row.recompute is None and plan.recompute == "none"
+    return unsaid and "hugging face" in terms_of(row, "framework")
 
 
 _MODELS: dict[tuple[str, str, int, str, bool, int, bool], ModelSpec] = {}
@@ -327,6 +341,8 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
         raise Unpriceable(f"recompute {row.recompute!r} is not known")
     usual = "full" if row.recompute is not None else "none"  # "every 3rd layer"
     word = entry.value if entry else usual
+    if entry and entry.full_from is not None and model.num_parameters >= entry.full_from:
+        word = "full"
     if entry is None and row.recompute is None:
         reading.value("recompute", "none", "not given")
     if row.recompute_layers is not None and word == "full":

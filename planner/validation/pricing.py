@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -131,7 +131,30 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
             *peak,
             verdict(*ends, budget),
         )
-    return found
+    return found | _down_to_checkpointed(cases, found)
+
+
+def _down_to_checkpointed(
+    cases: Sequence[Case], found: Mapping[str, CasePrediction]
+) -> dict[str, CasePrediction]:
+    """Return predictions of cases that may compute layers again: memory from that upwards."""
+    unsaid = [case for case in cases if case.may_checkpoint]
+    if not unsaid:
+        return {}
+    again = [
+        replace(case, plan=replace(case.plan, recompute="full"), may_checkpoint=False)
+        for case in unsaid
+    ]
+    fewest = _price(again)
+    lower = {name: (found[name], fewest[name]) for name in fewest}
+    return {
+        name: replace(
+            stated,
+            peak_low=min(stated.peak_low, least.peak_low),
+            verdict=stated.verdict if stated.verdict == least.verdict else "tight",
+        )
+        for name, (stated, least) in lower.items()
+    }
 
 
 def _compared_peak(

@@ -138,10 +138,14 @@ class MemoryEntry(Conditions, frozen=True, kw_only=True):
 
 
 class RecomputeEntry(Conditions, frozen=True, kw_only=True):
-    """Recompute setting, and the share of the layers that recompute."""
+    """Recompute setting, the share of the layers that recompute, and what large models have.
+
+    ``full_from``: parameters of the smallest model of which every layer recomputes.
+    """
 
     value: str = field(name="is")
     layers: Fraction | None = None
+    full_from: float | None = None
 
 
 class EngineEntry(Conditions, frozen=True, kw_only=True):

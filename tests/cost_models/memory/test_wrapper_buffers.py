@@ -95,6 +95,8 @@ def test_deepspeed_casts_a_partition_for_the_update() -> None:
     whole = view_of("deepspeed-bf16-optimizer", Plan(data_parallel=4, zero_stage=1))
     fused = np.zeros(1)
     assert first(update_with_copies(whole, fused)) == 0.0
+    one = view_of("deepspeed-zero2", Plan())  # a partition of a single rank
+    assert first(update_with_copies(one, 0.0)) == 6.0 * first(one.parameters.total)
 
 
 def test_zero_3_of_deepspeed_has_16_bit_shards_next_to_fp32_ones() -> None:

@@ -210,6 +210,8 @@ def test_what_trainers_reduce_recompute_and_shard_is_as_their_words_say() -> Non
     assert gradients("Megatron-LM", precision="fp16", gradient_precision="bf16") == 2.0
     assert gradients("Megatron-LM", precision="bf16") == 4.0
     assert gradients("NeMo/Megatron-Core", precision="bf16") == 2.0
+    assert gradients("Megatron-SWIFT, 2025", precision="bf16") == 4.0
+    assert gradients("megatron sft (mcore_bridge), April 2026", precision="bf16") == 2.0
     jax = case(framework="MaxText (JAX)", zero_stage=3, dp_shard=8)
     assert (jax.plan.data_parallel, jax.plan.dp_replicate) == (16, 2)
     tuned = case(framework="NeMo/Megatron-Core", peft="lora", gated_mlp=True)
@@ -581,6 +583,18 @@ def test_torchtitan_has_its_loss_of_columns_in_eager_mode() -> None:
     assert copies(tensor_parallel=8) == (4.0, "eager-fsdp2")  # torch's loss_parallel
     assert copies()[0] < 4.0
     assert copies(tensor_parallel=8, notes="torch.compile")[0] < 4.0
+
+
+def test_torchtitans_chunked_loss_and_checkpointing_are_those_of_release_and_model() -> None:
+    def plan(framework: str, **cells: Any) -> tuple[float, str]:
+        found = case(framework=framework, zero_stage=3, **cells)
+        return found.scenario.software.loss.chunk_share, found.plan.recompute
+
+    assert plan("torchtitan (March 2025), chunked loss") == (1.0, "ops:every-2nd-mm")
+    assert plan("torchtitan (May 2026), ChunkedCELoss") == (0.125, "ops:every-2nd-mm")
+    assert plan("torchtitan (compiled, loss in eight chunks)")[0] == 0.125
+    assert plan("torchtitan", num_layers=300)[1] == "full"
+    assert plan("torchtitan", num_layers=300, recompute="none")[1] == "none"
 
 
 def test_packed_samples_and_cells_of_other_runs_have_columns() -> None:

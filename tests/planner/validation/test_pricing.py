@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
 from planner.validation.case import case_of
 from planner.validation.pricing import predict_cases
-from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.runs_file import PUBLISHED, Row, read_runs
 
 
 def test_pipelines_are_simulated() -> None:
@@ -16,3 +18,20 @@ def test_pipelines_are_simulated() -> None:
     found, refused = predict_cases([case])
     assert not refused
     assert bound * 1.001 < found[row.name].step < bound * 1.01
+
+
+def test_memory_reaches_down_to_checkpointing_where_nobody_says() -> None:
+    """A user of Hugging Face's Trainer switches it on or not."""
+    cells = {
+        "model": "llama-3.1-8b",
+        "seq_len": 4096,
+        "gpu": "RTX-3090",
+        "num_gpus": 2,
+        "zero_stage": 3,
+    }
+    row = Row(row_id="a", framework="HF Trainer, DeepSpeed ZeRO-3", peft="lora r=8", **cells)
+    rows = row, replace(row, recompute="none"), replace(row, recompute="full")
+    found, plain, again = (predict_cases([case_of(one)])[0]["a"] for one in rows)
+    assert (plain.verdict, again.verdict, found.verdict) == ("does_not_fit", "fits", "tight")
+    assert (found.peak, found.peak_high) == (plain.peak, plain.peak_high)
+    assert found.peak_low == again.peak_low < plain.peak_low

@@ -87,7 +87,11 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
         ({"precision": "bf16-true"}, {"precision": "bf16", "masters": False}),
         ({"precision": "32-true"}, {"precision": "fp32"}),
         ({"notes": "torch.compile(mode=max-autotune)"}, {"software": "torch-compile"}),
-        ({"framework": "torchtitan, chunked CE"}, {"software": "eager-fsdp2+chunked-loss"}),
+        (
+            {"framework": "torchtitan, chunked CE"},
+            {"software": "eager-fsdp2+chunked-backward-loss"},
+        ),
+        ({"framework": "torchtitan 2025, chunked CE"}, {"software": "eager-fsdp2+chunked-loss"}),
         ({"framework": "torchtitan", "notes": "without chunked CE"}, {"software": "eager-fsdp2"}),
         (ALONE | {"framework": "DeepSpeed ZeRO-3", "offload": "CPU"}, {"zero_stage": 3}),
         (ALONE | {"framework": "DeepSpeed ZeRO-2", "offload": "CPU"}, {"zero_stage": 2}),
