@@ -237,9 +237,10 @@ def _layer_ranges(
 ) -> tuple[tuple[int, int], ...]:
     allowed = f"{num_stages} pairs [first, last) that cover the layers 0 to {num_layers} in order"
     expected = 0
-    for pair in pairs:
+    for stage, pair in enumerate(pairs):
+        least = int(0 < stage < len(pairs) - 1)  # the first and the last stage may have none
         whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
-        if not whole or pair[0] != expected or pair[1] <= pair[0]:
+        if not whole or pair[0] != expected or pair[1] < pair[0] + least:
             raise wrong_value(where, "layer_ranges", pairs, allowed)
         expected = pair[1]
     if len(pairs) != num_stages or expected != num_layers:

@@ -151,7 +151,7 @@ EDITS: dict[str, tuple[Callable[[Document], None], list[str]]] = {
     "no schema": (drop("schema_version"), ["schema_version is missing"]),
     "a gap": (put(RANGES, value=[[0, 3], [4, 8]]), ["layer_ranges", "cover the layers 0 to 8"]),
     "an overlap": (put(RANGES, value=[[0, 5], [4, 8]]), ["layer_ranges"]),
-    "an empty stage": (put(RANGES, value=[[0, 8], [8, 8]]), ["layer_ranges", "2 pairs"]),
+    "a stage of less": (put(RANGES, value=[[0, 8], [8, 7]]), ["layer_ranges", "2 pairs"]),
     "too few layers": (put(RANGES, value=[[0, 4], [4, 7]]), ["layer_ranges"]),
     "too many stages": (put(RANGES, value=[[0, 4], [4, 6], [6, 8]]), ["layer_ranges"]),
     "true for a layer": (put(RANGES, value=[[False, 4], [4, 8]]), ["layer_ranges"]),
@@ -204,6 +204,17 @@ EDITS: dict[str, tuple[Callable[[Document], None], list[str]]] = {
     "a nest": (put("prediction", value=json.loads("[" * 40 + "]" * 40)), ["too deeply"]),
     "prediction as text": (put("prediction", value="fast"), ["prediction"]),
 }
+
+
+def test_stages_of_embedding_or_head_alone_are_read(tmp_path: Path) -> None:
+    three = replace(contents().plan, pipeline_parallel=3)
+    ranges = {"alone": ((0, 0), (0, 8), (8, 8)), "refused": ((0, 4), (4, 4), (4, 8))}
+    for name, pairs in ranges.items():
+        file = contents(plan=three, layer_ranges=pairs).to_dict()
+        (tmp_path / name).write_text(json.dumps(file))
+    assert read_plan_file(tmp_path / "alone").layer_ranges == ranges["alone"]
+    with pytest.raises(InputError, match="layer_ranges"):
+        read_plan_file(tmp_path / "refused")
 
 
 @pytest.mark.parametrize("name", EDITS)
