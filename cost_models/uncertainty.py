@@ -69,6 +69,10 @@ EXECUTOR: Final = "shardplan"
 # parts of a software profile that no formula of memory reads
 TIME_ALONE: Final = ("name", "description", "sources", "inherits", "communication", "host")
 UNKNOWN: Final = "unknown"  # a trainer that neither a profile describes nor its words
+# Of a model of which only the number of parameters is known: its time and memory relative to those of
+# a typical model of that size, which 90 % of the dense presets are within
+TYPICAL_TIME: Final = Spread(0.21, 0.25, "tests/planner/validation/test_typical_shapes.py")
+TYPICAL_MEMORY: Final = Spread(0.23, 1.8, "tests/planner/validation/test_typical_shapes.py")
 # Serving: weights and cache follow from shapes (published start-up logs of vLLM agree to 0.7 %).
 # Memory of kernels, graphs and libraries differs between engines and versions: published activation
 # peaks agree to 8 %, but CUDA graphs alone take 0.1 to 1.7 GiB.
@@ -300,6 +304,15 @@ def with_assumed_links(
     (7.0, 13.5)
     """
     return low - communication * (1.0 - 1.0 / factor), high + communication * (factor - 1.0)
+
+
+def widened(ends: tuple[Bytes, Bytes], spread: Spread) -> tuple[Bytes, Bytes]:
+    """Return an interval whose ends are moved by another uncertainty.
+
+    >>> widened((8.0, 12.0), Spread(0.25, 0.5, ""))
+    (6.0, 18.0)
+    """
+    return ends[0] * (1.0 - spread.below), ends[1] * (1.0 + spread.above)
 
 
 def interval(value: float, spread: Spread) -> tuple[float, float]:

@@ -114,6 +114,7 @@ _BESIDE: Final = _STAGES | {
     *("model", "dense", "full", "lora", "qlora", "sft", "dpo", "pretrain", "pretraining"),
     *("int4", "int8", "gptq", "awq", "bnb", "4bit", "8bit", "hf", "coder", "math", "code"),
     *("training", "finetuning", "finetune", "fine", "tuning", "causal", "lm", "bf16", "fp16"),
+    *("megatron", "uncased"),
 }
 
 
@@ -143,10 +144,87 @@ def letters(name: str) -> str:
     >>> letters("qwen1half-7b-chat")
     'qwen1.57b'
     """
+    return "".join(_words(name))
+
+
+def _words(name: str) -> list[str]:
     name = re.sub(r"(?<=\d)half\b", ".5", name)  # ModelScope writes no dots
     own = re.sub(r"^[^/]*/(?!\d+$)", "", name.lower())  # ViT-B/16 has no owner
     words = re.findall(r"[a-z0-9.]+", re.sub(r"(?<=\d)_(?=\d)", ".", own))
-    return "".join(word for word in words if word not in _BESIDE)
+    return [word for word in words if word not in _BESIDE]
+
+
+# words for sizes of a family, which count no parameters
+_SIZE_WORDS: Final = frozenset({"mini", "small", "medium", "large", "xl", "xxl", "huge"})
+_UNITS: Final = {"m": 1e6, "b": 1e9, "t": 1e12}
+# of a size in a name: GPT-2 medium has 355 million parameters and is called 345M, as 7B is 6.7
+ROUNDED: Final = 0.05
+
+
+def family_and_size(name: str) -> tuple[str, float]:
+    """Return the letters of a name but for its size, and its size in parameters, 0 without one.
+
+    >>> family_and_size("GPT-2 XL (1.5B)"), family_and_size("39.1B Megatron-GPT")
+    (('gpt2', 1500000000.0), ('gpt', 39100000000.0))
+    >>> family_and_size("opt66b"), family_and_size("command-r")
+    (('opt', 66000000000.0), ('commandr', 0.0))
+    """
+    spelled = re.sub(r"(?<=\d)[ -]?(?:(b)illion|(m)illion|(t)rillion)\b", r"\1\2\3", name.lower())
+    family, size = [], 0.0
+    for word in _words(re.sub(r"(?<=\d) (?=[mbt]\b)", "", spelled)):
+        found = None if size else re.fullmatch(r"([a-z]*)(\d+(?:\.\d+)?)([mbt])", word)
+        if found:
+            size, word = float(found[2]) * _UNITS[found[3]], found[1]
+        family.append(word if word not in _SIZE_WORDS else "")
+    return "".join(family).removeprefix("megatron"), size
+
+
+@cache
+def presets_of_size(name: str) -> tuple[Preset, ...]:
+    """Return the presets of the family and size in a name, the one that it means first.
+
+    Sizes are equal within ``ROUNDED``. A family without the number of its release is that of any,
+    the latest first.
+
+    >>> [preset.name for preset in presets_of_size("GPT2-774M")]
+    ['gpt2-large']
+    >>> [preset.name for preset in presets_of_size("Llama 70B")]
+    ['llama-3.1-70b', 'llama-3-70b', 'llama-2-70b']
+    """
+    family, size = family_and_size(name)
+    if not family or not size:
+        return ()
+    near = [
+        (abs(own / size - 1.0), release, preset)
+        for preset, names in _families()
+        for release, own in names
+        if abs(own / size - 1.0) <= ROUNDED
+    ]
+    same = sorted((off, preset.name) for off, release, preset in near if release == family)
+    if same:
+        return (load_preset(same[0][1]),)
+    any_release = {
+        preset.name: float(number[1])
+        for _, release, preset in near
+        if (number := re.fullmatch(rf"{re.escape(family)}v?(\d+(?:\.\d+)?)", release))
+    }
+    return tuple(map(load_preset, sorted(any_release, key=any_release.__getitem__, reverse=True)))
+
+
+@cache
+def _families() -> tuple[tuple[Preset, frozenset[tuple[str, float]]], ...]:
+    """Return the family and size of every name of a preset, and the size that was published."""
+    return tuple(
+        (
+            preset,
+            frozenset(
+                (family, size)
+                for family, own in map(family_and_size, (preset.name, *preset.aliases))
+                for size in (own or preset.published_parameters, preset.published_parameters)
+            ),
+        )
+        for preset in all_presets()
+    )
 
 
 def all_presets() -> tuple[Preset, ...]:

@@ -1,8 +1,9 @@
 """Build a :class:`ModelSpec` from the MODEL argument.
 
 In this order: an existing file or folder; a preset, its alias or a hub id of its shape
-(``Qwen/Qwen2.5-7B-Instruct``); another Hugging Face hub id; a size such as ``7b``. Of the hub only
-``config.json`` is fetched, and code from the hub is never run. A trainer's file (a launch script of
+(``Qwen/Qwen2.5-7B-Instruct``); another Hugging Face hub id; a size such as ``7b``; another spelling
+of a preset (``GPT2 1.5B``). Of the hub only ``config.json`` is fetched, and code from the hub is
+never run. A trainer's file (a launch script of
 Megatron-LM, a configuration of torchtitan) gives the model that it describes.
 """
 
@@ -22,6 +23,8 @@ from cost_models.model.presets import (
     is_preset,
     load_preset,
     preset_of_shape,
+    preset_of_spelling,
+    presets_of_size,
     similar_presets,
 )
 from cost_models.model.spec import ModelSpec
@@ -107,7 +110,18 @@ def named_model(text: str) -> ModelSpec:
     size = _SIZE.fullmatch(text)
     if size:
         return approximate_model(text, float(size[1]) * _UNITS[size[2].lower()])
+    if (preset := _spelled(text)) is not None:
+        return _from_preset(text, preset)
     raise _unknown(text)
+
+
+def _spelled(text: str) -> Preset | None:
+    """Return the preset of another spelling of its name; None where it may be that of several."""
+    if (preset := preset_of_spelling(text)) is not None:
+        return preset
+    found = presets_of_size(text)
+    alike = len({preset.published_parameters for preset in found}) == 1
+    return found[0] if alike else None
 
 
 def _checked(text: str) -> str:
@@ -168,7 +182,9 @@ def _from_preset(text: str, preset: Preset) -> ModelSpec:
 
 
 def _unknown(text: str) -> InputError:
-    hint = "No such file or folder." if text.count("/") > 1 else similar_presets(text)
+    several = " or ".join(preset.name for preset in presets_of_size(text))
+    hint = f"Did you mean {several}?" if several else similar_presets(text)
+    hint = "No such file or folder." if text.count("/") > 1 else hint
     return InputError(f"model {text[:80]!r} is not known. {hint} {_CHOICES}".replace("  ", " "))
 
 
@@ -254,10 +270,8 @@ def approximate_model(text: str, num_parameters: float) -> ModelSpec:
     >>> approximate_model("7b", 7e9).num_parameters  # Llama 2 7B
     6738415616
     """
-    if not SMALLEST <= num_parameters <= LARGEST:
-        raise InputError(f"model {text!r}: a size must be from 20m to 2t parameters")
-    shape = min(SHAPES, key=lambda s: abs(math.log(s.num_parameters / num_parameters)))
-    layers = _layers(shape, num_parameters)
+    shape = shape_of_size(text, num_parameters)
+    layers = shape.num_layers
     spec = model_spec(
         {
             "model_type": "llama",
@@ -278,6 +292,14 @@ def approximate_model(text: str, num_parameters: float) -> ModelSpec:
         f"{shape.ffn_hidden_size}, vocabulary {VOCAB_SIZE}: {spec.num_parameters:,} parameters"
     )
     return replace(spec, assumptions=(note, *spec.assumptions))
+
+
+def shape_of_size(text: str, num_parameters: float) -> Shape:
+    """Return the nearest of SHAPES with as many layers as ``num_parameters`` need."""
+    if not SMALLEST <= num_parameters <= LARGEST:
+        raise InputError(f"model {text!r}: a size must be from 20m to 2t parameters")
+    shape = min(SHAPES, key=lambda s: abs(math.log(s.num_parameters / num_parameters)))
+    return replace(shape, num_layers=_layers(shape, num_parameters))
 
 
 def _layers(shape: Shape, num_parameters: float) -> int:

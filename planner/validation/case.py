@@ -24,7 +24,7 @@ from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.validation.cluster_of_row import cluster_of
 from planner.validation.micro_batch import with_usual_micro_batch
-from planner.validation.model_of_row import model_of
+from planner.validation.model_of_row import ASSUMED, model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.trainer_of_row import (
@@ -63,6 +63,11 @@ class Case:
         usual = Plan().to_dict()
         fields = self.plan.to_dict().items()
         return " ".join(f"{name}={value}" for name, value in fields if value != usual[name])
+
+    @property
+    def is_typical(self) -> bool:
+        """Whether a typical model of the row's size stands for one of an unknown shape."""
+        return any(ASSUMED in default for default in self.defaults)
 
     @property
     def method(self) -> str:

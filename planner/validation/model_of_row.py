@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -12,18 +14,23 @@ from msgspec.structs import replace as replace_cells
 
 from cost_models.model.families import model_spec
 from cost_models.model.presets import (
+    Preset,
+    family_and_size,
     is_preset,
     letters,
     load_preset,
     preset_of_shape,
     preset_of_spelling,
+    presets_of_size,
     similar_presets,
 )
 from cost_models.model.spec import ModelSpec, Weight
+from planner.request.model import VOCAB_SIZE, shape_of_size
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.words import ArchitectureEntry, entry_of, kind_of, words_table
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
+GPT: Final = "gpt"
 HEAD: Final = 128  # elements of a head of most models
 CLASSIFIER: Final = "encoder-classifier"
 LABELS: Final = 2
@@ -31,6 +38,15 @@ LABELS: Final = 2
 ROPE_HEAD, VALUE_HEAD = 64, 128
 VISION: Final = "vision"
 PATCH: Final = 3 * 16 * 16  # values of a patch, which the embedding multiplies
+ROUNDED: Final = 0.03  # of a size in the name of a published shape: 18.4 billion are 18B
+# in names of models that have layers of other kinds, and of mixtures of experts
+OTHERS: Final = re.compile(
+    r"mamba|jamba|zamba|samba|bamba|hymba|rwkv|griffin|hyena|retnet|nemotron[-_ ]?(?:h|nano)\b"
+    r"|swin|resnet|resnext|efficientnet|convnext|unet|diffusion|sdxl|\bflux|\bdit\b|yolo|lstm"
+)
+MIXTURES: Final = re.compile(r"moe|\d+x\d|\ba\d+(?:\.\d+)?b\b")
+ENCODERS: Final = re.compile(r"\bvl\b|vision|llava")  # in names of models that see images
+ASSUMED: Final = "its shape is not known, that of"  # a typical model is taken: see ``_typical``
 
 
 def model_of(reading: Reading) -> tuple[ModelSpec, str]:
@@ -39,7 +55,7 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     reading = _with_kind(reading)
     config = _preset(reading, name)
     if config is None:
-        reading = _with_published_shape(reading, name)
+        reading = _with_typical_shape(_with_published_shape(reading, name), name)
         config = _config(reading, name)
     words = entry_of(words_table().architecture, reading.row)
     if words.untied:
@@ -105,9 +121,11 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
     known = presets.get(name.lower()) or presets.get(letters(name), name)
     found = load_preset(known) if is_preset(known) else preset_of_shape(known)
     if found is None and any(reading.row.get(size) is None for size in SIZES):
-        found = preset_of_spelling(known)
+        found = preset_of_spelling(known) or _preset_of_size(reading, name)
     if found is None:
         return None
+    if ENCODERS.search(name.lower()):
+        reading.defaults.append(f"{name}: its language model {found.name} alone")
     row, spec = reading.row, _spec(json.dumps(found.config, sort_keys=True), name)
     if row.get("hidden_size") not in (None, spec.hidden_size):
         return None
@@ -118,6 +136,28 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
         raise Unpriceable(f"{layers} layers of {name}, which has {spec.num_layers}")
     reading.defaults.append(f"{name} cut to its first {layers} layers")
     return _first_layers(found.config, spec.num_layers, layers)
+
+
+def _preset_of_size(reading: Reading, name: str) -> Preset | None:
+    """Return the preset of the family and size in a name, where a row has no other sizes.
+
+    Of several releases the latest, also for a release that is not known. A published shape that has
+    family and size comes first.
+    """
+    row = reading.row
+    if None not in (row.num_layers, row.hidden_size) or _shape(name, 0.0) is not None:
+        return None
+    language = ENCODERS.sub("", name.lower())
+    found = presets_of_size(language)
+    family, size = family_and_size(language)
+    if not found and _shape(name, ROUNDED) is None:
+        found = presets_of_size(f"{family.rstrip('.0123456789')} {size / 1e6:.0f}m")
+        if found:
+            reading.defaults.append(f"{name} is not known: priced as {found[0].name}")
+    elif len({preset.published_parameters for preset in found}) > 1:
+        others = " or ".join(preset.name for preset in found[1:])
+        reading.defaults.append(f"{name} is {found[0].name} (default: the latest, not {others})")
+    return found[0] if found else None
 
 
 def _with_kind(reading: Reading) -> Reading:
@@ -158,7 +198,7 @@ def _with_published_shape(reading: Reading, name: str) -> Reading:
     Llama (gated MLP) or of GPT-2 padded to 51,200 columns.
     """
     row = reading.row
-    shape = words_table().shapes.get(letters(name))
+    shape = _shape(name, ROUNDED)
     if shape is not None and row.hidden_size in (None, shape["hidden_size"]):
         sizes = {column: value for column, value in shape.items() if row.get(column) is None}
         if sizes:
@@ -174,10 +214,84 @@ def _with_published_shape(reading: Reading, name: str) -> Reading:
     return Reading(replace_cells(row, **usual), reading.defaults)
 
 
+def _shape(name: str, rounded: float) -> Mapping[str, Any] | None:
+    """Return the published shape of a name, or of its family and nearest size within ``rounded``.
+
+    GPT-2 and GPT-3 of a size have the shape of a GPT.
+    """
+    shapes = _shapes()
+    family, size = family_and_size(name)
+    near = {
+        abs(own / size - 1.0): shape
+        for key, shape in shapes.items()
+        for kin, own in (family_and_size(key),)
+        if size and kin == (GPT if family in (f"{GPT}2", f"{GPT}3") else family)
+    }
+    nearest = min(near, default=math.inf)
+    return shapes.get(letters(name)) or (near[nearest] if nearest <= rounded else None)
+
+
+@cache
+def _shapes() -> Mapping[str, Mapping[str, Any]]:
+    """Return the published shapes by letters of names, without the word "base"."""
+    return {key.replace("base", ""): shape for key, shape in words_table().shapes.items()}
+
+
+def _with_typical_shape(reading: Reading, name: str) -> Reading:
+    """Return the reading with the shape of a typical model of the parameters that a row gives.
+
+    Of an unknown dense model alone: the shape that ``fit`` takes for a size; of a GPT the published
+    shape that is nearest in parameters, with as many layers as they need.
+    """
+    row = reading.row
+    family, size = family_and_size(name)
+    parameters = (row.params_billion or 0.0) * 1e9 or size
+    sized = not parameters or row.num_layers is not None or row.hidden_size is not None
+    if sized or kind_of(row) != "dense" or OTHERS.search(name.lower()) or _is_mixture(name):
+        return reading
+    shape = _typical_gpt(parameters) if family.startswith(GPT) else _typical_llama(name, parameters)
+    cells = {column: value for column, value in shape.items() if row.get(column) is None}
+    told = ", ".join(f"{column} {value}" for column, value in cells.items())
+    reading.defaults.append(f"{name}: {ASSUMED} a typical model of its size is taken ({told})")
+    return _changed(reading, **cells)
+
+
+def _typical_gpt(parameters: float) -> Mapping[str, Any]:
+    sizes = {own: shape for key, shape in _shapes().items() if (own := _size_of_gpt(key))}
+    shape = sizes[min(sizes, key=lambda own: abs(math.log(own / parameters)))]
+    hidden = shape["hidden_size"]
+    layers = (parameters - shape["vocab_size"] * hidden) / (12 * hidden**2)
+    return {**shape, "num_layers": max(1, round(layers))}
+
+
+def _size_of_gpt(key: str) -> float:
+    family, size = family_and_size(key)
+    return size if family == GPT else 0.0
+
+
+def _typical_llama(name: str, parameters: float) -> Mapping[str, Any]:
+    shape = shape_of_size(name, parameters)
+    return {
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "ffn_hidden_size": shape.ffn_hidden_size,
+        "gated_mlp": True,
+        "vocab_size": VOCAB_SIZE,
+    }
+
+
+def _is_mixture(name: str) -> bool:
+    return MIXTURES.search(name.lower()) is not None
+
+
 def _config(reading: Reading, name: str) -> Mapping[str, Any]:
     """Return a config.json with the row's sizes."""
     row = reading.row
     if any(row.get(name) is None for name in SIZES):
+        if OTHERS.search(name.lower()):
+            raise Unpriceable(f"{name} has other layers than a transformer: they are not priced")
         missing = [name for name in SIZES if row.get(name) is None]
         hint = f". {similar}" if (similar := similar_presets(name)) else ""
         if is_preset(words_table().presets.get(name.lower(), name)):

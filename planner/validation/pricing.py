@@ -19,12 +19,15 @@ from cost_models.pricing.estimate import paged_states, price, rank_memories, thr
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.pricing.utilisation import hardware_utilisation, time_interval
 from cost_models.uncertainty import (
+    TYPICAL_MEMORY,
+    TYPICAL_TIME,
     UNKNOWN,
     MemoryKind,
     interval,
     memory_spread,
     peak_interval,
     verdict_spread,
+    widened,
 )
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import tracked
@@ -125,12 +128,11 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
         rank = int(priced.limiting_rank[number])
         peak = _compared_peak(case, priced.row(number).memory, rank, device, budget, size)
         ends = peak_interval(device, float(priced.typical_peak[number]), verdict_spread(*size))
-        found[case.row.name] = CasePrediction(
-            step,
-            *time_interval(scenario, step, hfu, float(np.sum(time.communication))),
-            *peak,
-            verdict(*ends, budget),
-        )
+        times = time_interval(scenario, step, hfu, float(np.sum(time.communication)))
+        if case.is_typical:
+            times, ends = widened(times, TYPICAL_TIME), widened(ends, TYPICAL_MEMORY)
+            peak = (peak[0], *widened(peak[1:], TYPICAL_MEMORY))
+        found[case.row.name] = CasePrediction(step, *times, *peak, verdict(*ends, budget))
     return found | _down_to_checkpointed(cases, found)
 
 
