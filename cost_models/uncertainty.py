@@ -69,8 +69,8 @@ EXECUTOR: Final = "shardplan"
 # parts of a software profile that no formula of memory reads
 TIME_ALONE: Final = ("name", "description", "sources", "inherits", "communication", "host")
 UNKNOWN: Final = "unknown"  # a trainer that neither a profile describes nor its words
-# Of a model of which only the number of parameters is known: its time and memory relative to those of
-# a typical model of that size, which 90 % of the dense presets are within
+# Of a model of which only the number of parameters is known: intervals that cover 90 % of (a preset
+# / a typical model of that size - 1): the 5th and the 95th percentile of the dense presets
 TYPICAL_TIME: Final = Spread(0.21, 0.25, "tests/planner/validation/test_typical_shapes.py")
 TYPICAL_MEMORY: Final = Spread(0.23, 1.8, "tests/planner/validation/test_typical_shapes.py")
 # Serving: weights and cache follow from shapes (published start-up logs of vLLM agree to 0.7 %).

@@ -25,7 +25,7 @@ from cost_models.model.presets import (
     similar_presets,
 )
 from cost_models.model.spec import ModelSpec, Weight
-from planner.request.model import VOCAB_SIZE, shape_of_size
+from planner.request.model import LARGEST, SMALLEST, VOCAB_SIZE, shape_of_size
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.words import ArchitectureEntry, entry_of, kind_of, words_table
 
@@ -244,10 +244,12 @@ def _with_typical_shape(reading: Reading, name: str) -> Reading:
     shape that is nearest in parameters, with as many layers as they need.
     """
     row = reading.row
-    family, size = family_and_size(name)
+    family, size = family_and_size(row.model or "")
     parameters = (row.params_billion or 0.0) * 1e9 or size
-    sized = not parameters or row.num_layers is not None or row.hidden_size is not None
-    if sized or kind_of(row) != "dense" or OTHERS.search(name.lower()) or _is_mixture(name):
+    known = row.num_layers is not None or row.hidden_size is not None
+    if known or kind_of(row) != "dense" or not SMALLEST <= parameters <= LARGEST:
+        return reading
+    if OTHERS.search(name.lower()) or MIXTURES.search(name.lower()):
         return reading
     shape = _typical_gpt(parameters) if family.startswith(GPT) else _typical_llama(name, parameters)
     cells = {column: value for column, value in shape.items() if row.get(column) is None}
@@ -280,10 +282,6 @@ def _typical_llama(name: str, parameters: float) -> Mapping[str, Any]:
         "gated_mlp": True,
         "vocab_size": VOCAB_SIZE,
     }
-
-
-def _is_mixture(name: str) -> bool:
-    return MIXTURES.search(name.lower()) is not None
 
 
 def _config(reading: Reading, name: str) -> Mapping[str, Any]:

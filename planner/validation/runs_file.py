@@ -67,7 +67,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None  # a preset, or any name next to the sizes
     # dense, encoder, encoder-classifier, encoder-decoder, vision, moe, moe-mla, or a word for one
     model_kind: str | None = None
-    params_billion: Rate = None  # parameters, 1e9
+    params_billion: Rate = None  # parameters, 1e9; the shape of an unknown model is a typical one
     active_params_billion: Rate = None  # parameters used by one token, 1e9
     num_layers: Small = None
     hidden_size: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None

@@ -51,6 +51,21 @@ def test_presets_and_aliases() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "preset"),
+    [
+        ("Llama 2 7B chat", "llama-2-7b"),
+        ("GPT2 1.5B", "gpt2-xl"),
+        ("command-r-35b", "command-r"),
+        ("llama 8b", "llama-3.1-8b"),
+    ],
+)
+def test_another_spelling_is_the_preset(text: str, preset: str) -> None:
+    spec = resolve_model(text)
+    assert spec.name == preset
+    assert spec.assumptions[0].startswith(f"{text}: the shape of the preset {preset} was used")
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_and_alias_resolves(name: str) -> None:
     preset = load_preset(name)
@@ -100,6 +115,8 @@ def test_what_is_wrong_with_a_path(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("lama-3-8b", "Did you mean llama-3-8b"),
+        ("Llama 70B", "Did you mean llama-3.1-70b or llama-3-70b or llama-2-70b"),
+        ("turing-nlg-17b", "is not known"),
         ("nothing like it", "Give a preset"),
         ("", "Give a preset"),
         ("a\0b", "Give a preset"),

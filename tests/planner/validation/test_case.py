@@ -124,6 +124,51 @@ def test_the_family_follows_from_the_sizes(cells: dict[str, Any], family: str) -
     assert case(**cells).scenario.model.family == family
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "hidden", "told"),
+    [
+        ("gpt-2-1.5b", 48, 1600, ""),
+        ("GPT-2 XL (1.5B)", 48, 1600, ""),
+        ("GPT2-762M", 36, 1280, ""),
+        ("megatron-gpt2-345m", 24, 1024, "the published sizes"),
+        ("GPT-2 8.3B", 72, 3072, "the published sizes"),
+        ("39.1 billion GPT", 48, 8192, "the published sizes"),
+        ("GPT-J", 28, 4096, "the published sizes"),
+        ("command-r-35b", 40, 8192, ""),
+        ("DeepSeek-Coder-6.7B-base", 32, 4096, ""),
+        ("llama 8B", 32, 4096, ""),
+        ("Llama 70B", 80, 8192, "llama-3.1-70b (default: the latest, not llama-3-70b or llama-2"),
+        ("granite-3.3-8b", 40, 4096, "not known: priced as granite-3.0-8b"),
+        ("Qwen2.5-VL-7B", 28, 3584, "its language model qwen2.5-7b alone"),
+        ("flan-t5-base", 24, 768, "the published sizes"),
+        ("turing-nlg-17b", 52, 5120, "its shape is not known"),
+        ("gpt-25b", 54, 6144, "its shape is not known"),
+    ],
+)
+def test_other_spellings_and_sizes_name_a_model(
+    name: str, layers: int, hidden: int, told: str
+) -> None:
+    unsaid = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
+    found = case(model=name, **unsaid)
+    assert (found.scenario.model.num_layers, found.scenario.model.hidden_size) == (layers, hidden)
+    assert told in " ".join(found.defaults)
+    assert found.is_typical == ("its shape is not known" in told)
+
+
+def test_a_typical_model_has_the_parameters_of_the_row() -> None:
+    unsaid = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
+    for name, params, kind in (("mine", 9.0, "llama"), ("gpt", 9.0, "gpt2")):
+        spec = case(model=name, params_billion=params, **unsaid).scenario.model
+        assert spec.family == kind
+        assert spec.num_parameters == pytest.approx(params * 1e9, rel=0.1)
+    for name in ("mine", "mine-3m", "mixture 8x9b", "my-moe-9b"):
+        with pytest.raises(Unpriceable, match="the architecture is not given"):
+            case(model=name, **unsaid)
+    for name in ("mamba-2.8b", "Stable Diffusion", "swin-large"):
+        with pytest.raises(Unpriceable, match="has other layers than a transformer"):
+            case(model=name, **unsaid)
+
+
 def test_dropout_experts_and_stages_are_as_their_columns_say() -> None:
     mixture = {
         "model_kind": "moe",

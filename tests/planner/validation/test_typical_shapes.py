@@ -13,7 +13,9 @@ from planner.validation.case import Case, case_of
 from planner.validation.pricing import predict_cases
 from planner.validation.runs_file import Row
 
-EVERY = 5  # presets that are compared; all of them, which the intervals are from, take half a minute
+EVERY = (
+    5  # presets that are compared; all of them, which the intervals are from, take half a minute
+)
 
 
 def case(name: str, **cells: Any) -> Case:
@@ -26,10 +28,25 @@ def share_inside(ratios: list[float], spread: Spread) -> float:
     return sum(-spread.below <= ratio - 1.0 <= spread.above for ratio in ratios) / len(ratios)
 
 
+def test_intervals_of_a_typical_model_are_wider() -> None:
+    known, typical = case("llama-2-7b"), case("other", params_billion=6.74)
+    priced, _ = predict_cases([known, typical])
+    one, other = priced["llama-2-7b"], priced["other"]
+    assert other.step == pytest.approx(one.step, rel=1e-3)
+    assert other.step_high / other.step == pytest.approx(
+        one.step_high / one.step * (1 + TYPICAL_TIME.above)
+    )
+    assert other.peak_low / other.peak == pytest.approx(
+        one.peak_low / one.peak * (1 - TYPICAL_MEMORY.below)
+    )
+
+
 @pytest.mark.slow
 def test_typical_models_are_as_fast_and_large_as_published_ones() -> None:
     specs = [model_spec(preset.config, name=preset.name) for preset in all_presets()]
-    dense = [s for s in specs if not s.has_experts and s.kinds[-1].attention.causal and not s.bridge]
+    dense = [
+        s for s in specs if not s.has_experts and s.kinds[-1].attention.causal and not s.bridge
+    ]
     times, peaks = [], []
     for recompute in ("none", "full"):
         cases = []
