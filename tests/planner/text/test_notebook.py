@@ -100,7 +100,7 @@ def validates(folder: Path) -> Answer:
 
 
 def learns(folder: Path) -> Answer:
-    run = ComparedRun(HOSTILE, 1.0, 1.2, 1.01, None, None, None)
+    run = ComparedRun(HOSTILE, 1.0, 1.2, 1.01, 1.02, None, None, None)
     said = Conclusion("a switch", "concluded", "on", "99 %, before 50 %")
     path = folder / "mine.toml"
     return LearnAnswer(path, "RUNS.csv", "a trainer", "A100", (run,), (said,), (), {}, "", {})
