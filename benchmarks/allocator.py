@@ -12,8 +12,11 @@ It prints reserved and needed bytes as shares of the live bytes, and what they a
 bytes as shares of the transient bytes. Steps that shard nothing are replayed on one stream: the
 bundled executor gathers on a second one there, too, which a trainer of replicas does not have.
 Medians (reserved) and upper quartiles (needed) of these shares are the constants of
-``cost_models.memory.allocator``. Steps of several lengths stand for ragged batches.
+``cost_models.memory.allocator``. "First stream" is what is reserved above every stream's own peak,
+as a share of the first stream's transient bytes. Steps of several lengths stand for ragged batches.
 
+    --measured FOLDER  instead: replays of what ``python -m benchmarks.gpu`` measured, beside what
+                   torch reserved, and their shares of the first stream's transient bytes
     --published    instead: errors of published runs by kind of measurement, and of the nvidia-smi
                    figures in the notes of runs that report live memory
     --only TEXT    cases whose line has this text; several: any of them
@@ -36,15 +39,18 @@ import numpy as np
 import pandas as pd
 
 import planner
+from benchmarks.gpu.plans import file_of, plans
 from benchmarks.memory_truth.cases import read
 from cost_models.memory.allocator import shown_bytes
 from cost_models.memory.ledger import first
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.plan.plan import PlanTable
-from cost_models.pricing.estimate import price
+from cost_models.pricing.estimate import price, reserved_beside
 from executor.counters.allocator_replay import AllocatorEvent, least_limit, replay
 from executor.counters.caching_allocator import MIB, AllocatorSettings
 from executor.verify.rehearsal import allocator_events
+from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.errors import RunError
 from planner.assessment.verdict import budget_bytes
 from planner.validation.case import case_of
 from planner.validation.measurement import measured_memory
@@ -111,6 +117,22 @@ def transient_bytes(events: Sequence[AllocatorEvent], peak: int) -> int:
     return peak - sum(event.size or 0 for event in events if event.tensor not in released)
 
 
+def first_stream_share(events: Sequence[AllocatorEvent], reserved: int) -> float:
+    """Return what is reserved above the streams' peaks over the first one's transient bytes.
+
+    >>> events = [AllocatorEvent(0, 8), AllocatorEvent(1, 16, stream=1), AllocatorEvent(1)]
+    >>> first_stream_share([*events, AllocatorEvent(2, 4), AllocatorEvent(2)], 30)
+    0.5
+    """
+    peaks: dict[int, int] = {}
+    for stream in {event.stream for event in events if event.size is not None}:
+        own = {event.tensor for event in events if event.size and event.stream == stream}
+        peaks[stream] = replay(event for event in events if event.tensor in own).peak_live
+    of_first = [event for event in events if event.stream == 0]
+    transient = transient_bytes(of_first, peaks[0])
+    return (reserved - sum(peaks.values())) / max(1, transient)
+
+
 def row_of(line: str, *, ragged: bool) -> dict[str, Any]:
     """Trace and replay the first rank of a case."""
     case = read(line)[0]
@@ -133,6 +155,7 @@ def row_of(line: str, *, ragged: bool) -> dict[str, Any]:
             row[f"{name}_{figure}"] = found[figure]
             row[f"{name}_{figure}_ratio"] = found[figure] / live
             row[f"{name}_{figure}_share"] = (found[figure] - live) / transient
+        row[f"{name}_first_stream"] = first_stream_share(events, found["reserved"])
     return row
 
 
@@ -167,6 +190,7 @@ def quantiles(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 for figure, quantile in FIGURES.items()
             },
             "typical": float(group[f"{name}_needed_share"].quantile(TYPICAL)),
+            "first_stream": float(group[f"{name}_first_stream"].median()),
             **{
                 f"{figure}_largest_ratio": float(group[f"{name}_{figure}_ratio"].max())
                 for figure in FIGURES
@@ -175,6 +199,36 @@ def quantiles(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for (ragged, side), group in table.groupby(["ragged", "side_streams"])
         for name in SETTINGS
     ]
+
+
+def show_measured(folder: Path) -> int:
+    """Print the errors of replays of the eager plans that one GPU measured, and their shares."""
+    facts = json.loads((folder / "device.json").read_text(encoding="utf-8"))
+    cluster = parse_cluster(f"1x{facts['accelerator']}")
+    known = {trained.words: trained for trained in plans()}
+    rows = []
+    for measured in pd.read_csv(folder / "plans.csv").dropna(subset="reserved").to_dict("records"):
+        trained = known[measured["plan"]]
+        if trained.compiled:  # its kernels request other tensors
+            continue
+        try:
+            events = allocator_events(file_of(trained, cluster)[1], 0)
+        except RunError as failure:  # an update that reads a value
+            print(f"{trained.words:<48} {failure}")
+            continue
+        reserved = replay(events).peak_reserved
+        share = first_stream_share(events, reserved)
+        error = reserved / measured["reserved"] - 1.0
+        streams = len({event.stream for event in events if event.size is not None})
+        recomputed = trained.plan.get("recompute") == "full"
+        rows.append((streams > 1, recomputed, error, share))
+        print(f"{trained.words:<48} replay {error:+7.1%}  first stream {share:6.3f}", flush=True)
+    table = pd.DataFrame(rows, columns=["streams", "recomputed", "error", "share"])
+    print(f"{len(table)} plans: median {table.error.abs().median():.2%} of what torch reserved")
+    for recomputed, group in table[table.streams].groupby("recomputed"):
+        words = "full recomputation" if recomputed else "none"
+        print(f"several streams, {words}: share {group.share.median():.3f} of {len(group)} plans")
+    return 0
 
 
 def published() -> pd.Series[float]:
@@ -199,8 +253,10 @@ def device_bytes(run: Any) -> float:
     case = case_of(run)
     scenario, table = case.scenario, PlanTable.from_plans([case.plan])
     outside = outside_bytes(scenario.software, scenario.cluster, table)
-    parts, budget = price(scenario, table).memory, budget_bytes(scenario.cluster)
-    return first(shown_bytes("device", parts, outside, scenario.software, table, budget))
+    priced, budget = price(scenario, table), budget_bytes(scenario.cluster)
+    sizes = outside, scenario.software, table, budget
+    beside = reserved_beside(scenario, case.plan, int(priced.limiting_rank[0]))
+    return first(shown_bytes("device", priced.memory, *sizes, beside=beside))
 
 
 def show_published() -> int:
@@ -222,7 +278,10 @@ def main(arguments_list: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="TEXT")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--published", action="store_true")
+    parser.add_argument("--measured", type=Path, metavar="FOLDER")
     arguments = parser.parse_args(arguments_list)
+    if arguments.measured is not None:
+        return show_measured(arguments.measured)
     if arguments.published:
         return show_published()
     cases = [(line, False) for line in CASES] + [(line, True) for line in RAGGED]
@@ -250,6 +309,7 @@ def main(arguments_list: Sequence[str] | None = None) -> int:
             f"  {batches:<8} {streams:<13} {segments:<11} reserved {group['reserved']:6.3f} "
             f"({group['reserved_largest_ratio']:.2f})  needed {group['needed']:6.3f} "
             f"({group['needed_largest_ratio']:.2f}), median {group['typical']:6.3f}  "
+            f"first stream {group['first_stream']:6.3f}  "
             f"{group['cases']} cases"
         )
     return 0

@@ -16,7 +16,7 @@ from cost_models.memory.allocator import shown_bytes
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
-from cost_models.pricing.estimate import price, throughput
+from cost_models.pricing.estimate import price, reserved_beside, throughput
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
@@ -148,12 +148,11 @@ def predicted(scenario: Scenario, file: PlanFile) -> dict[str, Any]:
     priced = price(scenario, table)
     software, cluster = scenario.software, scenario.cluster
     outside = outside_bytes(software, cluster, table)
-    shown = {
-        kind: shown_bytes(kind, priced.memory, outside, software, table, budget_bytes(cluster))
-        for kind in KINDS
-    }
-    sizes = {f"predicted_{kind}": float(size[0]) for kind, size in shown.items()}
-    return {"predicted_seconds": float(priced.step[0]), **sizes}
+    sizes = outside, software, table, budget_bytes(cluster)
+    beside = reserved_beside(scenario, file.plan, 0)
+    shown = {kind: shown_bytes(kind, priced.memory, *sizes, beside=beside) for kind in KINDS}
+    peaks = {f"predicted_{kind}": float(size[0]) for kind, size in shown.items()}
+    return {"predicted_seconds": float(priced.step[0]), **peaks}
 
 
 def measured(file: PlanFile, compiled: bool, device: str) -> dict[str, Any]:

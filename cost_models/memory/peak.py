@@ -16,8 +16,14 @@ from msgspec.structs import astuple, replace
 
 from cost_models.activations.live import live_activations
 from cost_models.arrays import Real
+from cost_models.columnar.columns import by_value
 from cost_models.communication.host_link import without_offload
-from cost_models.memory.allocator import free_bytes, untypical_bytes
+from cost_models.memory.allocator import (
+    FIRST_STREAM_ALONE,
+    FIRST_STREAM_EXPANDABLE,
+    free_bytes,
+    untypical_bytes,
+)
 from cost_models.memory.autocast_copies import autocast_rows
 from cost_models.memory.fsdp2 import block_points
 from cost_models.memory.head_gradients import loss_copy_bytes
@@ -26,6 +32,7 @@ from cost_models.memory.ledger import (
     LOSS_BACKWARD,
     LOSS_FORWARD,
     MOMENTS,
+    OPTIMIZER,
     Item,
     Ledger,
     first,
@@ -39,6 +46,7 @@ from cost_models.memory.wrapper_buffers import update_with_copies, wrapper_rows
 from cost_models.partition.plan_stages import pipeline_rank
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.recompute import FULL
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import tracked
 
@@ -95,6 +103,43 @@ def timelines(
     each = tracked(ranks, "memory of pipeline rank {number} of {total}")
     lines = [rank_timeline(RankView(scenario, table, rank)) for rank in each]
     return [tuple(MemoryParts(*map(first, astuple(at))) for at in line) for line in lines]
+
+
+def beside_live(view: RankView) -> Real | None:
+    """Return what torch reserves beside live tensors where several streams have blocks; else None.
+
+        max (a - g - u) + max g + max u - max a + share * (max (a - g - u) - states)
+
+    a live bytes; g reduced gradients; u gathered weights and gradients being reduced, of several
+    ranks; maxima over the step's moments. A stream reuses only its own blocks, so that each keeps
+    what it held at its own peak. FSDP2 has them where a plan shards, and around weights with
+    masters on one rank, too; gradients that are reduced after the last micro-batch add up on the
+    first stream. With default segments sharded runs reserve more than this: their share of all
+    transient bytes stands (``allocator``). Source: c10/cuda/CUDACachingAllocator.cpp,
+    ``get_free_block`` (a block's stream); replays (``python -m benchmarks.allocator``).
+    """
+    software, table, workload = view.software, view.table, view.workload
+    several = by_value((table.zero_stage >= 1) & (table.shard_ranks > 1))
+    masters = workload.compute_bytes != workload.master_bytes
+    alone = (software.sharding.blockwise_backward and masters) & ~several
+    if not software.memory.side_streams or software.memory.ragged_batches:
+        return None
+    if not np.all(alone | (several & software.memory.expandable_segments)):
+        return None
+    line = rank_timeline(view)
+    gathered = np.stack([np.where(several, at.buffers, 0.0) for at in line])
+    gradients = np.stack([at.gradients for at in line])
+    live = np.stack([at.allocated for at in line])
+    late = by_value((table.num_microbatches > 1) & (table.zero_stage < 2))
+    reduced = np.where(late, line[OPTIMIZER].gradients, np.max(gradients, axis=0))
+    first_stream = np.max(live - np.where(late, 0.0, gradients) - gathered, axis=0)
+    added = first_stream + reduced + np.max(gathered, axis=0) - np.max(live, axis=0)
+    once, again = FIRST_STREAM_ALONE
+    share = np.where(table.recompute == FULL, again, once)
+    share = np.where(several, FIRST_STREAM_EXPANDABLE, share)
+    transient = first_stream - line[0].weights - line[0].optimizer
+    beside: Real = np.maximum(added, 0.0) + share * np.maximum(transient, 0.0)
+    return beside
 
 
 def rank_ledger(view: RankView) -> Ledger:

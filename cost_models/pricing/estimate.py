@@ -22,7 +22,7 @@ from cost_models.compute.rates import training_rates
 from cost_models.memory.host import HostBytes, rank_host_bytes
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, paged_bytes
 from cost_models.memory.parts import MemoryParts, stack_ranks
-from cost_models.memory.peak import rank_memory
+from cost_models.memory.peak import beside_live, rank_memory
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank, stages_of
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import (
@@ -299,8 +299,17 @@ def rank_memories(
 
 def paged_states(scenario: Scenario, plan: Plan, number: int) -> Real:
     """Return the bytes of a pipeline rank's paged optimizer states, with default stages."""
+    return paged_bytes(_default_rank(scenario, plan, number))
+
+
+def reserved_beside(scenario: Scenario, plan: Plan, number: int) -> Real | None:
+    """Return ``beside_live`` of a pipeline rank, with default stages."""
+    return beside_live(_default_rank(scenario, plan, number))
+
+
+def _default_rank(scenario: Scenario, plan: Plan, number: int) -> RankView:
     rank = pipeline_rank(scenario, plan, default_layer_ranges(scenario, plan), number)
-    return paged_bytes(RankView(scenario, PlanTable.from_plans([plan]), rank))
+    return RankView(scenario, PlanTable.from_plans([plan]), rank)
 
 
 def memories_by_rank(

@@ -15,7 +15,13 @@ from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import PlanTable
-from cost_models.pricing.estimate import paged_states, price, rank_memories, throughput
+from cost_models.pricing.estimate import (
+    paged_states,
+    price,
+    rank_memories,
+    reserved_beside,
+    throughput,
+)
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.pricing.utilisation import hardware_utilisation, time_interval
 from cost_models.uncertainty import (
@@ -185,10 +191,11 @@ def _compared_peak(
     outside = outside_bytes(scenario.software, scenario.cluster, table)
     paged = paged_states(scenario, case.plan, number)
     kinds = (measured.kind,) if measured.is_stated else get_args(MemoryKind)
+    beside = reserved_beside(scenario, case.plan, number) if kinds != ("allocated",) else None
     peaks: dict[str, float] = {}
     ends: list[float] = []
     for kind in kinds:
-        shown = shown_bytes(kind, parts, outside, scenario.software, table, budget, paged)
+        shown = shown_bytes(kind, parts, outside, scenario.software, table, budget, paged, beside)
         peaks[kind] = float(np.ravel(shown)[0])
         trainer = size[0] if measured.is_stated else UNKNOWN
         ends += interval(peaks[kind], memory_spread(trainer, size[1], kind))

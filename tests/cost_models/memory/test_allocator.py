@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cost_models.memory.allocator import FREE_SHARES, free_bytes, free_shares
+from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.pricing.estimate import reserved_beside
+from cost_models.pricing.prediction import predict
 from hardware_profiles.software.trainer import software_profile
+from tests.samples import make_scenario
 
 ALONE, REPLICAS = Plan(), Plan(data_parallel=8)
 SHARDED = Plan(data_parallel=8, zero_stage=3)
@@ -28,3 +33,25 @@ def test_a_buffer_of_all_gradients_leaves_no_free_blocks() -> None:
     )
     assert free_bytes(whole, table, 1e9, 0.0) == np.zeros(1)
     assert free_bytes(fresh, table, 1e9, 0.0) > 0.0
+
+
+def test_reduced_gradients_keep_blocks_of_their_own_on_one_gpu() -> None:
+    """The first stream cannot use them while no gradient is live."""
+    masters = make_scenario("llama", "1xA100-80GB", global_batch_size=1)
+    gradients = 4.0 * masters.model.num_parameters
+    found = reserved_beside(masters, Plan(), 0)
+    assert found is not None
+    assert 0.5 * gradients < float(found[0]) < 2.0 * gradients  # type: ignore[index]
+    one_precision = make_scenario("llama", "1xA100-80GB", global_batch_size=1, precision="fp32")
+    assert reserved_beside(one_precision, Plan(), 0) is None  # not wrapped: one stream
+    shown = predict(masters, Plan(), default_layer_ranges(masters, Plan())).memory
+    assert shown.peak_reserved_bytes == pytest.approx(shown.peak_allocated_bytes + float(found[0]))  # type: ignore[index]
+
+
+def test_streams_are_counted_apart_where_expandable_segments_shard() -> None:
+    plan = Plan(data_parallel=8, zero_stage=3)
+    for words, counted in (("expandable-segments", True), ("default-segments", False)):
+        software = f"torch-trainer+fsdp2+{words}"
+        scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=8, software=software)
+        assert (reserved_beside(scenario, plan, 0) is not None) == counted
+        assert reserved_beside(scenario, Plan(micro_batch_size=8), 0) is None
