@@ -66,7 +66,7 @@ FREE_SHARES: Final[Mapping[tuple[bool, bool, bool], FreeShares]] = {
 
 # the same, of the first of several streams' transient bytes: expandable segments, 8 sharded plans;
 # the executor's plans of one GPU, without and with full recomputation, 29 and 5 whole models
-# (--measured: one H200 reserved what their replays do, within 0.3 % in the median)
+# (--measured: one H200 reserved what their replays do, within 0.2 % in the median)
 FIRST_STREAM_EXPANDABLE: Final = 0.050
 FIRST_STREAM_ALONE: Final = (0.053, 0.241)
 
