@@ -45,7 +45,7 @@ from cost_models.memory.allocator import shown_bytes
 from cost_models.memory.ledger import first
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.plan.plan import PlanTable
-from cost_models.pricing.estimate import price, reserved_beside
+from cost_models.pricing.estimate import price, reserved_free_bytes
 from executor.counters.allocator_replay import AllocatorEvent, least_limit, replay
 from executor.counters.caching_allocator import MIB, AllocatorSettings
 from executor.verify.rehearsal import allocator_events
@@ -255,8 +255,8 @@ def device_bytes(run: Any) -> float:
     outside = outside_bytes(scenario.software, scenario.cluster, table)
     priced, budget = price(scenario, table), budget_bytes(scenario.cluster)
     sizes = outside, scenario.software, table, budget
-    beside = reserved_beside(scenario, case.plan, int(priced.limiting_rank[0]))
-    return first(shown_bytes("device", priced.memory, *sizes, beside=beside))
+    free = reserved_free_bytes(scenario, case.plan, int(priced.limiting_rank[0]))
+    return first(shown_bytes("device", priced.memory, *sizes, free=free))
 
 
 def show_published() -> int:

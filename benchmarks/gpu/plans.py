@@ -16,7 +16,7 @@ from cost_models.memory.allocator import shown_bytes
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan_file import PlanFile
-from cost_models.pricing.estimate import price, reserved_beside, throughput
+from cost_models.pricing.estimate import price, reserved_free_bytes, throughput
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
@@ -149,8 +149,8 @@ def predicted(scenario: Scenario, file: PlanFile) -> dict[str, Any]:
     software, cluster = scenario.software, scenario.cluster
     outside = outside_bytes(software, cluster, table)
     sizes = outside, software, table, budget_bytes(cluster)
-    beside = reserved_beside(scenario, file.plan, 0)
-    shown = {kind: shown_bytes(kind, priced.memory, *sizes, beside=beside) for kind in KINDS}
+    free = reserved_free_bytes(scenario, file.plan, 0)
+    shown = {kind: shown_bytes(kind, priced.memory, *sizes, free=free) for kind in KINDS}
     peaks = {f"predicted_{kind}": float(size[0]) for kind, size in shown.items()}
     return {"predicted_seconds": float(priced.step[0]), **peaks}
 

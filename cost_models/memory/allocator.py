@@ -13,7 +13,7 @@ reserved beyond the tensors is therefore a share of the transient bytes alone:
     reserved = allocated + share * transient
 
 A stream reuses only its own blocks, so the share is larger where gathered weights and gradients
-have streams of their own (FSDP); ``peak.beside_live`` counts stream by stream where that is closer
+have streams of their own (FSDP); ``peak.stream_free_bytes`` counts stream by stream where that is closer
 to runs that say what they reserved. Near the limit torch returns segments without a live block, so
 a run needs less than it reserves where memory is plentiful; a verdict uses the needed bytes. How
 many they are depends on the order of sizes, hence two shares: with the upper quartile of the
@@ -142,12 +142,12 @@ def shown_bytes(
     table: PlanTable,
     budget: float,
     paged: Real = 0.0,
-    beside: Real | None = None,
+    free: Real | None = None,
 ) -> Real:
     """Return a peak as torch or the device shows it: allocated, reserved, or in use.
 
     reserved  a + cached * transient, at most the device's memory, at least a + typical *
-              transient; ``beside``: what stands for cached * transient (``peak.beside_live``)
+              transient; ``free``: what stands for cached * transient (``peak.stream_free_bytes``)
     device    the same and ``outside``: context and communicators; and ``paged`` optimizer states,
               as many as there is room for: managed memory is no allocation of torch's
               (bitsandbytes-foundation/bitsandbytes, issue 801: NVML counts it)
@@ -160,8 +160,8 @@ def shown_bytes(
     shares = free_shares(software, table)
     least = allocated + shares.typical * transient
     most = np.maximum(least, budget - outside)
-    free = shares.cached * transient if beside is None else beside
-    reserved = np.minimum(allocated + free, most)
+    cached = shares.cached * transient if free is None else free
+    reserved = np.minimum(allocated + cached, most)
     if kind == "reserved":
         return reserved
     room: Real = np.maximum(budget - outside - reserved, 0.0)

@@ -105,7 +105,7 @@ def timelines(
     return [tuple(MemoryParts(*map(first, astuple(at))) for at in line) for line in lines]
 
 
-def beside_live(view: RankView) -> Real | None:
+def stream_free_bytes(view: RankView) -> Real | None:
     """Return what torch reserves beside live tensors where several streams have blocks; else None.
 
         max (a - g - u) + max g + max u - max a + share * (max (a - g - u) - states)
@@ -138,8 +138,8 @@ def beside_live(view: RankView) -> Real | None:
     share = np.where(table.recompute == FULL, again, once)
     share = np.where(several, FIRST_STREAM_EXPANDABLE, share)
     transient = first_stream - line[0].weights - line[0].optimizer
-    beside: Real = np.maximum(added, 0.0) + share * np.maximum(transient, 0.0)
-    return beside
+    free: Real = np.maximum(added, 0.0) + share * np.maximum(transient, 0.0)
+    return free
 
 
 def rank_ledger(view: RankView) -> Ledger:

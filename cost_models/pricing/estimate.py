@@ -22,7 +22,7 @@ from cost_models.compute.rates import training_rates
 from cost_models.memory.host import HostBytes, rank_host_bytes
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, paged_bytes
 from cost_models.memory.parts import MemoryParts, stack_ranks
-from cost_models.memory.peak import beside_live, rank_memory
+from cost_models.memory.peak import rank_memory, stream_free_bytes
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank, stages_of
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import (
@@ -302,9 +302,9 @@ def paged_states(scenario: Scenario, plan: Plan, number: int) -> Real:
     return paged_bytes(_default_rank(scenario, plan, number))
 
 
-def reserved_beside(scenario: Scenario, plan: Plan, number: int) -> Real | None:
-    """Return ``beside_live`` of a pipeline rank, with default stages."""
-    return beside_live(_default_rank(scenario, plan, number))
+def reserved_free_bytes(scenario: Scenario, plan: Plan, number: int) -> Real | None:
+    """Return ``stream_free_bytes`` of a pipeline rank, with default stages."""
+    return stream_free_bytes(_default_rank(scenario, plan, number))
 
 
 def _default_rank(scenario: Scenario, plan: Plan, number: int) -> RankView:

@@ -26,7 +26,7 @@ from cost_models.pricing.estimate import (
     price,
     rank_communication,
     rank_memories,
-    reserved_beside,
+    reserved_free_bytes,
     throughput_of,
 )
 from cost_models.pricing.utilisation import (
@@ -211,7 +211,7 @@ def _shown(scenario: Scenario, plan: Plan, parts: MemoryParts, number: int) -> l
         return [float(parts.allocated)] * len(SHOWN)
     table, capacity = PlanTable.from_plans([plan]), cluster.accelerator.memory_capacity.value
     outside = outside_bytes(software, cluster, table)
-    extra = paged_states(scenario, plan, number), reserved_beside(scenario, plan, number)
+    extra = paged_states(scenario, plan, number), reserved_free_bytes(scenario, plan, number)
     sizes = outside, software, table, capacity, *extra
     return [first(shown_bytes(kind, parts, *sizes)) for kind in SHOWN]
 

@@ -19,7 +19,7 @@ from cost_models.pricing.estimate import (
     paged_states,
     price,
     rank_memories,
-    reserved_beside,
+    reserved_free_bytes,
     throughput,
 )
 from cost_models.pricing.simulated_steps import with_simulated_steps
@@ -191,11 +191,11 @@ def _compared_peak(
     outside = outside_bytes(scenario.software, scenario.cluster, table)
     paged = paged_states(scenario, case.plan, number)
     kinds = (measured.kind,) if measured.is_stated else get_args(MemoryKind)
-    beside = reserved_beside(scenario, case.plan, number) if kinds != ("allocated",) else None
+    free = reserved_free_bytes(scenario, case.plan, number) if kinds != ("allocated",) else None
     peaks: dict[str, float] = {}
     ends: list[float] = []
     for kind in kinds:
-        shown = shown_bytes(kind, parts, outside, scenario.software, table, budget, paged, beside)
+        shown = shown_bytes(kind, parts, outside, scenario.software, table, budget, paged, free)
         peaks[kind] = float(np.ravel(shown)[0])
         trainer = size[0] if measured.is_stated else UNKNOWN
         ends += interval(peaks[kind], memory_spread(trainer, size[1], kind))

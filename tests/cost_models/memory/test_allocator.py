@@ -8,7 +8,7 @@ import pytest
 from cost_models.memory.allocator import FREE_SHARES, free_bytes, free_shares
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.pricing.estimate import reserved_beside
+from cost_models.pricing.estimate import reserved_free_bytes
 from cost_models.pricing.prediction import predict
 from hardware_profiles.software.trainer import software_profile
 from tests.samples import make_scenario
@@ -39,11 +39,11 @@ def test_reduced_gradients_keep_blocks_of_their_own_on_one_gpu() -> None:
     """The first stream cannot use them while no gradient is live."""
     masters = make_scenario("llama", "1xA100-80GB", global_batch_size=1)
     gradients = 4.0 * masters.model.num_parameters
-    found = reserved_beside(masters, Plan(), 0)
+    found = reserved_free_bytes(masters, Plan(), 0)
     assert found is not None
     assert 0.5 * gradients < float(found[0]) < 2.0 * gradients  # type: ignore[index]
     one_precision = make_scenario("llama", "1xA100-80GB", global_batch_size=1, precision="fp32")
-    assert reserved_beside(one_precision, Plan(), 0) is None  # not wrapped: one stream
+    assert reserved_free_bytes(one_precision, Plan(), 0) is None  # not wrapped: one stream
     shown = predict(masters, Plan(), default_layer_ranges(masters, Plan())).memory
     assert shown.peak_reserved_bytes == pytest.approx(shown.peak_allocated_bytes + float(found[0]))  # type: ignore[index]
 
@@ -53,5 +53,5 @@ def test_streams_are_counted_apart_where_expandable_segments_shard() -> None:
     for words, counted in (("expandable-segments", True), ("default-segments", False)):
         software = f"torch-trainer+fsdp2+{words}"
         scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=8, software=software)
-        assert (reserved_beside(scenario, plan, 0) is not None) == counted
-        assert reserved_beside(scenario, Plan(micro_batch_size=8), 0) is None
+        assert (reserved_free_bytes(scenario, plan, 0) is not None) == counted
+        assert reserved_free_bytes(scenario, Plan(micro_batch_size=8), 0) is None
