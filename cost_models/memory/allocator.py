@@ -13,11 +13,11 @@ reserved beyond the tensors is therefore a share of the transient bytes alone:
     reserved = allocated + share * transient
 
 A stream reuses only its own blocks, so the share is larger where gathered weights and gradients
-have streams of their own (FSDP); ``peak.stream_free_bytes`` counts stream by stream where that is closer
-to runs that say what they reserved. Near the limit torch returns segments without a live block, so
-a run needs less than it reserves where memory is plentiful; a verdict uses the needed bytes. How
-many they are depends on the order of sizes, hence two shares: with the upper quartile of the
-replays a plan is said to fit, and only what exceeds the budget with the median is said not to.
+have streams of their own (FSDP); ``peak.stream_free_bytes`` counts stream by stream where that is
+closer to runs that say what they reserved. Near the limit torch returns segments without a live
+block, so a run needs less than it reserves where memory is plentiful; a verdict uses the needed
+bytes. How many they are depends on the order of sizes, hence two shares: with the upper quartile of
+the replays a plan is said to fit, and only what exceeds the budget with the median is said not to.
 
 Units: bytes. Source: replays of torch's allocator (``executor.counters.caching_allocator``) over
 traced steps (``python -m benchmarks.allocator``): medians of reserved bytes; upper quartiles and
