@@ -182,7 +182,7 @@ def layout_of(job: Job) -> str | None:
     )
     if stages == 1 or (is_even and "layers" not in job.settings):
         return None
-    texts = [f"t*{last - first}" for first, last in ranges]
+    texts = [f"t*{last - first}" if last > first else "" for first, last in ranges]
     return "|".join(["E" + texts[0], *texts[1:-1], texts[-1] + "L"])
 
 
@@ -211,7 +211,7 @@ def _stages(get: Get, ranks: int, num_layers: int | None) -> tuple[int, list[int
     layout = get("pipeline_model_parallel_layout")
     if isinstance(layout, str):
         layers = layers_of_layout(layout)
-        return max(len(layers) // ranks, 1), layers if all(layers) else None
+        return max(len(layers) // ranks, 1), layers if all(layers[1:-1]) else None
     virtual = get("virtual_pipeline_model_parallel_size") or 1
     per_stage = get("num_layers_per_virtual_pipeline_stage")
     if per_stage and num_layers:

@@ -71,11 +71,11 @@ class StageContents:
         place = (stage, first, last, recomputed)
         if place not in self._contents:
             later, layers = self.stages - 1 - stage, self.model.num_layers
-            before = split_layers(first, stage) if stage else ()
-            after = split_layers(layers - last, later) if later else ()
+            before, left = _evenly(first, stage), layers - last
+            after = [(layers - b, layers - a) for a, b in reversed(_evenly(left, later))]
             self._contents[place] = contents_of_rank(
                 self.model,
-                [*before, (first, last), *((last + a, last + b) for a, b in after)],
+                [*before, (first, last), *after],
                 range(self.stages),
                 stage,
                 recomputed=RecomputedLayers(by_stage=(recomputed,) * self.stages),
@@ -89,13 +89,14 @@ class StageContents:
     def _ranges_of(self, stage: int, size: int) -> list[Pair]:
         if (stage, size) not in self._ranges:
             layers, later = self.model.num_layers, self.stages - 1 - stage
-            starts: Iterable[int] = range(stage, layers - later - size + 1)
-            if stage == 0:
-                starts = [0]
-            elif later == 0:
-                starts = [layers - size]
+            latest = layers - max(0, later - 1) - size  # the last stage may be empty, too
+            starts = list(range(max(0, stage - 1), latest + 1))
+            if stage == 0 or later == 0:
+                starts = [0 if stage == 0 else layers - size] if starts else []
+            elif size == 0:
+                starts = []
             elif len(self.model.kinds) == 1:
-                starts = [stage]
+                starts = [min(stage, latest)] if starts else []
             found: dict[Any, Pair] = {}
             for first in starts:
                 pair = first, first + size
@@ -182,7 +183,7 @@ class StageCosts:
     def most_recomputed(self, stage: int, pair: Pair) -> int:
         """Return the most recomputed layers with which a stage takes no longer than it may."""
         key, layers = self.contents.key(stage, *pair), pair[1] - pair[0]
-        if not self.recomputes:
+        if not self.recomputes or not layers:
             return self.of_plan(pair)
         without, whole = self.seconds[key, 0].whole, self.seconds[key, layers].whole
         each = (whole - without) / layers
@@ -246,9 +247,9 @@ def _find_sizes(costs: Sequence[StageCosts]) -> None:
     More layers never take less time, so that those near an even split mostly tell.
     """
     layers = costs[0].scenario.model.num_layers
-    most = [layers - one.contents.stages + 1 for one in costs]
+    most = [layers - max(0, one.contents.stages - 3) for one in costs]
     even = [-(-layers // one.contents.stages) for one in costs]
-    low = [max(1, number - NEAR) for number in even]
+    low = [max(0, number - NEAR) for number in even]
     high = [min(last, number + NEAR + number // 4) for number, last in zip(even, most, strict=True)]
     left = {number: range(low[number], high[number] + 1) for number in range(len(costs))}
     while left:  # shorter stages, where all are too long; longer ones, where none is
@@ -263,8 +264,8 @@ def _find_sizes(costs: Sequence[StageCosts]) -> None:
         for number in again:
             found = _largest(costs[number], low[number], high[number])
             costs[number].sizes = sizes_of(found, layers)
-            if min(found) < low[number] and low[number] > 1:
-                left[number], low[number] = range(1, low[number]), 1
+            if min(found) < low[number] and low[number] > 0:
+                left[number], low[number] = range(low[number]), 0
             elif max(found) == high[number] < most[number]:
                 first, high[number] = high[number] + 1, min(most[number], 2 * high[number])
                 left[number] = range(first, high[number] + 1)
@@ -282,10 +283,20 @@ def _find_sizes(costs: Sequence[StageCosts]) -> None:
 def sizes_of(largest: Sequence[int], layers: int) -> list[Pair]:
     """Return the fewest and the most layers of stages with at most ``largest`` layers each.
 
-    >>> sizes_of([3, 4], 6)
-    [(2, 3), (3, 4)]
+    The first and the last stage may have none: the embedding and the head alone.
+
+    >>> sizes_of([3, 4], 6), sizes_of([3, 3, 3], 3)
+    ([(2, 3), (3, 4)], [(0, 3), (1, 3), (0, 3)])
     """
-    return [(max(1, layers - (sum(largest) - high)), high) for high in largest]
+    spare, ends = sum(largest) - layers, (0, len(largest) - 1)
+    return [(max(int(stage not in ends), high - spare), high) for stage, high in enumerate(largest)]
+
+
+def _evenly(layers: int, stages: int) -> Ranges:
+    """Return stages as even as possible; the first has none where there are fewer layers."""
+    if stages > layers:
+        return [(0, 0), *_evenly(layers, stages - 1)]
+    return split_layers(layers, stages) if stages else ()
 
 
 def _largest(costs: StageCosts, least: int, most: int) -> list[int]:

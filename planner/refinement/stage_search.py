@@ -193,7 +193,8 @@ class _SplitSearch:
     def _lasts(self, stage: int, first: int) -> range:
         """Return the possible ends of a stage that begins with a layer."""
         low, high = self.costs.sizes[stage]
-        latest = min(self.layers - (self.count - stage - 1), first + high)
+        later = sum(least for least, _ in self.costs.sizes[stage + 1 :])
+        latest = min(self.layers - later, first + high)
         if stage == self.count - 1:
             return range(self.layers, latest + 1) if first + low <= self.layers else range(0)
         return range(first + low, latest + 1)
