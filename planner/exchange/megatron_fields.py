@@ -189,8 +189,8 @@ def layout_of(job: Job) -> str | None:
 def layers_of_layout(text: str) -> list[int]:
     """Return the number of layers of each stage of a layout.
 
-    >>> layers_of_layout("Et*3|(tt|)*2t|tL")
-    [3, 2, 2, 1, 1]
+    >>> layers_of_layout("Et*3|(tt|)*2t|tL"), layers_of_layout("E|t*8|t*8|L")
+    ([3, 2, 2, 1, 1], [0, 8, 8, 0])
     """
     text = text.replace(" ", "").replace(",", "")
     for _ in range(10):
