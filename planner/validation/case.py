@@ -23,7 +23,6 @@ from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.validation.cluster_of_row import cluster_of
-from planner.validation.micro_batch import with_usual_micro_batch
 from planner.validation.model_of_row import ASSUMED, model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
@@ -33,6 +32,7 @@ from planner.validation.trainer_of_row import (
     that_runs,
     trainer_of,
 )
+from planner.validation.unstated_plan import with_usual_checkpointing, with_usual_micro_batch
 from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
@@ -121,13 +121,15 @@ def _case(reading: Reading) -> Case:
     model = _adapted(base, model_key, workload, every, first, ends)
     stages = _stages(reading, plan, model.num_layers)
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
+    either = _may_checkpoint(row, plan)
+    if either:
+        plan = with_usual_checkpointing(reading, scenario, plan)
     plan = with_usual_micro_batch(reading, scenario, plan)
     memory = look_up(words_table().memory, row)
     if row.peak_memory_gib is not None and memory and memory.usual:
         reading.defaults.append(f"peak memory as {memory.value} (default: which kind is not said)")
     key = (model_key, cluster_key, workload, software.name, changed, stages, first, ends)
-    either = _may_checkpoint(row, plan)
-    if either:
+    if either and plan.recompute == "none":
         reading.defaults.append("memory from that with full recomputation upwards")
     return Case(row, scenario, plan, tuple(reading.defaults), key, either)
 

@@ -139,29 +139,38 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
             times, ends = widened(times, TYPICAL_TIME), widened(ends, TYPICAL_MEMORY)
             peak = (peak[0], *widened(peak[1:], TYPICAL_MEMORY))
         found[case.row.name] = CasePrediction(step, *times, *peak, verdict(*ends, budget))
-    return found | _down_to_checkpointed(cases, found)
+    return found | _either_checkpointed(cases, found)
 
 
-def _down_to_checkpointed(
+def _either_checkpointed(
     cases: Sequence[Case], found: Mapping[str, CasePrediction]
 ) -> dict[str, CasePrediction]:
-    """Return predictions of cases that may compute layers again: memory from that upwards."""
+    """Return predictions of cases that may compute layers again or not: memory from that upwards.
+
+    The verdict is tight where it hangs on that.
+    """
     unsaid = [case for case in cases if case.may_checkpoint]
     if not unsaid:
         return {}
-    again = [
-        replace(case, plan=replace(case.plan, recompute="full"), may_checkpoint=False)
-        for case in unsaid
-    ]
-    fewest = _price(again)
-    lower = {name: (found[name], fewest[name]) for name in fewest}
+    way = {"none": "full", "full": "none"}
+    others = _price(
+        [
+            replace(
+                case,
+                plan=replace(case.plan, recompute=way[case.plan.recompute]),
+                may_checkpoint=False,
+            )
+            for case in unsaid
+        ]
+    )
+    pairs = {name: (found[name], other) for name, other in others.items()}
     return {
         name: replace(
             stated,
-            peak_low=min(stated.peak_low, least.peak_low),
-            verdict=stated.verdict if stated.verdict == least.verdict else "tight",
+            peak_low=min(stated.peak_low, other.peak_low),
+            verdict=stated.verdict if stated.verdict == other.verdict else "tight",
         )
-        for name, (stated, least) in lower.items()
+        for name, (stated, other) in pairs.items()
     }
 
 

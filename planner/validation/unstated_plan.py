@@ -1,4 +1,4 @@
-"""Micro-batch size of rows whose source does not give it."""
+"""Micro-batch size and checkpointing of rows whose source does not give them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,30 @@ import numpy as np
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
-from planner.assessment.verdict import budget_bytes
+from cost_models.uncertainty import peak_interval, verdict_spread
+from planner.assessment.verdict import budget_bytes, verdict
 from planner.validation.reading import Reading
 
 COLUMN = "micro_batch_size"
+
+
+def with_usual_checkpointing(reading: Reading, scenario: Scenario, plan: Plan) -> Plan:
+    """Return the plan with full recomputation where it does not fit without, and fits so.
+
+    For trainers that recompute by a switch which the row does not state. "Does not fit" is the
+    verdict: the whole interval lies above the budget.
+    """
+    again = replace(plan, recompute="full")
+    priced = price(scenario, PlanTable.from_plans([plan, again]))
+    spread = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
+    kept, computed = (
+        verdict(*peak_interval(float(peak), float(typical), spread), budget_bytes(scenario.cluster))
+        for peak, typical in zip(priced.peak, priced.typical_peak, strict=True)
+    )
+    if kept != "does_not_fit" or computed == "does_not_fit":
+        return plan
+    reading.defaults.append("recompute full (default: it does not fit without)")
+    return again
 
 
 def with_usual_micro_batch(reading: Reading, scenario: Scenario, plan: Plan) -> Plan:
