@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from planner.validation.case import Case, case_of
-from planner.validation.measurement import measured_step, tests_time
+from planner.validation.measurement import faster_than_peak, measured_step, tests_time
 from planner.validation.pricing import why_impossible
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import Row
@@ -21,5 +21,6 @@ def timed_cases(rows: Iterable[Row]) -> Iterator[tuple[Case, float]]:
         except Unpriceable:
             continue
         seconds = measured_step(row, case)
-        if seconds and why_impossible(case) is None:
+        possible = why_impossible(case) is None and faster_than_peak(case, seconds) is None
+        if seconds and possible:
             yield case, seconds

@@ -19,6 +19,7 @@ from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import (
     denied_by,
+    faster_than_peak,
     is_partial,
     measured_memory,
     measured_mfu,
@@ -66,6 +67,7 @@ ROW_KEYS: Final = (
     "verdict",
     "outcome",
     "partial",
+    "impossible",
     "defaults",
     "not_understood",
     "skipped",
@@ -260,9 +262,10 @@ def _record(
         measured_memory(row) if "memory" in quantities and (tests_memory(row) or partial) else None
     )
     size = None if memory is None else memory.size
+    impossible = None if case is None else faster_than_peak(case, step)
     times = (
         (None, None, None)
-        if predicted is None
+        if predicted is None or impossible
         else _against(step, predicted.step, predicted.step_low, predicted.step_high)
     )
     sizes = (
@@ -313,6 +316,7 @@ def _record(
         "partial": partial,
         "left_out": row.left_out,
         "defaults": defaults,
+        "impossible": impossible,
         "not_understood": not_understood(row),
         "skipped": skipped,
     }

@@ -12,6 +12,9 @@ from planner.validation.runs_file import Row
 from planner.validation.words import look_up, words_table
 
 GIB: Final = 2.0**30
+# The best matmul of a card over its data sheet: RTX 5090, whose clocks are above the sheet's
+# (zzc0721/torch-performance-test-data: database.md)
+MOST_OF_PEAK: Final = 1.13
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +89,30 @@ def _share_of_step(row: Row, case: Case | None) -> float:
     return min(1.0, case.scenario.workload.global_batch_size / row.global_batch_size)
 
 
-def rates(case: Case, step: float) -> tuple[float, float | None]:
-    """Return tokens a second of one accelerator, and MFU; None where no peak is known."""
+def rates(case: Case, step: float, *, masked: bool = False) -> tuple[float, float | None]:
+    """Return tokens a second of one accelerator, and MFU; None where no peak is known.
+
+    ``masked``: without the scores that causal masks drop.
+    """
     workload, cluster = case.scenario.workload, case.scenario.cluster
     tokens = workload.tokens_per_step / (step * cluster.num_gpus)
     peak = cluster.accelerator.peak_flops.get(workload.precision)
     if peak is None:
         return tokens, None
-    flops = float(
-        model_flops_per_step(case.scenario.model, workload.seq_len, workload.global_batch_size)
-    )
+    sizes = case.scenario.model, workload.seq_len, workload.global_batch_size
+    flops = float(model_flops_per_step(*sizes, masked=masked))
     return tokens, flops / (step * peak.value * cluster.num_gpus)
+
+
+def faster_than_peak(case: Case, step: float | None) -> str | None:
+    """Return why a measured step cannot be that of the described run; None if it can.
+
+    It is shorter than the model's FLOP take at the accelerator's peak.
+    """
+    utilisation = None if not step else rates(case, step, masked=True)[1]
+    if utilisation is None or utilisation <= MOST_OF_PEAK:
+        return None
+    return f"measured: {utilisation:.2f} times the accelerator's peak FLOP/s (not compared)"
 
 
 def measured_mfu(row: Row) -> float | None:

@@ -101,6 +101,8 @@ def _row_lines(row: Mapping[str, Any], room: int) -> Iterator[str]:
     speed = row["measured_tokens_per_second_per_gpu"]
     if measured is not None or size is None:
         yield _compared("step, s", step, measured)
+    if row["impossible"]:
+        yield from textwrap.wrap(row["impossible"], room)
     if speed is not None:
         yield _compared("tokens/s per GPU", row["predicted_tokens_per_second_per_gpu"], speed)
     elif row["measured_mfu"] is not None and row["predicted_mfu"] is not None:

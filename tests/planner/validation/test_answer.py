@@ -47,6 +47,18 @@ def test_rows_are_compared_or_say_why_not(runs: Path) -> None:
     assert set(answer.groups.what) == {"time", "memory"}
 
 
+def test_a_step_faster_than_the_peak_is_shown_and_not_compared(runs: Path) -> None:
+    """The tokens of all eight GPUs were taken for those of one."""
+    runs.write_text(RUNS.replace("full,1,ok,1.7,24", "full,1,ok,0.2,24"))
+    answer = planner.validate(runs)
+    fine = answer.rows.set_index("row_id").loc["fine"]
+    assert "times the accelerator's peak" in fine.impossible
+    assert fine.measured_step_seconds == 0.2
+    assert fine.time_error is None or fine.time_error != fine.time_error
+    assert fine.memory_error == pytest.approx(fine.predicted_peak_bytes / (24 * 2**30) - 1)
+    assert "times the accelerator's peak" in str(answer)
+
+
 @pytest.mark.slow
 def test_rows_that_deny_themselves_are_reported_apart() -> None:
     """Less was measured than weights, gradients and AdamW's moments take (words.toml)."""
