@@ -642,6 +642,30 @@ def test_torchtitans_chunked_loss_and_checkpointing_are_those_of_release_and_mod
     assert plan("torchtitan", num_layers=300, recompute="none")[1] == "none"
 
 
+@pytest.mark.parametrize(
+    ("framework", "copies"),
+    [
+        ("torchtitan (March 2025, FSDP2, torch.compile)", 2.0),
+        ("torchtitan (FSDP2, torch.compile)", 2.0),
+        ("torchtitan (June 2025, FSDP2, torch.compile)", 0.0),
+        ("torchtitan 0.2.2 (FSDP2, torch.compile)", 0.0),
+        ("torchtitan (May 2026, torch.compile), chunked cross-entropy", 0.5),
+        ("torchtitan (May 2025, torch.compile), chunked cross-entropy", 0.5),
+    ],
+)
+def test_torchtitan_compiles_its_loss_since_april_2025(framework: str, copies: float) -> None:
+    software = case(framework=framework, zero_stage=3, precision="bf16").scenario.software
+    assert software.loss.fp32_logits_copies == copies
+
+
+def test_torchtitan_in_8_bits_compiles_its_loss_too() -> None:
+    framework = "torchtitan (June 2025, FSDP2, torch.compile)"
+    software = case(
+        framework=framework, zero_stage=3, precision="fp8", gpu="H100"
+    ).scenario.software
+    assert (software.name, software.loss.fp32_logits_copies) == ("torchtitan", 0.0)
+
+
 def test_packed_samples_and_cells_of_other_runs_have_columns() -> None:
     packed = case(document_length=200)
     assert packed.scenario.workload.document_mask
