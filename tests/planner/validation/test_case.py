@@ -666,6 +666,13 @@ def test_torchtitan_in_8_bits_compiles_its_loss_too() -> None:
     assert (software.name, software.loss.fp32_logits_copies) == ("torchtitan", 0.0)
 
 
+def test_colossalai_shards_all_unless_it_has_a_pipeline_or_says_otherwise() -> None:
+    def stage(**cells: Any) -> int:
+        return case(framework="ColossalAI", **cells).plan.zero_stage
+
+    assert (stage(), stage(pipeline_parallel=2), stage(zero_stage=2)) == (3, 0, 2)
+
+
 def test_packed_samples_and_cells_of_other_runs_have_columns() -> None:
     packed = case(document_length=200)
     assert packed.scenario.workload.document_mask
