@@ -17,7 +17,6 @@ from hardware_profiles.progress import tracked
 from planner.learning.mechanisms import OWN, RATES, Figures, Prior, Rate, Switch, switches
 from planner.validation.case import Case
 from planner.validation.measurement import (
-    faster_than_peak,
     is_partial,
     measured_memory,
     measured_step,
@@ -75,7 +74,6 @@ def measured_run(case: Case) -> MeasuredRun | None:
     if is_partial(row):
         return None
     step = measured_step(row, case) if tests_time(row) else None
-    step = None if faster_than_peak(case, step) else step
     memory = measured_memory(row) if tests_memory(row) else None
     if not step and memory is None:
         return None

@@ -12,6 +12,7 @@ import numpy as np
 from cost_models.units import GIB
 from hardware_profiles.errors import InputError
 from planner.learning.effects import Logs, MeasuredRun
+from planner.validation.measurement import faster_than_peak
 from planner.validation.runs_file import Row
 
 # measured / predicted of 1,094 step times and 525 peaks lies between 0.28 and 23 (the runs of
@@ -47,6 +48,8 @@ def _units(runs: Sequence[MeasuredRun], predicted: Logs) -> Iterator[str]:
                 f"{name}: a step of {run.step:,.4g} s, predicted {step:.3g} s (step_time_s must be "
                 "in seconds, of an optimizer step of the whole global batch)"
             )
+        elif run.step and (reason := faster_than_peak(run.case, run.step)):
+            yield f"{name}: {reason}"
         if run.peak is None:
             continue
         whole = chip.memory_capacity.value

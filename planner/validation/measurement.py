@@ -112,7 +112,7 @@ def faster_than_peak(case: Case, step: float | None) -> str | None:
     utilisation = None if not step else rates(case, step, masked=True)[1]
     if utilisation is None or utilisation <= MOST_OF_PEAK:
         return None
-    return f"measured: {utilisation:.2f} times the accelerator's peak FLOP/s (not compared)"
+    return f"measured: {utilisation:.2f} times the accelerator's peak FLOP/s"
 
 
 def measured_mfu(row: Row) -> float | None:

@@ -112,7 +112,7 @@ def test_a_folder_is_compared_with_predictions_of_today(
         "gpt2 1024x8,,1e-3,1.5e-3,1e6,2e6\n"
         "gpt-7 64x1,no such model,,,,\n",
         "trainers.csv": "row_id,model,seq_len,gpu,num_gpus,micro_batch_size,step_time_s\n"
-        "one,gpt2,1024,H200-SXM-141GB,1,8,1e-3\n",
+        "one,gpt2,1024,H200-SXM-141GB,1,8,1.0\n",
     }
     for name, text in measured.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
