@@ -46,6 +46,8 @@ UNSEEN: Final = {
         "unseen_2026_11_27_late_peaks",
         "unseen_2026_11_28_times",
         "unseen_2026_11_28_peaks",
+        "unseen_2026_11_29_times",
+        "unseen_2026_11_29_peaks",
     )
 }
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
