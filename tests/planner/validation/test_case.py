@@ -461,11 +461,30 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("Primus (Megatron-LM, TransformerEngine)") == "nemo"
     assert profile("llm.q (C++/CUDA)") == "torch-compile"
     assert profile("MaxText (JAX)") == "xla"
+    assert profile("MindFormers (MindSpore 2.2 on Ascend)") == "mindspore"
+    assert profile("MindSpore Transformers") == "mindspore"
+    assert profile("MindSpore, PyNative mode") == "torch-trainer"
     assert profile("NVIDIA DeepLearningExamples PyTorch (20.06)") == "apex-bert"
     assert profile("hf-trainer+adamw-fused", notes="torch.compile") == "hf-trainer+adamw-fused"
     fused = case(framework="torchtune", notes="compile; chunked CE; opt-in-bwd", optimizer="adamw")
     assert fused.scenario.software.optimizer.in_backward
     assert not fused.scenario.workload.master_weights
+
+
+def test_a_graph_of_mindspore_needs_no_host_and_fewer_passes_over_scores() -> None:
+    graph, eager = (
+        case(framework=name, gpu="Ascend-910B", zero_stage=None, precision="fp16").scenario
+        for name in ("MindFormers (MindSpore 2.2 on Ascend), parallel optimizer", "own loop")
+    )
+    of_graph, of_eager = graph.software.kernels, eager.software.kernels
+    assert of_graph.eager_scores_accesses < of_eager.eager_scores_accesses
+    assert graph.software.host.layer_operators_forward < 2.0
+    assert not graph.workload.master_weights
+    sharded = case(framework="MindSpore, optimizer parallel", zero_stage=None)
+    assert sharded.plan.zero_stage == 1
+    waits = case(framework="MindFormers", notes="no fine-grain interleave").scenario
+    assert graph.software.overlap.chunked_tensor_traffic
+    assert not waits.software.overlap.chunked_tensor_traffic
 
 
 def test_fp32_weights_may_leave_with_offloaded_states() -> None:
