@@ -15,8 +15,9 @@ common:
     axis                 the slowest group
 
 Messages to pipeline neighbours (``neighbour_link``) follow the grid's order, all at once, each over
-one lane at most. Both ends of a link are counted in one direction: links are full duplex. Leaves
-out: graphs with cycles, in-network reduction, trees of NCCL.
+one lane at most; half of a rank's go to the next rank, half to the previous one. Both ends of a
+link are counted in one direction: links are full duplex. Leaves out: graphs with cycles, in-network
+reduction, trees of NCCL.
 
 With the order ANY_ORDER the links are no slower than in any order of the ranks (``_best_link``).
 """
@@ -85,7 +86,10 @@ def ring_link(cluster: Cluster, size: int, stride: int, world_size: int) -> Grou
 
 
 def neighbour_link(cluster: Cluster, size: int, stride: int, world_size: int) -> GroupLink:
-    """Return the link of the slowest message to a group's next rank (last to first)."""
+    """Return the links of the slowest rank to the next and the previous one (last to first).
+
+    The bandwidth is the harmonic mean of both: half of a rank's messages go either way.
+    """
     return _link(_key(cluster), size, stride, world_size, ring=False)
 
 
@@ -124,7 +128,7 @@ def links_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> tuple[Floats, F
         groups = np.take_along_axis(groups, walked, axis=-1)
     following = np.roll(groups, -1, axis=-1)
     placement = np.arange(many)[:, None, None]
-    bandwidth, latency = np.full(many, np.inf), np.zeros(groups.shape)
+    bandwidth, latency = np.full(groups.shape, np.inf), np.zeros(groups.shape)
     level = INNERMOST
     for number, place in enumerate(tree.places):
         here = place[groups]
@@ -132,25 +136,33 @@ def links_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> tuple[Floats, F
         if not crosses.any():
             break  # a group inside one domain is inside all enclosing domains
         level = number
-        links = (here + placement * len(tree.bandwidth[number]))[crosses]
-        left = here[crosses]
-        share = tree.bandwidth[number][left] / np.bincount(links)[links]
+        first = placement * len(tree.bandwidth[number])
+        links, left = (here + first)[crosses], here[crosses]
+        leaving = np.bincount(links)
+        share = tree.bandwidth[number][left] / leaving[links]
         lane = tree.lane[number]
         if lane is not None:
             alone = not ring or number == INNERMOST  # a message uses one lane
             lanes = 1 if alone else _members(here)[crosses]
             share = np.minimum(share, lane[left] * lanes)
+        if not ring:  # as many enter a domain as leave it
+            there = place[following]
+            right = there[crosses]
+            far = tree.bandwidth[number][right] / leaving[(there + first)[crosses]]
+            share = np.minimum(share, far if lane is None else np.minimum(far, lane[right]))
         if number == INNERMOST and tree.peer_bandwidth is not None:
             share = _to_peers(tree, groups, share, ring=ring)
-        shares = np.full(groups.shape, np.inf)
-        shares[crosses] = share
-        bandwidth = np.minimum(bandwidth, shares.min(axis=(1, 2)))
+        bandwidth[crosses] = np.minimum(bandwidth[crosses], share)
         over = tree.latency[number]
         slower = np.maximum(over[here], over[place[following]])
         if number == INNERMOST and not ring and tree.peer_latency is not None:
             slower = np.full(groups.shape, tree.peer_latency)
         latency = np.where(crosses, np.maximum(latency, slower), latency)
-    return bandwidth, latency.max(axis=(1, 2)), latency.mean(axis=-1).max(axis=1), level
+    if not ring:  # half of a rank's messages go to the next rank, half to the previous one
+        before = np.roll(bandwidth, 1, axis=-1)
+        bandwidth = bandwidth * (2.0 * before / (bandwidth + before))
+    slowest = bandwidth.min(axis=(1, 2))
+    return slowest, latency.max(axis=(1, 2)), latency.mean(axis=-1).max(axis=1), level
 
 
 def _members(here: Whole) -> Whole:
@@ -186,6 +198,7 @@ def _best_link(tree: Tree, size: int, *, ring: bool) -> GroupLink:
     """
     inner = tree.latency[INNERMOST].min()
     bandwidth, latency, hop = float(tree.bandwidth[INNERMOST].max()), float(inner), float(inner)
+    fastest = bandwidth if tree.peer_bandwidth is None else tree.peer_bandwidth
     outermost = INNERMOST
     groups = len(tree.position) // size
     for number, place in enumerate(tree.places):
@@ -209,7 +222,10 @@ def _best_link(tree: Tree, size: int, *, ring: bool) -> GroupLink:
             else:
                 width = np.minimum(width, lanes)
         late = float(tree.latency[number][crossed].max())
-        bandwidth, latency = min(bandwidth, float(width.min())), max(latency, late)
+        slowest = float(width.min())
+        if not ring:  # the other side of a rank may be inside
+            slowest = 2.0 / (1.0 / slowest + 1.0 / max(fastest, slowest))
+        bandwidth, latency = min(bandwidth, slowest), max(latency, late)
         hop = max(hop, float((2.0 * late + (size - 2) * inner) / size))
     return GroupLink(bandwidth, latency, hop, outermost)
 

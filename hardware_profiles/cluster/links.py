@@ -108,14 +108,17 @@ def point_to_point_link(
 ) -> tuple[Column, Column]:
     """Return bytes/s one way and seconds per message between ranks ``distance`` apart.
 
-    The slowest pair of pipeline neighbours when all ranks send at once. The pipeline's
-    ``group_size`` determines whether any pair leaves a domain: none does if whole groups (distance
-    · group_size ranks) fill it. Without it, pairs are assumed to leave every domain.
+    The slowest rank of a pipeline when all send at once: half of its messages are activations for
+    the next rank, half gradients for the previous one, so that its bandwidth is the harmonic mean
+    of the two links. Both leave a domain that does not hold two whole stages, or where there are no
+    more than two stages; otherwise one does. The pipeline's ``group_size`` determines whether any
+    message leaves a domain: none does if whole groups (distance · group_size ranks) fill it.
+    Without it, messages are assumed to leave every domain.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> bandwidth, _ = point_to_point_link(parse_cluster("2xDGX-A100-80GB"), np.array([1, 8]))
     >>> (bandwidth / 1e9).tolist()
-    [25.0, 25.0]
+    [46.15384615384615, 25.0]
     """
     if not is_regular(cluster):
         size = np.asarray(1 if group_size is None else group_size)
@@ -130,14 +133,16 @@ def point_to_point_link(
     span = np.where(size > 1, size * step, 1)
     ranks = np.asarray(cluster.num_gpus if world_size is None else world_size)
     shape = np.broadcast_shapes(span.shape, ranks.shape)
-    bandwidth = np.full(shape, peer.value)
+    bandwidth = near = np.full(shape, peer.value)
     latency = np.full(shape, (inner.peer_latency or inner.latency).value)
     for domain, outer in pairwise(cluster.tiers):
         leaves = _leaves(span, ranks, domain.domain_size)
         share = np.minimum(bandwidth, (outer.peer_bandwidth or outer.bandwidth).value)
         bandwidth = np.where(leaves, share, bandwidth)
+        both = leaves & ((2 * step > domain.domain_size) | (size == 2))
+        near = np.where(both, share, near)
         latency = np.where(leaves, np.maximum(latency, outer.latency.value), latency)
-    return bandwidth, latency
+    return bandwidth * (2.0 * near / (bandwidth + near)), latency
 
 
 def _on_tree(

@@ -1,6 +1,7 @@
 """Links on irregular trees and for ranks in any order, against a walk over the networkx graph."""
 
 import math
+import statistics
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -99,9 +100,9 @@ def slowest_on_graph(cluster, groups, *, ring):
             path = networkx.shortest_path(graph, ("accelerator", one), ("accelerator", other))
             paths.append((members, list(pairwise(path))))
             used.update(pairwise(path))
-    bandwidth, latencies = math.inf, []
+    hops, latencies = [], []
     for members, path in paths:
-        late = 0.0
+        late, bandwidth = 0.0, math.inf
         for near, far in path:
             edge = graph.edges[near, far]
             share = edge["bandwidth"] / used[near, far]
@@ -116,7 +117,16 @@ def slowest_on_graph(cluster, groups, *, ring):
             bandwidth = min(bandwidth, share)
             late = max(late, edge["latency"])
         latencies.append(late)
+        hops.append(bandwidth)
     size = len(groups[0])
+    bandwidth = min(hops)
+    if not ring:  # half of a rank's messages go either way
+        pairs = [
+            (hops[i + j], hops[i + j - 1 if j else i + size - 1])
+            for i in range(0, len(hops), size)
+            for j in range(size)
+        ]
+        bandwidth = min(statistics.harmonic_mean(pair) for pair in pairs)
     means = [np.mean(latencies[i : i + size]) for i in range(0, len(latencies), size)]
     return bandwidth, max(latencies), max(means)
 

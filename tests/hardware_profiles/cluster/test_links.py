@@ -24,6 +24,8 @@ from hardware_profiles.cluster.schema import Cluster, Figure, Tier
 from hardware_profiles.errors import InputError
 from tests.samples import examples
 
+HALF_INSIDE = 2.0 / (1.0 / 300e9 + 1.0 / 25e9)  # half of the messages over NVLink
+
 
 def toy(sizes, *, peer=None):
     """Return a cluster whose tiers have the given domain sizes, each slower than the one inside."""
@@ -200,7 +202,7 @@ def test_a_job_on_part_of_the_cluster():
     assert float(group_link(cluster, 3, 1, world_size=6)[0]) == 300e9
     assert float(point_to_point_link(cluster, 1, 3, world_size=6)[0]) == 300e9
     assert group_link(cluster, 3, 1, np.array([6, 12]))[0].tolist() == [300e9, 25e9]
-    assert point_to_point_link(cluster, 1, 3, np.array([6, 12]))[0].tolist() == [300e9, 25e9]
+    assert point_to_point_link(cluster, 1, 3, np.array([6, 12]))[0].tolist() == [300e9, HALF_INSIDE]
 
 
 @pytest.mark.parametrize(("ranks", "measured"), [(2, 23), (3, 45), (4, 86), (8, 135)])
@@ -225,11 +227,15 @@ def test_extreme_sizes_stay_finite():
 
 @pytest.mark.parametrize(
     ("distance", "size", "gigabytes"),
-    [(1, 8, 300), (2, 4, 300), (1, 2, 300), (8, 2, 25), (4, 4, 25), (2, 8, 25), (1, None, 25)],
+    [
+        *[(1, 8, 300), (2, 4, 300), (1, 2, 300), (8, 2, 25), (8, 4, 25), (6, 2, 25), (5, 4, 25)],
+        # a node holds two stages or more: one neighbour of a stage is inside
+        *[(4, 4, HALF_INSIDE / 1e9), (2, 8, HALF_INSIDE / 1e9), (1, None, HALF_INSIDE / 1e9)],
+    ],
 )
 def test_pipeline_neighbours(distance, size, gigabytes):
     bandwidth, latency = point_to_point_link(parse_cluster("4x8xA100-80GB"), distance, size)
-    assert float(bandwidth) == gigabytes * 1e9
+    assert float(bandwidth) == pytest.approx(gigabytes * 1e9)
     assert float(latency) == (3.4e-6 if gigabytes == 300 else 14e-6)
 
 
