@@ -1,6 +1,6 @@
 r"""What mechanisms leave of step times, as a Gaussian process over plan, workload and model.
 
-    w = (K + n² I)⁻¹ r        K_ij = k(run i, run j)
+    w = inv(K + n² I) r        K_ij = k(run i, run j)
 
 Symbols   r  log(measured / predicted) of the learned runs, with all mechanisms
           n  standard deviation of what a run has for itself, over that of what runs alike share
