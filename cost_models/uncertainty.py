@@ -231,9 +231,15 @@ def _has_memory_of_executor(software: str) -> bool:
 def memory_kind(software: str) -> str:
     """Return the trainer by which peaks are grouped: the first word of a profile's name.
 
+    Under DeepSpeed, whose engine keeps gradients and states, it is DeepSpeed.
+
     >>> memory_kind("hf-trainer-foak"), memory_kind("torch-trainer+fsdp1+autocast")
     ('hf', 'torch')
+    >>> memory_kind("hf-trainer+deepspeed-zero2")
+    'deepspeed'
     """
+    if f"{PLUS}deepspeed" in software:
+        return "deepspeed"
     return compared_kind(software).partition("-")[0]
 
 

@@ -100,7 +100,7 @@ def test_the_compared_runs_are_named() -> None:
     [
         ("shardplan", ""),  # traced
         ("megatron-core", ""),  # compared with published peaks
-        ("composer", "no peak of this trainer was compared"),
+        ("internevo", "no peak of this trainer was compared"),
         ("xla", "no peak of this trainer was compared"),
         ("fsdp2+adamw-fused", "no peak of this trainer was compared"),
         ("torch-trainer", ""),
