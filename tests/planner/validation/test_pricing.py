@@ -31,7 +31,7 @@ def test_memory_reaches_down_to_checkpointing_where_nobody_says(seq_len: int) ->
         "num_gpus": 2,
         "zero_stage": 3,
     }
-    row = Row(row_id="a", framework="HF Trainer, DeepSpeed ZeRO-3", peft="lora r=8", **cells)
+    row = Row(row_id="a", framework="HF Trainer, FSDP", peft="lora r=8", **cells)
     rows = row, replace(row, recompute="none"), replace(row, recompute="full")
     found, plain, again = (predict_cases([case_of(one)])[0]["a"] for one in rows)
     assert plain.verdict == ("does_not_fit" if seq_len == 4096 else "tight")
