@@ -20,6 +20,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 import planner
+from benchmarks.unseen import UNSEEN
 from cost_models.legality.rules import legality_codes
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
@@ -135,7 +136,7 @@ def _scenario(
 
 
 def _documents() -> Iterator[tuple[str, float]]:
-    tables = [None, *sorted(Path(__file__).parent.glob("unseen_*.csv"))]
+    tables = [None, *UNSEEN.values()]
     for table in tables:
         for row in planner.validate(table).to_dict()["rows"]:
             yield from _numbers(row, f"validate/{row['row_id']}")
@@ -145,7 +146,7 @@ def _documents() -> Iterator[tuple[str, float]]:
     for module, inputs in TRACED.items():
         for micro, zero in ((1, 0), (4, 1), (2, 3)):
             answer = planner.fit(
-                f"module:benchmarks.traced_modules:{module}",
+                f"module:benchmarks.memory_truth.traced_modules:{module}",
                 "4xA100-80GB",
                 inputs=inputs,
                 micro_batch_size=micro,

@@ -36,7 +36,7 @@ class Spread(Struct, frozen=True):
 
 # By software profile, architecture, and mixture of experts or not; ANY where a row is about all:
 # the interval that 90 % of the runs of a source are expected in that was not compared yet
-# (python -m benchmarks.time_intervals --write)
+# (python -m benchmarks.intervals.times --write)
 TIME_INTERVALS: Final = Path(__file__).parent / "time_intervals.csv"
 TIME_KIND: Final = ("software", "architecture", "experts")
 TIME_COLUMNS: Final = (*TIME_KIND, "below", "above", "runs", "sources")
@@ -51,14 +51,14 @@ ASSUMED_HOST: Final = 2.5
 DECISIVE: Final = 3  # learned runs whose interval counts even where the profile's is narrower
 # of a 90 % interval: one run in ten exceeds it on that side, where errors are normal (1.28 / 1.64)
 ONE_IN_TEN: Final = 0.78
-TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.here")
+TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.step_time.here")
 # 90th percentile of the traced cases: 3.1 %; the rest allows for allocator slack and library memory
 # on a GPU, which a trace on a CPU does not show.
 MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.memory_truth")
 # By trainer (first word of its software profile, or UNKNOWN), measured quantity, and whether it was
 # on several accelerators; ANY where a row is about all. below, above: the interval that 90 % of the
 # runs of a source are expected in that was not compared yet; verdict_below, verdict_above: what one
-# run in ten exceeds on that side (python -m benchmarks.memory_intervals --write)
+# run in ten exceeds on that side (python -m benchmarks.intervals.peaks --write)
 MEMORY_INTERVALS: Final = Path(__file__).parent / "memory_intervals.csv"
 MEMORY_KIND: Final = ("software", "quantity", "several")
 MEMORY_COLUMNS: Final = (

@@ -1,6 +1,7 @@
 """Plans that people ran: found legal and fitting, and never predicted faster than the best of ours.
 
-``python -m benchmarks.known_plans`` asks all 422 of them; here are a few, and rules of thumb.
+``python -m benchmarks.accuracy.known_plans`` asks all 422 of them; here are a few, and rules of
+thumb.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.known_plans import (
+from benchmarks.accuracy.known_plans import (
     SAME,
     Known,
     _code,

@@ -31,7 +31,7 @@ RING, ULYSSES, ALLGATHER = (
 
 # Launches that context parallelism adds to a layer's, forward and backward, as shares of its own:
 # of a block of keys (kernel, exchange, sums), and of the rest. Counted for the executor's layer of
-# llama, 73 and 135 operators, on 1, 2 and 4 ranks (python -m benchmarks.count_operators)
+# llama, 73 and 135 operators, on 1, 2 and 4 ranks (python -m benchmarks.step_time.count_operators)
 BLOCK_LAUNCHES = 25.0 / 73.0, 37.0 / 135.0
 RING_LAUNCHES = 8.0 / 73.0, 8.0 / 135.0
 ULYSSES_LAUNCHES = 43.0 / 73.0, 40.0 / 135.0
@@ -217,7 +217,8 @@ def context_launch_shares(table: PlanTable) -> tuple[Real, Real]:
         ring, allgather   n of a block each, and those around them
         ulysses           those of the exchanges
 
-    Source: ``python -m benchmarks.count_operators`` over executor/attention/ring.py and ulysses.py.
+    Source: ``python -m benchmarks.step_time.count_operators`` over executor/attention/ring.py and
+    ulysses.py.
     """
     n, blockwise = 1.0 * table.context_parallel, is_blockwise(table)
     found = [

@@ -30,7 +30,7 @@ HOST_OVERLAP = 4.0
 # executor/ops/deferred_weight_gradients.py)
 DEFERRED_OPERATORS = 4.0
 # of DTensor's work around a layer whose norms are cut too, where none are: 203 of 300 operators a
-# matrix (python -m benchmarks.dtensor_operators)
+# matrix (python -m benchmarks.step_time.dtensor_operators)
 WITHOUT_SEQUENCE_PARALLEL = 0.68
 
 

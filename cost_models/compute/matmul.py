@@ -37,7 +37,7 @@ TILES: Final = (
 FEW_ROWS: Final = 512  # for which all tiles are tried at once
 SPLITS: Final = (1.0, 2.0, 4.0)  # parts of the summed dimension, summed afterwards
 # Fitted together on 183 bf16 matmuls of an A100-PCIe (MooreThreads/SimuMax@4dcaae5:
-# configs/system/a100_pcie.json): ``python -m benchmarks.fit_matmul``.
+# configs/system/a100_pcie.json): ``python -m benchmarks.step_time.fit_matmul``.
 FULL_WAVE_SHARE = 0.963  # of R, that a full wave of the largest tiles and a long k reach
 TILE_SETUP = 153.0  # filling the pipeline and writing the tile, in elements of k in 16 bits
 OPERAND_TRAFFIC = 42.0  # the smaller a tile, the more often its operands are read: elements

@@ -41,18 +41,17 @@ TYPICAL_SHARE = 0.886
 MEMORY_SHARE = 0.88
 # A long run on a GPU keeps this share of the best matmul, which is the best of many short ones on a
 # cool card. Fitted: median over the runs of eight sources on A100 (python -m
-# benchmarks.cross_validate)
+# benchmarks.accuracy.cross_validate)
 SUSTAINED_SHARE = 0.965
 # Joules of a 16-bit FLOP in long runs: power over it is the rate that the power limit leaves; half
 # as much in 8 bits, a quarter in 4. Fitted: Hopper on runs on H100, Blackwell on runs on GB200 and
-# B200 (python -m benchmarks.cross_validate, in steps of 0.5 %). That matmuls of these chips are
-# bound by power:
-# thonking.ai/p/strangely-matrix-multiplications; a GB300 held at 500 W makes 617 TFLOP/s, 0.81 pJ
-# (facebookexperimental/triton, pull request 2023, not fitted). Published, all on boards of little
-# power: Volta, 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et al., arXiv:1803.04014, abstract);
-# Turing, 24 on a T4 of 70 W, whose power limit NVIDIA names as the cause
-# (forums.developer.nvidia.com/t/264462); Ampere, 198 to 215 on an A100-PCIe of 250 W, and Ada, 52
-# to 59 on an L4 of 72 W, medians over fp16 and bf16 from 8192 on
+# B200 (python -m benchmarks.accuracy.cross_validate, in steps of 0.5 %). That matmuls of these
+# chips are bound by power: thonking.ai/p/strangely-matrix-multiplications; a GB300 held at 500 W
+# makes 617 TFLOP/s, 0.81 pJ (facebookexperimental/triton, pull request 2023, not fitted).
+# Published, all on boards of little power: Volta, 83 TFLOP/s on a V100-PCIe of 250 W (Markidis et
+# al., arXiv:1803.04014, abstract); Turing, 24 on a T4 of 70 W, whose power limit NVIDIA names as
+# the cause (forums.developer.nvidia.com/t/264462); Ampere, 198 to 215 on an A100-PCIe of 250 W, and
+# Ada, 52 to 59 on an L4 of 72 W, medians over fp16 and bf16 from 8192 on
 # (zzc0721/torch-performance-test-data, issues 108 and 120). CDNA3: fitted on runs on MI300X (750 W)
 # and MI325X (1000 W) of three sources (each left out in turn: 1.64 to 1.76); it bounds training: a
 # matmul alone takes 1.1 to 1.3 pJ.
@@ -79,7 +78,7 @@ HALVED_SETUP: Final = 0.5
 SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
 # Two multiprocessors multiply a tile together, and each reads half of one operand (tcgen05.mma with
 # cta_group::2: NVIDIA PTX ISA): operands are read half as often. 514 bf16 matmuls of a B200 and six
-# fp8 ones of a GB200, of another source, come nearer (python -m benchmarks.fit_matmul)
+# fp8 ones of a GB200, of another source, come nearer (python -m benchmarks.step_time.fit_matmul)
 SHARED_OPERANDS = ("Blackwell", "Blackwell Ultra")
 # FLOP of a multiprocessor's tensor cores a clock in 16 bits (data sheets of A100, H100 and B200:
 # 312, 989, 2250 TFLOP/s of 108, 132, 148 multiprocessors at 1.41 to 1.86 GHz), and exponentials

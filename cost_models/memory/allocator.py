@@ -20,8 +20,8 @@ bytes. How many they are depends on the order of sizes, hence two shares: with t
 the replays a plan is said to fit, and only what exceeds the budget with the median is said not to.
 
 Units: bytes. Source: replays of torch's allocator (``executor.counters.caching_allocator``) over
-traced steps (``python -m benchmarks.allocator``): medians of reserved bytes; upper quartiles and
-medians of needed bytes.
+traced steps (``python -m benchmarks.memory_truth.allocator``): medians of reserved bytes; upper
+quartiles and medians of needed bytes.
 
 Leaves out: allocators other than torch's own (cudaMallocAsync).
 """
@@ -50,8 +50,8 @@ class FreeShares(Struct, frozen=True):
     cached: Real  # where memory is plentiful
 
 
-# upper quartiles (needed) and medians (typical, cached) of ``python -m benchmarks.allocator``, by
-# (expandable segments, side streams, ragged batches)
+# upper quartiles (needed) and medians (typical, cached) of ``python -m
+# benchmarks.memory_truth.allocator``, by (expandable segments, side streams, ragged batches)
 FREE_SHARES: Final[Mapping[tuple[bool, bool, bool], FreeShares]] = {
     (False, False, False): FreeShares(needed=0.220, typical=0.072, cached=0.270),
     (False, True, False): FreeShares(needed=0.110, typical=0.105, cached=0.382),

@@ -116,7 +116,8 @@ def stream_free_bytes(view: RankView) -> Real | None:
     masters on one rank, too; gradients that are reduced after the last micro-batch add up on the
     first stream. With default segments sharded runs reserve more than this: their share of all
     transient bytes stands (``allocator``). Source: c10/cuda/CUDACachingAllocator.cpp,
-    ``get_free_block`` (a block's stream); replays (``python -m benchmarks.allocator``).
+    ``get_free_block`` (a block's stream); replays (``python -m
+    benchmarks.memory_truth.allocator``).
     """
     software, table, workload = view.software, view.table, view.workload
     several = by_value((table.zero_stage >= 1) & (table.shard_ranks > 1))

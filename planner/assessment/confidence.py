@@ -24,7 +24,7 @@ Confidence = Literal["measured", "published", "learned", "datasheet"]
 COMPARED_FAMILIES: Final = ("gpt2", "llama")
 COMPARED_PRECISIONS: Final = ("bf16", "fp16")
 COMPARED: Final = ("A100-SXM-80GB", "H100-SXM-80GB")
-# made of the published runs by ``python -m benchmarks.compared_runs --write``
+# made of the published runs by ``python -m benchmarks.intervals.compared_runs --write``
 COMPARED_RUNS: Final = Path(__file__).parent / "compared_runs.csv"
 COLUMNS: Final = (
     "software",

@@ -1,7 +1,8 @@
 """Mechanisms that differ between trainers and machines: switches and rates.
 
 A switch has options; each is a set of figures of a software profile. A rate is one figure, or
-several that move together. Prior widths are in prior.toml (``python -m benchmarks.learn --fit``).
+several that move together. Prior widths are in prior.toml (``python -m benchmarks.accuracy.learn
+--fit``).
 """
 
 from __future__ import annotations

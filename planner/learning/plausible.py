@@ -16,7 +16,7 @@ from planner.validation.measurement import faster_than_peak
 from planner.validation.runs_file import Row
 
 # measured / predicted of 1,094 step times and 525 peaks lies between 0.28 and 23 (the runs of
-# `python -m benchmarks.learn`); a wrong unit makes it a thousand times larger or smaller
+# `python -m benchmarks.accuracy.learn`); a wrong unit makes it a thousand times larger or smaller
 FASTEST, SLOWEST = 1.0 / 30.0, 100.0
 AGREE: Final = 1.25  # ratio of two results of one run
 

@@ -8,7 +8,8 @@ Symbols   d  log(measured / predicted) of the n learned runs before learning
           f     share of the errors before learning that other runs keep
 
 The interval reaches from exp(-below · s) to exp(above · s) times the prediction; below and above
-hold 90 % of the other runs of sources that were left out (``python -m benchmarks.learn --fit``).
+hold 90 % of the other runs of sources that were left out (``python -m benchmarks.accuracy.learn
+--fit``).
 
 Leaves out: that a plan unlike all learned ones is further off than one between them.
 """

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.memory_truth.rows import rows_of
-from benchmarks.small_models import small
+from benchmarks.memory_truth.small_models import small
 from cost_models.activations.document_masks import as_computed, mask_bytes, masked_key_bytes
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import small_models
+from benchmarks.memory_truth import small_models
 from benchmarks.memory_truth.rows import rows_of
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile

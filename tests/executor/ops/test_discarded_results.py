@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import small_models
+from benchmarks.memory_truth import small_models
 from benchmarks.memory_truth.rows import rows_of
 from cost_models.legality.executor_limits import untrained_recompute
 from cost_models.plan.plan import Plan

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.memory_truth.rows import rows_of
-from benchmarks.small_models import small
+from benchmarks.memory_truth.small_models import small
 from cost_models.model.lora import QUANTISED_BYTES
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile

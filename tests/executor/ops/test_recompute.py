@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.memory_truth.rows import rows_of
-from benchmarks.small_models import small
+from benchmarks.memory_truth.small_models import small
 from cost_models.plan.plan import Plan
 from executor.model import stage as models
 from executor.training.traffic import is_as_predicted

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.memory_truth.rows import rows_of
-from benchmarks.small_models import small
+from benchmarks.memory_truth.small_models import small
 from cost_models.plan.plan import Plan
 from executor.compat import KEPT_OPERATORS
 from executor.model.families import decoder_layer as families_layer

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.memory_truth.rows import rows_of
-from benchmarks.small_models import small
+from benchmarks.memory_truth.small_models import small
 from cost_models.plan.plan import CONTEXT_METHODS, Plan
 from executor.attention import ring
 from executor.data.batch import Batch

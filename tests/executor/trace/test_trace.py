@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.traced_modules import INPUTS, predicted, traced, trained
+from benchmarks.memory_truth.traced_modules import INPUTS, predicted, traced, trained
 from cost_models.plan.plan import Plan
 from cost_models.traced.module import traced_module
 from executor.counters.collectives_and_flops import FlopCounter
@@ -145,7 +145,7 @@ def test_parameters_by_block_tied_and_frozen():
 @pytest.mark.slow
 def test_flops_are_those_of_the_real_module():
     module = traced_module(traced("mlp", "fp32"))
-    from benchmarks import traced_modules
+    from benchmarks.memory_truth import traced_modules
 
     batch = {s.name: s.tensor(5) for s in map(parse_input_shape, INPUTS["mlp"])}
     with FlopCounter() as counter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.allocator import SETTINGS, ragged_lengths, row_of, transient_bytes
+from benchmarks.memory_truth.allocator import SETTINGS, ragged_lengths, row_of, transient_bytes
 from benchmarks.memory_truth.cases import read
 from executor.counters.allocator_replay import AllocatorEvent, replay
 from executor.verify.rehearsal import allocator_events, rehearse

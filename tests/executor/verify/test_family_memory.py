@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import small_models
+from benchmarks.memory_truth import small_models
 from benchmarks.memory_truth.rows import rows_of
 from cost_models.plan.plan import Plan
 

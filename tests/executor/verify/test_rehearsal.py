@@ -14,7 +14,7 @@ from benchmarks.memory_truth.__main__ import beyond, summary
 from benchmarks.memory_truth.cases import file_of, read
 from benchmarks.memory_truth.matrix import lines
 from benchmarks.memory_truth.rows import PARTS, rows_of
-from benchmarks.small_models import CONFIGS, small
+from benchmarks.memory_truth.small_models import CONFIGS, small
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile

@@ -9,7 +9,7 @@ import pytest
 
 import planner
 
-RUNS = Path(__file__).parents[3] / "benchmarks" / "unseen_runs.csv"
+RUNS = Path(__file__).parents[3] / "benchmarks" / "unseen" / "runs.csv"
 
 
 @pytest.fixture(scope="module")

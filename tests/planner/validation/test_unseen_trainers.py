@@ -9,7 +9,7 @@ import pytest
 
 import planner
 
-RUNS = Path(__file__).parents[3] / "benchmarks" / "unseen_trainers.csv"
+RUNS = Path(__file__).parents[3] / "benchmarks" / "unseen" / "trainers.csv"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""How far predictions of published and unseen runs are off: ``python -m benchmarks.accuracy``."""

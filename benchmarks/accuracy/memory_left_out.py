@@ -1,0 +1,92 @@
+"""Peaks of trainers that no profile describes.
+
+    python -m benchmarks.accuracy.cross_validate --memory
+
+Prices every run of ``planner validate`` and of ``benchmarks/unseen/*.csv`` whose peak is known,
+twice: with its trainer's profile, and as if no profile described its trainer. For the second price
+only the entries ``unnamed`` of ``planner/validation/words.toml`` and the engines that a row's words
+name count: compiled or not, Liger's kernels, FSDP, DDP, DeepSpeed's stages, autocast.
+
+For both, prints the errors of every source and the share of its runs inside the shortest interval
+that holds 90 % of the runs of all other sources (each source counts the same).
+`benchmarks/intervals/peaks.py` makes the intervals that predictions state of both.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import pandas as pd
+
+import planner
+from benchmarks.intervals.shrunk import shortest
+from benchmarks.unseen import UNSEEN
+from planner.validation.statistics import verdict_figures
+from planner.validation.words import without_trainers
+
+
+def compared_runs(*, described: bool) -> pd.DataFrame:
+    """Return the runs of all three tables; ``error`` is measured / predicted - 1.
+
+    ``described``: whether profiles of trainers count.
+    """
+    paths = (None, *UNSEEN.values())
+    with nullcontext() if described else without_trainers():
+        answers = [planner.validate(path, what="memory") for path in paths]
+    rows = pd.concat([answer.rows for answer in answers], ignore_index=True)
+    found_later = np.repeat([path is not None for path in paths], [len(a.rows) for a in answers])
+    rows = rows.assign(found_later=found_later)
+    rows = rows[rows.tests_memory & ~rows.partial.astype(bool) & rows.verdict.notna()]
+    known = rows.memory_is_stated  # otherwise nobody knows what the peak is a peak of
+    rows = rows.assign(memory_error=rows.memory_error.where(known))
+    return rows.assign(error=1.0 / (1.0 + rows.memory_error.astype(float)) - 1.0)
+
+
+def interval_of(rows: pd.DataFrame) -> tuple[float, float]:
+    """Return how far below and above the shortest interval reaches; sources count the same."""
+    share = 1.0 / rows.groupby("source_group").error.transform("size")
+    return shortest(rows.error.to_numpy(), share.to_numpy())
+
+
+def by_source(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the errors of every source, and the share inside the interval of all others."""
+    found = []
+    for source, own in rows.groupby("source_group"):
+        below, above = interval_of(rows[rows.source_group != source])
+        size = own.memory_error.astype(float)
+        found.append(
+            {
+                "source": source,
+                "runs": len(own),
+                "median": size.abs().median(),
+                "90th": size.abs().quantile(0.9),
+                "bias": size.mean(),
+                "inside": np.mean((own.error >= -below) & (own.error <= above)),
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def main() -> None:
+    """Print both tables."""
+    for described in (True, False):
+        rows = compared_runs(described=described)
+        verdicts = verdict_figures(rows)
+        rows = rows[rows.error.notna()]
+        table = by_source(rows)
+        percent = {name: "{:+.1%}".format if name == "bias" else "{:.1%}".format for name in table}
+        print(
+            f"{'With the profile of each trainer' if described else 'As an undescribed trainer'}\n"
+        )
+        print(table.to_string(index=False, formatters=dict(list(percent.items())[2:])))
+        below, above = interval_of(rows)
+        inside = float((table.inside * table.runs).sum() / table.runs.sum())
+        print(
+            f"\nMedian {rows.memory_error.astype(float).abs().median():.1%} of all runs, "
+            f"{table['median'].mean():.1%} over sources. 90 % of the runs: measured "
+            f"{-below:+.1%} to {above:+.1%} off. Source left out: {inside:.1%} of the runs inside."
+            f"\nOf {verdicts['died']} runs that ran out of memory, {verdicts['died_said_to_fit']} "
+            f"are said to fit; of {verdicts['lived']} that did not, "
+            f"{verdicts['lived_said_not_to_fit']} are said not to fit.\n"
+        )

@@ -1,0 +1,1 @@
+"""Faults at random: in runs, in files that are read, and in the code."""

@@ -1,0 +1,1 @@
+"""The intervals that predictions state, from sources left out."""

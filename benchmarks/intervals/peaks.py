@@ -1,0 +1,92 @@
+"""Intervals of peaks from sources left out: ``python -m benchmarks.intervals.peaks --write``.
+
+Prices every run whose peak is known, of the published table and of ``benchmarks/unseen/*.csv``,
+with the profile of its trainer and as if no profile described it (kind ``unknown``; where that
+makes a difference). A run whose trainer no profile describes, priced with a stand-in, is of that
+kind, too. Prints the file of intervals (``cost_models/memory_intervals.csv``), then, for
+every source, the share of its runs inside the intervals that the other sources give, and the
+verdicts that those give. ``--write`` writes the file.
+
+The kind of a run is its trainer, the quantity that was measured (live tensors, reserved, the
+device) and whether several accelerators took part; `benchmarks/intervals/shrunk.py` has the method.
+Verdicts look as far as the quantile ``VERDICT`` on each side.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import chain
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.accuracy import memory_left_out
+from benchmarks.intervals.shrunk import Ends, Rule, coverage_lines, quantile, source_weights
+from benchmarks.unseen import UNSEEN
+from cost_models.uncertainty import MEMORY_COLUMNS, MEMORY_INTERVALS, UNKNOWN, memory_kind
+from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.trainer_of_row import is_described
+
+VERDICT: Final = 0.9  # share of the runs that a side of the verdict's interval holds
+RULE: Final = Rule(("trainer", "quantity", "several"), (1.0, 1.0, 1.0))
+
+
+def all_runs() -> pd.DataFrame:
+    """Return the runs with their profiles, then those whose price changes without any."""
+    described = _kinds(memory_left_out.compared_runs(described=True))
+    unknown = ~described.row_id.isin(_described_runs())
+    described.loc[unknown, "trainer"] = UNKNOWN
+    without = _kinds(memory_left_out.compared_runs(described=False)).assign(trainer=UNKNOWN)
+    profile = described.set_index("row_id").software
+    changed = (without.software != without.row_id.map(profile)).to_numpy()
+    rows = pd.concat([described, without[changed]], ignore_index=True)
+    return RULE.with_cells(rows[rows.error.notna()].reset_index(drop=True))
+
+
+def _described_runs() -> set[str]:
+    tables = map(read_runs, (PUBLISHED, *UNSEEN.values()))
+    return {row.name for row in chain.from_iterable(tables) if is_described(row)}
+
+
+def _kinds(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(
+        log_error=np.log1p(rows.error),
+        trainer=[memory_kind(software) for software in rows.software],
+        quantity=rows.memory_kind,
+        several=rows.num_gpus > 1,
+    )
+
+
+def ends(rows: pd.DataFrame, used: np.ndarray) -> tuple[Ends, Ends]:
+    """Return the ends of intervals and of verdicts in expected sizes, from the cells ``used``."""
+    cells = RULE.cells_of(rows)
+    relative = RULE.relative_errors(rows, cells, used)
+    weights, errors = source_weights(rows.loc[relative.index]), relative.to_numpy()
+    sides = -quantile(-errors, weights, VERDICT), quantile(errors, weights, VERDICT)
+    return RULE.ends_of(rows, cells, used), (-sides[0], sides[1])
+
+
+def table_text(rows: pd.DataFrame) -> str:
+    """Return the text of the file."""
+    used = np.ones(rows.cell.nunique(), dtype=bool)
+    return RULE.table(rows, MEMORY_COLUMNS, ends(rows, used))
+
+
+def main() -> None:
+    """Print file and coverage; with ``--write`` write the file."""
+    rows = all_runs()
+    text = table_text(rows)
+    if "--write" in sys.argv[1:]:
+        MEMORY_INTERVALS.write_text(text, encoding="utf-8")
+    print(text)
+    apart = RULE.left_out(rows)
+    for what, part in (
+        ("with profiles", apart[apart.trainer != UNKNOWN]),
+        ("without", apart[apart.trainer == UNKNOWN]),
+    ):
+        print(f"\n{what}", *coverage_lines(part), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How long shardplan itself takes to start and to answer."""

@@ -1,0 +1,24 @@
+"""Tables of runs that were found after the constants of the formulas were fixed (README.md)."""
+
+from pathlib import Path
+from typing import Final
+
+# tables of times and peaks; the names of the others end with what they have
+WITH_BOTH: Final = ("runs", "trainers", "peaks", "2026_11", "2026_12")
+UNSEEN: Final = {
+    name: Path(__file__).with_name(f"{name}.csv")
+    for name in (
+        *WITH_BOTH,
+        "2026_11_26_times",
+        "2026_11_26_late_times",
+        "2026_11_26_peaks",
+        "2026_11_27_peaks",
+        "2026_11_27_times",
+        "2026_11_27_late_times",
+        "2026_11_27_late_peaks",
+        "2026_11_28_times",
+        "2026_11_28_peaks",
+        "2026_11_29_times",
+        "2026_11_29_peaks",
+    )
+}

@@ -1,0 +1,59 @@
+"""docs/accuracy.md and the README's table say what ``validate`` finds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import planner
+from benchmarks.accuracy.__main__ import (
+    GENERATED,
+    MARKED,
+    PAGES,
+    filled,
+    percent,
+    recorded,
+    source_row,
+)
+from benchmarks.intervals.compared_runs import table
+from planner.assessment.confidence import COMPARED_RUNS
+
+
+def tables(number: int) -> dict[str, str]:
+    """Return the generated parts of a page by name."""
+    text = PAGES[number].read_text(encoding="utf-8")
+    return {name: part for _, name, part, _ in MARKED.findall(text)}
+
+
+def test_every_part_is_in_a_page() -> None:
+    assert set(tables(0)) | set(tables(1)) == set(GENERATED)
+
+
+@pytest.mark.slow
+def test_rows_of_two_sources_are_current() -> None:
+    sources = ("megatron-sc21", "korthikanti-2022")
+    groups = planner.validate(only=sources, what="time").summary["time"]["by"]["source_group"]
+    for source in sources:
+        assert source_row(source, groups[source]) in tables(0)["time"]
+
+
+def test_the_readme_repeats_the_short_table() -> None:
+    short = tables(0)["short"]
+    rows = re.findall(r"^\| \w+ [^|]*\|[^|]*(\|.*\|)$", tables(1)["readme"], re.MULTILINE)
+    assert len(rows) >= 5
+    assert [row for row in rows[1:] if row not in short] == []
+
+
+def test_recorded_figures_are_in_the_short_table() -> None:
+    for row in recorded()["short"]:
+        assert f"| {percent(row['median'])} | {percent(row['p90'])} |" in tables(0)["short"]
+
+
+@pytest.mark.slow(seconds=60)
+def test_all_tables_are_current() -> None:
+    """If this fails: ``benchmarks.accuracy --write`` or ``intervals.compared_runs --write``."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert filled(text) == text
+    assert COMPARED_RUNS.read_text(encoding="utf-8") == table()
