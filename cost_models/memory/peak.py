@@ -14,8 +14,12 @@ from typing import Any
 import numpy as np
 from msgspec.structs import astuple, replace
 
+from cost_models.activations.embedding_and_head import (
+    head_bytes_per_token,
+    loss_in_compute_precision,
+)
 from cost_models.activations.live import live_activations
-from cost_models.arrays import Real
+from cost_models.arrays import FP32, Real
 from cost_models.columnar.columns import by_value
 from cost_models.communication.host_link import without_offload
 from cost_models.memory.allocator import (
@@ -108,16 +112,17 @@ def timelines(
 def stream_free_bytes(view: RankView) -> Real | None:
     """Return what torch reserves beside live tensors where several streams have blocks; else None.
 
-        max (a - g - u) + max g + max u - max a + share * (max (a - g - u) - states)
+        max (a - g - u + h) + max g + max u - max a + share * (max (a - g - u) - states)
 
     a live bytes; g reduced gradients; u gathered weights and gradients being reduced, of several
-    ranks; maxima over the step's moments. A stream reuses only its own blocks, so that each keeps
-    what it held at its own peak. FSDP2 has them where a plan shards, and around weights with
-    masters on one rank, too; gradients that are reduced after the last micro-batch add up on the
-    first stream. With default segments sharded runs reserve more than this: their share of all
-    transient bytes stands (``allocator``). Source: c10/cuda/CUDACachingAllocator.cpp,
-    ``get_free_block`` (a block's stream); replays (``python -m
-    benchmarks.memory_truth.allocator``).
+    ranks; h the block of the 16-bit logits at a loss that casts all of them to fp32; maxima over
+    the step's moments. A stream reuses only its own blocks, so that each keeps what it held at its
+    own peak. FSDP2 has them where a plan shards, and around weights with masters on one rank, too;
+    gradients that are reduced after the last micro-batch add up on the first stream. No fp32 copy
+    fits into the block of the freed 16-bit logits; the share is then of what is not logits. With
+    default segments sharded runs reserve more than this: their share of all transient bytes stands
+    (``allocator``). Source: c10/cuda/CUDACachingAllocator.cpp, ``get_free_block`` (a block's
+    stream); replays (``python -m benchmarks.memory_truth.allocator``).
     """
     software, table, workload = view.software, view.table, view.workload
     several = by_value((table.zero_stage >= 1) & (table.shard_ranks > 1))
@@ -133,14 +138,27 @@ def stream_free_bytes(view: RankView) -> Real | None:
     live = np.stack([at.allocated for at in line])
     late = by_value((table.num_microbatches > 1) & (table.zero_stage < 2))
     reduced = np.where(late, line[OPTIMIZER].gradients, np.max(gradients, axis=0))
-    first_stream = np.max(live - np.where(late, 0.0, gradients) - gathered, axis=0)
+    held = live - np.where(late, 0.0, gradients) - gathered
+    too_small = _freed_narrow_logits(view)
+    others = held - np.where(too_small > 0.0, np.stack([at.logits for at in line]), 0.0)
+    transient = np.max(others, axis=0) - line[0].weights - line[0].optimizer
+    held[LOSS_BACKWARD] += too_small
+    first_stream = np.max(held, axis=0)
     added = first_stream + reduced + np.max(gathered, axis=0) - np.max(live, axis=0)
     once, again = FIRST_STREAM_ALONE
     share = np.where(table.recompute == FULL, again, once)
     share = np.where(several, FIRST_STREAM_EXPANDABLE, share)
-    transient = first_stream - line[0].weights - line[0].optimizer
     free: Real = np.maximum(added, 0.0) + share * np.maximum(transient, 0.0)
     return free
+
+
+def _freed_narrow_logits(view: RankView) -> Real:
+    """Return the bytes of 16-bit logits that are freed once a loss has cast all of them to fp32."""
+    loss, narrow = view.software.loss, view.workload.compute_bytes < FP32
+    if loss.piece_bytes or loss.fp32_logits_copies < 2.0 or not narrow:
+        return np.zeros(len(view.table))
+    _, kept, *_ = head_bytes_per_token(view)
+    return kept * view.tokens * (not loss_in_compute_precision(view))
 
 
 def rank_ledger(view: RankView) -> Ledger:

@@ -55,3 +55,15 @@ def test_streams_are_counted_apart_where_expandable_segments_shard() -> None:
         scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=8, software=software)
         assert (reserved_free_bytes(scenario, plan, 0) is not None) == counted
         assert reserved_free_bytes(scenario, Plan(micro_batch_size=8), 0) is None
+
+
+def test_freed_16_bit_logits_stay_reserved_beside_their_fp32_copies() -> None:
+    """No fp32 copy fits into their block; a compiled loss writes a gradient of their size."""
+    plan, found = Plan(data_parallel=8, zero_stage=3), {}
+    for loss in ("torch-loss", "compiled-loss"):
+        software = f"torch-trainer+fsdp2+expandable-segments+{loss}"
+        scenario = make_scenario("llama", "8xA100-80GB", global_batch_size=8, software=software)
+        found[loss] = float(reserved_free_bytes(scenario, plan, 0)[0])  # type: ignore[index]
+    tokens, vocabulary = scenario.workload.seq_len, scenario.model.vocab_size
+    narrow = 2.0 * tokens * vocabulary
+    assert 0.8 * narrow < found["torch-loss"] - found["compiled-loss"] < narrow
