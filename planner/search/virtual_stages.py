@@ -176,12 +176,13 @@ class VirtualStages:
             rows = rows[~beaten(table.rows(rows), step[rows], some.least[rows])]
             rows = rows[feasible.may_satisfy(table.rows(rows), step[rows])]
         begin(PRICING)
-        few = self._may_recompute_fewer(some, table, step, leaders)
+        few = self._may_recompute_fewer(some, table, step, leaders, timed=timed)
         none, many = np.full(len(table), np.nan), len(few) > MOST_ALONE
         if many:  # most recompute too many layers for the memory that they need without
             none[few] = feasible.fits(_without(table.rows(few)))[1]
             some = replace(some, least_without=np.fmax(none, some.least_without))
-            few = np.intersect1d(few, self._may_recompute_fewer(some, table, step, leaders))
+            more = self._may_recompute_fewer(some, table, step, leaders, timed=timed)
+            few = np.intersect1d(few, more)
         every = np.union1d(rows, few)
         alone = few[: 0 if many else None]
         both = table.rows(np.concatenate([every, alone]))
@@ -205,11 +206,18 @@ class VirtualStages:
             self.part_recomputed += source.priced
 
     def _may_recompute_fewer(
-        self, some: Interleaved, table: PlanTable, step: Floats, leaders: Leaders
+        self,
+        some: Interleaved,
+        table: PlanTable,
+        step: Floats,
+        leaders: Leaders,
+        *,
+        timed: bool,
     ) -> Rows:
         """Return plans that recompute all layers, and may be the best if they recompute fewer.
 
-        ``step``: seconds, or 0 if unknown.
+        ``step``: seconds, or 0 if unknown. ``timed``: steps with the fewest layers are priced, too,
+        which costs less than memory.
         """
         if not self.fewest:
             return np.zeros(0, dtype=np.intp)
@@ -219,6 +227,9 @@ class VirtualStages:
         few = (table.recompute == FULL) & ~table.offloads_activations & (fewest <= last)
         few &= least_step(self.scenario, step, fewest, sizes[1]) < leaders.longest(table)
         rows: Rows = few.nonzero()[0]
+        if timed:
+            least = replace(table.rows(rows), recompute_layers=fewest[rows])
+            rows = rows[table_steps(self.scenario, least) < leaders.longest(least)]
         return rows
 
     def _largest_peak(self, leaders: Leaders) -> float:
