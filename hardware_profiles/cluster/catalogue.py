@@ -31,7 +31,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, TypeVar
 
@@ -45,6 +45,8 @@ FOLDER: Final = Path(__file__).parent / "data"
 _VENDORS: Final = re.compile(
     r"^(nvidia|tesla|geforce|quadro|amd|instinct|intel|habana|google|aws|apple(?=m))+"
 )
+# all but what names are compared by and what separates names in a file
+_DROPPED: Final = bytes({*range(256)} - {*b'abcdefghijklmnopqrstuvwxyz0123456789."='})
 
 Entry = TypeVar("Entry", Accelerator, Node)
 
@@ -112,9 +114,9 @@ def find_accelerator(name: str) -> Accelerator:
 
 def match_accelerator(name: str) -> Match[Accelerator]:
     """Return the accelerator of that name with the convention that chose it."""
-    index = _accelerator_index()[0]
-    if found := index.matches.get(normalised(name)):
+    if found := _match(name):
         return found
+    index = _accelerator_index()[0]
     if reason := _not_priced().get(re.sub(r"\d+g$", "", normalised(name))):
         raise InputError(f"{name}: {reason}")
     if choices := _sharing(name, index.entries):
@@ -124,7 +126,7 @@ def match_accelerator(name: str) -> Match[Accelerator]:
 
 def is_accelerator(name: str) -> bool:
     """Return whether the catalogue has an accelerator of that name."""
-    return normalised(name) in _accelerator_index()[0].matches
+    return _match(name) is not None
 
 
 def is_known(name: str) -> bool:
@@ -148,7 +150,7 @@ def accelerators_named(name: str) -> list[Accelerator]:
     ['H100-SXM-80GB', 'H100-PCIe-80GB']
     """
     index = _accelerator_index()[0]
-    found = index.matches.get(normalised(name))
+    found = _match(name)
     if found is not None and found.note is None:
         return [found.entry]
     covered = [index.entries[entry] for entry in _sharing(name, index.entries)]
@@ -157,20 +159,25 @@ def accelerators_named(name: str) -> list[Accelerator]:
 
 def match_node(name: str) -> Match[Node] | None:
     """Return the kind of node of that name; None if it names none, an error if several."""
-    index = _node_index()
-    if found := index.matches.get(normalised(name)):
+    if found := _node_index(_mentioning("nodes", name)).matches.get(normalised(name)):
         return found
-    if normalised(name) in _accelerator_index()[0].matches:
+    if is_accelerator(name):
         return None
-    if choices := _sharing(name, index.entries):
+    if choices := _sharing(name, _node_index().entries):
         raise InputError(_choice(name, "kinds of nodes", choices))
     return None
 
 
 def usual_node(accelerator: Accelerator) -> Node | None:
     """Return the kind of node in which an accelerator of the catalogue usually comes."""
-    name = _accelerator_index()[1].get(accelerator.name)
-    return None if name is None else _node_index().entries[name]
+    files = _mentioning("accelerators", accelerator.name)
+    name = _accelerator_index(files)[1].get(accelerator.name)
+    return None if name is None else _node_index(_mentioning("nodes", name)).entries[name]
+
+
+def _match(name: str) -> Match[Accelerator] | None:
+    index, _ = _accelerator_index(_mentioning("accelerators", name))
+    return index.matches.get(normalised(name))
 
 
 def link_latency(link: str) -> Figure:
@@ -353,24 +360,55 @@ def _not_priced() -> dict[str, str]:
     return {normalised(name): group.reason for group in found.not_priced for name in group.names}
 
 
-@lru_cache(maxsize=1)
-def _accelerator_index() -> tuple[_Index[Accelerator], dict[str, str]]:
-    """Return the index and, by name, the kind of node in which each one usually comes."""
+@cache
+def _accelerator_index(
+    files: tuple[Path, ...] | None = None,
+) -> tuple[_Index[Accelerator], dict[str, str]]:
+    """Return the index and, by name, the kind of node in which each one usually comes.
+
+    ``files``: read alone; None: all.
+    """
     index: _Index[Accelerator] = _Index()
     usual: dict[str, str] = {}
-    for table, where in _tables("accelerators", "accelerator", _Listed):
-        accelerator = _accelerator(table, where, _catalogue_source)
-        index.add(accelerator, table.assumed_aliases, where)
-        usual[accelerator.name] = table.node
+    for path in _texts("accelerators") if files is None else files:
+        for accelerator, table, where in _accelerators(path):
+            index.add(accelerator, table.assumed_aliases, where)
+            usual[accelerator.name] = table.node
     return index, usual
 
 
-@lru_cache(maxsize=1)
-def _node_index() -> _Index[Node]:
+@cache
+def _node_index(files: tuple[Path, ...] | None = None) -> _Index[Node]:
     index: _Index[Node] = _Index()
-    for table, where in _tables("nodes", "node", _Node):
-        index.add(_node(table), table.assumed_aliases, where)
+    for path in _texts("nodes") if files is None else files:
+        for node, table, where in _nodes(path):
+            index.add(node, table.assumed_aliases, where)
     return index
+
+
+@cache
+def _accelerators(path: Path) -> list[tuple[Accelerator, Any, str]]:
+    tables = _tables(path, "accelerator", _Listed)
+    return [(_accelerator(table, at, _catalogue_source), table, at) for table, at in tables]
+
+
+@cache
+def _nodes(path: Path) -> list[tuple[Node, Any, str]]:
+    return [(_node(table), table, where) for table, where in _tables(path, "node", _Node)]
+
+
+@cache
+def _texts(folder: str) -> dict[Path, bytes]:
+    """Return the files of a folder, and the letters of each as ``normalised`` has them."""
+    paths = sorted((FOLDER / folder).glob("*.toml"))
+    letters = {path: path.read_bytes().lower().translate(None, _DROPPED) for path in paths}
+    return {path: re.sub(rb"(?<=\d)gi?b", b"g", each) for path, each in letters.items()}
+
+
+def _mentioning(folder: str, name: str) -> tuple[Path, ...]:
+    """Return the files of a folder that mention a name: the others need not be read for it."""
+    wanted = normalised(name).encode()
+    return tuple([path for path, letters in _texts(folder).items() if wanted in letters])
 
 
 @lru_cache(maxsize=1)
@@ -391,12 +429,11 @@ def _sources() -> dict[str, str]:
     return convert(read_toml(path, "sources"), _Sources, path.name).sources
 
 
-def _tables(folder: str, key: str, kind: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the tables ``[[key]]`` of every file of a folder, and where each one is."""
-    for path in sorted((FOLDER / folder).glob("*.toml")):
-        for values in read_toml(path, "part of the catalogue")[key]:
-            where = f"{path.name}: {values.get('name')}"
-            yield convert(values, kind, where), where
+def _tables(path: Path, key: str, kind: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the tables ``[[key]]`` of a file, and where each one is."""
+    for values in read_toml(path, "part of the catalogue")[key]:
+        where = f"{path.name}: {values.get('name')}"
+        yield convert(values, kind, where), where
 
 
 def _figure(entry: _CatalogueFigure, cited: Callable[[str], str]) -> Figure:

@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 
+from hardware_profiles.cluster import catalogue
 from hardware_profiles.cluster.catalogue import (
     FOLDER,
     accelerators,
@@ -65,6 +66,15 @@ def test_every_accelerator_has_a_usual_node_and_is_found_by_all_its_names(accele
         assert find_accelerator(name) is accelerator
         assert find_accelerator(name.replace("-", "_").lower()) is accelerator
         assert match_node(name) is None
+
+
+def test_files_that_mention_a_name_have_every_entry_of_it():
+    index, nodes = catalogue._accelerator_index()[0], catalogue._node_index()
+    for name, match in index.matches.items():
+        assert catalogue._match(name) == match
+    for name, match in nodes.matches.items():
+        files = catalogue._mentioning("nodes", name)
+        assert catalogue._node_index(files).matches[name] == match
 
 
 @pytest.mark.parametrize("node", nodes(), ids=lambda entry: entry.name)
