@@ -29,6 +29,24 @@ def varies_virtual_stages(scenario: Scenario, require: Sequence[Constraint]) -> 
     return not given and not any(one.name == "virtual_stages" for one in require)
 
 
+def space_of(
+    scenario: Scenario,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    offloads: Sequence[str],
+) -> Space:
+    """Return the search space of a scenario, with all stages whose layers may be given."""
+    return Space(
+        scenario.model,
+        scenario.workload,
+        scenario.cluster.num_gpus,
+        fixed,
+        offloads,
+        every_cut=not varies_virtual_stages(scenario, require),
+        given_stages=len(scenario.layer_ranges or ()),
+    )
+
+
 def joined(tables: Sequence[PlanTable]) -> PlanTable:
     """Return the plans of several tables, one after the other."""
     names = [column.name for column in fields(PlanTable)]
@@ -71,8 +89,7 @@ class Candidates:
         examples: dict[str, str] = {}
         excluded: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
         legal = []
-        size, every_cut = scenario.cluster.num_gpus, not varies_virtual_stages(scenario, require)
-        space = Space(scenario.model, scenario.workload, size, fixed, offloads, every_cut)
+        space = space_of(scenario, fixed, require, offloads)
         whole = space.product(with_short=scenario.on_gpu)
         of_grids = grid_codes(scenario, whole)
         broken_grids = np.bincount(of_grids, weights=whole.num_plans, minlength=len(CODES))

@@ -26,10 +26,9 @@ from cost_models.plan.recompute import FULL, NONE
 from cost_models.pricing.table import table_balanced_steps, table_least_steps
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
-from planner.search.candidates import grid_codes, varies_virtual_stages
+from planner.search.candidates import grid_codes, space_of
 from planner.search.plan_product import PlanProduct
 from planner.search.sources import Leaders
-from planner.search.space import Space
 
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.integer[Any]]
@@ -56,10 +55,7 @@ def short_pieces(
     """Yield the legal plans with short pieces that may beat the leaders, in tables."""
     if not scenario.on_gpu:
         return
-    every_cut = not varies_virtual_stages(scenario, require)
-    gpus = scenario.cluster.num_gpus
-    space = Space(scenario.model, scenario.workload, gpus, fixed, offloads, every_cut)
-    product = space.short_product()
+    product = space_of(scenario, fixed, require, offloads).short_product()
     if product is None:
         return
     legal = np.flatnonzero(grid_codes(scenario, product) == 0)

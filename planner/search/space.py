@@ -68,6 +68,12 @@ class Space:
     fixed: Mapping[str, Any]
     offloads: Sequence[str] = ("none",)  # allowed values of Plan.offload (``allowed_offloads``)
     every_cut: bool = False  # all numbers of virtual stages, up to a layer a stage
+    given_stages: int = 0  # stages whose layers are given; two more than layers are legal
+
+    @property
+    def most_stages(self) -> int:
+        """Largest number of stages."""
+        return max(self.model.num_layers, self.given_stages)
 
     def plans(self) -> PlanTable:
         """Return all candidates, legal or not."""
@@ -125,7 +131,7 @@ class Space:
         for pipeline, tensor, context in grids:
             data, left = divmod(self.num_gpus, tensor * pipeline * context)
             wanted = self.fixed.get("data_parallel", data) == data
-            if left or pipeline > self.model.num_layers or not wanted:
+            if left or pipeline > self.most_stages or not wanted:
                 continue
             for copies in self._wanted("dp_replicate", _replicas(data, context)):
                 blocks.append(self._block(DegreeGrid(tensor, pipeline, context, data, copies)))
@@ -144,7 +150,7 @@ class Space:
         zero = self._wanted("zero_stage", shards)
         sequence = self._wanted("sequence_parallel", [False, True] if tensor > 1 else [False])
         recompute = self._wanted("recompute", list(SEARCHED_RECOMPUTE))
-        schedules = _schedules(self.model, pipeline, self.fixed, self.every_cut)
+        schedules = self._schedules(pipeline)
         choices: dict[tuple[str, ...], list[Any]] = {
             ("context_parallel_method",): [CONTEXT_METHODS.index(method) for method in methods],
             ("expert_parallel", "expert_tensor_parallel"): _experts(
@@ -169,6 +175,25 @@ class Space:
             },
             choices,
         )
+
+    def _schedules(self, pipeline: int) -> list[tuple[str, int]]:
+        """Return pairs of pipeline_schedule and virtual_stages to try."""
+        fixed = self.fixed
+        schedule, virtual = fixed.get("pipeline_schedule"), fixed.get("virtual_stages")
+        if pipeline == 1:
+            pairs = [("1f1b", 1)]
+        else:
+            legal = virtual_stage_counts(self.most_stages, pipeline)
+            every = self.every_cut or virtual
+            searched = legal if every else enumerated_counts(self.model, pipeline)
+            pairs = [(name, 1) for name in SCHEDULES if name not in (*LOOPED, *V_SHAPED)]
+            pairs += [(name, v) for name in LOOPED for v in searched]
+            pairs += [(name, 2) for name in V_SHAPED if 2 in legal]
+        kept = [(s, v) for s, v in pairs if schedule in (None, s) and virtual in (None, v)]
+        if kept:
+            return kept
+        # legality reports the broken rule
+        return [(schedule or "1f1b", virtual or default_virtual_stages(schedule))]
 
     def _contexts(self) -> list[int]:
         """Return the context-parallel degrees to try: at least MIN_TOKENS on each rank."""
@@ -258,9 +283,9 @@ def _pinned(fixed: Mapping[str, Any], block: ProductBlock) -> dict[str, Any]:
     return {n: WORDS[n].index(v) if n in WORDS else v for n, v in values.items()}
 
 
-def virtual_stage_counts(model: ModelSpec, pipeline: int) -> range:
-    """Return the numbers of virtual stages with at least one layer each."""
-    return range(2, model.num_layers // pipeline + 1)
+def virtual_stage_counts(most_stages: int, pipeline: int) -> range:
+    """Return the numbers of virtual stages, at most ``most_stages`` on all ranks together."""
+    return range(2, most_stages // pipeline + 1)
 
 
 def enumerated_counts(model: ModelSpec, pipeline: int) -> list[int]:
@@ -273,32 +298,13 @@ def enumerated_counts(model: ModelSpec, pipeline: int) -> list[int]:
     layers = model.num_layers
     return [
         v
-        for v in virtual_stage_counts(model, pipeline)
+        for v in virtual_stage_counts(layers, pipeline)
         if v == 2
         or (
             v <= MAX_VIRTUAL_STAGES
             and 0 in (layers % (pipeline * v), (layers + ENDS) % (pipeline * v))
         )
     ]
-
-
-def _schedules(
-    model: ModelSpec, pipeline: int, fixed: Mapping[str, Any], every_cut: bool
-) -> list[tuple[str, int]]:
-    schedule, virtual = fixed.get("pipeline_schedule"), fixed.get("virtual_stages")
-    if pipeline == 1:
-        pairs = [("1f1b", 1)]
-    else:
-        legal = virtual_stage_counts(model, pipeline)
-        searched = legal if every_cut or virtual else enumerated_counts(model, pipeline)
-        pairs = [(name, 1) for name in SCHEDULES if name not in (*LOOPED, *V_SHAPED)]
-        pairs += [(name, v) for name in LOOPED for v in searched]
-        pairs += [(name, 2) for name in V_SHAPED if 2 in legal]
-    kept = [(s, v) for s, v in pairs if schedule in (None, s) and virtual in (None, v)]
-    if kept:
-        return kept
-    # legality reports the broken rule
-    return [(schedule or "1f1b", virtual or default_virtual_stages(schedule))]
 
 
 def _batches(workload: Workload, data: int, fixed: Mapping[str, Any]) -> list[tuple[int, int]]:

@@ -91,7 +91,7 @@ def other_counts(scenario: Scenario, pipelines: NDArray[np.int64]) -> tuple[Rows
     left = []
     for pipeline in present.tolist():
         known = enumerated_counts(scenario.model, pipeline)
-        legal = virtual_stage_counts(scenario.model, pipeline)
+        legal = virtual_stage_counts(scenario.model.num_layers, pipeline)
         left.append(np.setdiff1d(np.array(legal), np.array(known)).astype(np.intp))
     size = np.array([len(each) for each in left], dtype=np.intp)
     begin = np.cumsum(size) - size

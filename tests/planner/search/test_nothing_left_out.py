@@ -27,6 +27,7 @@ from hardware_profiles.software.trainer import software_profile
 from planner.request.constraints import parse_requirements
 from planner.request.limits import searches_of
 from planner.request.objectives import pareto_front
+from planner.request.stage_layers import stage_ranges
 from planner.search import space
 from planner.search.partial_recompute import FULL
 from planner.search.search import search
@@ -292,6 +293,45 @@ def test_the_fewest_neighbours_of_a_secondary_copy_bound_the_step() -> None:
     )
     assert len(table) > 100
     assert all((two <= one * (1.0 + CLOSE)).all() for one in more)
+
+
+def own_layers(rng: np.random.Generator, layers: int, stages: int) -> Any:
+    """Draw the layers of every stage; the first and the last may have none."""
+    sizes = [int(rng.integers(2)), *[1] * (stages - 2), int(rng.integers(2))]
+    if (left := layers - sum(sizes)) < 0:
+        sizes[0] = sizes[-1] = 0
+        left = layers - sum(sizes)
+    more = np.bincount(rng.integers(stages, size=left), minlength=stages)
+    return (np.array(sizes) + more).tolist()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_drawn_plan_with_given_layers_beats_the_winner(seed: int) -> None:
+    """As many stages as layers and two ends are legal: embedding or head alone."""
+    rng = np.random.default_rng(seed)
+    layers = int(rng.integers(4, 11))
+    cluster = str(rng.choice(["6xA100-80GB", "8xA100-40GB", "2x6xA100-80GB"]))
+    scenario = make_scenario(
+        sample_model("llama", num_hidden_layers=layers), cluster, seq_len=256, global_batch_size=24
+    )
+    gpus = scenario.cluster.num_gpus
+    depths = [n for n in divisors(gpus) if 2 <= n <= layers + 2]
+    pipeline = int(rng.choice(depths))
+    virtual = int(rng.integers(1, (layers + 2) // pipeline + 1))
+    stages = layers + 2 if (layers + 2) % pipeline == 0 and seed % 2 else pipeline * virtual
+    sizes = own_layers(rng, layers, stages)
+    given_layers = replace(scenario, layer_ranges=stage_ranges(sizes, scenario.model))
+    drawn = []
+    for _ in range(DRAWN):
+        plan = draw_plan(rng, scenario)
+        if stages % plan.pipeline_parallel == 0:
+            drawn.append(replace(plan, virtual_stages=stages // plan.pipeline_parallel))
+    table = PlanTable.from_plans(drawn)
+    table = table.rows(np.flatnonzero(legality_codes(given_layers, table) == 0))
+    assert len(table) >= FEWEST
+    codes = verdicts(given_layers, table)
+    step = above(price(given_layers, table).step, simulated_steps(given_layers, table))
+    assert at_least(best_of(codes, step, np.arange(len(table))), winner(given_layers, {}))
 
 
 def test_a_requirement_on_virtual_stages_chooses_among_all_numbers() -> None:
