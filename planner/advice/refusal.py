@@ -74,7 +74,7 @@ class Refusal:
             way.step_seconds / way.to.scenario.workload.tokens_per_step for way in self.ways_out
         ]
         return [
-            Fix(way.change, way.peak_bytes, pace(seconds, before), way.options)
+            Fix(way.change, way.peak_bytes, pace(seconds, before), way.options, way.condition)
             for way, seconds in zip(self.ways_out, after, strict=True)
         ]
 

@@ -77,6 +77,12 @@ class WayOut:
         return self.to.options
 
     @property
+    def condition(self) -> str:
+        """What a node must have for it, where nobody knows whether it has."""
+        unchecked = self.assessment.host.unchecked
+        return f"with {unchecked}" if unchecked else ""
+
+    @property
     def command(self) -> str:
         """The command that checks the changed plan."""
         return fit_command(self.to.scenario, self.plan)

@@ -28,6 +28,7 @@ from planner.assessment.confidence import confidence_words
 from planner.assessment.host_memory import host_text
 from planner.assessment.reach import Reach
 from planner.assessment.verdict import WORDS, Budget
+from planner.refinement.placement import can_be_placed
 from planner.request.command import describe_plan, plan_command
 from planner.request.stage_layers import layers_option, recompute_cell, stage_recompute_options
 from planner.run_cost.text import run_lines
@@ -267,7 +268,9 @@ def fit_text(
         lines += labelled("Budget", budget_words(assessment.budget))
         lines += labelled("Memory", _memory_figures(assessment.memory))
     host = None if assessment.is_short_on_the_host_alone else host_text(assessment.host)
-    if host is not None and (verbose or plan.offload != "none" or assessment.host.short_of):
+    said = assessment.host.unchecked and assessment.margin_bytes >= 0.0  # beside the verdict
+    told = verbose or plan.offload != "none" or assessment.host.short_of
+    if host is not None and told and not said:
         lines += labelled("Host", host)
     if not fits:
         lines += labelled("Largest", largest) if verbose else [_shortened("Largest", largest)]
@@ -300,13 +303,27 @@ def _verdict_lines(assessed: Assessment) -> list[str]:
     """Return the verdict, which names the host where that alone is too small."""
     lines = verdict_lines(assessed)
     if not assessed.is_short_on_the_host_alone:
-        return lines
+        unchecked = assessed.margin_bytes >= 0.0 and assessed.host.unchecked
+        return lines + (labelled("", host_condition(assessed)) if unchecked else [])
     label = f"{WORDS['does_not_fit']} "
     room = lines[0].removeprefix(label), *(line.strip() for line in lines[1:])
     return [
         *hanging(label, f"the host: {host_text(assessed.host)}"),
         *labelled("", f"it fits the accelerator: {' '.join(room)}"),
     ]
+
+
+def host_condition(assessed: Assessment) -> str:
+    """Return what a node must have for the verdict, where nobody knows whether it has."""
+    return f"if a node has {assessed.host.unchecked} for it, which is not known"
+
+
+def host_lines(best: Assessment) -> list[str]:
+    """Return the line of a proposed plan about the host of a node, if the plan offloads."""
+    host = host_text(best.host)
+    if host is None or best.plan.offload == "none":
+        return []
+    return labelled("Host", host_condition(best) if best.host.unchecked else host)
 
 
 def _another_plan(assessment: Assessment, ways_out: Sequence[WayOut]) -> list[str]:
@@ -378,6 +395,7 @@ def fixes_of(scenario: Scenario, assessment: Assessment, ways_out: Sequence[WayO
             way.peak_bytes,
             pace(way.device_seconds_per_token * scenario.cluster.num_gpus / way.num_gpus, own),
             way.options,
+            way.condition,
         )
         for way in ways_out
     ]
@@ -543,6 +561,7 @@ def plan_text(
         lines += labelled("TIGHT", tight_words(scenario, best.plan))
     above, lines = lines, []
     lines += labelled("Best", short_plan_of(own.scenario, best.plan))
+    lines += host_lines(best)
     lines += labelled("Step", time_line(best.time))
     if verbose:
         lines += labelled("", rates_line(best.time))
@@ -564,7 +583,7 @@ def plan_text(
         words = saving_words(saving, verbose=verbose)
         lines += labelled("" if place else "Would save", words)
     if trainers:
-        usual = own.placed is not None and not any(one.order for one in trainers)
+        usual = can_be_placed(scenario.cluster) and not any(one.order for one in trainers)
         order = ", default order of ranks" * usual
         if verbose:
             lines += labelled("Trainers", trainers_words(trainers) + order)

@@ -50,6 +50,16 @@ class HostMemory:
             ("nvme", self.nvme_bytes, self.nvme_budget_bytes),
         )
 
+    @property
+    def unchecked(self) -> str:
+        """What a node must have although nobody knows whether it has; empty: nothing.
+
+        >>> HostMemory(2.0**37, None, 0.0, None, None).unchecked
+        '128 GiB host memory'
+        """
+        unknown = ((name, needed) for name, needed, room in self.amounts if room is None)
+        return " and ".join(f"{format_bytes(n)} {WORDS[name]}" for name, n in unknown if n > 0.0)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)
@@ -74,7 +84,7 @@ def host_text(host: HostMemory) -> str | None:
     parts = []
     for name, needed, room in host.amounts:
         if needed > 0.0:
-            words = f"{format_bytes(needed)} {WORDS[name]} of a node, of an unknown size"
+            words = f"{format_bytes(needed)} {WORDS[name]} of a node, whose size is not known"
             if room is not None:
                 words = f"{format_bytes(needed)} of {format_bytes(room)} {WORDS[name]} of a node"
             if room is not None and needed > room:

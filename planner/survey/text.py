@@ -15,6 +15,7 @@ from planner.answer.text import LEAST_IMPORTANT as LEAST_OF_RANKED
 from planner.answer.text import (
     bottleneck,
     head,
+    host_lines,
     more_rows,
     placed_words,
     ranked_rows,
@@ -117,6 +118,7 @@ def _below_tables(
     results = [case.result for case in cases if case.scenario is best.scenario]
     tie = results[0].tie if results and results[0] is not None else None
     lines = [] if verbose else labelled("Best", short_plan_of(best.scenario, best.plan))
+    lines += host_lines(best.assessment)
     lines += labelled("Step", time_line(best.assessment.time))
     if verbose:
         lines += labelled("Bottleneck", bottleneck(best.assessment))

@@ -20,12 +20,16 @@ NONE: Final = "none found with up to 1,024 nodes of this kind"
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change in words and as options, its peak in bytes and its pace in words."""
+    """A change in words and as options, its peak in bytes and its pace in words.
+
+    ``condition``: what is not known and must hold.
+    """
 
     change: str
     peak: float
     pace: str
     options: str
+    condition: str = ""
 
 
 def pace(seconds: float, before: float) -> str:
@@ -61,12 +65,15 @@ def fix_lines(fixes: Sequence[Fix], lines_before: int, *, verbose: bool) -> list
     for number, fix in enumerate(fixes[:most]):
         label = LABEL if number == 0 else ""
         start = f"{format_bytes(fix.peak):>9}  " + (f"{fix.pace:<{paces}}  " if paces else "")
-        if len(fix.options) <= room and aligned + 2 + len(fix.change) <= room:
-            lines.append(f"{label:<{INDENT}}{start}{fix.options:<{aligned}}  {fix.change}")
+        change = f"{fix.change}, {fix.condition}" if fix.condition else fix.change
+        if len(fix.options) <= room and aligned + 2 + len(change) <= room:
+            lines.append(f"{label:<{INDENT}}{start}{fix.options:<{aligned}}  {change}")
         elif verbose:
-            lines += labelled(label, start + fix.change) + labelled("", fix.options)
+            lines += labelled(label, start + change) + labelled("", fix.options)
         elif len(fix.options) <= room:
-            lines.append(f"{label:<{INDENT}}{start}{fix.options}")
+            words = f"{fix.options}  ({fix.condition})" if fix.condition else fix.options
+            words = words if len(words) <= room else fix.options
+            lines.append(f"{label:<{INDENT}}{start}{words}")
         else:
             lines.append(f"{label:<{INDENT}}{start}{shorten(fix.change, room, placeholder=' …')}")
             complete = False

@@ -62,7 +62,7 @@ def test_a_trainer_has_stages_of_its_own_where_it_can_run_them() -> None:
 
 @pytest.mark.slow
 def test_beyond_eight_accelerators_trainers_have_the_default_order(tmp_path: Path) -> None:
-    """The answer says so where its own plan has another one."""
+    """The answer says so, whatever order its own plan has."""
     box = tmp_path / "box.toml"
     levels = ("above = [0,1,2,3,4,5,0,1,2,3,4,5]", "each = 3", "each = 2")
     text = 'nodes = 1\ngpus_per_node = 12\naccelerator = "L40S"\n'

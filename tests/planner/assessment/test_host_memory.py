@@ -52,7 +52,9 @@ def test_an_unknown_host_is_not_checked_and_that_is_said() -> None:
     answer = fit("llama-3-8b", node(), offload="optimizer", **ASKED)
     assert answer.verdict == "fits"
     assert "not known, so not checked" in " ".join(answer.assumptions)
-    assert "of an unknown size" in str(answer)
+    assert "host memory for it, which is not known" in " ".join(str(answer).split())
+    asked = plan("llama-3-8b", node(), fix="offload=optimizer", seq_len=2048)
+    assert "host memory for it, which is not known" in " ".join(str(asked).split())
 
 
 @pytest.mark.slow
