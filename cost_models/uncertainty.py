@@ -141,7 +141,8 @@ def _size(end: float, name: str) -> float:
 
 
 def _command(path: Path) -> str:
-    return f"python -m benchmarks.{path.stem}"
+    what = "times" if path == TIME_INTERVALS else "peaks"
+    return f"python -m benchmarks.intervals.{what}"
 
 
 class _Row(Struct, frozen=True):
