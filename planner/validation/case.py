@@ -23,7 +23,7 @@ from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.validation.cluster_of_row import cluster_of
-from planner.validation.model_of_row import ASSUMED, model_of
+from planner.validation.model_of_row import is_typical, model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.trainer_of_row import (
@@ -32,7 +32,11 @@ from planner.validation.trainer_of_row import (
     that_runs,
     trainer_of,
 )
-from planner.validation.unstated_plan import with_usual_checkpointing, with_usual_micro_batch
+from planner.validation.unstated_plan import (
+    may_checkpoint,
+    with_usual_checkpointing,
+    with_usual_micro_batch,
+)
 from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
@@ -67,7 +71,7 @@ class Case:
     @property
     def is_typical(self) -> bool:
         """Whether a typical model of the row's size stands for one of an unknown shape."""
-        return any(ASSUMED in default for default in self.defaults)
+        return is_typical(self.defaults)
 
     @property
     def method(self) -> str:
@@ -121,7 +125,7 @@ def _case(reading: Reading) -> Case:
     model = _adapted(base, model_key, workload, every, first, ends)
     stages = _stages(reading, plan, model.num_layers)
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
-    either = _may_checkpoint(row, plan)
+    either = may_checkpoint(row, plan)
     if either:
         plan = with_usual_checkpointing(reading, scenario, plan)
     plan = with_usual_micro_batch(reading, scenario, plan)
@@ -132,16 +136,6 @@ def _case(reading: Reading) -> Case:
     if either and plan.recompute == "none":
         reading.defaults.append("memory from that with full recomputation upwards")
     return Case(row, scenario, plan, tuple(reading.defaults), key, either)
-
-
-def _may_checkpoint(row: Row, plan: Plan) -> bool:
-    """Whether layers may be computed again, of a trainer with a switch for it that is not stated.
-
-    Of the sources of runs under Hugging Face's Trainer that state ``gradient_checkpointing``, two
-    in three turn it on.
-    """
-    unsaid = row.recompute is None and plan.recompute == "none"
-    return unsaid and "hugging face" in terms_of(row, "framework")
 
 
 _MODELS: dict[tuple[str, str, int, str, bool, int, bool], ModelSpec] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -235,6 +235,11 @@ def _shape(name: str, rounded: float) -> Mapping[str, Any] | None:
 def _shapes() -> Mapping[str, Mapping[str, Any]]:
     """Return the published shapes by letters of names, without the word "base"."""
     return {key.replace("base", ""): shape for key, shape in words_table().shapes.items()}
+
+
+def is_typical(defaults: Iterable[str]) -> bool:
+    """Whether a typical model of the row's size stands for one of an unknown shape."""
+    return any(ASSUMED in default for default in defaults)
 
 
 def _with_typical_shape(reading: Reading, name: str) -> Reading:

@@ -31,16 +31,15 @@ from cost_models.uncertainty import (
     MemoryKind,
     interval,
     memory_spread,
-    peak_interval,
-    verdict_spread,
     widened,
 )
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import tracked
-from planner.assessment.verdict import Verdict, budget_bytes, verdict
+from planner.assessment.verdict import Verdict, budget_bytes
 from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
-from planner.validation.trainer_of_row import is_described
+from planner.validation.trainer_of_row import compared_trainer
+from planner.validation.unstated_plan import checkpointed_otherwise, row_verdict
 
 # rules of torch's schedules, of the executor and of releases that other trainers do not have
 PRICED_ANYWAY: Final = (
@@ -129,16 +128,16 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
         mfu = throughput(scenario, case.plan, step)[1]
         time = priced.row(number).time
         hfu = hardware_utilisation(mfu, float(np.sum(time.compute)), float(np.sum(time.recompute)))
-        trainer = scenario.software.name if is_described(case.row) else UNKNOWN
-        size = trainer, scenario.cluster.num_gpus
+        size = compared_trainer(case.row, scenario.software.name), scenario.cluster.num_gpus
         rank = int(priced.limiting_rank[number])
         peak = _compared_peak(case, priced.row(number).memory, rank, device, budget, size)
-        ends = peak_interval(device, float(priced.typical_peak[number]), verdict_spread(*size))
+        typical = float(priced.typical_peak[number])
+        judged = row_verdict(case.row, case.defaults, scenario, device, typical)
         times = time_interval(scenario, step, hfu, float(np.sum(time.communication)))
         if case.is_typical:
-            times, ends = widened(times, TYPICAL_TIME), widened(ends, TYPICAL_MEMORY)
+            times = widened(times, TYPICAL_TIME)
             peak = (peak[0], *widened(peak[1:], TYPICAL_MEMORY))
-        found[case.row.name] = CasePrediction(step, *times, *peak, verdict(*ends, budget))
+        found[case.row.name] = CasePrediction(step, *times, *peak, judged)
     return found | _either_checkpointed(cases, found)
 
 
@@ -152,25 +151,20 @@ def _either_checkpointed(
     unsaid = [case for case in cases if case.may_checkpoint]
     if not unsaid:
         return {}
-    way = {"none": "full", "full": "none"}
     others = _price(
         [
-            replace(
-                case,
-                plan=replace(case.plan, recompute=way[case.plan.recompute]),
-                may_checkpoint=False,
-            )
+            replace(case, plan=checkpointed_otherwise(case.plan), may_checkpoint=False)
             for case in unsaid
         ]
     )
-    pairs = {name: (found[name], other) for name, other in others.items()}
     return {
         name: replace(
             stated,
             peak_low=min(stated.peak_low, other.peak_low),
             verdict=stated.verdict if stated.verdict == other.verdict else "tight",
         )
-        for name, (stated, other) in pairs.items()
+        for name, other in others.items()
+        for stated in (found[name],)
     }
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from cost_models.legality.capabilities import capabilities_of
 from cost_models.plan.plan import Plan
+from cost_models.uncertainty import UNKNOWN
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.software.engine import PLUS, engine
 from hardware_profiles.software.trainer import (
@@ -212,6 +213,11 @@ def is_described(row: Row) -> bool:
     if "own code" in terms:
         return False
     return look_up(words_table().software, row) is not None or "torch loop" in terms
+
+
+def compared_trainer(row: Row, software: str) -> str:
+    """Return the profile whose errors give a row's intervals: UNKNOWN where none describes it."""
+    return software if is_described(row) else UNKNOWN
 
 
 def profile_of_trainer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -9,24 +10,49 @@ import numpy as np
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import peak_interval, verdict_spread
-from planner.assessment.verdict import budget_bytes, verdict
+from cost_models.uncertainty import TYPICAL_MEMORY, peak_interval, verdict_spread, widened
+from planner.assessment.verdict import Verdict, budget_bytes, verdict
+from planner.validation.model_of_row import is_typical
 from planner.validation.reading import Reading
+from planner.validation.runs_file import Row
+from planner.validation.trainer_of_row import compared_trainer
+from planner.validation.vocabulary import terms_of
 
 COLUMN = "micro_batch_size"
 
 
-def with_usual_checkpointing(reading: Reading, scenario: Scenario, plan: Plan) -> Plan:
-    """Return the plan with full recomputation where it does not fit without, and fits so.
+def may_checkpoint(row: Row, plan: Plan) -> bool:
+    """Whether layers may be computed again, of a trainer with a switch for it that is not stated.
 
-    For trainers that recompute by a switch which the row does not state. "Does not fit" is the
-    verdict: the whole interval lies above the budget.
+    Of the sources of runs under Hugging Face's Trainer that state ``gradient_checkpointing``, two
+    in three turn it on.
     """
-    again = replace(plan, recompute="full")
+    unsaid = row.recompute is None and plan.recompute == "none"
+    return unsaid and "hugging face" in terms_of(row, "framework")
+
+
+def checkpointed_otherwise(plan: Plan) -> Plan:
+    """Return a plan without recomputation with full recomputation, or the other way round."""
+    return replace(plan, recompute="full" if plan.recompute == "none" else "none")
+
+
+def row_verdict(
+    row: Row, defaults: Iterable[str], scenario: Scenario, peak: float, typical: float
+) -> Verdict:
+    """Return the verdict on a row's plan, for its cautious and its typical peak in bytes."""
+    trainer = compared_trainer(row, scenario.software.name)
+    ends = peak_interval(peak, typical, verdict_spread(trainer, scenario.cluster.num_gpus))
+    if is_typical(defaults):
+        ends = widened(ends, TYPICAL_MEMORY)
+    return verdict(*ends, budget_bytes(scenario.cluster))
+
+
+def with_usual_checkpointing(reading: Reading, scenario: Scenario, plan: Plan) -> Plan:
+    """Return the plan with full recomputation where it does not fit without, and fits so."""
+    again = checkpointed_otherwise(plan)
     priced = price(scenario, PlanTable.from_plans([plan, again]))
-    spread = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
     kept, computed = (
-        verdict(*peak_interval(float(peak), float(typical), spread), budget_bytes(scenario.cluster))
+        row_verdict(reading.row, reading.defaults, scenario, float(peak), float(typical))
         for peak, typical in zip(priced.peak, priced.typical_peak, strict=True)
     )
     if kept != "does_not_fit" or computed == "does_not_fit":
