@@ -183,8 +183,8 @@ def rates(
     share = 1.0 if measured else software.kernels.rate_share
     single = None if measured else best_matmul(accelerator, "fp32")
     clock = None if halved else TENSOR_FLOP_A_CLOCK.get(accelerator.architecture)
-    own = software.kernels.flash_share_since_hopper >= 1.0
-    written_for = clock if own or clock is None else TENSOR_FLOP_A_CLOCK["Ampere"]
+    since_hopper = software.kernels.flash_share_since_hopper
+    flash, masked_keys, of_flash = _flash_kernel(accelerator.architecture, since_hopper, clock)
     return Rates(
         matmul=share * best,
         memory=accelerator.memory_bandwidth.value * (1.0 if measured else share * MEMORY_SHARE),
@@ -196,14 +196,14 @@ def rates(
         shares_operands=accelerator.architecture in SHARED_OPERANDS,
         copies_fp8=accelerator.architecture == "Hopper",
         single=None if single is None else share * single,
-        flash=_flash_share(accelerator.architecture, software.kernels.flash_share_since_hopper),
+        flash=flash,
         units=0.0 if measured or units is None else units.value,
         pads_matmuls=software.kernels.pads_matmuls,
         misaligned_batches=software.kernels.misaligned_bf16_batches if precision == "bf16" else 1.0,
         halves_tensor_cores=halved,
-        masked_keys=MASKED_KEYS if own and accelerator.architecture in SINCE_HOPPER else 0.0,
+        masked_keys=masked_keys,
         over_ampere=1.0 if clock is None else clock / TENSOR_FLOP_A_CLOCK["Ampere"],
-        exponential=0.0 if written_for is None else written_for / EXPONENTIALS_A_CLOCK,
+        exponential=0.0 if of_flash is None else of_flash / EXPONENTIALS_A_CLOCK,
     )
 
 
@@ -247,12 +247,20 @@ def slowest_of(num_ranks: int) -> float:
     return NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
 
 
-def _flash_share(architecture: str, since_hopper: float) -> float:
-    """Return the share of its efficiency that a flash kernel reaches on an architecture."""
+def _flash_kernel(
+    architecture: str, since_hopper: float, clock: float | None
+) -> tuple[float, float, float | None]:
+    """Return a flash kernel's share of its efficiency, masked keys, and tensor FLOP a clock.
+
+    ``clock``: FLOP of the architecture. A kernel for Ampere (``since_hopper`` below 1) has Ampere's
+    instructions on a later one.
+    """
     if architecture not in SINCE_HOPPER:
-        return 1.0
-    own = since_hopper >= 1.0 or architecture == "Hopper"
-    return since_hopper * (1.0 if own else AMPERE_KERNELS_ON_BLACKWELL)
+        return 1.0, 0.0, clock
+    if since_hopper >= 1.0:
+        return since_hopper, MASKED_KEYS, clock
+    share = since_hopper * (1.0 if architecture == "Hopper" else AMPERE_KERNELS_ON_BLACKWELL)
+    return share, 0.0, clock and TENSOR_FLOP_A_CLOCK["Ampere"]
 
 
 def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
