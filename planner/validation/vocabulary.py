@@ -46,7 +46,14 @@ REPLACED: Final = (
     (r"\b2nd\b", "second"),
     (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
     (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year
-    (r"(?<=[a-z0-9])[.](?=[a-z])", " "),  # torch.compile; a release keeps its dots
+    (r"(?<=[a-z0-9])[.](?!x\b)(?=[a-z])", " "),  # torch.compile; a release keeps its dots
+)
+MONTHS: Final = MappingProxyType(
+    {
+        **{name[:3]: name for name in ("january", "february", "march", "april", "june", "july")},
+        **{name[:3]: name for name in ("august", "september", "october", "november", "december")},
+        "sept": "september",
+    }
 )
 TOKEN: Final = re.compile(r"(?P<equals>[=:]\s*)?(?P<word>[a-z0-9][a-z0-9.?]*)")
 
@@ -70,7 +77,7 @@ def tokens_of(text: str) -> tuple[Token, ...]:
         text = re.sub(pattern, replacement, text)
     return tuple(
         Token(
-            _singular(found["word"].rstrip(".")),
+            _normalised(found["word"].rstrip(".")),
             found["equals"] is not None,
             found["word"].rstrip("."),
         )
@@ -78,9 +85,10 @@ def tokens_of(text: str) -> tuple[Token, ...]:
     )
 
 
-def _singular(word: str) -> str:
+def _normalised(word: str) -> str:
+    """Return the singular of a word, and the full name of a month."""
     plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
-    return word[:-1] if plural and word not in NOT_PLURAL else word
+    return word[:-1] if plural and word not in NOT_PLURAL else MONTHS.get(word, word)
 
 
 @dataclass(frozen=True, slots=True)

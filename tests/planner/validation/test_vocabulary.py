@@ -503,6 +503,7 @@ def test_an_unknown_trainer_is_named() -> None:
         ({"notes": "any prose; max seq 512"}, []),
         ({"framework": "torchtitan 0.1.0 (FSDP2)", "recompute": "selective op"}, []),
         ({"optimizer": "adamw (fp32 master and states)"}, []),
+        ({"framework": "hf trainer (finetune.py, transformers 4.x), Sept 2023"}, []),
     ],
 )
 def test_what_was_not_understood_is_reported(cells: dict[str, Any], expected: list[str]) -> None:
@@ -522,6 +523,12 @@ def test_releases_are_compared_as_numbers() -> None:
     assert [since(f"accelerate {n}") for n in ("0.34", "0.34.2", "1.0", "0.9", "0.33.0")] == [
         *(True, True, True, False, False)
     ]
+
+
+def test_a_month_may_be_shortened() -> None:
+    for month in ("Sept", "Sep.", "September"):
+        terms = terms_of(Row(framework=f"torchtitan ({month} 2025)"), "framework")
+        assert {"2025", "since april 2025"} <= terms.keys()
 
 
 def test_every_term_has_a_meaning() -> None:
