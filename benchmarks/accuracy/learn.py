@@ -23,12 +23,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
 import pandas as pd
 from msgspec.structs import asdict, replace
 
+from benchmarks.accuracy.timed_cases import priced_cases
 from benchmarks.intervals.shrunk import shortest
 from benchmarks.unseen import UNSEEN
 from cost_models.step_time.unexplained import likeness
@@ -44,9 +46,7 @@ from planner.learning.posterior import posterior
 from planner.learning.refinement import refined
 from planner.learning.spreads import deviations
 from planner.learning.unexplained import distances_between, weights
-from planner.validation.case import case_of
-from planner.validation.pricing import why_impossible
-from planner.validation.reading import Unpriceable
+from planner.validation.measurement import faster_than_peak
 from planner.validation.runs_file import PUBLISHED, read_runs
 
 AFTER: Final = (1, 2, 3, 5)  # runs
@@ -74,17 +74,13 @@ class Group:
 def runs_by_group(most: int = MOST) -> dict[tuple[str, ...], list[MeasuredRun]]:
     """Return measured runs by source, trainer and accelerator, some of the large groups."""
     groups: dict[tuple[str, ...], list[MeasuredRun]] = defaultdict(list)
-    for path in (PUBLISHED, *UNSEEN.values()):
-        for row in read_runs(path):
-            try:
-                case = case_of(row)
-            except Unpriceable:
-                continue
-            run = measured_run(case)
-            if run is None or row.group in SUMS_OF_LAYERS or why_impossible(case):
-                continue
-            software, chip = case.scenario.software, case.scenario.cluster.accelerator.name
-            groups[row.group, software.name, chip, repr(software)].append(run)
+    rows = chain.from_iterable(map(read_runs, (PUBLISHED, *UNSEEN.values())))
+    for case in priced_cases(row for row in rows if row.group not in SUMS_OF_LAYERS):
+        run = measured_run(case)
+        if run is None or faster_than_peak(case, run.step):
+            continue
+        software, chip = case.scenario.software, case.scenario.cluster.accelerator.name
+        groups[case.row.group, software.name, chip, repr(software)].append(run)
     chosen = {}
     for key, runs in groups.items():
         if len(runs) >= FEWEST:

@@ -11,16 +11,20 @@ from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import Row
 
 
-def timed_cases(rows: Iterable[Row]) -> Iterator[tuple[Case, float]]:
-    """Cases that can be priced, and their measured seconds a step."""
+def priced_cases(rows: Iterable[Row]) -> Iterator[Case]:
+    """Rows that can be priced, as cases."""
     for row in rows:
-        if not tests_time(row):
-            continue
         try:
             case = case_of(row)
         except Unpriceable:
             continue
-        seconds = measured_step(row, case)
-        possible = why_impossible(case) is None and faster_than_peak(case, seconds) is None
-        if seconds and possible:
+        if why_impossible(case) is None:
+            yield case
+
+
+def timed_cases(rows: Iterable[Row]) -> Iterator[tuple[Case, float]]:
+    """Cases that can be priced, and their measured seconds a step."""
+    for case in priced_cases(filter(tests_time, rows)):
+        seconds = measured_step(case.row, case)
+        if seconds and faster_than_peak(case, seconds) is None:
             yield case, seconds
