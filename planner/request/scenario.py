@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from cost_models.legality.capabilities import require_runnable_workload, usual
 from cost_models.memory.optimizer_states import BLOCKS, MIN_QUANTISED_ELEMENTS, OPTIMIZER_TRAITS
@@ -34,6 +34,7 @@ from hardware_profiles.software.trainer import (
 )
 from planner.request.stage_layers import stage_ranges
 
+T = TypeVar("T", int, str)
 DEFAULT_SEQ_LEN = 4096
 DEFAULT_SOFTWARE = "shardplan"
 MAX_SEQ_LEN = 10**8
@@ -134,118 +135,117 @@ def build_scenario(
     """Check what was given and fill in what was not."""
     assumptions = [*model.assumptions, *cluster.notes]
 
-    def default(value: str, why: str) -> str:
-        assumptions.append(f"{value} ({why})")
+    def default(name: str, value: T, why: str) -> T:
+        assumptions.append(f"{name} {value} ({why})")
         return value
 
-    length = seq_len
-    if length is None:
-        length = default_seq_len(model)
-        default(f"seq_len {length}", f"default: the model's longest, at most {DEFAULT_SEQ_LEN}")
-    batch = global_batch_size
-    if batch is None:
+    if seq_len is None:
+        why = f"default: the model's longest, at most {DEFAULT_SEQ_LEN}"
+        seq_len = default("seq_len", default_seq_len(model), why)
+    if global_batch_size is None:
         batch = cluster.num_gpus * micro_batch_size
-        default(f"global_batch_size {batch}", "default: one micro-batch for each accelerator")
-    trainer = (
-        software
-        or default(f"software {DEFAULT_SOFTWARE}", "default: the bundled executor").split()[1]
-    )
+        why = "default: one micro-batch for each accelerator"
+        global_batch_size = default("global_batch_size", batch, why)
+    trainer = software or default("software", DEFAULT_SOFTWARE, "default: the bundled executor")
     if optimizer_kernel is not None:
         check_choice("optimizer_kernel", optimizer_kernel, OPTIMIZER_KERNELS)
     trainer = with_engines(trainer, optimizer_kernel, gradient_copy)
+    profile = software_profile(trainer)
 
     def first(name: str, value: str, why: str) -> str:
-        runs = usual(software_profile(trainer), name, value)
-        return default(f"{name} {runs}", why if runs == value else f"of {trainer}").split()[1]
+        runs: str = usual(profile, name, value)
+        return default(name, runs, why if runs == value else f"of {trainer}")
 
-    chosen_precision = precision or first(
-        "precision",
-        default_precision(cluster.accelerator),
-        "default: 16-bit compute with fp32 master weights where the device has it",
-    )
-    chosen_optimizer = optimizer or first("optimizer", "adamw", "default")
+    why = "default: 16-bit compute with fp32 master weights where the device has it"
+    precision = precision or first("precision", default_precision(cluster.accelerator), why)
+    optimizer = optimizer or first("optimizer", "adamw", "default")
     kernel = attention_kernel or first("attention_kernel", "flash", "default: torch's SDPA")
+    states, gradients = optimizer_state_precision or "auto", gradient_precision or "auto"
+    kept = get_args(KeptPrecision)
     workload = Workload(
-        seq_len=check_count("seq_len", length, MAX_SEQ_LEN),
-        global_batch_size=check_count("global_batch_size", batch, MAX_BATCH),
-        precision=check_choice("precision", chosen_precision, get_args(Precision)),  # type: ignore[arg-type]
-        optimizer=check_choice("optimizer", chosen_optimizer, get_args(Optimizer)),  # type: ignore[arg-type]
-        attention_kernel=check_choice("attention_kernel", kernel, get_args(AttentionKernel)),  # type: ignore[arg-type]
+        seq_len=check_count("seq_len", seq_len, MAX_SEQ_LEN),
+        global_batch_size=check_count("global_batch_size", global_batch_size, MAX_BATCH),
+        precision=check_choice("precision", precision, get_args(Precision)),
+        optimizer=check_choice("optimizer", optimizer, get_args(Optimizer)),
+        attention_kernel=check_choice("attention_kernel", kernel, get_args(AttentionKernel)),
         master_weights=master_weights is not False,
-        optimizer_state_precision=check_choice(
-            "optimizer_state_precision",
-            optimizer_state_precision or "auto",
-            get_args(KeptPrecision),
-        ),  # type: ignore[arg-type]
-        gradient_precision=check_choice(
-            "gradient_precision", gradient_precision or "auto", get_args(KeptPrecision)
-        ),  # type: ignore[arg-type]
+        optimizer_state_precision=check_choice("optimizer_state_precision", states, kept),
+        gradient_precision=check_choice("gradient_precision", gradients, kept),
         freeze=check_freeze(freeze or "", "freeze"),
         **({} if adapter is None else adapter.fields(model)),
     )
     require_consistent(workload)
-    require_runnable_workload(software_profile(trainer), workload)
+    require_runnable_workload(profile, workload)
+    model = adapted(model, workload, quantises_every_matrix=profile.frozen.quantises_every_matrix)
     assumptions += _about_optimizer(workload)
-    if (bits := workload.precision) in QUANTISED:
-        copies = software_profile(trainer).fp8.weight_copies
-        assumptions.append(
-            f"{bits} as in Transformer Engine: matrices of layers and their inputs; weights stay "
-            f"in 16 bits and two {bits} copies, which ZeRO 3 also shards"
-            if copies
-            else f"{bits}: matrices of layers and their inputs, rounded again in each pass; "
-            "weights stay in 16 bits"
-        )
-    every = software_profile(trainer).frozen.quantises_every_matrix
-    model = adapted(model, workload, quantises_every_matrix=every)
-    shared = software_profile(trainer).sharding.frozen_weights
-    if workload.freeze:
-        assumptions.append(
-            f"{workload.freeze} frozen: in the precision of the computation, "
-            + ("shared out by ZeRO-3 too" if shared else "whole on every data rank")
-        )
-    if adapter is not None:
-        if adapter.of_both:
-            both = f"--lora {adapter.rank} --qlora {adapter.rank}"
-            assumptions.append(f"{both} is taken as --qlora {adapter.rank}: a base in 4 bits")
-        if adapter.targets is None and workload.adapter_targets != "all":
-            assumptions.append(
-                f"adapters on {workload.adapter_targets} (default: the matrices of routed experts "
-                "are one tensor, which takes no adapter)"
-            )
-        if adapter.kind == "qlora" and workload.adapter_targets != "all" and not every:
-            assumptions.append(
-                "4 bits for matrices with adapters, 16 for the others (all in 4 bits: --software "
-                "hf-trainer)"
-            )
-        assumptions.append(
-            "ZeRO-3 shards the frozen base too"
-            if shared
-            else "the frozen base is whole on every data rank: ZeRO shards the adapters alone"
-        )
-    if model.max_seq_len is not None and workload.seq_len > model.max_seq_len:
-        if model.max_seq_len_is_hard:
-            raise InputError(
-                f"seq_len = {workload.seq_len}: {model.name} has {model.max_seq_len} learned "
-                f"positions (must be 1 to {model.max_seq_len})"
-            )
-        assumptions.append(
-            f"seq_len {workload.seq_len} is longer than the {model.max_seq_len} "
-            "that the model was made for"
-        )
+    assumptions += _about_precision(workload, profile)
+    assumptions += _about_frozen(workload, profile, adapter)
+    assumptions += _about_length(workload, model)
     stages = None if layers is None else stage_ranges(layers, model)
-    scenario = Scenario(
-        model,
-        cluster,
-        workload,
-        software_profile(trainer),
-        stages,
-        stage_recompute_layers,
-    )
-    if about := about_rates(scenario.software):
+    scenario = Scenario(model, cluster, workload, profile, stages, stage_recompute_layers)
+    if about := about_rates(profile):
         assumptions.append(about)
     if any(kind.feed_forward.num_experts for kind in model.kinds):
         assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
     return AssumedScenario(scenario, tuple(assumptions))
+
+
+def _about_precision(workload: Workload, software: SoftwareProfile) -> list[str]:
+    bits = workload.precision
+    if bits not in QUANTISED:
+        return []
+    if software.fp8.weight_copies:
+        return [
+            f"{bits} as in Transformer Engine: matrices of layers and their inputs; weights stay "
+            f"in 16 bits and two {bits} copies, which ZeRO 3 also shards"
+        ]
+    return [
+        f"{bits}: matrices of layers and their inputs, rounded again in each pass; weights stay in "
+        "16 bits"
+    ]
+
+
+def _about_frozen(
+    workload: Workload, software: SoftwareProfile, adapter: Adapting | None
+) -> list[str]:
+    shared, said = software.sharding.frozen_weights, []
+    if workload.freeze:
+        where = "shared out by ZeRO-3 too" if shared else "whole on every data rank"
+        said.append(f"{workload.freeze} frozen: in the precision of the computation, {where}")
+    if adapter is None:
+        return said
+    if adapter.of_both:
+        both = f"--lora {adapter.rank} --qlora {adapter.rank}"
+        said.append(f"{both} is taken as --qlora {adapter.rank}: a base in 4 bits")
+    some = workload.adapter_targets != "all"
+    if adapter.targets is None and some:
+        said.append(
+            f"adapters on {workload.adapter_targets} (default: the matrices of routed experts are "
+            "one tensor, which takes no adapter)"
+        )
+    if adapter.kind == "qlora" and some and not software.frozen.quantises_every_matrix:
+        said.append(
+            "4 bits for matrices with adapters, 16 for the others (all in 4 bits: --software "
+            "hf-trainer)"
+        )
+    said.append(
+        "ZeRO-3 shards the frozen base too"
+        if shared
+        else "the frozen base is whole on every data rank: ZeRO shards the adapters alone"
+    )
+    return said
+
+
+def _about_length(workload: Workload, model: ModelSpec) -> list[str]:
+    longest, length = model.max_seq_len, workload.seq_len
+    if longest is None or length <= longest:
+        return []
+    if model.max_seq_len_is_hard:
+        raise InputError(
+            f"seq_len = {length}: {model.name} has {longest} learned positions (must be 1 to "
+            f"{longest})"
+        )
+    return [f"seq_len {length} is longer than the {longest} that the model was made for"]
 
 
 def _about_optimizer(workload: Workload) -> list[str]:
@@ -294,7 +294,7 @@ def check_count(name: str, value: int, high: int) -> int:
     return value
 
 
-def check_choice(name: str, value: str, known: tuple[str, ...]) -> str:
+def check_choice(name: str, value: str, known: tuple[str, ...]) -> Any:
     """Return a known word, or raise with the nearest one."""
     if value not in known:
         hint = did_you_mean(str(value), known)

@@ -98,10 +98,10 @@ def build_serving(
         concurrency=check_count("concurrency", concurrency, MAX_BATCH),
         context_len=check_count("context_len", length, MAX_SEQ_LEN),
         prefill_chunk=check_count("prefill_chunk", prefill_chunk, MAX_SEQ_LEN),
-        precision=chosen,  # type: ignore[arg-type]
-        weight_precision=check_choice("weight_precision", weight_precision, WEIGHT_PRECISIONS),  # type: ignore[arg-type]
-        kv_precision=check_choice("kv_precision", kv_precision, KV_PRECISIONS),  # type: ignore[arg-type]
-        attention_kernel=check_choice(  # type: ignore[arg-type]
+        precision=chosen,
+        weight_precision=check_choice("weight_precision", weight_precision, WEIGHT_PRECISIONS),
+        kv_precision=check_choice("kv_precision", kv_precision, KV_PRECISIONS),
+        attention_kernel=check_choice(
             "attention_kernel", attention_kernel or "flash", ("flash", "eager")
         ),
         prompt_len=_prompt(model, length, prompt_len, default),
