@@ -84,7 +84,8 @@ class RankSeconds(Struct, frozen=True):
     last_reductions: Real = 0.0  # of data_communication: after the last gradient
     replica_communication: Real = 0.0  # as data_communication, between copies of the shards (HSDP)
     replicas_use_other_links: Flag = False  # over other links than data_communication
-    surplus: Real = 0.0  # of ``tensor_communication``, backward less forward
+    tensor_surplus: Real = 0.0  # of ``tensor_communication``, backward less forward
+    context_surplus: Real = 0.0  # of ``context_communication``, backward less forward
 
     def times(self, factor: Real) -> RankSeconds:
         """Return the seconds times a factor."""
@@ -102,7 +103,8 @@ class RankSeconds(Struct, frozen=True):
     def backward_pass(self) -> Real:
         """The backward half of a micro-batch, with its share of the communication."""
         passes = self.compute + self.recompute + self.host
-        return self.backward + 0.5 * (self.microbatch - passes + self.surplus)
+        surplus = self.tensor_surplus + self.context_surplus
+        return self.backward + 0.5 * (self.microbatch - passes + surplus)
 
     @property
     def forward_pass(self) -> Real:

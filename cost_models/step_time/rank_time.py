@@ -102,7 +102,8 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         recompute=device.recompute,
         host=host[0] + host[1],
         tensor_communication=tensor[0] + tensor[1],
-        surplus=tensor[1] - tensor[0],
+        tensor_surplus=tensor[1] - tensor[0],
+        context_surplus=context[1] - context[0],
         context_communication=context[0] + context[1],
         pipeline_communication=by_axis["pipeline"] / microbatches,
         backward=backward + host[1],
@@ -234,8 +235,8 @@ def waiting_seconds(
 ) -> Pair:
     """Seconds that passes wait for the host: launches (``starts``), adapters, offload."""
     host = host_seconds(view, rate, device, inside, starts)
-    host = with_activation_offload(view, device, host, link)
-    return with_weight_offload(view, device, host, link)
+    host = with_activation_offload(view, device, inside, host, link)
+    return with_weight_offload(view, device, inside, host, link)
 
 
 def deferred_seconds(
@@ -267,19 +268,26 @@ def host_seconds(
     """Seconds that the device waits for the host to start operators, and around adapters.
 
     ``inside``: collectives inside layers, which are in the same queue as the kernels: those of
-    tensor parallelism, and of context parallelism where attention does not hide them.
+    tensor parallelism, and of context parallelism where attention does not hide them. So are the
+    waits around adapters.
     """
     adapters = adapter_waits(view, rate)
-    forward, backward = device.passes
+    forward = device.passes[0] + inside[0] + adapters[0]
+    backward = device.passes[1] + inside[1] + adapters[1]
     waits = view.software.host.synchronous
     return (
-        host_wait(starts[0], forward + inside[0], rate, synchronous=waits) + adapters[0],
-        host_wait(starts[1], backward + inside[1], rate, synchronous=waits) + adapters[1],
+        host_wait(starts[0], forward, rate, synchronous=waits) + adapters[0],
+        host_wait(starts[1], backward, rate, synchronous=waits) + adapters[1],
     )
 
 
-def with_activation_offload(view: RankView, device: DeviceSeconds, host: Pair, link: float) -> Pair:
-    """Return ``host`` with the seconds of activation offload that passes do not hide."""
+def with_activation_offload(
+    view: RankView, device: DeviceSeconds, inside: Pair, host: Pair, link: float
+) -> Pair:
+    """Return ``host`` with the seconds of activation offload that passes do not hide.
+
+    Leaves out: collectives ``inside`` layers that use the link to the host, too.
+    """
     offloads = view.table.offloads_activations
     if not holds(offloads):
         return host
@@ -287,20 +295,28 @@ def with_activation_offload(view: RankView, device: DeviceSeconds, host: Pair, l
     forward, backward = device.passes
     prefetched = view.software.overlap.activation_prefetch
     down, up = activation_offload_seconds(
-        saved, forward + host[0], backward + host[1], link, prefetched=prefetched
+        saved,
+        forward + inside[0] + host[0],
+        backward + inside[1] + host[1],
+        link,
+        prefetched=prefetched,
     )
     return host[0] + down, host[1] + up
 
 
-def with_weight_offload(view: RankView, device: DeviceSeconds, host: Pair, link: float) -> Pair:
-    """Return ``host`` with the seconds of weight fetching that passes do not hide."""
+def with_weight_offload(
+    view: RankView, device: DeviceSeconds, inside: Pair, host: Pair, link: float
+) -> Pair:
+    """Return ``host`` with the seconds of weight fetching that passes do not hide.
+
+    Leaves out: collectives ``inside`` layers that use the link to the host, too.
+    """
     offloads = view.table.offloads_weights
     if not holds(offloads):
         return host
     fetched = np.where(offloads, view.workload.master_bytes * updated_parameters(view), 0.0)
-    down, up = weight_fetch_seconds(
-        fetched, device.forward + host[0], device.backward + host[1], link
-    )
+    forward, backward = device.forward + inside[0], device.backward + inside[1]
+    down, up = weight_fetch_seconds(fetched, forward + host[0], backward + host[1], link)
     return host[0] + down, host[1] + up
 
 

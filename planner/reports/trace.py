@@ -261,7 +261,8 @@ def _exposed(rank: RankTimeline, each: PipelinePass, virtual: int) -> dict[str, 
         return {}
     sign = -1.0 if each.action.kind == "forward" else 1.0
     found = {name: 0.5 * float(getattr(rank.seconds, name)) for name in EXPOSED}
-    found["tensor_communication"] += 0.5 * sign * float(rank.seconds.surplus)
+    found["tensor_communication"] += 0.5 * sign * float(rank.seconds.tensor_surplus)
+    found["context_communication"] += 0.5 * sign * float(rank.seconds.context_surplus)
     return {name: s * rank.stretch / virtual for name, s in found.items() if s > 0.0}
 
 
