@@ -149,7 +149,11 @@ def test_an_ambiguous_name_lists_the_choices(name, choices):
 @pytest.mark.parametrize(
     ("name", "usual", "covered"),
     [
-        ("H100", "H100-SXM-80GB", "H100-SXM-80GB H100-SXM-96GB H100-PCIe-80GB H100-NVL-94GB"),
+        (
+            "H100",
+            "H100-SXM-80GB",
+            "H100-SXM-80GB H100-SXM-96GB H100-SXM-64GB H100-PCIe-80GB H100-NVL-94GB",
+        ),
         (
             "A100",
             "A100-SXM-80GB",

@@ -204,10 +204,10 @@ def test_a_config_file_and_its_folder_are_the_same_model(run: Any, config: Path)
 @pytest.mark.parametrize("words", ["H100", "8xH100", "16x8xH100"])
 def test_a_name_of_several_accelerators_lists_them(run: Any, words: str) -> None:
     lines = run("hardware", words).out.splitlines()
-    names = ["H100-SXM-80GB", "H100-SXM-96GB", "H100-PCIe-80GB", "H100-NVL-94GB"]
-    assert [line.split()[0] for line in lines[1:5]] == names
+    names = [f"H100-{kind}GB" for kind in ("SXM-80", "SXM-96", "SXM-64", "PCIe-80", "NVL-94")]
+    assert [line.split()[0] for line in lines[1:6]] == names
     assert "GiB" in lines[1]
-    assert lines[5].startswith("H100 is taken as H100-SXM-80GB")
+    assert lines[6].startswith("H100 is taken as H100-SXM-80GB")
 
 
 def test_words_after_the_cluster_are_options(run: Any) -> None:

@@ -50,7 +50,7 @@ def test_models() -> None:
 
 
 def test_clusters() -> None:
-    names = ["H100-SXM-80GB", "H100-SXM-96GB", "H100-PCIe-80GB", "H100-NVL-94GB"]
+    names = [f"H100-{kind}GB" for kind in ("SXM-80", "SXM-96", "SXM-64", "PCIe-80", "NVL-94")]
     for start in ("8x", "16x8x", "1..4x8x"):
         assert proposed("plan", "gpt2", f"{start}H100") == [start + name for name in names]
     assert "8xL40S" in proposed("fit", "gpt2", "8x")
@@ -150,7 +150,7 @@ FISH = 'shardplan completion fish | source; complete -C "shardplan {words}"'
     ("words", "proposals"),
     [
         ("fit llama-2-7", ["llama-2-70b", "llama-2-7b"]),
-        ("fit gpt2 8xH100-S", ["8xH100-SXM-80GB", "8xH100-SXM-96GB"]),
+        ("fit gpt2 8xH100-S", ["8xH100-SXM-64GB", "8xH100-SXM-80GB", "8xH100-SXM-96GB"]),
         ("plan a b --fix tp=2,ze", ["tp=2,zero="]),
         ("hardware l4", ["L4", "L40", "L40S"]),
     ],
