@@ -149,11 +149,14 @@ def letters(name: str) -> str:
 
 def _words(name: str) -> list[str]:
     name = re.sub(r"(?<=\d)half\b", ".5", name)  # ModelScope writes no dots
+    name = _SIZE_AFTER.sub("-", name)
     own = re.sub(r"^[^/]*/(?!\d+$)", "", name.lower())  # ViT-B/16 has no owner
     words = re.findall(r"[a-z0-9.]+", re.sub(r"(?<=\d)_(?=\d)", ".", own))
     return [word for word in words if word not in _BESIDE]
 
 
+# an underscore between the number of a release and a size: "gpt3_13B", but not "Qwen-1_8B"
+_SIZE_AFTER: Final = re.compile(r"(?<=[a-zA-Z.]\d)_(?=\d+(?:\.\d+)?[bmtBMT](?![a-zA-Z]))")
 # words for sizes of a family, which count no parameters
 _SIZE_WORDS: Final = frozenset({"mini", "small", "medium", "large", "xl", "xxl", "huge"})
 _UNITS: Final = {"m": 1e6, "b": 1e9, "t": 1e12}

@@ -31,6 +31,7 @@ from planner.validation.words import ArchitectureEntry, entry_of, kind_of, words
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 GPT: Final = "gpt"
+MEGATRON: Final = "megatron"  # "megatron-22b" is a GPT
 HEAD: Final = 128  # elements of a head of most models
 CLASSIFIER: Final = "encoder-classifier"
 LABELS: Final = 2
@@ -221,6 +222,7 @@ def _shape(name: str, rounded: float) -> Mapping[str, Any] | None:
     """
     shapes = _shapes()
     family, size = family_and_size(name)
+    family = family or (GPT if MEGATRON in name.lower() else "")
     near = {
         abs(own / size - 1.0): shape
         for key, shape in shapes.items()
