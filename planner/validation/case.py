@@ -45,6 +45,18 @@ GPUS_A_NODE: Final = 8
 SHARE: Final = re.compile(
     r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
+    # InternEvo: activation_ckpt takes a share of the layers (configs/7B_sft.py, model.checkpoint)
+    r"|^(?:[\w -]+[=:])? *(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)$"
+)
+# the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
+STATE_RANKS: Final = re.compile(r"\bzero1?(?:[ ._-]?size)?[ =:]+(\d+)")
+# --decoder-first-pipeline-num-layers of Megatron Core; SimuMax: num_layers_in_first_pipeline_stage
+END_LAYERS: Final = tuple(
+    re.compile(
+        rf"(?:num[_ -]layers[_ -]in[_ -]{end}[_ -]pipeline[_ -]stage"
+        rf"|(?:decoder[_ -])?{end}[_ -]pipeline[_ -](?:stage[_ -])?num[_ -]layers)[ =:]*(\d+)"
+    )
+    for end in ("first", "last")
 )
 WEIGHT_RANKS: Final = re.compile(r"(?:\bwp|weight[ _-]parallel(?:[ _-]size)?)[ =:]*(\d+)")
 ROUNDED: Final = 0.15  # of a batch, that a source may round
@@ -113,14 +125,15 @@ def _case(reading: Reading) -> Case:
     note_trainer(reading)
     cluster, cluster_key = cluster_of(reading)
     base, model_key = model_of(reading)
-    plan, batch = _plan(reading, base, trainer)
+    plan, batch = _plan(reading, base, trainer, cluster.gpus_per_node)
     workload = workload_of(reading, base, batch, cluster.accelerator, trainer)
     if not takes_layers_in_turn(row):
         trainer = that_runs(plan, trainer, reading, experts=base.has_experts)
     software, changed = profile_of_trainer(trainer)
     adapter = look_up(words_table().adapter, row)
     first = adapter.first_layer if adapter else 0
-    ends = workload.adapter != "none" and look_up(words_table().trained_ends, row) is not None
+    trained = look_up(words_table().trained_ends, row)
+    ends = workload.adapter != "none" and trained is not None and trained.value
     every = software.frozen.quantises_every_matrix
     model = _adapted(base, model_key, workload, every, first, ends)
     stages = _stages(reading, plan, model.num_layers)
@@ -154,7 +167,9 @@ def _adapted(
     return _MODELS[full]
 
 
-def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[Plan, int]:
+def _plan(
+    reading: Reading, model: ModelSpec, trainer: SoftwareEntry, gpus_per_node: int
+) -> tuple[Plan, int]:
     row = reading.row
     num_gpus = reading.need("num_gpus")
     tensor = reading.value("tensor_parallel", 1, "none")
@@ -183,7 +198,7 @@ def _plan(reading: Reading, model: ModelSpec, trainer: SoftwareEntry) -> tuple[P
     offload = _offload(row, stage)
     alone = data * context == 1 and offload in ("none", "activations")
     recompute, layers = _recompute(reading, model, pipeline * virtual)
-    shard = _shard_ranks(row, context)
+    shard = _shard_ranks(row, context, gpus_per_node)
     experts = _expert_parallel(reading, model, tensor, data * context)
     return Plan(
         data_parallel=data,
@@ -216,7 +231,7 @@ def takes_layers_in_turn(row: Row) -> bool:
     return "device map" in terms_of(row, ANYWHERE) and not row.zero_stage
 
 
-def _shard_ranks(row: Row, context: int) -> int | None:
+def _shard_ranks(row: Row, context: int, gpus_per_node: int) -> int | None:
     """Return the data ranks of a sharding group, if the row says which; None: all of them.
 
     InternEvo's weight-parallel ranks are those of its sequence, and as many data ranks as it takes
@@ -224,10 +239,14 @@ def _shard_ranks(row: Row, context: int) -> int | None:
     """
     if row.dp_shard is not None:
         return row.dp_shard
-    weight = WEIGHT_RANKS.search(f"{row.words('framework')} {row.words('notes')}")
+    words = f"{row.words('framework')} {row.words('notes')}"
+    weight = WEIGHT_RANKS.search(words)
     if weight and "isp" in terms_of(row, ANYWHERE):
         return max(1, int(weight[1]) // context)
-    return row.gpus_per_node if look_up(words_table().sharding, row) is not None else None
+    states = STATE_RANKS.search(words)
+    if states and "internevo" in terms_of(row, "framework") and int(states[1]) > 0:
+        return int(states[1])
+    return gpus_per_node if look_up(words_table().sharding, row) is not None else None
 
 
 def _context_method(reading: Reading, context: int) -> ContextMethod:
@@ -267,6 +286,9 @@ def _stages(reading: Reading, plan: Plan, num_layers: int) -> tuple[tuple[int, i
     account_for_embedding_in_pipeline_split; arXiv:2407.21783, sec. 3.3.2).
     """
     row = reading.row
+    if (ends := _layers_of_ends(row, plan, num_layers)) is not None:
+        reading.defaults.append(f"layers of the stages: {', '.join(map(str, ends))}")
+        row = replace(row, layers_by_stage=",".join(map(str, ends)))
     if row.layers_by_stage is None:
         alone = plan.num_stages - num_layers
         if alone not in (1, 2):
@@ -285,6 +307,23 @@ def _stages(reading: Reading, plan: Plan, num_layers: int) -> tuple[tuple[int, i
             f"add up to {num_layers} layers, or to {num_layers + 2} with embedding and head)"
         )
     return tuple(pairwise(ends))
+
+
+def _layers_of_ends(row: Row, plan: Plan, num_layers: int) -> list[int] | None:
+    """Return the layers of every stage where the notes give those of the first or last one.
+
+    The stages between share the others evenly (NVIDIA/Megatron-LM: megatron/core/transformer/
+    transformer_block.py, get_num_layers_to_build).
+    """
+    words = row.words("notes")
+    first, last = (found and int(found[1]) for found in (f.search(words) for f in END_LAYERS))
+    named = [count for count in (first, last) if count]
+    between = plan.num_stages - len(named)
+    rest = num_layers - sum(named)
+    if row.layers_by_stage or not named or between < 1 or rest < between or rest % between:
+        return None
+    whole = [rest // between] * between
+    return [first] * bool(first) + whole + [last] * bool(last)
 
 
 def _zero_stage(reading: Reading) -> int:
@@ -353,9 +392,13 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
         # (NVIDIA/Megatron-LM: core/transformer/transformer_block.py, _checkpointed_forward)
         every = row.recompute_layers >= -(-model.num_layers // stages)
         return "full", 0 if every else row.recompute_layers
-    share = _share_of_layers(row) or (entry.layers if entry else None)
+    share = _share_of_layers(row)
+    if share is None:
+        share = entry.layers if entry else None
     if share is None or word == "none":
         return word, 0
+    if share in (0.0, 1.0):
+        return ("full" if share else "none"), 0
     reading.defaults.append(f"recompute of {share:.3g} of the layers")
     return "full", max(1, round(share * model.num_layers / stages))
 
@@ -365,6 +408,8 @@ def _share_of_layers(row: Row) -> float | None:
     found = SHARE.search(row.words("recompute"))
     if found is None:
         return None
+    if found["share"]:
+        return float(found["percent"]) / 100.0 if found["percent"] else float(found["share"])
     part, whole = int(found["part"] or 1), int(found["whole"] or found["every"])
     return part / whole if 0 < part <= whole else None
 

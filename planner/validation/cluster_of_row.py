@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ from planner.validation.words import look_up, words_table
 
 # words for the server, or the rack, around an accelerator
 BOARDS: Final = re.compile(r"\b(?:[hd]gx|nvl\d+|superchip|super ?pod|gpus?)\b[\s-]*", re.IGNORECASE)
+SEPARATORS: Final = re.compile(r"\s*(?:[/+,;&]|\band\b)\s*", re.IGNORECASE)  # "V100 + T4"
+COUNT: Final = re.compile(r"^\s*\d+\s*[x×*]?\s*(?=[a-z])|\bmixed\b", re.IGNORECASE)
 MEMORY: Final = re.compile(r"\b(\d+) ?GI?B?\b", re.IGNORECASE)  # in a name: "V100 (16GB)"
 HERE: Final = "here"  # in the column gpu: the CPU processes or GPUs of this machine
 Key = tuple[Any, ...]
@@ -106,6 +109,9 @@ def accelerator_of(reading: Reading) -> Accelerator:
     entry = look_up(words_table().gpu, row)
     usual = [entry.accelerator] if entry else []
     known = usual + names if entry and entry.before_name else exact + names + usual
+    if (slowest := _slowest(reading, name)) is not None:
+        reading.defaults.append(f"gpu {name}: priced as {slowest.name} alone, the slowest of them")
+        return slowest
     for candidate in [*known, name, BOARDS.sub("", name)]:
         try:
             found = match_accelerator(candidate)
@@ -116,6 +122,23 @@ def accelerator_of(reading: Reading) -> Accelerator:
         return found.entry
     unknown = f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)"
     raise Unpriceable(_not_priced(name) or unknown)
+
+
+def _slowest(reading: Reading, name: str) -> Accelerator | None:
+    """Return the accelerator with the lowest peak of several that a cell names; None of one.
+
+    Ranks that share the work evenly wait for it.
+    """
+    parts = SEPARATORS.split(name)
+    kinds = {}
+    for part in parts if len(parts) > 1 else ():
+        with suppress(Unpriceable):
+            row = replace_cells(reading.row, gpu=COUNT.sub("", part).strip(), gpu_mem_gb=None)
+            entry = accelerator_of(Reading(row))
+            kinds[entry.name] = entry
+    if len(kinds) < 2:
+        return None
+    return min(kinds.values(), key=lambda entry: entry.peak_flops["fp16"].value)
 
 
 def _not_priced(name: str) -> str | None:

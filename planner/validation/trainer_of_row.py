@@ -42,6 +42,7 @@ SWITCHES: Final = (
     "attention_bits",
     "weight_gathers",
 )
+DEEPSPEED: Final = "deepspeed"  # in the names of its engines
 CHANGES = ";"  # between a profile and the figures that differ: "megatron; overlap.data_parallel=1"
 
 
@@ -73,7 +74,7 @@ def _missing_engine(entry: SoftwareEntry, row: Row) -> str | None:
     software, _ = profile_of_trainer(entry)
     if stage <= software.sharding.largest_zero_stage:
         return None
-    return f"deepspeed-zero{stage}" if "deepspeed" in row.words("framework") else "fsdp2"
+    return f"deepspeed-zero{stage}" if DEEPSPEED in row.words("framework") else "fsdp2"
 
 
 def _named_trainer(row: Row) -> SoftwareEntry:
@@ -121,6 +122,8 @@ def _with_figures(entry: SoftwareEntry, name: str) -> SoftwareEntry:
 def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     """Return an entry with the engines that a row names, if they shard as the row says."""
     profile, wrapper = entry.profile, look_up(words_table().engines, row)
+    if wrapper is not None and wrapper.usual and _shards_nothing(row):
+        wrapper = None
     if wrapper is not None and wrapper.add:
         sharded = f"{profile}{PLUS}{wrapper.add}"
         shards = software_profile(sharded).sharding.largest_zero_stage
@@ -135,8 +138,16 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     sections = (table.updates, table.zeroed, table.frozen, logits)
     found = (look_up(section, row) for section in sections)
     adds = [engine.add for engine in (*found, casts) if engine is not None and engine.add]
-    masters = True if casts is not None and casts.add else entry.master_weights
+    # DeepSpeed updates fp32 partitions (deepspeed/runtime/zero)
+    partitions = profile != entry.profile and DEEPSPEED in profile
+    masters = partitions or bool(casts is not None and casts.add) or entry.master_weights
     return replace(entry, profile=PLUS.join((profile, *adds)), master_weights=masters)
+
+
+def _shards_nothing(row: Row) -> bool:
+    """Whether a row is of one card, and names no engine and no stage."""
+    named = {DEEPSPEED, "zero 1", "zero 2", "zero 3"} & terms_of(row, ANYWHERE).keys()
+    return row.num_gpus == 1 and row.zero_stage is None and not named
 
 
 def _casts_alone(entry: SoftwareEntry, row: Row) -> bool:

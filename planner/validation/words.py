@@ -48,9 +48,13 @@ class Conditions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Name(Conditions, frozen=True, kw_only=True):
-    """A name: of a node, a precision, a kind of adapter, or target matrices of adapters."""
+    """A name: of a node, a precision, a kind of adapter, or target matrices of adapters.
+
+    ``note``: what it stands for, which is reported beside the row.
+    """
 
     value: str = field(name="is")
+    note: str | None = None
 
 
 class Flag(Conditions, frozen=True, kw_only=True):

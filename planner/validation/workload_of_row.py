@@ -25,6 +25,8 @@ def workload_of(
     row, precision = reading.row, default_precision(accelerator)
     named = look_up(words_table().precision, row)
     word: Any = precision if named is None else named.value
+    if named is not None and named.note is not None:
+        reading.defaults.append(named.note)
     if named is None and "mixed" in terms_of(row, "precision"):
         reading.defaults.append(f"precision {precision} (default: 16 bits of that accelerator)")
     elif named is None:
@@ -100,6 +102,8 @@ def _adapter(reading: Reading, model: ModelSpec) -> dict[str, Any]:
         return {}
     if kind is None or kind.value not in get_args(Adapter):
         raise Unpriceable(f"peft {row.peft!r} is not priced")
+    if "kin of lora" in terms_of(row, "peft"):
+        reading.defaults.append(f"{row.peft}: priced as LoRA, which it is kin to")
     rank = number_in(words_table().adapter_rank, row)
     if rank is None:
         rank = entry_of(words_table().usual_ranks, row).value

@@ -30,6 +30,10 @@ GPUS = {
     "GB200-186GB": ["GB200 NVL72", "GB200"],
     "B200-SXM-180GB": ["HGX B200", "B200"],
     "H800-SXM-80GB": ["H800", "HGX H800"],
+    "H100-SXM-64GB": ["H100 64GB", "H100-SXM-64GB"],
+    "A800-PCIe-80GB": ["A800 PCIe", "A800 80GB PCIe"],
+    "H20-141GB": ["H20-3e", "H20 141GB"],
+    "Ascend-910B": ["910B", "Ascend910-64G", "Huawei Ascend 910B3"],
     "T4": ["Tesla T4", "NVIDIA T4"],
 }
 
@@ -58,8 +62,14 @@ def test_what_is_not_priced_is_not_taken_for_a_card_of_a_similar_name() -> None:
 TRAINERS = {
     ("nemo", 1): ["SimuMax (Megatron Core)", "simumax", "NeMo (MLPerf v4.1)"],
     ("nemo", 0): ["FlagPerf megatron", "Megatron-LM (FlagPerf)"],
-    ("hf-trainer", 0): ["swift LoRA", "ms-swift 2.6", "Qwen finetune.py", "modelscope/ms-swift"],
-    ("hf-trainer+deepspeed-zero3", 3): ["Qwen (DeepSpeed ZeRO-3)", "FlagPerf deepspeed, ZeRO-3"],
+    ("hf-trainer", 0): ["swift LoRA", "ms-swift 2.6", "modelscope/ms-swift"],
+    ("hf-trainer+deepspeed-zero3", 3): [
+        "Qwen (DeepSpeed ZeRO-3)",
+        "Qwen finetune.py",
+        "ms-swift, zero3",
+        "FlagPerf deepspeed, ZeRO-3",
+    ],
+    ("hf-trainer+deepspeed-zero2", 2): ["Qwen finetune.py, LoRA", "Qwen (Q-LoRA)"],
     ("hf-trainer", 3): ["fsdp_qlora bnb-4bit", "FSDP QLoRA (Answer.AI)"],
     ("torch-trainer", 0): ["timm", "torchao"],
     ("torch-trainer+fsdp2", 3): ["modalities FSDP2"],
@@ -150,6 +160,16 @@ def test_llama_factory_lets_torch_cast_fp32_weights_but_under_deepspeed() -> Non
     assert not casts("LLaMA-Factory, DeepSpeed ZeRO-3", 3)
 
 
+MODULES = "modules:core_attn+mlp"
+
+
+@pytest.mark.parametrize(
+    "words", ["0.25", "activation_ckpt=0.25", "checkpoint: 25 %", "1/4 layers"]
+)
+def test_a_share_of_layers_is_computed_again(words: str) -> None:
+    assert case(framework="InternEvo", recompute=words).plan.recompute_layers == 8
+
+
 @pytest.mark.parametrize(
     ("cells", "recompute"),
     [
@@ -184,6 +204,20 @@ def test_llama_factory_lets_torch_cast_fp32_weights_but_under_deepspeed() -> Non
         ),
         ({"framework": "modalities", "recompute": "selective op"}, "ops:every-2nd-mm"),
         ({"framework": "modalities", "recompute": "selective layer"}, "full"),
+        (
+            {"framework": "modalities", "recompute": "SELECTIVE_OP_ACTIVATION_CHECKPOINTING"},
+            "ops:every-2nd-mm",
+        ),
+        ({"framework": "torchtitan", "notes": "compile, selective AC op"}, "ops:every-2nd-mm"),
+        ({"framework": "torchtitan, selective AC"}, "ops:every-2nd-mm"),
+        ({"framework": "Qwen finetune.py", "peft": "LoRA"}, "full"),
+        ({"framework": "BigScience Megatron-DeepSpeed", "precision": "bf16"}, "full"),
+        ({"framework": "SimuMax", "recompute": "attn_recompute, mlp_recompute"}, MODULES),
+        ({"framework": "SimuMax", "recompute": "attn_only, mlp_only"}, MODULES),
+        ({"framework": "SimuMax", "recompute": "sdp_recompute"}, "selective"),
+        ({"framework": "InternEvo", "recompute": "0.0"}, "none"),
+        ({"framework": "InternEvo", "recompute": "activation_ckpt=1.0"}, "full"),
+        ({"framework": "InternEvo", "recompute": "50%"}, "full"),
     ],
 )
 def test_recomputation_by_a_trainers_default_or_word(cells: dict[str, Any], recompute: str) -> None:
@@ -378,6 +412,140 @@ def test_a_plan_beyond_a_trainer_keeps_the_engines_of_its_row() -> None:
     assert beyond.scenario.software.name == "torch-trainer+fsdp1"
 
 
+@pytest.mark.parametrize("words", ["zero1.size=4", "zero1 size 4", "zero1=4", "ZeRO1: 4"])
+def test_internevo_shares_states_over_some_data_ranks(words: str) -> None:
+    plan = case(framework="InternEvo", notes=words).plan
+    assert (plan.zero_stage, plan.dp_replicate) == (1, 4)
+
+
+@pytest.mark.parametrize("words", ["HYBRID_SHARD", "hsdp", "FSDP, hybrid sharding"])
+def test_hybrid_shards_are_those_of_a_node_that_no_cell_describes(words: str) -> None:
+    assert case(framework="modalities", notes=words).plan.dp_replicate == 2
+    assert case(framework="modalities", notes=words, gpus_per_node=4).plan.dp_replicate == 4
+
+
+@pytest.mark.parametrize(
+    ("framework", "stage"),
+    [("ms-swift", 2), ("HF Trainer", 1), ("ms-swift", 3), ("Qwen finetune.py", None)],
+)
+def test_deepspeed_by_its_stage_alone_has_fp32_partitions(
+    framework: str, stage: int | None
+) -> None:
+    found = case(framework=framework, zero_stage=stage, peft="none").scenario
+    assert "deepspeed-zero" in found.software.name
+    assert found.workload.master_weights
+    stated = case(framework=framework, zero_stage=2, peft="none", master_weights=False)
+    assert not stated.scenario.workload.master_weights
+
+
+def test_one_card_that_names_no_engine_has_none() -> None:
+    alone = case(framework="Qwen finetune.py", peft="LoRA", num_gpus=1).scenario
+    assert (alone.software.name, alone.workload.master_weights) == ("hf-trainer", False)
+    named = case(framework="Qwen finetune.py, DeepSpeed ZeRO-2", peft="LoRA", num_gpus=1)
+    assert "deepspeed-zero2" in named.scenario.software.name
+
+
+def test_qwens_script_trains_embedding_and_head_beside_adapters_of_a_base_model() -> None:
+    def trained(**cells: str) -> float:
+        model = case(framework="Qwen finetune.py", **cells).scenario.model
+        return model.num_trainable_parameters / 1e9
+
+    base = trained(model="Qwen-7B", peft="LoRA")
+    assert base > 1.2
+    assert trained(model="Qwen-7B-Chat", peft="LoRA") < 0.2
+    assert trained(model="Qwen-7B", peft="LoRA (chat)") < 0.2
+    assert trained(model="Qwen-7B-Chat-Int4", peft="Q-LoRA") < 0.2
+    assert trained(model="Qwen-7B", peft="LoRA (emb)") == base
+    workload = case(framework="Qwen", model="Qwen-7B", peft="Q-LoRA").scenario.workload
+    assert workload.quantisation == "int4"
+
+
+@pytest.mark.parametrize(
+    "words", ["adalora", "LongLoRA", "LoRA+", "IA3", "VeRA r=256", "BOFT", "PiSSA", "LoKr"]
+)
+def test_kin_of_lora_is_priced_as_lora(words: str) -> None:
+    found = case(framework="ms-swift", peft=words)
+    assert found.scenario.workload.adapter == "lora"
+    assert any("priced as LoRA" in text for text in found.defaults) or words == "LoRA+"
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "stages", "waits"),
+    [
+        ("BigScience Megatron-DeepSpeed", "deepspeed-bf16-optimizer", "ends", True),
+        ("Megatron-DeepSpeed (BigScience)", "deepspeed-bf16-optimizer", "ends", True),
+    ],
+)
+def test_blooms_trainer(words: str, engine: str, stages: str, waits: bool) -> None:
+    found = case(framework=words, model="bloom", precision="bf16", tensor_parallel=4)
+    software = found.scenario.software
+    assert engine in software.name
+    assert (found.plan.zero_stage, found.plan.sequence_parallel) == (1, False)
+    assert (software.pipeline.stages, software.host.synchronous) == (stages, waits)
+    assert found.scenario.workload.attention_kernel == "eager"
+
+
+@pytest.mark.parametrize(
+    ("cells", "profile", "stage"),
+    [
+        ({"framework": "MLPerf Training v4.1"}, "nemo", 1),
+        ({"framework": "MLPerf 4.0 (NVIDIA)", "model": "gpt3"}, "nemo", 1),
+        ({"framework": "MLPerf BERT", "model": "bert-large", "seq_len": 512}, "apex-bert", 0),
+        ({"framework": "MLPerf (HF reference)"}, "hf-trainer", 3),
+        ({"framework": "MLPerf, PaxML", "gpu": "TPU v5p"}, "xla", 3),
+        ({"framework": "torchao", "precision": "float8", "notes": "compile"}, "torch-compile", 3),
+        ({"framework": "PaddleNLP", "tensor_parallel": 2}, "megatron", 0),
+    ],
+)
+def test_trainers_behind_the_name_of_a_benchmark_or_library(
+    cells: dict[str, Any], profile: str, stage: int
+) -> None:
+    found = case(**cells)
+    assert found.scenario.software.name.split("+")[0] == profile
+    assert found.plan.zero_stage == stage
+    assert not_understood(found.row) == []
+
+
+def test_mlperfs_adapters_are_those_of_attention() -> None:
+    workload = case(framework="NeMo (MLPerf v4.0)", peft="lora").scenario.workload
+    assert (workload.adapter_rank, workload.adapter_targets) == (16, "q,k,v,o")
+
+
+@pytest.mark.parametrize(
+    ("words", "masters"),
+    [("bf16", False), ("bf16 amp", True), ("float8 tensorwise", True), ("fp32", True)],
+)
+def test_torchaos_optimizers_update_weights_in_16_bits(words: str, masters: bool) -> None:
+    cells = {"framework": "torchao", "optimizer": "AdamW8bit", "precision": words}
+    assert case(**cells).scenario.workload.master_weights == masters
+
+
+@pytest.mark.parametrize("words", ["int8 mixed precision", "INT8 weight-only", "BitNet b1.58"])
+def test_matmuls_in_integers_are_priced_as_16_bits_and_say_so(words: str) -> None:
+    found = case(framework="torchao", precision=words)
+    assert found.scenario.workload.precision == "bf16"
+    assert any("int8" in text for text in found.defaults)
+
+
+@pytest.mark.parametrize("words", ["V100/T4", "T4 + V100", "4xV100 and 12xT4", "T4, V100 mixed"])
+def test_cards_of_several_kinds_are_as_fast_as_the_slowest(words: str) -> None:
+    found = case(gpu=words)
+    assert found.scenario.cluster.accelerator.name == "T4"
+    assert any("slowest" in text for text in found.defaults)
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        "num_layers_in_first_pipeline_stage=6, num_layers_in_last_pipeline_stage=4",
+        "--decoder-first-pipeline-num-layers 6 --decoder-last-pipeline-num-layers 4",
+    ],
+)
+def test_layers_of_the_first_and_last_stage(notes: str) -> None:
+    found = case(framework="Megatron-LM", model="llama-2-7b", pipeline_parallel=4, notes=notes)
+    assert found.scenario.layer_ranges == ((0, 6), (6, 17), (17, 28), (28, 32))
+
+
 def test_internevos_own_kind_of_parallelism() -> None:
     """Its tensor-parallel ranks share the sequence; weights are sharded over its own group."""
     found = case(framework="InternEvo", tensor_parallel=4, notes="isp, wp=8", zero_stage=1)
@@ -397,13 +565,17 @@ def test_internevos_own_kind_of_parallelism() -> None:
         ("AdamWFp8", "adamw_8bit"),
         ("mcore distributed optimizer", "adamw"),
         ("CPUOffloadOptimizer", "adamw"),
+        ("adam-mini", "sgd_momentum"),
+        ("LoRA+", "adamw"),
+        ("DistributedFusedLAMB", "lamb"),
+        ("AdamW, bf16 stochastic rounding", "adamw"),
     ],
 )
 def test_names_of_optimizers(words: str, optimizer: str) -> None:
     assert case(optimizer=words).scenario.workload.optimizer == optimizer
 
 
-@pytest.mark.parametrize("words", ["galore_adamw", "shampoo", "adam-mini"])
+@pytest.mark.parametrize("words", ["galore_adamw", "shampoo"])
 def test_an_optimizer_of_other_states_is_not_priced_as_one_without_any(words: str) -> None:
     with pytest.raises(Unpriceable, match=f"optimizer {words!r} is not priced"):
         case(optimizer=words)
@@ -471,6 +643,19 @@ def test_a_peak_of_a_kind_that_is_not_said_is_the_usual_one(words: str, kind: st
         ("aquila2-7b", 7.3),
         ("GPT-2 345M", 0.36),
         ("mistral-7b-instruct-v2", 7.24),
+        ("gpt3_13B", 12.86),
+        ("gpt3_6.7B", 6.66),
+        ("gpt3", 174.62),
+        ("chatglm_6b", 6.18),
+        ("internlm3-8b-instruct", 8.8),
+        ("Qwen-1_8B", 1.84),
+        ("Qwen1.5-110B", 111.21),
+        ("qwen1.5_MoE", 14.32),
+        ("llama4-16e", 107.77),
+        ("kimi-1T", 1026.4),
+        ("tr11-176B", 176.25),
+        ("megatron-22b", 22.07),
+        ("QwQ-32B", 32.76),
     ],
 )
 def test_names_of_models(name: str, billions: float) -> None:
