@@ -15,8 +15,9 @@ along the columns (input gradients); the bundled executor casts again (``executo
 
 Source: NVIDIA, Transformer Engine user guide, "Using FP8 with Transformer Engine" and "Performance
 considerations" (handling transposes); Micikevicius et al., FP8 formats (arXiv:2209.05433).
-Leaves out: scales of whole tensors, weights that are stored in fp8 alone (``fp8_model_init``),
-layers that a recipe keeps in 16 bits, saved tensors of attention in fp8.
+Leaves out: scales of whole tensors, trained weights that are stored in fp8 alone
+(``fp8_model_init``; frozen ones: ``partition.frozen_weights``), layers that a recipe keeps in 16
+bits, saved tensors of attention in fp8.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from cost_models.activations.saved import Regions
 from cost_models.arrays import Count, Flag, Real
 from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import LayerKind
+from cost_models.partition.frozen_weights import is_multiplied, stored_in_few_bits
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.tensor_sharding import shard_dim
 from cost_models.plan.workload import QUANTISED, Workload
@@ -81,7 +83,8 @@ def fp8_weight_bytes(view: RankView) -> Real:
         ZeRO 0 to 2   n P          P: elements of the rank's matrices
         ZeRO 3        n P / d + n of GATHERED layers
 
-    n: copies that the trainer keeps from the forward to the backward pass.
+    n: copies that the trainer keeps from the forward to the backward pass; none of frozen matrices
+    that are stored in few bits.
 
     Transformer Engine scatters and gathers its copies when FSDP does its flat parameters
     (``prepare_te_modules_for_fsdp`` in transformer_engine/pytorch/distributed.py).
@@ -93,7 +96,7 @@ def fp8_weight_bytes(view: RankView) -> Real:
     for layers in view.layers:
         of_layer: Real = np.zeros(len(table))
         for weight in layers.kind.weights:
-            if weight.role in ("linear", "expert") and weight.part != "router":
+            if is_multiplied(weight) and not stored_in_few_bits(weight, view):
                 numel = shard_numel(
                     weight,
                     table.tensor_parallel,

@@ -21,6 +21,7 @@ from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import Weight
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
+from cost_models.plan.workload import QUANTISED
 
 
 def frozen_bytes(view: RankView) -> Real:
@@ -30,6 +31,8 @@ def frozen_bytes(view: RankView) -> Real:
     nf4_double   0.5 + 1/64 + 4/(64 · 256)    (4.127 bits)
     int8         1 byte, and 4 bytes for each output of a matrix
     int4         0.5 + 2.5/128                (4.156 bits)
+    fp8, fp4     1 or 0.5, and its share of the scales: matrices of a base that is trained in few
+                 bits, where the trainer stores them so
 
     Source: Dettmers et al., QLoRA (arXiv:2305.14314), sec. 3 (nf4, double quantisation); LLM.int8
     (arXiv:2208.07339), sec. 2.1; Frantar et al., GPTQ (arXiv:2210.17323), groups of 128 for int4.
@@ -51,6 +54,15 @@ def frozen_bytes(view: RankView) -> Real:
     if frozen.unquantised_in_fp32 and view.workload.adapter == "qlora":
         each = max(FP32, each)
     whole = each * plain.total + stored
+    for count, weight in _matrices_in_few_bits(view):
+        few = QUANTISED[view.workload.precision] + view.software.fp8.scale_bytes
+        numel = shard_numel(
+            weight,
+            table.tensor_parallel,
+            expert_tensor=table.expert_tensor,
+            expert_parallel=table.expert_parallel,
+        )
+        whole = whole - count * (each - few) * numel
     shared = view.software.sharding.frozen_weights & (table.zero_stage >= 3)
     return whole / np.where(shared, np.multiply(1.0, table.shard_ranks), 1.0)
 
@@ -85,6 +97,28 @@ def dequantisation_buffers(view: RankView) -> tuple[Real, Real]:
         largest = np.maximum(largest, shard_numel(weight, view.table.tensor_parallel))
     temporary = 2.0 + (4.0 if view.compute_bytes < 4.0 else 0.0)
     return view.compute_bytes * largest, temporary * np.minimum(largest, DEQUANTISED_AT_ONCE)
+
+
+def is_multiplied(weight: Weight) -> bool:
+    """Whether a weight is a matrix of a layer that matmuls in few bits take."""
+    return weight.role in ("linear", "expert") and weight.part != "router"
+
+
+def stored_in_few_bits(weight: Weight, view: RankView) -> bool:
+    """Whether a frozen matrix has no copy in 16 bits.
+
+    Source: NVIDIA/TransformerEngine: fp8_model_init; NeMo's fp8_params of LoRA (mlcommons/
+    training_results_v4.0: NVIDIA/benchmarks/llama2_70b_lora, megatron_gpt_peft_tuning_config.yaml,
+    with disable_parameter_transpose_cache: one copy, along the rows).
+    """
+    few = view.software.fp8.stores_frozen and view.workload.precision in QUANTISED
+    return few and weight.frozen and not weight.quantised and is_multiplied(weight)
+
+
+def _matrices_in_few_bits(view: RankView) -> Iterator[tuple[int, Weight]]:
+    """Yield the matrices of ``stored_in_few_bits`` of a layer of each kind, as quantised ones."""
+    for layers in view.layers:
+        yield from ((layers.count, w) for w in layers.kind.weights if stored_in_few_bits(w, view))
 
 
 def _quantised_weights(view: RankView) -> Iterator[tuple[int, Weight]]:

@@ -109,6 +109,7 @@ class Fp8(ProfileGroup, frozen=True, kw_only=True):
     weight_casts: Amount  # of every matrix in a forward, and in a backward pass
     whole_matrices: bool  # only unsharded matrices, with no split backward pass
     weight_copies: Amount  # of every matrix, from the forward to the backward pass
+    stores_frozen: bool  # frozen matrices are kept in few bits alone, along the rows
 
 
 class Activations(ProfileGroup, frozen=True, kw_only=True):

@@ -316,14 +316,12 @@ def _layers_of_ends(row: Row, plan: Plan, num_layers: int) -> list[int] | None:
     transformer_block.py, get_num_layers_to_build).
     """
     words = row.words("notes")
-    first, last = (found and int(found[1]) for found in (f.search(words) for f in END_LAYERS))
-    named = [count for count in (first, last) if count]
-    between = plan.num_stages - len(named)
-    rest = num_layers - sum(named)
-    if row.layers_by_stage or not named or between < 1 or rest < between or rest % between:
+    first, last = ([int(n) for n in pattern.findall(words)[:1]] for pattern in END_LAYERS)
+    between = plan.num_stages - len(first + last)
+    rest = num_layers - sum(first + last)
+    if row.layers_by_stage or not first + last or between < 1 or rest < between or rest % between:
         return None
-    whole = [rest // between] * between
-    return [first] * bool(first) + whole + [last] * bool(last)
+    return first + [rest // between] * between + last
 
 
 def _zero_stage(reading: Reading) -> int:

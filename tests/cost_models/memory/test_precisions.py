@@ -83,6 +83,27 @@ def test_two_copies_of_every_matrix_of_a_layer() -> None:
     assert np.asarray(found).tolist() == [whole, whole / 4, whole]
 
 
+def test_frozen_matrices_may_lie_in_8_bits_alone() -> None:
+    """A byte each, in the place of two and of two copies; trained ones keep theirs."""
+    workload = Workload(64, 8, "fp8", adapter="lora", adapter_rank=4)
+    model = adapted(sample_model("llama"), workload)
+    (rank,) = even_split_contents(model, 1, 1)
+    weights = model.kinds[0].weights
+    matrices = sum(w.numel for w in weights if w.role == "linear" and w.frozen)
+    assert 0 < matrices < sum(w.numel for w in weights if w.role == "linear")
+    one = PlanTable.from_plans([Plan(), Plan(1, 4)])
+    stored = TWO_COPIES.changed({"fp8.stores_frozen": True})
+    kept, few = (
+        frozen_bytes(view) + fp8_weight_bytes(view)
+        for view in (rank_view(model, workload, each, one, rank) for each in (TWO_COPIES, stored))
+    )
+    less = (2 + 2 - 1) * model.num_layers * matrices
+    assert np.asarray(kept - few).tolist() == [less, less / 4]
+    trained = rank_view(sample_model("llama"), Workload(64, 8, "fp8"), stored, one, rank)
+    assert first(frozen_bytes(trained)) == 0.0
+    assert first(fp8_weight_bytes(trained)) > 0.0
+
+
 def test_copies_are_sharded_with_the_weights() -> None:
     """And two layers of them are gathered; without, Llama-3-70B would not fit any GPU."""
     model = sample_model("llama")

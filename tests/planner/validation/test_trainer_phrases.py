@@ -506,9 +506,32 @@ def test_trainers_behind_the_name_of_a_benchmark_or_library(
     assert not_understood(found.row) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["Megatron-SWIFT", "ms-swift Megatron", "Megatron-SWIFT (ms-swift 3.6)", "mcore-bridge"],
+)
+def test_megatron_swifts_own_defaults(words: str) -> None:
+    found = case(framework=words, tensor_parallel=2)
+    plan, overlap = found.plan, found.scenario.software.overlap
+    assert (plan.zero_stage, plan.recompute, plan.sequence_parallel) == (1, "selective", False)
+    assert (overlap.data_parallel, overlap.weight_gathers) == (0.0, False)
+    stated = case(framework=words, recompute="full uniform 1", notes="overlap_grad_reduce=true")
+    assert stated.plan.recompute == "full"
+    assert stated.scenario.software.overlap.data_parallel > 0.0
+
+
 def test_mlperfs_adapters_are_those_of_attention() -> None:
     workload = case(framework="NeMo (MLPerf v4.0)", peft="lora").scenario.workload
     assert (workload.adapter_rank, workload.adapter_targets) == (16, "q,k,v,o")
+
+
+@pytest.mark.parametrize("words", ["MLPerf v4.1", "NeMo (MLPerf Training 4.0)"])
+def test_mlperfs_frozen_weights_lie_in_8_bits(words: str) -> None:
+    def stored(**cells: Any) -> bool:
+        return case(framework=words, precision="fp8", **cells).scenario.software.fp8.stores_frozen
+
+    assert stored(peft="lora")
+    assert not stored(peft="none")
 
 
 @pytest.mark.parametrize(
