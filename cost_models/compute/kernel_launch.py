@@ -103,6 +103,9 @@ def _layer_operators(
         backward = backward + host.routing_operators_backward
         backward = backward + experts * host.expert_operators_backward
         each = experts if host.expert_operators_forward else 1.0
+    hooked = _hooked_weights(kind, view.table, each)
+    forward = forward + hooked * host.hook_operators_forward
+    backward = backward + hooked * host.hook_operators_backward
     if view.workload.precision in QUANTISED:
         matrices = sum(
             each if weight.role == "expert" else 1.0
@@ -125,6 +128,14 @@ def _cut_matrices(kind: LayerKind, table: PlanTable) -> Real:
     )
     share = np.where(table.sequence_parallel, 1.0, WITHOUT_SEQUENCE_PARALLEL)
     return np.where(table.tensor_parallel > 1, share * matrices, 0.0)
+
+
+def _hooked_weights(kind: LayerKind, table: PlanTable, each: Real) -> Real:
+    """Weights of a layer that hooks are called for: trained ones; ZeRO-3 gathers all of them."""
+    count: dict[bool, Real] = {True: 0.0, False: 0.0}
+    for weight in kind.weights:
+        count[weight.frozen] = count[weight.frozen] + (each if weight.role == "expert" else 1.0)
+    return count[False] + np.where(table.zero_stage >= 3, count[True], 0.0)
 
 
 def _unfused(

@@ -73,16 +73,16 @@ def test_adapters_and_casts_launch_operators_of_their_own() -> None:
     assert host("megatron", none) == host("megatron")
 
 
-def cut_host(profile: str, ranks: int, **plan: Any) -> float:
+def cut_host(profile: str, ranks: int, figures: dict[str, Any] | None = None, **plan: Any) -> float:
     """Seconds that a micro-batch of a small Llama on two cards waits for the host."""
     llama = {**MIXTURE, "model_type": "llama"}
     scenario = Scenario(
         model_spec({k: v for k, v in llama.items() if k not in EXPERTS}, name="llama"),
         parse_cluster("1x8xH100-SXM"),
         Workload(1024, 8 // ranks, precision="bf16"),
-        software_profile(f"{profile}+blocking-launches"),
+        software_profile(f"{profile}+blocking-launches").changed(figures or {}),
     )
-    cut = Plan(tensor_parallel=ranks, data_parallel=8 // ranks, **plan)
+    cut = Plan(**{"tensor_parallel": ranks, "data_parallel": 8 // ranks, **plan})
     return float(price(scenario, PlanTable.from_plans([cut]), [(0, 4)]).time.host[0])
 
 
@@ -99,6 +99,24 @@ def test_tensors_of_dtensor_cost_the_host_more_than_the_layer_does() -> None:
     assert norms > 3.0 * whole
     for without in ("torchtitan", "torch-trainer+compiled-model", "torch-trainer+deepspeed-zero1"):
         assert cut_host(without, 2) == pytest.approx(cut_host(without, 1), rel=1e-6)
+
+
+def test_hooks_of_deepspeed_cost_the_host_more_than_a_layer_does() -> None:
+    """Modules gather weights one by one in every pass; stages 1 and 2 hook gradients only."""
+    host = software_profile("torch-trainer+deepspeed-zero3").host
+    each = host.operator_seconds + host.launch_latency
+    without = {f"host.hook_operators_{name}": 0.0 for name in ("forward", "backward")}
+    forward, backward = host.hook_operators_forward, host.hook_operators_backward
+    for recompute, passes in (("none", forward), ("full", 2 * forward)):
+        plan = {"data_parallel": 8, "zero_stage": 3, "recompute": recompute}
+        hooked = cut_host("torch-trainer+deepspeed-zero3", 1, **plan)
+        plain = cut_host("torch-trainer+deepspeed-zero3", 1, figures=without, **plan)
+        assert hooked - plain == pytest.approx(4 * 9 * (passes + backward) * each, rel=1e-6)
+        assert hooked > 4.0 * plain
+    zero2 = {"data_parallel": 8, "zero_stage": 2}
+    hooked = cut_host("torch-trainer+deepspeed-zero2", 1, **zero2)
+    plain = cut_host("torch-trainer+deepspeed-zero2", 1, figures=without, **zero2)
+    assert hooked - plain == pytest.approx(4 * 9 * 30.0 * each, rel=1e-6)
 
 
 EXPERTS = ("num_local_experts", "num_experts_per_tok")
