@@ -1,4 +1,4 @@
-"""Host work of DeepSpeed's hooks around a layer:
+"""Host work of DeepSpeed's hooks around a layer.
 
     pip install deepspeed  # 0.19.8 was clocked
     python -m benchmarks.step_time.deepspeed_operators
