@@ -12,10 +12,11 @@ def main() -> None:
 
         with fewer_collections():
             from planner.cli.app import main as run
+
+            run()
     except KeyboardInterrupt:
         os.write(2, b"shardplan: interrupted\n")
         os._exit(130)
-    run()
 
 
 if __name__ == "__main__":

@@ -91,6 +91,8 @@ class _SplitSearch:
         self.limit = costs.limit  # seconds that a step has to beat
         self.simulated = 0
         self.seen: set[tuple[int, ...]] = set()
+        least = [low for low, _ in costs.sizes]
+        self.later = [sum(least[stage + 1 :]) for stage in range(self.count)]  # fewest layers
 
     def run(self, most_nodes: int) -> None:
         if not self.costs.possible:
@@ -193,8 +195,7 @@ class _SplitSearch:
     def _lasts(self, stage: int, first: int) -> range:
         """Return the possible ends of a stage that begins with a layer."""
         low, high = self.costs.sizes[stage]
-        later = sum(least for least, _ in self.costs.sizes[stage + 1 :])
-        latest = min(self.layers - later, first + high)
+        latest = min(self.layers - self.later[stage], first + high)
         if stage == self.count - 1:
             return range(self.layers, latest + 1) if first + low <= self.layers else range(0)
         return range(first + low, latest + 1)
