@@ -132,7 +132,7 @@ def predicted_kernel(accelerator: Accelerator, op: str, precision: str, words: s
     kind = Attention(heads, key_heads, size, size, causal=words.endswith("True"))
     shape = kind, float(sequences * tokens), float(tokens), 1
     core = float(attention_core_seconds(*shape, "flash", BYTES[precision], rate, software))
-    return core * (core_ratio("flash", rate) if op.endswith("backward") else 1.0)
+    return core * (core_ratio("flash", rate, size) if op.endswith("backward") else 1.0)
 
 
 def timed(call: Callable[[], object], device: str) -> float:

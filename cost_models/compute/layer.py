@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace as without
+from math import sqrt
 
 import numpy as np
 from msgspec import Struct
@@ -58,6 +59,10 @@ FLASH_KEYS = 4096.0
 # 310 of 368 TFLOP/s (FlashAttention-2), 499 of 609 (cuDNN), 542 of 638 (FlashAttention-3; Shah et
 # al., arXiv:2407.08608, fig. 5 and 6), at most 63 of 73 % of an A100's peak (arXiv:2307.08691)
 FLASH_BACKWARD_RATE = 0.85
+# That falls with the square root of larger heads, whose sums of gradients leave room for smaller
+# tiles: 0.57 and 0.62 for heads of 256 on an H200 (cuDNN: hardware_profiles/cluster/measured).
+# Leaves out: queries of 192 beside values of 128, 0.65 and 0.69 in FlashAttention-4's first version
+# for a B200 (Dao-AILab/flash-attention, pull request 2270); runs of DeepSeek-V3 do not show it.
 
 
 class Matmuls(Struct, frozen=True):
@@ -158,14 +163,18 @@ def matrices_seconds(
     return total
 
 
-def core_ratio(kernel: str, rate: Rates) -> float:
+def core_ratio(kernel: str, rate: Rates, head: float = FLASH_HEAD) -> float:
     """Seconds of the attention core's backward pass over those of its forward pass.
 
-    >>> core_ratio("eager", Rates(1e12, 1e12, 0.0, False))
-    2.0
+    ``head``: elements of a head of values.
+
+    >>> gpu = Rates(1e12, 1e12, 0.0, False)
+    >>> core_ratio("eager", gpu), [round(core_ratio("flash", gpu, d), 2) for d in (64, 128, 256)]
+    (2.0, [2.94, 2.94, 4.16])
     """
-    slower = kernel == "flash" and not rate.host_is_device
-    return CORE_BACKWARD[kernel] / (FLASH_BACKWARD_RATE if slower else 1.0)
+    if kernel != "flash" or rate.host_is_device:
+        return CORE_BACKWARD[kernel]
+    return CORE_BACKWARD[kernel] * sqrt(max(head, FLASH_HEAD) / FLASH_HEAD) / FLASH_BACKWARD_RATE
 
 
 def attention_core_seconds(
@@ -490,7 +499,7 @@ def layer_seconds(work: LayerWork) -> PassSeconds:
     backward = (
         inputs
         + matrices.weights
-        + core_ratio(work.kernel, work.rate) * core
+        + core_ratio(work.kernel, work.rate, work.kind.attention.value_head_dim) * core
         + moved_back
         + loop_back
         + accumulation_seconds(work)

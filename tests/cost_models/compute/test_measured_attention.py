@@ -36,17 +36,12 @@ def _errors(head: int, op: str = "attention") -> Iterator[float]:
             shape = sequences * tokens, tokens, 1, "flash", 2.0, rate, software
             seconds = float(attention_core_seconds(kind, *shape))
             if "backward" in row["op"]:
-                seconds *= core_ratio("flash", rate)
+                seconds *= core_ratio("flash", rate, size)
             yield seconds / float(row["seconds"]) - 1.0
 
 
-@pytest.mark.parametrize("head", [64, 80, 128])
+@pytest.mark.parametrize("head", [64, 80, 128, 256])
 def test_heads_and_lengths_have_the_times_of_an_h200(head: int) -> None:
     errors = list(_errors(head))
     assert statistics.median(map(abs, errors)) < 0.15
     assert max(map(abs, errors)) < 0.28
-
-
-def test_forward_passes_of_heads_of_256_elements_are_as_fast_as_of_128() -> None:
-    """Their backward pass is slower by a quarter, which is not modelled."""
-    assert max(map(abs, _errors(256, "attention forward"))) < 0.2
