@@ -41,7 +41,7 @@ from cost_models.activations.saved import (
     norm_bytes,
     saves_input,
 )
-from cost_models.arrays import Flag, Real
+from cost_models.arrays import Real
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.recompute import repeats_module
@@ -65,72 +65,114 @@ class Restored(NamedTuple):
 
 
 def restored_modules(view: RankView, kind: LayerKind, regions: Regions) -> Restored:
-    """Return the bytes of the modules that each plan computes again.
+    """Return the bytes of the modules that each plan computes again."""
+    tensor = 1.0 * view.table.tensor_parallel
+    at_core = _if_repeated(view, "core_attn", regions.core / tensor)
+    if kind.attention.kv_lora_rank:
+        at_core = at_core + _if_repeated(view, "mla_up_proj", _latent_heads(view, kind) / tensor)
+    norms = _norms(view, kind)
+    mlp = _mixture(view, kind, regions) if kind.feed_forward.num_experts else _mlp(view, kind)
+    dropped = at_core + norms.dropped + mlp.dropped
+    return Restored(dropped, ((AT_CORE, at_core), *norms.at, *mlp.at))
+
+
+def _if_repeated(view: RankView, module: str, size: Real) -> Real:
+    return np.where(repeats_module(view.table.recompute, module), size, 0.0)
+
+
+def _norms(view: RankView, kind: LayerKind) -> Restored:
+    """Return the bytes of norms that are computed again.
 
     A norm in fp32 saves a copy of its input; computed again it keeps the input itself, until that
-    copy exists again.
+    copy exists again. A repeated MLP or mixture reads the norm before it first.
     """
-    table, software, compute = view.table, view.software, view.workload.compute_bytes
-    feed_forward, hidden = kind.feed_forward, view.model.hidden_size
-    tensor, along = 1.0 * table.tensor_parallel, view.sequence_shards
-    share = table.expert_tensor / tensor
-
-    def where(module: str, size: Real) -> Real:
-        again: Flag = repeats_module(table.recompute, module)
-        return np.where(again, size, 0.0)
-
-    at_core = where("core_attn", regions.core / tensor)
-    if kind.attention.kv_lora_rank:
-        at_core = at_core + where("mla_up_proj", _latent_heads(view, kind) / tensor)
-    inputs_over = 1.0 if software.activations.keeps_gathered_inputs else along
-    norm = norm_bytes(kind, hidden, compute, software) - compute * hidden
-    if any(w.frozen and w.part == "norm" and w.shape == (hidden,) for w in kind.weights):
-        norm -= normalised_bytes(kind, hidden, compute, software)
-    norm_size = max(0.0, norm) / along
-    by_attention, by_mlp = saved_inputs(kind, software)
-    given = compute * hidden / inputs_over
-    routes_only = feed_forward.num_experts and not feed_forward.shared_ffn_hidden_size
-    zero: Real = np.zeros(len(table))
-    first = second = zero  # norms before attention and before the MLP
-    if not (kind.norms_after and kind.num_norms == 2):
-        first = where("layernorm", given * by_attention + norm_size)
-    if not (kind.norms_after and kind.num_norms == 2) and kind.num_norms > 1:
-        routed = compute * hidden * share
-        second = where("layernorm", (routed if routes_only else given) * by_mlp + norm_size)
+    before_attention, before_mlp = _norms_before(view, kind)
     shared = kind.parallel_residual and kind.num_norms == 1  # one norm, which the MLP reads first
-    extra = 0.0 if saves_input(kind, compute, view.software) else compute * hidden / along
-    block = repeats_module(table.recompute, "moe" if feed_forward.num_experts else "mlp")
-    begins = ROUTED if feed_forward.num_experts else INNER  # a repeated block reads its input first
-    at_first, at_second = first + extra * (first > 0), second + extra * (second > 0)
-    of_block = np.where(block, at_first if shared else at_second, 0.0)
-    heads = zero
-    if software.activations.recomputes_head_norms:
-        frozen = [w for w in kind.weights if w.frozen]
-        copies = unsaved_norm_bytes(kind, frozen, hidden, compute, software)[1]
-        heads = where("layernorm", (head_norms_bytes(kind, compute, software) - copies) / tensor)
-    norms = (
-        (QUERIES, heads),
-        (begins, of_block),
-        (COLUMNS if shared else QUERIES, at_first - of_block * shared),
-        (COLUMNS, at_second - of_block * (not shared)),
+    mixture = bool(kind.feed_forward.num_experts)
+    kept = view.workload.compute_bytes * view.model.hidden_size / view.sequence_shards
+    extra = 0.0 if saves_input(kind, view.workload.compute_bytes, view.software) else kept
+    at_attention = before_attention + extra * (before_attention > 0)
+    at_mlp = before_mlp + extra * (before_mlp > 0)
+    repeated = repeats_module(view.table.recompute, "moe" if mixture else "mlp")
+    of_block = np.where(repeated, at_attention if shared else at_mlp, 0.0)
+    heads = _head_norms(view, kind)
+    return Restored(
+        heads + before_attention + before_mlp,
+        (
+            (QUERIES, heads),
+            (ROUTED if mixture else INNER, of_block),
+            (COLUMNS if shared else QUERIES, at_attention - of_block * shared),
+            (COLUMNS, at_mlp - of_block * (not shared)),
+        ),
     )
-    dropped = at_core + heads + first + second
-    saved = feed_forward_bytes(feed_forward, compute, software)
-    inside = (saved - unsaved_mlp_bytes(kind, compute, software)) / tensor
-    if not feed_forward.num_experts:
-        of_mlp = where("mlp", inside)
-        return Restored(dropped + of_mlp, ((AT_CORE, at_core), *norms, (INNER, of_mlp)))
-    whole = where("moe", 1.0)
-    copies = activation_copies(feed_forward, software) + (3.0 if feed_forward.gated else 1.0)
+
+
+def _norms_before(view: RankView, kind: LayerKind) -> tuple[Real, Real]:
+    """Return the bytes of the repeated norms before attention and before the MLP."""
+    software, compute, hidden = view.software, view.workload.compute_bytes, view.model.hidden_size
+    zero: Real = np.zeros(len(view.table))
+    if kind.norms_after and kind.num_norms == 2:
+        return zero, zero
+    own = norm_bytes(kind, hidden, compute, software) - compute * hidden
+    if any(w.frozen and w.part == "norm" and w.shape == (hidden,) for w in kind.weights):
+        own -= normalised_bytes(kind, hidden, compute, software)
+    own_copies = max(0.0, own) / view.sequence_shards
+    by_attention, by_mlp = saved_inputs(kind, software)
+    gathered = software.activations.keeps_gathered_inputs
+    result = compute * hidden / (1.0 if gathered else view.sequence_shards)
+    first = _if_repeated(view, "layernorm", result * by_attention + own_copies)
+    if kind.num_norms <= 1:
+        return first, zero
+    if _routes_only(kind):
+        result = compute * hidden * (view.table.expert_tensor / (1.0 * view.table.tensor_parallel))
+    return first, _if_repeated(view, "layernorm", result * by_mlp + own_copies)
+
+
+def _head_norms(view: RankView, kind: LayerKind) -> Real:
+    """Return the bytes of repeated norms of queries and keys."""
+    software, compute = view.software, view.workload.compute_bytes
+    if not software.activations.recomputes_head_norms:
+        return np.zeros(len(view.table))
+    frozen = [weight for weight in kind.weights if weight.frozen]
+    copies = unsaved_norm_bytes(kind, frozen, view.model.hidden_size, compute, software)[1]
+    size = head_norms_bytes(kind, compute, software) - copies
+    return _if_repeated(view, "layernorm", size / (1.0 * view.table.tensor_parallel))
+
+
+def _routes_only(kind: LayerKind) -> bool:
+    """Whether all of a layer's feed-forward part is routed."""
+    return bool(kind.feed_forward.num_experts) and not kind.feed_forward.shared_ffn_hidden_size
+
+
+def _inside(view: RankView, kind: LayerKind) -> Real:
+    """Return the bytes that a feed-forward part saves beside its input."""
+    compute, software = view.workload.compute_bytes, view.software
+    saved = feed_forward_bytes(kind.feed_forward, compute, software)
+    unsaved = unsaved_mlp_bytes(kind, compute, software)
+    return (saved - unsaved) / (1.0 * view.table.tensor_parallel)
+
+
+def _mlp(view: RankView, kind: LayerKind) -> Restored:
+    again = _if_repeated(view, "mlp", _inside(view, kind))
+    return Restored(again, ((INNER, again),))
+
+
+def _mixture(view: RankView, kind: LayerKind, regions: Regions) -> Restored:
+    """Return the bytes of experts that are computed again: all, the shared ones, activations."""
+    feed_forward, compute = kind.feed_forward, view.workload.compute_bytes
+    tensor, hidden = 1.0 * view.table.tensor_parallel, view.model.hidden_size
+    whole = _if_repeated(view, "moe", 1.0)
+    copies = activation_copies(feed_forward, view.software) + (3.0 if feed_forward.gated else 1.0)
     of_shared = copies * compute * feed_forward.shared_ffn_hidden_size / tensor
     each = max(0.0, copies - (2.0 if feed_forward.gated else 1.0)) * compute
     made = each * feed_forward.experts_per_token * feed_forward.ffn_hidden_size / tensor
-    rows = regions.routed - compute * hidden * float(routes_only)
-    routed = whole * (inside + np.maximum(0.0, rows) * share)
-    rest = (1.0 - whole) * (where("shared_experts", of_shared) + where("moe_act", made))
+    rows = regions.routed - compute * hidden * float(_routes_only(kind))
+    share = view.table.expert_tensor / tensor
+    routed = whole * (_inside(view, kind) + np.maximum(0.0, rows) * share)
+    parts = _if_repeated(view, "shared_experts", of_shared) + _if_repeated(view, "moe_act", made)
+    rest = (1.0 - whole) * parts
     passing = whole * _routed_results(view, kind)
-    again = ((ROUTED, routed), (ROUTED, passing), (INNER, rest - passing))
-    return Restored(dropped + routed + rest, ((AT_CORE, at_core), *norms, *again))
+    return Restored(routed + rest, ((ROUTED, routed), (ROUTED, passing), (INNER, rest - passing)))
 
 
 def _routed_results(view: RankView, kind: LayerKind) -> Real:
