@@ -494,7 +494,6 @@ def test_blooms_trainer(words: str, engine: str, stages: str, waits: bool) -> No
         ({"framework": "MLPerf (HF reference)"}, "hf-trainer", 3),
         ({"framework": "MLPerf, PaxML", "gpu": "TPU v5p"}, "xla", 3),
         ({"framework": "torchao", "precision": "float8", "notes": "compile"}, "torch-compile", 3),
-        ({"framework": "PaddleNLP", "tensor_parallel": 2}, "megatron", 0),
     ],
 )
 def test_trainers_behind_the_name_of_a_benchmark_or_library(
@@ -532,6 +531,15 @@ def test_mlperfs_frozen_weights_lie_in_8_bits(words: str) -> None:
 
     assert stored(peft="lora")
     assert not stored(peft="none")
+    adapted = case(framework=words, precision="fp8", peft="lora").scenario.software
+    assert adapted.fp8.attention_rate > 1.0
+
+
+@pytest.mark.parametrize("name", ["chatglm-6b", "THUDM/chatglm-6b", "ChatGLM_6B"])
+def test_chatglms_first_code_writes_its_scores_out(name: str) -> None:
+    kernel = case(model=name, framework="HF Trainer").scenario.workload.attention_kernel
+    assert kernel == "eager"
+    assert case(model="chatglm2-6b").scenario.workload.attention_kernel == "flash"
 
 
 @pytest.mark.parametrize(
