@@ -13,6 +13,7 @@ from typing import Final
 from hardware_profiles.errors import InputError
 
 RUNS: Final = Path("runs")
+SUBFOLDER: Final = "checkpoints"  # of a run's folder
 LOCK: Final = ".in-use"
 
 
@@ -27,7 +28,9 @@ def claimed_folder(output: Path | None, *, resume: bool = False) -> Iterator[Pat
     try:
         with _locked(folder):
             if not resume and any(entry.name != LOCK for entry in folder.iterdir()):
-                raise InputError(f"{folder}: is not empty; choose another --output")
+                saved = (folder / SUBFOLDER).is_dir()
+                go_on = f", or go on from it with --resume {folder}" if saved else ""
+                raise InputError(f"{folder}: is not empty; choose another --output{go_on}")
             yield folder
     finally:
         with contextlib.suppress(OSError):  # not empty: the run is in it

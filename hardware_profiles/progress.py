@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 PATIENCE: Final = 0.5  # seconds without output before the line appears
 REDRAW: Final = 0.1  # seconds between two states of the line
+SELDOM: Final = 30.0  # seconds of work before a line, and between two, without a terminal
 ELAPSED_FROM: Final = 1.0  # seconds from which the elapsed time is shown
 ERASE: Final = "\r\x1b[K"
 EVIDENCE: Final = 0.5  # seconds of work from which the time left is extrapolated
@@ -285,11 +286,15 @@ def _to_parent(activity: Activity) -> None:
 class StatusLine:
     """A context manager that shows reported activities on a terminal, and erases them at the end.
 
-    The line appears once a command has been silent for half a second.
+    The line appears once a command has been silent for half a second. ``lasting``: without a
+    terminal; a line every SELDOM seconds, which stays.
     """
 
-    def __init__(self, stream: TextIO, first: str = "") -> None:
+    def __init__(self, stream: TextIO, first: str = "", *, lasting: bool = False) -> None:
         self.stream, self.text = stream, first
+        self.patience = SELDOM if lasting else PATIENCE
+        self.wait = SELDOM if lasting else REDRAW
+        self.erase, self.newline = ("", "\n") if lasting else (ERASE, "")
         self.left = TimeLeft()
         self.since = time.monotonic()  # of silence
         self.drawn = ""
@@ -324,20 +329,20 @@ class StatusLine:
                 return
             self.text, self.since = text, time.monotonic()
             if self.drawn and not text:
-                self._write(ERASE)
+                self._write(self.erase)
                 self.drawn = ""
 
     def _draw(self) -> None:
-        while not self.ended.wait(REDRAW):
+        while not self.ended.wait(self.wait):
             with self.lock:
                 silent = time.monotonic() - self.since
-                if not self.text or silent < PATIENCE:
+                if not self.text or silent < self.patience:
                     continue
                 end = self._end(silent)
                 room = shutil.get_terminal_size().columns - len(end) - 5
                 line = f"{escaped(self.text)[:room]} ...{end}"
                 if line != self.drawn:
-                    self._write(f"{ERASE}{line}")
+                    self._write(f"{self.erase}{line}{self.newline}")
                     self.drawn = line
 
     def _write(self, text: str) -> None:
@@ -367,8 +372,21 @@ def status_line(first: str) -> AbstractContextManager[object]:
 
 def wants_status_line(words: list[str]) -> bool:
     """Whether a command shows a status line: on a terminal, unless JSON goes to another program."""
+    if os.environ.get("TERM") == "dumb":
+        return False
+    return _may_report(words) and bool(sys.stderr and sys.stderr.isatty())
+
+
+def line_of_command(words: list[str]) -> AbstractContextManager[object]:
+    """Return the display of a command: a status line, or lasting lines without a terminal."""
+    if wants_status_line(words):
+        return StatusLine(sys.stderr, "loading")
+    if not _may_report(words) or sys.stderr is None:
+        return nullcontext()
+    return StatusLine(sys.stderr, "loading", lasting=True)
+
+
+def _may_report(words: list[str]) -> bool:
     if "--json" in words and not (sys.stdout and sys.stdout.isatty()):
         return False
-    if "_SHARDPLAN_COMPLETE" in os.environ or os.environ.get("TERM") == "dumb":
-        return False
-    return bool(sys.stderr and sys.stderr.isatty())
+    return "_SHARDPLAN_COMPLETE" not in os.environ

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-from executor.checkpoint.format.folder import SUBFOLDER, CheckpointFolder, is_complete_name
+from executor.checkpoint.format.folder import CheckpointFolder, is_complete_name
 from executor.checkpoint.format.index import INDEX_NAME
 from executor.config.bounds import Count
-from executor.run_folder import RUNS
+from executor.run_folder import RUNS, SUBFOLDER
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import Option
 

@@ -7,7 +7,6 @@ interrupted.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ import click
 from hardware_profiles.command_line import HELP, Interrupted, LazyGroup, usage_error
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.message import error_text
-from hardware_profiles.progress import StatusLine, wants_status_line
+from hardware_profiles.progress import line_of_command
 from hardware_profiles.terminal import discard_output, prepare_streams, say, show, show_rest
 from planner.cli.completion import complete_in_executor
 from planner.cli.examples import EXAMPLES
@@ -211,9 +210,7 @@ def main(arguments: list[str] | None = None) -> Any:
         words.remove("--traceback")
     prepare_streams()
     try:
-        with contextlib.ExitStack() as stack:
-            if wants_status_line(words):
-                stack.enter_context(StatusLine(sys.stderr, "loading"))
+        with line_of_command(words):
             code = _call(words)
         show_rest()
         sys.exit(code)

@@ -92,6 +92,11 @@ def kind_of(text: str, where: str) -> Target:
             f"{where}: Python is not run to read its arguments. Save them with "
             "open('args.json', 'w').write(args.to_json_string()), then --from args.json"
         )
+    if any("layer_ranges" in document for document in parsed.values()):
+        raise InputError(
+            f"{where}: a plan of shardplan, not a trainer's file; shardplan explain {where} prices "
+            "it"
+        )
     names = ", ".join(target_names())
     raise InputError(
         f"{where}: no keys of a known trainer (name its kind: --from KIND:FILE, one of {names})"

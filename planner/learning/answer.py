@@ -165,13 +165,14 @@ def _require_one_trainer(path: Path, runs: Sequence[MeasuredRun], skipped: dict[
     if len(runs) > MOST_RUNS:
         raise InputError(f"{path}: {len(runs)} runs (must be 1 to {MOST_RUNS}; five tell most)")
     for what, names in (
-        ("trainers", {run.case.scenario.software.name for run in runs}),
-        ("accelerators", {run.case.scenario.cluster.accelerator.name for run in runs}),
+        ("trainers", [run.case.scenario.software.name for run in runs]),
+        ("accelerators", [run.case.scenario.cluster.accelerator.name for run in runs]),
     ):
-        if len(names) > 1:
+        if len(set(names)) > 1:
+            first = {names[n]: runs[n].case.row.name for n in reversed(range(len(runs)))}
+            words = ", ".join(f"{name} ({first[name]})" for name in sorted(first))
             raise InputError(
-                f"{path}: runs of {len(names)} {what}: {', '.join(sorted(names))} (must be one; "
-                "write a file for each)"
+                f"{path}: runs of {len(first)} {what}: {words} (must be one; write a file for each)"
             )
     if runs[0].case.scenario.software.learned is not None:
         raise InputError(

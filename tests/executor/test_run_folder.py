@@ -42,6 +42,12 @@ def test_a_run_keeps_others_out_of_its_folder(tmp_path):
         claimed_folder(folder),
     ):
         pass
+    (folder / "checkpoints").mkdir()
+    with (
+        pytest.raises(InputError, match=r"go on from it with --resume .*run$"),
+        claimed_folder(folder),
+    ):
+        pass
 
 
 def test_a_folder_that_nothing_came_into_is_taken_away(tmp_path):

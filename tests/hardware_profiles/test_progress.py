@@ -57,6 +57,19 @@ def test_a_slow_command_names_its_activity_and_erases_it() -> None:
     assert "\n" not in stream.getvalue()
 
 
+def test_without_a_terminal_lines_stay_and_are_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hardware_profiles.progress.SELDOM", 0.1)
+    stream = io.StringIO()
+    with StatusLine(stream, "loading", lasting=True):
+        report("searching 19,152 plans")
+        wait_for(stream, "searching 19,152 plans ...")
+        report("pricing way out 3")
+        wait_for(stream, "pricing way out 3 ...")
+    assert ERASE not in stream.getvalue()
+    assert all("..." in line for line in stream.getvalue().splitlines())
+    assert stream.getvalue().endswith("\n")
+
+
 def test_the_line_keeps_within_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = io.StringIO()

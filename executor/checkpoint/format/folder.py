@@ -21,7 +21,6 @@ from typing import Final
 from executor.checkpoint.format.checkpoint_errors import cannot_be_written
 from hardware_profiles.errors import InputError
 
-SUBFOLDER: Final = "checkpoints"  # of a run's folder
 _COMPLETE: Final = re.compile(r"step-(\d{8,})")
 _PASSING: Final = re.compile(r"step-\d{8,}\.(tmp|old)-[0-9a-f]+")
 

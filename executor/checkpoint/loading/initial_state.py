@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cost_models.plan_file import PlanFile
 from executor.checkpoint.agreement import on_rank_0
-from executor.checkpoint.format.folder import SUBFOLDER, CheckpointFolder
+from executor.checkpoint.format.folder import CheckpointFolder
 from executor.checkpoint.loading.checkpoint_reader import Checkpoint
 from executor.checkpoint.loading.compatibility import (
     describe_changes,
@@ -33,6 +33,7 @@ from executor.model.parameter_layout import (
     random_initializer,
 )
 from executor.parallel.tensor_parallel import UNSHARDED
+from executor.run_folder import SUBFOLDER
 from executor.training.trainer import Trainer
 from hardware_profiles.errors import InputError
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from executor.checkpoint.format.folder import SUBFOLDER
 from executor.checkpoint.loading.initial_state import InitialState
 from executor.checkpoint.options import CheckpointOptions
 from executor.checkpoint.saving.manager import CheckpointManager
+from executor.run_folder import SUBFOLDER
 from executor.training.loop import STOPPED, TrainingHook
 from executor.training.trainer import StepResult, Trainer
 

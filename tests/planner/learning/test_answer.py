@@ -125,8 +125,14 @@ def test_the_next_run_is_none_of_those_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (({}, {"framework": "litgpt"}), "runs of 2 trainers: eager-fsdp2, litgpt (must be one"),
-        (({}, {"gpu": "A100-SXM-80GB"}), "runs of 2 accelerators: A100-SXM-80GB, H100-SXM-80GB"),
+        (
+            ({}, {"framework": "litgpt"}),
+            "runs of 2 trainers: eager-fsdp2 (run 0), litgpt (run 1) (must be one",
+        ),
+        (
+            ({}, {"gpu": "A100-SXM-80GB"}),
+            "runs of 2 accelerators: A100-SXM-80GB (run 1), H100-SXM-80GB (run 0)",
+        ),
         (({"step_time_s": ""},), "no run to learn from: run 0: neither step time nor peak memory"),
         (({"num_gpus": 6, "tensor_parallel": 4},), "no run to learn from: run 0: 4 model-parallel"),
         (({},) * 21, "21 runs (must be 1 to 20"),
