@@ -37,8 +37,9 @@ from cost_models.communication.traffic import (
     no_traffic,
 )
 from cost_models.communication.zero_plus_plus import gathered_bytes, scattered_bytes
-from cost_models.model.lora import embedding_is_frozen
+from cost_models.model.lora import embedding_is_frozen, has_frozen
 from cost_models.model.spec import ModelSpec, Weight
+from cost_models.partition.frozen_weights import gathered_frozen_bytes
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.shared_tensors import tied_weights
 from cost_models.partition.stages import PipelineRank
@@ -159,6 +160,7 @@ def data_traffic(
         z <= 2  all_gather c d S         first forward pass of the step
         z = 3   all_gather c d S         forward and backward passes, 2 m times (head, look-up: m)
         copies  all_reduce r S           over replicas, backward pass of the last micro-batch
+        frozen  all_gather               z = 3, where the trainer shards them (``_frozen_traffic``)
 
     r is g, or c of trainers that reduce shards in it (``RankView.reduction_bytes``). Source:
     Rajbhandari et al. (arXiv:1910.02054), sec. 7; units and padding as in FSDP2, which
@@ -172,7 +174,20 @@ def data_traffic(
         experts = _sharded_traffic(view, parts, "expert_data", options)
         for key, traffic in experts.items():
             found[key] = found[key] + traffic if key in found else traffic
+    if has_frozen(view.model):
+        found["data", "all_gather"] = found["data", "all_gather"] + _frozen_traffic(view)
     return found
+
+
+def _frozen_traffic(view: RankView) -> Traffic:
+    """Gathers of frozen weights that ZeRO-3 shards: 2 m times, a layer at a time.
+
+    Leaves out: embedding and head, which one of the passes does not gather.
+    """
+    table = view.table
+    size = np.where(table.shard_ranks > 1, gathered_frozen_bytes(view), 0.0)
+    count = np.where(size > 0.0, 1.0 * sum(view.rank.kind_counts), 0.0)
+    return Traffic(count, size).times(2.0 * table.num_microbatches)
 
 
 def _sharded_traffic(

@@ -38,6 +38,27 @@ def frozen_bytes(view: RankView) -> Real:
     (arXiv:2208.07339), sec. 2.1; Frantar et al., GPTQ (arXiv:2210.17323), groups of 128 for int4.
     Leaves out: outlier columns that int8 keeps in 16 bits.
     """
+    frozen = view.software.frozen
+    each = view.workload.master_bytes if frozen.in_fp32 else view.compute_bytes
+    if frozen.unquantised_in_fp32 and view.workload.adapter == "qlora":
+        each = max(FP32, each)
+    ranks = np.where(shards_frozen(view), np.multiply(1.0, view.table.shard_ranks), 1.0)
+    return _whole_bytes(view, each) / ranks
+
+
+def shards_frozen(view: RankView) -> Flag:
+    """Whether ZeRO-3 shards frozen weights, and gathers them in every pass."""
+    found: Flag = view.software.sharding.frozen_weights & (view.table.zero_stage >= 3)
+    return found
+
+
+def gathered_frozen_bytes(view: RankView) -> Real:
+    """Bytes of frozen weights that ZeRO-3 gathers in a pass: c P, quantised ones as stored."""
+    return np.where(shards_frozen(view), _whole_bytes(view, view.compute_bytes), 0.0)
+
+
+def _whole_bytes(view: RankView, each: float) -> Real:
+    """Bytes of all frozen weights of a rank; ``each``: of an element of plain ones."""
     model, table = view.model, view.table
     if not has_frozen(model):
         return np.zeros(len(table))
@@ -49,10 +70,6 @@ def frozen_bytes(view: RankView) -> Real:
         outputs = float(weight.shape[-1] if weight.transposed else weight.shape[0])
         rows = outputs / (table.tensor_parallel if weight.sharding == "column" else 1)
         stored = stored + count * (element * numel + row * rows)
-    frozen = view.software.frozen
-    each = view.workload.master_bytes if frozen.in_fp32 else view.compute_bytes
-    if frozen.unquantised_in_fp32 and view.workload.adapter == "qlora":
-        each = max(FP32, each)
     whole = each * plain.total + stored
     for count, weight in _matrices_in_few_bits(view):
         few = QUANTISED[view.workload.precision] + view.software.fp8.scale_bytes
@@ -63,8 +80,7 @@ def frozen_bytes(view: RankView) -> Real:
             expert_parallel=table.expert_parallel,
         )
         whole = whole - count * (each - few) * numel
-    shared = view.software.sharding.frozen_weights & (table.zero_stage >= 3)
-    return whole / np.where(shared, np.multiply(1.0, table.shard_ranks), 1.0)
+    return whole
 
 
 def offloads_frozen(view: RankView) -> Flag:

@@ -13,6 +13,7 @@ import pytest
 from cost_models.communication.traffic import Traffic, TrafficOptions
 from cost_models.communication.volumes import AXES, KINDS, pass_traffic, rank_traffic
 from cost_models.model.families import model_spec
+from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec, Weight
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import PipelineRank, even_split_contents
@@ -20,6 +21,7 @@ from cost_models.partition.tensor_sharding import data_shard, shard_dim, tensor_
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.recompute import WORDS
 from cost_models.plan.workload import Workload
+from hardware_profiles.software.trainer import software_profile
 from tests.samples import CONFIGS, make_scenario, rank_view
 
 WORKLOAD = Workload(seq_len=64, global_batch_size=8)
@@ -201,3 +203,27 @@ def test_gradients_that_shards_reduce_in_16_bits_move_half_as_much(software: str
         plan = Plan(data_parallel=2, zero_stage=stage)
         wide = reduced("shardplan", plan, kind)
         assert reduced(software, plan, kind) == pytest.approx(expected * wide)
+
+
+def test_frozen_weights_that_zero_3_shards_are_gathered_in_every_pass():
+    """By every trainer whose wrapper shards them; quantised ones as they are stored."""
+
+    def gathered(software: str, adapter: str, stage: int = 3) -> float:
+        load = Workload(64, 8, adapter=adapter, adapter_rank=8)
+        model = adapted(_model("llama"), load)
+        (rank,) = even_split_contents(model, 1, 1)
+        plan = Plan(data_parallel=2, num_microbatches=4, zero_stage=stage)
+        profile, table = software_profile(software), PlanTable.from_plans([plan])
+        view = rank_view(model, load, profile, table, rank)
+        found = pass_traffic(view)["data", "all_gather"]
+        trained = pass_traffic(rank_view(model, load, None, table, rank))["data", "all_gather"]
+        layers = 2 * 4 * model.num_layers if stage == 3 else 0
+        assert float((found.count - trained.count)[0]) in (0.0, layers)
+        return float((found.size - trained.size)[0])
+
+    passes, compute = 2 * 4, 2
+    for software in ("hf-trainer+fsdp1", "hf-trainer+fsdp2", "hf-trainer+deepspeed-zero3"):
+        assert gathered(software, "lora") == passes * compute * _model("llama").num_parameters
+        assert 0.0 < gathered(software, "qlora") < 0.5 * gathered(software, "lora")
+        assert gathered(software, "lora", stage=2) == 0.0
+    assert gathered("shardplan", "lora") == 0.0  # whole on every rank
