@@ -445,6 +445,22 @@ def test_one_card_that_names_no_engine_has_none() -> None:
     assert "deepspeed-zero2" in named.scenario.software.name
 
 
+@pytest.mark.parametrize(
+    ("words", "offload"),
+    [
+        ("use_cpu_offload true", "weights"),
+        ("CPU offloading", "weights"),
+        ("with cpu offload", "weights"),
+        ("use_cpu_offload False", "none"),
+        ("no CPU offload", "none"),
+    ],
+)
+def test_fsdp_qloras_offload_takes_weights_along(words: str, offload: str) -> None:
+    found = case(framework="fsdp_qlora", peft="qlora", notes=words)
+    assert found.plan.offload == offload
+    assert found.scenario.workload.quantisation == "nf4_double"
+
+
 def test_qwens_script_trains_embedding_and_head_beside_adapters_of_a_base_model() -> None:
     def trained(**cells: str) -> float:
         model = case(framework="Qwen finetune.py", **cells).scenario.model
