@@ -337,11 +337,11 @@ def context_seconds(view: RankView, rate: Rates, traffic: Real, core: Real) -> P
 
     ``traffic``: of a step; ``core``: seconds of the cores of a forward pass.
     """
-    head = max(layers.kind.attention.value_head_dim for layers in view.layers)
+    heads = [layers.kind.attention.value_head_dim for layers in view.layers]  # none: an end alone
     return exposed_context_seconds(
         traffic / view.table.num_microbatches,
         core,
-        core_ratio(view.workload.attention_kernel, rate, head) * core,
+        core_ratio(view.workload.attention_kernel, rate, max(heads, default=0)) * core,
         view,
         overlaps=not rate.host_is_device,
     )
