@@ -646,7 +646,10 @@ def test_torchtitan_has_its_loss_of_columns_in_eager_mode() -> None:
 
     assert copies(tensor_parallel=8) == (4.0, "eager-fsdp2")  # torch's loss_parallel
     assert copies()[0] < 4.0
-    assert copies(tensor_parallel=8, notes="torch.compile")[0] < 4.0
+    # layers alone were compiled before the loss was, in April 2025
+    assert copies(tensor_parallel=8, notes="torch.compile") == (4.0, "torchtitan")
+    later = {"framework": "torchtitan (May 2025, FSDP2)", "notes": "torch.compile"}
+    assert copies(tensor_parallel=8, **later)[0] < 4.0
 
 
 def test_torchtitans_chunked_loss_and_checkpointing_are_those_of_release_and_model() -> None:
