@@ -43,7 +43,6 @@ def of_frozen_layer(
                      matrix is not adapted, or reads a copy
         adapters     b h for each, where the trainer copies their input (dropout, another
                      precision), in place of the block's own; what it keeps of their outputs
-        fused qkv    c (a d + k d), where values are a view of the whole
         4 bits       inputs of matrices in 4 bits, where their library saves them nevertheless
 
     Unchanged if all weights are trained; if a trainer's own functions save inputs in any case, only
@@ -61,9 +60,6 @@ def of_frozen_layer(
     split = split + outputs
     small = [w for w in frozen if w.quantised and w.role == "linear"]
     split = split + software.frozen.quantised_input_bytes * _distinct_inputs(small)
-    if software.activations.keeps_fused_qkv:
-        heads = kind.attention
-        split = split + compute_bytes * (heads.num_heads + heads.num_kv_heads) * heads.head_dim
     # routed experts read copies of the tokens, which only their weights' gradients need
     outputs_saved = software.activations.expert_outputs_saved
     read = outputs_saved / (1.0 + outputs_saved)

@@ -314,6 +314,9 @@ def layer_regions(
     if mlp.inner_dropout and model.hidden_dropout > 0:
         mask_bytes = software.activations.dropout_mask_bytes
         split = split + (mask_bytes + compute) * mlp.ffn_hidden_size
+    if software.activations.keeps_fused_qkv:  # with the values, queries and keys to be rotated
+        heads = kind.attention.num_heads + kind.attention.num_kv_heads
+        split = split + compute * heads * kind.attention.head_dim
     inputs = _column_inputs(kind) * hidden_size + sum(latents)
     return Regions(
         routed=routed_bytes(mlp, hidden_size, compute, software),

@@ -34,6 +34,7 @@ SWITCHES: Final = (
     "flash",
     "accumulation",
     "split_loss",
+    "projections",
     "linear_loss",
     "early_updates",
     "batches",

@@ -208,6 +208,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     flops: tuple[FlopsEntry, ...]
     gathers: tuple[EngineEntry, ...]
     split_loss: tuple[EngineEntry, ...]
+    projections: tuple[EngineEntry, ...]
     early_updates: tuple[EngineEntry, ...]
     batches: tuple[EngineEntry, ...]
     host_masters: tuple[EngineEntry, ...]

@@ -144,6 +144,17 @@ def test_fully_recomputed_llama_layer_as_traced() -> None:
     assert llama_bytes(8, sequence_parallel=True, recompute=FULL) * 4096 / 2**20 == 4
 
 
+def test_values_that_are_a_view_keep_queries_and_keys_before_their_rotation() -> None:
+    """litgpt's fused matrix: 2 (a + k) d bytes more, whether its weights are trained or not."""
+    fused, apart = (
+        layer_bytes(llama(), 4096, software=f"torch-trainer{words}", kernel="flash")
+        for words in ("+fused-qkv", "")
+    )
+    attention = llama().kinds[0].attention
+    heads = attention.num_heads + attention.num_kv_heads
+    assert fused - apart == 2.0 * heads * attention.head_dim
+
+
 def test_flash_attention_grows_with_tokens_and_eager_with_their_square() -> None:
     model = llama()
 
