@@ -180,14 +180,27 @@ def data_traffic(
 
 
 def _frozen_traffic(view: RankView) -> Traffic:
-    """Gathers of frozen weights that ZeRO-3 shards: 2 m times, a layer at a time.
+    """Gathers of frozen weights that ZeRO-3 shards: 2 m times.
 
     Leaves out: embedding and head, which one of the passes does not gather.
     """
     table = view.table
     size = np.where(table.shard_ranks > 1, gathered_frozen_bytes(view), 0.0)
-    count = np.where(size > 0.0, 1.0 * sum(view.rank.kind_counts), 0.0)
+    kinds = zip(view.rank.kind_counts, view.model.kinds, strict=True)
+    gathers = sum(count * _gathers_of(view, kind.weights, frozen=True) for count, kind in kinds)
+    count = np.where(size > 0.0, gathers, 0.0)
     return Traffic(count, size).times(2.0 * table.num_microbatches)
+
+
+def _gathers_of(view: RankView, weights: Sequence[Weight], *, frozen: bool) -> Real:
+    """Gathers of a unit's weights, trained or frozen ones: one, or one for each matrix.
+
+    DeepSpeed's ZeRO-3 gathers matrices one by one; small tensors, adapters among them, stay whole
+    (stage3_param_persistence_threshold).
+    """
+    matrices = sum(len(w.shape) > 1 and w.frozen == frozen and not w.is_adapter for w in weights)
+    splits = view.software.sharding.matrices_apart & (view.table.zero_stage == 3)
+    return np.where(splits, max(1, matrices), 1.0)
 
 
 def _sharded_traffic(
@@ -221,7 +234,8 @@ def _sharded_traffic(
         # the backward pass gathers from the secondary copy, if any
         again = np.where(has_second, (unit.gathers - 1.0) * m, 0.0)
         first_way = repeats * gathered_bytes(compute, table) * d * gathered_shards
-        gathered += (once + Traffic(zero, first_way)).times(gathers - again)
+        each = _gathers_of(view, unit.weights, frozen=False)
+        gathered += (once.times(each) + Traffic(zero, first_way)).times(gathers - again)
         near += (once + Traffic(zero, repeats * compute * d * shards)).times(again)
         scatters = np.where((table.zero_stage >= 2) & np.logical_not(options.reduces_once), m, 1.0)
         reduced += (once + Traffic(zero, repeats * reduction * numel)).times(scatters)

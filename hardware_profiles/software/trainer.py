@@ -84,6 +84,7 @@ class Sharding(ProfileGroup, frozen=True, kw_only=True):
     compute_shards: bool  # ZeRO-3 keeps shards in compute precision next to the fp32 ones
     casts_unsharded: bool  # fp32 weights alone, cast unit by unit, where nothing is sharded, too
     gathers_outputs: bool  # the first accelerator receives what all replicas return
+    matrices_apart: bool  # ZeRO-3 gathers a layer matrix by matrix
     adapters_apart: bool  # ZeRO-3 gathers each adapter as its own group; the host waits for it
 
 
