@@ -11,6 +11,7 @@ from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_seconds
 from hardware_profiles.errors import InputError
 from planner.assessment.assess import assess
+from planner.refinement.best_partition import best_staged
 from planner.request.command import describe_plan, plan_command
 from planner.request.limits import TrainerSearch
 from planner.search.search import search
@@ -23,11 +24,22 @@ def nearest(title: str, searches: Iterable[TrainerSearch], command: str) -> str:
     """
     best: tuple[bool, float, str] | None = None
     for one in searches:
-        for plan in search(one.scenario, one.pins, require=one.require, top=1).plans:
-            assessment = assess(one.scenario, plan)
+        found = search(one.scenario, one.pins, require=one.require, top=1, with_near=True)
+        staged = best_staged(
+            one.scenario,
+            found.plans,
+            found.near,
+            recomputed=found.recomputed,
+            require=one.require,
+        )
+        for plan in found.plans:
+            scenario, options = one.scenario, describe_plan(plan)
+            if staged is not None:
+                scenario, plan, options = staged.scenario(scenario), staged.plan, staged.options
+            assessment = assess(scenario, plan)
             seconds, tight = assessment.time.step_seconds, assessment.verdict != "fits"
             words = (
-                f"{describe_plan(plan)} ({format_seconds(seconds)} a step, "
+                f"{options} ({format_seconds(seconds)} a step, "
                 f"{format_bytes(assessment.memory.peak_bytes)}{', tight' if tight else ''})"
             )
             if best is None or (tight, seconds) < best[:2]:
