@@ -156,12 +156,12 @@ def search(
     distinct = 0 if front or objective == "memory" else distinct
     ranking = Ranking(scenario, objective, top, front, distinct, below)
     pins = fixed or {}
-    simulated = bounded_away = varied = more_stages = copies = 0
+    tally = _Tally()
     with stages(*SIZES) as begin:
         begin(f"searching {len(candidates.legal):,} plans")
         space = _Space.of(candidates.legal, ranking, pins, require, offloads, priced, begin)
         short: list[_Space] = []  # complete if the first verdict leaves no leaders
-        codes: list[NDArray[Any]] = [candidates.excluded, space.broken[space.verdicts < 2]]
+        tally.broken += [candidates.excluded, space.broken[space.verdicts < 2]]
         for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
             leaders, feasible = Leaders(ranking, [*known]), Feasible(scenario, require, verdict)
             more: Iterable[_Space] = short
@@ -172,21 +172,8 @@ def search(
                 if part is not space and verdict == 0:
                     short.append(part)
                 for source in part.sources(feasible, leaders, begin):
-                    for batch in source.batches(leaders):
-                        broken = feasible.broken(batch.table, batch.peak)
-                        best = ranking.rank(batch, broken)
-                        leaders.add(best.plans(batch.table, batch.peak))
-                        simulated += best.simulated
-                        if source.enumerated and part is space:
-                            bounded_away += best.bounded_away
-                            codes.append(best.broken)
-                    if isinstance(source, SecondaryCopies):
-                        copies += source.priced
-                    elif isinstance(source, VirtualStages):
-                        more_stages += source.priced
-                        varied += source.part_recomputed
-                    else:
-                        varied += source.priced
+                    counted = source.enumerated and part is space
+                    tally.rank(source, ranking, feasible, leaders, counted=counted)
             tight = any(np.any(part.verdicts == 1) for part in (space, *short))
             if leaders.plans or not (feasible.seen_tight or tight) or below < np.inf:
                 break
@@ -201,13 +188,13 @@ def search(
         too_large=len(candidates.legal) - int(np.sum(space.verdicts < 2)),
         tight=int(np.sum(space.verdicts == 1)),
         seconds=time.perf_counter() - started,
-        simulated=simulated,
+        simulated=tally.simulated,
         short_pieces=sum(part.number for part in short),
-        bounded_away=bounded_away,
-        excluded=counts_by_text(require, np.concatenate(codes)),
-        part_recomputed=varied,
-        more_stages=more_stages,
-        copies=copies,
+        bounded_away=tally.bounded_away,
+        excluded=counts_by_text(require, np.concatenate(tally.broken)),
+        part_recomputed=tally.part_recomputed,
+        more_stages=tally.more_stages,
+        copies=tally.copies,
     )
     others = set(map(id, known))
     ranked = [one for one in leaders.plans if id(one) not in others]
@@ -222,6 +209,43 @@ def search(
         near=near if leaders.plans and verdict == 0 else None,
         recomputed=chosen_recompute(scenario, pins, require),
     )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a search simulates and prices besides the enumerated plans (``Counts``)."""
+
+    simulated: int = 0
+    bounded_away: int = 0
+    part_recomputed: int = 0
+    more_stages: int = 0
+    copies: int = 0
+    broken: list[NDArray[Any]] = field(default_factory=list)  # the requirement that a plan breaks
+
+    def rank(
+        self,
+        source: CandidateSource,
+        ranking: Ranking,
+        feasible: Feasible,
+        leaders: Leaders,
+        *,
+        counted: bool,
+    ) -> None:
+        """Rank the plans of a source; ``counted``: they are among the enumerated ones."""
+        for batch in source.batches(leaders):
+            best = ranking.rank(batch, feasible.broken(batch.table, batch.peak))
+            leaders.add(best.plans(batch.table, batch.peak))
+            self.simulated += best.simulated
+            if counted:
+                self.bounded_away += best.bounded_away
+                self.broken.append(best.broken)
+        if isinstance(source, SecondaryCopies):
+            self.copies += source.priced
+        elif isinstance(source, VirtualStages):
+            self.more_stages += source.priced
+            self.part_recomputed += source.part_recomputed
+        else:
+            self.part_recomputed += source.priced
 
 
 def _reported(tables: Iterator[PlanTable]) -> Iterator[PlanTable]:
