@@ -48,9 +48,10 @@ def exposed_data_seconds(
     reduces during every one. ZeRO 3 gathers for forward passes during these, and again, before it
     reduces, during backward passes: neither hides the rest of the other, because a layer is
     gathered just before it is used. Replicas always reduce during the last backward pass, in
-    parallel to all other traffic where that stays in a node. Links work while a GPU computes, or
-    waits for its host or for other collectives of a pass; a CPU's cores do both jobs. A hidden
-    second costs seconds of computation: collectives take multiprocessors and memory bandwidth.
+    parallel to all other traffic where that stays in a node. Links work while a GPU computes or
+    waits for its host, but not during collectives that a pass hides already; a CPU's cores do both
+    jobs. A hidden second costs seconds of computation: collectives take multiprocessors and memory
+    bandwidth.
 
     Each of v interleaved stages has its share of the traffic W, and of the pass T that hides it. A
     rank runs one stage after another with n = min(p, m) micro-batches each, so that (v - 1) n / v
@@ -73,12 +74,15 @@ def _exposed(
     each = (table.zero_stage >= 2) & (table.pipeline_parallel == 1)
     gathers = table.zero_stage >= 3
     every = np.where(each | gathers, 1.0 * table.num_microbatches, 1.0)
+    passes = rank.compute + rank.recompute + rank.host
+    ahead = passes - rank.backward - rank.hidden_forward
+    back = rank.backward - rank.hidden_backward
     behind = (table.zero_stage >= 1) & hiding.gathers_during_forward & ~gathers
     # without reductions behind the backward pass, gathers are hidden alone
     apart = gathers | (behind & (hides == 0.0) & on_gpu)
-    forward = np.where(apart & behind, 1.0, hides * every) * rank.forward_pass
-    window = hides * every * rank.backward_pass + np.where(behind & ~apart, forward, 0.0)
-    last = rank.replica_communication - hides * rank.backward_pass
+    forward = np.where(apart & behind, 1.0, hides * every) * ahead
+    window = hides * every * back + np.where(behind & ~apart, forward, 0.0)
+    last = rank.replica_communication - hides * back
     whole = rank.data_communication + rank.replica_communication
     first = np.where(apart, rank.gathered_forward, 0.0)
     rest = whole - first - np.where(rank.replicas_use_other_links, rank.replica_communication, 0.0)

@@ -86,6 +86,8 @@ class RankSeconds(Struct, frozen=True):
     replicas_use_other_links: Flag = False  # over other links than data_communication
     tensor_surplus: Real = 0.0  # of ``tensor_communication``, backward less forward
     context_surplus: Real = 0.0  # of ``context_communication``, backward less forward
+    hidden_forward: Real = 0.0  # collectives inside layers that a forward pass hides
+    hidden_backward: Real = 0.0
 
     def times(self, factor: Real) -> RankSeconds:
         """Return the seconds times a factor."""

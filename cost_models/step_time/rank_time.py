@@ -88,9 +88,9 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
     table, microbatches = view.table, view.table.num_microbatches
     device = device_seconds(view, rate)
     traffic, by_axis = step_traffic(view)
-    tensor = tensor_seconds(by_axis["tensor"] / microbatches, device.weights, view.software, table)
-    context = context_seconds(view, rate, by_axis["context"], device.core)
+    tensor, context = exposed_inside(view, rate, by_axis, device.weights, device.core)
     inside = tensor[0] + context[0], tensor[1] + context[1]
+    sent = exposed_inside(view, rate, by_axis, 0.0, 0.0)
     link = host_link(view.cluster, table, view.software)
     phases = data_phases(traffic, by_axis, table, view.parameters, view.software)
     shard = updated_parameters(view)
@@ -104,6 +104,8 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         tensor_communication=tensor[0] + tensor[1],
         tensor_surplus=tensor[1] - tensor[0],
         context_surplus=context[1] - context[0],
+        hidden_forward=sent[0][0] + sent[1][0] - inside[0],
+        hidden_backward=sent[0][1] + sent[1][1] - inside[1],
         context_communication=context[0] + context[1],
         pipeline_communication=by_axis["pipeline"] / microbatches,
         backward=backward + host[1],
@@ -330,6 +332,19 @@ def updated_parameters(view: RankView) -> Real:
     shard = (params.total - params.expert_total) / np.where(sharded, table.shard_ranks, 1)
     experts = np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
     return shard + params.expert_total / experts
+
+
+def exposed_inside(
+    view: RankView, rate: Rates, by_axis: dict[str, Real], weights: Real, core: Real
+) -> tuple[Pair, Pair]:
+    """Seconds of tensor- and context-parallel traffic that passes do not hide.
+
+    ``weights``, ``core``: seconds of weight gradients and of a forward pass's attention cores,
+    which hide traffic; with 0, all of it is exposed.
+    """
+    traffic = by_axis["tensor"] / view.table.num_microbatches
+    tensor = tensor_seconds(traffic, weights, view.software, view.table)
+    return tensor, context_seconds(view, rate, by_axis["context"], core)
 
 
 def context_seconds(view: RankView, rate: Rates, traffic: Real, core: Real) -> Pair:
