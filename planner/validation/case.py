@@ -126,7 +126,7 @@ def _case(reading: Reading) -> Case:
     cluster, cluster_key = cluster_of(reading)
     base, model_key = model_of(reading)
     plan, batch = _plan(reading, base, trainer, cluster.gpus_per_node)
-    workload = workload_of(reading, base, batch, cluster.accelerator, trainer)
+    workload = workload_of(reading, base, plan, batch, cluster.accelerator, trainer)
     if not takes_layers_in_turn(row):
         trainer = that_runs(plan, trainer, reading, experts=base.has_experts)
     software, changed = profile_of_trainer(trainer)
@@ -198,8 +198,8 @@ def _plan(
     offload = _offload(row, stage)
     alone = data * context == 1 and offload in ("none", "activations")
     recompute, layers = _recompute(reading, model, pipeline * virtual)
-    shard = _shard_ranks(row, context, gpus_per_node)
     experts = _expert_parallel(reading, model, tensor, data * context)
+    shard = _shard_ranks(row, data, context, experts, gpus_per_node)
     return Plan(
         data_parallel=data,
         tensor_parallel=tensor,
@@ -231,14 +231,17 @@ def takes_layers_in_turn(row: Row) -> bool:
     return "device map" in terms_of(row, ANYWHERE) and not row.zero_stage
 
 
-def _shard_ranks(row: Row, context: int, gpus_per_node: int) -> int | None:
+def _shard_ranks(row: Row, data: int, context: int, experts: int, gpus_per_node: int) -> int | None:
     """Return the data ranks of a sharding group, if the row says which; None: all of them.
 
+    MaxText's expert ranks are an axis of their mesh next to that of FSDP, and weights are sharded
+    over both (AI-Hypercomputer/maxtext: configs/base.yml, logical_axis_rules of embed and exp).
     InternEvo's weight-parallel ranks are those of its sequence, and as many data ranks as it takes
     (internlm/core/parallel/comm/isp.py).
     """
     if row.dp_shard is not None:
-        return row.dp_shard
+        axes = experts if "maxtext" in terms_of(row, "framework") else 1
+        return min(data, row.dp_shard * axes)
     words = f"{row.words('framework')} {row.words('notes')}"
     weight = WEIGHT_RANKS.search(words)
     if weight and "isp" in terms_of(row, ANYWHERE):
