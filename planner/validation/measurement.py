@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.uncertainty import MemoryKind
@@ -58,7 +58,10 @@ def measured_memory(row: Row) -> MeasuredMemory | None:
 
 
 def measured_step(row: Row, case: Case | None) -> float | None:
-    """Return the step time in seconds: measured, or derived from tokens/s, TFLOP/s or MFU."""
+    """Return the step time in seconds: measured, or derived from tokens/s, TFLOP/s or MFU.
+
+    An MFU is a share of the peak in the precision that the row states.
+    """
     if row.get("outcome") == "oom":
         return None
     if row.get("step_time_s") is not None:
@@ -76,7 +79,9 @@ def measured_step(row: Row, case: Case | None) -> float | None:
     flops = float(model_flops_per_step(*sizes, masked=definition.attention != 1.0))
     if row.get("tflops_per_gpu"):
         return flops / (float(row.get("tflops_per_gpu")) * 1e12 * gpus)
-    peak = case.scenario.cluster.accelerator.peak_flops.get(workload.precision)
+    stated = look_up(words_table().precision, row)
+    precision: Any = workload.precision if stated is None else stated.value
+    peak = case.scenario.cluster.accelerator.peak_flops.get(precision)
     if row.get("mfu_pct") and peak is not None:
         return flops / (0.01 * float(row.get("mfu_pct")) * peak.value * gpus)
     return None

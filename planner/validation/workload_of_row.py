@@ -6,6 +6,7 @@ from typing import Any, Final, get_args
 
 from cost_models.model.lora import is_adapted
 from cost_models.model.spec import Attention, ModelSpec
+from cost_models.plan.plan import Plan
 from cost_models.plan.workload import MIXED, Adapter, AttentionKernel, Precision, Workload
 from hardware_profiles.cluster.schema import Accelerator
 from planner.request.scenario import default_precision
@@ -19,9 +20,14 @@ TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def workload_of(
-    reading: Reading, model: ModelSpec, batch: int, accelerator: Accelerator, trainer: SoftwareEntry
+    reading: Reading,
+    model: ModelSpec,
+    plan: Plan,
+    batch: int,
+    accelerator: Accelerator,
+    trainer: SoftwareEntry,
 ) -> Workload:
-    """Return the work of a row."""
+    """Return the work of a row under its plan."""
     row, precision = reading.row, default_precision(accelerator)
     named = look_up(words_table().precision, row)
     word: Any = precision if named is None else named.value
@@ -33,6 +39,11 @@ def workload_of(
         usual = look_up(words_table().usual_precision, row)
         whose = "accelerator" if usual is None else "trainer"
         word = reading.value("precision", usual.value if usual else precision, f"of that {whose}")
+    if plan.data_parallel * plan.context_parallel == 1 < plan.world_size:
+        uncast = look_up(words_table().model_parallel_precision, row)
+        if uncast is not None and word != uncast.value:
+            reading.defaults.append(f"precision {uncast.value} (default: unsharded, uncast)")
+            word = uncast.value
     if word not in get_args(Precision):
         raise Unpriceable(f"precision {row.precision} is not priced")
     reading.value("optimizer", "adamw", "the usual one")

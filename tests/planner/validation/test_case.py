@@ -14,7 +14,7 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
 from planner.assessment.verdict import budget_bytes
 from planner.validation.case import Case, case_of
-from planner.validation.measurement import denied_by, measured_memory, measured_step
+from planner.validation.measurement import denied_by, measured_memory, measured_step, rates
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import PUBLISHED, Row, read_runs
 
@@ -259,8 +259,30 @@ def test_what_trainers_reduce_recompute_and_shard_is_as_their_words_say() -> Non
     assert gradients("megatron sft (mcore_bridge), April 2026", precision="bf16") == 2.0
     jax = case(framework="MaxText (JAX)", zero_stage=3, dp_shard=8)
     assert (jax.plan.data_parallel, jax.plan.dp_replicate) == (16, 2)
+    experts = {"num_experts": 8, "experts_per_token": 2, "expert_parallel": 2}
+    for framework, shards in (("MaxText (JAX)", 8), ("torchtitan", 4)):
+        mixture = case(framework=framework, zero_stage=3, dp_shard=4, **experts)
+        assert mixture.plan.dp_shard == shards
     tuned = case(framework="NeMo/Megatron-Core", peft="lora", gated_mlp=True)
     assert tuned.scenario.workload.adapter_targets == "q,k,v"
+
+
+def test_torchtitan_casts_nothing_where_no_data_rank_shards_weights() -> None:
+    def precision(**cells: Any) -> str:
+        return case(framework="torchtitan", precision="bf16", **cells).scenario.workload.precision
+
+    whole = {"tensor_parallel": 8, "pipeline_parallel": 2}
+    assert precision(**whole) == "fp32"
+    assert precision(tensor_parallel=8) == "bf16"
+    assert precision(**whole, optimizer="adamw, no fp32 master") == "bf16"
+    cells: dict[str, Any] = {"framework": "torchtitan", "precision": "bf16", "mfu_pct": 2.0}
+    cells |= {"flops_definition": "model FLOP, full attention", **whole}
+    found = case(**cells)
+    step = measured_step(Row(line=2, **{**GPT, **cells}), found)
+    assert step is not None
+    _, of_fp32 = rates(found, step)
+    fp32, bf16 = (found.scenario.cluster.accelerator.peak_flops[name] for name in ("fp32", "bf16"))
+    assert of_fp32 == pytest.approx(0.02 * bf16.value / fp32.value)
 
 
 def test_nothing_is_recomputed_unless_a_row_says_so() -> None:
