@@ -103,7 +103,7 @@ def _layer_operators(
         backward = backward + host.routing_operators_backward
         backward = backward + experts * host.expert_operators_backward
         each = experts if host.expert_operators_forward else 1.0
-    hooked = _hooked_weights(kind, view.table, each)
+    hooked = _hooked(kind, view.table, each)
     forward = forward + hooked * host.hook_operators_forward
     backward = backward + hooked * host.hook_operators_backward
     if view.workload.precision in QUANTISED:
@@ -130,12 +130,18 @@ def _cut_matrices(kind: LayerKind, table: PlanTable) -> Real:
     return np.where(table.tensor_parallel > 1, share * matrices, 0.0)
 
 
-def _hooked_weights(kind: LayerKind, table: PlanTable, each: Real) -> Real:
-    """Weights of a layer that hooks are called for: trained ones; ZeRO-3 gathers all of them."""
-    count: dict[bool, Real] = {True: 0.0, False: 0.0}
+def _hooked(kind: LayerKind, table: PlanTable, each: Real) -> Real:
+    """What of a layer hooks are called for: its trained weights; under ZeRO-3 all of its modules.
+
+    A module gathers, waits for and releases its matrix and its bias at once.
+    """
+    trained: Real = 0.0
+    modules: dict[str, Real] = {}
     for weight in kind.weights:
-        count[weight.frozen] = count[weight.frozen] + (each if weight.role == "expert" else 1.0)
-    return count[False] + np.where(table.zero_stage >= 3, count[True], 0.0)
+        times = each if weight.role == "expert" else 1.0
+        trained = trained + (0.0 if weight.frozen else times)
+        modules[weight.name.removesuffix(".bias").removesuffix(".weight")] = times
+    return np.where(table.zero_stage >= 3, sum(modules.values()), trained)
 
 
 def _unfused(

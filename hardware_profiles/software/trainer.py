@@ -216,7 +216,7 @@ class TrainerHost(Host, frozen=True, kw_only=True):
     unfused_softmax_operators: Amount  # that replace it, in addition
     dtensor_operators_forward: Amount  # per matrix cut over tensor-parallel ranks, in addition
     dtensor_operators_backward: Amount
-    hook_operators_forward: Amount  # per weight of a layer, in addition: DeepSpeed's hooks
+    hook_operators_forward: Amount  # per module of a layer under ZeRO-3, else per trained weight
     hook_operators_backward: Amount
     adapter_operators_forward: Amount  # per adapted matrix, in addition
     adapter_operators_backward: Amount

@@ -73,9 +73,15 @@ def test_adapters_and_casts_launch_operators_of_their_own() -> None:
     assert host("megatron", none) == host("megatron")
 
 
-def cut_host(profile: str, ranks: int, figures: dict[str, Any] | None = None, **plan: Any) -> float:
+def cut_host(
+    profile: str,
+    ranks: int,
+    figures: dict[str, Any] | None = None,
+    biases: bool = False,
+    **plan: Any,
+) -> float:
     """Seconds that a micro-batch of a small Llama on two cards waits for the host."""
-    llama = {**MIXTURE, "model_type": "llama"}
+    llama = {**MIXTURE, "model_type": "llama", "attention_bias": biases}
     scenario = Scenario(
         model_spec({k: v for k, v in llama.items() if k not in EXPERTS}, name="llama"),
         parse_cluster("1x8xH100-SXM"),
@@ -102,7 +108,7 @@ def test_tensors_of_dtensor_cost_the_host_more_than_the_layer_does() -> None:
 
 
 def test_hooks_of_deepspeed_cost_the_host_more_than_a_layer_does() -> None:
-    """Modules gather weights one by one in every pass; stages 1 and 2 hook gradients only."""
+    """Modules gather weights in every pass, biases too; stages 1 and 2 hook gradients only."""
     host = software_profile("torch-trainer+deepspeed-zero3").host
     each = host.operator_seconds + host.launch_latency
     without = {f"host.hook_operators_{name}": 0.0 for name in ("forward", "backward")}
@@ -113,10 +119,13 @@ def test_hooks_of_deepspeed_cost_the_host_more_than_a_layer_does() -> None:
         plain = cut_host("torch-trainer+deepspeed-zero3", 1, figures=without, **plan)
         assert hooked - plain == pytest.approx(4 * 9 * (passes + backward) * each, rel=1e-6)
         assert hooked > 4.0 * plain
+        assert cut_host("torch-trainer+deepspeed-zero3", 1, biases=True, **plan) == hooked
     zero2 = {"data_parallel": 8, "zero_stage": 2}
     hooked = cut_host("torch-trainer+deepspeed-zero2", 1, **zero2)
     plain = cut_host("torch-trainer+deepspeed-zero2", 1, figures=without, **zero2)
     assert hooked - plain == pytest.approx(4 * 9 * 30.0 * each, rel=1e-6)
+    biased = cut_host("torch-trainer+deepspeed-zero2", 1, biases=True, **zero2)
+    assert biased - hooked == pytest.approx(4 * 4 * 30.0 * each, rel=1e-6)
 
 
 EXPERTS = ("num_local_experts", "num_experts_per_tok")
