@@ -109,14 +109,14 @@ def bucket_elements(view: RankView) -> float:
 
 
 def update_with_copies(view: RankView, update: Real) -> Real:
-    """Bytes of the update with gradients that are flattened and cast for it.
+    """Bytes of the update with gradients, or states of few bits, that are cast for it.
 
         max(u n, t + (w - g) n)    n = P / d, under ZeRO-3 at most S
 
     u bytes of the copies of an element while it is cast; then the fp32 gradient replaces the kept
     one, and the optimizer has its temporaries t, ``update``. Source: DeepSpeed, stage_1_and_2.py,
     step: flatten(averaged_gradients), then to(float32), while these still live; a single rank's
-    partition is the whole.
+    partition is the whole. Moments of 8 bits: Transformer Engine, fused_adam.py, step.
     """
     optimizer, workload, table = view.software.optimizer, view.workload, view.table
     if not optimizer.copied_bytes:

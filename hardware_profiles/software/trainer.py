@@ -61,7 +61,7 @@ class TrainerOptimizer(ProfileGroup, frozen=True, kw_only=True):
 
     fused: bool  # one kernel updates in place; otherwise updates make copies of shards
     loops: bool  # if not fused, over tensors: temporaries of the largest one
-    copied_bytes: Amount  # per updated element, of gradients flattened and cast for the update
+    copied_bytes: Amount  # per updated element, of gradients or states cast for the update
     group_elements: Amount  # that ZeRO-3 updates at once; 0: all
     in_backward: bool  # weights are updated as their gradients arrive, which are then freed
     offloads_masters: bool  # fp32 weights and gradients leave the device with offloaded states

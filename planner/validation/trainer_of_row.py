@@ -37,6 +37,7 @@ SWITCHES: Final = (
     "projections",
     "linear_loss",
     "early_updates",
+    "widened_states",
     "batches",
     "stages",
     "recipes",

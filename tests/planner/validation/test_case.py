@@ -285,6 +285,18 @@ def test_torchtitan_casts_nothing_where_no_data_rank_shards_weights() -> None:
     assert of_fp32 == pytest.approx(0.02 * bf16.value / fp32.value)
 
 
+def test_moments_of_8_bits_are_widened_by_transformer_engines_update() -> None:
+    def copied(framework: str, optimizer: str) -> float:
+        found = case(framework=framework, precision="bf16", optimizer=optimizer, zero_stage=1)
+        return found.scenario.software.optimizer.copied_bytes
+
+    narrow = case(framework="Megatron-LM (core 0.16)", optimizer="adam, fp8 moments")
+    assert narrow.scenario.workload.optimizer == "adamw_8bit"
+    assert copied("Megatron-LM (core 0.16)", "adam, fp8 moments") == 8.0
+    assert copied("Megatron-LM (core 0.16)", "adam") == 0.0
+    assert copied("torchtitan", "adamw 8bit") == 0.0
+
+
 def test_nothing_is_recomputed_unless_a_row_says_so() -> None:
     assert case(framework="PaxML (JAX)").plan.recompute == "none"
     assert case(framework="MaxText", recompute="selective").plan.recompute == "selective"
