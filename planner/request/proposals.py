@@ -39,7 +39,7 @@ def accelerator_names(start: str) -> list[str]:
     """Return the accelerators whose name begins so.
 
     >>> accelerator_names("h100-s")
-    ['H100-SXM-80GB', 'H100-SXM-96GB']
+    ['H100-SXM-80GB', 'H100-SXM-96GB', 'H100-SXM-64GB']
     """
     from hardware_profiles.cluster.catalogue import accelerators
 
@@ -100,7 +100,7 @@ def prices(start: str) -> list[str]:
     """Return the accelerators that begin so, each before its price.
 
     >>> prices("L40S=0.9,h100-s")
-    ['L40S=0.9,H100-SXM-80GB=', 'L40S=0.9,H100-SXM-96GB=']
+    ['L40S=0.9,H100-SXM-80GB=', 'L40S=0.9,H100-SXM-96GB=', 'L40S=0.9,H100-SXM-64GB=']
     """
     before, last = _split(start)
     return [] if "=" in last else [f"{before}{name}=" for name in accelerator_names(last)]
