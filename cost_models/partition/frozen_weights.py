@@ -125,7 +125,8 @@ def stored_in_few_bits(weight: Weight, view: RankView) -> bool:
 
     Source: NVIDIA/TransformerEngine: fp8_model_init; NeMo's fp8_params of LoRA (mlcommons/
     training_results_v4.0: NVIDIA/benchmarks/llama2_70b_lora, megatron_gpt_peft_tuning_config.yaml,
-    with disable_parameter_transpose_cache: one copy, along the rows). Leaves out: scales.
+    with disable_parameter_transpose_cache: one copy, along the rows). Leaves out: a transposed
+    copy, where a trainer caches it.
     """
     few = view.software.fp8.stores_frozen and view.workload.precision in QUANTISED
     return few and weight.frozen and not weight.quantised and is_multiplied(weight)
