@@ -49,6 +49,8 @@ def end_of_expansion(text: str, start: int) -> int:
     """Return the position after the ``${...}`` or ``$(...)`` that starts there."""
     opening = text[start + 1]
     closing, depth, at = _CLOSING[opening], 1, start + 2
+    if text.find(closing, at) < 0:  # as the loop finds, mark by mark
+        return len(text)
     while depth:
         mark = _MARK.search(text, at)
         if mark is None:
