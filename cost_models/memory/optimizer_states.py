@@ -77,6 +77,10 @@ OPTIMIZER_TRAITS: Final[dict[Optimizer, OptimizerTraits]] = {
     "paged_adamw_8bit": OptimizerTraits(2.0, 2.0, bits=8, paged=True),
     # Li et al. (arXiv:2309.01507); torchao 0.18, optim/subclass_4bit.py: one kernel a tensor
     "adamw_4bit": OptimizerTraits(2.0, 2.0, bits=4),
+    # Pagliardini et al. (arXiv:2409.03137), sec. 3: a fast and a slow mean; bitsandbytes,
+    # optim/ademamix.py: both in one state of twice the size
+    "ademamix": OptimizerTraits(3.0, 3.0),
+    "ademamix_8bit": OptimizerTraits(3.0, 3.0, bits=8),
 }
 # torch or apex has one kernel for a whole update of these, and bitsandbytes for its own
 FUSED: Final = ("sgd", "sgd_momentum", "adamw", "adam", "lamb")

@@ -38,6 +38,8 @@ Optimizer = Literal[
     "paged_adamw",
     "paged_adamw_8bit",
     "adamw_4bit",
+    "ademamix",
+    "ademamix_8bit",
 ]
 KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
@@ -79,9 +81,9 @@ KEPT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0}
 # precisions with fp32 master weights, unless set otherwise
 MIXED: Final = ("bf16", "fp16", "fp8", "fp4")
 # bits of an element of states that also have fp32 scales, whatever is requested
-STATE_BITS: Final = {"adamw_8bit": 8, "paged_adamw_8bit": 8, "adamw_4bit": 4}
+STATE_BITS: Final = {"adamw_8bit": 8, "paged_adamw_8bit": 8, "adamw_4bit": 4, "ademamix_8bit": 8}
 # bitsandbytes, optim/optimizer.py: get_state_buffer makes fp32 states of weights in any precision
-PAGED_32_BIT: Final = ("paged_adamw",)
+FP32_STATES: Final = ("paged_adamw", "ademamix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Workload:
     @property
     def state_bytes(self) -> float:
         """Bytes of an element of an optimizer state; bitsandbytes' 32-bit ones are so always."""
-        if self.optimizer in PAGED_32_BIT and self.optimizer_state_precision == "auto":
+        if self.optimizer in FP32_STATES and self.optimizer_state_precision == "auto":
             return 4.0
         return KEPT_BYTES.get(self.optimizer_state_precision, self.master_bytes)
 

@@ -34,6 +34,8 @@ OPTIMIZERS: Final = {
     "paged_adamw_8bit": "paged_adamw_8bit",
     "adafactor": "adafactor",
     "lion": "lion_32bit",
+    "ademamix": "ademamix",
+    "ademamix_8bit": "ademamix_8bit",
     "sgd": "sgd",
 }
 MORE_OPTIMIZERS: Final = {  # further names, of older versions too

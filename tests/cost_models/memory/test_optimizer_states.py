@@ -73,6 +73,14 @@ def test_8_bit_adam_saves_6_of_8_bytes() -> None:
     assert resident("adamw_8bit", NORM, data_parallel=2, zero_stage=1) == 8 * 2048
 
 
+def test_ademamix_has_a_slow_mean_beside_the_states_of_adam() -> None:
+    """Pagliardini et al., arXiv:2409.03137; bitsandbytes: two means in one state, its variance."""
+    assert resident("ademamix", MATRIX) == 1.5 * resident("adamw", MATRIX)
+    assert resident("ademamix_8bit", MATRIX) == 1.5 * resident("adamw_8bit", MATRIX)
+    # fp32 states, whatever the weights' precision
+    assert Workload(1, 1, optimizer="ademamix", master_weights=False).state_bytes == 4.0
+
+
 def test_4_bit_adam_has_half_a_byte_a_state_and_a_scale_for_128() -> None:
     """Li et al., arXiv:2309.01507, and torchao's Adam4bit."""
     assert resident("adamw_4bit", MATRIX) == MATRIX.numel * 2 * (0.5 + 4 / BLOCKS[4])

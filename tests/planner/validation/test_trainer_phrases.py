@@ -613,6 +613,8 @@ def test_internevos_own_kind_of_parallelism() -> None:
         ("mcore distributed optimizer", "adamw"),
         ("CPUOffloadOptimizer", "adamw"),
         ("adam-mini", "sgd_momentum"),
+        ("AdEMAMix", "ademamix"),
+        ("AdEMAMix8bit", "ademamix_8bit"),
         ("LoRA+", "adamw"),
         ("DistributedFusedLAMB", "lamb"),
         ("AdamW, bf16 stochastic rounding", "adamw"),
