@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -16,6 +18,9 @@ from hypothesis import settings
 # Tests fork processes after torch was used: a pool of OpenMP threads does not survive a fork, so
 # this process must never make one. Set before anything imports torch.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Two workers and hundreds of processes start: each would compile all modules.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Answers and errors are wrapped to this width where it is set.
 os.environ.pop("COLUMNS", None)
 
@@ -47,6 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if number not in kept:
                 item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: -_expected_seconds(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep modules and tests, which live as long as the process, from garbage collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _expected_seconds(item: pytest.Item) -> float:
