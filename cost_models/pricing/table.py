@@ -53,7 +53,6 @@ from hardware_profiles.progress import advance
 
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 1_000_000  # plans of one group
-MERGED: Final = 200_000  # plans up to which ranks of equal kinds are priced together for all plans
 ONE_GROUP: Final = 50_000  # plans below which all are one group
 ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
 ONE_KIND: Final = 20_000  # plans up to which first and last ranks are rows of one table, too
@@ -83,7 +82,8 @@ def table_memory(
     """Return the peaks of legal plans, and their bytes on hosts.
 
     ``enough``: for a plan with more bytes in torch's allocator than that at some point, the result
-    may come of those bytes instead of the peak, unless all plans have more.
+    may come of those bytes instead of the peak, unless all plans have more; its ranks of further
+    kinds are not priced.
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
@@ -91,8 +91,7 @@ def table_memory(
         peak, _, host = price_memory(scenario, table.plain())
         return peak, host
     used, outside, memory, nvme = (np.zeros(len(table)) for _ in range(4))
-    groups = _groups_of_ranks if len(table) <= MERGED else _groups
-    for rows, group in groups(scenario, table):
+    for rows, group in _groups_of_ranks(scenario, table, lambda rows: used[rows] <= enough):
         found = _peaks(scenario, group, enough), *_hosts(scenario, group)
         for largest, mine in zip((used, memory, nvme), found, strict=True):
             np.maximum.at(largest, rows, mine)
@@ -301,10 +300,13 @@ def _groups(
             advance(done / len(table))
 
 
-def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Index, _Group]]:
+def _groups_of_ranks(
+    scenario: Scenario, table: PlanTable, wanted: Callable[[Index], NDArray[np.bool_]]
+) -> Iterator[tuple[Index, _Group]]:
     """Yield one group for each kind of rank: a row for each such rank of each plan.
 
-    The rows of the table are repeated for plans with several ranks of a kind.
+    The rows of the table are repeated for plans with several ranks of a kind. ``wanted``: which
+    rows are, when a group begins.
     """
     block, blocks = stages_of(scenario, table)
     bound: Any = late_rank(table.plain())
@@ -322,6 +324,10 @@ def _groups_of_ranks(scenario: Scenario, table: PlanTable) -> Iterator[tuple[Ind
     for key, alike in groups.items():
         every = np.concatenate([rows for rows, _ in alike])
         number = np.repeat(np.arange(len(alike)), [len(rows) for rows, _ in alike])
+        kept = wanted(every)
+        every, number = every[kept], number[kept]
+        if len(every) == 0:
+            continue
         contents: list[Sequence[PipelineRank]] = [[rank] for _, rank in alike]
         yield every, _Group.of(table.rows(every), number, contents, (key,), kind, block_by=())
         done += len(every)

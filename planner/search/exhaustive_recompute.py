@@ -145,7 +145,6 @@ class EveryNumber:
     beaten: Beaten
     feasible: Feasible
     ranking: Ranking
-    enumerated: bool = False
     priced: int = 0
 
     @classmethod

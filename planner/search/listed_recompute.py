@@ -51,7 +51,6 @@ class ListedRecompute:
     step: NDArray[np.float64]  # seconds
     feasible: Feasible
     modes: Mapping[str, bool]  # ``fewest``, ``every`` and ``smaller`` of ``VirtualStages``
-    enumerated: bool = False
     priced: int = 0
 
     def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:

@@ -204,7 +204,6 @@ class FewestLayers:
     scenario: Scenario
     families: Families
     feasible: Feasible
-    enumerated: bool = False
     priced: int = 0
 
     def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:

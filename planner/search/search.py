@@ -42,7 +42,7 @@ from planner.search.partial_recompute import (
     rows_too_large,
     varies_layers,
 )
-from planner.search.priced_candidates import EXACT, PricedCandidates
+from planner.search.priced_candidates import PricedCandidates
 from planner.search.ranking import Ranked, Ranking
 from planner.search.secondary_copies import SecondaryCopies, has_copies
 from planner.search.short_pieces import short_pieces
@@ -55,7 +55,7 @@ Floats = NDArray[np.float64]
 # virtual stages
 SIZES: Final = (5.0, 1.0, 1.0, 4.0, 2.0)
 FEW: Final = 20_000  # plans whose model states alone are not priced before their peaks
-NEAR: Final = 1.5  # budgets: with larger peaks, no stages of their own are tried
+NEAR: Final = 1.5  # budgets: no stages are chosen with larger peaks, which need not be exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +168,15 @@ def search(
             if verdict == 0:
                 tables = _reported(short_pieces(scenario, pins, require, offloads, leaders))
                 more = (_Space.of(t, ranking, pins, require, offloads, None, begin) for t in tables)
+            further: list[Iterator[CandidateSource]] = []
             for part in itertools.chain([space], more):
                 if part is not space and verdict == 0:
                     short.append(part)
-                for source in part.sources(feasible, leaders, begin):
-                    counted = source.enumerated and part is space
-                    tally.rank(source, ranking, feasible, leaders, counted=counted)
+                sources = part.sources(feasible, leaders, begin)
+                tally.rank(next(sources), ranking, feasible, leaders, counted=part is space)
+                further.append(sources)
+            for source in itertools.chain.from_iterable(further):
+                tally.rank(source, ranking, feasible, leaders, counted=False)
             tight = any(np.any(part.verdicts == 1) for part in (space, *short))
             if leaders.plans or not (feasible.seen_tight or tight) or below < np.inf:
                 break
@@ -306,7 +309,7 @@ class _Space:
                 interleaved, loops = Interleaved.of(scenario, legal, unknown, unknown), False
             legal, steps = _faster(scenario, legal, ranking.below, varies=varies)
         if priced is None:
-            enough = EXACT * budget_bytes(scenario.cluster)  # larger peaks need not be exact
+            enough = max(most, NEAR * budget_bytes(scenario.cluster))
             peak, verdicts = verdicts_of(scenario, legal, enough)
             lowest = np.min(peak, initial=np.inf)
             if lowest > most and ranking.below == np.inf and np.any(states > most):
@@ -358,7 +361,7 @@ class _Space:
     ) -> Iterator[CandidateSource]:
         """Yield the sources for one verdict, the enumerated space first.
 
-        The leaders found in the enumerated space bound the other sources.
+        Leaders found until then bound the other sources: those of all enumerated plans.
         """
         ranking, scenario = leaders.ranking, feasible.scenario
         mine = np.flatnonzero((self.broken == 0) & (self.verdicts == feasible.verdict))

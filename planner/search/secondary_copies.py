@@ -55,7 +55,6 @@ class SecondaryCopies:
     none: Floats  # of the same plans without recomputation; nan: unknown
     feasible: Feasible
     modes: Mapping[str, bool]  # ``fewest``, ``every`` and ``smaller`` of ``VirtualStages``
-    enumerated: bool = False
     priced: int = 0
 
     def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:

@@ -41,11 +41,6 @@ class CandidateSource(Protocol):
     """Plans that the search may rank."""
 
     @property
-    def enumerated(self) -> bool:
-        """Whether the plans are rows of the enumerated space rather than variants of them."""
-        ...
-
-    @property
     def priced(self) -> int:
         """Number of variants priced so far."""
         ...
@@ -63,7 +58,6 @@ class EnumeratedSpace:
     order: Rows
     step: Floats
     peak: Floats
-    enumerated: bool = True
     priced: int = 0
 
     def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:

@@ -112,7 +112,6 @@ class VirtualStages:
     fewest: bool  # the fewest recomputed layers that fit are the best
     every: bool  # every number of recomputed layers is a candidate
     smaller: bool  # see ``EveryNumber.of``
-    enumerated: bool = False
     priced: int = 0
     part_recomputed: int = 0
 
