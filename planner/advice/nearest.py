@@ -11,7 +11,6 @@ from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_seconds
 from hardware_profiles.errors import InputError
 from planner.assessment.assess import assess
-from planner.refinement.best_partition import best_staged
 from planner.request.command import describe_plan, plan_command
 from planner.request.limits import TrainerSearch
 from planner.search.search import search
@@ -22,6 +21,8 @@ def nearest(title: str, searches: Iterable[TrainerSearch], command: str) -> str:
 
     A plan that fits goes before a tight one, a faster before a slower one.
     """
+    from planner.refinement.best_partition import best_staged  # large, and seldom needed
+
     best: tuple[bool, float, str] | None = None
     for one in searches:
         found = search(one.scenario, one.pins, require=one.require, top=1, with_near=True)

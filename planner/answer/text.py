@@ -28,7 +28,6 @@ from planner.assessment.confidence import confidence_words
 from planner.assessment.host_memory import host_text
 from planner.assessment.reach import Reach
 from planner.assessment.verdict import WORDS, Budget
-from planner.refinement.placement import can_be_placed
 from planner.request.command import describe_plan, plan_command
 from planner.request.stage_layers import layers_option, recompute_cell, stage_recompute_options
 from planner.run_cost.text import run_lines
@@ -583,6 +582,8 @@ def plan_text(
         words = saving_words(saving, verbose=verbose)
         lines += labelled("" if place else "Would save", words)
     if trainers:
+        from planner.refinement.placement import can_be_placed  # large, and not for ``fit``
+
         usual = can_be_placed(scenario.cluster) and not any(one.order for one in trainers)
         order = ", default order of ranks" * usual
         if verbose:
