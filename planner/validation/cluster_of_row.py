@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace as replace_cells
 
+from cost_models.units import GIB
 from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import (
     find_accelerator,
@@ -21,6 +22,7 @@ from hardware_profiles.cluster.power_limit import with_power_limit
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure
 from hardware_profiles.errors import InputError, NeedsMeasurement
 from planner.validation.reading import Reading, Unpriceable
+from planner.validation.runs_file import Row
 from planner.validation.words import look_up, words_table
 
 # words for the server, or the rack, around an accelerator
@@ -108,6 +110,8 @@ def accelerator_of(reading: Reading) -> Accelerator:
     names = [f"{name}-{memory:g}GB"] if memory is not None else []
     entry = look_up(words_table().gpu, row)
     usual = [entry.accelerator] if entry else []
+    if entry and (smaller := smaller_accelerator(row)) is not None:
+        reading.defaults.append(f"{entry.accelerator} (its memory is not said: or {smaller.name})")
     known = usual + names if entry and entry.before_name else exact + names + usual
     if (slowest := _slowest(reading, name)) is not None:
         reading.defaults.append(f"gpu {name}: priced as {slowest.name} alone, the slowest of them")
@@ -122,6 +126,19 @@ def accelerator_of(reading: Reading) -> Accelerator:
         return found.entry
     unknown = f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)"
     raise Unpriceable(_not_priced(name) or unknown)
+
+
+def smaller_accelerator(row: Row) -> Accelerator | None:
+    """Return the accelerator with less memory that a row's words leave open; None if none.
+
+    A measured peak above its memory rules it out.
+    """
+    name, entry = row.gpu or "", look_up(words_table().gpu, row)
+    said = row.gpu_mem_gb is not None or MEMORY.search(name) or _leaves_nothing_open(name)
+    if said or entry is None or not entry.smaller:
+        return None
+    found = find_accelerator(entry.smaller)
+    return found if (row.peak_memory_gib or 0.0) * GIB <= found.memory_capacity.value else None
 
 
 def _slowest(reading: Reading, name: str) -> Accelerator | None:

@@ -11,7 +11,8 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import TYPICAL_MEMORY, peak_interval, verdict_spread, widened
-from planner.assessment.verdict import Verdict, budget_bytes, verdict
+from planner.assessment.verdict import Verdict, budget_bytes, memory_budget, verdict
+from planner.validation.cluster_of_row import smaller_accelerator
 from planner.validation.model_of_row import is_typical
 from planner.validation.reading import Reading
 from planner.validation.runs_file import Row
@@ -39,12 +40,18 @@ def checkpointed_otherwise(plan: Plan) -> Plan:
 def row_verdict(
     row: Row, defaults: Iterable[str], scenario: Scenario, peak: float, typical: float
 ) -> Verdict:
-    """Return the verdict on a row's plan, for its cautious and its typical peak in bytes."""
+    """Return the verdict on a row's plan, for its cautious and its typical peak in bytes.
+
+    TIGHT where it hangs on memory of the accelerator that the row does not give.
+    """
     trainer = compared_trainer(row, scenario.software.name)
     ends = peak_interval(peak, typical, verdict_spread(trainer, scenario.cluster.num_gpus))
     if is_typical(defaults):
         ends = widened(ends, TYPICAL_MEMORY)
-    return verdict(*ends, budget_bytes(scenario.cluster))
+    found, smaller = verdict(*ends, budget_bytes(scenario.cluster)), smaller_accelerator(row)
+    if smaller is None or verdict(*ends, memory_budget(smaller).size) == found:
+        return found
+    return "tight"
 
 
 def with_usual_checkpointing(reading: Reading, scenario: Scenario, plan: Plan) -> Plan:

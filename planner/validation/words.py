@@ -128,9 +128,13 @@ class FlopsEntry(Conditions, frozen=True, kw_only=True):
 
 
 class GpuEntry(Conditions, frozen=True, kw_only=True):
-    """Accelerator of the catalogue; ``before_name``: tried before the name in the cell."""
+    """Accelerator of the catalogue; ``before_name``: tried before the name in the cell.
+
+    ``smaller``: the one with less memory that the words leave open.
+    """
 
     accelerator: str
+    smaller: str = ""
     before_name: bool = False
 
 

@@ -39,3 +39,17 @@ def test_memory_reaches_down_to_checkpointing_where_nobody_says(seq_len: int) ->
     taken = again if seq_len == 4096 else plain
     assert (found.peak, found.peak_high, found.step) == (taken.peak, taken.peak_high, taken.step)
     assert found.peak_low == again.peak_low < plain.peak_low
+
+
+def test_a_verdict_that_hangs_on_memory_that_is_not_said_is_tight() -> None:
+    """V100s have 16 or 32 GB; a peak of more than 16 says which."""
+    cells = {"model": "gpt2", "seq_len": 1024, "num_gpus": 4, "micro_batch_size": 10}
+    row = Row(
+        row_id="a", gpu="V100", framework="HF Trainer", recompute="none", precision="fp32", **cells
+    )
+    sizes = [replace(row, gpu_mem_gb=size) for size in (16.0, 32.0)]
+    peak = {"peak_memory_gib": 18.0, "memory_definition": "nvidia-smi"}
+    rows = (*sizes, row, replace(row, **peak), replace(row, micro_batch_size=1))
+    found = [predict_cases([case_of(one)])[0]["a"].verdict for one in rows]
+    assert found == ["does_not_fit", "fits", "tight", "fits", "fits"]
+    assert any("its memory is not said" in words for words in case_of(row).defaults)
