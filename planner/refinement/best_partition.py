@@ -6,11 +6,15 @@ gain most where that fits badly, so the best plan with even stages need not be t
 bound is no better than the best step found:
 
     1. the bound in closed form, for all candidates at once (``table_balanced_steps``; for several
-       stages on a rank, whose layers stay as they are, the passes without recomputation, and the
+       stages on a rank with the layers of the search, the passes without recomputation, and the
        communication that full recomputation cannot hide);
     2. for a group of plans at a time, the fewest recomputed layers with which each possible stage
        fits, and their seconds;
     3. for each plan of the group, the best stages (``stage_search``, ``minimal_recompute``).
+
+Where all layers are of one kind, the price of several stages on a rank depends on their layers
+together, and those are chosen like the layers of one stage; of more than MOST_LOOPED such plans,
+only for those that the search found. For layers of several kinds they stay as they are.
 
 The result is exact for these prices unless one of the limits below ends the search.
 """
@@ -25,8 +29,10 @@ import numpy as np
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
+from cost_models.columnar.projections import distinct_rows
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.partition.schedules import V_CODES, V_SHAPED
 from cost_models.plan.factored import distinct_plans
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, Plan, PlanTable
 from cost_models.plan.recompute import FULL, NONE, SELECTIVE
@@ -39,6 +45,7 @@ from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import longest_stage
 from hardware_profiles.progress import stages, tracked
 from planner.refinement.minimal_recompute import least_recompute
+from planner.refinement.rank_prices import table_passes
 from planner.refinement.stage_costs import (
     StageContents,
     StageCosts,
@@ -47,6 +54,8 @@ from planner.refinement.stage_costs import (
     with_stages,
 )
 from planner.refinement.stage_search import (
+    MOST_NODES,
+    MOST_SIMULATED,
     ONE_STAGE_A_RANK,
     Ranges,
     StageSplit,
@@ -64,6 +73,10 @@ PRICES: Final = (8.0, 1.0)  # seconds, relative: prices of the stages of plans, 
 AT_ONCE: Final = 250  # plans whose stages are priced together, before the others have to beat them
 MOST_PLANS: Final = 1500  # whose stages are priced
 Rows = NDArray[np.intp]
+MOST_LOOPED: Final = 64  # the same with several stages on a rank
+MANY: Final = 4_000
+FEWEST_NODES: Final = 40  # of the search for the stages of one of many plans
+FEWEST_SIMULATED: Final = 2
 GAIN: Final = 1e-3  # smallest gain, as a share of the step, that is worth uneven stages
 RECOMPUTES: Final = (FULL, SELECTIVE)  # settings whose numbers of layers are chosen
 UNEVEN: Final = [SCHEDULES.index(schedule) for schedule in ONE_STAGE_A_RANK]
@@ -142,7 +155,9 @@ def best_staged(
     even = simulated_step(scenario, plans[0], default_layer_ranges(scenario, plans[0]))
     limit = min(even, fastest) * (1.0 - GAIN)
     table = all_stage_candidates(plans, candidates, recomputed=recomputed)
-    found, _ = stages_below(scenario, table, limit, recomputed=recomputed, require=require)
+    found, _ = stages_below(
+        scenario, table, limit, recomputed=recomputed, require=require, first=plans
+    )
     if found is None:
         return None
     ranks = [row for row, other in enumerate(plans) if _family(other) == _family(found.plan)]
@@ -166,9 +181,13 @@ def stages_below(
     *,
     recomputed: Recomputed = "by_stage",
     require: Sequence[Constraint] = (),
+    first: Sequence[Plan] = (),
 ) -> tuple[StagedPlan | None, bool]:
-    """Return the shortest step below a limit in seconds, and whether it is proven to be that."""
-    search = _Search(scenario, limit, recomputed, require)
+    """Return the shortest step below a limit in seconds, and whether it is proven to be that.
+
+    ``first``: plans whose layers are chosen, where those with several stages on a rank are many.
+    """
+    search = _Search(scenario, limit, recomputed, require, first)
     search.run(candidates)
     if search.best is None:
         return None, search.proven
@@ -192,12 +211,16 @@ def stage_candidates(table: PlanTable, *, recomputed: Recomputed = "by_stage") -
     """
     usual = (table.recompute_every == 0) & (table.offload == OFFLOADS.index("none"))
     if recomputed != "by_stage":
-        table = table.rows(np.flatnonzero(usual & chooses_layers(table)))
+        table = table.rows(np.flatnonzero(usual & (chooses_layers(table) | is_looped(table))))
         if recomputed == "one_number":  # one row stands for all numbers
             table = replace(table, recompute_layers=np.zeros_like(table.recompute_layers))
         return table.rows(np.sort(distinct_plans(table)[1]))
     usual = usual & np.isin(table.recompute, [*RECOMPUTES, NONE])
-    table = table.rows(np.flatnonzero(usual & (chooses_layers(table) | (table.recompute != NONE))))
+    table = table.rows(
+        np.flatnonzero(
+            usual & (chooses_layers(table) | is_looped(table) | (table.recompute != NONE))
+        )
+    )
     table = replace(table, recompute_layers=np.zeros_like(table.recompute_layers))
     family, _ = distinct_plans(table, without=["recompute"])
     _, first = distinct_plans(table)
@@ -219,12 +242,7 @@ def stage_bounds(
     passes without recomputation, and the communication that recomputation of all layers leaves
     exposed. ``limit``: seconds; longer steps may have a lower bound from there on.
     """
-    part = (recomputed != "given") | (table.recompute_layers > 0)
-    without = replace(
-        table,
-        recompute=np.where(part, NONE, table.recompute).astype(table.recompute.dtype),
-        recompute_layers=np.zeros_like(table.recompute_layers),
-    )
+    without = _without(table, recomputed)
     bounds = BalancedSteps(*(np.zeros(len(table)) for _ in range(3)))
     uneven = chooses_layers(table)
     with stages(*BOUNDS, joint=True) as begin:
@@ -239,6 +257,91 @@ def stage_bounds(
     return bounds
 
 
+def is_looped(table: PlanTable) -> NDArray[np.bool_]:
+    """Return which plans have several stages on each of several ranks."""
+    found: NDArray[np.bool_] = (table.pipeline_parallel > 1) & (table.virtual_stages > 1)
+    return found
+
+
+def looped_bounds(
+    scenario: Scenario,
+    table: PlanTable,
+    limit: float,
+    *,
+    recomputed: Recomputed = "by_stage",
+) -> tuple[PlanTable, BalancedSteps]:
+    """Return plans with several stages on a rank, and lower bounds of their steps below a limit.
+
+    For every number of layers of one kind on each rank, but for the layers of the search. One rank
+    has no fewer than all on average, and computes them for every micro-batch; the bound leaves that
+    out for more than MANY plans.
+    """
+    if len(table) == 0:
+        return table, BalancedSteps(*(np.zeros(0) for _ in range(3)))
+    without = _without(table, recomputed)
+    bounds = _balanced_loops(scenario, without)
+    rows = np.flatnonzero(bounds.step < limit)
+    few = BalancedSteps(*(bound[rows] for bound in astuple(bounds)))
+    if len(rows) <= MANY:
+        longest = _longest_ranks(scenario, without.rows(rows), whole=recomputed == "given")
+        np.maximum(few.step, longest * table.num_microbatches[rows] + few.once, out=few.step)
+    kept = np.flatnonzero(few.step < limit)
+    return table.rows(rows[kept]), BalancedSteps(*(bound[kept] for bound in astuple(few)))
+
+
+def _balanced_loops(scenario: Scenario, table: PlanTable) -> BalancedSteps:
+    """Return lower bounds of plans with several stages on a rank, for all numbers of layers."""
+    in_order = SCHEDULES.index("interleaved_zero_bubble")  # a V has as many passes on each rank
+    schedule = table.pipeline_schedule
+    schedule = np.where(np.isin(schedule, V_CODES), in_order, schedule).astype(schedule.dtype)
+    balanced = replace(table, pipeline_schedule=schedule)
+    return table_balanced_steps(scenario, balanced, table.virtual_stages)
+
+
+def least_steps(
+    scenario: Scenario, table: PlanTable, *, recomputed: Recomputed
+) -> NDArray[np.float64]:
+    """Return lower bounds of the steps in seconds with all stages that are tried."""
+    step = stage_bounds(scenario, table, recomputed=recomputed).step
+    rows = np.flatnonzero(is_looped(table))
+    if len(scenario.model.kinds) == 1 and len(rows):
+        looped = _balanced_loops(scenario, _without(table.rows(rows), recomputed))
+        step[rows] = np.minimum(step[rows], looped.step)
+    return step
+
+
+def _longest_ranks(scenario: Scenario, table: PlanTable, *, whole: bool) -> NDArray[np.float64]:
+    """Return lower bounds of the passes of the rank with the most layers, other than evenly cut.
+
+    ``whole``: plans that recompute do so in all layers.
+    """
+    model, found = scenario.model, np.full(len(table), np.inf)
+    v_shaped = np.isin(table.pipeline_schedule, V_CODES)
+    group, first = distinct_rows(table.pipeline_parallel, table.virtual_stages, v_shaped)
+    ranks = []
+    for number, row in enumerate(first.tolist()):
+        plan, rows = table.plan(row), np.flatnonzero(group == number)
+        most, left = divmod(model.num_layers, plan.pipeline_parallel)
+        of = StageContents.of_plan(model, plan)
+        searched = of.layers_of_ranks(default_layer_ranges(scenario, plan))
+        most += left > 0 or max(searched) == most  # else equal ranks, as the search has them
+        for rank in of.different:
+            ranks += [(rows, of.of(rank, *pair, whole * most)) for pair in of.ranges(rank, [most])]
+    for (rows, _), seconds in zip(ranks, table_passes(scenario, table, ranks), strict=True):
+        found[rows] = np.minimum(found[rows], seconds)
+    return found
+
+
+def _without(table: PlanTable, recomputed: Recomputed) -> PlanTable:
+    """Return plans without the recomputation that may be left out."""
+    part = (recomputed != "given") | (table.recompute_layers > 0)
+    return replace(
+        table,
+        recompute=np.where(part, NONE, table.recompute).astype(table.recompute.dtype),
+        recompute_layers=np.zeros_like(table.recompute_layers),
+    )
+
+
 def _family(plan: Plan) -> Plan:
     return replace(plan, recompute="none", recompute_layers=0)
 
@@ -251,12 +354,17 @@ class _Search:
     limit: float
     recomputed: Recomputed = "by_stage"
     require: Sequence[Constraint] = ()
+    first: Sequence[Plan] = ()  # with several stages on a rank, alone if all are too many
     best: tuple[Plan, Ranges, tuple[int, ...] | None] | None = None
     proven: bool = True
-    contents: dict[int, StageContents] = field(default_factory=dict)  # by pipeline_parallel
+    share: int = 1  # plans that share the nodes and simulations of one
+    contents: dict[Any, StageContents] = field(default_factory=dict)  # by pipeline
 
     def run(self, candidates: PlanTable) -> None:
         """Refine candidates in the order of their bounds."""
+        looped = candidates
+        if self.recomputed != "by_stage":
+            candidates = candidates.rows(np.flatnonzero(chooses_layers(candidates)))
         bounds = stage_bounds(self.scenario, candidates, self.limit, recomputed=self.recomputed)
         uneven = chooses_layers(candidates)
         order = np.argsort(bounds.step, kind="stable")
@@ -274,6 +382,24 @@ class _Search:
                 self._choose_recomputed([candidates.plan(row) for row in others])
         left = order[MOST_PLANS:]
         self.proven = self.proven and not np.any(bounds.step[left] < self.limit)
+        self._choose_looped(looped)
+
+    def _choose_looped(self, candidates: PlanTable) -> None:
+        """Choose the layers of plans with several stages on a rank: all if they are few."""
+        if len(self.scenario.model.kinds) > 1:
+            self.proven = self.proven and not np.any(is_looped(candidates))
+            return
+        table, bounds = self._looped(candidates)
+        if len(table) > MOST_LOOPED:
+            self.proven = False
+            first = PlanTable.from_plans(list(self.first[:MOST_LOOPED]))
+            table, bounds = self._looped(stage_candidates(first, recomputed=self.recomputed))
+        self.share = max(1, len(table))
+        self._choose_stages(table, bounds, np.argsort(bounds.step, kind="stable"))
+
+    def _looped(self, candidates: PlanTable) -> tuple[PlanTable, BalancedSteps]:
+        table = candidates.rows(np.flatnonzero(is_looped(candidates)))
+        return looped_bounds(self.scenario, table, self.limit, recomputed=self.recomputed)
 
     def _choose_stages(self, table: PlanTable, bounds: BalancedSteps, rows: Rows) -> None:
         """Try plans with one stage on each rank, AT_ONCE at a time."""
@@ -315,7 +441,7 @@ class _Search:
 
         With a number for each stage, a plan takes no longer; only those that win then come here.
         """
-        most = max(high for _, high in costs.sizes)
+        most = -(-max(high for _, high in costs.sizes) // costs.plan.virtual_stages)
         plans = [replace(costs.plan, recompute_layers=n) for n in range(1, most)]
         plans.append(costs.plan)  # all layers
         numbers = [self._costs(plan, costs.longest, by_stage=False) for plan in plans]
@@ -326,15 +452,21 @@ class _Search:
                 self._keep(one.plan, found.layer_ranges, found.recomputed, found.step)
 
     def _costs(self, plan: Plan, longest: Sequence[float], *, by_stage: bool) -> StageCosts:
-        depth = plan.pipeline_parallel
-        contents = self.contents.setdefault(depth, StageContents(self.scenario.model, depth))
+        pipeline = plan.pipeline_parallel, plan.virtual_stages, plan.pipeline_schedule in V_SHAPED
+        if pipeline not in self.contents:
+            self.contents[pipeline] = StageContents.of_plan(self.scenario.model, plan)
+        contents = self.contents[pipeline]
         most = most_memory(self.require, np.inf)
         return StageCosts(self.scenario, plan, contents, self.limit, longest, by_stage, most)
 
     def _best_of(self, costs: StageCosts) -> StageSplit | None:
         """Return the best stages of a plan, if they are the best so far."""
         costs.limit = self.limit
-        found, proven = best_stages(costs)
+        found, proven = best_stages(
+            costs,
+            most_nodes=max(FEWEST_NODES, MOST_NODES // self.share),
+            most_simulated=max(FEWEST_SIMULATED, MOST_SIMULATED // self.share),
+        )
         self.proven = self.proven and proven
         return found
 

@@ -32,7 +32,7 @@ from planner.refinement.rank_prices import (
     rank_passes,
     rank_peaks,
 )
-from planner.refinement.stage_costs import Ranges, ranks_of
+from planner.refinement.stage_costs import Ranges, ranks_of, spread
 
 EPSILON: Final = 1e-3  # weight of recomputation: among equal longest stages the least
 
@@ -187,21 +187,6 @@ def _with_ranks(
             of_item = seconds[item], seconds[len(ranks) + item]
             plans[number].of_rank[rank] = RankRecompute(fewest, most[item], *of_item)
     return [one for number, one in enumerate(plans) if number not in too_large]
-
-
-def spread(number: int, mine: list[int], sizes: list[int]) -> tuple[int, ...]:
-    """Return recomputed layers of each stage: ``number`` layers in turn over the stages ``mine``.
-
-    >>> spread(5, [0, 2], [4, 4, 2])
-    (3, 0, 2)
-    """
-    shared = [0] * len(sizes)
-    while number:
-        for stage in mine:
-            if number and shared[stage] < sizes[stage]:
-                shared[stage] += 1
-                number -= 1
-    return tuple(shared)
 
 
 def spread_over(least: list[int], mine: list[list[int]], count: int) -> tuple[int, ...]:

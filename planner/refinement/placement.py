@@ -41,7 +41,7 @@ from hardware_profiles.progress import report, tracked
 from planner.refinement.best_partition import (
     StagedPlan,
     all_stage_candidates,
-    stage_bounds,
+    least_steps,
     stages_below,
 )
 from planner.refinement.rank_orders import (
@@ -358,7 +358,7 @@ class _Placement:
 
     def choose_stages(self, candidates: PlanTable) -> None:
         """Choose stages in the orders of all grids with bounds below the limit."""
-        bounds = stage_bounds(self._bounds, candidates, recomputed=self.recomputed).step
+        bounds = least_steps(self._bounds, candidates, recomputed=self.recomputed)
         rows = np.flatnonzero(bounds < self.limit)
         candidates, bounds = candidates.rows(rows), bounds[rows]
         for rows in self._by_grid(candidates, bounds):

@@ -16,7 +16,7 @@ from cost_models.memory.peak import rank_timeline
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.pricing.rank_rows import of_ranks
+from cost_models.pricing.rank_rows import RankRows, of_ranks
 from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.rank_time import rank_seconds
@@ -68,6 +68,19 @@ def rank_passes(
     scenario: Scenario, plans: Sequence[Plan], ranks: Sequence[OfPlan]
 ) -> list[Seconds]:
     """Return the seconds of every rank."""
+    found = _of_plans(scenario, plans, ranks, _seconds_formula(scenario))
+    return [Seconds(*row) for row in found.T.tolist()]
+
+
+def table_passes(scenario: Scenario, table: PlanTable, ranks: Sequence[RankRows]) -> list[Floats]:
+    """Return the seconds of both passes of a micro-batch; ``ranks``: rows and their rank."""
+    if not ranks:
+        return []
+    records = of_ranks(scenario, table, ranks, _seconds_formula(scenario))
+    return [np.add(record.forward, record.backward) for record in records]
+
+
+def _seconds_formula(scenario: Scenario) -> Callable[[RankView], _Columns]:
     software = scenario.software
     cluster, precision = scenario.cluster, scenario.workload.precision
     rate = training_rates(cluster.accelerator, precision, software, cluster.num_gpus)
@@ -80,7 +93,7 @@ def rank_passes(
         once = exposed + found.optimizer
         return _Columns(found.forward_pass, found.backward_pass, found.weights, once)
 
-    return [Seconds(*row) for row in _of_plans(scenario, plans, ranks, seconds).T.tolist()]
+    return seconds
 
 
 def rank_peaks(scenario: Scenario, plans: Sequence[Plan], ranks: Sequence[OfPlan]) -> Floats:

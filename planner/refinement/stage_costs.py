@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -46,13 +49,62 @@ class StageContents:
     The time of a stage depends on its layers and on whether it is the first or the last one; its
     memory also on its position. A key contains the kinds of the layers and, for models with encoder
     and decoder, the tensors that a stage sends.
+
+    Where a rank has several stages and all layers are of one kind, a *stage* is all of a rank's:
+    time and memory depend on their number of layers together (``split_over_stages``).
     """
 
     model: ModelSpec
     stages: int
+    owner: tuple[int, ...] = ()  # the rank of each stage; empty: one stage on each rank
     _contents: dict[tuple[int, int, int, int], PipelineRank] = field(default_factory=dict)
     _keys: dict[tuple[int, int, int], Any] = field(default_factory=dict)
     _ranges: dict[tuple[int, int], list[Pair]] = field(default_factory=dict)
+
+    @classmethod
+    def of_plan(cls, model: ModelSpec, plan: Plan) -> StageContents:
+        """Return the contents for the pipeline of a plan."""
+        owner = tuple(ranks_of_stages(plan)) if plan.virtual_stages > 1 else ()
+        return cls(model, plan.pipeline_parallel, owner)
+
+    @cached_property
+    def least(self) -> list[int]:
+        """Fewest layers of each stage: the first and the last may hold embedding and head alone."""
+        owner = self.owner or range(self.stages)
+        inner = Counter(owner[1:-1])
+        return [inner[rank] for rank in range(self.stages)]
+
+    def split_over_stages(self, rank: int, layers: int) -> list[int]:
+        """Return the layers of each of a rank's stages, as even as possible."""
+        last = len(self.owner) - 1
+        mine = [s for s, owner in enumerate(self.owner) if owner == rank]
+        each, more = divmod(layers, len(mine))
+        # the stages with embedding or head have no more layers than the others
+        order = sorted(range(len(mine)), key=lambda n: mine[n] in (0, last))
+        sizes = [each] * len(mine)
+        for n in order[:more]:
+            sizes[n] += 1
+        return sizes
+
+    def ranges_of(self, layers: Sequence[int]) -> tuple[Pair, ...]:
+        """Return the layers of every stage; ``layers``: their number on each rank."""
+        left = [self.split_over_stages(rank, n) for rank, n in enumerate(layers)]
+        ends = list(accumulate(left[rank].pop(0) for rank in self.owner))
+        return tuple(zip([0, *ends[:-1]], ends, strict=True))
+
+    def layers_of_ranks(self, ranges: Sequence[Pair]) -> list[int]:
+        """Return the number of layers on each rank; ``ranges``: of every stage."""
+        pairs = list(zip(self.owner, ranges, strict=True))
+        return [
+            sum(b - a for owner, (a, b) in pairs if owner == rank) for rank in range(self.stages)
+        ]
+
+    def recomputed_of(self, ranges: Sequence[Pair], layers: Sequence[int]) -> tuple[int, ...]:
+        """Return the recomputed layers of every stage; ``layers``: their number on each rank."""
+        sizes = [last - first for first, last in ranges]
+        mine = [[s for s, r in enumerate(self.owner) if r == rank] for rank in range(self.stages)]
+        of_ranks = [spread(n, own, sizes) for n, own in zip(layers, mine, strict=True)]
+        return tuple(map(sum, zip(*of_ranks, strict=True)))
 
     def key(self, stage: int, first: int, last: int) -> Any:
         """Return the properties of a stage that determine its time."""
@@ -69,7 +121,18 @@ class StageContents:
     def of(self, stage: int, first: int, last: int, recomputed: int) -> PipelineRank:
         """Return the contents of a stage; the other stages split the remaining layers evenly."""
         place = (stage, first, last, recomputed)
-        if place not in self._contents:
+        if place not in self._contents and self.owner:
+            counts = list(self.least)
+            counts[stage] = last - first
+            counts[stage - 1] += self.model.num_layers - sum(counts)
+            ranges = self.ranges_of(counts)
+            again = self.recomputed_of(
+                ranges, [recomputed * (r == stage) for r in range(self.stages)]
+            )
+            self._contents[place] = contents_of_rank(
+                self.model, ranges, self.owner, stage, recomputed=RecomputedLayers(by_stage=again)
+            )
+        elif place not in self._contents:
             later, layers = self.stages - 1 - stage, self.model.num_layers
             before, left = _evenly(first, stage), layers - last
             after = [(layers - b, layers - a) for a, b in reversed(_evenly(left, later))]
@@ -87,6 +150,9 @@ class StageContents:
         return [pair for size in sizes for pair in self._ranges_of(stage, size)]
 
     def _ranges_of(self, stage: int, size: int) -> list[Pair]:
+        if self.owner:
+            most = self.model.num_layers - sum(self.least) + self.least[stage]
+            return [(0, size)] if self.least[stage] <= size <= most else []
         if (stage, size) not in self._ranges:
             layers, later = self.model.num_layers, self.stages - 1 - stage
             latest = layers - max(0, later - 1) - size  # the last stage may be empty, too
@@ -114,7 +180,7 @@ class StageContents:
 
 @dataclass
 class StageCosts:
-    """Costs of the stages of a plan with one stage on each rank, filled by ``price_stages``.
+    """Costs of the stages of a plan (``StageContents``), filled by ``price_stages``.
 
     ``limit``: seconds of a step; stages with which it takes longer are left out. ``longest``:
     seconds of a micro-batch that each stage may take within it. Fewer layers or more recomputation
@@ -138,10 +204,8 @@ class StageCosts:
         cls, scenario: Scenario, plan: Plan, limit: float = np.inf, *, by_stage: bool = True
     ) -> StageCosts:
         """Return the costs of the stages of one plan."""
-        assert plan.virtual_stages == 1
-        depth = plan.pipeline_parallel
-        longest = [limit / plan.num_microbatches] * depth
-        contents = StageContents(scenario.model, depth)
+        longest = [limit / plan.num_microbatches] * plan.pipeline_parallel
+        contents = StageContents.of_plan(scenario.model, plan)
         costs = cls(scenario, plan, contents, limit, longest, by_stage)
         price_stages([costs])
         return costs
@@ -169,12 +233,13 @@ class StageCosts:
         low, high = self.sizes[stage]
         return self.contents.ranges(stage, range(low, high + 1))
 
-    def of_plan(self, pair: Pair) -> int:
+    def of_plan(self, stage: int, pair: Pair) -> int:
         """Return how many layers of a stage the plan recomputes."""
-        layers = pair[1] - pair[0]
+        layers, of = pair[1] - pair[0], self.contents
         if self.plan.recompute == "none":
             return 0
-        return min(self.plan.recompute_layers or layers, layers)
+        sizes = of.split_over_stages(stage, layers) if of.owner else [layers]
+        return sum(min(self.plan.recompute_layers or layers, size) for size in sizes)
 
     def within(self, stage: int, pair: Pair) -> bool:
         """Whether a stage without recomputation takes no longer than it may."""
@@ -184,7 +249,7 @@ class StageCosts:
         """Return the most recomputed layers with which a stage takes no longer than it may."""
         key, layers = self.contents.key(stage, *pair), pair[1] - pair[0]
         if not self.recomputes or not layers:
-            return self.of_plan(pair)
+            return self.of_plan(stage, pair)
         without, whole = self.seconds[key, 0].whole, self.seconds[key, layers].whole
         each = (whole - without) / layers
         spare = self.longest[stage] - without
@@ -219,7 +284,7 @@ def _price_stages(costs: Sequence[StageCosts], begin: Callable[[str], None]) -> 
         number, stage, pair = items[item]
         one = costs[number]
         if not one.by_stage:
-            recomputed = one.of_plan(pair)
+            recomputed = one.of_plan(stage, pair)
         return number, one.contents.of(stage, *pair, recomputed)
 
     most = [
@@ -230,7 +295,7 @@ def _price_stages(costs: Sequence[StageCosts], begin: Callable[[str], None]) -> 
     plans, allowed = [one.plan for one in costs], costs[0].most_bytes
     fewest = fewest_that_fit(costs[0].scenario, plans, most, rank_of, allowed)
     fitting = [
-        (number, stage, pair, n if costs[number].by_stage else costs[number].of_plan(pair))
+        (number, stage, pair, n if costs[number].by_stage else costs[number].of_plan(stage, pair))
         for (number, stage, pair), n in zip(items, fewest, strict=True)
         if n is not None
     ]
@@ -247,7 +312,8 @@ def _find_sizes(costs: Sequence[StageCosts]) -> None:
     More layers never take less time, so that those near an even split mostly tell.
     """
     layers = costs[0].scenario.model.num_layers
-    most = [layers - max(0, one.contents.stages - 3) for one in costs]
+    least = [one.contents.least for one in costs]
+    most = [layers - sum(each) + max(each) for each in least]
     even = [-(-layers // one.contents.stages) for one in costs]
     low = [max(0, number - NEAR) for number in even]
     high = [min(last, number + NEAR + number // 4) for number, last in zip(even, most, strict=True)]
@@ -263,7 +329,7 @@ def _find_sizes(costs: Sequence[StageCosts]) -> None:
         again, left = left, {}
         for number in again:
             found = _largest(costs[number], low[number], high[number])
-            costs[number].sizes = sizes_of(found, layers)
+            costs[number].sizes = sizes_of(found, layers, least[number])
             if min(found) < low[number] and low[number] > 0:
                 left[number], low[number] = range(low[number]), 0
             elif max(found) == high[number] < most[number]:
@@ -280,16 +346,31 @@ def _find_sizes(costs: Sequence[StageCosts]) -> None:
     _price_seconds(costs, ends)
 
 
-def sizes_of(largest: Sequence[int], layers: int) -> list[Pair]:
+def sizes_of(largest: Sequence[int], layers: int, least: Sequence[int]) -> list[Pair]:
     """Return the fewest and the most layers of stages with at most ``largest`` layers each.
 
-    The first and the last stage may have none: the embedding and the head alone.
+    ``least``: layers that a stage needs.
 
-    >>> sizes_of([3, 4], 6), sizes_of([3, 3, 3], 3)
+    >>> sizes_of([3, 4], 6, [0, 0]), sizes_of([3, 3, 3], 3, [0, 1, 0])
     ([(2, 3), (3, 4)], [(0, 3), (1, 3), (0, 3)])
     """
-    spare, ends = sum(largest) - layers, (0, len(largest) - 1)
-    return [(max(int(stage not in ends), high - spare), high) for stage, high in enumerate(largest)]
+    spare = sum(largest) - layers
+    return [(max(low, high - spare), high) for low, high in zip(least, largest, strict=True)]
+
+
+def spread(number: int, mine: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return recomputed layers of each stage: ``number`` layers in turn over the stages ``mine``.
+
+    >>> spread(5, [0, 2], [4, 4, 2])
+    (3, 0, 2)
+    """
+    shared = [0] * len(sizes)
+    while number:
+        for stage in mine:
+            if number and shared[stage] < sizes[stage]:
+                shared[stage] += 1
+                number -= 1
+    return tuple(shared)
 
 
 def _evenly(layers: int, stages: int) -> Ranges:
@@ -344,7 +425,7 @@ def _fit_sizes(costs: Sequence[StageCosts]) -> None:
     end = 0
     for one in costs:
         here = slice(end, end := end + one.contents.stages)
-        one.sizes = sizes_of(largest[here], one.scenario.model.num_layers)
+        one.sizes = sizes_of(largest[here], one.scenario.model.num_layers, one.contents.least)
 
 
 def _price_seconds(

@@ -17,6 +17,9 @@ inputs and weights, m micro-batches, and sums over the stages before a stage s:
 Complete pipelines are bounded by ``pipeline_bound`` and simulated in the order of their bounds, so
 the result is optimal unless a limit stops the search. Every stage recomputes the fewest layers with
 which it fits: recomputing a layer makes no pass shorter.
+
+Where a rank has v stages, the stages above are ranks, which share the layers out
+(``StageContents``): the sums have 1/v of their seconds, and the last bound is left out.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import Final
 
 import numpy as np
 
+from cost_models.partition.schedules import SPLIT
 from cost_models.plan.plan import PlanTable, split_layers
 from cost_models.step_time.pipeline_bound import pipeline_bound
 from cost_models.step_time.pipeline_simulation import makespan
@@ -56,13 +60,13 @@ class StageSplit:
 
 
 def best_stages(
-    costs: StageCosts, *, most_nodes: int = MOST_NODES
+    costs: StageCosts, *, most_nodes: int = MOST_NODES, most_simulated: int = MOST_SIMULATED
 ) -> tuple[StageSplit | None, bool]:
     """Return the stages with the shortest simulated step that fit, and whether that is proven.
 
     None if no stages fit and have a step below the limit of the costs.
     """
-    search = _SplitSearch(costs)
+    search = _SplitSearch(costs, most_simulated)
     search.run(most_nodes)
     return search.best, search.proven
 
@@ -80,11 +84,12 @@ class _Node:
 
 
 class _SplitSearch:
-    def __init__(self, costs: StageCosts) -> None:
+    def __init__(self, costs: StageCosts, most_simulated: int) -> None:
+        self.most_simulated, self.owner = most_simulated, costs.contents.owner
         self.plan, self.costs = costs.plan, costs
         self.count, self.layers = self.plan.pipeline_parallel, costs.scenario.model.num_layers
         self.microbatches = self.plan.num_microbatches
-        self.splits = self.plan.pipeline_schedule == "zero_bubble"
+        self.splits = self.plan.pipeline_schedule in SPLIT
         self.table = PlanTable.from_plans([self.plan])
         self.best: StageSplit | None = None
         self.proven = True
@@ -111,7 +116,7 @@ class _SplitSearch:
             if bound >= self.limit * (1.0 - SAME):
                 break
             if len(node.ends) == self.count:
-                if self.simulated >= MOST_SIMULATED:
+                if self.simulated >= self.most_simulated:
                     self.proven = False
                     break
                 self._try(node.ends)
@@ -139,17 +144,18 @@ class _SplitSearch:
         if self._least(costs) + once >= self.limit:
             return
         self.simulated += 1
-        step = (
-            makespan(
-                self.plan,
-                [c.seconds.forward for c in costs],
-                [c.seconds.backward for c in costs],
-                [c.seconds.weights for c in costs],
-            )
-            + once
+        virtual, owner = self.plan.virtual_stages, self.owner or range(self.count)
+        by_kind = (
+            [getattr(costs[rank].seconds, kind) / virtual for rank in owner]
+            for kind in ("forward", "backward", "weights")
         )
+        step = makespan(self.plan, *by_kind) + once
         if step < self.limit * (1.0 - SAME):
             recomputed = tuple(c.recomputed for c in costs)
+            if self.owner:
+                of = self.costs.contents
+                ranges = of.ranges_of([last - first for first, last in ranges])
+                recomputed = of.recomputed_of(ranges, recomputed)
             self.limit = step
             self.best = StageSplit(ranges, recomputed, step)
 
@@ -217,8 +223,8 @@ class _SplitSearch:
                 _Node(
                     (*node.stages, found),
                     (*node.ends, last),
-                    node.forward + cost.forward,
-                    node.inputs + cost.backward - late,
+                    node.forward + cost.forward / self.plan.virtual_stages,
+                    node.inputs + (cost.backward - late) / self.plan.virtual_stages,
                     max(node.longest, bound),
                     max(node.once, cost.once),
                 )
@@ -231,7 +237,7 @@ class _SplitSearch:
             return self._least(node.stages) + node.once
         before = node.forward + (0.0 if self.splits else node.inputs)
         to_come = before + self.microbatches * longest[stage][first]
-        through = node.forward + node.inputs + rest[stage][first]
+        through = 0.0 if self.owner else node.forward + node.inputs + rest[stage][first]
         return max(node.longest, to_come, through) + node.once
 
     def _least(self, stages: Sequence[StageCost]) -> float:

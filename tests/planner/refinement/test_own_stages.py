@@ -18,6 +18,7 @@ from cost_models.memory.outside_torch import context_bytes
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.partition.rank_view import RankView
+from cost_models.partition.schedules import ranks_of_stages
 from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.plan_file import read_plan_file, write_plan_file
@@ -32,6 +33,8 @@ from planner.refinement.best_partition import (
     GAIN,
     best_staged,
     chooses_layers,
+    is_looped,
+    least_steps,
     stage_bounds,
     stage_candidates,
 )
@@ -55,9 +58,12 @@ from planner.search.search import search
 from tests.samples import examples, llama, make_scenario, sample_model
 
 
-def all_stages(layers: int, stages: int) -> list[tuple[tuple[int, int], ...]]:
+def all_stages(
+    layers: int, stages: int, *, empty: bool = False
+) -> list[tuple[tuple[int, int], ...]]:
+    choose = itertools.combinations_with_replacement if empty else itertools.combinations
     found = []
-    for cuts in itertools.combinations(range(layers + 1), stages - 1):
+    for cuts in choose(range(layers + 1), stages - 1):
         ends = (*cuts, layers)
         found.append(tuple(zip((0, *ends[:-1]), ends, strict=True)))
     return found
@@ -161,6 +167,51 @@ def test_under_little_memory_too_with_recomputed_layers(share: float, stages: in
     assert max(fits) * spread <= budget_bytes(tight.cluster)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "stages", "virtual", "layers", "share"),
+    [
+        ("interleaved_1f1b", 2, 2, 6, 0.3),
+        ("interleaved_zero_bubble", 3, 2, 4, 1.5),  # two stages more than layers
+        ("zbv", 3, 2, 7, 1.5),
+        ("dualpipev", 2, 2, 5, 0.3),
+    ],
+)
+def test_layers_of_several_stages_on_a_rank_are_those_of_trying_all(
+    schedule: Any, stages: int, virtual: int, layers: int, share: float
+) -> None:
+    """``share``: of the memory between full recomputation and none."""
+    plan = replace(plan_of(stages, 6, schedule, "full"), virtual_stages=virtual)
+    model = llama(**{**LARGE_HEAD, "vocab_size": 32_000}, num_hidden_layers=layers)
+    scenario, owner = scenario_of(model, plan, seq_len=2048), ranks_of_stages(plan)
+    every = [
+        ranges
+        for ranges in all_stages(layers, len(owner), empty=True)
+        if all(first < last for first, last in ranges[1:-1])
+    ]
+    by_rank = {tuple(StageContents.of_plan(model, plan).layers_of_ranks(r)): r for r in every}
+    whole = [max(peaks(scenario, plan, ranges)) for ranges in by_rank.values()]
+    none = replace(plan, recompute="none")
+    without = [max(peaks(scenario, none, ranges)) for ranges in by_rank.values()]
+    most = (1.0 - share) * min(whole) + share * min(without)
+    spread = 1.0 + verdict_spread(scenario.software.name, scenario.cluster.num_gpus).above
+    tight = with_budget(scenario, most * spread * (1.0 + 1e-9))
+    best, known = np.inf, set()
+    for layers_of, ranges in by_rank.items():
+        for numbers in itertools.product(*(range(b - a + 1) for a, b in ranges)):
+            pairs = list(zip(owner, numbers, strict=True))
+            key = layers_of, *(sum(n for r, n in pairs if r == rank) for rank in range(stages))
+            if key not in known and max(peaks(tight, plan, ranges, numbers)) <= most:
+                known.add(key)
+                best = min(best, simulated_step(tight, plan, ranges, numbers))
+    found = stages_of(tight, plan)
+    assert found is not None
+    assert found.step == pytest.approx(best, rel=1e-9)
+    assert found.step == pytest.approx(
+        simulated_step(tight, plan, found.layer_ranges, found.recomputed)
+    )
+    assert max(peaks(tight, plan, found.layer_ranges, found.recomputed)) <= most * (1.0 + 1e-6)
+
+
 def test_a_limit_that_a_stage_of_one_layer_exceeds_leaves_no_stages() -> None:
     plan = plan_of(2, 8)
     scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan)
@@ -187,7 +238,7 @@ def test_the_most_layers_of_a_stage_are_those_of_its_time(vocab: int, layers: in
     fit = [max((n for s, n in shorter if s == stage), default=-1) for stage in range(3)]
     costs = StageCosts(scenario, plan, contents, np.inf, [limit] * 3)
     price_stages([costs])
-    assert costs.sizes == sizes_of(fit, 24)
+    assert costs.sizes == sizes_of(fit, 24, contents.least)
 
 
 def test_the_stage_with_the_head_gets_fewer_layers() -> None:
@@ -533,8 +584,9 @@ def test_the_best_staged_plan_is_that_of_trying_all(scenario: Scenario) -> None:
         return
     table = stage_candidates(found.near)
     bounds = stage_bounds(scenario, table)
+    bounds.step[:] = least_steps(scenario, table, recomputed="by_stage")
     best = np.inf
-    for row in np.flatnonzero(chooses_layers(table)).tolist():
+    for row in np.flatnonzero(chooses_layers(table) | is_looped(table)).tolist():
         one = stages_of(scenario, table.plan(row))
         if one is not None:
             assert one.step >= bounds.step[row] * (1.0 - 1e-9)
@@ -549,6 +601,7 @@ def test_the_best_staged_plan_is_that_of_trying_all(scenario: Scenario) -> None:
             assert step >= max(bound[one.plan], one.step_bound) * (1.0 - GAIN)
             best = min(best, step)
     even = min(found.seconds)
+    bounds = stage_bounds(scenario, table)
     limited = stage_bounds(scenario, table, even).step
     assert np.all((limited == bounds.step) | ((limited >= even) & (limited <= bounds.step)))
     staged = best_staged(scenario, found.plans, found.near, even)

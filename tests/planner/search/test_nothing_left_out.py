@@ -24,6 +24,7 @@ from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.pricing.table import price_table, table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
+from planner.refinement.best_partition import GAIN, best_staged
 from planner.request.constraints import parse_requirements
 from planner.request.limits import searches_of
 from planner.request.objectives import pareto_front
@@ -332,6 +333,40 @@ def test_no_drawn_plan_with_given_layers_beats_the_winner(seed: int) -> None:
     codes = verdicts(given_layers, table)
     step = above(price(given_layers, table).step, simulated_steps(given_layers, table))
     assert at_least(best_of(codes, step, np.arange(len(table))), winner(given_layers, {}))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_given_layers_do_not_improve_the_answer(seed: int) -> None:
+    """Also with several stages on a rank, and with the embedding or the head alone."""
+    rng = np.random.default_rng(seed)
+    layers = int(rng.integers(4, 11))
+    cluster = str(rng.choice(["6xA100-80GB", "8xA100-40GB"]))
+    scenario = make_scenario(
+        sample_model("llama", num_hidden_layers=layers, vocab_size=32_000),
+        cluster,
+        seq_len=512,
+        global_batch_size=24,
+    )
+    pins: dict[str, Any] = {"tensor_parallel": 1, "dp_replicate": 1, "zero_stage": 0}
+    pipeline = int(rng.choice([n for n in divisors(scenario.cluster.num_gpus) if n > 1]))
+    pins["pipeline_parallel"] = pipeline = min(pipeline, 4)
+    pins["pipeline_schedule"] = str(rng.choice(["1f1b", "interleaved_1f1b", "zbv", "dualpipev"]))
+    free = search(scenario, pins, top=10, with_near=True)
+    if not free.plans:
+        pytest.skip("more stages than layers")
+    staged = best_staged(scenario, free.plans, free.near, min(free.seconds))
+    best = min(free.seconds) if staged is None else staged.step
+    most = (layers + 2) // pipeline
+    looped = pins["pipeline_schedule"] == "interleaved_1f1b"
+    for _ in range(6):
+        virtual = 1 if pins["pipeline_schedule"] == "1f1b" else 2
+        virtual = int(rng.integers(2, most + 1)) if looped and most > 2 else virtual
+        if pipeline * virtual > layers + 2:
+            continue
+        sizes = own_layers(rng, layers, pipeline * virtual)
+        given_layers = replace(scenario, layer_ranges=stage_ranges(sizes, scenario.model))
+        _, step = winner(given_layers, {**pins, "virtual_stages": virtual})
+        assert step >= best * (1.0 - GAIN), (pins, virtual, sizes)
 
 
 def test_a_requirement_on_virtual_stages_chooses_among_all_numbers() -> None:
