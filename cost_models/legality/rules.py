@@ -41,7 +41,7 @@ from cost_models.partition.schedules import (
     V_SHAPED,
 )
 from cost_models.plan.factored import factored, find_projections
-from cost_models.plan.plan import NVME, SCHEDULES, Plan, PlanTable
+from cost_models.plan.plan import ENDS, NVME, SCHEDULES, Plan, PlanTable
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 
@@ -57,6 +57,7 @@ FEWEST: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
+ENDS_ALONE: Final = "0 in --layers: embedding or head alone, such as --layers 0,1,1,0"
 RULES: tuple[Rule, ...] = (
     Rule(
         "world_size",
@@ -147,6 +148,8 @@ RULES: tuple[Rule, ...] = (
         lambda s, p: (
             f"pipeline_parallel {p.pipeline_parallel} x virtual_stages {p.virtual_stages} = "
             f"{p.num_stages} stages, but the model has {s.model.num_layers} layers"
+            + f" ({ENDS_ALONE})"
+            * (p.num_stages <= s.model.num_layers + ENDS)
         ),
     ),
     Rule(

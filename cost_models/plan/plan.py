@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar, get_args
 
 from msgspec import Meta
@@ -47,6 +47,7 @@ OffloadDevice = Literal["cpu", "nvme"]
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 Layers = Annotated[int, Meta(ge=0, le=10**6)]
 SEARCHED_RECOMPUTE: Final = ("none", "selective", "full")
+ENDS: Final = 2  # stages that layers are no part of: the embedding, the head
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
 GPIPE, ONE_F_ONE_B = (SCHEDULES.index(name) for name in ("gpipe", "1f1b"))
 CONTEXT_METHODS: Final[tuple[str, ...]] = get_args(ContextMethod)
@@ -439,13 +440,19 @@ def split_layers(num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...
     """Return the layers [first, last) of each stage, as even as possible.
 
     Where layers are left over, the middle stages take one more each: the first stage already holds
-    the embedding and the most micro-batches, the last one the output projection.
+    the embedding and the most micro-batches, the last one the output projection. One stage more
+    than layers is the head alone, a second one the embedding.
 
-    >>> split_layers(10, 4)
-    ((0, 2), (2, 5), (5, 8), (8, 10))
+    >>> split_layers(10, 4), split_layers(2, 4)
+    (((0, 2), (2, 5), (5, 8), (8, 10)), ((0, 0), (0, 1), (1, 2), (2, 2)))
     """
-    if not 1 <= num_stages <= num_layers:
-        raise InputError(f"{num_stages} stages for {num_layers} layers (must be 1 to {num_layers})")
+    if not 1 <= num_stages <= num_layers + ENDS:
+        most = num_layers + ENDS
+        raise InputError(f"{num_stages} stages for {num_layers} layers (must be 1 to {most})")
+    if num_stages > num_layers:
+        first = num_stages - num_layers - 1  # stages before the layers
+        starts = [min(max(0, stage - first), num_layers) for stage in range(num_stages + 1)]
+        return tuple(pairwise(starts))
     each, left = divmod(num_layers, num_stages)
     start = 1 if left <= num_stages - 2 else 0
     sizes = [each + (start <= stage < start + left) for stage in range(num_stages)]

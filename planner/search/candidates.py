@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from cost_models.columnar.columns import FactoredColumn, common_projection, values_at
 from cost_models.columnar.dictionary_encoding import concatenate
 from cost_models.legality.rules import CODES, RULES, broken_rules
-from cost_models.plan.plan import PlanTable
+from cost_models.plan.plan import ENDS, PlanTable, split_layers
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
+from planner.request.divisors import divisors
 from planner.search.plan_product import PlanProduct
-from planner.search.space import Space, slabs
+from planner.search.space import MAX_VIRTUAL_STAGES, Space, slabs
 
 
 def varies_virtual_stages(scenario: Scenario, require: Sequence[Constraint]) -> bool:
@@ -45,6 +46,28 @@ def space_of(
         every_cut=not varies_virtual_stages(scenario, require),
         given_stages=len(scenario.layer_ranges or ()),
     )
+
+
+def more_stages_than_layers(
+    scenario: Scenario,
+    fixed: Mapping[str, Any],
+    require: Sequence[Constraint],
+    offloads: Sequence[str],
+) -> list[PlanTable]:
+    """Return the plans that are legal if the head, or head and embedding, are stages alone."""
+    layers, found = scenario.model.num_layers, []
+    most = MAX_VIRTUAL_STAGES if len(scenario.model.kinds) == 1 else 1  # see ``best_partition``
+    for pipeline in divisors(scenario.cluster.num_gpus):
+        virtual = -(-(layers + 1) // pipeline)
+        stages = {"pipeline_parallel": pipeline, "virtual_stages": virtual}
+        other = any(fixed.get(name, value) != value for name, value in stages.items())
+        if other or pipeline == 1 or pipeline * virtual > layers + ENDS:
+            continue
+        if virtual <= most:
+            ranges = split_layers(layers, pipeline * virtual)
+            own = replace(scenario, layer_ranges=ranges)
+            found.append(Candidates.of(own, {**fixed, **stages}, require, offloads).legal)
+    return found
 
 
 def joined(tables: Sequence[PlanTable]) -> PlanTable:

@@ -26,7 +26,12 @@ from planner.request.constraints import (
 )
 from planner.request.limits import limits_of_trainer
 from planner.request.objectives import results
-from planner.search.candidates import Candidates, joined, varies_virtual_stages
+from planner.search.candidates import (
+    Candidates,
+    joined,
+    more_stages_than_layers,
+    varies_virtual_stages,
+)
 from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import fewer_collections
@@ -183,7 +188,8 @@ def search(
     smallest = min((space, *short), key=lambda part: part.smallest_peak)
     near = None
     if with_near and chooses_stages(scenario, require):
-        near = joined([part.near for part in (space, *short)]).plain()
+        ends = more_stages_than_layers(scenario, pins, require, offloads)
+        near = joined([*(part.near for part in (space, *short)), *ends]).plain()
     counts = Counts(
         enumerated=int(candidates.codes.sum()),
         illegal=candidates.illegal,

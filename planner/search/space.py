@@ -14,6 +14,7 @@ from cost_models.model.spec import ModelSpec
 from cost_models.partition.schedules import LOOPED, V_SHAPED, default_virtual_stages
 from cost_models.plan.plan import (
     CONTEXT_METHODS,
+    ENDS,
     OFFLOADS,
     SCHEDULES,
     SEARCHED_RECOMPUTE,
@@ -30,7 +31,6 @@ from planner.search.plan_product import PlanProduct, ProductBlock
 MAX_VIRTUAL_STAGES: Final = 12
 MIN_TOKENS: Final = 4_096  # of a sequence on each rank; shorter pieces: ``short_product``
 FEW: Final = 400_000  # candidates with shorter pieces that are searched like all others
-ENDS: Final = 2  # embedding and head, if they count as layers
 MAX_CANDIDATES: Final = 20_000_000
 SLAB: Final = 400_000  # candidates in one table
 

@@ -335,6 +335,23 @@ def test_no_drawn_plan_with_given_layers_beats_the_winner(seed: int) -> None:
     assert at_least(best_of(codes, step, np.arange(len(table))), winner(given_layers, {}))
 
 
+@pytest.mark.parametrize("layers", [4, 5])
+def test_embedding_and_head_alone_are_tried_with_more_stages_than_layers(layers: int) -> None:
+    """A vocabulary that takes as long as four layers, on six accelerators."""
+    model = sample_model("llama", num_hidden_layers=layers, vocab_size=32_000)
+    scenario = make_scenario(model, "6xA100-80GB", seq_len=512, global_batch_size=96)
+    pins = {"tensor_parallel": 1, "zero_stage": 0, "recompute": "none", "pipeline_schedule": "1f1b"}
+    free = search(scenario, pins, top=1, with_near=True)
+    assert free.near is not None
+    deep = free.near.pipeline_parallel * free.near.virtual_stages > layers
+    assert np.unique(free.near.pipeline_parallel[deep]).tolist() == [6]
+    staged = best_staged(scenario, free.plans, free.near, free.seconds[0])
+    best = free.seconds[0] if staged is None else staged.step
+    sizes = [layers - 4, *[1] * 4, 0]
+    alone = replace(scenario, layer_ranges=stage_ranges(sizes, model))
+    assert winner(alone, {**pins, "pipeline_parallel": 6})[1] >= best * (1.0 - GAIN)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_given_layers_do_not_improve_the_answer(seed: int) -> None:
     """Also with several stages on a rank, and with the embedding or the head alone."""
