@@ -380,13 +380,22 @@ class _LayerBytes(Struct, frozen=True):
 
 
 def _layer(view: RankView, kind: LayerKind) -> _LayerBytes:
-    """Return the bytes of one layer of a kind."""
+    """Return the bytes of one layer of a kind.
+
+    A recomputed layer whose keys and values the model's cache keeps leaves those, too (without
+    recomputation autograd saves them); that they stay until the loop drops the model's output is
+    left out.
+    """
     model, workload, software, table = view.model, view.workload, view.software, view.table
     compute, regions = workload.compute_bytes, _regions(view, kind)
     saved = _saved(view, regions, NONE)
     left = _saved(view, regions, table.recompute)
     full = table.recompute == FULL
     left = left + software.activations.layer_input_extra_bytes * model.hidden_size * full
+    if software.activations.keeps_cache and kind.attention.delta_rule is None:
+        attention = kind.attention
+        width = attention.num_kv_heads * (attention.head_dim + attention.value_head_dim)
+        left = left + compute * width / table.tensor_parallel * full
     kept, modules = _saved(view, regions, FULL), None
     if holds(repeats_modules(table.recompute)):
         modules = restored_modules(view, kind, regions)

@@ -39,6 +39,7 @@ SWITCHES: Final = (
     "early_updates",
     "widened_states",
     "batches",
+    "caches",
     "stages",
     "recipes",
     "attention_bits",

@@ -318,3 +318,15 @@ def test_a_trainer_that_caches_rotary_tables_has_one_for_each_stage() -> None:
         float(first(live_of_rank(software, plan, 0).tables)) for software in ("nemo", "shardplan")
     )
     assert each == 4 * cached > 0.0  # micro-batches in flight on the first of four ranks
+
+
+def test_the_cache_keeps_keys_and_values_of_recomputed_layers() -> None:
+    """Without recomputation autograd has them anyway."""
+    for plan, added in ((Plan(recompute="full"), True), (Plan(), False)):
+        plain, kept = (
+            [float(first(each.per_token)) for each in live_of_rank(software, plan, 0).layers]
+            for software in ("torch-trainer", "torch-trainer+kept-cache")
+        )
+        attention = make_scenario().model.kinds[0].attention
+        keys_and_values = 2.0 * 2 * attention.num_kv_heads * attention.head_dim
+        assert np.subtract(kept, plain) == pytest.approx(keys_and_values if added else 0.0)

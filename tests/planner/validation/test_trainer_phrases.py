@@ -758,3 +758,30 @@ def test_what_casts_the_weights_of_hugging_face(software: str) -> None:
         stated |= {"zero_stage": 3, "master_weights": True}  # DeepSpeed casts them
     found = case(**{**stated, **CASTS[software]}).scenario.software
     assert found.name == software
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [("use_cache=True", True), ("kept its key-value cache", True), ("use_cache=False", False)],
+)
+def test_models_that_return_keys_and_values(words: str, kept: bool) -> None:
+    found = case(framework="HF Trainer, FSDP", zero_stage=3, num_gpus=8, notes=words)
+    assert found.scenario.software.activations.keeps_cache == kept
+
+
+@pytest.mark.parametrize("words", ["fused cross-entropy of tokamax", "tokamax loss"])
+def test_tokamax_keeps_no_logits(words: str) -> None:
+    found = case(framework="MaxText", gpu="TPU-v6e", notes=words)
+    assert found.scenario.software.loss.chunks_logits
+    assert found.scenario.software.loss.chunk_tokens == 128.0
+
+
+@pytest.mark.parametrize(("when", "copies"), [("March 2024", 3.0), ("July 2024", 2.0)])
+def test_torchtitan_dropped_its_logits_late_until_june_2024(when: str, copies: float) -> None:
+    found = case(framework=f"torchtitan ({when}, FSDP2)")
+    assert found.scenario.software.loss.fp32_logits_copies == copies
+
+
+@pytest.mark.parametrize(("framework", "stage"), [("Megatron Core", 1), ("Megatron-LM 2021", 0)])
+def test_the_distributed_optimizer_is_usual_since_megatron_core(framework: str, stage: int) -> None:
+    assert case(framework=framework, num_gpus=8).plan.zero_stage == stage
