@@ -18,10 +18,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-import planner
 from benchmarks.accuracy.published_step_times import TABLES
-from benchmarks.unseen import UNSEEN, WITH_BOTH
-from planner.validation.answer import ValidateAnswer
+from benchmarks.unseen import UNSEEN, WITH_BOTH, validated
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "docs" / "accuracy.md", ROOT / "README.md")
@@ -40,12 +38,6 @@ class Short:
     errors: tuple[float | None, float | None, float | None]  # median, 90th percentile, bias
     command: str
     readme: tuple[str, str] | None = None  # how the README calls it, and its runs
-
-
-@cache
-def answer(name: str) -> ValidateAnswer:
-    """Return the validation of ``published`` or of a table in ``UNSEEN``."""
-    return planner.validate(UNSEEN.get(name))
 
 
 @cache
@@ -81,7 +73,7 @@ def _errors(figures: Mapping[str, Any]) -> tuple[float, float, float]:
 
 def short_rows() -> list[Short]:
     """Return the rows of the short table, from the best known runs to the least known ones."""
-    published = answer("published").summary
+    published = validated("published").summary
     first, second, *blind, third = (
         Short(
             row["what"],
@@ -94,7 +86,7 @@ def short_rows() -> list[Short]:
     )
 
     def of(name: str, what: str) -> dict[str, Any]:
-        found: dict[str, Any] = answer(name).summary[what]
+        found: dict[str, Any] = validated(name).summary[what]
         return found
 
     time, memory = published["time"]["over_groups"], published["memory"]["over_groups"]
@@ -194,7 +186,7 @@ def source_row(name: str, figures: Mapping[str, Any]) -> str:
 
 def by_source(name: str, what: str, *, mean: bool = True) -> str:
     """Return the errors of a table of runs by source, and of all of them."""
-    figures = answer(name).summary[what]
+    figures = validated(name).summary[what]
     left_out = figures["left_out"]
     groups = figures["by"]["source_group"]
     rows = [_cells(key, found) for key, found in groups.items() if key not in left_out]
@@ -212,13 +204,13 @@ def by_source(name: str, what: str, *, mean: bool = True) -> str:
 
 def apart(what: str) -> str:
     """Return the errors of rows that deny themselves or leave much unsaid, by source."""
-    found = answer("published").summary[what]["partial"]["by"]
+    found = validated("published").summary[what]["partial"]["by"]
     return table(HEADS, (_cells(key, figures) for key, figures in found.items()))
 
 
 def well_known() -> str:
     """Return the mean errors of tables that every reader knows."""
-    rows = answer("published").rows
+    rows = validated("published").rows
     cells = []
     for name, (group, most) in TABLES.items():
         errors = rows[rows.source_group == group].head(most).time_error.dropna().astype(float)
@@ -249,14 +241,14 @@ def ranking() -> str:
                 percent(found["worst_regret"]),
                 percent(found["error_between_plans"]),
             ]
-            for name, found in answer("published").summary["ranking"].items()
+            for name, found in validated("published").summary["ranking"].items()
         ),
     )
 
 
 def verdicts() -> str:
     """Return how many verdicts were wrong."""
-    found = answer("published").summary["verdicts"]
+    found = validated("published").summary["verdicts"]
     return (
         f"Verdicts: of {found['died']} runs that ran out of memory, {found['died_said_to_fit']} "
         f"are said to fit; of {found['lived']} that did not, {found['lived_said_not_to_fit']} are "

@@ -19,9 +19,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-import planner
 from benchmarks.intervals.shrunk import Rule, coverage_lines, shortest
-from benchmarks.unseen import UNSEEN
+from benchmarks.unseen import UNSEEN, validated
 from cost_models.uncertainty import TIME_COLUMNS, TIME_INTERVALS, Spread, compared_kind
 from planner.validation.cluster_of_row import accelerator_of
 from planner.validation.reading import Reading
@@ -34,9 +33,9 @@ RULE: Final = Rule(("kind", "architecture", "experts"), (0.5, 0.5, 1.0), few=1.0
 
 def compared_runs() -> pd.DataFrame:
     """Return the published runs whose time is compared, with ``error`` as in ``shortest``."""
-    validated = planner.validate()
-    rows = validated.rows
-    counted = rows.source_group.isin(validated.summary["time"]["over_groups"]["groups"])
+    answer = validated("published")
+    rows = answer.rows
+    counted = rows.source_group.isin(answer.summary["time"]["over_groups"]["groups"])
     return _described(rows[rows.time_error.notna() & ~rows.partial & counted], "published")
 
 
@@ -58,7 +57,7 @@ def all_runs() -> pd.DataFrame:
     """Return published runs and those found later, without those that stay out of the mean."""
     tables = []
     for table in ("published", *UNSEEN):
-        rows = planner.validate(UNSEEN.get(table)).rows
+        rows = validated(table).rows
         counts = rows.time_error.notna() & ~rows.partial & rows.left_out.isna()
         tables.append(_described(rows[counts], table))
     return RULE.with_cells(pd.concat(tables, ignore_index=True))

@@ -147,6 +147,7 @@ def priced(config: dict[str, Any], recompute: str) -> tuple[float, float]:
     return float(np.ravel(kept)[0]) / model.num_layers, float(np.ravel(flops)[0])
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("setting", "wrap"), [("none", None), ("ops:every-2nd-mm", of_layers), ("modules:mlp", of_mlps)]

@@ -58,7 +58,7 @@ def test_a_table_is_priced_as_its_rows(name: str, pipeline_parallel: int):
             assert np.isfinite(traffic.size).all()
             assert (np.asarray(traffic.size) >= 0).all()
             assert ((np.asarray(traffic.count) > 0) == (np.asarray(traffic.size) > 0)).all(), key
-        for row in range(0, len(plans), 7):
+        for row in range(0, len(plans), 17):
             alone = _traffic(model, [plans[row]], rank)
             for key, traffic in table.items():
                 assert traffic.count[row] == alone[key].count[0]

@@ -43,8 +43,8 @@ PINS: dict[str, Any] = {"micro_batch_size": 1, "context_parallel": 1}
 LAYERS = {"num_hidden_layers": 6, "hidden_size": 1024, "intermediate_size": 4096}
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(30))
 def test_no_order_has_faster_links_than_any_order(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_gpus = int(rng.choice([4, 5, 6]))

@@ -50,13 +50,16 @@ def best_with_one_number(scenario: Scenario, plan: Plan, most: float = np.inf) -
     for number, ranges in itertools.product(range(9), all_stages(8, 3)):
         own = replace(plan, recompute_layers=number) if number else replace(plan, recompute="none")
         longest = max(last - first for first, last in ranges)
-        if number >= longest:
+        if number > longest:
+            continue
+        if number == longest:
             own = plan  # all
         if max(peaks(scenario, own, ranges)) <= max_peak(scenario, most):
             steps.append(simulated_step(scenario, own, ranges))
     return min(steps)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", range(3))
 def test_one_number_for_all_stages_is_the_best_of_all(number: int) -> None:
     scenario, plan = tight_pipeline(number)

@@ -141,10 +141,10 @@ def test_the_winner_is_that_of_brute_force(scenario: Scenario) -> None:
     check(scenario)
 
 
-@pytest.mark.slow(seconds=140)
+@pytest.mark.slow(seconds=90)
 @given(problems())
-@settings(max_examples=examples(40), **RELAXED)  # type: ignore[arg-type]
-def test_the_winner_is_that_of_brute_force_40_times(scenario: Scenario) -> None:
+@settings(max_examples=examples(25), **RELAXED)  # type: ignore[arg-type]
+def test_the_winner_is_that_of_brute_force_25_times(scenario: Scenario) -> None:
     check(scenario)
 
 

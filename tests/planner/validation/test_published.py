@@ -9,13 +9,15 @@ import pytest
 import planner
 
 
-@pytest.fixture(scope="module")
-def summary() -> Any:
-    return planner.validate(what="memory").summary
+@pytest.mark.slow(seconds=60)
+def test_errors_and_verdicts_of_published_peaks() -> None:
+    summary = planner.validate(what="memory").summary
+    errors_over_the_sources(summary)
+    no_source_is_forgotten(summary)
+    verdicts_over_the_sources(summary)
 
 
-@pytest.mark.slow
-def test_errors_over_the_sources(summary: Any) -> None:
+def errors_over_the_sources(summary: Any) -> None:
     mean = summary["memory"]["over_groups"]
     assert len(mean["groups"]) >= 6
     assert mean["n"] >= 263
@@ -25,8 +27,7 @@ def test_errors_over_the_sources(summary: Any) -> None:
     assert mean["coverage"] >= 0.88
 
 
-@pytest.mark.slow
-def test_no_source_is_forgotten(summary: Any) -> None:
+def no_source_is_forgotten(summary: Any) -> None:
     by_source = summary["memory"]["by"]["source_group"]
     bounds = {
         "bigscience-v100": 0.085,
@@ -40,8 +41,7 @@ def test_no_source_is_forgotten(summary: Any) -> None:
     assert {name for name, error in found.items() if error > bounds[name]} == set()
 
 
-@pytest.mark.slow
-def test_verdicts_over_the_sources(summary: Any) -> None:
+def verdicts_over_the_sources(summary: Any) -> None:
     verdicts = summary["verdicts"]
     assert verdicts["died"] >= 58
     assert verdicts["died_said_to_fit_rows"] == []
