@@ -11,7 +11,9 @@ from msgspec import Struct
 
 from cost_models.model.spec import Attention, ModelSpec
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.workload import MIXED, Workload
 from cost_models.scenario import Scenario
+from hardware_profiles.software.trainer import SoftwareProfile
 
 
 class Rule(Struct, frozen=True):
@@ -27,6 +29,16 @@ def adapts_experts(scenario: Scenario) -> bool:
     workload = scenario.workload
     experts = any(kind.feed_forward.num_experts for kind in scenario.model.kinds)
     return workload.adapter != "none" and experts and workload.adapter_targets == "all"
+
+
+def multiplies_in_fp32(
+    workload: Workload, software: SoftwareProfile, plans: Plan | PlanTable
+) -> Any:
+    """Whether ranks multiply fp32 weights that sharding alone would cast (``needed_to_cast``)."""
+    cast = software.sharding.needed_to_cast and workload.precision in MIXED
+    if not (cast and workload.master_weights):
+        return np.zeros(np.shape(plans.world_size), dtype=bool)
+    return (plans.data_parallel * plans.context_parallel == 1) & (plans.world_size > 1)
 
 
 def freezes_autocast(scenario: Scenario) -> bool:

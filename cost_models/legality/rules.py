@@ -27,6 +27,7 @@ from cost_models.legality.rule import (
     freezes_autocast,
     indivisible,
     key_heads,
+    multiplies_in_fp32,
     num_experts,
     query_heads,
     too_long,
@@ -330,6 +331,16 @@ RULES: tuple[Rule, ...] = (
             f"{'freeze' if s.workload.freeze else 'adapter'} = "
             f"{s.workload.freeze or s.workload.adapter}: autocast over fp32 weights trains all of "
             "them (a frozen base is in 16 bits: --software hf-trainer; in fp32, too: +fp32-frozen)"
+        ),
+    ),
+    Rule(
+        "cast",
+        lambda s, t: multiplies_in_fp32(s.workload, s.software, t),
+        lambda s, p: (
+            f"precision {s.workload.precision}: this trainer casts fp32 weights only where it "
+            f"shards them, and data_parallel x context_parallel is 1 with {p.world_size} ranks "
+            "(must be precision fp32, weights in 16 bits (--no-master-weights), or a product above "
+            "1)"
         ),
     ),
     *FROZEN_RULES,

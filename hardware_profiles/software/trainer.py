@@ -83,6 +83,7 @@ class Sharding(ProfileGroup, frozen=True, kw_only=True):
     live_elements: Amount  # of gathered weights that ZeRO-3 does not release; 0: its layers' only
     compute_shards: bool  # ZeRO-3 keeps shards in compute precision next to the fp32 ones
     casts_unsharded: bool  # fp32 weights alone, cast unit by unit, where nothing is sharded, too
+    needed_to_cast: bool  # unsharded ranks of tensor and pipeline groups multiply fp32 weights
     gathers_outputs: bool  # the first accelerator receives what all replicas return
     matrices_apart: bool  # ZeRO-3 gathers a layer matrix by matrix
     adapters_apart: bool  # ZeRO-3 gathers each adapter as its own group; the host waits for it

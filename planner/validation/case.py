@@ -6,6 +6,7 @@ An empty cell takes a default, which is listed in the result. A row that cannot 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from cost_models.legality.rule import multiplies_in_fp32
 from cost_models.model.freezing import without_adapters_before
 from cost_models.model.lora import adapted, with_trained_ends
 from cost_models.model.spec import ModelSpec
@@ -130,6 +132,9 @@ def _case(reading: Reading) -> Case:
     if not takes_layers_in_turn(row):
         trainer = that_runs(plan, trainer, reading, experts=base.has_experts)
     software, changed = profile_of_trainer(trainer)
+    if multiplies_in_fp32(workload, software, plan):
+        reading.defaults.append("precision fp32 (default: unsharded, uncast)")
+        workload = dataclasses.replace(workload, precision="fp32")
     adapter = look_up(words_table().adapter, row)
     first = adapter.first_layer if adapter else 0
     trained = look_up(words_table().trained_ends, row)

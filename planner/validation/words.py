@@ -231,7 +231,6 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     optimizer: tuple[OptimizerEntry, ...]
     precision: tuple[Name, ...]
     usual_precision: tuple[Name, ...]
-    model_parallel_precision: tuple[Name, ...]
     presets: dict[str, str]
     kinds: dict[str, str]  # kinds of models by the letters of a word for them
     shapes: dict[str, dict[str, bool | int | float | str]]  # columns by the letters of a name

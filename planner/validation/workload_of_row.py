@@ -39,11 +39,6 @@ def workload_of(
         usual = look_up(words_table().usual_precision, row)
         whose = "accelerator" if usual is None else "trainer"
         word = reading.value("precision", usual.value if usual else precision, f"of that {whose}")
-    if plan.data_parallel * plan.context_parallel == 1 < plan.world_size:
-        uncast = look_up(words_table().model_parallel_precision, row)
-        if uncast is not None and word != uncast.value:
-            reading.defaults.append(f"precision {uncast.value} (default: unsharded, uncast)")
-            word = uncast.value
     if word not in get_args(Precision):
         raise Unpriceable(f"precision {row.precision} is not priced")
     reading.value("optimizer", "adamw", "the usual one")

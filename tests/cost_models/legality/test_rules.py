@@ -231,6 +231,11 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"adapter": "lora", "autocasts": True},
         ["adapter = lora", "fp32 weights", "--software hf-trainer"],
     ),
+    "cast": (
+        {"data_parallel": 1, "micro_batch_size": 4, "zero_stage": 0},
+        {"num_gpus": 4, "software": "eager-fsdp2"},
+        ["precision bf16", "is 1 with 4 ranks", "must be precision fp32"],
+    ),
     "freeze": (
         {"offload": "weights", "zero_stage": 3},
         {"freeze": "norms"},
@@ -344,6 +349,16 @@ def test_which_layers_can_be_recomputed(changes: Any, about: Any, said: str | No
 def test_every_rule_has_an_example() -> None:
     assert list(BREAKS) == [rule.code for rule in RULES]
     assert ("legal", *BREAKS) == CODES
+
+
+def test_what_is_not_cast_may_be_in_fp32_or_in_16_bits_from_the_start() -> None:
+    """torchtitan casts by fully_shard alone; shards and a single rank are cast."""
+    unsharded = replace(LEGAL, data_parallel=1, micro_batch_size=4, zero_stage=0)
+    for changes in ({"precision": "fp32"}, {"master_weights": False}):
+        scenario = asked(num_gpus=4, software="eager-fsdp2")
+        workload = replace(scenario.workload, **changes)
+        assert broken_rules(replace(scenario, workload=workload), unsharded) == []
+    assert broken_rules(asked(software="eager-fsdp2"), LEGAL) == []
 
 
 @pytest.mark.parametrize("code", BREAKS)
