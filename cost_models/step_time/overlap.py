@@ -47,7 +47,8 @@ def exposed_data_seconds(
     ZeRO 0 and 1 reduce during the last micro-batch's backward pass; without a pipeline ZeRO 2
     reduces during every one. ZeRO 3 gathers for forward passes during these, and again, before it
     reduces, during backward passes: neither hides the rest of the other, because a layer is
-    gathered just before it is used. Replicas always reduce during the last backward pass, in
+    gathered just before it is used. Without overlap they are in the queue of the kernels, and are
+    hidden where that waits for the host. Replicas always reduce during the last backward pass, in
     parallel to all other traffic where that stays in a node. Links work while a GPU computes or
     waits for its host, but not during collectives that a pass hides already; a CPU's cores do both
     jobs. A hidden second costs seconds of computation: collectives take multiprocessors and memory
@@ -80,8 +81,11 @@ def _exposed(
     behind = (table.zero_stage >= 1) & hiding.gathers_during_forward & ~gathers
     # without reductions behind the backward pass, gathers are hidden alone
     apart = gathers | (behind & (hides == 0.0) & on_gpu)
+    idle = every * np.where(gathers & on_gpu, 1.0 - hides, 0.0)  # the queue waits for the host
     forward = np.where(apart & behind, 1.0, hides * every) * ahead
+    forward = forward + idle * (rank.host - rank.host_backward)
     window = hides * every * back + np.where(behind & ~apart, forward, 0.0)
+    window = window + idle * rank.host_backward
     last = rank.replica_communication - hides * back
     whole = rank.data_communication + rank.replica_communication
     first = np.where(apart, rank.gathered_forward, 0.0)
@@ -93,7 +97,8 @@ def _exposed(
     at_ends = rank.last_reductions + np.where(apart, 0.0, rank.first_gathers)
     exposed = np.maximum(np.minimum(rest, at_ends), np.maximum(last, beyond))
     exposed = np.maximum(0.0, exposed) + np.maximum(before, first - forward)
-    found: Real = exposed + hiding.interference * (whole - exposed)
+    interferes = hiding.interference * np.where(gathers, hides, 1.0)
+    found: Real = exposed + interferes * (whole - exposed)
     return found
 
 

@@ -88,6 +88,7 @@ class RankSeconds(Struct, frozen=True):
     context_surplus: Real = 0.0  # of ``context_communication``, backward less forward
     hidden_forward: Real = 0.0  # collectives inside layers that a forward pass hides
     hidden_backward: Real = 0.0
+    host_backward: Real = 0.0  # of ``host``, in the backward pass
 
     def times(self, factor: Real) -> RankSeconds:
         """Return the seconds times a factor."""

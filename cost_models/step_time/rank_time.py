@@ -109,6 +109,7 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         context_communication=context[0] + context[1],
         pipeline_communication=by_axis["pipeline"] / microbatches,
         backward=backward + host[1],
+        host_backward=host[1],
         weights=deferred_seconds(view, rate, device, inside, starts, link, host),
         expert_communication=exposed_all_to_all_seconds(
             by_axis["expert"] / microbatches,

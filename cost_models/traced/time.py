@@ -70,6 +70,7 @@ def traced_time(
         tensor_communication=zeros,
         pipeline_communication=zeros,
         backward=backward + again + waits_backward,
+        host_backward=waits_backward,
         weights=zeros,
         data_communication=traffic["data"],
         replica_communication=traffic["replicate"],

@@ -132,3 +132,17 @@ def test_links_work_while_the_host_starts_kernels() -> None:
     rank = rank_of(3.0, data=10.0)
     waiting = replace(rank, compute=np.array([1.0]), host=np.array([2.0]))
     assert exposed(waiting, plan) == exposed(rank, plan) == 8
+
+
+def test_gathers_without_overlap_are_hidden_where_kernels_wait_for_the_host() -> None:
+    """They are in the same queue as the kernels, and cost no computation there."""
+    plan = PlanTable.from_plans([Plan(data_parallel=8, zero_stage=3, num_microbatches=2)])
+    rank = replace(rank_of(3.0, data=10.0), gathered_forward=np.array([4.0]))
+    waiting = replace(rank, host=np.array([2.0]), host_backward=np.array([1.5]))
+
+    def left(rank: RankSeconds, *, on_gpu: bool = True) -> float:
+        return float(exposed_data_seconds(rank, plan, Hiding(0.0, 0.3), on_gpu=on_gpu)[0])
+
+    assert left(rank) == 10.0
+    assert left(waiting) == pytest.approx((4 - 2 * 0.5) + (6 - 2 * 1.5))
+    assert left(waiting, on_gpu=False) == 10.0  # its cores are the host
