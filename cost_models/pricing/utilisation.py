@@ -55,12 +55,28 @@ def counted_flops(scenario: Scenario) -> CountedFlops:
     peak = peak_flops(scenario)
     if peak is None or workload.attention_kernel != "flash":
         return CountedFlops(full, FULL)
-    kinds = tuple(as_computed(kind, workload, scenario.software) for kind in model.kinds)
-    kept = float(model_flops_per_step(replace(model, kinds=kinds), *sizes, masked=True))
-    rate = training_rates(
-        scenario.cluster.accelerator, workload.precision, scenario.software
-    ).matmul
+    kept, rate = _kept_flops(scenario), _matmul_rate(scenario)
     return CountedFlops(full, FULL) if full * rate <= kept * peak else CountedFlops(kept, KEPT)
+
+
+def least_step(scenario: Scenario) -> float:
+    """Return a lower bound of every plan's step on GPUs: the kept FLOP of all at the best rate."""
+    flops = _kept_flops(scenario) if scenario.on_gpu else 0.0
+    return flops / (_matmul_rate(scenario) * scenario.cluster.num_gpus)
+
+
+def _kept_flops(scenario: Scenario) -> float:
+    """Return the model FLOP of a step with the scores that masks keep alone."""
+    model, workload = scenario.model, scenario.workload
+    kinds = tuple(as_computed(kind, workload, scenario.software) for kind in model.kinds)
+    sizes = workload.seq_len, workload.global_batch_size
+    return float(model_flops_per_step(replace(model, kinds=kinds), *sizes, masked=True))
+
+
+def _matmul_rate(scenario: Scenario) -> float:
+    """Return the FLOP/s of the best matmul in long runs."""
+    accelerator, precision = scenario.cluster.accelerator, scenario.workload.precision
+    return training_rates(accelerator, precision, scenario.software).matmul
 
 
 def peak_flops(scenario: Scenario) -> float | None:

@@ -8,17 +8,19 @@ Within a case these give the same order (``objectives``); across cases they do n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cost_models.compute.flops import model_flops_per_step
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
 from cost_models.pricing.estimate import price
-from cost_models.pricing.utilisation import peak_flops
+from cost_models.pricing.utilisation import least_step
 from cost_models.scenario import Scenario
+from cost_models.units import format_seconds
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import report, tracked
 from planner.answer.ranked_plan import RankedPlan
@@ -47,6 +49,8 @@ from planner.search.search import SearchResult, search
 from planner.search.simplicity import simplest_first
 from planner.search.space import allowed_offloads
 
+Floats = NDArray[np.float64]
+SEARCHED: Final = 10  # cases; further ones that cannot be among the fastest are not searched
 DISTINCT: Final = 6  # splits of the ranks of which a plan is found, unless --top is given
 SEEN: Final = 40  # plans of a search among which stages are chosen, whatever their peaks
 OFFLOADED: Final = "offload is allowed (nothing fits without it with its whole interval)"
@@ -130,17 +134,61 @@ def _with_note(assumed: AssumedScenario, note: str) -> AssumedScenario:
 
 
 def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:
-    cases, errors = [], []
-    for assumed in tracked(scenarios, "cluster {number} of {total}"):
+    """Search the cases, those that may be the fastest first; leave out those that cannot win.
+
+    That are those with a lower bound beyond SEARCHED other cases, and as many plans as are asked.
+    """
+    cases: list[SurveyCase | None] = [None] * len(scenarios)
+    errors: list[InputError] = []
+    # seconds of a token: of the best plan of each case that fits, and of all plans
+    best: list[float] = []
+    plans: list[float] = []
+    least = _least_seconds(scenarios, request)
+    order = np.argsort(least, kind="stable").tolist()
+    for place in tracked(order, "cluster {number} of {total}"):
+        assumed = scenarios[place]
         report(assumed.scenario.cluster.name)
+        enough = len(best) >= SEARCHED and len(plans) >= request.top
+        if enough and least[place] > max(
+            sorted(best)[SEARCHED - 1], sorted(plans)[request.top - 1]
+        ):
+            seconds = least[place] * assumed.scenario.workload.tokens_per_step
+            why = f"{SEARCHED} others are faster: its steps take {format_seconds(seconds)} or more"
+            cases[place] = SurveyCase(assumed, None, (), why)
+            continue
         try:
-            cases.append(_search_case(assumed, request))
+            case = cases[place] = _search_case(assumed, request)
         except InputError as error:
             errors.append(error)
-            cases.append(SurveyCase(assumed, None, (), str(error)))
+            cases[place] = SurveyCase(assumed, None, (), str(error))
+        else:
+            fitting = [found.value("time") for found in case.found if found.fits]
+            best, plans = [*best, *fitting[:1]], [*plans, *fitting]
     if len(errors) == len(cases):
         raise errors[0]
-    return cases
+    return [case for case in cases if case is not None]
+
+
+def _nth(values: list[float], number: int) -> float:
+    """Return the nth of the smallest values; infinity if they are fewer."""
+    return sorted(values)[number - 1] if len(values) >= number else np.inf
+
+
+def _least_seconds(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> Floats:
+    """Return lower bounds of the seconds of a token in every case; 0 where all are searched.
+
+    So are few cases, and those that a front or another objective ranks.
+    """
+    least = np.zeros(len(scenarios))
+    if len(scenarios) <= SEARCHED or request.pareto is not None or request.objective != "time":
+        return least
+    if request.job.is_given:
+        return least
+    for place, assumed in enumerate(scenarios):
+        with suppress(InputError):  # which its search raises, too
+            tokens = assumed.scenario.workload.tokens_per_step
+            least[place] = least_step(assumed.scenario) / tokens
+    return least
 
 
 def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase:
@@ -217,14 +265,9 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
 
 
 def _out_of_reach(scenario: Scenario, require: Sequence[Constraint]) -> bool:
-    """Whether a step must be shorter than the model's FLOP take at the peak rate."""
-    peak, workload = peak_flops(scenario), scenario.workload
+    """Whether a step must be shorter than the model's FLOP take at the best rate."""
     limits = [one.value for one in require if one.name == "step" and only_breaks(one)]
-    if peak is None or not limits:
-        return False
-    batch = workload.global_batch_size
-    flops = model_flops_per_step(scenario.model, workload.seq_len, batch, masked=True)
-    return bool(float(flops) > min(limits) * peak * scenario.cluster.num_gpus)
+    return bool(limits) and least_step(scenario) > min(limits)
 
 
 def _in_order(result: SearchResult, request: SurveyRequest) -> SearchResult:

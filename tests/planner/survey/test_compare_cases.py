@@ -12,10 +12,12 @@ import pytest
 import planner
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
+from cost_models.pricing.utilisation import least_step
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from planner.answer.answers import PlanAnswer
 from planner.assessment.verdict import budget_bytes
 from planner.search.search import search
+from planner.survey import compare_cases
 from planner.survey.answer import SurveyAnswer
 from planner.survey.compare_cases import OFFLOADED
 from planner.text.answer import json_text
@@ -29,7 +31,8 @@ RATES = ("cost", "energy")  # for which parts of clusters are tried too
 
 def asked(**options: Any) -> SurveyAnswer:
     clusters = options.pop("clusters", CLUSTERS)
-    answer = planner.plan(llama(), clusters, **{**OPTIONS, **options})
+    model = options.pop("model", llama())
+    answer = planner.plan(model, clusters, **{**OPTIONS, **options})
     assert isinstance(answer, SurveyAnswer)
     return answer
 
@@ -130,6 +133,33 @@ def test_the_row_of_a_cluster_is_its_answer_alone(options: dict[str, Any]) -> No
     if ranged.ranked[0].staged is not None:
         assert "--layers" in str(ranged)
         assert ranged.plan_file().layer_ranges == ranged.scenario.layer_ranges
+
+
+def test_sizes_that_cannot_be_among_the_fastest_are_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options: dict[str, Any] = {
+        "clusters": "1..5x8xH100-SXM",
+        "model": "llama-3-8b",
+        "seq_len": 4096,
+        "fix": "tp=1,zero=3,pp=1,micro_batch_size=1",
+        "global_batch_size": 960,
+    }
+    every = asked(**options)
+    assert all(case.found for case in every.cases)
+    monkeypatch.setattr(compare_cases, "SEARCHED", 2)
+    some = asked(**options)
+    assert [one.plan for one in some.ranked] == [one.plan for one in every.ranked]
+    left_out = [case for case in some.cases if not case.found]
+    assert "1x8xH100-SXM" in [case.name for case in left_out]
+    assert all("2 others are faster" in str(case.why) for case in left_out)
+    assert "1x8xH100-SXM" in some.text()
+    best = {case.name: case.found[0] for case in every.cases}
+    for case in every.cases:
+        assert least_step(case.scenario) <= best[case.name].step.seconds
+    # another objective
+    cheap = asked(**options, objective="cost", price=PRICE)
+    assert {case.name for case in cheap.cases if case.found} >= set(best)
 
 
 def test_without_a_batch_all_cases_train_with_the_same() -> None:
