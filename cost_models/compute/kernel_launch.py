@@ -29,9 +29,12 @@ HOST_OVERLAP = 4.0
 # of the gradient of a matrix: two views, a matmul, a sum (executor/parallel/tensor_parallel.py,
 # executor/ops/deferred_weight_gradients.py)
 DEFERRED_OPERATORS = 4.0
-# of DTensor's work around a layer whose norms are cut too, where none are: 203 of 300 operators a
-# matrix (python -m benchmarks.step_time.dtensor_operators)
+# of DTensor's work around a layer whose norms are cut too, where none are, and matrices whose work
+# norms of each head cost, between which attention is on DTensors: 1.4 times the layer of seven
+# (python -m benchmarks.step_time.dtensor_operators; pytorch/torchtitan:
+# torchtitan/models/qwen3/infra/parallelize.py, use_local_output=False)
 WITHOUT_SEQUENCE_PARALLEL = 0.68
+NORMS_OF_HEADS = 2.8
 
 
 def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
@@ -72,7 +75,7 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
 
 def deferred_launches(view: RankView, operator: float) -> Real:
     """Host seconds of launching the weight gradients of a rank's layers."""
-    matrices = sum(
+    matrices: Real = 1.0 * sum(
         each.trained
         * sum(w.role in ("linear", "expert") and not w.frozen for w in each.kind.weights)
         for each in view.layers
@@ -120,12 +123,17 @@ def _layer_operators(
 
 
 def _cut_matrices(kind: LayerKind, table: PlanTable) -> Real:
-    """Matrices of a layer that tensor parallelism cuts; fewer where it cuts no norms."""
-    matrices = sum(
+    """Matrices of a layer that tensor parallelism cuts; fewer where it cuts no norms.
+
+    Norms of each head count as matrices.
+    """
+    matrices: Real = 1.0 * sum(
         weight.role == "linear" and weight.sharding != "replicate" and len(weight.shape) > 1
         for weight in kind.weights
         if not weight.is_adapter
     )
+    if kind.attention.qk_norm:
+        matrices = matrices + NORMS_OF_HEADS
     share = np.where(table.sequence_parallel, 1.0, WITHOUT_SEQUENCE_PARALLEL)
     return np.where(table.tensor_parallel > 1, share * matrices, 0.0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cost_models.compute.kernel_launch import WITHOUT_SEQUENCE_PARALLEL
+from cost_models.compute.kernel_launch import NORMS_OF_HEADS, WITHOUT_SEQUENCE_PARALLEL
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.plan.plan import Plan, PlanTable
@@ -78,12 +78,13 @@ def cut_host(
     ranks: int,
     figures: dict[str, Any] | None = None,
     biases: bool = False,
+    kind: str = "llama",
     **plan: Any,
 ) -> float:
     """Seconds that a micro-batch of a small Llama on two cards waits for the host."""
-    llama = {**MIXTURE, "model_type": "llama", "attention_bias": biases}
+    llama = {**MIXTURE, "model_type": kind, "attention_bias": biases}
     scenario = Scenario(
-        model_spec({k: v for k, v in llama.items() if k not in EXPERTS}, name="llama"),
+        model_spec({k: v for k, v in llama.items() if k not in EXPERTS}, name=kind),
         parse_cluster("1x8xH100-SXM"),
         Workload(1024, 8 // ranks, precision="bf16"),
         software_profile(f"{profile}+blocking-launches").changed(figures or {}),
@@ -102,7 +103,10 @@ def test_tensors_of_dtensor_cost_the_host_more_than_the_layer_does() -> None:
     whole = cut_host("eager-fsdp2", 1)
     assert norms - whole == pytest.approx(4 * 7 * both * each, rel=1e-6)
     assert (matrices - whole) / (norms - whole) == pytest.approx(WITHOUT_SEQUENCE_PARALLEL)
-    assert norms > 3.0 * whole
+    assert norms > 2.0 * whole
+    of_heads = {"sequence_parallel": True, "kind": "qwen3"}
+    more = cut_host("eager-fsdp2", 2, **of_heads) - cut_host("eager-fsdp2", 1, kind="qwen3")
+    assert more / (norms - whole) == pytest.approx((7 + NORMS_OF_HEADS) / 7)
     for without in ("torchtitan", "torch-trainer+compiled-model", "torch-trainer+deepspeed-zero1"):
         assert cut_host(without, 2) == pytest.approx(cut_host(without, 1), rel=1e-6)
 
