@@ -305,23 +305,25 @@ def _groups_of_ranks(
 ) -> Iterator[tuple[Index, _Group]]:
     """Yield one group for each kind of rank: a row for each such rank of each plan.
 
-    The rows of the table are repeated for plans with several ranks of a kind. ``wanted``: which
-    rows are, when a group begins.
+    The rows of the table are repeated for plans with several ranks of a kind; of many plans, those
+    with the most layers come first. ``wanted``: which rows are, when a group begins.
     """
     block, blocks = stages_of(scenario, table)
     bound: Any = late_rank(table.plain())
     kind = formulas_of if len(table) <= ONE_KIND else kind_of
     groups: dict[Any, list[RankRows]] = {}
     for position, ranks in enumerate(blocks):
-        rows = np.flatnonzero(block == position)
-        for rank in ranks:
-            alike = groups.setdefault(kind(rank), [])
+        rows, known = np.flatnonzero(block == position), set[Any]()
+        for rank in sorted(ranks, key=lambda one: -sum(one.kind_counts)):
             late = late_position(rank.positions, bound[rows])
-            for index in np.unique([rank.index, *np.unique(late)]).tolist():
+            for index in np.unique([rank.index, *np.unique(late)])[::-1].tolist():
                 own = rows if index == rank.index else rows[late == index]
+                key = kind(rank), kind(rank) in known and len(table) > ONE_GROUP
+                known.add(kind(rank))
+                alike = groups.setdefault(key, [])
                 alike.append((own, replace(rank, index=index, positions=(index,))))
     done, whole = 0, sum(len(rows) for alike in groups.values() for rows, _ in alike)
-    for key, alike in groups.items():
+    for (key, _), alike in sorted(groups.items(), key=lambda one: one[0][1]):
         every = np.concatenate([rows for rows, _ in alike])
         number = np.repeat(np.arange(len(alike)), [len(rows) for rows, _ in alike])
         kept = wanted(every)

@@ -173,15 +173,15 @@ def search(
             if verdict == 0:
                 tables = _reported(short_pieces(scenario, pins, require, offloads, leaders))
                 more = (_Space.of(t, ranking, pins, require, offloads, None, begin) for t in tables)
-            further: list[Iterator[CandidateSource]] = []
             for part in itertools.chain([space], more):
                 if part is not space and verdict == 0:
                     short.append(part)
-                sources = part.sources(feasible, leaders, begin)
-                tally.rank(next(sources), ranking, feasible, leaders, counted=part is space)
-                further.append(sources)
-            for source in itertools.chain.from_iterable(further):
-                tally.rank(source, ranking, feasible, leaders, counted=False)
+                for source in part.sources(feasible, leaders, begin):
+                    counted = isinstance(source, EnumeratedSpace) and part is space
+                    tally.rank(source, ranking, feasible, leaders, counted=counted)
+            for part in (space, *short):
+                for source in part.variants(feasible, begin):
+                    tally.rank(source, ranking, feasible, leaders, counted=False)
             tight = any(np.any(part.verdicts == 1) for part in (space, *short))
             if leaders.plans or not (feasible.seen_tight or tight) or below < np.inf:
                 break
@@ -365,10 +365,7 @@ class _Space:
     def sources(
         self, feasible: Feasible, leaders: Leaders, begin: Callable[[str], None]
     ) -> Iterator[CandidateSource]:
-        """Yield the sources for one verdict, the enumerated space first.
-
-        Leaders found until then bound the other sources: those of all enumerated plans.
-        """
+        """Yield the enumerated plans of one verdict, then their variants that recompute less."""
         ranking, scenario = leaders.ranking, feasible.scenario
         mine = np.flatnonzero((self.broken == 0) & (self.verdicts == feasible.verdict))
         if leaders.plans:
@@ -380,7 +377,6 @@ class _Space:
         begin(PRICING)
         # without a leader, plans that may be tight are candidates, too
         max_peak = feasible.max_peak if leaders.plans else feasible.max_peak_at(1)
-        sources: list[CandidateSource] = []
         if self.fewest:
             whole = np.flatnonzero(_recomputes_all(self.table))
             whole = whole[~(self.none[whole] <= feasible.max_peak)]  # without recomputation: faster
@@ -388,11 +384,16 @@ class _Space:
             families = Families.of(
                 scenario, self.table.rows(whole), self.step[whole], peaks, max_peak
             )
-            sources.append(FewestLayers(scenario, families, feasible))
+            yield FewestLayers(scenario, families, feasible)
         if self.every is not None:
             grids = LayerGrids.of(scenario, self.every, max_peak, timed=bool(leaders.plans))
-            sources.append(EveryNumber.of(grids, feasible, leaders, smaller=self.smaller))
-        yield from sources
+            yield EveryNumber.of(grids, feasible, leaders, smaller=self.smaller)
+
+    def variants(
+        self, feasible: Feasible, begin: Callable[[str], None]
+    ) -> Iterator[CandidateSource]:
+        """Yield the other variants of the plans, which leaders of ``sources`` bound."""
+        scenario = feasible.scenario
         modes = {
             "fewest": self.fewest,
             "every": self.every is not None,

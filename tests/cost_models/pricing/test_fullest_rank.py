@@ -47,7 +47,7 @@ def pipelines(scenario: Scenario, seed: int, most: int) -> PlanTable:
 def test_no_other_rank_is_fuller(
     layers: int, software: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row by row, and by distinct rows in groups of ranks and of plans."""
+    """Row by row, and by distinct rows, all ranks of a kind together or the first apart."""
     model = sample_model("llama", num_hidden_layers=layers)
     scenario = make_scenario(
         model, "2x8xH100-SXM", seq_len=256, global_batch_size=BATCH, software=software
@@ -62,6 +62,5 @@ def test_no_other_rank_is_fuller(
     np.testing.assert_allclose(price_memory(scenario, table)[0], alone, rtol=1e-12)
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
     for most in (10**6, 0):
-        for name in ("MERGED", "ONE_GROUP"):
-            monkeypatch.setattr(f"cost_models.pricing.table.{name}", most)
+        monkeypatch.setattr("cost_models.pricing.table.ONE_GROUP", most)
         np.testing.assert_allclose(table_memory(scenario, table)[0], alone, rtol=1e-12)
