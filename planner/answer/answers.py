@@ -222,7 +222,8 @@ class FitAnswer(DetailedAnswer):
 class PlanAnswer(DetailedAnswer):
     """Answer of ``plan``: the ranked plans and the counts of the search.
 
-    What other techniques would save needs searches, which run on first access.
+    What other techniques would save and what other trainers reach needs searches, which run on
+    first access.
     """
 
     scenario: Scenario
@@ -233,7 +234,7 @@ class PlanAnswer(DetailedAnswer):
     further: tuple[RankedPlan, ...] = ()  # next plans, which fill rows that several plans share
     rows: int | None = None  # of the table; None: as many as a short answer has room for
     require: tuple[Constraint, ...] | None = None  # None: no further techniques are tried
-    trainers: tuple[BestOfTrainer, ...] = ()  # the best of each, where none was named
+    compares_trainers: bool = False  # where none was named
 
     @cached_property
     def savings(self) -> tuple[Saving, ...]:
@@ -245,6 +246,15 @@ class PlanAnswer(DetailedAnswer):
         even = assess(self.scenario, self.result.plans[0])
         fastest = self.ranked[0].step.seconds
         return savings(self.scenario, even, self.result, self.fixed, self.require, fastest)
+
+    @cached_property
+    def trainers(self) -> tuple[BestOfTrainer, ...]:
+        """The best plan of each common trainer, the fastest first."""
+        if self.require is None or not self.compares_trainers:
+            return ()
+        from planner.advice.trainers import best_of_trainers
+
+        return best_of_trainers(self.scenario, self.fixed, self.require)
 
     @property
     def assessments(self) -> tuple[Assessment, ...]:

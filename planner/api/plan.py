@@ -11,7 +11,6 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import check_value
 from hardware_profiles.software.trainer import software_names
-from planner.advice.trainers import BestOfTrainer, best_of_trainers
 from planner.answer.answers import PlanAnswer
 from planner.exchange.names import target_names
 from planner.request.arguments import takes
@@ -217,9 +216,6 @@ def _plan_answer(
     result, top = case.result, _shown(options.rows)
     assert result is not None
     by_time = limits is None and request.objective == "time"
-    trainers: tuple[BestOfTrainer, ...] = ()
-    if by_time and request.software is None:
-        trainers = best_of_trainers(case.scenario, options.fixed, options.require)
     return PlanAnswer(
         scenario=case.scenario,
         result=result.first(top),
@@ -229,7 +225,7 @@ def _plan_answer(
         further=() if options.rows is None else case.found[top:],
         rows=options.rows,
         require=options.require if by_time else None,
-        trainers=trainers,
+        compares_trainers=by_time and request.software is None,
     )
 
 
