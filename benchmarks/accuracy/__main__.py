@@ -179,11 +179,6 @@ def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def source_row(name: str, figures: Mapping[str, Any]) -> str:
-    """Return the row of one source as it stands in the page."""
-    return f"| {' | '.join(_cells(name, figures))} |\n"
-
-
 def by_source(name: str, what: str, *, mean: bool = True) -> str:
     """Return the errors of a table of runs by source, and of all of them."""
     figures = validated(name).summary[what]

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-import planner
 from benchmarks.accuracy.__main__ import (
     GENERATED,
     MARKED,
@@ -14,7 +13,6 @@ from benchmarks.accuracy.__main__ import (
     filled,
     percent,
     recorded,
-    source_row,
 )
 from benchmarks.intervals.compared_runs import table
 from planner.assessment.confidence import COMPARED_RUNS
@@ -28,14 +26,6 @@ def tables(number: int) -> dict[str, str]:
 
 def test_every_part_is_in_a_page() -> None:
     assert set(tables(0)) | set(tables(1)) == set(GENERATED)
-
-
-@pytest.mark.slow
-def test_rows_of_two_sources_are_current() -> None:
-    sources = ("megatron-sc21", "korthikanti-2022")
-    groups = planner.validate(only=sources, what="time").summary["time"]["by"]["source_group"]
-    for source in sources:
-        assert source_row(source, groups[source]) in tables(0)["time"]
 
 
 def test_the_readme_repeats_the_short_table() -> None:
