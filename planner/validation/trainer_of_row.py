@@ -140,7 +140,8 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     logits = table.whole_logits if (row.tensor_parallel or 1) > 1 else ()
     sections = (table.updates, table.zeroed, table.frozen, logits)
     found = (look_up(section, row) for section in sections)
-    adds = [engine.add for engine in (*found, casts) if engine is not None and engine.add]
+    written = look_up(table.written_out, row)
+    adds = [each.add for each in (*found, casts, written) if each is not None and each.add]
     # DeepSpeed updates fp32 partitions (deepspeed/runtime/zero)
     partitions = profile != entry.profile and DEEPSPEED in profile
     masters = partitions or bool(casts is not None and casts.add) or entry.master_weights

@@ -251,6 +251,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     updates: tuple[EngineEntry, ...]
     weight_gathers: tuple[EngineEntry, ...]
     whole_logits: tuple[EngineEntry, ...]
+    written_out: tuple[EngineEntry, ...]
     zero_stage: tuple[ZeroStageEntry, ...]
     zeroed: tuple[EngineEntry, ...]
     frozen: tuple[EngineEntry, ...]

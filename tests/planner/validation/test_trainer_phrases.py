@@ -522,6 +522,31 @@ def test_trainers_behind_the_name_of_a_benchmark_or_library(
 
 
 @pytest.mark.parametrize(
+    ("words", "norm", "gelu"),
+    [
+        ({"notes": "LayerNorm and GELU by hand"}, 3.0, 4.0),
+        ({"notes": "own LayerNorm and GELU, written with elementary operations"}, 3.0, 4.0),
+        ({"notes": "hand-written GELU", "precision": "bf16"}, 1.0, 1.0),
+        ({"notes": "own GELU and layer norm", "precision": "bf16 autocast"}, 6.0, 7.0),
+    ],
+)
+def test_layers_written_out_in_python(words: dict[str, Any], norm: float, gelu: float) -> None:
+    found = case(framework="own PyTorch loop", **words)
+    kept = found.scenario.software.activations
+    autocasts = found.scenario.software.precision.autocasts_weights
+    name = "gelu-autocast" if autocasts else "gelu"
+    saved = kept.activation_saved
+    assert (kept.layer_norm_saved, saved.get(name, saved["default"])) == (norm, gelu)
+    assert not_understood(found.row) == []
+
+
+def test_compiled_layers_are_written_out_in_vain() -> None:
+    words = {"framework": "own PyTorch loop, torch.compile"}
+    by_hand = case(**words, notes="LayerNorm and GELU by hand").scenario.software
+    assert by_hand == case(**words).scenario.software
+
+
+@pytest.mark.parametrize(
     "words",
     ["Megatron-SWIFT", "ms-swift Megatron", "Megatron-SWIFT (ms-swift 3.6)", "mcore-bridge"],
 )
