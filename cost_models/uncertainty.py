@@ -55,12 +55,13 @@ TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.step_time.here")
 # 90th percentile of the traced cases: 3.1 %; the rest allows for allocator slack and library memory
 # on a GPU, which a trace on a CPU does not show.
 MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.memory_truth")
-# By trainer (first word of its software profile, or UNKNOWN), measured quantity, and whether it was
-# on several accelerators; ANY where a row is about all. below, above: the interval that 90 % of the
-# runs of a source are expected in that was not compared yet; verdict_below, verdict_above: what one
-# run in ten exceeds on that side (python -m benchmarks.intervals.peaks --write)
+# By trainer (first word of its software profile, or UNKNOWN), measured quantity, and whether a
+# setting of the run was assumed; ANY where a row is about all, of trainers with a profile alone.
+# below, above: the interval that 90 % of the runs of a source are expected in that was not compared
+# yet; verdict_below, verdict_above: what one run in ten exceeds on that side (python -m
+# benchmarks.intervals.peaks --write)
 MEMORY_INTERVALS: Final = Path(__file__).parent / "memory_intervals.csv"
-MEMORY_KIND: Final = ("software", "quantity", "several")
+MEMORY_KIND: Final = ("software", "quantity", "assumed")
 MEMORY_COLUMNS: Final = (
     *MEMORY_KIND,
     *("below", "above", "verdict_below", "verdict_above", "runs", "sources"),
@@ -166,57 +167,67 @@ def _intervals(path: Path) -> Mapping[tuple[str, ...], _Row]:
     return found
 
 
-def memory_spread(software: str, num_gpus: int, kind: MemoryKind = "device") -> Spread:
+def memory_spread(software: str, kind: MemoryKind = "device", *, assumed: bool = False) -> Spread:
     """Return the 90 % interval of the peak memory of a trainer on accelerators.
 
     Of the bundled executor it rests on traced cases, of others on sources that were left out. A
     trainer that nobody described (UNKNOWN) has the widest of all: it may err as any of them does.
 
-    ``software``: a profile, or UNKNOWN; ``kind``: the measured quantity; verdicts use the device's.
+    ``software``: a profile, or UNKNOWN; ``kind``: the measured quantity; verdicts use the device's;
+    ``assumed``: whether a setting of the run is not known, and the usual one was priced.
 
-    >>> memory_spread("shardplan", 8) == MEMORY
+    >>> memory_spread("shardplan") == MEMORY
     True
-    >>> memory_spread("hf-trainer", 1).above < memory_spread("unknown", 1).above
+    >>> memory_spread("hf-trainer").above < memory_spread("unknown").above
     True
     """
-    return _memory(software, num_gpus, kind, ("below", "above"))
+    return _memory(software, (kind, assumed), ("below", "above"))
 
 
-def verdict_spread(software: str, num_gpus: int) -> Spread:
+def verdict_spread(software: str, *, assumed: bool = False) -> Spread:
     """Return how far a verdict looks: what one run in ten exceeds on a side of the prediction.
 
     A plan fits where nine runs in ten would need at most the budget, and does not fit where nine in
     ten would need more. The bundled executor's verdict looks as far as its interval.
 
-    >>> verdict_spread("torchtune", 1).above < memory_spread("torchtune", 1).above
+    >>> verdict_spread("torchtune").above < memory_spread("torchtune").above
     True
     """
-    return _memory(software, num_gpus, "device", ("verdict_below", "verdict_above"))
+    return _memory(software, ("device", assumed), ("verdict_below", "verdict_above"))
 
 
-def _memory(software: str, num_gpus: int, kind: MemoryKind, ends: tuple[str, str]) -> Spread:
+def _memory(software: str, of_run: tuple[MemoryKind, bool], ends: tuple[str, str]) -> Spread:
     if _has_memory_of_executor(software):
         return MEMORY
     if software.endswith(OWN_FILE):
         own = software_profile(software)
-        usual = _memory(own.inherits, num_gpus, kind, ends)
+        usual = _memory(own.inherits, of_run, ends)
         learned = None if own.learned is None else own.learned.memory
         if learned is not None and ends[0].startswith("verdict"):
             below, above = math.log1p(-learned.below), math.log1p(learned.above)
             below, above = -math.expm1(ONE_IN_TEN * below), math.expm1(ONE_IN_TEN * above)
             learned = replace(learned, below=below, above=above)
         return _after_learning(usual, learned)
-    several = str(int(num_gpus > 1))
     if software != UNKNOWN:
-        return _memory_of((memory_kind(software), kind, several), ends)
+        return _memory_of(memory_kind(software), *of_run, ends)
     trainers = {trainer for trainer, *_ in _intervals(MEMORY_INTERVALS)}
-    spreads = [_memory_of((trainer, kind, several), ends) for trainer in sorted(trainers)]
-    source = _memory_of((UNKNOWN, kind, several), ends).source
+    spreads = [_memory_of(trainer, *of_run, ends) for trainer in sorted(trainers)]
+    source = _memory_of(UNKNOWN, *of_run, ends).source
     return Spread(max(s.below for s in spreads), max(s.above for s in spreads), source)
 
 
-def _memory_of(kind: tuple[str, ...], ends: tuple[str, str]) -> Spread:
-    return _of_kind(MEMORY_INTERVALS, kind, (1.0, 1.0, 1.0), ends)
+def _memory_of(trainer: str, kind: MemoryKind, assumed: bool, ends: tuple[str, str]) -> Spread:
+    """Return the interval of a trainer's peaks of a kind.
+
+    As if settings were assumed where no run of the trainer was compared, or of that quantity only
+    runs with assumed settings.
+    """
+    known = _intervals(MEMORY_INTERVALS)
+    stated, otherwise = ((trainer, kind, word) for word in ("0", "1"))
+    only_assumed = otherwise in known and stated not in known
+    if assumed or only_assumed or (trainer, ANY, ANY) not in known:
+        return _of_kind(MEMORY_INTERVALS, otherwise, (1.0, 1.0, 1.0), ends)
+    return _of_kind(MEMORY_INTERVALS, stated, (1.0, 1.0, 1.0), ends)
 
 
 @cache

@@ -141,7 +141,7 @@ def best_plan(choices: Choices, *, tight: bool = False) -> int | None:
 
 def _fitting(choices: Choices, *, tight: bool) -> np.ndarray:
     """Rows of plans that fit, or are at least tight, without the published one."""
-    spread = verdict_spread(choices.scenario.software.name, choices.scenario.cluster.num_gpus)
+    spread = verdict_spread(choices.scenario.software.name)
     most = (1.0 + spread.above) / (1.0 - spread.below) if tight else 1.0
     rows = np.flatnonzero(choices.on_host & (choices.needed <= most))
     return rows[rows != 0]
@@ -164,7 +164,7 @@ def _completed(case: Case) -> tuple[Plan, str, str, float]:
 
 def _priced(scenario: Scenario, plan: Plan) -> tuple[str, float]:
     priced = price(scenario, PlanTable.from_plans([plan]))
-    around = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
+    around = verdict_spread(scenario.software.name)
     ends = peak_interval(float(priced.peak[0]), float(priced.typical_peak[0]), around)
     return verdict(*ends, budget_bytes(scenario.cluster)), float(priced.step[0])
 

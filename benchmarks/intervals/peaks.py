@@ -8,8 +8,10 @@ every source, the share of its runs inside the intervals that the other sources 
 verdicts that those give. ``--write`` writes the file.
 
 The kind of a run is its trainer, the quantity that was measured (live tensors, reserved, the
-device) and whether several accelerators took part; `benchmarks/intervals/shrunk.py` has the method.
-Verdicts look as far as the quantile ``VERDICT`` on each side.
+device) and whether a setting that its source does not state was assumed;
+`benchmarks/intervals/shrunk.py` has the method. Runs of unknown trainers are apart: their errors
+are twice as large, and more of them lie far below the prediction. Verdicts look as far as the
+quantile ``VERDICT`` on each side.
 """
 
 from __future__ import annotations
@@ -29,19 +31,23 @@ from planner.validation.runs_file import PUBLISHED, read_runs
 from planner.validation.trainer_of_row import is_described
 
 VERDICT: Final = 0.9  # share of the runs that a side of the verdict's interval holds
-RULE: Final = Rule(("trainer", "quantity", "several"), (1.0, 1.0, 1.0))
+RULE: Final = Rule(("trainer", "quantity", "assumed"), (1.0, 1.0, 1.0))
 
 
-def all_runs() -> pd.DataFrame:
-    """Return the runs with their profiles, then those whose price changes without any."""
+def all_runs() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the runs with their profiles, and those of unknown trainers.
+
+    Unknown: no profile describes the trainer, or the price changes without any.
+    """
     described = _kinds(memory_left_out.compared_runs(described=True))
     unknown = ~described.row_id.isin(_described_runs())
-    described.loc[unknown, "trainer"] = UNKNOWN
     without = _kinds(memory_left_out.compared_runs(described=False)).assign(trainer=UNKNOWN)
     profile = described.set_index("row_id").software
     changed = (without.software != without.row_id.map(profile)).to_numpy()
-    rows = pd.concat([described, without[changed]], ignore_index=True)
-    return RULE.with_cells(rows[rows.error.notna()].reset_index(drop=True))
+    others = [described[unknown].assign(trainer=UNKNOWN), without[changed]]
+    parts = described[~unknown], pd.concat(others, ignore_index=True)
+    known, rest = (part[part.error.notna()].reset_index(drop=True) for part in parts)
+    return RULE.with_cells(known), RULE.with_cells(rest)
 
 
 def _described_runs() -> set[str]:
@@ -54,7 +60,7 @@ def _kinds(rows: pd.DataFrame) -> pd.DataFrame:
         log_error=np.log1p(rows.error),
         trainer=[memory_kind(software) for software in rows.software],
         quantity=rows.memory_kind,
-        several=rows.num_gpus > 1,
+        assumed=rows.defaults.map(len) > 0,
     )
 
 
@@ -67,25 +73,25 @@ def ends(rows: pd.DataFrame, used: np.ndarray) -> tuple[Ends, Ends]:
     return RULE.ends_of(rows, cells, used), (-sides[0], sides[1])
 
 
-def table_text(rows: pd.DataFrame) -> str:
-    """Return the text of the file."""
-    used = np.ones(rows.cell.nunique(), dtype=bool)
-    return RULE.table(rows, MEMORY_COLUMNS, ends(rows, used))
+def table_text(described: pd.DataFrame, unknown: pd.DataFrame) -> str:
+    """Return the text of the file: rows about all trainers are about those with a profile."""
+    first, second = (
+        RULE.table(rows, MEMORY_COLUMNS, ends(rows, np.ones(rows.cell.nunique(), dtype=bool)))
+        for rows in (described, unknown)
+    )
+    lines = second.splitlines(keepends=True)
+    return first + "".join(line for line in lines if line.startswith(f"{UNKNOWN},"))
 
 
 def main() -> None:
     """Print file and coverage; with ``--write`` write the file."""
-    rows = all_runs()
-    text = table_text(rows)
+    described, unknown = all_runs()
+    text = table_text(described, unknown)
     if "--write" in sys.argv[1:]:
         MEMORY_INTERVALS.write_text(text, encoding="utf-8")
     print(text)
-    apart = RULE.left_out(rows)
-    for what, part in (
-        ("with profiles", apart[apart.trainer != UNKNOWN]),
-        ("without", apart[apart.trainer == UNKNOWN]),
-    ):
-        print(f"\n{what}", *coverage_lines(part), sep="\n")
+    for what, rows in (("with profiles", described), ("without", unknown)):
+        print(f"\n{what}", *coverage_lines(RULE.left_out(rows)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -135,9 +135,7 @@ def _prices(scenario: Scenario, table: PlanTable) -> Prices:
 
 
 def _needed(scenario: Scenario, peak: Floats) -> Floats:
-    needed: Floats = peak * (
-        1.0 + verdict_spread(scenario.software.name, scenario.cluster.num_gpus).above
-    )
+    needed: Floats = peak * (1.0 + verdict_spread(scenario.software.name).above)
     return needed / budget_bytes(scenario.cluster)
 
 

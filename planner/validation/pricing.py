@@ -128,9 +128,8 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
         mfu = throughput(scenario, case.plan, step)[1]
         time = priced.row(number).time
         hfu = hardware_utilisation(mfu, float(np.sum(time.compute)), float(np.sum(time.recompute)))
-        size = compared_trainer(case.row, scenario.software.name), scenario.cluster.num_gpus
         rank = int(priced.limiting_rank[number])
-        peak = _compared_peak(case, priced.row(number).memory, rank, device, budget, size)
+        peak = _compared_peak(case, priced.row(number).memory, rank, device, budget)
         typical = float(priced.typical_peak[number])
         judged = row_verdict(case.row, case.defaults, scenario, device, typical)
         times = time_interval(scenario, step, hfu, float(np.sum(time.communication)))
@@ -174,7 +173,6 @@ def _compared_peak(
     number: int,
     device: float,
     budget: float,
-    size: tuple[str, int],
 ) -> tuple[float, float, float]:
     """Return the predicted peak of the kind and rank that the row measured, and its interval.
 
@@ -182,10 +180,10 @@ def _compared_peak(
     say which kind it measured, the interval covers all kinds, and is as wide as that of an unknown
     trainer.
     """
-    measured = measured_memory(case.row)
+    measured, scenario = measured_memory(case.row), case.scenario
+    trainer, assumed = compared_trainer(case.row, scenario.software.name), bool(case.defaults)
     if measured is None:
-        return device, *interval(device, memory_spread(*size))
-    scenario = case.scenario
+        return device, *interval(device, memory_spread(trainer, assumed=assumed))
     if measured.rank != "fullest" and case.plan.pipeline_parallel > 1:
         ranks = rank_memories(scenario, case.plan, default_layer_ranges(scenario, case.plan))
         number = 0 if measured.rank == "first" else len(ranks) - 1
@@ -200,6 +198,6 @@ def _compared_peak(
     for kind in kinds:
         shown = shown_bytes(kind, parts, outside, scenario.software, table, budget, paged, free)
         peaks[kind] = float(np.ravel(shown)[0])
-        trainer = size[0] if measured.is_stated else UNKNOWN
-        ends += interval(peaks[kind], memory_spread(trainer, size[1], kind))
+        described = trainer if measured.is_stated else UNKNOWN
+        ends += interval(peaks[kind], memory_spread(described, kind, assumed=assumed))
     return peaks[measured.kind], min(ends), max(ends)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,14 +38,14 @@ def checkpointed_otherwise(plan: Plan) -> Plan:
 
 
 def row_verdict(
-    row: Row, defaults: Iterable[str], scenario: Scenario, peak: float, typical: float
+    row: Row, defaults: Sequence[str], scenario: Scenario, peak: float, typical: float
 ) -> Verdict:
     """Return the verdict on a row's plan, for its cautious and its typical peak in bytes.
 
     TIGHT where it hangs on memory of the accelerator that the row does not give.
     """
     trainer = compared_trainer(row, scenario.software.name)
-    ends = peak_interval(peak, typical, verdict_spread(trainer, scenario.cluster.num_gpus))
+    ends = peak_interval(peak, typical, verdict_spread(trainer, assumed=bool(defaults)))
     if is_typical(defaults):
         ends = widened(ends, TYPICAL_MEMORY)
     found, smaller = verdict(*ends, budget_bytes(scenario.cluster)), smaller_accelerator(row)

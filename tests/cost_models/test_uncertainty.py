@@ -15,6 +15,7 @@ from cost_models.uncertainty import (
     MEMORY,
     UNKNOWN,
     MemoryKind,
+    Spread,
     compared_kind,
     memory_kind,
     memory_spread,
@@ -25,38 +26,43 @@ from cost_models.uncertainty import (
 from hardware_profiles.software.trainer import software_names
 from tests.samples import make_scenario
 
-MEASURED = [*product(get_args(MemoryKind), (1, 8))]
+MEASURED = [*product(get_args(MemoryKind), (False, True))]
 
 
-@pytest.mark.parametrize(("kind", "num_gpus"), MEASURED)
+def _both(name: str, kind: MemoryKind, assumed: bool) -> tuple[Spread, Spread]:
+    """Return the intervals of a peak and of a verdict."""
+    return memory_spread(name, kind, assumed=assumed), verdict_spread(name, assumed=assumed)
+
+
+@pytest.mark.parametrize(("kind", "assumed"), MEASURED)
 def test_a_trainer_that_nobody_described_never_has_a_narrower_interval(
-    kind: MemoryKind, num_gpus: int
+    kind: MemoryKind, assumed: bool
 ) -> None:
     """Neither that of a peak nor that of a verdict, on each side."""
-    nobody = memory_spread(UNKNOWN, num_gpus, kind), verdict_spread(UNKNOWN, num_gpus)
+    nobody = _both(UNKNOWN, kind, assumed)
     for name in software_names():
-        known = memory_spread(name, num_gpus, kind), verdict_spread(name, num_gpus)
+        known = _both(name, kind, assumed)
         for wide, narrow in zip(nobody, known, strict=True):
             assert wide.below >= narrow.below > 0.0
             assert wide.above >= narrow.above > 0.0
 
 
-@pytest.mark.parametrize(("kind", "num_gpus"), MEASURED)
+@pytest.mark.parametrize(("kind", "assumed"), MEASURED)
 def test_a_trainer_without_compared_peaks_has_no_narrow_interval(
-    kind: MemoryKind, num_gpus: int
+    kind: MemoryKind, assumed: bool
 ) -> None:
     """At least as wide as the middle one of the trainers that were compared, whoever it is."""
     names = {memory_kind(name): name for name in software_names() if name != "shardplan"}
-    spreads = {each: memory_spread(name, num_gpus, kind) for each, name in names.items()}
+    spreads = {each: memory_spread(name, kind, assumed=assumed) for each, name in names.items()}
     compared = [spread for each, spread in spreads.items() if peak_was_compared(names[each])]
     others = {spreads[each] for each in spreads if not peak_was_compared(names[each])}
-    assert others == {memory_spread("nobody's", num_gpus, kind)}
+    assert others == {memory_spread("nobody's", kind, assumed=assumed)}
     assert others.pop().above >= median(spread.above for spread in compared)
 
 
 def test_the_ends_lie_around_the_typical_and_the_cautious_peak() -> None:
     for name in (*software_names(), UNKNOWN):
-        spread, verdict = memory_spread(name, 8), verdict_spread(name, 8)
+        spread, verdict = memory_spread(name), verdict_spread(name)
         low, high = peak_interval(100.0, 90.0, spread)
         assert low == pytest.approx(90.0 - 90.0 * spread.below)
         assert high == pytest.approx(100.0 + 100.0 * spread.above)
@@ -68,7 +74,7 @@ def test_the_ends_lie_around_the_typical_and_the_cautious_peak() -> None:
 def test_an_engine_that_changes_times_alone_keeps_the_interval_of_peaks(engine: str) -> None:
     """A wider one would refuse plans that fit, so that a faster dispatch made steps longer."""
     name = f"shardplan+{engine}"
-    assert verdict_spread(name, 2048) == MEMORY
+    assert verdict_spread(name) == MEMORY
     plan = PlanTable.from_plans([Plan(data_parallel=8, expert_parallel=8, zero_stage=1)])
     peaks = {
         float(
@@ -80,7 +86,7 @@ def test_an_engine_that_changes_times_alone_keeps_the_interval_of_peaks(engine: 
         for software in ("shardplan", name)
     }
     assert len(peaks) == 1
-    assert verdict_spread("shardplan+autocast", 8) != MEMORY
+    assert verdict_spread("shardplan+autocast") != MEMORY
     assert compared_kind(name) == compared_kind("shardplan")
 
 
@@ -96,9 +102,9 @@ def test_a_few_runs_do_not_widen_an_interval_and_three_do(tmp_path: Path, runs: 
         memory = {{ below = 0.6, above = 3.0, source = "a test", runs = {runs} }}
         """
     )
-    found, verdict = memory_spread(str(file), 1), verdict_spread(str(file), 1)
+    found, verdict = memory_spread(str(file)), verdict_spread(str(file))
     if runs < 3:
-        assert (found, verdict) == (memory_spread("torchtune", 1), verdict_spread("torchtune", 1))
+        assert (found, verdict) == (memory_spread("torchtune"), verdict_spread("torchtune"))
     else:
         assert found.above == 3.0
         assert 1.5 < verdict.above < 3.0

@@ -43,12 +43,12 @@ def test_intervals_of_a_file_are_learned_ones_on_their_accelerator(tmp_path: Pat
     ours, other = find_accelerator("H100-SXM-80GB"), find_accelerator("A100-SXM-80GB")
     assert time_spread(name, ours).below == 0.03
     assert time_spread(name, other) == time_spread("torchtitan", other)
-    assert memory_spread(name, 8).below == 0.02
+    assert memory_spread(name).below == 0.02
     compared = own(tmp_path / "new", FILE.format(parent="fms-fsdp"))
     assert peak_was_compared(compared)
     assert not peak_was_compared("fms-fsdp")
     without = own(tmp_path / "plain", 'inherits = "torchtitan"\n')
-    assert memory_spread(without, 8) == memory_spread("torchtitan", 8)
+    assert memory_spread(without) == memory_spread("torchtitan")
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ def best_step(scenario: Scenario) -> float:
 
 def own_step(scenario: Scenario, plan: Plan) -> float:
     priced = price(scenario, PlanTable.from_plans([plan]))
-    spread = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
+    spread = verdict_spread(scenario.software.name)
     fits = priced.peak[0] * (1.0 + spread.above) <= budget_bytes(scenario.cluster)
     return float(priced.step[0]) if fits else float("inf")
 

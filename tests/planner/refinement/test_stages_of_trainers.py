@@ -41,7 +41,7 @@ def tight_pipeline(number: int) -> tuple[Scenario, Plan]:
     share = (0.1, 0.4, 0.8)[number]
     most = (1.0 - share) * min(whole) + share * min(none)
     software = scenario.software.name
-    return with_budget(scenario, most * (1.0 + verdict_spread(software, 6).above)), plan
+    return with_budget(scenario, most * (1.0 + verdict_spread(software).above)), plan
 
 
 def best_with_one_number(scenario: Scenario, plan: Plan, most: float = np.inf) -> float:

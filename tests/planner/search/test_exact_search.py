@@ -57,7 +57,7 @@ def with_memory(scenario: Scenario, share: float) -> Scenario:
 
 def verdicts(scenario: Scenario, table: PlanTable) -> Any:
     peak, typical, _ = price_memory(scenario, table)
-    around = verdict_spread(scenario.software.name, scenario.cluster.num_gpus)
+    around = verdict_spread(scenario.software.name)
     return verdict_codes(*peak_interval(peak, typical, around), budget_bytes(scenario.cluster))
 
 
@@ -234,11 +234,7 @@ def check_fewer_recomputed(scenario: Scenario, data: Any) -> None:
 
 def with_most(scenario: Scenario, peak: float) -> Scenario:
     """Return the scenario with accelerators that a plan of such a peak just fits in."""
-    budget = (
-        peak
-        * (1.0 + verdict_spread(scenario.software.name, scenario.cluster.num_gpus).above)
-        * (1.0 + 1e-6)
-    )
+    budget = peak * (1.0 + verdict_spread(scenario.software.name).above) * (1.0 + 1e-6)
     capacity = min(budget / (1.0 - LARGEST_SHARE_KEPT), budget + MOST_KEPT)
     found = with_memory(scenario, capacity / scenario.cluster.accelerator.memory_capacity.value)
     assert budget_bytes(found.cluster) == pytest.approx(budget)

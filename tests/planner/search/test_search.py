@@ -226,9 +226,7 @@ def test_the_search_judges_as_fit_does(software: str) -> None:
     peak, typical = float(priced.peak[row]), float(priced.typical_peak[row])
     assert typical < peak <= most_over_typical(scenario.software) * typical
     # a budget below the low end of the cautious peak, and above that of the typical one
-    between = (
-        (1.0 - verdict_spread(software, scenario.cluster.num_gpus).below) * 0.5 * (typical + peak)
-    )
+    between = (1.0 - verdict_spread(software).below) * 0.5 * (typical + peak)
     capacity = min(between / (1.0 - LARGEST_SHARE_KEPT), between + MOST_KEPT)
     cut = with_capacity(scenario, capacity)
     some = legal.rows(np.append(np.arange(0, len(legal), len(legal) // 40), row))
