@@ -9,6 +9,7 @@ import pytest
 import planner
 from cost_models.plan_file import read_plan_file, write_plan_file
 from hardware_profiles.errors import InputError
+from planner.assessment.assess import assess
 
 PLAN = {"data_parallel": 2, "pipeline_parallel": 4, "num_microbatches": 8, "micro_batch_size": 1}
 PLAN |= {"zero_stage": 1, "tensor_parallel": 1}
@@ -28,9 +29,11 @@ def test_candidates_hold_what_the_search_chose() -> None:
     every = answer.candidates()
     assert len(every) == answer.result.counts.priced
     assert (every.verdict == "fits").sum() == answer.result.counts.fitting
-    fields = [name for name in answer.best.to_dict() if name in every.columns]
-    found = every[(every[fields] == [getattr(answer.best, name) for name in fields]).all(axis=1)]
-    assert found.peak_bytes.item() == pytest.approx(answer.table.peak_bytes[0])
+    chosen = answer.result.plans[0]  # before layers of its own
+    fields = [name for name in chosen.to_dict() if name in every.columns]
+    found = every[(every[fields] == [getattr(chosen, name) for name in fields]).all(axis=1)]
+    peak = assess(answer.scenario, chosen).memory.peak_bytes
+    assert found.peak_bytes.item() == pytest.approx(peak)
 
 
 def test_a_timeline_holds_every_pass_and_ends_with_the_step(tmp_path: Path) -> None:
