@@ -19,6 +19,7 @@ from msgspec.structs import astuple, replace
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import FactoredColumn, align, expand, on_distinct_rows
+from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.columnar.projections import Frame, Index, Projection, distinct
 from cost_models.memory.allocator import free_bytes, free_shares
@@ -82,8 +83,8 @@ def table_memory(
     """Return the peaks of legal plans, and their bytes on hosts.
 
     ``enough``: for a plan with more bytes in torch's allocator than that at some point, the result
-    may come of those bytes instead of the peak, unless all plans have more; its ranks of further
-    kinds are not priced.
+    may come of those bytes instead of the peak, unless all plans have more; if it offloads
+    nothing, its ranks of further kinds are not priced.
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
@@ -91,7 +92,10 @@ def table_memory(
         peak, _, host = price_memory(scenario, table.plain())
         return peak, host
     used, outside, memory, nvme = (np.zeros(len(table)) for _ in range(4))
-    for rows, group in _groups_of_ranks(scenario, table, lambda rows: used[rows] <= enough):
+    moved = decode(table.offload) != OFFLOADS.index("none")  # every rank uses the host
+    for rows, group in _groups_of_ranks(
+        scenario, table, lambda rows: (used[rows] <= enough) | moved[rows]
+    ):
         found = _peaks(scenario, group, enough), *_hosts(scenario, group)
         for largest, mine in zip((used, memory, nvme), found, strict=True):
             np.maximum.at(largest, rows, mine)

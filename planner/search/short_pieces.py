@@ -1,7 +1,8 @@
 """Candidates that cut sequences into short pieces: fewer than MIN_TOKENS on each rank.
 
 They are rarely the best, and outnumber all others. Where they are more than ``space.FEW``, the
-search takes them last, and only those that may be among the best by a lower bound of their steps:
+search takes them after the others, and only those that may be among the best by a lower bound of
+their steps:
 
     T >= m W / p    W both passes of a micro-batch on all p ranks together, nothing recomputed
 
