@@ -98,7 +98,8 @@ def settings_of(file: PlanFile) -> dict[str, Any]:
         found["lora_targets"] = workload.adapter_targets
         if workload.adapter == "qlora":
             found["quantisation"] = workload.quantisation
-    if file.layer_ranges != default_layer_ranges(scenario_of(file), file.plan):
+    more = file.plan.num_stages > file.model.num_layers  # which no trainer cuts by itself
+    if more or file.layer_ranges != default_layer_ranges(scenario_of(file), file.plan):
         found["layers"] = ",".join(str(last - first) for first, last in file.layer_ranges)
     if file.stage_recompute_layers is not None:
         found["recompute_layers"] = ",".join(map(str, file.stage_recompute_layers))
