@@ -14,13 +14,15 @@ from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import report
 from planner.refinement.best_partition import StagedPlan, best_staged
-from planner.refinement.placement import PlacedPlan, best_placed, has_exact_orders
+from planner.refinement.placement import SMALL, PlacedPlan, best_placed, can_be_placed
 from planner.refinement.rank_orders import Order
 from planner.request.constraints import Constraint, holds_if_faster
 from planner.request.limits import searches_of
+from planner.search.distinct import DISTINCT
 from planner.search.search import SearchResult, search
 
 COMMON: Final = ("nemo", "torchtitan", "deepspeed", "hf-trainer")
+TOP: Final = 10  # plans that are found
 MOST_GPUS: Final = 1024  # beyond, the searches of all take longer than a third of the plan's own
 
 
@@ -58,7 +60,7 @@ def best_of_trainers(
     """Return the best of every common trainer, the fastest first; one without a plan is left out.
 
     None for adapters, which each trainer places in a model of its own, and for large clusters.
-    Orders of ranks are searched where all of them can be compared.
+    Orders of ranks are searched on up to SMALL accelerators.
     """
     if scenario.workload.adapter != "none" or scenario.world_size > MOST_GPUS:
         return ()
@@ -81,9 +83,11 @@ def _best(
         asked = (*require, *one.require)
         run_search = partial(search, fixed={**one.pins, **fixed}, require=asked)
         # in an order of its own a plan may beat a leader that it does not beat in the default one
-        placed = has_exact_orders(scenario.cluster)
+        placed = can_be_placed(scenario.cluster) and scenario.world_size <= SMALL
         below = np.inf if best is None or placed else best.step_seconds
-        result = run_search(one.scenario, top=1, below=below, with_near=True)
+        result = run_search(
+            one.scenario, top=TOP, distinct=DISTINCT, below=below, with_near=True
+        )  # as many as ``plan`` finds: their layers are chosen
         if not result.fits:
             continue
         found = [BestOfTrainer(name, result.seconds[0], result.plans[0])]

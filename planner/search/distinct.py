@@ -8,7 +8,7 @@ within ``CLOSE`` of the fastest, from which the simplest is chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cost_models.plan.plan import Plan, PlanTable
 from planner.search.simplicity import CLOSE
 
+DISTINCT: Final = 6  # splits of the ranks of which a plan is found, unless --top is given
 Floats = NDArray[np.float64]
 Codes = NDArray[np.uint64]
 

@@ -44,6 +44,7 @@ from planner.request.objectives import pareto_front, results
 from planner.request.scenario import AssumedScenario
 from planner.run_cost.prices import Prices, accelerator_cost
 from planner.run_cost.training_run import DAY, RunRequest, StepCost
+from planner.search.distinct import DISTINCT
 from planner.search.first_plan import COMMON
 from planner.search.search import SearchResult, search
 from planner.search.simplicity import simplest_first
@@ -51,7 +52,6 @@ from planner.search.space import allowed_offloads
 
 Floats = NDArray[np.float64]
 SEARCHED: Final = 10  # cases; further ones that cannot be among the fastest are not searched
-DISTINCT: Final = 6  # splits of the ranks of which a plan is found, unless --top is given
 SEEN: Final = 40  # plans of a search among which stages are chosen, whatever their peaks
 OFFLOADED: Final = "offload is allowed (nothing fits without it with its whole interval)"
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import planner
+from planner.advice import trainers
 from planner.advice.trainers import COMMON, MOST_GPUS, best_of_trainers
 from planner.search.simplicity import CLOSE
 from tests.samples import make_scenario, sample_model
@@ -61,14 +63,24 @@ def test_a_trainer_has_stages_of_its_own_where_it_can_run_them() -> None:
 
 
 @pytest.mark.slow
-def test_beyond_eight_accelerators_trainers_have_the_default_order(tmp_path: Path) -> None:
-    """The answer says so, whatever order its own plan has."""
+def test_trainers_have_orders_of_their_own_up_to_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond it the answer says so, whatever order its own plan has."""
     box = tmp_path / "box.toml"
     levels = ("above = [0,1,2,3,4,5,0,1,2,3,4,5]", "each = 3", "each = 2")
     text = 'nodes = 1\ngpus_per_node = 12\naccelerator = "L40S"\n'
     for number, level in enumerate(levels):
         text += f'[[level]]\nname = "{number}"\n{level}\nbandwidth = {25e9 - number * 4e9}\n'
     box.write_text(text)
-    answer = planner.plan("llama-3.2-1b", box, global_batch_size=24, seq_len=1024, fix="tp=2,pp=1")
+    asked: dict[str, Any] = {"global_batch_size": 24, "seq_len": 1024, "fix": "tp=2,pp=1"}
+    answer = planner.plan("llama-3.2-1b", box, **asked)
     assert answer.ranked[0].placed is not None  # type: ignore[union-attr]
-    assert "default order of ranks" in answer.text()
+    assert all(one.order is not None for one in answer.trainers if one.plan.tensor_parallel > 1)
+    assert "default order of ranks" not in answer.text()
+    monkeypatch.setattr(trainers, "SMALL", 8)
+    usual = planner.plan("llama-3.2-1b", box, **asked)
+    assert "default order of ranks" in usual.text()
+    steps = {one.software: one.step_seconds for one in usual.trainers}
+    assert any(one.step_seconds < 0.99 * steps[one.software] for one in answer.trainers)
+    assert all(one.step_seconds <= steps[one.software] for one in answer.trainers)
