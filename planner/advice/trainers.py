@@ -18,11 +18,10 @@ from planner.refinement.placement import SMALL, PlacedPlan, best_placed, can_be_
 from planner.refinement.rank_orders import Order
 from planner.request.constraints import Constraint, holds_if_faster
 from planner.request.limits import searches_of
-from planner.search.distinct import DISTINCT
+from planner.search.distinct import DISTINCT, TOP
 from planner.search.search import SearchResult, search
 
 COMMON: Final = ("nemo", "torchtitan", "deepspeed", "hf-trainer")
-TOP: Final = 10  # plans that are found
 MOST_GPUS: Final = 1024  # beyond, the searches of all take longer than a third of the plan's own
 
 

@@ -28,6 +28,7 @@ from planner.explanation.sensitivity import (
 from planner.explanation.why_not import parse_other_plan
 from planner.explanation.why_not import why_not as against
 from planner.refinement.best_partition import best_staged
+from planner.search.distinct import DISTINCT, TOP
 from planner.search.gc_pause import fewer_collections
 from planner.search.partial_recompute import PRICING
 from planner.search.priced_candidates import PricedCandidates
@@ -70,7 +71,7 @@ def explain(
         begin("pricing plans")
         own, *other = PricedCandidates.of_batches(free, sizes)
         begin("searching the best plan")
-        found = search(free, top=1, priced=own, with_near=True)
+        found = search(free, top=TOP, distinct=DISTINCT, priced=own, with_near=True)
         best = found.plans[0] if found.plans else None
         begin("choosing pipeline stages")
         staged = best_staged(free, found.plans, found.near, recomputed=found.recomputed)

@@ -18,6 +18,7 @@ from planner.refinement.best_partition import StagedPlan, best_staged
 from planner.request.command import describe_plan
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.stage_layers import without_list
+from planner.search.distinct import DISTINCT, TOP
 from planner.search.search import SearchResult, search
 from planner.search.space import enumerate_plans
 
@@ -124,7 +125,7 @@ def why_not(
         else ",".join(f"{k}={v}" for k, v in requested.items())
     )
     fixed = parse_other_plan(requested)
-    result = search(scenario, fixed, top=1, with_near=True)
+    result = search(scenario, fixed, top=TOP, distinct=DISTINCT, with_near=True)
     if result.plans:
         staged = best_staged(scenario, result.plans, result.near, recomputed=result.recomputed)
         return _against(scenario, text, (plan, assessment), result, staged)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cost_models.plan.plan import Plan, PlanTable
 from planner.search.simplicity import CLOSE
 
+TOP: Final = 10  # plans that are found, unless --top is given
 DISTINCT: Final = 6  # splits of the ranks of which a plan is found, unless --top is given
 Floats = NDArray[np.float64]
 Codes = NDArray[np.uint64]

@@ -38,6 +38,7 @@ from planner.explanation.sensitivity import (
 )
 from planner.explanation.why_not import LEAST, why_not
 from planner.refinement.best_partition import StagedPlan, best_staged
+from planner.search.distinct import DISTINCT, TOP
 from planner.search.search import search
 from planner.text.plan_changes import changes, same_layout
 from tests.samples import llama, make_scenario
@@ -78,7 +79,7 @@ def staged_scenario() -> Scenario:
 
 
 def best_staged_of(scenario: Scenario) -> StagedPlan:
-    found = search(scenario, top=1, with_near=True)
+    found = search(scenario, top=TOP, distinct=DISTINCT, with_near=True)
     staged = best_staged(scenario, found.plans, found.near)
     assert staged is not None
     return staged
