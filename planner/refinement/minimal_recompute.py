@@ -55,8 +55,8 @@ class RankRecompute(NamedTuple):
 
     @property
     def each(self) -> float:
-        """Seconds of one recomputed layer for a micro-batch."""
-        return (self.whole.whole - self.without.whole) / self.layers
+        """Seconds of one recomputed layer for a micro-batch; 0 with embedding or head alone."""
+        return (self.whole.whole - self.without.whole) / max(1, self.layers)
 
     @property
     def passes(self) -> float:

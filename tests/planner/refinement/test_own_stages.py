@@ -210,6 +210,14 @@ def test_layers_of_several_stages_on_a_rank_are_those_of_trying_all(
     assert max(peaks(tight, plan, found.layer_ranges, found.recomputed)) <= most * (1.0 + 1e-6)
 
 
+def test_the_embedding_and_the_head_alone_recompute_nothing() -> None:
+    plan = plan_of(4, 6, recompute="full")
+    scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=2), plan)
+    (found,) = least_recompute(scenario, [(plan, split_layers(2, 4))])
+    assert found.by_stage(scenario) == (0, 0, 0, 0)
+    assert [rank.each > 0.0 for rank in found.ranks] == [False, True, True, False]
+
+
 def test_a_limit_that_a_stage_of_one_layer_exceeds_leaves_no_stages() -> None:
     plan = plan_of(2, 8)
     scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan)
