@@ -59,9 +59,9 @@ def test_left_over_layers_go_to_the_middle(data, num_layers: int) -> None:
         assert sizes[0] == min(sizes)
 
 
-@pytest.mark.parametrize("num_stages", [0, -1, 5])
-def test_more_stages_than_layers_are_refused(num_stages: int) -> None:
-    with pytest.raises(InputError, match="must be 1 to 4"):
+@pytest.mark.parametrize("num_stages", [0, -1, 7])
+def test_stages_beyond_layers_embedding_and_head_are_refused(num_stages: int) -> None:
+    with pytest.raises(InputError, match="must be 1 to 6"):
         split_layers(4, num_stages)
 
 

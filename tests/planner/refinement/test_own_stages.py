@@ -191,7 +191,7 @@ def test_layers_of_several_stages_on_a_rank_are_those_of_trying_all(
     none = replace(plan, recompute="none")
     without = [max(peaks(scenario, none, ranges)) for ranges in by_rank.values()]
     most = (1.0 - share) * min(whole) + share * min(without)
-    spread = 1.0 + verdict_spread(scenario.software.name, scenario.cluster.num_gpus).above
+    spread = 1.0 + verdict_spread(scenario.software.name).above
     tight = with_budget(scenario, most * spread * (1.0 + 1e-9))
     best, known = np.inf, set()
     for layers_of, ranges in by_rank.items():
