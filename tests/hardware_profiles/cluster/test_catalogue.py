@@ -322,6 +322,8 @@ def test_a_laptop_card_is_slower_than_the_desktop_card_of_its_number():
 def test_hosts_of_tpus_are_reached_over_pcie():
     old, new = (find_accelerator(name).host_bandwidth for name in ("TPU-v4", "TPU-v6e"))
     assert (old.value, new.value) == (16e9, 32e9)
+    assumed = find_accelerator("TPU-v7").host_bandwidth
+    assert (assumed.value, assumed.kind) == (new.value, "assumed")
 
 
 def test_four_bits_are_twice_as_fast_as_eight_on_cdna_4():

@@ -94,9 +94,9 @@ def test_what_fit_predicts_is_what_validate_compares(runs: Path) -> None:
 
 
 def test_a_row_without_a_price_leaves_the_others(runs: Path) -> None:
-    """Nobody says how fast the host link of a TPU v7 is: an offload over it has no price."""
+    """Nobody says how fast the host link of Trainium2 is: an offload over it has no price."""
     names = RUNS.splitlines()[0] + ",offload"
-    cells = "mine,torch,llama-3-8b,TPU-v7,,16,4096,1,16,3,full,1,ok,9.0,,,time"
+    cells = "mine,torch,llama-3-8b,Trainium2,,16,4096,1,16,3,full,1,ok,9.0,,,time"
     runs.write_text(f"{names}\nplain,{cells},\nhost,{cells},optimizer\nagain,{cells},\n")
     answer = planner.validate(runs)
     rows = answer.rows.set_index("row_id")
@@ -105,7 +105,7 @@ def test_a_row_without_a_price_leaves_the_others(runs: Path) -> None:
     assert "host_bandwidth, which is not known" in rows.skipped["host"]
     assert (answer.summary["rows"], answer.summary["priced"]) == (3, 2)
     row = " ".join(str(answer).split("host  ")[1].split("again  ")[0].split())
-    assert row.startswith("line 3 is not priced: TPU-v7: offload needs host_bandwidth")
+    assert row.startswith("line 3 is not priced: Trainium2: offload needs host_bandwidth")
 
 
 def test_good_rows_are_priced_and_every_bad_cell_is_listed(
