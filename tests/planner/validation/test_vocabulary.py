@@ -379,6 +379,8 @@ LOSSES = {
         "compile=1 chunked_loss=1",
     ],
     "hf-trainer-liger": ["Liger", "liger kernels", "use_liger=true"],
+    "torch-trainer": ["torch.compile; loop over experts", "compile, experts one after another"],
+    "torch-compile": ["torch.compile", "compile=1"],
 }
 
 
