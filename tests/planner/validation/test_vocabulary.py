@@ -381,6 +381,7 @@ LOSSES = {
     "hf-trainer-liger": ["Liger", "liger kernels", "use_liger=true"],
     "torch-trainer": ["torch.compile; loop over experts", "compile, experts one after another"],
     "torch-compile": ["torch.compile", "compile=1"],
+    "torch-compile+torch-loss": ["torch.compile of each layer", "torch.compile per block"],
 }
 
 
@@ -389,6 +390,18 @@ LOSSES = {
 )
 def test_losses_of_a_trainer_without_a_profile(words: str, expected: str) -> None:
     assert case(framework="somebody's own", notes=words).scenario.software.name == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("torch.compile", "hf-trainer+compiled-model"),
+        ("torch.compile of the blocks", "hf-trainer+compiled-layers"),
+        ("torch.compile of the blocks, Liger", "hf-trainer-liger+compiled-layers"),
+    ],
+)
+def test_the_loss_of_compiled_blocks_is_outside(words: str, expected: str) -> None:
+    assert case(framework="Hugging Face Accelerate", notes=words).scenario.software.name == expected
 
 
 def test_an_engine_counts_where_it_shards_as_the_row_says() -> None:
