@@ -27,7 +27,7 @@ from cost_models.model.presets import (
 from cost_models.model.spec import ModelSpec, Weight
 from planner.request.model import LARGEST, SMALLEST, VOCAB_SIZE, shape_of_size
 from planner.validation.reading import Reading, Unpriceable
-from planner.validation.words import ArchitectureEntry, entry_of, kind_of, words_table
+from planner.validation.words import ArchitectureEntry, entry_of, kind_of, look_up, words_table
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 GPT: Final = "gpt"
@@ -61,6 +61,9 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     words = entry_of(words_table().architecture, reading.row)
     if words.untied:
         config = {**config, "tie_word_embeddings": False}
+    normed = look_up(words_table().normed_outputs, reading.row)
+    if normed is not None and normed.value:
+        config = {**config, "_normed_outputs": True}
     if reading.row.dropout is not None:
         config = {**config, "_dropout": reading.row.dropout}
     if reading.row.words("model_kind") == CLASSIFIER:
@@ -74,7 +77,10 @@ def _spec(config: str, name: str) -> ModelSpec:
     values = json.loads(config)
     plain, dropout = values.pop("_plain_experts", False), values.pop("_dropout", None)
     classifies = values.pop("_classifies", False)
+    normed = values.pop("_normed_outputs", False)
     spec = model_spec(values, name=name, where=name)
+    if normed:
+        spec = _with_normed_outputs(spec)
     if classifies:
         spec = _with_classifier(spec)
     if dropout is not None:
@@ -82,6 +88,15 @@ def _spec(config: str, name: str) -> ModelSpec:
             spec, hidden_dropout=dropout, attention_dropout=dropout, embedding_dropout=dropout
         )
     return _without_gates(spec) if plain else spec
+
+
+def _with_normed_outputs(spec: ModelSpec) -> ModelSpec:
+    """Return the model with norms of what attention and MLP put out, besides those of their inputs.
+
+    Peri-LN (Kim et al., arXiv:2502.02732), as in Gemma 2. Left out: the few weights of the norms.
+    """
+    kinds = (replace(kind, num_norms=4) if kind.num_norms == 2 else kind for kind in spec.kinds)
+    return replace(spec, kinds=tuple(kinds))
 
 
 def _with_classifier(spec: ModelSpec) -> ModelSpec:

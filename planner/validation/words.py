@@ -228,6 +228,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     offload: tuple[OffloadEntry, ...]
     older_attention: tuple[AttentionEntry, ...]
     older_grouped_attention: tuple[AttentionEntry, ...]
+    normed_outputs: tuple[Flag, ...]
     optimizer: tuple[OptimizerEntry, ...]
     precision: tuple[Name, ...]
     usual_precision: tuple[Name, ...]

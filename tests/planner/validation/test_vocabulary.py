@@ -404,6 +404,12 @@ def test_the_loss_of_compiled_blocks_is_outside(words: str, expected: str) -> No
     assert case(framework="Hugging Face Accelerate", notes=words).scenario.software.name == expected
 
 
+def test_outputs_are_normed_where_a_row_says_so() -> None:
+    for notes, norms in (("", 2), ("Peri-LN", 4), ("sandwich norms", 4), ("no Peri-LN", 2)):
+        kinds = case(framework="somebody's own", notes=notes).scenario.model.kinds
+        assert [kind.num_norms for kind in kinds] == [norms]
+
+
 def test_an_engine_counts_where_it_shards_as_the_row_says() -> None:
     assert case(framework="PyTorch DDP", zero_stage=0).scenario.software.name.endswith("+ddp")
     assert case(framework="PyTorch DDP", zero_stage=1).scenario.software.name == "torch-trainer"
