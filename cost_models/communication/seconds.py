@@ -38,6 +38,12 @@ MAX_FUNCTIONS: Final = 64
 # of a host's memory bandwidth, what 8 RTX 5090 without peer-to-peer write and read in an all-reduce
 # of 28 GB/s each: 448 of 614 GB/s (NVIDIA/nccl, issue 1639)
 STAGED_SHARE: Final = 0.73
+# of what a ring reaches between nodes (0.94 of the line), an all-to-all of NCCL: 0.53 to 0.73 of
+# the line, median 0.70, with 56 to 64 MiB a rank on 2 to 32 nodes of B300, 4 and 8 of H100
+# (awslabs/awsome-distributed-ai@46793a8d: micro-benchmarks/expert-parallelism/
+# ep-backend-comparison/RESULTS.md and RESULTS-p5.md: bus bandwidth of alltoall_perf over EFA, of
+# which (n - m)/(n - 1) leaves a node with m of n ranks)
+EXCHANGE_SHARE: Final = 0.75
 _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Cluster, SoftwareProfile]] = {}
 
 
@@ -235,6 +241,9 @@ def axis_seconds(
     ``copies``: experts of a token, if it is sent to each node once; ``groups``: of experts, in all
     and for a token (``exchange_bandwidth``).
     ``links``: of each row, where these are on different clusters.
+
+    An all-to-all of NCCL reaches ``EXCHANGE_SHARE`` of a ring's bandwidth between nodes; kernels
+    that send a token to a node once are priced at all of it.
     """
     measured = cluster.accelerator.device == "cpu"
     if links is None:
@@ -263,7 +272,9 @@ def axis_seconds(
                 reached = bandwidth
                 if kind == "all_to_all":
                     once = copies if axis == "expert" else 0
-                    reached = of(exchange_bandwidth, ranks, stride, copies=once, groups=groups)
+                    share = 1.0 if once or measured else EXCHANGE_SHARE
+                    options = {"copies": once, "groups": groups, "share": share}
+                    reached = of(exchange_bandwidth, ranks, stride, **options)
                 total = total + traffic_seconds(
                     kind,
                     traffic[axis, kind],

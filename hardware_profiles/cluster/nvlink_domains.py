@@ -39,6 +39,7 @@ def exchange_bandwidth(
     *,
     copies: int = 0,
     groups: tuple[int, int] = (1, 1),
+    share: float = 1.0,
 ) -> Column:
     """Return W such that an exchange of all with all takes (n - 1)/n B / W.
 
@@ -50,7 +51,8 @@ def exchange_bandwidth(
 
     ``copies``: number of rows that are copies of one token for different experts; one of them goes
     to each domain, where it is forwarded (``domains_of_token``; ``groups``), so that the network
-    has the number of these domains over that of the copies to carry.
+    has the number of these domains over that of the copies to carry. ``share``: of the outer tiers'
+    bandwidth, that of a ring, what this exchange reaches.
 
     On an irregular tree of links it is a ring's bandwidth.
 
@@ -74,11 +76,11 @@ def exchange_bandwidth(
         members = np.maximum(1, np.gcd(span, domain.domain_size) // step)
         leaves = (members < size) & (cluster.num_gpus > domain.domain_size)
         others = np.where(leaves, size - np.minimum(members, size), 1)
-        share = outer.bandwidth.value * (size - 1.0) / others
+        carried = share * outer.bandwidth.value * (size - 1.0) / others
         if copies:
             domains = np.maximum(1.0, size / np.minimum(members, size))
-            share = share * copies / domains_of_token(domains, copies, groups)
-        bandwidth = np.where(leaves, np.minimum(bandwidth, share), bandwidth)
+            carried = carried * copies / domains_of_token(domains, copies, groups)
+        bandwidth = np.where(leaves, np.minimum(bandwidth, carried), bandwidth)
     return bandwidth
 
 
