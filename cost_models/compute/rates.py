@@ -28,6 +28,12 @@ ACHIEVABLE_SHARE_OF_GEFORCE = 1.0
 # The same without tensor cores (fp32): fitted on 22 runs of BERT on V100 (shardplan validate --time
 # --only nvidia-bert)
 FP32_SHARE = 0.99
+# Cards whose fp32 lanes were doubled on Volta's register files and schedulers (128 lanes of a
+# multiprocessor instead of 64) reach less of that peak: medians of the best torch.mm over the peak,
+# 12 cards of GA10x, Ada and Blackwell RTX (0.37 to 0.79), H200 and H20 (0.77, 0.73): achievable
+# fp32 rates in hardware_profiles/cluster/data/accelerators
+FP32_SHARE_OF_DOUBLED_LANES = 0.65
+FP32_SHARE_SINCE_HOPPER = 0.75
 # The same in 4 bits: 5239 of 9000 TFLOP/s for 8192 x 8192 x 8192 on a B200 (cuBLASLt 13.3, mxfp4:
 # deepseek-ai/DeepGEMM, pull request 348)
 FP4_SHARE = 0.58
@@ -76,6 +82,8 @@ HALVED_SETUP: Final = 0.5
 # with asynchronous matmul instructions, which kernels written for Ampere do not use; Ada and the
 # RTX cards of Blackwell have Ampere's instructions
 SINCE_HOPPER = ("Hopper", "Blackwell", "Blackwell Ultra")
+# 128 fp32 lanes of a multiprocessor, half of them shared with integers (Ampere: but A100 and A30)
+DOUBLED_LANES = ("Ampere", "Ada", "Blackwell RTX")
 # Two multiprocessors multiply a tile together, and each reads half of one operand (tcgen05.mma with
 # cta_group::2: NVIDIA PTX ISA): operands are read half as often. 514 bf16 matmuls of a B200 and six
 # fp8 ones of a GB200, of another source, come nearer (python -m benchmarks.step_time.fit_matmul)
@@ -202,6 +210,7 @@ def rates(
         misaligned_batches=software.kernels.misaligned_bf16_batches if precision == "bf16" else 1.0,
         halves_tensor_cores=halved,
         masked_keys=masked_keys,
+        attention=1.0 if measured else _flash_in_fp32(accelerator, precision, best),
         over_ampere=1.0 if clock is None else clock / TENSOR_FLOP_A_CLOCK["Ampere"],
         exponential=0.0 if of_flash is None else of_flash / EXPONENTIALS_A_CLOCK,
     )
@@ -263,6 +272,21 @@ def _flash_kernel(
     return share, 0.0, clock and TENSOR_FLOP_A_CLOCK["Ampere"]
 
 
+def _flash_in_fp32(accelerator: Accelerator, precision: str, matmul: float) -> float:
+    """Return the rate of a flash kernel's products of fp32 operands over that of matmuls.
+
+        R_tf32 / 3 R     R: ``matmul``; three products in TF32 make one of fp32, allow_tf32 or not
+
+    1 for other operands, and without TF32: cores without tensor cores.
+
+    Source: pytorch/pytorch, aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_
+    utils.h (OpMultiplyAddFastF32 since compute capability 8.0): flash kernels proper have 16 bits.
+    """
+    if precision not in ("fp32", "tf32") or "tf32" not in accelerator.peak_flops:
+        return 1.0
+    return sustained(accelerator, "tf32", best_matmul(accelerator, "tf32") or matmul) / (3 * matmul)
+
+
 def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     """Return FLOP/s of the best large matmul.
 
@@ -275,6 +299,8 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     peak = peaks.get(precision)
     if peak is None:
         return None
+    if precision == "fp32" and (share := _share_of_wide_multiprocessors(accelerator)):
+        return share * peak.value
     if precision in LOWER_SHARES:
         return LOWER_SHARES[precision] * peak.value
     known = next((name for name in ("bf16", "fp16") if name in measured and name in peaks), None)
@@ -289,6 +315,19 @@ def _usual_share(accelerator: Accelerator) -> float:
         return ACHIEVABLE_SHARE_OF_GEFORCE
     older = accelerator.architecture in BEFORE_HOPPER
     return ACHIEVABLE_SHARE_BEFORE_HOPPER if older else ACHIEVABLE_SHARE
+
+
+def _share_of_wide_multiprocessors(accelerator: Accelerator) -> float | None:
+    """Return the share of fp32's peak in reach where a multiprocessor has 128 lanes of it, or None.
+
+    Ampere's A100 and A30 have 64: their tensor cores are 16 times as fast.
+    """
+    if accelerator.architecture in SINCE_HOPPER:
+        return FP32_SHARE_SINCE_HOPPER
+    peaks = accelerator.peak_flops
+    narrow = "bf16" in peaks and peaks["bf16"].value > 8.0 * peaks["fp32"].value
+    doubled = accelerator.architecture in DOUBLED_LANES and not narrow
+    return FP32_SHARE_OF_DOUBLED_LANES if doubled else None
 
 
 def _is_geforce(accelerator: Accelerator) -> bool:

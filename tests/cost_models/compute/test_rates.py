@@ -8,9 +8,12 @@ from cost_models.compute.rates import (
     ACHIEVABLE_SHARE,
     ACHIEVABLE_SHARE_BEFORE_HOPPER,
     FP32_SHARE,
+    FP32_SHARE_OF_DOUBLED_LANES,
+    FP32_SHARE_SINCE_HOPPER,
     JOULES_A_FLOP,
     MEMORY_SHARE,
     SUSTAINED_SHARE,
+    best_matmul,
     rates,
     training_rates,
 )
@@ -64,6 +67,36 @@ def test_matmuls_without_tensor_cores_come_nearer_to_their_peak() -> None:
     sixteen = rates(chip, "fp16", SOFTWARE, long_run=False)
     assert plain.setup == pytest.approx(plain.matmul / sixteen.matmul)
     assert rates(chip, "fp16", SOFTWARE).setup == 1.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "share"),
+    [
+        ("A100-PCIe-80GB", FP32_SHARE),
+        ("A30", FP32_SHARE),
+        ("RTX-2080-Ti", FP32_SHARE),
+        ("A10", FP32_SHARE_OF_DOUBLED_LANES),
+        ("RTX-4080", FP32_SHARE_OF_DOUBLED_LANES),
+        ("RTX-5070-Ti", FP32_SHARE_OF_DOUBLED_LANES),
+        ("H100-PCIe-80GB", FP32_SHARE_SINCE_HOPPER),
+        ("B200-SXM-180GB", FP32_SHARE_SINCE_HOPPER),
+        ("MI300X", FP32_SHARE),
+    ],
+)
+def test_doubled_lanes_reach_less_of_their_peak(gpu: str, share: float) -> None:
+    chip = parse_cluster(f"1x{gpu}").accelerator
+    plain = replace(chip, achievable_flops={})
+    assert best_matmul(plain, "fp32") == share * chip.peak_flops["fp32"].value
+
+
+def test_flash_kernels_multiply_fp32_by_three_products_in_tf32() -> None:
+    chip = parse_cluster("1xA100-PCIe-80GB").accelerator
+    in_tf32, in_fp32 = (rates(chip, p, SOFTWARE) for p in ("tf32", "fp32"))
+    assert in_tf32.attention == pytest.approx(1 / 3)
+    assert in_fp32.attention * in_fp32.matmul == pytest.approx(in_tf32.matmul / 3)
+    assert rates(chip, "bf16", SOFTWARE).attention == 1.0
+    before = parse_cluster("8xV100-SXM2-32GB").accelerator
+    assert rates(before, "fp32", SOFTWARE).attention == 1.0
 
 
 def test_cores_of_fp8_set_up_their_tiles_as_in_16_bits() -> None:
