@@ -764,6 +764,36 @@ def test_loops_that_nobody_described_reach_a_share_of_the_rates(words: str, shar
     assert case(framework=words).scenario.software.kernels.rate_share == share
 
 
+@pytest.mark.parametrize(
+    ("framework", "notes", "profile"),
+    [
+        ("mini-megatron (plain PyTorch 2.10)", None, "torch-trainer"),
+        ("nano-megatron", None, "torch-trainer"),
+        ("Megatron-LM", None, "megatron"),
+        ("own loop, eager", "torch.compile fell back to eager", "torch-trainer"),
+        ("own loop", "torch.compile", "torch-compile"),
+    ],
+)
+def test_names_that_say_less_than_they_seem(
+    framework: str, notes: str | None, profile: str
+) -> None:
+    found = case(framework=framework, notes=notes)
+    assert found.scenario.software.name.startswith(profile)
+
+
+def test_flash_attention_of_axolotl_knows_windows() -> None:
+    for flag, masked in (("1", False), (None, True)):
+        found = case(framework="Axolotl (FSDP1)", flash_attention=flag).scenario.software
+        assert found.activations.window_needs_mask is masked
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision"), [("Levanter (JAX)", "tf32"), ("own loop, plain PyTorch", "fp32")]
+)
+def test_jax_multiplies_fp32_in_tf32(framework: str, precision: str) -> None:
+    assert case(framework=framework, precision="fp32").scenario.workload.precision == precision
+
+
 CASTS = {
     "hf-trainer+autocast": {"master_weights": True},
     "hf-trainer+compiled-model+compiled-autocast": {"master_weights": True, "notes": "compiled"},
