@@ -275,16 +275,21 @@ def _flash_kernel(
 def _flash_in_fp32(accelerator: Accelerator, precision: str, matmul: float) -> float:
     """Return the rate of a flash kernel's products of fp32 operands over that of matmuls.
 
-        R_tf32 / 3 R     R: ``matmul``; three products in TF32 make one of fp32, allow_tf32 or not
+        min(1, R_tf32 / 3 R)     R: ``matmul``; three products in TF32 make one of fp32, allow_tf32
+                                 or not
 
     1 for other operands, and without TF32: cores without tensor cores.
+
+    Leaves out: where TF32 is not allowed such a kernel can be faster than the matmuls around it
+    (A100, Hopper); the peak in fp32 bounds all that is counted in it.
 
     Source: pytorch/pytorch, aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_
     utils.h (OpMultiplyAddFastF32 since compute capability 8.0): flash kernels proper have 16 bits.
     """
     if precision not in ("fp32", "tf32") or "tf32" not in accelerator.peak_flops:
         return 1.0
-    return sustained(accelerator, "tf32", best_matmul(accelerator, "tf32") or matmul) / (3 * matmul)
+    tf32 = sustained(accelerator, "tf32", best_matmul(accelerator, "tf32") or matmul)
+    return min(1.0, tf32 / (3.0 * matmul))
 
 
 def best_matmul(accelerator: Accelerator, precision: str) -> float | None:

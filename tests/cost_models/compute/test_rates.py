@@ -91,8 +91,10 @@ def test_doubled_lanes_reach_less_of_their_peak(gpu: str, share: float) -> None:
 
 def test_flash_kernels_multiply_fp32_by_three_products_in_tf32() -> None:
     chip = parse_cluster("1xA100-PCIe-80GB").accelerator
-    in_tf32, in_fp32 = (rates(chip, p, SOFTWARE) for p in ("tf32", "fp32"))
-    assert in_tf32.attention == pytest.approx(1 / 3)
+    assert rates(chip, "tf32", SOFTWARE).attention == pytest.approx(1 / 3)
+    assert rates(chip, "fp32", SOFTWARE).attention == 1.0
+    wide = parse_cluster("1xRTX-A6000").accelerator
+    in_tf32, in_fp32 = (rates(wide, p, SOFTWARE) for p in ("tf32", "fp32"))
     assert in_fp32.attention * in_fp32.matmul == pytest.approx(in_tf32.matmul / 3)
     assert rates(chip, "bf16", SOFTWARE).attention == 1.0
     before = parse_cluster("8xV100-SXM2-32GB").accelerator
