@@ -61,7 +61,7 @@ MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.memory_truth")
 # yet; verdict_below, verdict_above: what one run in ten exceeds on that side (python -m
 # benchmarks.intervals.peaks --write)
 MEMORY_INTERVALS: Final = Path(__file__).parent / "memory_intervals.csv"
-MEMORY_KIND: Final = ("software", "quantity", "assumed")
+MEMORY_KIND: Final = ("software", "quantity", "assumed", "experts")
 MEMORY_COLUMNS: Final = (
     *MEMORY_KIND,
     *("below", "above", "verdict_below", "verdict_above", "runs", "sources"),
@@ -167,36 +167,42 @@ def _intervals(path: Path) -> Mapping[tuple[str, ...], _Row]:
     return found
 
 
-def memory_spread(software: str, kind: MemoryKind = "device", *, assumed: bool = False) -> Spread:
+def memory_spread(
+    software: str, kind: MemoryKind = "device", *, assumed: bool = False, experts: bool = False
+) -> Spread:
     """Return the 90 % interval of the peak memory of a trainer on accelerators.
 
     Of the bundled executor it rests on traced cases, of others on sources that were left out. A
     trainer that nobody described (UNKNOWN) has the widest of all: it may err as any of them does.
 
-    ``software``: a profile, or UNKNOWN; ``kind``: the measured quantity; verdicts use the device's;
-    ``assumed``: whether a setting of the run is not known, and the usual one was priced.
+    ``software``: a profile, or UNKNOWN; ``kind``: the measured quantity;
+    ``assumed``: whether a setting of the run is not known, and the usual one was priced;
+    ``experts``: whether the model is a mixture of experts.
 
     >>> memory_spread("shardplan") == MEMORY
     True
     >>> memory_spread("hf-trainer").above < memory_spread("unknown").above
     True
     """
-    return _memory(software, (kind, assumed), ("below", "above"))
+    return _memory(software, (kind, assumed, experts), ("below", "above"))
 
 
-def verdict_spread(software: str, *, assumed: bool = False) -> Spread:
+def verdict_spread(software: str, *, assumed: bool = False, experts: bool = False) -> Spread:
     """Return how far a verdict looks: what one run in ten exceeds on a side of the prediction.
 
     A plan fits where nine runs in ten would need at most the budget, and does not fit where nine in
     ten would need more. The bundled executor's verdict looks as far as its interval.
 
+    The errors are those of live tensors: reserved peaks of runs with room to spare have more free
+    blocks, which the allocator gives back before it fails (c10/cuda/CUDACachingAllocator.cpp).
+
     >>> verdict_spread("torchtune").above < memory_spread("torchtune").above
     True
     """
-    return _memory(software, ("device", assumed), ("verdict_below", "verdict_above"))
+    return _memory(software, ("allocated", assumed, experts), ("verdict_below", "verdict_above"))
 
 
-def _memory(software: str, of_run: tuple[MemoryKind, bool], ends: tuple[str, str]) -> Spread:
+def _memory(software: str, of_run: tuple[MemoryKind, bool, bool], ends: tuple[str, str]) -> Spread:
     if _has_memory_of_executor(software):
         return MEMORY
     if software.endswith(OWN_FILE):
@@ -208,26 +214,37 @@ def _memory(software: str, of_run: tuple[MemoryKind, bool], ends: tuple[str, str
             below, above = -math.expm1(ONE_IN_TEN * below), math.expm1(ONE_IN_TEN * above)
             learned = replace(learned, below=below, above=above)
         return _after_learning(usual, learned)
-    if software != UNKNOWN:
-        return _memory_of(memory_kind(software), *of_run, ends)
+    trainer = memory_kind(software)
+    own_kind = _memory_of(trainer, *of_run, ends)
     trainers = {trainer for trainer, *_ in _intervals(MEMORY_INTERVALS)}
-    spreads = [_memory_of(trainer, *of_run, ends) for trainer in sorted(trainers)]
-    source = _memory_of(UNKNOWN, *of_run, ends).source
-    return Spread(max(s.below for s in spreads), max(s.above for s in spreads), source)
+    if trainer in trainers - {UNKNOWN}:
+        return own_kind
+    # unknown: as wide as the widest; described but never compared: as the middle one, or wider
+    spreads = [own_kind, *(_memory_of(one, *of_run, ends) for one in sorted(trainers - {ANY}))]
+    most = max if trainer == UNKNOWN else _middle_or_more
+    below, above = ([getattr(s, name) for s in spreads] for name in ("below", "above"))
+    return Spread(most(below), most(above), own_kind.source)
 
 
-def _memory_of(trainer: str, kind: MemoryKind, assumed: bool, ends: tuple[str, str]) -> Spread:
+def _middle_or_more(ends: list[float]) -> float:
+    """Return the first end, or the middle one of all if it is larger."""
+    return max(ends[0], float(np.median(ends[1:])))
+
+
+def _memory_of(
+    trainer: str, kind: MemoryKind, assumed: bool, experts: bool, ends: tuple[str, str]
+) -> Spread:
     """Return the interval of a trainer's peaks of a kind.
 
     As if settings were assumed where no run of the trainer was compared, or of that quantity only
     runs with assumed settings.
     """
     known = _intervals(MEMORY_INTERVALS)
-    stated, otherwise = ((trainer, kind, word) for word in ("0", "1"))
-    only_assumed = otherwise in known and stated not in known
-    if assumed or only_assumed or (trainer, ANY, ANY) not in known:
-        return _of_kind(MEMORY_INTERVALS, otherwise, (1.0, 1.0, 1.0), ends)
-    return _of_kind(MEMORY_INTERVALS, stated, (1.0, 1.0, 1.0), ends)
+    words = {row[2] for row in known if row[:2] == (trainer, kind)} - {ANY}
+    if words == {"1"} or (trainer, ANY, ANY, ANY) not in known:
+        assumed = True
+    of_run = (trainer, kind, str(int(assumed)), str(int(experts)))
+    return _of_kind(MEMORY_INTERVALS, of_run, (1.0,) * len(of_run), ends)
 
 
 @cache
@@ -263,7 +280,7 @@ def peak_was_compared(software: str) -> bool:
         own = software_profile(software)
         learned = own.learned is not None and own.learned.memory is not None
         return learned or peak_was_compared(own.inherits)
-    return (memory_kind(software), ANY, ANY) in _intervals(MEMORY_INTERVALS)
+    return (memory_kind(software), ANY, ANY, ANY) in _intervals(MEMORY_INTERVALS)
 
 
 def _after_learning(usual: Spread, learned: LearnedSpread | None) -> Spread:

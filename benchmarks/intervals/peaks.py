@@ -8,10 +8,10 @@ every source, the share of its runs inside the intervals that the other sources 
 verdicts that those give. ``--write`` writes the file.
 
 The kind of a run is its trainer, the quantity that was measured (live tensors, reserved, the
-device) and whether a setting that its source does not state was assumed;
-`benchmarks/intervals/shrunk.py` has the method. Runs of unknown trainers are apart: their errors
-are twice as large, and more of them lie far below the prediction. Verdicts look as far as the
-quantile ``VERDICT`` on each side.
+device), whether a setting that its source does not state was assumed, and whether its model is a
+mixture of experts; `benchmarks/intervals/shrunk.py` has the method. Runs of unknown trainers are
+apart: their errors are twice as large, and more of them lie far below the prediction. Verdicts look
+as far as the quantile ``VERDICT`` on each side.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from planner.validation.runs_file import PUBLISHED, read_runs
 from planner.validation.trainer_of_row import is_described
 
 VERDICT: Final = 0.9  # share of the runs that a side of the verdict's interval holds
-RULE: Final = Rule(("trainer", "quantity", "assumed"), (1.0, 1.0, 1.0))
+RULE: Final = Rule(("trainer", "quantity", "assumed", "experts"), (1.0,) * 4)
 
 
 def all_runs() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -61,6 +61,7 @@ def _kinds(rows: pd.DataFrame) -> pd.DataFrame:
         trainer=[memory_kind(software) for software in rows.software],
         quantity=rows.memory_kind,
         assumed=rows.defaults.map(len) > 0,
+        experts=rows.model_kind.fillna("").str.startswith("moe"),
     )
 
 

@@ -173,7 +173,7 @@ def memory_prediction(
     peak = float(table.peak[0])
     typical, spread = (
         float(table.typical_peak[0]),
-        memory_spread(scenario.software.name),
+        memory_spread(scenario.software.name, experts=scenario.model.has_experts),
     )
     low, high = peak_interval(peak, typical, spread)
     parts = MemoryParts(**{n: float(getattr(table.memory, n)[0]) for n in MEMORY_PARTS})

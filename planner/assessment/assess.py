@@ -161,7 +161,7 @@ def _assessment(
     memory = memory_prediction(scenario, plan, priced, ranks)
     budget = memory_budget(scenario.cluster.accelerator)
     host = host_memory(scenario, priced)
-    spread = verdict_spread(scenario.software.name)
+    spread = verdict_spread(scenario.software.name, experts=scenario.model.has_experts)
     ends = peak_interval(memory.peak_bytes, float(priced.typical_peak[0]), spread)
     on_device = verdict(*ends, budget.size)
     return Assessment(

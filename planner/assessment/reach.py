@@ -55,7 +55,7 @@ def loads(scenario: Scenario, table: PlanTable) -> NDArray[np.float64]:
 def load_of_peak(scenario: Scenario, peak: Any) -> Any:
     """Return the upper end of the interval of a predicted peak as a share of the budget."""
     spread, budget = (
-        verdict_spread(scenario.software.name),
+        verdict_spread(scenario.software.name, experts=scenario.model.has_experts),
         budget_bytes(scenario.cluster),
     )
     return peak * (1.0 + spread.above) / budget

@@ -135,7 +135,9 @@ def _prices(scenario: Scenario, table: PlanTable) -> Prices:
 
 
 def _needed(scenario: Scenario, peak: Floats) -> Floats:
-    needed: Floats = peak * (1.0 + verdict_spread(scenario.software.name).above)
+    needed: Floats = peak * (
+        1.0 + verdict_spread(scenario.software.name, experts=scenario.model.has_experts).above
+    )
     return needed / budget_bytes(scenario.cluster)
 
 

@@ -151,7 +151,7 @@ def learn(
     chip, experts = scenario.cluster.accelerator, scenario.model.has_experts
     spreads = {
         "time": time_spread(str(target), chip, experts=experts),
-        "memory": memory_spread(str(target)),
+        "memory": memory_spread(str(target), experts=experts),
     }
     return replace(answer, spreads=spreads)
 

@@ -60,7 +60,7 @@ def max_peak(scenario: Scenario, most: float = np.inf) -> float:
 
     No more than ``most``.
     """
-    spread = verdict_spread(scenario.software.name)
+    spread = verdict_spread(scenario.software.name, experts=scenario.model.has_experts)
     return min(most, budget_bytes(scenario.cluster) / (1.0 + spread.above))
 
 

@@ -59,7 +59,9 @@ class Feasible:
         return most_memory(self.require, most)
 
     def _most_bytes(self, verdict: int) -> float:
-        spread = verdict_spread(self.scenario.software.name)
+        spread = verdict_spread(
+            self.scenario.software.name, experts=self.scenario.model.has_experts
+        )
         return most_bytes(budget_bytes(self.scenario.cluster), spread, verdict)
 
     def fits(self, table: PlanTable) -> tuple[Flags, Floats]:
@@ -113,7 +115,7 @@ def device_and_host(
                 peak[some], typical[some], _ = price_memory(scenario, table.rows(some).plain())
     budget, spread = (
         budget_bytes(scenario.cluster),
-        verdict_spread(scenario.software.name),
+        verdict_spread(scenario.software.name, experts=scenario.model.has_experts),
     )
     codes = verdict_codes(*peak_interval(peak, typical, spread), budget)
     return peak, codes, host_codes(scenario.cluster, host)
@@ -126,7 +128,7 @@ def _undecided(scenario: Scenario, peak: Floats, ratio: Real) -> Flags:
     """
     budget, spread = (
         budget_bytes(scenario.cluster),
-        verdict_spread(scenario.software.name),
+        verdict_spread(scenario.software.name, experts=scenario.model.has_experts),
     )
     low, high = peak_interval(peak, peak / ratio, spread)
     near_the_top = np.abs(high - budget) <= NEAR * budget

@@ -207,7 +207,7 @@ def _line(
 ) -> TechniqueLine:
     whole = priced[plan]
     peak = _peak(scenario, whole.memory, grid, plan)
-    spread = verdict_spread(scenario.software.name)
+    spread = verdict_spread(scenario.software.name, experts=scenario.model.has_experts)
     low, high = peak_interval(peak, peak, spread)
     received, exposed = _traffic(scenario, grid, plan)
     return TechniqueLine(

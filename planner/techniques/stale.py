@@ -64,7 +64,7 @@ def _pipelines(scenario: Scenario, name: str) -> Technique:
     """Return 1F1B without ZeRO on each number of stages, with room left for further versions."""
     budget = most_bytes(
         budget_bytes(scenario.cluster),
-        verdict_spread(scenario.software.name),
+        verdict_spread(scenario.software.name, experts=scenario.model.has_experts),
         code=0,
     )
     variants: list[dict[str, Any]] = []

@@ -182,8 +182,9 @@ def _compared_peak(
     """
     measured, scenario = measured_memory(case.row), case.scenario
     trainer, assumed = compared_trainer(case.row, scenario.software.name), bool(case.defaults)
+    experts = scenario.model.has_experts
     if measured is None:
-        return device, *interval(device, memory_spread(trainer, assumed=assumed))
+        return device, *interval(device, memory_spread(trainer, assumed=assumed, experts=experts))
     if measured.rank != "fullest" and case.plan.pipeline_parallel > 1:
         ranks = rank_memories(scenario, case.plan, default_layer_ranges(scenario, case.plan))
         number = 0 if measured.rank == "first" else len(ranks) - 1
@@ -199,5 +200,7 @@ def _compared_peak(
         shown = shown_bytes(kind, parts, outside, scenario.software, table, budget, paged, free)
         peaks[kind] = float(np.ravel(shown)[0])
         described = trainer if measured.is_stated else UNKNOWN
-        ends += interval(peaks[kind], memory_spread(described, kind, assumed=assumed))
+        ends += interval(
+            peaks[kind], memory_spread(described, kind, assumed=assumed, experts=experts)
+        )
     return peaks[measured.kind], min(ends), max(ends)

@@ -45,7 +45,9 @@ def row_verdict(
     TIGHT where it hangs on memory of the accelerator that the row does not give.
     """
     trainer = compared_trainer(row, scenario.software.name)
-    ends = peak_interval(peak, typical, verdict_spread(trainer, assumed=bool(defaults)))
+    experts = scenario.model.has_experts
+    spread = verdict_spread(trainer, assumed=bool(defaults), experts=experts)
+    ends = peak_interval(peak, typical, spread)
     if is_typical(defaults):
         ends = widened(ends, TYPICAL_MEMORY)
     found, smaller = verdict(*ends, budget_bytes(scenario.cluster)), smaller_accelerator(row)
