@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -221,9 +221,9 @@ def _memory(software: str, of_run: tuple[MemoryKind, bool, bool], ends: tuple[st
         return own_kind
     # unknown: as wide as the widest; described but never compared: as the middle one, or wider
     spreads = [own_kind, *(_memory_of(one, *of_run, ends) for one in sorted(trainers - {ANY}))]
-    most = max if trainer == UNKNOWN else _middle_or_more
-    below, above = ([getattr(s, name) for s in spreads] for name in ("below", "above"))
-    return Spread(most(below), most(above), own_kind.source)
+    wide: Callable[[list[float]], float] = max if trainer == UNKNOWN else _middle_or_more
+    below, above = wide([s.below for s in spreads]), wide([s.above for s in spreads])
+    return Spread(below, above, own_kind.source)
 
 
 def _middle_or_more(ends: list[float]) -> float:
