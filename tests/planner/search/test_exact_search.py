@@ -57,7 +57,7 @@ def with_memory(scenario: Scenario, share: float) -> Scenario:
 
 def verdicts(scenario: Scenario, table: PlanTable) -> Any:
     peak, typical, _ = price_memory(scenario, table)
-    around = verdict_spread(scenario.software.name)
+    around = verdict_spread(scenario.software.name, experts=scenario.model.has_experts)
     return verdict_codes(*peak_interval(peak, typical, around), budget_bytes(scenario.cluster))
 
 
