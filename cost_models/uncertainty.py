@@ -215,11 +215,14 @@ def _memory(software: str, of_run: tuple[MemoryKind, bool, bool], ends: tuple[st
             learned = replace(learned, below=below, above=above)
         return _after_learning(usual, learned)
     trainer = memory_kind(software)
-    own_kind = _memory_of(trainer, *of_run, ends)
     trainers = {trainer for trainer, *_ in _intervals(MEMORY_INTERVALS)}
     if trainer in trainers - {UNKNOWN}:
-        return own_kind
-    # unknown: as wide as the widest; described but never compared: as the middle one, or wider
+        return _memory_of(trainer, *of_run, ends)
+    # unknown: as wide as the widest; described but never compared: as the middle one, or wider,
+    # as if a setting were assumed
+    if trainer != UNKNOWN:
+        of_run = (of_run[0], True, of_run[2])
+    own_kind = _memory_of(trainer, *of_run, ends)
     spreads = [own_kind, *(_memory_of(one, *of_run, ends) for one in sorted(trainers - {ANY}))]
     wide: Callable[[list[float]], float] = max if trainer == UNKNOWN else _middle_or_more
     below, above = wide([s.below for s in spreads]), wide([s.above for s in spreads])
@@ -236,13 +239,11 @@ def _memory_of(
 ) -> Spread:
     """Return the interval of a trainer's peaks of a kind.
 
-    As if settings were assumed where no run of the trainer was compared, or of that quantity only
-    runs with assumed settings.
+    As if settings were assumed where no run of that quantity without assumed ones was compared.
     """
     known = _intervals(MEMORY_INTERVALS)
     words = {row[2] for row in known if row[:2] == (trainer, kind)} - {ANY}
-    if words == {"1"} or (trainer, ANY, ANY, ANY) not in known:
-        assumed = True
+    assumed = assumed or words == {"1"}
     of_run = (trainer, kind, str(int(assumed)), str(int(experts)))
     return _of_kind(MEMORY_INTERVALS, of_run, (1.0,) * len(of_run), ends)
 
