@@ -31,9 +31,9 @@ PINS = ({}, {"pipeline_parallel": 2}, {"pipeline_parallel": 4}, {"recompute": "f
 
 @st.composite
 def scenarios(draw: st.DrawFn, name: str) -> Scenario:
-    """Draw a workload that a target runs."""
+    """Draw a workload that a target runs; exporters refuse gradients of another precision."""
     workload, limits = {}, capabilities(name)
-    for part in ("precision", "optimizer", "gradient_precision"):
+    for part in ("precision", "optimizer"):
         allowed = limits.workload.get(part, [DEFAULTS[part]])
         workload[part] = DEFAULTS[part] if allowed == "any" else draw(st.sampled_from(allowed))
     model, cluster = draw(st.sampled_from(MODELS)), draw(st.sampled_from(CLUSTERS))
