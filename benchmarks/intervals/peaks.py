@@ -24,7 +24,14 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.accuracy import memory_left_out
-from benchmarks.intervals.shrunk import Ends, Rule, coverage_lines, quantile, source_weights
+from benchmarks.intervals.shrunk import (
+    Ends,
+    Rule,
+    coverage_lines,
+    quantile,
+    shortest,
+    source_weights,
+)
 from benchmarks.unseen import UNSEEN
 from cost_models.uncertainty import MEMORY_COLUMNS, MEMORY_INTERVALS, UNKNOWN, memory_kind
 from planner.validation.runs_file import PUBLISHED, read_runs
@@ -71,7 +78,7 @@ def ends(rows: pd.DataFrame, used: np.ndarray) -> tuple[Ends, Ends]:
     relative = RULE.relative_errors(rows, cells, used)
     weights, errors = source_weights(rows.loc[relative.index]), relative.to_numpy()
     sides = -quantile(-errors, weights, VERDICT), quantile(errors, weights, VERDICT)
-    return RULE.ends_of(rows, cells, used), (-sides[0], sides[1])
+    return shortest(errors, weights), (-sides[0], sides[1])
 
 
 def table_text(described: pd.DataFrame, unknown: pd.DataFrame) -> str:

@@ -210,17 +210,14 @@ def stage_candidates(table: PlanTable, *, recomputed: Recomputed = "by_stage") -
     with several stages on a rank keep their layers.
     """
     usual = (table.recompute_every == 0) & (table.offload == OFFLOADS.index("none"))
+    cut = chooses_layers(table) | is_looped(table)
     if recomputed != "by_stage":
-        table = table.rows(np.flatnonzero(usual & (chooses_layers(table) | is_looped(table))))
+        table = table.rows(np.flatnonzero(usual & cut))
         if recomputed == "one_number":  # one row stands for all numbers
             table = replace(table, recompute_layers=np.zeros_like(table.recompute_layers))
         return table.rows(np.sort(distinct_plans(table)[1]))
     usual = usual & np.isin(table.recompute, [*RECOMPUTES, NONE])
-    table = table.rows(
-        np.flatnonzero(
-            usual & (chooses_layers(table) | is_looped(table) | (table.recompute != NONE))
-        )
-    )
+    table = table.rows(np.flatnonzero(usual & (cut | (table.recompute != NONE))))
     table = replace(table, recompute_layers=np.zeros_like(table.recompute_layers))
     family, _ = distinct_plans(table, without=["recompute"])
     _, first = distinct_plans(table)

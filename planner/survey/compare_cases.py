@@ -136,7 +136,7 @@ def _with_note(assumed: AssumedScenario, note: str) -> AssumedScenario:
 def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:
     """Search the cases, those that may be the fastest first; leave out those that cannot win.
 
-    That are those with a lower bound beyond SEARCHED other cases, and as many plans as are asked.
+    These have a lower bound beyond SEARCHED other cases and as many plans as are asked.
     """
     cases: list[SurveyCase | None] = [None] * len(scenarios)
     errors: list[InputError] = []
@@ -148,10 +148,7 @@ def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> lis
     for place in tracked(order, "cluster {number} of {total}"):
         assumed = scenarios[place]
         report(assumed.scenario.cluster.name)
-        enough = len(best) >= SEARCHED and len(plans) >= request.top
-        if enough and least[place] > max(
-            sorted(best)[SEARCHED - 1], sorted(plans)[request.top - 1]
-        ):
+        if least[place] > max(_nth(best, SEARCHED), _nth(plans, request.top)):
             seconds = least[place] * assumed.scenario.workload.tokens_per_step
             why = f"{SEARCHED} others are faster: its steps take {format_seconds(seconds)} or more"
             cases[place] = SurveyCase(assumed, None, (), why)
