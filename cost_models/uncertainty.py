@@ -55,8 +55,9 @@ TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.step_time.here")
 # 90th percentile of the traced cases: 3.1 %; the rest allows for allocator slack and library memory
 # on a GPU, which a trace on a CPU does not show.
 MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.memory_truth")
-# By trainer (first word of its software profile, or UNKNOWN), measured quantity, and whether a
-# setting of the run was assumed; ANY where a row is about all, of trainers with a profile alone.
+# By trainer (first word of its software profile, or UNKNOWN), measured quantity, whether a setting
+# of the run was assumed, and whether its model is a mixture of experts; ANY where a row is about
+# all, of trainers with a profile alone.
 # below, above: the interval that 90 % of the runs of a source are expected in that was not compared
 # yet; verdict_below, verdict_above: what one run in ten exceeds on that side (python -m
 # benchmarks.intervals.peaks --write)

@@ -27,9 +27,9 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import peak_interval, verdict_spread
+from cost_models.uncertainty import peak_interval
 from cost_models.units import GIB
-from planner.assessment.verdict import budget_bytes, verdict
+from planner.assessment.verdict import budget_bytes, plan_verdict_spread, verdict
 from planner.explanation.choices import Choices, priced_choices
 from planner.request.command import describe_plan
 from planner.search.first_plan import first_plan
@@ -141,7 +141,7 @@ def best_plan(choices: Choices, *, tight: bool = False) -> int | None:
 
 def _fitting(choices: Choices, *, tight: bool) -> np.ndarray:
     """Rows of plans that fit, or are at least tight, without the published one."""
-    spread = verdict_spread(choices.scenario.software.name)
+    spread = plan_verdict_spread(choices.scenario)
     most = (1.0 + spread.above) / (1.0 - spread.below) if tight else 1.0
     rows = np.flatnonzero(choices.on_host & (choices.needed <= most))
     return rows[rows != 0]
@@ -164,7 +164,7 @@ def _completed(case: Case) -> tuple[Plan, str, str, float]:
 
 def _priced(scenario: Scenario, plan: Plan) -> tuple[str, float]:
     priced = price(scenario, PlanTable.from_plans([plan]))
-    around = verdict_spread(scenario.software.name)
+    around = plan_verdict_spread(scenario)
     ends = peak_interval(float(priced.peak[0]), float(priced.typical_peak[0]), around)
     return verdict(*ends, budget_bytes(scenario.cluster)), float(priced.step[0])
 

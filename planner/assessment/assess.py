@@ -24,9 +24,9 @@ from cost_models.pricing.prediction import (
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
-from cost_models.uncertainty import peak_interval, verdict_spread
+from cost_models.uncertainty import peak_interval
 from planner.assessment.host_memory import HostMemory, host_memory
-from planner.assessment.verdict import Budget, Verdict, memory_budget, verdict
+from planner.assessment.verdict import Budget, Verdict, memory_budget, plan_verdict_spread, verdict
 
 
 class PeakMemory(Protocol):
@@ -161,7 +161,7 @@ def _assessment(
     memory = memory_prediction(scenario, plan, priced, ranks)
     budget = memory_budget(scenario.cluster.accelerator)
     host = host_memory(scenario, priced)
-    spread = verdict_spread(scenario.software.name, experts=scenario.model.has_experts)
+    spread = plan_verdict_spread(scenario)
     ends = peak_interval(memory.peak_bytes, float(priced.typical_peak[0]), spread)
     on_device = verdict(*ends, budget.size)
     return Assessment(

@@ -14,9 +14,8 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price_memory
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import verdict_spread
 from planner.assessment.host_memory import host_codes
-from planner.assessment.verdict import budget_bytes
+from planner.assessment.verdict import budget_bytes, plan_verdict_spread
 
 MAX_SEQ_LEN: Final = 2**24
 MAX_MICRO_BATCH: Final = 65_536
@@ -54,11 +53,7 @@ def loads(scenario: Scenario, table: PlanTable) -> NDArray[np.float64]:
 
 def load_of_peak(scenario: Scenario, peak: Any) -> Any:
     """Return the upper end of the interval of a predicted peak as a share of the budget."""
-    spread, budget = (
-        verdict_spread(scenario.software.name, experts=scenario.model.has_experts),
-        budget_bytes(scenario.cluster),
-    )
-    return peak * (1.0 + spread.above) / budget
+    return peak * (1.0 + plan_verdict_spread(scenario).above) / budget_bytes(scenario.cluster)
 
 
 def with_seq_len(scenario: Scenario, seq_len: int) -> Scenario:

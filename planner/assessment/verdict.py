@@ -8,7 +8,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.uncertainty import Spread
+from cost_models.scenario import Scenario
+from cost_models.uncertainty import Spread, verdict_spread
 from cost_models.units import GIB
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Kind
 
@@ -60,6 +61,11 @@ def memory_budget(accelerator: Accelerator) -> Budget:
 def budget_bytes(cluster: Cluster) -> float:
     """Return the bytes that a plan may use on one accelerator."""
     return memory_budget(cluster.accelerator).size
+
+
+def plan_verdict_spread(scenario: Scenario) -> Spread:
+    """Return how far the verdict on a plan looks, all settings of which are known."""
+    return verdict_spread(scenario.software.name, experts=scenario.model.has_experts)
 
 
 def verdict_codes(

@@ -23,8 +23,7 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import verdict_spread
-from planner.assessment.verdict import budget_bytes
+from planner.assessment.reach import load_of_peak
 from planner.search.exhaustive_recompute import every_count
 from planner.search.feasible import device_and_host
 from planner.search.partial_recompute import (
@@ -107,7 +106,7 @@ def priced_choices(
     legal = priced.candidates.legal.plain()
     first = PlanTable.from_plans([chosen])
     found = _with_prices(scenario, first, _prices(scenario, first))
-    needed = _needed(scenario, priced.peak)
+    needed = load_of_peak(scenario, priced.peak)
     columns = priced.step, priced.least, needed, priced.host == 0
     found = _extended(found, _with_prices(scenario, legal, columns))
     if varies_layers(scenario, fixed or {}):
@@ -131,14 +130,7 @@ Prices = tuple[Floats, Floats, Floats, Flags]  # step, least, needed, on_host
 def _prices(scenario: Scenario, table: PlanTable) -> Prices:
     step, least = table_step_bounds(scenario, table)
     peak, _, host = device_and_host(scenario, table)
-    return step, least, _needed(scenario, peak), host == 0
-
-
-def _needed(scenario: Scenario, peak: Floats) -> Floats:
-    needed: Floats = peak * (
-        1.0 + verdict_spread(scenario.software.name, experts=scenario.model.has_experts).above
-    )
-    return needed / budget_bytes(scenario.cluster)
+    return step, least, load_of_peak(scenario, peak), host == 0
 
 
 def _with_prices(scenario: Scenario, table: PlanTable, prices: Prices) -> Choices:

@@ -20,8 +20,7 @@ from cost_models.pricing.rank_rows import RankRows, of_ranks
 from cost_models.scenario import Scenario
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.rank_time import rank_seconds
-from cost_models.uncertainty import verdict_spread
-from planner.assessment.verdict import budget_bytes
+from planner.assessment.verdict import budget_bytes, plan_verdict_spread
 
 Floats = NDArray[np.float64]
 OfPlan = tuple[int, PipelineRank]  # number of a plan, and one of its ranks
@@ -60,7 +59,7 @@ def max_peak(scenario: Scenario, most: float = np.inf) -> float:
 
     No more than ``most``.
     """
-    spread = verdict_spread(scenario.software.name, experts=scenario.model.has_experts)
+    spread = plan_verdict_spread(scenario)
     return min(most, budget_bytes(scenario.cluster) / (1.0 + spread.above))
 
 

@@ -15,10 +15,10 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price_memory
 from cost_models.pricing.table import by_row, table_memory
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import peak_interval, verdict_spread
+from cost_models.uncertainty import peak_interval
 from hardware_profiles.progress import stages, tracked
 from planner.assessment.host_memory import host_codes
-from planner.assessment.verdict import budget_bytes, most_bytes, verdict_codes
+from planner.assessment.verdict import budget_bytes, most_bytes, plan_verdict_spread, verdict_codes
 from planner.request.constraints import Constraint, broken_by_result, most_memory
 from planner.request.objectives import results
 
@@ -59,9 +59,7 @@ class Feasible:
         return most_memory(self.require, most)
 
     def _most_bytes(self, verdict: int) -> float:
-        spread = verdict_spread(
-            self.scenario.software.name, experts=self.scenario.model.has_experts
-        )
+        spread = plan_verdict_spread(self.scenario)
         return most_bytes(budget_bytes(self.scenario.cluster), spread, verdict)
 
     def fits(self, table: PlanTable) -> tuple[Flags, Floats]:
@@ -115,7 +113,7 @@ def device_and_host(
                 peak[some], typical[some], _ = price_memory(scenario, table.rows(some).plain())
     budget, spread = (
         budget_bytes(scenario.cluster),
-        verdict_spread(scenario.software.name, experts=scenario.model.has_experts),
+        plan_verdict_spread(scenario),
     )
     codes = verdict_codes(*peak_interval(peak, typical, spread), budget)
     return peak, codes, host_codes(scenario.cluster, host)
@@ -128,7 +126,7 @@ def _undecided(scenario: Scenario, peak: Floats, ratio: Real) -> Flags:
     """
     budget, spread = (
         budget_bytes(scenario.cluster),
-        verdict_spread(scenario.software.name, experts=scenario.model.has_experts),
+        plan_verdict_spread(scenario),
     )
     low, high = peak_interval(peak, peak / ratio, spread)
     near_the_top = np.abs(high - budget) <= NEAR * budget

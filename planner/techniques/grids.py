@@ -30,9 +30,9 @@ from cost_models.techniques.tensor_grids import (
     tensor_2p5d,
     tensor_3d,
 )
-from cost_models.uncertainty import peak_interval, verdict_spread
+from cost_models.uncertainty import peak_interval
 from hardware_profiles.cluster.links import group_link
-from planner.assessment.verdict import budget_bytes, verdict
+from planner.assessment.verdict import budget_bytes, plan_verdict_spread, verdict
 from planner.request.divisors import divisors
 from planner.techniques.line import TechniqueLine
 
@@ -207,7 +207,7 @@ def _line(
 ) -> TechniqueLine:
     whole = priced[plan]
     peak = _peak(scenario, whole.memory, grid, plan)
-    spread = verdict_spread(scenario.software.name, experts=scenario.model.has_experts)
+    spread = plan_verdict_spread(scenario)
     low, high = peak_interval(peak, peak, spread)
     received, exposed = _traffic(scenario, grid, plan)
     return TechniqueLine(

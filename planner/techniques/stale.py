@@ -33,10 +33,15 @@ from cost_models.techniques.weight_versions import (
     stashed_versions,
     version_bytes,
 )
-from cost_models.uncertainty import verdict_spread
 from planner.answer.text import short_plan
 from planner.assessment.assess import Assessment, assess
-from planner.assessment.verdict import Verdict, budget_bytes, most_bytes, verdict
+from planner.assessment.verdict import (
+    Verdict,
+    budget_bytes,
+    most_bytes,
+    plan_verdict_spread,
+    verdict,
+)
 from planner.request.divisors import divisors
 from planner.techniques.kinds import DATA, Technique, without
 from planner.techniques.line import TechniqueLine
@@ -64,7 +69,7 @@ def _pipelines(scenario: Scenario, name: str) -> Technique:
     """Return 1F1B without ZeRO on each number of stages, with room left for further versions."""
     budget = most_bytes(
         budget_bytes(scenario.cluster),
-        verdict_spread(scenario.software.name, experts=scenario.model.has_experts),
+        plan_verdict_spread(scenario),
         code=0,
     )
     variants: list[dict[str, Any]] = []

@@ -18,10 +18,9 @@ from cost_models.pricing.prediction import TIME_PARTS
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TIME_WORDS
-from cost_models.uncertainty import verdict_spread
 from hardware_profiles.errors import InputError
 from planner.assessment.assess import amounts, assess, plan_file
-from planner.assessment.verdict import budget_bytes
+from planner.assessment.verdict import budget_bytes, plan_verdict_spread
 from planner.cli.app import app
 from planner.explanation.answer import SMALL, _figure
 from planner.explanation.choices import MOST_NUMBERED, Choices, priced_choices
@@ -316,7 +315,7 @@ def best_step(scenario: Scenario) -> float:
 
 def own_step(scenario: Scenario, plan: Plan) -> float:
     priced = price(scenario, PlanTable.from_plans([plan]))
-    spread = verdict_spread(scenario.software.name)
+    spread = plan_verdict_spread(scenario)
     fits = priced.peak[0] * (1.0 + spread.above) <= budget_bytes(scenario.cluster)
     return float(priced.step[0]) if fits else float("inf")
 

@@ -28,7 +28,7 @@ from cost_models.uncertainty import verdict_spread
 from cost_models.units import format_seconds
 from planner.answer.answers import PlanAnswer
 from planner.assessment.assess import assess
-from planner.assessment.verdict import budget_bytes
+from planner.assessment.verdict import budget_bytes, plan_verdict_spread
 from planner.refinement.best_partition import (
     GAIN,
     best_staged,
@@ -82,9 +82,7 @@ def with_budget(scenario: Scenario, size: float) -> Scenario:
 def brute_force(scenario: Scenario, plan: Plan) -> float | None:
     """Simulate every cut with every number of recomputed layers that fits; the best step."""
     layers, stages = scenario.model.num_layers, plan.pipeline_parallel
-    most = budget_bytes(scenario.cluster) / (
-        1.0 + verdict_spread(scenario.software.name, experts=scenario.model.has_experts).above
-    )
+    most = budget_bytes(scenario.cluster) / (1.0 + plan_verdict_spread(scenario).above)
     best = None
     for ranges in all_stages(layers, stages):
         sizes = [last - first for first, last in ranges]
@@ -158,7 +156,7 @@ def test_under_little_memory_too_with_recomputed_layers(share: float, stages: in
     even = split_layers(4, stages)
     low = max(peaks(scenario, plan, even, tuple(b - a for a, b in even)))
     high = max(peaks(scenario, plan, even, (0,) * stages))
-    spread = 1.0 + verdict_spread(scenario.software.name, experts=scenario.model.has_experts).above
+    spread = 1.0 + plan_verdict_spread(scenario).above
     tight = with_budget(scenario, (low + share * (high - low)) * spread * (1 + 1e-9))
     found = stages_of(tight, plan)
     assert found is not None
@@ -193,7 +191,7 @@ def test_layers_of_several_stages_on_a_rank_are_those_of_trying_all(
     none = replace(plan, recompute="none")
     without = [max(peaks(scenario, none, ranges)) for ranges in by_rank.values()]
     most = (1.0 - share) * min(whole) + share * min(without)
-    spread = 1.0 + verdict_spread(scenario.software.name, experts=scenario.model.has_experts).above
+    spread = 1.0 + plan_verdict_spread(scenario).above
     tight = with_budget(scenario, most * spread * (1.0 + 1e-9))
     best, known = np.inf, set()
     for layers_of, ranges in by_rank.items():
@@ -299,9 +297,7 @@ def test_uneven_halves_of_an_encoder_decoder_are_those_of_trying_all() -> None:
     need = max(peaks(scenario, plan, split_layers(7, 3), None))
     tight = with_budget(
         scenario,
-        1.001
-        * need
-        * (1.0 + verdict_spread(scenario.software.name, experts=scenario.model.has_experts).above),
+        1.001 * need * (1.0 + plan_verdict_spread(scenario).above),
     )
     found = stages_of(tight, plan)
     assert found is not None
@@ -335,7 +331,7 @@ def test_memory_moves_layers_from_the_first_stage() -> None:
     )
     even = split_layers(32, 4)
     need = max(peaks(scenario, plan, even))
-    spread = 1.0 + verdict_spread(scenario.software.name, experts=scenario.model.has_experts).above
+    spread = 1.0 + plan_verdict_spread(scenario).above
     runtime = context_bytes(scenario.software, scenario.cluster.accelerator.architecture)
     tight = with_budget(scenario, spread * (runtime + 0.93 * (need - runtime)))
     found = stages_of(tight, plan)
@@ -393,7 +389,7 @@ def test_no_fewer_layers_can_be_recomputed(stages: int, virtual: int, schedule: 
     scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan, seq_len=2048)
     ranges = split_layers(8, stages * virtual)
     sizes = [last - first for first, last in ranges]
-    spread = 1.0 + verdict_spread(scenario.software.name, experts=scenario.model.has_experts).above
+    spread = 1.0 + plan_verdict_spread(scenario).above
     low = max(peaks(scenario, plan, ranges, tuple(sizes)))
     high = max(peaks(scenario, plan, ranges, (0,) * len(sizes)))
     tight = with_budget(scenario, (low + 0.4 * (high - low)) * spread)
@@ -443,7 +439,7 @@ def test_the_gain_is_what_fit_prices() -> None:
     scenario = scenario_of(llama(**LARGE_HEAD, num_hidden_layers=8), plan_of(1, 8), seq_len=2048)
     roomy = search(scenario, {"recompute": "none", "zero_stage": 3}, top=1).plans[0]
     need = [max(peaks(scenario, replace(roomy, recompute=r), ((0, 8),))) for r in ("none", "full")]
-    spread = 1.0 + verdict_spread(scenario.software.name, experts=scenario.model.has_experts).above
+    spread = 1.0 + plan_verdict_spread(scenario).above
     tight = with_budget(scenario, spread * (need[1] + 0.7 * (need[0] - need[1])))
     plan = replace(roomy, recompute="full")
     found = best_staged(tight, [plan], PlanTable.from_plans([plan]))

@@ -17,9 +17,15 @@ from cost_models.pricing.estimate import price, price_memory
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.pricing.table import price_table
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import peak_interval, verdict_spread
+from cost_models.uncertainty import peak_interval
 from planner.assessment.host_memory import host_codes
-from planner.assessment.verdict import LARGEST_SHARE_KEPT, MOST_KEPT, budget_bytes, verdict_codes
+from planner.assessment.verdict import (
+    LARGEST_SHARE_KEPT,
+    MOST_KEPT,
+    budget_bytes,
+    plan_verdict_spread,
+    verdict_codes,
+)
 from planner.request.constraints import parse_requirements
 from planner.request.objectives import pareto_front
 from planner.search.exhaustive_recompute import KEPT
@@ -57,7 +63,7 @@ def with_memory(scenario: Scenario, share: float) -> Scenario:
 
 def verdicts(scenario: Scenario, table: PlanTable) -> Any:
     peak, typical, _ = price_memory(scenario, table)
-    around = verdict_spread(scenario.software.name, experts=scenario.model.has_experts)
+    around = plan_verdict_spread(scenario)
     return verdict_codes(*peak_interval(peak, typical, around), budget_bytes(scenario.cluster))
 
 
@@ -234,7 +240,7 @@ def check_fewer_recomputed(scenario: Scenario, data: Any) -> None:
 
 def with_most(scenario: Scenario, peak: float) -> Scenario:
     """Return the scenario with accelerators that a plan of such a peak just fits in."""
-    budget = peak * (1.0 + verdict_spread(scenario.software.name).above) * (1.0 + 1e-6)
+    budget = peak * (1.0 + plan_verdict_spread(scenario).above) * (1.0 + 1e-6)
     capacity = min(budget / (1.0 - LARGEST_SHARE_KEPT), budget + MOST_KEPT)
     found = with_memory(scenario, capacity / scenario.cluster.accelerator.memory_capacity.value)
     assert budget_bytes(found.cluster) == pytest.approx(budget)
