@@ -28,7 +28,7 @@ from cost_models.communication.volumes import AXES, KINDS
 from cost_models.plan.plan import PlanTable
 from cost_models.uncertainty import ASSUMED_HOST, ASSUMED_LINK
 from hardware_profiles.cluster.catalogue import link_share
-from hardware_profiles.cluster.link_tree import accelerators_below, with_bandwidths
+from hardware_profiles.cluster.link_tree import levels_in_nodes, with_bandwidths
 from hardware_profiles.cluster.links import group_link, mean_hop_latency, point_to_point_link
 from hardware_profiles.cluster.nvlink_domains import exchange_bandwidth
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Tier
@@ -112,10 +112,7 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     if not cluster.levels:
         return replace(cluster, tiers=tiers)
     levels = []
-    below = accelerators_below(cluster.levels, cluster.num_gpus)
-    for number, level in enumerate(cluster.levels):
-        widest = np.bincount(level.above, weights=below[number]).max()
-        in_nodes = bool(widest <= cluster.gpus_per_node) or number == 0
+    for level, in_nodes in zip(cluster.levels, levels_in_nodes(cluster), strict=True):
         network = _network_share(level.name, level.bandwidth[0], between)
         levels.append(with_bandwidths(level, inside if in_nodes and not alone else network))
     return replace(cluster, tiers=tiers, levels=tuple(levels))

@@ -295,6 +295,30 @@ def _of(figures: tuple[Figure, ...], kept: Whole) -> tuple[Figure, ...]:
     return figures if len(figures) == 1 else tuple(figures[i] for i in kept.tolist())
 
 
+def levels_in_nodes(cluster: Cluster) -> list[bool]:
+    """Return which levels are inside nodes: the innermost, and those no wider than a node."""
+    below = accelerators_below(cluster.levels, cluster.num_gpus)  # the root's, too
+    widest = [
+        np.bincount(level.above, weights=below[number]).max()
+        for number, level in enumerate(cluster.levels)
+    ]
+    return [n == 0 or bool(most <= cluster.gpus_per_node) for n, most in enumerate(widest)]
+
+
+def with_network_share(cluster: Cluster, share: float) -> Cluster:
+    """Return the cluster with a share of the bandwidths of all links but those inside nodes."""
+    inner, *outer = cluster.tiers
+    tiers = [
+        replace(tier, bandwidth=replace(tier.bandwidth, value=share * tier.bandwidth.value))
+        for tier in outer
+    ]
+    levels = [
+        level if in_node else with_bandwidths(level, share)
+        for level, in_node in zip(cluster.levels, levels_in_nodes(cluster), strict=True)
+    ]
+    return replace(cluster, tiers=(inner, *tiers), levels=tuple(levels))
+
+
 def with_bandwidths(level: Level, factor: float) -> Level:
     """Return a level with all bandwidths multiplied by a factor."""
     scaled = tuple(replace(figure, value=factor * figure.value) for figure in level.bandwidth)

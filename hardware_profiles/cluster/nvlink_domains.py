@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hardware_profiles.cluster.link_tree import is_regular
+from hardware_profiles.cluster.link_tree import is_regular, with_network_share
 from hardware_profiles.cluster.links import Column, Count, group_link, mesh_bandwidth
 from hardware_profiles.cluster.schema import Cluster
 
@@ -51,10 +51,10 @@ def exchange_bandwidth(
 
     ``copies``: number of rows that are copies of one token for different experts; one of them goes
     to each domain, where it is forwarded (``domains_of_token``; ``groups``), so that the network
-    has the number of these domains over that of the copies to carry. ``share``: of the outer tiers'
-    bandwidth, that of a ring, what this exchange reaches.
+    has the number of these domains over that of the copies to carry. ``share``: of the bandwidth
+    that a ring reaches between nodes, what this exchange does.
 
-    On an irregular tree of links it is a ring's bandwidth.
+    On an irregular tree of links it is a ring's bandwidth with that share of the network's.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> cluster = parse_cluster("2xDGX-A100-80GB")
@@ -62,9 +62,10 @@ def exchange_bandwidth(
     >>> (found / 1e9).tolist()
     [300.0, 46.875, 25.0]
     """
-    ring, _ = group_link(cluster, group_size, stride)
+    if share != 1.0:
+        cluster = with_network_share(cluster, share)
     if not is_regular(cluster):
-        return ring
+        return group_link(cluster, group_size, stride)[0]
     size, step = np.asarray(group_size), np.asarray(stride)
     span = np.where(size > 1, size * step, 1)
     inner = cluster.tiers[0].domain_size
@@ -76,7 +77,7 @@ def exchange_bandwidth(
         members = np.maximum(1, np.gcd(span, domain.domain_size) // step)
         leaves = (members < size) & (cluster.num_gpus > domain.domain_size)
         others = np.where(leaves, size - np.minimum(members, size), 1)
-        carried = share * outer.bandwidth.value * (size - 1.0) / others
+        carried = outer.bandwidth.value * (size - 1.0) / others
         if copies:
             domains = np.maximum(1.0, size / np.minimum(members, size))
             carried = carried * copies / domains_of_token(domains, copies, groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,14 @@ def test_tokens_leave_a_node_by_their_ranks_own_share() -> None:
     assert max_experts_per_token(MODEL) == 2
     assert (expert_groups(MODEL), expert_groups(sample_model("deepseek-v3"))) == ((1, 1), (8, 4))
     assert max_experts_per_token(sample_model("llama")) == 0
+
+
+@pytest.mark.parametrize("stride", [1, 8])
+def test_pairs_exchange_as_fast_where_nodes_change_places(stride: int) -> None:
+    """Inside a node, and between two: the share of a ring counts for any order of ranks."""
+    moved = replace(CLUSTER, rank_order=(*range(8, 16), *range(8)))
+    usual, other = (exchange_bandwidth(each, 2, stride, share=0.75) for each in (CLUSTER, moved))
+    assert float(other) == float(usual) == (450e9 if stride == 1 else 0.75 * 50e9)
 
 
 def test_another_micro_batch_hides_what_leaves_a_node() -> None:
