@@ -552,20 +552,21 @@ def final_step(scenario: Scenario, fixed: dict[str, Any]) -> float:
     return min(found.seconds) if staged is None else staged.step
 
 
-SMALL = st.builds(
-    small_cluster,
-    layers=st.integers(4, 9),
-    vocab=st.sampled_from([512, 32_000, 128_000]),
-    nodes=st.sampled_from(["2x2", "4x1", "4x2"]),
-    share=st.floats(0.25, 0.8),
-    batch=st.sampled_from([8, 16, 24]),
-)
+SMALL = {  # of small_cluster: a scenario itself is too long to print
+    "layers": st.integers(4, 9),
+    "vocab": st.sampled_from([512, 32_000, 128_000]),
+    "nodes": st.sampled_from(["2x2", "4x1", "4x2"]),
+    "share": st.floats(0.25, 0.8),
+    "batch": st.sampled_from([8, 16, 24]),
+}
+MOST_TRIED = 150  # plans whose best stages are computed one by one
 
 
 @pytest.mark.slow
 @settings(max_examples=examples(5), deadline=None)
-@given(scenario=SMALL, draw=st.data())
-def test_a_pinned_option_never_improves_the_answer(scenario: Scenario, draw: st.DataObject) -> None:
+@given(**SMALL, draw=st.data())
+def test_a_pinned_option_never_improves_the_answer(draw: st.DataObject, **sizes: Any) -> None:
+    scenario = small_cluster(**sizes)
     free = final_step(scenario, {})
     plans = search(scenario, {}, top=200).plans
     if not plans:
@@ -579,10 +580,12 @@ def test_a_pinned_option_never_improves_the_answer(scenario: Scenario, draw: st.
 
 @pytest.mark.slow
 @settings(max_examples=examples(3), deadline=None)
-@given(scenario=SMALL)
-@example(small_cluster(layers=7, vocab=32_000, nodes="2x2", share=0.8, batch=16))
-def test_the_best_staged_plan_is_that_of_trying_all(scenario: Scenario) -> None:
-    """Also the bounds by which plans are left out hold for every plan."""
+@given(**SMALL, seed=st.integers(0, 2**32 - 1))
+@example(layers=7, vocab=32_000, nodes="2x2", share=0.8, batch=16, seed=0)
+@example(layers=6, vocab=128_000, nodes="2x2", share=0.467, batch=24, seed=0)
+def test_the_best_staged_plan_is_that_of_trying_all(seed: int, **sizes: Any) -> None:
+    """Of a drawn part where they are many; the bounds that leave plans out hold for every plan."""
+    scenario = small_cluster(**sizes)
     found = search(scenario, {}, top=10, with_near=True)
     if not found.fits or found.near is None:
         return
@@ -590,12 +593,14 @@ def test_the_best_staged_plan_is_that_of_trying_all(scenario: Scenario) -> None:
     bounds = stage_bounds(scenario, table)
     bounds.step[:] = least_steps(scenario, table, recomputed="by_stage")
     best = np.inf
-    for row in np.flatnonzero(chooses_layers(table) | is_looped(table)).tolist():
+    tried = np.random.default_rng(seed).permutation(len(table))[:MOST_TRIED]
+    own = chooses_layers(table) | is_looped(table)
+    for row in tried[own[tried]].tolist():
         one = stages_of(scenario, table.plan(row))
         if one is not None:
             assert one.step >= bounds.step[row] * (1.0 - 1e-9)
             best = min(best, one.step)
-    rows = np.flatnonzero(~chooses_layers(table)).tolist()
+    rows = tried[~chooses_layers(table)[tried]].tolist()
     pairs = [(plan, default_layer_ranges(scenario, plan)) for plan in map(table.plan, rows)]
     bound = {table.plan(row): bounds.step[row] for row in rows}
     for one in least_recompute(scenario, pairs):
@@ -609,10 +614,10 @@ def test_the_best_staged_plan_is_that_of_trying_all(scenario: Scenario) -> None:
     limited = stage_bounds(scenario, table, even).step
     assert np.all((limited == bounds.step) | ((limited >= even) & (limited <= bounds.step)))
     staged = best_staged(scenario, found.plans, found.near, even)
-    if best < even * (1.0 - GAIN):
-        assert staged is not None
-        assert staged.step == pytest.approx(best, rel=1e-9)
-        assert staged.proven
-        assert assess(staged.scenario(scenario), staged.plan).verdict == "fits"
-    else:
-        assert staged is None
+    if staged is None:
+        assert best >= even * (1.0 - GAIN)
+        return
+    assert staged.proven
+    assert staged.step < min(best * (1.0 + 1e-9), even * (1.0 - GAIN))
+    assert len(tried) < len(table) or staged.step == pytest.approx(best, rel=1e-9)
+    assert assess(staged.scenario(scenario), staged.plan).verdict == "fits"
