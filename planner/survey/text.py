@@ -16,6 +16,7 @@ from planner.answer.text import (
     bottleneck,
     head,
     host_lines,
+    model_lines,
     more_rows,
     placed_words,
     ranked_rows,
@@ -82,7 +83,12 @@ def survey_text(
     ``lines_before``: lines above this text, which a short answer counts.
     """
     best = ranked[0]
-    lines = [*head(best.scenario), ""] if verbose else short_head(best.scenario)
+    if verbose:
+        lines = [*head(best.scenario), ""]
+    elif len({CASE_NAMES["cluster"](case.scenario) for case in cases}) > 1:  # as rows of a table
+        lines = model_lines(best.scenario)
+    else:
+        lines = short_head(best.scenario)
     if not best.fits:
         lines += labelled("TIGHT", tight_words(best.scenario, best.plan))
     if request.pareto is not None:

@@ -46,6 +46,15 @@ def test_a_short_answer_has_fifteen_lines_at_most(
     assert "more with -v" not in whole
 
 
+def test_three_clusters_have_a_row_each_in_a_short_answer() -> None:
+    options: dict[str, Any] = {"tokens": "10B", "price": 2, "find": "cheapest-cluster"}
+    answer = planner.plan("llama-3-8b", "8xA100-80GB,8xH100-SXM,16xL40S", seq_len=8192, **options)
+    text = answer.text()
+    assert len(rows_of(text)) == 3
+    assert len(text.splitlines()) + 1 <= LINES
+    assert "1 node of" not in text  # the table says it
+
+
 @pytest.mark.parametrize("cluster", ["8xA100-80GB", "8xA100-80GB,8xH100-SXM"])
 @pytest.mark.parametrize("top", [1, 3, 10])
 def test_top_shows_as_many_rows(cluster: str, top: int) -> None:
