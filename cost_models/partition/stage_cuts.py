@@ -4,11 +4,14 @@
     ends        embedding and head count as a layer each; what is left over goes to the first stages
     parameters  the largest stage has as few parameters as possible, embedding and head included
     cost        the same for FLOP of a forward pass
+    thresholds  a stage takes layers until those so far exceed its even share of all FLOP, as if keys
+                and values had all heads
 
 Source: torchtitan, distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part (input_weight,
 output_weight 1); Megatron Core, account_for_embedding_in_pipeline_split and
 account_for_loss_in_pipeline_split; DeepSpeed, runtime/pipe/module.py, PipelineModule
-(partition_method parameters) and runtime/utils.py, partition_balanced.
+(partition_method parameters) and runtime/utils.py, partition_balanced; nanotron, models/base.py,
+build_model, and models/llama.py, get_block_compute_costs. Leaves out: stages without a layer.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from cost_models.model.parameters import active_kind_parameters
-from cost_models.model.spec import ModelSpec, Weight
+from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.plan.plan import split_layers
 from hardware_profiles.software.trainer import StageCut
 
@@ -34,6 +37,8 @@ def cut_layers(cut: StageCut, model: ModelSpec, num_stages: int) -> Ranges:
     [4, 5, 4, 4, 4, 4, 4, 3]
     >>> [last - first for first, last in cut_layers("parameters", model, 4)]
     [7, 9, 9, 7]
+    >>> [last - first for first, last in cut_layers("thresholds", model, 4)]
+    [9, 9, 8, 6]
     """
     layers = model.num_layers
     if cut == "even" or num_stages == 1 or num_stages == layers:
@@ -46,6 +51,9 @@ def cut_layers(cut: StageCut, model: ModelSpec, num_stages: int) -> Ranges:
             return split_layers(layers, num_stages)
         return _ranges(sizes)
     kinds = model.stage_kinds(0, layers)
+    if cut == "thresholds":
+        each = [_with_all_heads(model.kinds[kind], model.hidden_size) for kind in kinds]
+        return _past_thresholds(each, 1.0 * model.vocab_size * model.hidden_size, num_stages)
     if cut == "parameters":
         of_kinds = [_numel(kind.weights) for kind in model.kinds]
         first, last = _numel(model.embedding), _numel(model.head)
@@ -59,6 +67,25 @@ def cut_layers(cut: StageCut, model: ModelSpec, num_stages: int) -> Ranges:
 
 def _numel(weights: Sequence[Weight]) -> float:
     return float(sum(weight.numel for weight in weights))
+
+
+def _with_all_heads(kind: LayerKind, hidden_size: int) -> float:
+    """Half the FLOP of a token in a layer: four matrices of attention, three of the MLP."""
+    attention = 4.0 * kind.attention.num_heads * kind.attention.head_dim
+    return hidden_size * (attention + 3.0 * kind.feed_forward.ffn_hidden_size)
+
+
+def _past_thresholds(layers: Sequence[float], head: float, num_stages: int) -> Ranges:
+    """Return stages that end with the first layer past their share; each has one at least."""
+    share = (sum(layers) + head) / num_stages
+    sizes, total = [0], 0.0
+    for number, cost in enumerate(layers):
+        empty = num_stages - len(sizes)
+        if sizes[-1] and empty and (total > len(sizes) * share or len(layers) - number == empty):
+            sizes.append(0)
+        sizes[-1] += 1
+        total += cost
+    return _ranges(sizes)
 
 
 def _balanced(sizes: Sequence[float], num_stages: int) -> Ranges:

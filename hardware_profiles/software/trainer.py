@@ -23,9 +23,9 @@ OWN_FILE: Final = ".toml"  # a profile of a user's own is named by its file
 
 
 CudaGraphs = Literal["none", "layers", "iteration"]
-# even, embedding and head as layers, by parameters, by FLOP: cost_models/partition/stage_cuts.py
 FewestMicrobatches = Literal["any", "ranks - 1", "ranks"]
-StageCut = Literal["even", "ends", "parameters", "cost"]
+# even, embedding and head as layers, by parameters, by FLOP (two ways): cost_models/partition/stage_cuts.py
+StageCut = Literal["even", "ends", "parameters", "cost", "thresholds"]
 
 
 class Precision(ProfileGroup, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from cost_models.legality.rule import multiplies_in_fp32
 from cost_models.model.freezing import without_adapters_before
 from cost_models.model.lora import adapted, with_trained_ends
 from cost_models.model.spec import ModelSpec
-from cost_models.plan.plan import ContextMethod, Offload, Plan
+from cost_models.plan.plan import ContextMethod, Offload, Plan, Schedule
 from cost_models.plan.recompute import MODULES, PREFIX, RECOMPUTE, read_setting
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
@@ -210,7 +210,7 @@ def _plan(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         virtual_stages=virtual,
-        pipeline_schedule="interleaved_1f1b" if virtual > 1 else "1f1b",
+        pipeline_schedule=_schedule(row, pipeline, virtual),
         zero_stage=0 if alone else stage,
         sequence_parallel=_sequence_parallel(reading, tensor, trainer),
         recompute=recompute,
@@ -224,6 +224,14 @@ def _plan(
         expert_tensor_parallel=_cuts_experts(row, tensor, experts),
         offload=offload,
     ), batch
+
+
+def _schedule(row: Row, pipeline: int, virtual: int) -> Schedule:
+    """Return the schedule that a row names, for ranks with one stage each."""
+    named = look_up(words_table().schedules, row) if pipeline > 1 else None
+    if virtual > 1:
+        return "interleaved_1f1b"
+    return "1f1b" if named is None else named.value
 
 
 def takes_layers_in_turn(row: Row) -> bool:

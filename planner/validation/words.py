@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from cost_models.plan.plan import ContextMethod, Offload
+from cost_models.plan.plan import ContextMethod, Offload, Schedule
 from cost_models.plan.workload import AttentionKernel, Optimizer, Quantisation
 from cost_models.uncertainty import MemoryKind
 from hardware_profiles.errors import InputError
@@ -85,6 +85,12 @@ class StoredPrecision(Conditions, frozen=True, kw_only=True):
     """Precision of gradients or of optimizer states."""
 
     value: Literal["fp32", "bf16"] = field(name="is")
+
+
+class ScheduleEntry(Conditions, frozen=True, kw_only=True):
+    """Order of a pipeline's micro-batches."""
+
+    value: Schedule = field(name="is")
 
 
 class ZeroStageEntry(Conditions, frozen=True, kw_only=True):
@@ -240,6 +246,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     recompute: tuple[RecomputeEntry, ...]
     reductions: tuple[EngineEntry, ...]
     reduction_precision: tuple[EngineEntry, ...]
+    schedules: tuple[ScheduleEntry, ...]
     sequence_parallelism: tuple[Flag, ...]
     sharding: tuple[ShardingEntry, ...]
     software: tuple[SoftwareEntry, ...]

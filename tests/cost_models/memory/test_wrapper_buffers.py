@@ -247,3 +247,16 @@ def test_a_loop_over_tensors_has_temporaries_of_the_largest() -> None:
     everything = view_of("adamw-foreach", Plan())
     assert first(update_bytes(everything)) == 4.0 * first(view.parameters.total)
     assert first(update_bytes(view_of("adamw-fused", Plan()))) == 0.0
+
+
+def test_a_swiglu_that_nothing_fuses_keeps_what_silu_gives() -> None:
+    silu = {
+        name: view_of(name, Plan()).software.activations.activation_saved["silu"]
+        for name in ("nanotron", "internevo", "megatron")
+    }
+    assert silu == {"nanotron": 1.0, "internevo": 1.0, "megatron": 0.0}
+
+
+def test_internevo_keeps_both_summands_of_a_checkpointed_norm() -> None:
+    saved = view_of("internevo", Plan()).software.activations.rms_norm_saved
+    assert saved == 1.0 + view_of("megatron", Plan()).software.activations.rms_norm_saved

@@ -40,7 +40,17 @@ def test_a_large_vocabulary_takes_layers_from_the_ends() -> None:
     assert layers_of("parameters", 4, num_hidden_layers=12, vocab_size=2) == [3] * 4
 
 
-@pytest.mark.parametrize("cut", ["ends", "parameters", "cost"])
+def test_a_stage_ends_with_the_first_layer_past_its_share() -> None:
+    """By hand: layers of one cost, a head of none, then one of two layers."""
+    even = {"num_hidden_layers": 12, "vocab_size": 2}
+    assert layers_of("thresholds", 4, **even) == [4, 3, 3, 2]  # 3.0005: the third is not past it
+    model = llama(num_hidden_layers=12)
+    two = 2 * (4 * model.hidden_size + 3 * model.kinds[0].feed_forward.ffn_hidden_size)
+    assert layers_of("thresholds", 4, num_hidden_layers=12, vocab_size=two) == [4, 4, 3, 1]
+    assert layers_of("thresholds", 4, num_hidden_layers=5, vocab_size=9 * two) == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("cut", ["ends", "parameters", "cost", "thresholds"])
 def test_the_largest_stage_is_the_smallest_possible(cut: StageCut) -> None:
     model = model_spec(load_preset("llama-3-8b").config, name="llama-3-8b")
     for stages in (2, 4, 8, 32):
@@ -54,6 +64,7 @@ def test_a_trainer_cuts_its_stages() -> None:
     for software, layers in (
         ("shardplan", [2, 2, 2, 2]),
         ("torch-trainer+ends-as-layers", [2, 3, 2, 1]),
+        ("nanotron", [3, 2, 2, 1]),
     ):
         ranges = default_layer_ranges(make_scenario("llama", software=software), plan)
         assert [last - first for first, last in ranges] == layers

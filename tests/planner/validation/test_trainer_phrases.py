@@ -71,7 +71,8 @@ TRAINERS = {
     ],
     ("hf-trainer+deepspeed-zero2", 2): ["Qwen finetune.py, LoRA", "Qwen (Q-LoRA)"],
     ("hf-trainer", 3): ["fsdp_qlora bnb-4bit", "FSDP QLoRA (Answer.AI)"],
-    ("torch-trainer", 0): ["timm", "torchao"],
+    ("torch-trainer", 0): ["timm"],
+    ("torch-trainer+adamw-fused", 0): ["torchao"],
     ("torch-trainer+fsdp2", 3): ["modalities FSDP2"],
     ("torch-trainer", 3): ["modalities"],
     ("hf-trainer+fsdp2+adamw-for-loop", 3): ["NeMo-RL SFT (May 2025)", "NVIDIA NeMo RL"],
@@ -365,6 +366,7 @@ def test_embedding_and_head_are_trained_beside_adapters() -> None:
         ("tp_mode: ALL_REDUCE", False),
         ("no sequence parallelism", False),
         ("tensor mode msp", True),
+        ("ALL_REDUCE, async_communication False", False),
         ("", True),
     ],
 )
@@ -410,6 +412,154 @@ def test_what_shards_under_hugging_faces_trainer(framework: str, stage: int, pro
 def test_a_plan_beyond_a_trainer_keeps_the_engines_of_its_row() -> None:
     beyond = case(framework="HF Trainer, FSDP1", recompute="full", recompute_layers=1, zero_stage=3)
     assert beyond.scenario.software.name == "torch-trainer+fsdp1"
+
+
+@pytest.mark.parametrize(
+    ("cells", "hidden"),
+    [
+        ({}, 1.0),
+        ({"zero_stage": 0}, 1.0),
+        ({"zero_stage": 1}, 0.0),
+        ({"notes": "ZeRO-1, accumulate_grad_in_fp32"}, 0.0),
+        ({"notes": "zero_stage=1", "zero_stage": 1}, 0.0),
+    ],
+)
+def test_nanotron_reduces_behind_the_backward_pass_without_zero_1(
+    cells: dict[str, Any], hidden: float
+) -> None:
+    software = case(framework="nanotron", **cells).scenario.software
+    assert software.overlap.data_parallel == hidden
+    assert software.gradients.all_reduced
+
+
+@pytest.mark.parametrize(
+    ("words", "reduces", "chunks"),
+    [
+        ("tp_mode REDUCE_SCATTER, tp_linear_async_communication true", True, False),
+        ("tp_mode REDUCE_SCATTER, tp_linear_async_communication=false", False, False),
+        ("ALL_REDUCE", False, False),
+        ("ALL_REDUCE, tp_linear_async_communication=true", True, False),
+        ("async TP", True, False),
+    ],
+)
+def test_what_tensor_traffic_of_nanotron_hides(words: str, reduces: bool, chunks: bool) -> None:
+    overlap = case(framework="nanotron", tensor_parallel=2, notes=words).scenario.software.overlap
+    assert (overlap.tensor_reduction, overlap.chunked_tensor_traffic) == (reduces, chunks)
+
+
+@pytest.mark.parametrize(
+    ("cells", "recompute"),
+    [
+        ({"notes": "tp_recompute_allgather=true"}, "none"),
+        ({"notes": "recompute_granularity selective"}, "none"),
+        ({"recompute": "recompute_granularity=selective"}, "none"),
+        ({"recompute": "recompute_layer"}, "full"),
+        ({"recompute": "recompute_layer: false"}, "none"),
+        ({"framework": "Megatron-LM", "notes": "recompute-granularity selective"}, "selective"),
+        ({"framework": "InternEvo", "recompute": "checkpoint=True"}, "full"),
+        ({"framework": "InternEvo", "recompute": "checkpoint=False"}, "none"),
+    ],
+)
+def test_keys_of_configurations_that_recompute(cells: dict[str, Any], recompute: str) -> None:
+    found = case(**{"framework": "nanotron", **cells})
+    assert found.plan.recompute == recompute
+    assert not_understood(found.row) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule"),
+    [
+        ("pp_engine: afab", "gpipe"),
+        ("AllForwardAllBackwardPipelineEngine", "gpipe"),
+        ("GPipe", "gpipe"),
+        ("pp_engine 1f1b", "1f1b"),
+        ("", "1f1b"),
+    ],
+)
+def test_schedules_of_pipelines(words: str, schedule: str) -> None:
+    cells = {"framework": "nanotron", "notes": words or None}
+    assert case(**cells, pipeline_parallel=4).plan.pipeline_schedule == schedule
+    assert case(**cells).plan.pipeline_schedule == "1f1b"
+
+
+def test_a_schedule_without_bubble_is_that_of_trainers_that_have_it() -> None:
+    cells = {"pipeline_parallel": 4, "notes": "zero bubble (ZB-H1)"}
+    found = case(framework="InternEvo", **cells)
+    assert found.plan.pipeline_schedule == "zero_bubble"
+    assert why_impossible(found) is None
+    assert case(framework="Megatron-LM", **cells).plan.pipeline_schedule == "1f1b"
+    assert case(framework="InternEvo", virtual_stages=2, **cells).plan.virtual_stages == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "overlap"), [("overlap_sync_grad=False", 0.0), ("overlap_sync_grad=True", 1.0)]
+)
+def test_internevos_switches_of_traffic(words: str, overlap: float) -> None:
+    found = case(framework="InternEvo", notes=f"{words}, overlap_sync_param=False")
+    assert found.scenario.software.overlap.data_parallel == overlap
+    assert not found.scenario.software.overlap.weight_gathers
+    assert not_understood(found.row) == []
+    hidden = case(framework="InternEvo", notes="overlap_sync_param=True").scenario.software
+    assert hidden.overlap.weight_gathers
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "stage"),
+    [
+        ("PyTorch FSDP2", "reshard_after_forward=False", 2),
+        ("torchtitan", "fsdp_reshard_after_forward never", 2),
+        ("modalities (FSDP2)", "no reshard after forward", 2),
+        ("PyTorch FSDP2", "reshard_after_forward=True", 3),
+        ("torchtitan", "reshard_after_forward=False for the last block", 3),
+    ],
+)
+def test_weights_that_stay_gathered_are_those_of_stage_2(
+    framework: str, words: str, stage: int
+) -> None:
+    assert case(framework=framework, notes=words).plan.zero_stage == stage
+    assert case(framework=framework, notes=words, zero_stage=3).plan.zero_stage == 3
+
+
+@pytest.mark.parametrize("words", ["modalities", "modalities (FSDP2)", "Modalities, torch.compile"])
+def test_modalities_computes_its_loss_from_16_bit_logits(words: str) -> None:
+    found = case(framework=words, pipeline_parallel=2).scenario
+    assert (found.software.loss.logits_copies, found.software.loss.fp32_logits_copies) == (2.0, 0.0)
+    assert found.software.gradients.reduced_in_compute_precision
+    assert found.software.pipeline.stages == "ends"
+
+
+@pytest.mark.parametrize(
+    ("cells", "copies"),
+    [
+        ({"precision": "full_bf16"}, (2.0, 0.0)),
+        ({"precision": "bf16 stochastic rounding"}, (2.0, 0.0)),
+        ({"precision": "bf16"}, (2.0, 0.0)),
+        ({"precision": "amp bf16"}, (1.0, 2.0)),
+        ({"precision": "float8"}, (1.0, 2.0)),
+        ({"precision": "bf16", "notes": "compile"}, (1.0, 1.0)),
+    ],
+)
+def test_logits_of_torchaos_loops(cells: dict[str, Any], copies: tuple[float, float]) -> None:
+    loss = case(framework="torchao", num_gpus=1, **cells).scenario.software.loss
+    assert (loss.logits_copies, loss.fp32_logits_copies) == copies
+
+
+@pytest.mark.parametrize(
+    ("cells", "early"),
+    [
+        ({"optimizer": "CPUOffloadOptimizer(AdamW)"}, False),
+        ({"optimizer": "CPUOffloadOptimizer", "notes": "offload_gradients=True"}, True),
+        ({"optimizer": "AdamW", "notes": "optim_cpu_offload=ao"}, False),
+        ({"optimizer": "AdamW", "notes": "optim_cpu_offload=ao_offload_grads"}, True),
+        ({"optimizer": "AdamW, ao CPU offload, offload gradients"}, True),
+    ],
+)
+def test_gradients_that_leave_with_torchaos_optimizer(cells: dict[str, Any], early: bool) -> None:
+    found = case(framework="torchao", num_gpus=1, precision="bf16", **cells)
+    assert found.plan.offload == "optimizer"
+    assert found.scenario.software.optimizer.in_backward is early
+    assert found.scenario.software.optimizer.fused
+    assert not_understood(found.row) == []
 
 
 @pytest.mark.parametrize("words", ["zero1.size=4", "zero1 size 4", "zero1=4", "ZeRO1: 4"])
@@ -634,6 +784,11 @@ def test_internevos_own_kind_of_parallelism() -> None:
     [
         ("AdamW4bit (torchao)", "adamw_4bit"),
         ("AdamW8bit (torchao)", "adamw_8bit"),
+        ("AdamW8bitAo", "adamw_8bit"),
+        ("AdamW8bitBnb", "adamw_8bit"),
+        ("AdamWFp8Ao", "adamw_8bit"),
+        ("AdamW4bitAo", "adamw_4bit"),
+        ("AdamW4bitLpmm", "adamw_4bit"),
         ("AdamWFp8", "adamw_8bit"),
         ("mcore distributed optimizer", "adamw"),
         ("CPUOffloadOptimizer", "adamw"),
@@ -662,6 +817,13 @@ def test_rowwise_scales_with_weight_gradients_in_16_bits() -> None:
     )
     assert kept.matmul_share < rows.matmul_share
     assert kept.cast_bytes < rows.cast_bytes
+
+
+@pytest.mark.parametrize("words", ["float8 (rowwise_with_gw_hp)", "fp8 rowwise_with_gw_hp"])
+def test_a_recipe_in_the_cell_of_the_precision(words: str) -> None:
+    found = case(framework="torchtitan, compile", precision=words).scenario
+    assert found.workload.precision == "fp8"
+    assert found.software.fp8.matmul_share == 0.72
 
 
 def test_underscores_in_names_of_precisions() -> None:
