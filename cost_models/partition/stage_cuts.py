@@ -4,8 +4,8 @@
     ends        embedding and head count as a layer each; what is left over goes to the first stages
     parameters  the largest stage has as few parameters as possible, embedding and head included
     cost        the same for FLOP of a forward pass
-    thresholds  a stage takes layers until those so far exceed its even share of all FLOP, as if keys
-                and values had all heads
+    thresholds  a stage takes layers until all so far exceed its even share of the FLOP, as if
+                keys and values had all heads
 
 Source: torchtitan, distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part (input_weight,
 output_weight 1); Megatron Core, account_for_embedding_in_pipeline_split and
@@ -52,8 +52,8 @@ def cut_layers(cut: StageCut, model: ModelSpec, num_stages: int) -> Ranges:
         return _ranges(sizes)
     kinds = model.stage_kinds(0, layers)
     if cut == "thresholds":
-        each = [_with_all_heads(model.kinds[kind], model.hidden_size) for kind in kinds]
-        return _past_thresholds(each, 1.0 * model.vocab_size * model.hidden_size, num_stages)
+        costs = [_with_all_heads(model.kinds[kind], model.hidden_size) for kind in kinds]
+        return _past_thresholds(costs, 1.0 * model.vocab_size * model.hidden_size, num_stages)
     if cut == "parameters":
         of_kinds = [_numel(kind.weights) for kind in model.kinds]
         first, last = _numel(model.embedding), _numel(model.head)

@@ -24,7 +24,7 @@ OWN_FILE: Final = ".toml"  # a profile of a user's own is named by its file
 
 CudaGraphs = Literal["none", "layers", "iteration"]
 FewestMicrobatches = Literal["any", "ranks - 1", "ranks"]
-# even, embedding and head as layers, by parameters, by FLOP (two ways): cost_models/partition/stage_cuts.py
+# as cost_models/partition/stage_cuts.py describes them
 StageCut = Literal["even", "ends", "parameters", "cost", "thresholds"]
 
 
