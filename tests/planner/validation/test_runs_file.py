@@ -29,6 +29,8 @@ def test_values_have_types_and_empty_cells_are_none(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("seq_len,seqlen\n1,2\n", "unknown column 'seqlen'. Did you mean seq_len?"),
+        ("seq_len,micro_num\n1,2\n", "unknown column 'micro_num'. Did you mean global_batch_size?"),
+        ("seq_len,tok/s/GPU\n1,2\n", "Did you mean tokens_per_second_per_gpu?"),
         ("seq_len,seq_len\n1,2\n", "seq_len stands twice"),
         ("model\nx\n", "the column seq_len is missing"),
         ("seq_len\n", "no rows"),

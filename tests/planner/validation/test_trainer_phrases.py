@@ -826,6 +826,20 @@ def test_a_recipe_in_the_cell_of_the_precision(words: str) -> None:
     assert found.software.fp8.matmul_share == 0.72
 
 
+@pytest.mark.parametrize(
+    ("words", "millions"),
+    [
+        ("timm/vit_base_patch16_224.augreg_in21k", 86.0),
+        ("vit_huge_patch14_224", 632.0),
+        ("vit_giant_patch14_dinov2.lvd142m", 1136.0),
+        ("vit_giant_patch14_224", 1013.0),
+    ],
+)
+def test_timms_names_of_models(words: str, millions: float) -> None:
+    model = case(framework="torchao", num_gpus=1, model=words, seq_len=257).scenario.model
+    assert model.num_parameters == pytest.approx(millions * 1e6, rel=0.02)
+
+
 def test_underscores_in_names_of_precisions() -> None:
     assert case(framework="modalities", precision="BF_16").scenario.workload.precision == "bf16"
     cast = case(framework="modalities (FSDP1)", precision="BF_16 mixed precision").scenario
