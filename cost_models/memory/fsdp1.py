@@ -20,7 +20,8 @@ from cost_models.arrays import Flag, Real
 from cost_models.memory.autocast_copies import gathered_bytes
 from cost_models.memory.gradients import Gradients
 from cost_models.memory.ledger import Item, added, either, product
-from cost_models.model.lora import frozen_part, has_frozen, quantised_bytes, trainable_part
+from cost_models.model.lora import frozen_part, has_frozen, trainable_part
+from cost_models.partition.frozen_weights import sharded_bytes
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
@@ -48,8 +49,7 @@ def units(view: RankView) -> Units:
         among = software.gradients.include_frozen
         plain = compute if software.frozen.in_fp32 else workload.compute_bytes
         parts.append((frozen_part(model, quantised=False), plain, among))
-        small = quantised_bytes(workload.quantisation)
-        parts.append((frozen_part(model, quantised=True), small, False))
+        parts.append((frozen_part(model, quantised=True), sharded_bytes(view), False))
     beside = any(w.is_adapter for kind in model.kinds for w in kind.weights)
     zeros = np.zeros(len(table))
     root, layer, root_gradient, layer_gradient, whole, frozen = (zeros for _ in range(6))

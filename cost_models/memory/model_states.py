@@ -26,6 +26,7 @@ from cost_models.partition.frozen_weights import (
     frozen_bytes,
     frozen_layer_bytes,
     offloads_frozen,
+    whole_scale_bytes,
 )
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
@@ -129,7 +130,8 @@ def rank_weights(view: RankView) -> list[Item]:
             layers = 2.0 * frozen_layer_bytes(view)
             name = "frozen shards in transfer"
             moved = Item("weights", name, layers, formula="2 · a layer's shard")
-            rows.append(either(leaves, moved))
+            scales = Item("weights", "scales of the frozen base", whole_scale_bytes(view))
+            rows += [either(leaves, row) for row in (moved, scales) if holds(row.size > 0.0)]
     return rows
 
 

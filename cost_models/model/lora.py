@@ -54,9 +54,9 @@ DEQUANTISED_AT_ONCE: Final = 1 << 22
 FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"  # suffixes to the name of the matrix
 
 
-def quantised_bytes(kind: Quantisation) -> float:
-    """Bytes of a quantised element, including its share of the scales."""
-    return STORED_BYTES[kind][0]
+def quantised_bytes(kind: Quantisation, *, scales: bool = True) -> float:
+    """Bytes of a quantised element, with its share of the scales or without."""
+    return STORED_BYTES[kind][0] if scales else 1.0 if kind == "int8" else 0.5
 
 
 def is_adapted(weight: Weight, targets: str) -> bool:

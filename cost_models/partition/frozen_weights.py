@@ -36,6 +36,7 @@ def frozen_bytes(view: RankView) -> Real:
 
     Source: Dettmers et al., QLoRA (arXiv:2305.14314), sec. 3 (nf4, double quantisation); LLM.int8
     (arXiv:2208.07339), sec. 2.1; Frantar et al., GPTQ (arXiv:2210.17323), groups of 128 for int4.
+    Scales that are no parameters stay whole on every rank (``whole_scale_bytes``).
     Leaves out: outlier columns that int8 keeps in 16 bits.
     """
     frozen = view.software.frozen
@@ -43,7 +44,28 @@ def frozen_bytes(view: RankView) -> Real:
     if frozen.unquantised_in_fp32 and view.workload.adapter == "qlora":
         each = max(FP32, each)
     ranks = np.where(shards_frozen(view), np.multiply(1.0, view.table.shard_ranks), 1.0)
-    return _whole_bytes(view, each) / ranks
+    scales = whole_scale_bytes(view)
+    return (_whole_bytes(view, each) - scales) / ranks + scales
+
+
+def whole_scale_bytes(view: RankView) -> Real:
+    """Bytes of scales that are no parameters, which nothing shards, gathers or offloads.
+
+    Source: bitsandbytes, nn/modules.py, Params4bit: only the packed elements are the parameter, its
+    quant_state is an attribute (AnswerDotAI/fsdp_qlora: train.py, load_and_quantize).
+    """
+    kind, total = view.workload.quantisation, np.zeros(len(view.table))
+    each = quantised_bytes(kind) - sharded_bytes(view)
+    for count, weight in _quantised_weights(view):
+        total = total + count * each * shard_numel(weight, view.table.tensor_parallel)
+    return total
+
+
+def sharded_bytes(view: RankView) -> float:
+    """Bytes of a quantised element that sharding divides."""
+    kind = view.workload.quantisation
+    whole = view.software.frozen.whole_scales and kind in ("nf4", "nf4_double")
+    return quantised_bytes(kind, scales=not whole)
 
 
 def shards_frozen(view: RankView) -> Flag:
@@ -54,7 +76,8 @@ def shards_frozen(view: RankView) -> Flag:
 
 def gathered_frozen_bytes(view: RankView) -> Real:
     """Bytes of frozen weights that ZeRO-3 gathers in a pass: c P, quantised ones as stored."""
-    return np.where(shards_frozen(view), _whole_bytes(view, view.compute_bytes), 0.0)
+    whole = _whole_bytes(view, view.compute_bytes) - whole_scale_bytes(view)
+    return np.where(shards_frozen(view), whole, 0.0)
 
 
 def _whole_bytes(view: RankView, each: float) -> Real:
@@ -93,7 +116,7 @@ def frozen_layer_bytes(view: RankView) -> Real:
     """Bytes of a rank's shard of the largest frozen layer, plain and quantised matrices."""
     model, table = view.model, view.table
     each = view.workload.master_bytes if view.software.frozen.in_fp32 else view.compute_bytes
-    small = quantised_bytes(view.workload.quantisation)
+    small = sharded_bytes(view)
     whole: Real = np.zeros(len(table))
     for quantised, size in ((False, each), (True, small)):
         part = rank_parameters(frozen_part(model, quantised=quantised), view.rank, table)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cost_models.activations.saved import feed_forward_bytes
+from cost_models.memory.model_states import rank_weights
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.presets import load_preset
@@ -45,3 +46,30 @@ def test_matrices_in_4_bits_give_the_mlp_fp32() -> None:
     )
     assert plain == 2.0 * 4 * width  # gate, activation, up projection, product
     assert prepared == (4.0 * 3 + 2.0) * width
+
+
+@pytest.mark.parametrize(("kind", "scales"), [("nf4", 4 / 64), ("nf4_double", 1 / 64), ("int4", 0)])
+@pytest.mark.parametrize("offload", ["none", "weights"])
+def test_sharding_leaves_the_scales_of_bitsandbytes_whole(
+    kind: str, scales: float, offload: str
+) -> None:
+    workload = Workload(512, 1, adapter="qlora", quantisation=kind, master_weights=False)  # type: ignore[arg-type]
+    base = model_spec(load_preset("llama-3.2-1b").config, name="llama-3.2-1b")
+    model = adapted(base, workload, quantises_every_matrix=True)
+    (rank,) = even_split_contents(model, 1, 1)
+    matrices = sum(w.numel for k in model.kinds for w in k.weights if w.quantised) * 16
+
+    def stored(ranks: int) -> float:
+        plan = Plan(data_parallel=ranks, zero_stage=3, offload=offload)  # type: ignore[arg-type]
+        profile = software_profile("hf-trainer")
+        view = rank_view(model, workload, profile, PlanTable.from_plans([plan]), rank)
+        frozen = [row for row in rank_weights(view) if "frozen" in row.name]
+        if offload == "weights":
+            frozen = [row for row in frozen if "scales" in row.name]
+        return float(sum(np.ravel(row.size)[0] for row in frozen))
+
+    if offload == "weights":
+        assert stored(4) == pytest.approx(scales * matrices, rel=0.02)
+        return
+    shared = stored(1) - scales * matrices
+    assert stored(4) == pytest.approx(shared / 4 + scales * matrices, rel=0.002)
