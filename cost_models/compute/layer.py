@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace as without
 from math import sqrt
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -381,6 +382,11 @@ def bias_elements(kind: LayerKind, tensor_parallel: Count) -> Real:
     return total
 
 
+# an element: int32 written and read (8), int8 written, masked, shifted by its zero, read (6)
+# Source: AutoGPTQ: auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, QuantLinear.forward
+OPERATORS_UNPACKING_BYTES: Final = 14.0
+
+
 def dequantised_bytes(kind: LayerKind, compute_bytes: float, tensor_parallel: Count) -> Real:
     """Bytes that a pass moves to dequantise a layer's 4-bit weights."""
     total: Real = 0.0
@@ -488,9 +494,9 @@ def layer_seconds(work: LayerWork) -> PassSeconds:
     moved, moved_back = elementwise_seconds(work)
     bias, bias_back = bias_seconds(work)
     loop, loop_back = expert_loop_seconds(work)
-    unpacked = dequantisation_seconds(work)
+    unpacked, unpacked_again = dequantisation_seconds(work)
     forward = matrices.forward + core + moved + unpacked + bias + loop
-    inputs = matrices.inputs + unpacked + bias_back
+    inputs = matrices.inputs + unpacked_again + bias_back
     if work.rate.core is not None:  # fp8
         forward, inputs = with_fp8_casts(work, forward, inputs)
     if work.autocasts:  # weights down, their gradients up
@@ -588,10 +594,18 @@ def bias_seconds(work: LayerWork) -> tuple[Real, Real]:
     return kernels.bias_accesses * biased, kernels.bias_gradient_accesses * biased
 
 
-def dequantisation_seconds(work: LayerWork) -> Real:
-    """Seconds of dequantising 4-bit weights, in either pass."""
+def dequantisation_seconds(work: LayerWork) -> tuple[Real, Real]:
+    """Seconds of dequantising 4-bit weights, in the forward and in the backward pass.
+
+    A chain of operators moves its temporaries as well, and the backward pass has what it gave.
+    """
+    frozen = work.software.frozen
     moved = dequantised_bytes(work.kind, work.compute_bytes, work.tensor_parallel)
-    return moved / (work.software.frozen.unpacking_share * work.rate.memory)
+    seconds = moved / (frozen.unpacking_share * work.rate.memory)
+    if not frozen.unpacks_by_operators:
+        return seconds, seconds
+    packed = 0.5 + work.compute_bytes
+    return seconds * (packed + OPERATORS_UNPACKING_BYTES) / packed, 0.0
 
 
 def expert_loop_seconds(work: LayerWork) -> tuple[Real, Real]:

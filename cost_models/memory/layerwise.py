@@ -25,7 +25,7 @@ from cost_models.memory.gradients import gradients_of
 from cost_models.memory.head_gradients import head_gradients
 from cost_models.memory.ledger import MOMENTS, Item, Point, added, either, most, product
 from cost_models.memory.saved_tensors import activation, logits, saved_rows
-from cost_models.partition.frozen_weights import dequantisation_buffers
+from cost_models.partition.frozen_weights import dequantisation_buffers, kept_unpacked_bytes
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 
@@ -40,6 +40,7 @@ def layer_points(view: RankView, live: LiveActivations, update: Item) -> list[li
         gradients = flat_gradients(software, table, whole, gradients)
     matrix, workspace = dequantisation_buffers(view)
     unpacked = Item("buffers", "dequantised matrix", matrix + workspace, formula="c · P_matrix")
+    others = Item("buffers", "dequantised matrices of other layers", kept_unpacked_bytes(view))
     head = head_gradients(view, live.logits_gradient)
     saved, before_later = added(*saved_rows(live)), saved_rows(live, 1.0)[0]
     working = activation("gradients and recomputed tensors of a layer", live.working)
@@ -51,11 +52,11 @@ def layer_points(view: RankView, live: LiveActivations, update: Item) -> list[li
     ]
     flight, layer = gradients.full_flight, (buffers["backward"], unpacked, head.layers)
     moments: list[list[tuple[Item, ...]]] = [
-        [(flight, saved, losses[0], buffers["loss_forward"])],
-        [(flight, saved, losses[1], buffers["loss_backward"])],
-        [(flight, saved, rest, most(buffers["head"], fresh)) for fresh, rest in head.head],
-        [(flight, saved, working, *layer)],
-        [(gradients.later, before_later, working, losses[2], *layer)],
+        [(flight, saved, losses[0], buffers["loss_forward"], others)],
+        [(flight, saved, losses[1], buffers["loss_backward"], others)],
+        [(flight, saved, rest, most(buffers["head"], fresh), others) for fresh, rest in head.head],
+        [(flight, saved, working, *layer, others)],
+        [(gradients.later, before_later, working, losses[2], *layer, others)],
         [(gradients.last_layer, last_layer, buffers["last_layer"], unpacked, head.layers)],
         [(gradients.embedding, most(buffers["embedding"], head.embedding))],
         [(gradients.reduced, update)],

@@ -21,6 +21,7 @@ from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import Weight
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
+from cost_models.plan.recompute import FULL
 from cost_models.plan.workload import QUANTISED
 
 
@@ -126,16 +127,48 @@ def frozen_layer_bytes(view: RankView) -> Real:
 
 
 def dequantisation_buffers(view: RankView) -> tuple[Real, Real]:
-    """Bytes of a layer's largest quantised matrix in compute precision, and of the temporaries.
+    """Bytes of quantised matrices in compute precision during a layer's backward pass, and besides.
 
-    Temporaries, for each element dequantised at once: half an int32 index, and the fp32 value if
-    the compute precision is less than fp32.
+        c N_largest, and t min(N_largest, 2^22)    a kernel each way: a matrix, and for each element
+                                                   dequantised at once half an int32 index, and the
+                                                   fp32 value if the compute precision is less
+        c N_layer, and (5 - c) N_largest           torch's operators: autograd keeps all of them,
+                                                   and one is unpacked by way of int32 and int8
+
+    Source of the latter: AutoGPTQ, qlinear_cuda_old.py, QuantLinear.forward.
     """
+    compute, by_operators = view.compute_bytes, view.software.frozen.unpacks_by_operators
     largest: Real = np.zeros(len(view.table))
     for _, weight in _quantised_weights(view):
         largest = np.maximum(largest, shard_numel(weight, view.table.tensor_parallel))
-    temporary = 2.0 + (4.0 if view.compute_bytes < 4.0 else 0.0)
-    return view.compute_bytes * largest, temporary * np.minimum(largest, DEQUANTISED_AT_ONCE)
+    if by_operators:
+        return compute * _quantised_layer(view), max(0.0, 5.0 - compute) * largest
+    temporary = 2.0 + (4.0 if compute < 4.0 else 0.0)
+    return compute * largest, temporary * np.minimum(largest, DEQUANTISED_AT_ONCE)
+
+
+def kept_unpacked_bytes(view: RankView) -> Real:
+    """Bytes of the unpacked matrices of all layers but one, which autograd keeps.
+
+    None where a kernel unpacks them each way, or where layers are computed again.
+    """
+    kept = np.zeros(len(view.table))
+    if not view.software.frozen.unpacks_by_operators:
+        return kept
+    for count, weight in _quantised_weights(view):
+        kept = kept + count * shard_numel(weight, view.table.tensor_parallel)
+    kept = view.compute_bytes * (kept - _quantised_layer(view))
+    return np.where(view.table.recompute == FULL, 0.0, kept)
+
+
+def _quantised_layer(view: RankView) -> Real:
+    """Elements of the quantised matrices of the layer with most of them."""
+    most: Real = np.zeros(len(view.table))
+    for layers in view.layers:
+        small = [w for w in layers.kind.weights if w.quantised]
+        numel = sum((shard_numel(w, view.table.tensor_parallel) for w in small), 0.0 * most)
+        most = np.maximum(most, numel)
+    return most
 
 
 def is_multiplied(weight: Weight) -> bool:

@@ -171,6 +171,7 @@ class Frozen(ProfileGroup, frozen=True, kw_only=True):
     unquantised_in_fp32: bool  # with 4-bit matrices: norms, embedding and head become fp32
     quantised_input_bytes: Amount  # saved per input element of a frozen 4-bit matrix
     unpacking_share: Amount  # of the memory rate, reached by kernels that unpack 4-bit weights
+    unpacks_by_operators: bool  # of torch: what they give is kept for the backward pass
     whole_scales: bool  # of 4-bit matrices: no parameters, on every rank that shares these
     saves_inputs: bool  # a function of the trainer's own saves the inputs of frozen matrices
     layer_inputs: Amount  # copies of each layer's input that sharded frozen layers keep

@@ -263,6 +263,24 @@ def test_kernels_that_unpack_reach_a_part_of_the_memory_rate() -> None:
     assert forward(slow) - forward(EAGER) == pytest.approx(3.0 * unpacked)
 
 
+def test_operators_unpack_by_way_of_int32_and_once() -> None:
+    workload = Workload(128, 8, adapter="qlora", adapter_rank=8, adapter_targets="q")
+    model = sample_model("llama")
+    kind, rate = adapted(model, workload).kinds[0], Rates(1e30, 1e12, 0.0, False)
+
+    def passes(software: SoftwareProfile) -> tuple[float, float]:
+        found = layer_seconds(
+            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+        )
+        return float(found.forward), float(found.backward)
+
+    unpacked = float(dequantised_bytes(kind, 2.0, 1)) / 1e12
+    forward, backward = passes(EAGER)
+    chain, kept = passes(EAGER.changed({"frozen.unpacks_by_operators": True}))
+    assert chain - forward == pytest.approx(unpacked * 14.0 / 2.5)
+    assert backward - kept == pytest.approx(unpacked)
+
+
 def test_a_loop_over_experts_moves_whole_gradients_for_each() -> None:
     model = sample_model("mixtral")
     kind, rate = model.kinds[0], Rates(1e30, 1e12, 0.0, False)

@@ -10,7 +10,11 @@ from cost_models.memory.model_states import rank_weights
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.presets import load_preset
-from cost_models.partition.frozen_weights import frozen_bytes
+from cost_models.partition.frozen_weights import (
+    dequantisation_buffers,
+    frozen_bytes,
+    kept_unpacked_bytes,
+)
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
@@ -73,3 +77,23 @@ def test_sharding_leaves_the_scales_of_bitsandbytes_whole(
         return
     shared = stored(1) - scales * matrices
     assert stored(4) == pytest.approx(shared / 4 + scales * matrices, rel=0.002)
+
+
+def test_autograd_keeps_what_operators_unpacked() -> None:
+    workload = Workload(512, 1, adapter="qlora", quantisation="int4", master_weights=False)
+    base = model_spec(load_preset("llama-3.2-1b").config, name="llama-3.2-1b")
+    model = adapted(base, workload, quantises_every_matrix=True)
+    (rank,) = even_split_contents(model, 1, 1)
+    layer = sum(w.numel for w in model.kinds[0].weights if w.quantised)
+    largest = max(w.numel for w in model.kinds[0].weights if w.quantised)
+
+    def found(software: str, recompute: str) -> tuple[float, ...]:
+        table = PlanTable.from_plans([Plan(recompute=recompute)])
+        view = rank_view(model, workload, software_profile(software), table, rank)
+        used = (*dequantisation_buffers(view), kept_unpacked_bytes(view))
+        return tuple(float(np.ravel(size)[0]) for size in used)
+
+    gptq = "hf-trainer+gptq-operators"
+    assert found(gptq, "full") == (2.0 * layer, 3.0 * largest, 0.0)
+    assert found(gptq, "none") == (2.0 * layer, 3.0 * largest, 2.0 * 15 * layer)
+    assert found("hf-trainer", "none")[::2] == (2.0 * largest, 0.0)
