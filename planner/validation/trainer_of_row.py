@@ -39,6 +39,7 @@ SWITCHES: Final = (
     "early_updates",
     "widened_states",
     "batches",
+    "checkpoints",
     "caches",
     "stages",
     "recipes",

@@ -222,6 +222,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     widened_states: tuple[EngineEntry, ...]
     early_updates: tuple[EngineEntry, ...]
     batches: tuple[EngineEntry, ...]
+    checkpoints: tuple[EngineEntry, ...]
     caches: tuple[EngineEntry, ...]
     host_masters: tuple[EngineEntry, ...]
     gpu: tuple[GpuEntry, ...]

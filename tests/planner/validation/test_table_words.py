@@ -57,7 +57,7 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
         ({"framework": "FSDP full shard auto wrap"}, {"zero_stage": 3, "offload": "none"}),
         ({"framework": "FairScale FSDP"}, {"zero_stage": 3}),
         ({"framework": "PyTorch DDP (static_graph=True)"}, {"zero_stage": 0}),
-        ({"framework": "fsdp_qlora", "peft": "HQQ DoRA"}, {"zero_stage": 3, "bits": "nf4"}),
+        ({"framework": "fsdp_qlora", "peft": "HQQ DoRA"}, {"zero_stage": 3, "bits": "nf4_double"}),
         ({"framework": "HF Trainer", "peft": "bnb int8 LoRA r=16"}, {"bits": "int8"}),
         ({"framework": "HF Trainer", "peft": "full ft"}, {"adapters": False}),
         ({"framework": "HF Trainer", "peft": "full-param"}, {"adapters": False}),

@@ -60,16 +60,25 @@ def test_what_is_not_priced_is_not_taken_for_a_card_of_a_similar_name() -> None:
 
 
 TRAINERS = {
-    ("nemo", 1): ["SimuMax (Megatron Core)", "simumax", "NeMo (MLPerf v4.1)"],
-    ("nemo", 0): ["FlagPerf megatron", "Megatron-LM (FlagPerf)"],
+    ("nemo", 1): [
+        "SimuMax (Megatron Core)",
+        "simumax",
+        "NeMo (MLPerf v4.1)",
+        "FlagPerf megatron",
+        "Megatron-LM (FlagPerf)",
+        "FlagPerf (FlagScale)",
+    ],
     ("hf-trainer", 0): ["swift LoRA", "ms-swift 2.6", "modelscope/ms-swift"],
-    ("hf-trainer+deepspeed-zero3", 3): [
+    ("hf-trainer+deepspeed-zero3+deepspeed-auto-buckets+adamw-fused", 3): [
         "Qwen (DeepSpeed ZeRO-3)",
         "Qwen finetune.py",
-        "ms-swift, zero3",
-        "FlagPerf deepspeed, ZeRO-3",
     ],
-    ("hf-trainer+deepspeed-zero2", 2): ["Qwen finetune.py, LoRA", "Qwen (Q-LoRA)"],
+    ("hf-trainer+deepspeed-zero3+deepspeed-auto-buckets", 3): ["ms-swift, zero3"],
+    ("hf-trainer+deepspeed-zero3+adamw-fused", 3): ["FlagPerf deepspeed, ZeRO-3"],
+    ("hf-trainer+deepspeed-zero2+deepspeed-two-buckets+adamw-fused", 2): ["Qwen, ZeRO-2"],
+    ("hf-trainer+deepspeed-zero2+deepspeed-two-buckets+adamw-fused+gptq-operators", 2): [
+        "Qwen (Q-LoRA)"
+    ],
     ("hf-trainer", 3): ["fsdp_qlora bnb-4bit", "FSDP QLoRA (Answer.AI)"],
     ("torch-trainer", 0): ["timm"],
     ("torch-trainer+adamw-fused", 0): ["torchao"],
@@ -622,6 +631,8 @@ def test_qwens_script_trains_embedding_and_head_beside_adapters_of_a_base_model(
     assert trained(model="Qwen-7B", peft="LoRA (chat)") < 0.2
     assert trained(model="Qwen-7B-Chat-Int4", peft="Q-LoRA") < 0.2
     assert trained(model="Qwen-7B", peft="LoRA (emb)") == base
+    assert trained(model="Qwen-7B", peft="LoRA (no emb)") < 0.2
+    assert trained(model="Qwen1.5-7B", peft="LoRA") == base  # not that release's script
     workload = case(framework="Qwen", model="Qwen-7B", peft="Q-LoRA").scenario.workload
     assert workload.quantisation == "int4"
 
@@ -1016,3 +1027,136 @@ def test_torchtitan_dropped_its_logits_late_until_june_2024(when: str, copies: f
 @pytest.mark.parametrize(("framework", "stage"), [("Megatron Core", 1), ("Megatron-LM 2021", 0)])
 def test_the_distributed_optimizer_is_usual_since_megatron_core(framework: str, stage: int) -> None:
     assert case(framework=framework, num_gpus=8).plan.zero_stage == stage
+
+
+def engines_of(**cells: Any) -> set[str]:
+    return set(case(**cells).scenario.software.name.split("+"))
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected", "absent"),
+    [
+        # fp16 needs DeepSpeed on one card, bf16 does not
+        ({"peft": "Q-LoRA", "num_gpus": 1}, "deepspeed-zero2 deepspeed-two-buckets", "fsdp1"),
+        ({"peft": "q_lora (int4)", "num_gpus": 1}, "gptq-operators adamw-fused", ""),
+        ({"peft": "LoRA", "num_gpus": 1}, "hf-trainer", "deepspeed-zero2 adamw-fused"),
+        ({"peft": "LoRA", "num_gpus": 8}, "deepspeed-zero2 deepspeed-two-buckets", ""),
+        ({"peft": "full"}, "deepspeed-zero3 deepspeed-auto-buckets", ""),
+        ({"peft": "full", "zero_stage": 2}, "deepspeed-zero2 deepspeed-two-buckets", ""),
+        ({"peft": "full", "notes": "zero2"}, "deepspeed-zero2 deepspeed-two-buckets", ""),
+        (
+            {"framework": "Qwen1.5 finetune.py", "peft": "Q-LoRA"},
+            "deepspeed-zero2",
+            "gptq-operators",
+        ),
+    ],
+)
+def test_qwens_scripts(cells: dict[str, Any], expected: str, absent: str) -> None:
+    found = engines_of(**{"framework": "Qwen finetune.py", "model": "Qwen-7B-Chat", **cells})
+    assert set(expected.split()) <= found
+    assert not found & set(absent.split())
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "peft", "num_gpus", "copies"),
+    [
+        ("Qwen finetune.py", "Qwen-7B", "full", 2, 0.0),
+        ("Qwen finetune.py", "Qwen-7B-Chat-Int4", "Q-LoRA", 1, 0.0),
+        ("Qwen finetune.py", "Qwen-7B", "LoRA", 1, 3.0),  # autocast computes the loss in fp32
+        ("Qwen1.5 finetune.py", "Qwen1.5-7B", "full", 2, 3.0),
+    ],
+)
+def test_the_logits_of_qwens_first_release_stay_in_16_bits(
+    framework: str, model: str, peft: str, num_gpus: int, copies: float
+) -> None:
+    found = case(framework=framework, model=model, peft=peft, num_gpus=num_gpus)
+    assert found.scenario.software.loss.fp32_logits_copies == copies
+
+
+@pytest.mark.parametrize("words", ["Qwen1.5", "QwenLM/Qwen1.5", "Qwen2.5 finetune.py"])
+def test_the_script_of_qwens_later_releases(words: str) -> None:
+    workload = case(framework=words, model="Qwen1.5-7B", peft="Q-LoRA").scenario.workload
+    assert (workload.adapter_rank, workload.adapter_targets) == (64, "all")
+    assert workload.quantisation == "nf4_double"
+
+
+@pytest.mark.parametrize(
+    ("cells", "whole"),
+    [
+        ({"framework": "fsdp_qlora"}, False),
+        ({"framework": "fsdp_qlora", "notes": "reentrant_checkpointing true"}, True),
+        ({"framework": "fsdp_qlora", "recompute": "re-entrant"}, True),
+        ({"framework": "HF Trainer"}, True),
+        ({"framework": "HF Trainer", "recompute": "full, use_reentrant=False"}, False),
+        ({"framework": "HF Trainer", "recompute": "use_reentrant=False"}, False),
+        ({"framework": "TRL", "recompute": "non-reentrant"}, False),
+    ],
+)
+def test_what_checkpoints_compute_again(cells: dict[str, Any], whole: bool) -> None:
+    found = case(peft="qlora", **cells)
+    assert found.plan.recompute == "full"
+    assert found.scenario.software.kernels.recomputes_whole_layers == whole
+    assert not not_understood(found.row)
+
+
+@pytest.mark.parametrize(
+    ("peft", "quantisation", "scales", "layers"),
+    [
+        ("qlora", "nf4_double", True, 2.0),
+        ("custom_qlora", "nf4_double", True, 1.0),
+        ("bnb_dora", "nf4_double", True, 1.0),
+        ("hqq_lora", "nf4_double", False, 1.0),
+        ("HQQ DoRA r=64", "nf4_double", False, 1.0),
+        ("qlora nf4", "nf4_double", True, 2.0),
+    ],
+)
+def test_train_types_of_fsdp_qlora(
+    peft: str, quantisation: str, scales: bool, layers: float
+) -> None:
+    found = case(framework="fsdp_qlora", peft=peft)
+    workload, software = found.scenario.workload, found.scenario.software
+    assert (workload.adapter, workload.quantisation) == ("qlora", quantisation)
+    assert software.frozen.whole_scales == scales
+    assert software.sharding.gathered_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("column", "words", "offload"),
+    [
+        ("offload", "use_activation_cpu_offload false", "none"),
+        ("offload", "use_activation_cpu_offload", "activations"),
+        ("notes", "use_activation_cpu_offload true, use_cpu_offload false", "activations"),
+        ("notes", "use_activation_cpu_offload true, use_cpu_offload true", "weights+activations"),
+        ("notes", "use_activation_cpu_offload false, use_cpu_offload true", "weights"),
+    ],
+)
+def test_offload_of_fsdp_qlora(column: str, words: str, offload: str) -> None:
+    found = case(framework="fsdp_qlora", peft="qlora", **{column: words})
+    assert found.plan.offload == offload
+
+
+@pytest.mark.parametrize(
+    ("framework", "peft", "rest"),
+    [
+        ("ms-swift", "qlora", ("nf4_double", "all")),
+        ("ms-swift 3.5", "lora bnb 4bit", ("nf4_double", "all")),
+        ("swift", "lora, hqq", ("nf4", "all")),
+        ("swift", "lora, gptq-int4", ("int4", "all")),
+        ("swift", "lora, bnb 8bit", ("int8", "all")),
+        ("swift (April 2024)", "qlora", ("nf4_double", "q,k,v")),
+    ],
+)
+def test_quantised_bases_of_swift(framework: str, peft: str, rest: tuple[str, str]) -> None:
+    workload = case(framework=framework, peft=peft).scenario.workload
+    assert (workload.quantisation, workload.adapter_targets) == rest
+
+
+def test_gptq_is_unpacked_by_operators() -> None:
+    assert "gptq-operators" in engines_of(framework="ms-swift", peft="lora, GPTQ int4")
+    assert "gptq-operators" not in engines_of(framework="ms-swift", peft="lora, bnb 4bit")
+
+
+def test_flagperfs_paddle() -> None:
+    found = case(framework="FlagPerf (Paddle)", model="gpt3-6.7b", precision="fp16", num_gpus=8)
+    assert found.plan.zero_stage == 2
+    assert found.scenario.workload.attention_kernel == "eager"

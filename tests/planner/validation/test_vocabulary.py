@@ -514,7 +514,7 @@ def test_an_unknown_trainer_is_named() -> None:
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [
-        ({"recompute": "full, but reentrant"}, ["recompute: but reentrant"]),
+        ({"recompute": "full, but backwards"}, ["recompute: but backwards"]),
         ({"optimizer": "adamw with shampoo blocks"}, ["optimizer: shampoo"]),
         ({"peft": "lora r=16 on q,v plus prompts"}, ["peft: plus prompts"]),
         ({"precision": "bf16 stochastic"}, ["precision: stochastic"]),
