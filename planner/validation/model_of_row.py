@@ -245,9 +245,9 @@ def _shape(name: str, rounded: float) -> Mapping[str, Any] | None:
         if size and kin == (GPT if family in (f"{GPT}2", f"{GPT}3") else family)
     }
     nearest = min(near, default=math.inf)
-    plain = name.partition(".")[0].replace("_", "-")  # timm's vit_base_patch16_224.augreg_in21k
-    found = shapes.get(letters(name)) or shapes.get(letters(plain))
-    return found or (near[nearest] if nearest <= rounded else None)
+    if "_patch" in name:  # timm's vit_base_patch16_224.augreg_in21k
+        name = name.partition(".")[0].replace("_", "-")
+    return shapes.get(letters(name)) or (near[nearest] if nearest <= rounded else None)
 
 
 @cache

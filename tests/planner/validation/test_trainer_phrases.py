@@ -535,6 +535,7 @@ def test_modalities_computes_its_loss_from_16_bit_logits(words: str) -> None:
     assert (found.software.loss.logits_copies, found.software.loss.fp32_logits_copies) == (2.0, 0.0)
     assert found.software.gradients.reduced_in_compute_precision
     assert found.software.pipeline.stages == "ends"
+    assert not found.software.optimizer.fused
 
 
 @pytest.mark.parametrize(
@@ -849,6 +850,11 @@ def test_a_recipe_in_the_cell_of_the_precision(words: str) -> None:
 def test_timms_names_of_models(words: str, millions: float) -> None:
     model = case(framework="torchao", num_gpus=1, model=words, seq_len=257).scenario.model
     assert model.num_parameters == pytest.approx(millions * 1e6, rel=0.02)
+
+
+def test_a_size_after_a_point_is_no_other_models() -> None:
+    model = case(framework="Megatron-LM", model="GPT 3.35B").scenario.model
+    assert model.num_parameters == pytest.approx(3.35e9, rel=0.1)
 
 
 def test_underscores_in_names_of_precisions() -> None:
