@@ -231,27 +231,33 @@ def stage_bounds(
     limit: float = np.inf,
     *,
     recomputed: Recomputed = "by_stage",
-) -> BalancedSteps:
-    """Return lower bounds of plans with any stages and recomputed layers.
+) -> tuple[BalancedSteps, NDArray[np.float64]]:
+    """Return lower bounds of plans with any layers and recomputed layers, and with those chosen.
 
     ``recomputed``: if the number is given, plans that recompute all layers do so in every stage.
-    Plans with several stages on a rank keep their layers; only their steps are bounded: with the
-    passes without recomputation, and the communication that recomputation of all layers leaves
-    exposed. ``limit``: seconds; longer steps may have a lower bound from there on.
+    The second bounds are seconds of steps: those of plans that keep their layers, of which each
+    stage recomputes a number of its own, are of the passes without recomputation, and of the
+    communication that recomputation of all layers leaves exposed. ``limit``: seconds; longer steps
+    may have a lower bound from there on.
     """
-    without = _without(table, recomputed)
-    bounds = BalancedSteps(*(np.zeros(len(table)) for _ in range(3)))
-    uneven = chooses_layers(table)
     with stages(*BOUNDS, joint=True) as begin:
         begin("bounding the steps of all stages")
-        rows = np.flatnonzero(uneven)
-        found = table_balanced_steps(scenario, without.rows(rows))
-        for bound, values in zip(astuple(bounds), astuple(found), strict=True):
-            bound[rows] = values
+        bounds = _balanced_bounds(scenario, table, recomputed)
         begin()
-        rows = np.flatnonzero(~uneven)
-        bounds.step[rows] = table_least_steps(scenario, table.rows(rows), limit)
-    return bounds
+        kept = bounds.step.copy()
+        if recomputed == "by_stage":
+            rows = np.flatnonzero(~chooses_layers(table) & (kept < limit))
+            kept[rows] = table_least_steps(scenario, table.rows(rows), limit)
+    return bounds, kept
+
+
+def _balanced_bounds(scenario: Scenario, table: PlanTable, recomputed: Recomputed) -> BalancedSteps:
+    """Return lower bounds of plans for all numbers of layers and recomputed layers of a rank."""
+    in_order = SCHEDULES.index("interleaved_zero_bubble")  # a V has as many passes on each rank
+    schedule = table.pipeline_schedule
+    schedule = np.where(np.isin(schedule, V_CODES), in_order, schedule).astype(schedule.dtype)
+    balanced = replace(_without(table, recomputed), pipeline_schedule=schedule)
+    return table_balanced_steps(scenario, balanced, table.virtual_stages)
 
 
 def is_looped(table: PlanTable) -> NDArray[np.bool_]:
@@ -263,48 +269,34 @@ def is_looped(table: PlanTable) -> NDArray[np.bool_]:
 def looped_bounds(
     scenario: Scenario,
     table: PlanTable,
+    bounds: BalancedSteps,
     limit: float,
     *,
     recomputed: Recomputed = "by_stage",
 ) -> tuple[PlanTable, BalancedSteps]:
     """Return plans with several stages on a rank, and lower bounds of their steps below a limit.
 
-    For every number of layers of one kind on each rank, but for the layers of the search. One rank
-    has no fewer than all on average, and computes them for every micro-batch; the bound leaves that
-    out for more than MANY plans.
+    ``bounds``: of ``stage_bounds``. For every number of layers of one kind on each rank, but for
+    the layers of the search. One rank has no fewer than all on average, and computes them for every
+    micro-batch; the bound leaves that out for more than MANY plans.
     """
-    if len(table) == 0:
-        return table, BalancedSteps(*(np.zeros(0) for _ in range(3)))
-    without = _without(table, recomputed)
-    bounds = _balanced_loops(scenario, without)
-    rows = np.flatnonzero(bounds.step < limit)
-    few = BalancedSteps(*(bound[rows] for bound in astuple(bounds)))
+    rows = np.flatnonzero(is_looped(table) & (bounds.step < limit))
+    table, few = table.rows(rows), BalancedSteps(*(bound[rows] for bound in astuple(bounds)))
     if len(rows) <= MANY:
-        longest = _longest_ranks(scenario, without.rows(rows), whole=recomputed == "given")
-        np.maximum(few.step, longest * table.num_microbatches[rows] + few.once, out=few.step)
+        without = _without(table, recomputed)
+        longest = _longest_ranks(scenario, without, whole=recomputed == "given")
+        np.maximum(few.step, longest * table.num_microbatches + few.once, out=few.step)
     kept = np.flatnonzero(few.step < limit)
-    return table.rows(rows[kept]), BalancedSteps(*(bound[kept] for bound in astuple(few)))
-
-
-def _balanced_loops(scenario: Scenario, table: PlanTable) -> BalancedSteps:
-    """Return lower bounds of plans with several stages on a rank, for all numbers of layers."""
-    in_order = SCHEDULES.index("interleaved_zero_bubble")  # a V has as many passes on each rank
-    schedule = table.pipeline_schedule
-    schedule = np.where(np.isin(schedule, V_CODES), in_order, schedule).astype(schedule.dtype)
-    balanced = replace(table, pipeline_schedule=schedule)
-    return table_balanced_steps(scenario, balanced, table.virtual_stages)
+    return table.rows(kept), BalancedSteps(*(bound[kept] for bound in astuple(few)))
 
 
 def least_steps(
     scenario: Scenario, table: PlanTable, *, recomputed: Recomputed
 ) -> NDArray[np.float64]:
     """Return lower bounds of the steps in seconds with all stages that are tried."""
-    step = stage_bounds(scenario, table, recomputed=recomputed).step
-    rows = np.flatnonzero(is_looped(table))
-    if len(scenario.model.kinds) == 1 and len(rows):
-        looped = _balanced_loops(scenario, _without(table.rows(rows), recomputed))
-        step[rows] = np.minimum(step[rows], looped.step)
-    return step
+    bounds, kept = stage_bounds(scenario, table, recomputed=recomputed)
+    looped = is_looped(table) & (len(scenario.model.kinds) == 1)
+    return np.where(looped, np.minimum(kept, bounds.step), kept)
 
 
 def _longest_ranks(scenario: Scenario, table: PlanTable, *, whole: bool) -> NDArray[np.float64]:
@@ -359,44 +351,46 @@ class _Search:
 
     def run(self, candidates: PlanTable) -> None:
         """Refine candidates in the order of their bounds."""
-        looped = candidates
-        if self.recomputed != "by_stage":
-            candidates = candidates.rows(np.flatnonzero(chooses_layers(candidates)))
-        bounds = stage_bounds(self.scenario, candidates, self.limit, recomputed=self.recomputed)
+        bounds, kept = stage_bounds(
+            self.scenario, candidates, self.limit, recomputed=self.recomputed
+        )
         uneven = chooses_layers(candidates)
-        order = np.argsort(bounds.step, kind="stable")
-        order = order[bounds.step[order] < self.limit]
+        order = np.argsort(kept, kind="stable")
+        tried = (kept < self.limit) & (uneven | (self.recomputed == "by_stage"))
+        order = order[tried[order]]
         parts = order[:FIRST], order[FIRST:MOST_PLANS]
         numbers = [(np.sum(uneven[rows]), np.sum(~uneven[rows])) for rows in parts]
         sizes = [each for n, others in numbers for each in (float(n), RECOMPUTED * others)]
         with stages(*sizes, joint=True) as begin:
             for rows in parts:
-                rows = rows[bounds.step[rows] < self.limit]
+                rows = rows[kept[rows] < self.limit]
                 begin(f"choosing stages of {len(rows):,} plans")
                 self._choose_stages(candidates, bounds, rows[uneven[rows]])
                 others = rows[~uneven[rows]].tolist()
                 begin(f"choosing recomputed layers of {len(others):,} plans")
                 self._choose_recomputed([candidates.plan(row) for row in others])
         left = order[MOST_PLANS:]
-        self.proven = self.proven and not np.any(bounds.step[left] < self.limit)
-        self._choose_looped(looped)
+        self.proven = self.proven and not np.any(kept[left] < self.limit)
+        self._choose_looped(candidates, bounds)
 
-    def _choose_looped(self, candidates: PlanTable) -> None:
+    def _choose_looped(self, table: PlanTable, bounds: BalancedSteps) -> None:
         """Choose the layers of plans with several stages on a rank: all if they are few."""
         if len(self.scenario.model.kinds) > 1:
-            self.proven = self.proven and not np.any(is_looped(candidates))
+            self.proven = self.proven and not np.any(is_looped(table))
             return
-        table, bounds = self._looped(candidates)
+        table, bounds = self._looped(table, bounds)
         if len(table) > MOST_LOOPED:
             self.proven = False
             first = PlanTable.from_plans(list(self.first[:MOST_LOOPED]))
-            table, bounds = self._looped(stage_candidates(first, recomputed=self.recomputed))
+            table = stage_candidates(first, recomputed=self.recomputed)
+            table, bounds = self._looped(
+                table, _balanced_bounds(self.scenario, table, self.recomputed)
+            )
         self.share = max(1, len(table))
         self._choose_stages(table, bounds, np.argsort(bounds.step, kind="stable"))
 
-    def _looped(self, candidates: PlanTable) -> tuple[PlanTable, BalancedSteps]:
-        table = candidates.rows(np.flatnonzero(is_looped(candidates)))
-        return looped_bounds(self.scenario, table, self.limit, recomputed=self.recomputed)
+    def _looped(self, table: PlanTable, bounds: BalancedSteps) -> tuple[PlanTable, BalancedSteps]:
+        return looped_bounds(self.scenario, table, bounds, self.limit, recomputed=self.recomputed)
 
     def _choose_stages(self, table: PlanTable, bounds: BalancedSteps, rows: Rows) -> None:
         """Try plans with one stage on each rank, AT_ONCE at a time."""
@@ -469,6 +463,8 @@ class _Search:
 
     def _choose_recomputed(self, plans: Sequence[Plan]) -> None:
         """Try plans whose layers stay as they are."""
+        if not plans:
+            return
         ranges = [default_layer_ranges(self.scenario, plan) for plan in plans]
         pairs = list(zip(plans, ranges, strict=True))
         most = most_memory(self.require, np.inf)
