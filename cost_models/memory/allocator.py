@@ -14,10 +14,13 @@ reserved beyond the tensors is therefore a share of the transient bytes alone:
 
 A stream reuses only its own blocks, so the share is larger where gathered weights and gradients
 have streams of their own (FSDP); ``peak.stream_free_bytes`` counts stream by stream where that is
-closer to runs that say what they reserved. Near the limit torch returns segments without a live
-block, so a run needs less than it reserves where memory is plentiful; a verdict uses the needed
-bytes. How many they are depends on the order of sizes, hence two shares: with the upper quartile of
-the replays a plan is said to fit, and only what exceeds the budget with the median is said not to.
+closer to runs that say what they reserved. On one stream with default segments the share is small,
+unless layers are computed again: their tensors come and go between gradients that stay.
+
+Near the limit torch returns segments without a live block, so a run needs less than it reserves
+where memory is plentiful; a verdict uses the needed bytes. How many they are depends on the order
+of sizes, hence two shares: with the upper quartile of the replays a plan is said to fit, and only
+what exceeds the budget with the median is said not to.
 
 Units: bytes. Source: replays of torch's allocator (``executor.counters.caching_allocator``) over
 traced steps (``python -m benchmarks.memory_truth.allocator``): medians of reserved bytes; upper
@@ -38,6 +41,7 @@ from cost_models.arrays import Real
 from cost_models.columnar.columns import by_value
 from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import FULL
 from cost_models.uncertainty import MemoryKind
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -50,10 +54,19 @@ class FreeShares(Struct, frozen=True):
     cached: Real  # where memory is plentiful
 
 
+# of the first of several streams' transient bytes, where memory is plentiful: expandable segments,
+# 8 sharded plans; default segments, the executor's plans of one GPU without and with full
+# recomputation, 29 and 5 whole models (--measured: one H200 reserved what their replays do, within
+# 0.2 % in the median). Trainers that have no other stream reserved as much there: 0.057 and 0.325
+# (11 and 3 runs that state both figures, hardware_profiles/cluster/measured)
+FIRST_STREAM_EXPANDABLE: Final = 0.050
+FIRST_STREAM_ALONE: Final = (0.053, 0.241)
+
 # upper quartiles (needed) and medians (typical, cached) of ``python -m
-# benchmarks.memory_truth.allocator``, by (expandable segments, side streams, ragged batches)
+# benchmarks.memory_truth.allocator``, by (expandable segments, side streams, ragged batches); on
+# one stream its replays cast weights as the executor does, hence the first stream's for ``cached``
 FREE_SHARES: Final[Mapping[tuple[bool, bool, bool], FreeShares]] = {
-    (False, False, False): FreeShares(needed=0.220, typical=0.072, cached=0.270),
+    (False, False, False): FreeShares(needed=0.220, typical=0.072, cached=FIRST_STREAM_ALONE[0]),
     (False, True, False): FreeShares(needed=0.110, typical=0.105, cached=0.382),
     (True, False, False): FreeShares(needed=0.016, typical=0.013, cached=0.083),
     (True, True, False): FreeShares(needed=0.015, typical=0.012, cached=0.281),
@@ -64,23 +77,19 @@ FREE_SHARES: Final[Mapping[tuple[bool, bool, bool], FreeShares]] = {
 }
 
 
-# the same, of the first of several streams' transient bytes: expandable segments, 8 sharded plans;
-# the executor's plans of one GPU, without and with full recomputation, 29 and 5 whole models
-# (--measured: one H200 reserved what their replays do, within 0.2 % in the median)
-FIRST_STREAM_EXPANDABLE: Final = 0.050
-FIRST_STREAM_ALONE: Final = (0.053, 0.241)
-
-
 def free_shares(software: SoftwareProfile, table: PlanTable) -> FreeShares:
     """Return the shares of a trainer's plans: its segments, streams and batches.
 
     Side streams exist where a plan shards; a trainer that empties its cache keeps what it needs.
     """
     one, several = _by_streams(software)
+    alone = not (software.memory.expandable_segments or software.memory.ragged_batches)
+    again = FIRST_STREAM_ALONE[1] if alone else one.cached
     shards = by_value((table.zero_stage >= 1) & (table.shard_ranks > 1))
     needed = np.where(shards, several.needed, one.needed)
     typical = np.where(shards, several.typical, one.typical)
-    cached = np.where(shards, several.cached, one.cached)
+    cached = np.where(np.equal(table.recompute, FULL), again, one.cached)
+    cached = np.where(shards & software.memory.side_streams, several.cached, cached)
     return FreeShares(needed, typical, typical if software.memory.empties_cache else cached)
 
 

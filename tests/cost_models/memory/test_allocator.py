@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_models.memory.allocator import FREE_SHARES, free_bytes, free_shares
+from cost_models.memory.allocator import (
+    FIRST_STREAM_ALONE,
+    FREE_SHARES,
+    free_bytes,
+    free_shares,
+)
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import reserved_free_bytes
@@ -23,6 +28,23 @@ def test_streams_of_their_own_exist_where_a_plan_shards() -> None:
     one, several = FREE_SHARES[False, False, False], FREE_SHARES[False, True, False]
     assert found.needed.tolist() == [one.needed, one.needed, several.needed]  # type: ignore[union-attr]
     assert found.cached.tolist() == [one.cached, one.cached, several.cached]  # type: ignore[union-attr]
+
+
+def test_layers_that_run_again_leave_more_free_blocks_on_one_stream() -> None:
+    table = PlanTable.from_plans([ALONE, Plan(recompute="full"), Plan(recompute="selective")])
+    for name, once, again in (
+        ("torch-trainer", *FIRST_STREAM_ALONE),
+        ("torch-trainer+expandable-segments", 0.083, 0.083),
+        ("torch-trainer+ragged-batches", 0.577, 0.577),
+    ):
+        assert free_shares(software_profile(name), table).cached.tolist() == [once, again, once]  # type: ignore[union-attr]
+
+
+def test_sharding_without_side_streams_is_one_stream() -> None:
+    table = PlanTable.from_plans([Plan(data_parallel=8, zero_stage=1, recompute="full")])
+    assert free_shares(software_profile("megatron"), table).cached.tolist() == [  # type: ignore[union-attr]
+        FIRST_STREAM_ALONE[1]
+    ]
 
 
 def test_a_buffer_of_all_gradients_leaves_no_free_blocks() -> None:
