@@ -148,9 +148,13 @@ def _adapter_bytes(matrices: list[Weight], software: SoftwareProfile) -> tuple[f
         for w in matrices
         if w.part == "attention" and w.role in ("linear", "expert") and w.sharding == "column"
     )
+    adapters = software.adapters
+    read = sum(_features(w)[0] for w in matrices)
+    if adapters.of_fused_matrices:
+        read = _distinct_inputs(matrices)
     return (
-        software.adapters.input_bytes * sum(_features(w)[0] for w in matrices),
-        software.adapters.output_bytes * sum(_features(w)[1] for w in outputs),
+        adapters.input_bytes * read,
+        adapters.output_bytes * sum(_features(w)[1] for w in outputs),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.compute.casts import FP32_BYTES
+from cost_models.model.lora import SECOND, first_adapters
 from cost_models.model.spec import LayerKind
 from cost_models.partition.tensor_sharding import shard_dim
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -26,21 +27,16 @@ def adapter_bytes_per_token(
     casts = software.adapters.in_fp32 and compute_bytes < FP32_BYTES
     element = FP32_BYTES if casts else compute_bytes
     cast = compute_bytes + FP32_BYTES if casts else 0.0
+    adapters = software.adapters
+    first = first_adapters(kind, of_fused_matrices=adapters.of_fused_matrices)
+    second = [w for w in kind.weights if w.is_adapter and w.name.endswith(SECOND)]
+    accesses = [(w, adapters.input_accesses, adapters.input_gradient_accesses) for w in first]
+    accesses += [(w, adapters.output_accesses, adapters.output_gradient_accesses) for w in second]
     forward: Real = 0.0
     backward: Real = 0.0
-    for weight in kind.weights:
-        if not weight.is_adapter:
-            continue
+    for weight, ahead, back in accesses:
         over: Real = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
-        elements = max(weight.shape) / over
-        if weight.shape[0] < weight.shape[1]:  # rank x inputs; the second is outputs x rank
-            accesses, accesses_back = (
-                software.adapters.input_accesses,
-                software.adapters.input_gradient_accesses,
-            )
-        else:
-            accesses = software.adapters.output_accesses
-            accesses_back = software.adapters.output_gradient_accesses
-        forward = forward + (element * accesses + cast) * elements
-        backward = backward + (element * accesses_back + cast) * elements
+        elements = max(weight.shape) / over  # rank x inputs, or outputs x rank
+        forward = forward + (element * ahead + cast) * elements
+        backward = backward + (element * back + cast) * elements
     return forward, backward

@@ -13,7 +13,7 @@ import numpy as np
 from cost_models.arrays import Real
 from cost_models.communication.context_parallel import context_launch_shares
 from cost_models.compute.rates import Rates
-from cost_models.model.lora import SECOND
+from cost_models.model.lora import first_adapters
 from cost_models.model.spec import LayerKind, ModelSpec
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
@@ -96,7 +96,8 @@ def _layer_operators(
     wrapped = _cut_matrices(kind, view.table)
     forward = forward + wrapped * host.dtensor_operators_forward
     backward = backward + wrapped * host.dtensor_operators_backward
-    adapters = sum(weight.name.endswith(SECOND) for weight in kind.weights if weight.is_adapter)
+    fused = view.software.adapters.of_fused_matrices
+    adapters = len(first_adapters(kind, of_fused_matrices=fused))
     forward = forward + adapters * host.adapter_operators_forward
     backward = backward + adapters * host.adapter_operators_backward
     each: Real = 1.0  # experts with launches of their own

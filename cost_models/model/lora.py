@@ -116,6 +116,14 @@ def with_trained_ends(model: ModelSpec) -> ModelSpec:
     return replace(model, embedding=trained(model.embedding) + kept, head=trained(model.head))
 
 
+def first_adapters(kind: LayerKind, *, of_fused_matrices: bool) -> list[Weight]:
+    """Return the matrices A of a layer; of fused matrices one for all that read the same input."""
+    found = [w for w in kind.weights if w.is_adapter and w.name.endswith(FIRST)]
+    if not of_fused_matrices:
+        return found
+    return list({(w.part, w.sharding, w.shape[-1]): w for w in found}.values())
+
+
 def without_adapters(model: ModelSpec) -> ModelSpec:
     """Return the base model of a model that ``adapted`` returned."""
 

@@ -25,7 +25,7 @@ from cost_models.compute.layer import (
 )
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates
-from cost_models.model.lora import adapted
+from cost_models.model.lora import adapted, first_adapters
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
@@ -152,6 +152,19 @@ def test_adapters_are_scaled_and_added_and_4_bit_weights_unpacked() -> None:
     plain = sample_model("llama").kinds[0]
     assert adapter_bytes_per_token(plain, 2.0, 1, software) == (0.0, 0.0)
     assert float(dequantised_bytes(plain, 2.0, 1)) == 0.0
+
+
+def test_fused_queries_keys_and_values_have_one_adapter() -> None:
+    workload = Workload(128, 8, adapter="lora", adapter_rank=8, adapter_targets="q,k,v,o")
+    kind = adapted(sample_model("llama"), workload).kinds[0]
+    first = [w for w in kind.weights if w.is_adapter and "lora_A" in w.name]
+    apart = EAGER.changed({"adapters.input_accesses": 2.0, "adapters.output_accesses": 0.0})
+    fused = apart.changed({"adapters.of_fused_matrices": True})
+    inputs = [w.shape[1] for w in first]
+    assert adapter_bytes_per_token(kind, 2.0, 1, apart)[0] == 4.0 * sum(inputs)
+    assert adapter_bytes_per_token(kind, 2.0, 1, fused)[0] == 4.0 * (inputs[0] + inputs[3])
+    assert len(first_adapters(kind, of_fused_matrices=False)) == 4
+    assert len(first_adapters(kind, of_fused_matrices=True)) == 2
 
 
 def test_adapters_in_fp32_move_twice_as_much_cast_and_multiply_in_fp32() -> None:
