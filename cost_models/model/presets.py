@@ -155,8 +155,11 @@ def _words(name: str) -> list[str]:
     return [word for word in words if word not in _BESIDE]
 
 
-# an underscore between the number of a release and a size: "gpt3_13B", but not "Qwen-1_8B"
-_SIZE_AFTER: Final = re.compile(r"(?<=[a-zA-Z.]\d)_(?=\d+(?:\.\d+)?[bmtBMT](?![a-zA-Z]))")
+# an underscore between the number of a release and a size: "gpt3_13B", "llama31_8b", "llama3_1_8b",
+# but not "Qwen-1_8B"
+_SIZE_AFTER: Final = re.compile(
+    r"(?:(?<=[a-zA-Z.]\d)|(?<=[a-zA-Z]\d\d)|(?<=\d[_.]\d))_(?=\d+(?:\.\d+)?[bmtBMT](?![a-zA-Z]))"
+)
 # words for sizes of a family, which count no parameters
 _SIZE_WORDS: Final = frozenset({"mini", "small", "medium", "large", "xl", "xxl", "huge"})
 _UNITS: Final = {"m": 1e6, "b": 1e9, "t": 1e12}

@@ -60,6 +60,17 @@ END_LAYERS: Final = tuple(
     )
     for end in ("first", "last")
 )
+# of a stage, in chunks of the method "block" (Megatron Core: --recompute-num-layers; NeMo's ACL in
+# MLPerf; SimuMax: recompute_layer_num); "uniform" recomputes all of them
+RECOMPUTED_LAYERS: Final = re.compile(
+    r"\b(?:recompute|checkpoint)\w* (?:num layers|layers? num|layers)\b\W*(\d+)|\bacl\W+(\d+)"
+)
+BLOCK: Final = re.compile(r"(?<!each )(?<!every )(?<!per )\bblock\b")
+BLOCK_LAYERS: Final = re.compile(r"\bblock\W+(\d+)\b|\b(\d+) layers?\b")  # in a cell of its own
+VIRTUAL_STAGES: Final = re.compile(
+    r"\b(?:vpp?(?: size)?|interleaving size|interleaved pipeline"
+    r"|virtual pipeline (?:model )?(?:parallel )?size)[ =:]+(\d+)"
+)
 WEIGHT_RANKS: Final = re.compile(r"(?:\bwp|weight[ _-]parallel(?:[ _-]size)?)[ =:]*(\d+)")
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 
@@ -183,7 +194,7 @@ def _plan(
     others = tensor * context * (row.data_parallel or 1)
     usual = (num_gpus // others, "layers over all cards") if mapped else (1, "none")
     pipeline = reading.value("pipeline_parallel", *usual)
-    virtual = reading.value("virtual_stages", 1, "none") if pipeline > 1 else 1
+    virtual = _virtual_stages(reading) if pipeline > 1 else 1
     method = _context_method(reading, context)
     if "isp" in terms_of(row, ANYWHERE):
         tensor, context, method = 1, context * tensor, "ulysses"
@@ -232,6 +243,19 @@ def _schedule(row: Row, pipeline: int, virtual: int) -> Schedule:
     if virtual > 1:
         return "interleaved_1f1b"
     return "1f1b" if named is None else named.value
+
+
+def _virtual_stages(reading: Reading) -> int:
+    """Return the virtual stages of a pipeline rank: as given, or as the notes say."""
+    found = VIRTUAL_STAGES.search(_spaced(reading.row.words("notes")))
+    if found is None:
+        return int(reading.value("virtual_stages", 1, "none"))
+    return int(reading.value("virtual_stages", max(1, int(found[1])), "as the notes say"))
+
+
+def _spaced(words: str) -> str:
+    """Return words with spaces in the place of hyphens and underscores."""
+    return re.sub(r"[-_]+", " ", words)
 
 
 def takes_layers_in_turn(row: Row) -> bool:
@@ -399,13 +423,15 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
         word = "full"
     if entry is None and row.recompute is None:
         reading.value("recompute", "none", "not given")
-    if row.recompute_layers is not None and word == "full":
-        if not row.recompute_layers:
+    first = row.recompute_layers
+    if first is None and (first := _recomputed_layers(row)) is not None and word == "full":
+        reading.defaults.append(f"recompute of {first} layers of each stage")
+    if first is not None and word == "full":
+        if not first:
             return "none", 0
         # the first n of each (virtual) stage: all of them where it has no more
         # (NVIDIA/Megatron-LM: core/transformer/transformer_block.py, _checkpointed_forward)
-        every = row.recompute_layers >= -(-model.num_layers // stages)
-        return "full", 0 if every else row.recompute_layers
+        return "full", 0 if first >= -(-model.num_layers // stages) else first
     share = _share_of_layers(row)
     if share is None:
         share = entry.layers if entry else None
@@ -415,6 +441,18 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
         return ("full" if share else "none"), 0
     reading.defaults.append(f"recompute of {share:.3g} of the layers")
     return "full", max(1, round(share * model.num_layers / stages))
+
+
+def _recomputed_layers(row: Row) -> int | None:
+    """Return the layers of a stage that the method "block" recomputes; None if nothing says so."""
+    cell, notes = (_spaced(row.words(column)) for column in ("recompute", "notes"))
+    said = f"{cell}; {notes}"
+    if not BLOCK.search(said) or "uniform" in said or _share_of_layers(row) is not None:
+        return None
+    found = RECOMPUTED_LAYERS.search(said)
+    if found is None and BLOCK.search(cell):
+        found = BLOCK_LAYERS.search(cell)
+    return None if found is None else int(found[1] or found[2])
 
 
 def _share_of_layers(row: Row) -> float | None:

@@ -64,8 +64,11 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     normed = look_up(words_table().normed_outputs, reading.row)
     if normed is not None and normed.value:
         config = {**config, "_normed_outputs": True}
+    dropout = words.dropout if words.of_presets else None
     if reading.row.dropout is not None:
-        config = {**config, "_dropout": reading.row.dropout}
+        dropout = reading.row.dropout
+    if dropout is not None:
+        config = {**config, "_dropout": dropout}
     if reading.row.words("model_kind") == CLASSIFIER:
         config = {**config, "_classifies": True}
     key = json.dumps(config, sort_keys=True)

@@ -44,6 +44,7 @@ SWITCHES: Final = (
     "stages",
     "recipes",
     "attention_bits",
+    "activation_inputs",
     "weight_gathers",
 )
 DEEPSPEED: Final = "deepspeed"  # in the names of its engines

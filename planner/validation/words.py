@@ -110,6 +110,7 @@ class ArchitectureEntry(Conditions, frozen=True, kw_only=True):
     """Properties of models of which only sizes are given."""
 
     dropout: Fraction
+    of_presets: bool = False  # that dropout is a preset's, too
     family: Literal["bloom"] | None = None
     untied: bool = False  # the output projection is a matrix of its own
 
@@ -208,6 +209,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     attention: tuple[AttentionEntry, ...]
     capped_attention: tuple[AttentionEntry, ...]
     attention_bits: tuple[EngineEntry, ...]
+    activation_inputs: tuple[EngineEntry, ...]
     autocast: tuple[EngineEntry, ...]
     context_parallelism: tuple[ContextEntry, ...]
     dispatch: tuple[EngineEntry, ...]

@@ -412,3 +412,134 @@ def test_trl_of_2026_takes_cudnns_attention() -> None:
     assert kernels.flash_share_since_hopper == 1.0
     older = case(framework="TRL SFTTrainer").scenario.software.kernels
     assert older.flash_share_since_hopper < 1.0
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "hidden"),
+    [
+        ("Megatron-Core", None, False),
+        ("Megatron-Core", "tp_comm_overlap", True),
+        ("Megatron-LM (core_v0.12)", None, False),
+        ("Megatron-LM (2025)", None, False),
+        ("Megatron-LM with Transformer Engine", None, False),
+        ("NeMo (Megatron Core)", None, True),
+        ("NeMo 24.07", None, True),
+        ("Megatron-Bridge", None, True),
+        ("Megatron-LM core (Megatron-Bridge)", None, True),
+        ("Megatron-Bridge", "tp_comm_overlap=False", False),
+    ],
+)
+def test_user_buffers_are_off_but_in_nemos_recipes(
+    framework: str, words: str | None, hidden: bool
+) -> None:
+    overlap = case(framework=framework, notes=words).scenario.software.overlap
+    assert overlap.chunked_tensor_traffic is hidden
+    assert overlap.tensor_reduction  # behind the matmuls of weight gradients
+
+
+@pytest.mark.parametrize(
+    ("framework", "fused"),
+    [
+        ("Megatron-Core", False),
+        ("Megatron-SWIFT", False),
+        ("NeMo", True),
+        ("Megatron-Bridge", True),
+    ],
+)
+def test_only_nemo_and_bridge_fuse_the_loss_by_default(framework: str, fused: bool) -> None:
+    loss = case(framework=framework).scenario.software.loss
+    assert loss.forward_bytes == (24.0 if fused else 38.0)
+    stated = case(framework=framework, notes="--cross-entropy-loss-fusion").scenario.software.loss
+    assert stated.forward_bytes == 24.0
+
+
+GRADIENTS = {
+    "bf16": [
+        "grad_reduce_in_bf16",
+        "grad_reduce_in_fp32=False",
+        "grad_reduce_in_fp32: false",
+        "no accumulate-allreduce-grads-in-fp32",
+        "grad_sync_dtype: bf16",
+        "bf16 gradient reduction",
+    ],
+    "fp32": ["grad_reduce_in_fp32", "--accumulate-allreduce-grads-in-fp32", "grad_sync_dtype=fp32"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"), [(text, key) for key, texts in GRADIENTS.items() for text in texts]
+)
+@pytest.mark.parametrize("framework", ["Megatron-Core", "Megatron-Bridge"])
+def test_precision_of_main_gradients(framework: str, words: str, precision: str) -> None:
+    workload = case(framework=framework, notes=words).scenario.workload
+    assert workload.gradient_precision == precision
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--activation-func-fp8-input-store",
+        "activation_func_fp8_input_store=True",
+        "FP8_ACT=1",
+        "SwiGLU input in fp8",
+    ],
+)
+def test_activation_inputs_in_8_bits(words: str) -> None:
+    cells = {"framework": "Megatron-Core", "precision": "fp8"}
+    assert case(**cells, notes=words).scenario.software.activations.activation_inputs_in_fp8
+    assert not case(**cells).scenario.software.activations.activation_inputs_in_fp8
+
+
+@pytest.mark.parametrize(
+    ("words", "graphs"),
+    [
+        ("MCORE_CUDA_GRAPH=1", "layers"),
+        ("enable_cuda_graph=True", "layers"),
+        ("LAYER_CUDA_GRAPH=1", "layers"),
+        ("FULL_CUDA_GRAPH=1", "iteration"),
+        ("cuda_graph_impl=full_iteration", "iteration"),
+        ("enable_cuda_graph=False", "none"),
+        ("CUDA graphs of router and preprocessing", "none"),
+    ],
+)
+def test_what_one_launch_replays(words: str, graphs: str) -> None:
+    assert case(framework="NeMo", notes=words).scenario.software.host.cuda_graphs == graphs
+
+
+@pytest.mark.parametrize(
+    "words", ["ASYM_PP_EMBED=True ASYM_PP_LOSS=True", "account_for_loss_in_pipeline_split"]
+)
+def test_embedding_and_loss_count_as_layers(words: str) -> None:
+    found = case(framework="NeMo", pipeline_parallel=2, notes=words)
+    assert found.scenario.software.pipeline.stages == "ends"
+
+
+@pytest.mark.parametrize(
+    ("recompute", "notes", "layers"),
+    [
+        ("full, block, 8 layers", None, 8),
+        ("recompute_granularity: full; recompute_method: block; recompute_num_layers: 5", None, 5),
+        ("full", "--recompute-method block --recompute-num-layers 8", 8),
+        ("full_block, recompute_layer_num=12", None, 12),
+        ("full", "ACG=full ACM=block ACL=21", 21),
+        ("recompute_granularity=full", "recompute_method=uniform, recompute_num_layers=1", 0),
+        ("full_block", None, 0),
+        ("every block", None, 0),
+        ("checkpointing of each block, 24 layers", None, 0),
+    ],
+)
+def test_first_layers_of_a_stage_recompute(recompute: str, notes: str | None, layers: int) -> None:
+    plan = case(recompute=recompute, notes=notes).plan
+    assert (plan.recompute, plan.recompute_layers) == ("full", layers)
+
+
+def test_no_layers_of_the_method_block_are_no_recomputation() -> None:
+    assert case(recompute="full", notes="recompute_method=block, ACL=0").plan.recompute == "none"
+
+
+@pytest.mark.parametrize(
+    "words", ["VPP=2", "vp_size: 2", "interleaving_size=2", "INTERLEAVED_PIPELINE=2"]
+)
+def test_virtual_stages_in_notes(words: str) -> None:
+    assert case(pipeline_parallel=2, notes=words).plan.virtual_stages == 2
+    assert case(pipeline_parallel=2, virtual_stages=4, notes=words).plan.virtual_stages == 4

@@ -738,6 +738,92 @@ def test_mlperfs_frozen_weights_lie_in_8_bits(words: str) -> None:
     assert adapted.fp8.attention_rate > 1.0
 
 
+@pytest.mark.parametrize(
+    ("framework", "notes", "faster"),
+    [
+        ("NeMo (MLPerf v4.0)", None, True),
+        ("NeMo (MLPerf v4.0)", "FP8_DPA=False", False),
+        ("MLPerf v5.1 (NeMo)", "FP8_DPA=0", False),
+        ("MLPerf v5.0, AMD (NeMo)", None, False),
+        ("MLPerf v5.0 (NeMo, ROCm)", "FP8_DPA=1", True),
+    ],
+)
+def test_mlperfs_attention_in_8_bits(framework: str, notes: str | None, faster: bool) -> None:
+    cells = {"framework": framework, "precision": "fp8", "peft": "lora", "notes": notes}
+    assert (case(**cells).scenario.software.fp8.attention_rate > 1.0) is faster
+
+
+def test_mlperfs_training_code() -> None:
+    gpt = case(framework="NeMo (MLPerf v4.0)", model="gpt3-175b", precision="fp8")
+    assert gpt.scenario.model.hidden_dropout == 0.0
+    assert gpt.scenario.workload.gradient_precision == "bf16"
+    assert not gpt.scenario.software.fp8.gathers_weights
+    later = case(framework="MLPerf v5.1", model="llama31_405b", precision="fp8", num_gpus=512)
+    assert later.scenario.model.hidden_size == 16384
+    assert later.scenario.software.fp8.gathers_weights
+    assert later.scenario.software.loss.forward_bytes == 24.0
+
+    def lora(framework: str) -> Case:
+        cells = {"model": "llama2_70b_lora", "peft": "lora", "precision": "fp8"}
+        return case(framework=framework, context_parallel=2, **cells)
+
+    assert lora("MLPerf Training v5.1").plan.context_parallel_method == "ulysses"
+    assert lora("MLPerf Training v4.0").plan.context_parallel_method == "ring"
+    software = lora("MLPerf Training v5.1").scenario.software
+    assert software.adapters.input_bytes == 3.0  # a dropout in front of them
+    assert software.loss.forward_bytes == 38.0
+    bert = case(framework="MLPerf Training v2.1 BERT", model="bert-large", seq_len=512)
+    assert bert.scenario.software.name == "apex-bert"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Megatron-LM v1.1.5 + DeepSpeed",
+        "DeepSpeed Megatron-LM-v1.1.5-3D_parallelism",
+        "AMP (Megatron/DeepSpeed)",
+    ],
+)
+def test_megatron_of_2020_fuses_nothing(words: str) -> None:
+    found = case(framework=words, gpu="T4", precision="fp16", num_gpus=4, tensor_parallel=2)
+    kernels = found.scenario.software.kernels
+    assert (kernels.eager_scores_accesses, kernels.bias_accesses) == (8.0, 2.0)
+    assert not found.scenario.software.overlap.tensor_reduction
+    assert found.scenario.workload.attention_kernel == "eager"
+    assert not found.plan.sequence_parallel
+
+
+def test_simumaxs_scripts_hide_no_traffic() -> None:
+    found = case(framework="SimuMax", tensor_parallel=2)
+    overlap = found.scenario.software.overlap
+    assert (overlap.data_parallel, overlap.weight_gathers) == (0.0, False)
+    assert not overlap.chunked_tensor_traffic
+    assert found.plan.zero_stage == 1
+    stated = case(framework="SimuMax", notes="overlap_grad_reduce, overlap_param_gather")
+    assert stated.scenario.software.overlap.weight_gathers
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "hidden"),
+    [
+        ("BLOOM", 70, 14336),
+        ("tr11-176B-ml", 70, 14336),
+        ("tr8b-104B", 64, 11600),
+        ("tr1-13B", 40, 5120),
+        ("tr11-200B-ml", 80, 14400),
+    ],
+)
+def test_bigsciences_models_train_with_dropout(name: str, layers: int, hidden: int) -> None:
+    words = "bigscience-workshop/Megatron-DeepSpeed"
+    found = case(framework=words, model=name, precision="bf16", num_gpus=384)
+    model = found.scenario.model
+    assert (model.num_layers, model.hidden_size) == (layers, hidden)
+    assert (model.hidden_dropout, model.attention_dropout) == (0.1, 0.1)
+    assert not not_understood(found.row)
+    stated = case(framework=words, model=name, precision="bf16", dropout=0.0)
+    assert stated.scenario.model.hidden_dropout == 0.0
+
+
 @pytest.mark.parametrize("name", ["chatglm-6b", "THUDM/chatglm-6b", "ChatGLM_6B"])
 def test_chatglms_first_code_writes_its_scores_out(name: str) -> None:
     kernel = case(model=name, framework="HF Trainer").scenario.workload.attention_kernel
