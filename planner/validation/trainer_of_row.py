@@ -36,6 +36,7 @@ SWITCHES: Final = (
     "split_loss",
     "projections",
     "linear_loss",
+    "clipping",
     "early_updates",
     "widened_states",
     "batches",

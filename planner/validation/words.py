@@ -226,6 +226,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     batches: tuple[EngineEntry, ...]
     checkpoints: tuple[EngineEntry, ...]
     caches: tuple[EngineEntry, ...]
+    clipping: tuple[EngineEntry, ...]
     host_masters: tuple[EngineEntry, ...]
     gpu: tuple[GpuEntry, ...]
     gradients: tuple[StoredPrecision, ...]

@@ -572,6 +572,25 @@ def test_gradients_that_leave_with_torchaos_optimizer(cells: dict[str, Any], ear
     assert not_understood(found.row) == []
 
 
+@pytest.mark.parametrize(
+    ("cells", "reads"),
+    [
+        ({"framework": "PyTorch FSDP2"}, 4.0),
+        ({"framework": "PyTorch FSDP2", "notes": "no gradient clipping"}, 1.0),
+        ({"framework": "Megatron-LM", "notes": "clip_grad=0"}, 1.0),
+        ({"framework": "torchtitan", "notes": "max_grad_norm=1.0"}, 3.0),
+        ({"framework": "torchao"}, 1.0),
+        ({"framework": "torchao", "notes": "gradient clipping"}, 4.0),
+        ({"framework": "own PyTorch loop, torchao float8"}, 4.0),
+        ({"framework": "torchtitan + torchao, compile", "precision": "float8"}, 4.0),
+    ],
+)
+def test_gradients_that_nobody_clips(cells: dict[str, Any], reads: float) -> None:
+    found = case(**cells)
+    assert found.scenario.software.optimizer.gradient_accesses == reads
+    assert not_understood(found.row) == []
+
+
 @pytest.mark.parametrize("words", ["zero1.size=4", "zero1 size 4", "zero1=4", "ZeRO1: 4"])
 def test_internevo_shares_states_over_some_data_ranks(words: str) -> None:
     plan = case(framework="InternEvo", notes=words).plan
