@@ -1271,3 +1271,54 @@ def test_flagperfs_paddle() -> None:
     found = case(framework="FlagPerf (Paddle)", model="gpt3-6.7b", precision="fp16", num_gpus=8)
     assert found.plan.zero_stage == 2
     assert found.scenario.workload.attention_kernel == "eager"
+
+
+@pytest.mark.parametrize(
+    "words", ["TRL 0.9, DeepSpeed ZeRO-2", "qlora.py, zero2", "TRL, deepspeed"]
+)
+def test_deepspeed_casts_back_what_peft_prepared(words: str) -> None:
+    assert "kbit-preparation" not in engines_of(framework=words, peft="qlora")
+    assert "kbit-preparation" in engines_of(framework="TRL 0.9", peft="qlora", num_gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "method"),
+    [
+        ("ms-swift 3.7", None, "ulysses"),
+        ("ms-swift 3.9", "ring attention", "ring"),
+        ("xtuner", "sequence parallel", "ulysses"),
+        ("verl SFT", None, "ulysses"),
+        ("OpenRLHF", None, "ring"),
+    ],
+)
+def test_how_trainers_share_a_sequence(framework: str, notes: str | None, method: str) -> None:
+    found = case(framework=framework, notes=notes, context_parallel=4, zero_stage=3)
+    assert found.plan.context_parallel_method == method
+
+
+@pytest.mark.parametrize(
+    ("cells", "profile"),
+    [
+        ({"zero_stage": 3}, {"hf-trainer", "deepspeed-zero3"}),
+        ({"zero_stage": 2}, {"hf-trainer", "deepspeed-zero2"}),
+        ({"framework": "FlagPerf, Paddle", "zero_stage": 3}, {"torch-trainer"}),
+    ],
+)
+def test_stages_of_flagperf(cells: dict[str, Any], profile: set[str]) -> None:
+    assert engines_of(**{"framework": "FlagPerf", **cells}) == profile
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("sft_type=lora lora_target_modules=ALL", ("lora", "all")),
+        ("train_type lora, quant_bits 4, bnb", ("qlora", "all")),
+        ("lora, quantization_bit=4", ("qlora", "all")),
+        ("lora (rank 8; QKV)", ("lora", "q,k,v")),
+    ],
+)
+def test_names_of_swifts_arguments(words: str, found: tuple[str, str]) -> None:
+    read = case(framework="ms-swift", peft=words)
+    workload = read.scenario.workload
+    assert (workload.adapter, workload.adapter_targets) == found
+    assert not not_understood(read.row)
