@@ -48,10 +48,12 @@ SHARE: Final = re.compile(
     r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
     # InternEvo: activation_ckpt takes a share of the layers (configs/7B_sft.py, model.checkpoint)
-    r"|^(?:[\w -]+[=:])? *(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)$"
+    r"|^(?:[\w -]+[=:]|[\w -]*\b(?:ratio|fraction|ckpt|checkpoint))? *"
+    r"(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)$"
 )
 # the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
-STATE_RANKS: Final = re.compile(r"\bzero1?(?:[ ._-]?size)?[ =:]+(\d+)")
+SIZE: Final = r"[ .,:=_(-]*(?:dict\(?)?[ .,:=_-]*(?:group[ _-]?)?size"
+STATE_RANKS: Final = re.compile(rf"\bzero1?(?:{SIZE}|[ _-]group|(?= (?!1\b)|[=:]))[ =:]+(\d+)")
 # --decoder-first-pipeline-num-layers of Megatron Core; SimuMax: num_layers_in_first_pipeline_stage
 END_LAYERS: Final = tuple(
     re.compile(
@@ -71,7 +73,7 @@ VIRTUAL_STAGES: Final = re.compile(
     r"\b(?:vpp?(?: size)?|interleaving size|interleaved pipeline"
     r"|virtual pipeline (?:model )?(?:parallel )?size)[ =:]+(\d+)"
 )
-WEIGHT_RANKS: Final = re.compile(r"(?:\bwp|weight[ _-]parallel(?:[ _-]size)?)[ =:]*(\d+)")
+WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 
 

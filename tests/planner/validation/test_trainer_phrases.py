@@ -174,7 +174,15 @@ MODULES = "modules:core_attn+mlp"
 
 
 @pytest.mark.parametrize(
-    "words", ["0.25", "activation_ckpt=0.25", "checkpoint: 25 %", "1/4 layers"]
+    "words",
+    [
+        "0.25",
+        "activation_ckpt=0.25",
+        "checkpoint: 25 %",
+        "checkpoint_fraction=0.25",
+        "ckpt ratio 0.25",
+        "1/4 layers",
+    ],
 )
 def test_a_share_of_layers_is_computed_again(words: str) -> None:
     assert case(framework="InternEvo", recompute=words).plan.recompute_layers == 8
@@ -467,6 +475,7 @@ def test_what_tensor_traffic_of_nanotron_hides(words: str, reduces: bool, chunks
         ({"framework": "Megatron-LM", "notes": "recompute-granularity selective"}, "selective"),
         ({"framework": "InternEvo", "recompute": "checkpoint=True"}, "full"),
         ({"framework": "InternEvo", "recompute": "checkpoint=False"}, "none"),
+        ({"framework": "InternEvo", "recompute": "selective_checkpoint"}, "full"),
     ],
 )
 def test_keys_of_configurations_that_recompute(cells: dict[str, Any], recompute: str) -> None:
@@ -591,10 +600,29 @@ def test_gradients_that_nobody_clips(cells: dict[str, Any], reads: float) -> Non
     assert not_understood(found.row) == []
 
 
-@pytest.mark.parametrize("words", ["zero1.size=4", "zero1 size 4", "zero1=4", "ZeRO1: 4"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("zero1.size=4", "zero1 size 4", "zero1=4", "ZeRO1: 4", "zero 4", "zero1 group 4"),
+        *("zero1: size 4, fsdp False", "zero1=dict(size=4)", "zero_size=4"),
+    ],
+)
 def test_internevo_shares_states_over_some_data_ranks(words: str) -> None:
     plan = case(framework="InternEvo", notes=words).plan
     assert (plan.zero_stage, plan.dp_replicate) == (1, 4)
+
+
+@pytest.mark.parametrize("words", ["zero1.size=-1", "ZeRO 1", "ZeRO-1", "zero1"])
+def test_internevo_shares_states_over_all_data_ranks(words: str) -> None:
+    plan = case(framework="InternEvo", notes=words).plan
+    assert (plan.zero_stage, plan.dp_replicate) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "words", ["wp=8", "wp_size=8", "weight parallel size=8", "weight=dict(size=8, overlap=True)"]
+)
+def test_internevo_shares_weights_over_some_data_ranks(words: str) -> None:
+    assert case(framework="InternEvo", notes=f"isp, {words}").plan.dp_replicate == 2
 
 
 @pytest.mark.parametrize("words", ["HYBRID_SHARD", "hsdp", "FSDP, hybrid sharding"])
