@@ -47,6 +47,7 @@ GPUS_A_NODE: Final = 8
 SHARE: Final = re.compile(
     r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
+    r"|\bac[ _-]freq(?:uency)?[ =:]*(?P<freq>\d+)"  # Modalities, torchtitan
     # InternEvo: activation_ckpt takes a share of the layers (configs/7B_sft.py, model.checkpoint)
     r"|^(?:[\w -]+[=:]|[\w -]*\b(?:ratio|fraction|ckpt|checkpoint))? *"
     r"(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)$"
@@ -464,7 +465,7 @@ def _share_of_layers(row: Row) -> float | None:
         return None
     if found["share"]:
         return float(found["percent"]) / 100.0 if found["percent"] else float(found["share"])
-    part, whole = int(found["part"] or 1), int(found["whole"] or found["every"])
+    part, whole = int(found["part"] or 1), int(found["whole"] or found["every"] or found["freq"])
     return part / whole if 0 < part <= whole else None
 
 

@@ -538,6 +538,31 @@ def test_weights_that_stay_gathered_are_those_of_stage_2(
     assert case(framework=framework, notes=words, zero_stage=3).plan.zero_stage == 3
 
 
+@pytest.mark.parametrize(("words", "layers"), [("ac_freq=2", 16), ("selective layer, ac_freq 4", 8)])
+def test_how_often_modalities_computes_a_layer_again(words: str, layers: int) -> None:
+    found = case(framework="modalities", recompute=words)
+    assert (found.plan.recompute, found.plan.recompute_layers) == ("full", layers)
+    assert not_understood(found.row) == []
+
+
+@pytest.mark.parametrize(
+    ("cells", "narrow"),
+    [
+        ({"precision": "BF_16"}, True),
+        ({"precision": "param BF_16, reduce FP_32"}, False),
+        ({"notes": "reduce_dtype=FP_32"}, False),
+    ],
+)
+def test_what_modalities_reduces_in(cells: dict[str, Any], narrow: bool) -> None:
+    gradients = case(framework="modalities", **cells).scenario.software.gradients
+    assert gradients.reduced_in_compute_precision is narrow
+
+
+def test_modalities_attention_by_hand() -> None:
+    found = case(framework="modalities", notes="attention_implementation: manual")
+    assert found.scenario.workload.attention_kernel == "eager"
+
+
 @pytest.mark.parametrize("words", ["modalities", "modalities (FSDP2)", "Modalities, torch.compile"])
 def test_modalities_computes_its_loss_from_16_bit_logits(words: str) -> None:
     found = case(framework=words, pipeline_parallel=2).scenario
