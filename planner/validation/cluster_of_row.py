@@ -42,7 +42,8 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     accelerator = accelerator_of(reading)
     total = reading.need("num_gpus")
     named = None if row.node is None else match_node(row.node)
-    if row.node is not None and named is None:
+    several = [] if named is not None or row.node is None else _nodes_of(row.node)
+    if row.node is not None and named is None and not several:
         reading.defaults.append(f"node {row.node!r} is unknown: that of {accelerator.name}")
     usual = usual_node(accelerator) if named is None else named.entry
     each = row.get("gpus_per_node")
@@ -56,9 +57,25 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     if total % each:
         raise Unpriceable(f"{total} accelerators are no whole nodes of {each}")
     speed = row.get("inter_link_gbps_per_gpu") if total > each else None
+    if speed is None and several and total > each:
+        speed = min(several)
+        reading.defaults.append(f"network of {speed:.4g} Gb/s an accelerator, the slowest of them")
     node = None if named is None else row.node
     key = (accelerator.name, total // each, each, speed, node, row.power)
     return _build(*key), key
+
+
+def _nodes_of(words: str) -> list[float]:
+    """Return the Gb/s an accelerator of several kinds of nodes that a cell names; none of one.
+
+    A collective of all ranks takes the slowest of their links.
+    """
+    parts = SEPARATORS.split(words)
+    found = [match_node(COUNT.sub("", part).strip()) for part in parts if len(parts) > 1]
+    kinds = [one.entry for one in found if one is not None]
+    if len(kinds) < len(parts):
+        return []
+    return [node.network_bandwidth.value * 8e-9 for node in kinds]
 
 
 @cache

@@ -1,5 +1,7 @@
 """RUNS.csv: one measured run per row. An empty cell means that the source does not give the value.
 
+So do a dash and "n/a".
+
 Sizes of the architecture, the cluster and the plan have the names that ``ModelSpec``, ``Cluster``
 and ``Plan`` give them; batch sizes are in sequences.
 """
@@ -31,6 +33,16 @@ SHORT_COLUMNS: Final = {
     "ep": "expert_parallel",
     "dp": "data_parallel",
     "num_chunks": "virtual_stages",
+    "vp": "virtual_stages",
+    "vpp": "virtual_stages",
+    "vp_size": "virtual_stages",
+    "interleaving_size": "virtual_stages",
+    "etp": "expert_tensor_parallel",
+    "tp_size": "tensor_parallel",
+    "pp_size": "pipeline_parallel",
+    "cp_size": "context_parallel",
+    "ep_size": "expert_parallel",
+    "etp_size": "expert_tensor_parallel",
     "zero": "zero_stage",
     "zero1": "zero_stage",
     "ac": "recompute",
@@ -47,6 +59,12 @@ SHORT_COLUMNS: Final = {
     "trainer": "framework",
     "lora": "peft",
     "step_ms": "step_time_s",
+    "iteration_time": "step_time_s",
+    "iteration_time_(ms)": "step_time_s",
+    "iteration_time_(s)": "step_time_s",
+    "elapsed_time_per_iteration_(ms)": "step_time_s",
+    "samples/s": "step_time_s",
+    "samples_per_second": "step_time_s",
     "seconds_per_step": "step_time_s",
     "tgs": "tokens_per_second_per_gpu",
     "tok/s/gpu": "tokens_per_second_per_gpu",
@@ -60,6 +78,7 @@ SHORT_COLUMNS: Final = {
     "gpus": "num_gpus",
 }
 THOUSANDS: Final = re.compile(r"\d{1,3}(,\d{3})+")
+EMPTY: Final = frozenset({"", "-", "–", "—", "n/a", "na"})
 FLAGS: Final = {"1.0": "1", "yes": "1", "0.0": "0", "no": "0"}  # besides true, false, 1 and 0
 
 Small = Annotated[int, Meta(ge=1, le=10_000)] | None  # layers, heads, experts
@@ -349,7 +368,7 @@ def _whole(text: str) -> str:
 
 def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[BadCell]]:
     """Return a row with the cells that can be read, and an error for each of the others."""
-    given = {name: text for name, cell in cells if (text := cell.strip())}
+    given = {name: text for name, cell in cells if (text := cell.strip()).lower() not in EMPTY}
     for name, text in given.items():
         if isinstance(COLUMNS[name][0], inspect.BoolType):
             given[name] = FLAGS.get(text.lower(), text)

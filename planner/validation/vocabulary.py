@@ -216,7 +216,7 @@ def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
     if end == len(tokens):
         return False, end
     word, is_value, _ = tokens[end]
-    if word in OFF or (is_value and word in ("0", "no", "none")):
+    if word in OFF or (is_value and word in ("0", "no", "none", "null")):
         return True, end + 1
     if word in ON or (is_value and word in ("1", "yes")):
         return False, end + 1

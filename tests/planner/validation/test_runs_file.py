@@ -25,9 +25,17 @@ def test_values_have_types_and_empty_cells_are_none(tmp_path: Path) -> None:
     assert second.group == "runs"
 
 
+@pytest.mark.parametrize("cell", ["-", "–", "N/A", "NA"])
+def test_a_dash_is_an_empty_cell(tmp_path: Path, cell: str) -> None:
+    text = f"seq_len,expert_parallel,recompute\n2048,{cell},{cell}\n"
+    assert read_runs(written(tmp_path, text)) == [Row(line=2, seq_len=2048)]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("seq_len,VPP\n1,2\n", "unknown column 'VPP'. Did you mean virtual_stages?"),
+        ("seq_len,iteration time (ms)\n1,2\n", "Did you mean step_time_s?"),
         ("seq_len,seqlen\n1,2\n", "unknown column 'seqlen'. Did you mean seq_len?"),
         ("seq_len,micro_num\n1,2\n", "unknown column 'micro_num'. Did you mean global_batch_size?"),
         ("seq_len,tok/s/GPU\n1,2\n", "Did you mean tokens_per_second_per_gpu?"),

@@ -543,3 +543,23 @@ def test_no_layers_of_the_method_block_are_no_recomputation() -> None:
 def test_virtual_stages_in_notes(words: str) -> None:
     assert case(pipeline_parallel=2, notes=words).plan.virtual_stages == 2
     assert case(pipeline_parallel=2, virtual_stages=4, notes=words).plan.virtual_stages == 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "null",
+        "activations_checkpoint_granularity: null",
+        "recompute_granularity=None",
+        "ACG=null",
+        "recompute: null",
+        "recompute=False",
+    ],
+)
+def test_null_is_no_recomputation(words: str) -> None:
+    assert case(recompute=words).plan.recompute == "none"
+
+
+@pytest.mark.parametrize("words", ["lora dim=16", "LoRA, adapter_dim: 16", "lora r=16"])
+def test_dim_is_the_rank_of_adapters(words: str) -> None:
+    assert case(framework="NeMo", peft=words).scenario.workload.adapter_rank == 16

@@ -54,6 +54,18 @@ def test_the_kind_of_node_gives_memory_and_gpus() -> None:
     assert any("p3.2xlarge" in text for text in small.defaults)
 
 
+@pytest.mark.parametrize(
+    "words", ["g4dn.12xlarge + p3.8xlarge", "3 x g4dn.12xlarge, 1 x p3.8xlarge"]
+)
+def test_nodes_of_several_kinds_have_the_slowest_network(words: str) -> None:
+    found = case(gpu="T4 + V100", node=words, gpus_per_node=4, framework="Megatron-LM v1.1.5")
+    cluster = found.scenario.cluster
+    assert cluster.accelerator.name == "T4"
+    alone = case(gpu="V100", node="p3.8xlarge", gpus_per_node=4).scenario.cluster
+    assert cluster.tiers[-1].bandwidth.value == alone.tiers[-1].bandwidth.value
+    assert any("slowest" in text for text in found.defaults)
+
+
 def test_what_is_not_priced_is_not_taken_for_a_card_of_a_similar_name() -> None:
     with pytest.raises(Unpriceable, match="BI-V100: it is not priced"):
         case(gpu="Iluvatar BI-V100")
