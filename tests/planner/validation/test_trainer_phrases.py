@@ -550,7 +550,9 @@ def test_weights_that_stay_gathered_are_those_of_stage_2(
     assert case(framework=framework, notes=words, zero_stage=3).plan.zero_stage == 3
 
 
-@pytest.mark.parametrize(("words", "layers"), [("ac_freq=2", 16), ("selective layer, ac_freq 4", 8)])
+@pytest.mark.parametrize(
+    ("words", "layers"), [("ac_freq=2", 16), ("selective layer, ac_freq 4", 8)]
+)
 def test_how_often_modalities_computes_a_layer_again(words: str, layers: int) -> None:
     found = case(framework="modalities", recompute=words)
     assert (found.plan.recompute, found.plan.recompute_layers) == ("full", layers)
