@@ -47,6 +47,7 @@ OTHERS: Final = re.compile(
 )
 MIXTURES: Final = re.compile(r"moe|\d+x\d|\ba\d+(?:\.\d+)?b\b")
 ENCODERS: Final = re.compile(r"\bvl\b|vision|llava")  # in names of models that see images
+DENSE_LAYERS: Final = "first_k_dense_replace"  # in a config.json
 ASSUMED: Final = "its shape is not known, that of"  # a typical model is taken: see ``_typical``
 
 
@@ -149,12 +150,24 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
     if row.get("hidden_size") not in (None, spec.hidden_size):
         return None
     layers = row.get("num_layers")
+    config = _with_dense_layers(reading, found.config)
     if spec.bridge or layers in (None, spec.num_layers):  # two stacks: one number is not enough
-        return found.config
+        return config
     if layers > spec.num_layers:
         raise Unpriceable(f"{layers} layers of {name}, which has {spec.num_layers}")
     reading.defaults.append(f"{name} cut to its first {layers} layers")
-    return _first_layers(found.config, spec.num_layers, layers)
+    return _first_layers(config, spec.num_layers, layers)
+
+
+def _with_dense_layers(reading: Reading, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with the dense layers before the mixtures that a row or its trainer has."""
+    entry = look_up(words_table().dense_layers, reading.row)
+    own = config.get(DENSE_LAYERS)
+    if own is None or (entry is None and reading.row.num_dense_layers is None):
+        return config
+    usual = own if entry is None else entry.value
+    dense = reading.value("num_dense_layers", usual, "of that trainer's scripts")
+    return {**config, DENSE_LAYERS: dense}
 
 
 def _preset_of_size(reading: Reading, name: str) -> Preset | None:
@@ -474,5 +487,5 @@ def _latent_mixture(reading: Reading) -> Mapping[str, Any]:
         "moe_intermediate_size": reading.value(
             "moe_ffn_hidden_size", config["intermediate_size"], "ffn_hidden_size"
         ),
-        "first_k_dense_replace": reading.value("num_dense_layers", 0, "every layer is a mixture"),
+        DENSE_LAYERS: reading.value("num_dense_layers", 0, "every layer is a mixture"),
     }

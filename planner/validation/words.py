@@ -176,7 +176,7 @@ class ShardingEntry(Conditions, frozen=True, kw_only=True):
 
 
 class RankEntry(Conditions, frozen=True, kw_only=True):
-    """The rank of adapters."""
+    """The rank of adapters, or a number of layers."""
 
     value: Count = field(name="is")
 
@@ -262,6 +262,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     unnamed: tuple[SoftwareEntry, ...]
     updates: tuple[EngineEntry, ...]
     weight_gathers: tuple[EngineEntry, ...]
+    dense_layers: tuple[RankEntry, ...]
     whole_logits: tuple[EngineEntry, ...]
     written_out: tuple[EngineEntry, ...]
     zero_stage: tuple[ZeroStageEntry, ...]

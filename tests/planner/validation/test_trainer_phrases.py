@@ -889,6 +889,18 @@ def test_simumaxs_scripts_hide_no_traffic() -> None:
     assert stated.scenario.software.overlap.weight_gathers
 
 
+def test_dense_layers_before_mixtures() -> None:
+    def experts(**cells: Any) -> list[int]:
+        cut = {"model": "deepseek-v3", "num_layers": 4, "framework": "Megatron-Core", **cells}
+        model = case(**cut).scenario.model
+        return [model.kinds[kind].feed_forward.num_experts for kind in model.pattern]
+
+    assert experts() == [0, 0, 0, 256]
+    assert experts(num_dense_layers=1) == [0, 256, 256, 256]
+    assert experts(framework="SimuMax") == [0, 256, 256, 256]
+    assert experts(framework="SimuMax", num_dense_layers=3) == [0, 0, 0, 256]
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "hidden"),
     [
