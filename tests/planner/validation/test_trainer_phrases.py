@@ -462,6 +462,25 @@ def test_nanotron_reduces_behind_the_backward_pass_without_zero_1(
 
 
 @pytest.mark.parametrize(
+    ("words", "masters"),
+    [
+        ("accumulate_grad_in_fp32: false", False),
+        ("ZeRO-1, accumulate_grad_in_fp32=False", False),
+        ("accumulate_grad_in_fp32=True", True),
+        ("", True),
+    ],
+)
+def test_nanotron_without_fp32_accumulators_updates_weights_in_16_bits(
+    words: str, masters: bool
+) -> None:
+    found = case(framework="nanotron", notes=words or None).scenario
+    sharded = case(framework="nanotron", notes=words or None, zero_stage=1).scenario
+    assert sharded.workload.master_weights is found.workload.master_weights is masters
+    assert (found.workload.gradient_precision == "bf16") is not masters
+    assert found.software.gradients.in_both_precisions is masters
+
+
+@pytest.mark.parametrize(
     ("words", "reduces", "chunks"),
     [
         ("tp_mode REDUCE_SCATTER, tp_linear_async_communication true", True, False),
