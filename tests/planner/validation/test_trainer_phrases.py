@@ -1299,11 +1299,22 @@ def test_the_script_of_qwens_later_releases(words: str) -> None:
         ({"framework": "HF Trainer", "recompute": "full, use_reentrant=False"}, False),
         ({"framework": "HF Trainer", "recompute": "use_reentrant=False"}, False),
         ({"framework": "TRL", "recompute": "non-reentrant"}, False),
+        ({"framework": "HF Trainer (2026)"}, False),
+        ({"framework": "own loop over HF transformers 4.51 (2026)"}, True),
+        ({"framework": "HF Trainer, transformers 5.1"}, False),
+        ({"framework": "TRL 0.27.2"}, False),
+        ({"framework": "TRL 0.26"}, True),
+        ({"framework": "LLaMA-Factory (2026)"}, True),
+        ({"framework": "axolotl, transformers 5.1"}, True),
+        ({"framework": "Unsloth (2026)"}, True),
+        ({"framework": "ms-swift (2026)"}, True),
+        ({"framework": "ms-swift, DDP"}, False),
+        ({"framework": "llama-recipes"}, False),
     ],
 )
 def test_what_checkpoints_compute_again(cells: dict[str, Any], whole: bool) -> None:
     found = case(peft="qlora", **cells)
-    assert found.plan.recompute == "full"
+    assert found.plan.recompute == "full"  # the usual one of quantised bases
     assert found.scenario.software.kernels.recomputes_whole_layers == whole
     assert not not_understood(found.row)
 
@@ -1368,7 +1379,7 @@ def test_gptq_is_unpacked_by_operators() -> None:
 def test_flagperfs_paddle() -> None:
     found = case(framework="FlagPerf (Paddle)", model="gpt3-6.7b", precision="fp16", num_gpus=8)
     assert found.plan.zero_stage == 2
-    assert found.scenario.workload.attention_kernel == "eager"
+    assert found.scenario.workload.attention_kernel == "flash"  # use_flash_attention = 1
 
 
 @pytest.mark.parametrize(
@@ -1420,3 +1431,17 @@ def test_names_of_swifts_arguments(words: str, found: tuple[str, str]) -> None:
     workload = read.scenario.workload
     assert (workload.adapter, workload.adapter_targets) == found
     assert not not_understood(read.row)
+
+
+@pytest.mark.parametrize(
+    ("framework", "expected", "absent"),
+    [
+        ("swift 2.6, zero2", "deepspeed-two-buckets adamw-fused", "deepspeed-one-bucket"),
+        ("ms-swift, zero2", "deepspeed-two-buckets", "adamw-fused"),
+        ("ms-swift 3.8, zero2", "deepspeed-one-bucket", "adamw-fused"),
+    ],
+)
+def test_swifts_configurations_of_deepspeed(framework: str, expected: str, absent: str) -> None:
+    found = engines_of(framework=framework, peft="full")
+    assert set(expected.split()) <= found
+    assert not found & set(absent.split())
