@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.workload import Workload
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterColumns:
+class ClusterColumns(Struct, frozen=True):
     """Rates and links where the rows of a table are on different clusters."""
 
     rates: Any  # compute.rates.Rates, of columns

@@ -8,10 +8,11 @@ at once where the links are regular, otherwise once for each cluster.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import on_distinct_rows
@@ -19,8 +20,7 @@ from hardware_profiles.cluster.link_tree import is_regular
 from hardware_profiles.cluster.schema import Cluster, Figure, Tier
 
 
-@dataclass(frozen=True, slots=True)
-class LinkColumns:
+class LinkColumns(Struct, frozen=True):
     """The links of each row: ``number`` is the index of its cluster among ``clusters``."""
 
     clusters: Sequence[Cluster]  # with the bandwidths that collectives reach

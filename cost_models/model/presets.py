@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -23,8 +22,7 @@ FOLDER: Final = Path(__file__).parent / "preset_data"
 _SIZE: Final = re.compile(r"\d+(?:\.\d+)?[bm]")  # in a model's name, such as 7b
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
+class Preset(Struct, frozen=True):
     """One well-known architecture."""
 
     name: str

@@ -6,8 +6,9 @@ Units     bytes; ``group``: elements of a row that share a scale (0: the whole r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
+
+from msgspec import Struct
 
 from cost_models.model.spec import Weight
 
@@ -22,8 +23,7 @@ KV_PRECISIONS: Final[tuple[str, ...]] = get_args(KVPrecision)
 QUANTISED_PARTS: Final = ("attention", "mlp", "experts", "shared_experts")
 
 
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
+class WeightFormat(Struct, frozen=True):
     """Bytes of one stored element of a matrix, and of a scale (and zero point)."""
 
     name: str
@@ -45,8 +45,7 @@ class WeightFormat:
         return matrix and (weight.is_routed_expert or not self.experts_only)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheFormat:
+class CacheFormat(Struct, frozen=True):
     """Bytes of one cached element, and of the scale of one head's vector."""
 
     name: str

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 from msgspec.structs import astuple
 
 from hardware_profiles.cluster.schema import Figure, Kind
@@ -33,8 +32,7 @@ class Published(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class FailureProfile:
+class FailureProfile(Struct, frozen=True):
     """Each figure with its source."""
 
     hours_between_failures: Figure  # of one accelerator
@@ -84,5 +82,5 @@ def parse_failures(text: str | None) -> FailureProfile:
             raise InputError(
                 f"--failures {item[:40]!r}: must be {meaning}, above 0 and at most {LARGEST:g}"
             )
-        profile = replace(profile, **{field: Figure(scale * value, "assumed", "given")})
+        profile = structs.replace(profile, **{field: Figure(scale * value, "assumed", "given")})
     return profile

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -24,8 +23,7 @@ Table = Mapping[str, Mapping[str, float]]  # algorithm, protocol
 _Rows = dict[Algorithm, dict[Protocol, Amount]]
 
 
-@dataclass(frozen=True, slots=True)
-class NcclTuning:
+class NcclTuning(Struct, frozen=True):
     """Seconds, and shares of a ring's bandwidth; a missing combination does not exist."""
 
     source: str

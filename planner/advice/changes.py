@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
+
+from msgspec import Struct, structs
 
 from cost_models.model.lora import adapted, without_adapters
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Offload, Plan
@@ -67,8 +69,7 @@ OFFLOADED: Final[dict[Offload, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """A changed scenario, or changed fields of its plan, not priced yet."""
 
     group: str
@@ -80,13 +81,12 @@ class Change:
     plan: Plan | None = None  # the only plan of the change; None: it is searched
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedPlan:
+class PinnedPlan(Struct, frozen=True):
     """A scenario, the given fields of the plan, and the plan that does not fit."""
 
     scenario: Scenario
     plan: Plan
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = {}
 
     @property
     def even(self) -> Scenario:
@@ -114,7 +114,7 @@ class PinnedPlan:
     ) -> Change:
         """Return a change of the scenario, with changed fields of the plan."""
         one = self.change(group, kind, words, options, **changed)
-        return replace(one, scenario=scenario)
+        return structs.replace(one, scenario=scenario)
 
     def replanned(
         self, group: str, kind: str, words: str, options: str, scenario: Scenario, plan: Plan

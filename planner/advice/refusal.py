@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct
 
 from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
@@ -27,8 +28,7 @@ from planner.text.paragraphs import commanded, plain
 MOST_REASONS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """A search without a plan: what removed the candidates, and changes that help."""
 
     scenario: Scenario
@@ -37,7 +37,7 @@ class Refusal:
     reasons: tuple[tuple[int, str], ...]  # number of candidates and reason, in descending order
     ways_out: tuple[WayOut, ...]
     changes: tuple[Relaxation, ...] = ()  # of requirements or pins
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # pinned fields of the plan
+    fixed: Mapping[str, Any] = {}  # pinned fields of the plan
 
     def __str__(self) -> str:
         counts = self.result.counts

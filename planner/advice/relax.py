@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct, structs
 
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.legality.rules import legality_codes
@@ -34,8 +34,7 @@ DIGITS: Final = 3
 LEFT_OUT: Final = "leave it out"
 
 
-@dataclass(frozen=True, slots=True)
-class Relaxation:
+class Relaxation(Struct, frozen=True):
     """A weaker requirement, another pin or another batch with which a plan exists."""
 
     instead_of: str
@@ -43,7 +42,7 @@ class Relaxation:
 
     def to_dict(self) -> dict[str, str]:
         """Return plain JSON values."""
-        return asdict(self)
+        return structs.asdict(self)
 
 
 def smallest_changes(

@@ -11,10 +11,11 @@ accelerators: all plans). A whole search with the change may find more, never le
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable
@@ -50,8 +51,7 @@ DEGREES: Final = (
 SMOOTH: Final = (2, 3, 5, 7)  # prime factors of numbers of nodes that leave many splits
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
+class Saving(Struct, frozen=True):
     """A change with which a plan is faster than the best one, and that plan."""
 
     words: str
@@ -73,8 +73,7 @@ class Saving:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Around:
+class _Around(Struct, frozen=True):
     """The best plan of a search, its pins and requirements."""
 
     scenario: Scenario

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.legality.capabilities import all_capabilities, capabilities_of
 from cost_models.plan.plan import Plan
@@ -25,8 +25,7 @@ COMMON: Final = ("nemo", "torchtitan", "deepspeed", "hf-trainer")
 MOST_GPUS: Final = 1024  # beyond, the searches of all take longer than a third of the plan's own
 
 
-@dataclass(frozen=True, slots=True)
-class BestOfTrainer:
+class BestOfTrainer(Struct, frozen=True):
     """The fastest plan that fits among those that a trainer runs, at the trainer's prices."""
 
     software: str  # as --software names it

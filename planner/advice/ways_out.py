@@ -8,9 +8,10 @@ larger accelerator, more accelerators in the node, more nodes; weights in 16 bit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final
+
+from msgspec import Struct, structs
 
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
@@ -44,8 +45,7 @@ NEEDLESS: Final = {
 MOST_WAYS: Final = MOST_SOFTWARE + 4  # offload, a larger accelerator, more of them, 16 bits
 
 
-@dataclass(frozen=True, slots=True)
-class WayOut:
+class WayOut(Struct, frozen=True):
     """A priced change with which a plan fits."""
 
     to: Change
@@ -148,7 +148,7 @@ def check(change: Change) -> WayOut | None:
                 given = prod(fixed.get(name, 1) for name in RANKS)
                 several = scenario.cluster.num_gpus > given  # ranks that could be pipeline ranks
                 options = f"{change.options} --pp 1" if several else change.options
-                return _fitting(replace(change, options=options), found.plan)
+                return _fitting(structs.replace(change, options=options), found.plan)
         begin(words)
         found = first_plan(scenario, fixed, common_only=True)
     return _fitting(change, found.plan) if found.plan is not None else None
@@ -156,7 +156,7 @@ def check(change: Change) -> WayOut | None:
 
 def _fitting(change: Change, plan: Plan) -> WayOut | None:
     assessment = assess(change.scenario, plan)
-    return WayOut(replace(change, plan=plan), assessment) if assessment.fits else None
+    return WayOut(structs.replace(change, plan=plan), assessment) if assessment.fits else None
 
 
 def ways_out(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from cost_models.communication.host_link import NVME_BANDWIDTH, host_memory_bandwidth
@@ -32,8 +32,7 @@ def host_codes(cluster: Cluster, host: HostBytes) -> NDArray[np.int8]:
     return np.where(short, TOO_LARGE, 0).astype(np.int8)
 
 
-@dataclass(frozen=True, slots=True)
-class HostMemory:
+class HostMemory(Struct, frozen=True):
     """Host memory and NVMe space that a plan needs and that a node has, in bytes."""
 
     memory_bytes: float
@@ -62,7 +61,7 @@ class HostMemory:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return asdict(self)
+        return structs.asdict(self)
 
 
 def host_memory(scenario: Scenario, priced: PredictionTable) -> HostMemory:

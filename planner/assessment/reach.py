@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from cost_models.legality.rules import legality_codes
@@ -144,8 +145,7 @@ def largest(load: Callable[[int], float], highest: int, start: int = 1) -> int:
     return low
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Struct, frozen=True):
     """Largest micro-batch size and longest sequence of a plan, each with the other unchanged."""
 
     largest_micro_batch_size: int | None
@@ -153,7 +153,7 @@ class Reach:
 
     def to_dict(self) -> dict[str, int | None]:
         """Return plain JSON values."""
-        return asdict(self)
+        return structs.asdict(self)
 
 
 def reach(scenario: Scenario, plan: Plan, peak: float) -> Reach:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from cost_models.activations.live import live_activations
@@ -46,8 +46,7 @@ EXPLANATIONS_WITHOUT_HEAD: Final = {
 ONLY_WITH: Final = {"head": "head", "embedding": "embedding"}  # moment: the block it needs
 
 
-@dataclass(frozen=True, slots=True)
-class MomentMemory:
+class MomentMemory(Struct, frozen=True):
     """Memory of the limiting stage at one moment of a step."""
 
     name: str
@@ -63,8 +62,7 @@ class MomentMemory:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class StagePeak:
+class StagePeak(Struct, frozen=True):
     """Peak memory of one pipeline rank, with its layers and micro-batches in flight."""
 
     stage: int
@@ -76,8 +74,7 @@ class StagePeak:
     parts: MemoryParts
 
 
-@dataclass(frozen=True, slots=True)
-class StepMemory:
+class StepMemory(Struct, frozen=True):
     """Memory of one step, moment by moment (``fit --explain``)."""
 
     stage: int  # with the highest peak

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.scenario import Scenario
@@ -25,8 +25,7 @@ MOST_KEPT: Final = 0.75 * GIB
 LARGEST_SHARE_KEPT: Final = 0.03
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """Memory that a plan may use on one accelerator, with its source."""
 
     size: float  # bytes

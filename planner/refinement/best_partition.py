@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct, structs
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
@@ -82,8 +83,7 @@ RECOMPUTES: Final = (FULL, SELECTIVE)  # settings whose numbers of layers are ch
 UNEVEN: Final = [SCHEDULES.index(schedule) for schedule in ONE_STAGE_A_RANK]
 
 
-@dataclass(frozen=True, slots=True)
-class StagedPlan:
+class StagedPlan(Struct, frozen=True):
     """A plan with its own stages and numbers of recomputed layers."""
 
     rank: int | None  # position among the plans of the search, from 0; None: not among them
@@ -161,7 +161,7 @@ def best_staged(
     if found is None:
         return None
     ranks = [row for row, other in enumerate(plans) if _family(other) == _family(found.plan)]
-    return replace(found, rank=ranks[0] if ranks else None, even_step=even)
+    return structs.replace(found, rank=ranks[0] if ranks else None, even_step=even)
 
 
 def all_stage_candidates(

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.columnar.projections import distinct_rows
@@ -97,8 +98,7 @@ Known: TypeAlias = tuple[float, float, Plan]  # seconds of a step, peak bytes, p
 Search: TypeAlias = Callable[[Scenario, int, float], Fastest]
 
 
-@dataclass(frozen=True, slots=True)
-class AxisPlace:
+class AxisPlace(Struct, frozen=True):
     """Links and traffic of the groups of one axis."""
 
     axis: str
@@ -115,8 +115,7 @@ class AxisPlace:
         return (self.level, self.bandwidth) != (self.usual_level, self.usual_bandwidth)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedPlan:
+class PlacedPlan(Struct, frozen=True):
     """A plan with its own order of ranks."""
 
     rank: int | None  # position among the plans of the search, from 0; None: not among them

@@ -15,10 +15,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from hardware_profiles.cluster.link_tree import Tree, groups_of, links_of_groups
@@ -41,8 +41,7 @@ class Groups(NamedTuple):
     ring: bool  # ring collectives; else messages to the next rank
 
 
-@dataclass(frozen=True, slots=True)
-class BestOrder:
+class BestOrder(Struct, frozen=True):
     """The order with the least cost that was found."""
 
     order: Order

@@ -27,10 +27,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.partition.schedules import SPLIT
 from cost_models.plan.plan import PlanTable, split_layers
@@ -45,8 +45,7 @@ SAME: Final = 1e-9  # relative
 Ranges = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StageSplit:
+class StageSplit(Struct, frozen=True):
     """Layers and recomputed layers of every stage, and the simulated step."""
 
     layer_ranges: Ranges
@@ -71,8 +70,7 @@ def best_stages(
     return search.best, search.proven
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(Struct, frozen=True):
     """A partial pipeline: its first stages have layers."""
 
     stages: tuple[StageCost, ...]

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import Struct
+
 from cost_models.legality.capabilities import Capabilities, capabilities, capabilities_of
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
@@ -66,8 +68,7 @@ def pins_of(name: str) -> dict[str, Any]:
     return {"recompute_layers": 0} if limits.get("recompute_layers") == [0] else {}
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerSearch:
+class TrainerSearch(Struct, frozen=True):
     """A search of the plans that one trainer runs, with the prices of its software profile."""
 
     scenario: Scenario

@@ -13,9 +13,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, structs
 
 from cost_models.model.families import model_spec
 from cost_models.model.presets import (
@@ -43,8 +45,7 @@ _SIZE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([mbt])", re.IGNORECASE)
 _UNITS: Final = {"m": 1e6, "b": 1e9, "t": 1e12}
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """The shape of a llama of about ``num_parameters``."""
 
     num_parameters: float
@@ -299,7 +300,7 @@ def shape_of_size(text: str, num_parameters: float) -> Shape:
     if not SMALLEST <= num_parameters <= LARGEST:
         raise InputError(f"model {text!r}: a size must be from 20m to 2t parameters")
     shape = min(SHAPES, key=lambda s: abs(math.log(s.num_parameters / num_parameters)))
-    return replace(shape, num_layers=_layers(shape, num_parameters))
+    return structs.replace(shape, num_layers=_layers(shape, num_parameters))
 
 
 def _layers(shape: Shape, num_parameters: float) -> int:

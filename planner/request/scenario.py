@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
+
+from msgspec import Struct
 
 from cost_models.legality.capabilities import require_runnable_workload, usual
 from cost_models.memory.optimizer_states import BLOCKS, MIN_QUANTISED_ELEMENTS, OPTIMIZER_TRAITS
@@ -41,16 +42,14 @@ MAX_SEQ_LEN = 10**8
 MAX_BATCH = 10**7
 
 
-@dataclass(frozen=True, slots=True)
-class AssumedScenario:
+class AssumedScenario(Struct, frozen=True):
     """A scenario with the assumptions made where the request left something open."""
 
     scenario: Scenario
     assumptions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Adapting:
+class Adapting(Struct, frozen=True):
     """Adapters and trained parts of a frozen model; None: the default."""
 
     kind: str  # lora or qlora

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.plan.plan import Plan
@@ -38,8 +38,7 @@ def writers_of(scenario: Scenario, plan: Plan) -> tuple[int, int]:
     return writers, max(1, nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class FailureEstimate:
+class FailureEstimate(Struct, frozen=True):
     """Failure rate, checkpoints and goodput of a plan; times in seconds."""
 
     seconds_between_failures: float
@@ -54,11 +53,10 @@ class FailureEstimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return asdict(self)
+        return structs.asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class RunCostWithFailures:
+class RunCostWithFailures(Struct, frozen=True):
     """Wall-clock time and cost of a training run with failures and checkpoints."""
 
     estimate: FailureEstimate
@@ -73,12 +71,11 @@ class RunCostWithFailures:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        values = asdict(self)
-        return {**values.pop("estimate"), **values}
+        values = structs.asdict(self)
+        return {**values.pop("estimate").to_dict(), **values}
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingRun:
+class TrainingRun(Struct, frozen=True):
     """Cost of a training run without failures and with them."""
 
     cost: RunCost

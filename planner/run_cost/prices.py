@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
+
 from hardware_profiles.cluster.catalogue import match_accelerator
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
@@ -22,8 +24,7 @@ ABOUT_ENERGY: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AcceleratorCost:
+class AcceleratorCost(Struct, frozen=True):
     """Price and power of one accelerator; None: unknown."""
 
     dollars_per_hour: float | None

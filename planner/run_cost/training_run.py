@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+from msgspec import Struct, structs
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.failures import FailureProfile, parse_failures
@@ -30,8 +31,7 @@ _AMOUNT: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(Struct, frozen=True):
     """Requested tokens and limits of a training run; None: not given."""
 
     tokens: float | None = None
@@ -93,8 +93,7 @@ def parse_run_request(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
+class StepCost(Struct, frozen=True):
     """Time and cost of one step of a plan."""
 
     seconds: float
@@ -133,8 +132,7 @@ def affordable_tokens(request: RunRequest, step: StepCost, progress: float = 1.0
     return None if not limits else float(math.floor(min(limits) * progress) * step.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class RunCost:
+class RunCost(Struct, frozen=True):
     """Size, time and cost of a training run without failures; None: unknown or not limited."""
 
     tokens: float
@@ -149,7 +147,7 @@ class RunCost:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return asdict(self)
+        return structs.asdict(self)
 
 
 def cost_of_run(request: RunRequest, step: StepCost, progress: float = 1.0) -> RunCost | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import FactoredColumn, common_projection, values_at
@@ -90,8 +91,7 @@ def grid_codes(scenario: Scenario, product: PlanProduct) -> NDArray[np.int16]:
     return codes
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(Struct, frozen=True):
     """Legal candidates, and counts of the others by broken rule."""
 
     legal: PlanTable  # dictionary-encoded: legal plans that satisfy the requirements

@@ -7,10 +7,10 @@ within ``CLOSE`` of the fastest, from which the simplest is chosen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import Plan, PlanTable
@@ -43,8 +43,7 @@ def degrees_of(table: Plan | PlanTable) -> Any:
     return code.astype(np.uint64)
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """Steps (seconds, ascending) and degrees of the plans that are known so far."""
 
     seconds: Floats

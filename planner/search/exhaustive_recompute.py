@@ -18,10 +18,11 @@ is priced.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import concatenate, decode
@@ -61,8 +62,7 @@ def every_count(highest: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
     return rows, np.arange(len(rows)) - starts + 1
 
 
-@dataclass(frozen=True, slots=True)
-class FullRecompute:
+class FullRecompute(Struct, frozen=True):
     """Plans that recompute all layers, whether they fit or not, with two peaks in bytes."""
 
     table: PlanTable
@@ -80,8 +80,7 @@ class FullRecompute:
         return cls(table, none[rows], peak[rows])
 
 
-@dataclass(frozen=True, slots=True)
-class LayerGrids:
+class LayerGrids(Struct, frozen=True):
     """Plans with full recomputation, each with bounds over all smaller numbers of layers."""
 
     table: PlanTable
@@ -131,8 +130,7 @@ class LayerGrids:
             yield start + grid, replace(self.table.rows(start + grid), recompute_layers=number)
 
 
-@dataclass(slots=True)
-class EveryNumber:
+class EveryNumber(Struct):
     """Candidate source: every number of recomputed layers.
 
     For fronts, the objective memory, offloaded activations and constraints with lower limits on

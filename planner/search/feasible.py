@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.arrays import Real
@@ -37,8 +37,7 @@ def nothing_broken(rows: NDArray[np.intp], seconds: Floats) -> NDArray[np.int16]
     return np.zeros(len(rows), dtype=np.int16)
 
 
-@dataclass(slots=True)
-class Feasible:
+class Feasible(Struct):
     """Tests of plans against one verdict, the largest allowed peak and constraints on results."""
 
     scenario: Scenario

@@ -8,10 +8,10 @@ to the simulated step: a plan that breaks one is dropped and excludes no other p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import Plan, PlanTable
@@ -29,8 +29,7 @@ FIRST: Final = 4  # if a single plan is ranked, those that are simulated first
 Codes = NDArray[np.int16]
 
 
-@dataclass(frozen=True, slots=True)
-class Finalists:
+class Finalists(Struct, frozen=True):
     """Rows of a table, best first, with their simulated steps in seconds."""
 
     rows: Rows

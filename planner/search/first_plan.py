@@ -9,8 +9,10 @@ recomputed layers under every plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
+
+from msgspec import Struct
 
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.table import table_steps
@@ -32,8 +34,7 @@ WHOLE: Final[dict[str, Any]] = {"dp_replicate": 1}  # replicas of shards never n
 FLAT: Final[dict[str, Any]] = {"pipeline_parallel": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class FirstPlan:
+class FirstPlan(Struct, frozen=True):
     """Result of a quick search."""
 
     plan: Plan | None  # fits with its whole interval; None: no plan does

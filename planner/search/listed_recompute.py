@@ -12,9 +12,10 @@ Only such plans that may beat the leaders by this bound are priced.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, PlanTable
@@ -41,8 +42,7 @@ def listed_recompute(
     return tuple(word for word in listed if word not in SEARCHED_RECOMPUTE)
 
 
-@dataclass(slots=True)
-class ListedRecompute:
+class ListedRecompute(Struct):
     """Variants of plans that recompute all layers."""
 
     scenario: Scenario

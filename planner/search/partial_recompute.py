@@ -20,10 +20,11 @@ they keep less but transfer more (``exhaustive_recompute``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
@@ -144,8 +145,7 @@ def rows_too_large(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Families:
+class Families(Struct, frozen=True):
     """Plans with full recomputation, each with bounds on its variants with fewer layers."""
 
     table: PlanTable
@@ -193,8 +193,7 @@ class Families:
         )
 
 
-@dataclass(slots=True)
-class FewestLayers:
+class FewestLayers(Struct):
     """Candidate source: the fewest recomputed layers with which a plan fits.
 
     For the objectives time, cost and energy without offloaded activations: no plan gets faster by

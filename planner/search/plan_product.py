@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import FactoredColumn
@@ -34,8 +34,7 @@ class ProductBlock(NamedTuple):
         return prod(map(len, self.choices.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class PlanProduct:
+class PlanProduct(Struct, frozen=True):
     """The plans of many grids; the last choice varies fastest."""
 
     values: Mapping[str, NDArray[Any]]  # distinct values of every column
@@ -101,7 +100,7 @@ class PlanProduct:
         first = [n for n, choice in enumerate(self.choices) if set(choice) & set(names)]
         order = [*first, *(n for n in range(len(self.choices)) if n not in first)]
         choices = tuple(self.choices[n] for n in order)
-        return replace(self, choices=choices, sizes=self.sizes[order])
+        return structs.replace(self, choices=choices, sizes=self.sizes[order])
 
     def first_values(self, kept: int) -> PlanProduct:
         """Return every combination of the first ``kept`` choices, with first values of the others.
@@ -113,13 +112,13 @@ class PlanProduct:
             begins = np.cumsum(sizes[number]) - sizes[number]
             choices[number] = {name: codes[begins] for name, codes in choices[number].items()}
             sizes[number] = 1
-        return replace(self, choices=tuple(choices), sizes=sizes)
+        return structs.replace(self, choices=tuple(choices), sizes=sizes)
 
     def first_of(self, grid: int) -> PlanTable:
         """Return the first plan of a grid, alone."""
         one = self.grids(np.array([grid]))
         choices = tuple({name: codes[:1] for name, codes in each.items()} for each in one.choices)
-        alone = replace(one, choices=choices, sizes=np.ones_like(one.sizes))
+        alone = structs.replace(one, choices=choices, sizes=np.ones_like(one.sizes))
         return alone.plans(alone.factored()[1].project(0), np.arange(1))
 
     def factored(self) -> tuple[PlanTable, ProductFrame]:

@@ -7,10 +7,11 @@ the candidates of all batches are priced as one table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import WORDS, PlanTable
@@ -31,8 +32,7 @@ SIZES: Final = (1.0, 3.0)  # seconds, relative: steps, memory
 EXACT: Final = 4.0  # peaks up to so many budgets are exact
 
 
-@dataclass(frozen=True, slots=True)
-class PricedCandidates:
+class PricedCandidates(Struct, frozen=True):
     """Candidates, and of each legal one: steps, peak and verdicts."""
 
     candidates: Candidates

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import Plan, PlanTable
@@ -30,8 +30,7 @@ Ranked: TypeAlias = tuple[float, float, Plan]  # seconds, bytes, plan
 Beaten: TypeAlias = Callable[[PlanTable, Floats, Floats], NDArray[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateBatch:
+class CandidateBatch(Struct, frozen=True):
     """Legal plans that fit and may satisfy the constraints, with a lower bound on their steps."""
 
     table: PlanTable
@@ -41,8 +40,7 @@ class CandidateBatch:
     family: Rows | None = None  # only the best of the rows with the same number is ranked
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(Struct, frozen=True):
     """Order of the results of a search: the first ``top`` by an objective, or a Pareto front.
 
     ``distinct``: number of splits of the ranks of which a plan is kept in addition

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import decode
@@ -63,8 +64,7 @@ FEW: Final = 20_000  # plans whose model states alone are not priced before thei
 NEAR: Final = 1.5  # budgets: no stages are chosen with larger peaks, which need not be exact
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """Numbers of candidates by outcome."""
 
     enumerated: int
@@ -75,7 +75,7 @@ class Counts:
     seconds: float
     simulated: int = 0
     bounded_away: int = 0  # not simulated: the closed form exceeds the best simulated steps
-    excluded: Mapping[str, int] = field(default_factory=dict)  # legal, but break a requirement
+    excluded: Mapping[str, int] = {}  # legal, but break a requirement
     short_pieces: int = 0  # additional plans with short pieces of sequences
     part_recomputed: int = 0  # additional plans that recompute some layers of every stage
     more_stages: int = 0  # additional plans with other numbers of virtual stages
@@ -220,8 +220,7 @@ def search(
     )
 
 
-@dataclass(slots=True)
-class _Tally:
+class _Tally(Struct):
     """What a search simulates and prices besides the enumerated plans (``Counts``)."""
 
     simulated: int = 0
@@ -229,7 +228,7 @@ class _Tally:
     part_recomputed: int = 0
     more_stages: int = 0
     copies: int = 0
-    broken: list[NDArray[Any]] = field(default_factory=list)  # the requirement that a plan breaks
+    broken: list[NDArray[Any]] = []  # the requirement that a plan breaks
 
     def rank(
         self,
@@ -268,8 +267,7 @@ def _reported(tables: Iterator[PlanTable]) -> Iterator[PlanTable]:
         yield table
 
 
-@dataclass(frozen=True, slots=True)
-class _Space:
+class _Space(Struct, frozen=True):
     """Legal plans of a scenario with peaks, verdicts and bounds on their steps."""
 
     table: PlanTable  # plans that fit, are tight, or may fit with fewer recomputed layers

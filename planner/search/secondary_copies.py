@@ -13,10 +13,11 @@ Only a trainer that has such copies is asked (``capabilities.toml``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.legality.executor_limits import SUPPORTED_FIELDS
@@ -45,8 +46,7 @@ def has_copies(scenario: Scenario, fixed: Mapping[str, Any], require: Sequence[C
     return FIELD in SUPPORTED_FIELDS if table is None else FIELD not in table.limits()
 
 
-@dataclass(slots=True)
-class SecondaryCopies:
+class SecondaryCopies(Struct):
     """Variants of plans of ZeRO 3, with all numbers of neighbours and of recomputed layers."""
 
     scenario: Scenario

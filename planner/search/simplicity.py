@@ -10,8 +10,9 @@ fastest (``CLOSE``) the simplest is proposed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from cost_models.plan.plan import Plan
 
@@ -28,8 +29,7 @@ SCHEDULES_BY_USE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Tie:
+class Tie(Struct, frozen=True):
     """Plans whose steps are within ``CLOSE`` of the fastest."""
 
     plans: int  # how many, the fastest included

@@ -8,10 +8,10 @@ not beat the leaders. Every ranked batch updates the leaders.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import PlanTable
@@ -21,12 +21,11 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
 
-@dataclass(slots=True)
-class Leaders:
+class Leaders(Struct):
     """The best plans so far, best first."""
 
     ranking: Ranking
-    plans: list[Ranked] = field(default_factory=list)
+    plans: list[Ranked] = []
 
     def add(self, more: list[Ranked]) -> None:
         """Merge more plans into the ranking; among ties earlier plans stay first."""
@@ -50,8 +49,7 @@ class CandidateSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EnumeratedSpace:
+class EnumeratedSpace(Struct, frozen=True):
     """Feasible rows of the enumerated space: one batch, already priced."""
 
     table: PlanTable

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import gcd
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.schedules import LOOPED, V_SHAPED, default_virtual_stages
@@ -45,8 +46,7 @@ class DegreeGrid(NamedTuple):
     copies: int  # replicas of the shards
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(Struct, frozen=True):
     """What a search chooses among.
 
     Degrees are the divisors of the number of accelerators. Numbers of virtual stages are 2 and

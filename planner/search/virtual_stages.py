@@ -17,10 +17,11 @@ recomputation are priced first, and their variants only if they are faster than 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import decode, encode
@@ -58,8 +59,7 @@ SIZES: Final = (1.0, 2.0)
 VARIANTS: Final = (1.0, 2.0, 2.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Interleaved:
+class Interleaved(Struct, frozen=True):
     """Legal plans with two virtual stages, which stand for all larger numbers."""
 
     table: PlanTable
@@ -102,8 +102,7 @@ def other_counts(scenario: Scenario, pipelines: NDArray[np.int64]) -> tuple[Rows
     return row, every[begin[code][row] + place]
 
 
-@dataclass(slots=True)
-class VirtualStages:
+class VirtualStages(Struct):
     """Variants of interleaved plans with other numbers of stages, and of recomputed layers."""
 
     scenario: Scenario
@@ -132,7 +131,7 @@ class VirtualStages:
                 mine = some.rows(row[here])
                 table = with_virtual_stages(mine.table, number[here])
                 with stages(*VARIANTS) as part:
-                    yield from self.variants(replace(mine, table=table), leaders, part)
+                    yield from self.variants(structs.replace(mine, table=table), leaders, part)
 
     def _pairs(self, table: PlanTable, leaders: Leaders) -> tuple[Rows, Rows]:
         """Return rows and numbers of stages that are fast enough if no layer recomputes."""
@@ -179,7 +178,7 @@ class VirtualStages:
         none, many = np.full(len(table), np.nan), len(few) > MOST_ALONE
         if many:  # most recompute too many layers for the memory that they need without
             none[few] = feasible.fits(_without(table.rows(few)))[1]
-            some = replace(some, least_without=np.fmax(none, some.least_without))
+            some = structs.replace(some, least_without=np.fmax(none, some.least_without))
             more = self._may_recompute_fewer(some, table, step, leaders, timed=timed)
             few = np.intersect1d(few, more)
         every = np.union1d(rows, few)

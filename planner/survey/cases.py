@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, get_args
+
+from msgspec import Struct, structs
 
 from cost_models.compute.training_run import (
     best_batch_tokens,
@@ -44,8 +45,7 @@ class DefaultBatch(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadRequest:
+class WorkloadRequest(Struct, frozen=True):
     """Model and workload of every case: the arguments of ``build_scenario`` without the cluster."""
 
     model: ModelSpec
@@ -62,7 +62,7 @@ class WorkloadRequest:
         assumed = build_scenario(options.pop("model", self.model), cluster, **options)
         if self.batch is None and default is not None:
             note = f"global_batch_size {default.size} ({default.why})"
-            assumed = replace(assumed, assumptions=(*assumed.assumptions, note))
+            assumed = structs.replace(assumed, assumptions=(*assumed.assumptions, note))
         return assumed
 
     def common_batch(self, clusters: Sequence[Cluster]) -> DefaultBatch:
@@ -157,7 +157,7 @@ def scenarios_of(
     """
     if batches:
         return [
-            replace(job, batch=batch).scenario(cluster, precision=precision)
+            structs.replace(job, batch=batch).scenario(cluster, precision=precision)
             for batch in batches
             for cluster in clusters
             for precision in precisions

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct, field, structs
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
@@ -56,8 +57,7 @@ SEEN: Final = 40  # plans of a search among which stages are chosen, whatever th
 OFFLOADED: Final = "offload is allowed (nothing fits without it with its whole interval)"
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyRequest:
+class SurveyRequest(Struct, frozen=True):
     """Options of the search in every case."""
 
     fixed: Mapping[str, Any]
@@ -72,8 +72,7 @@ class SurveyRequest:
     rows: int | None = None  # plans that are shown, where --top gives them
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyCase:
+class SurveyCase(Struct, frozen=True):
     """One cluster with one precision: the plans of its search, or the reason for none.
 
     ``found``: the best plan first. That is one with its own order of ranks or its own stages where
@@ -115,12 +114,12 @@ def survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list
     cases = _survey(scenarios, request)
     if any(map(_fits, cases)) or not any(_needs_offload(c, request) for c in cases):
         return cases
-    again = _survey(scenarios, replace(request, offloads=OFFLOADS))
+    again = _survey(scenarios, structs.replace(request, offloads=OFFLOADS))
     tight = any(case.found for case in cases)
     if not any(_fits(case) or (case.found and not tight) for case in again):
         return cases
     return [
-        replace(case, assumed=_with_note(case.assumed, OFFLOADED)) if case.found else case
+        structs.replace(case, assumed=_with_note(case.assumed, OFFLOADED)) if case.found else case
         for case in again
     ]
 
@@ -130,7 +129,7 @@ def _fits(case: SurveyCase) -> bool:
 
 
 def _with_note(assumed: AssumedScenario, note: str) -> AssumedScenario:
-    return replace(assumed, assumptions=(*assumed.assumptions, note))
+    return structs.replace(assumed, assumptions=(*assumed.assumptions, note))
 
 
 def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from msgspec import Struct, structs
+
 from cost_models.model.spec import ModelSpec
 from cost_models.plan_file import PlanFile
 from cost_models.units import format_count
@@ -46,8 +48,7 @@ MOST_MODELS: Final = 64
 COMPARES: Final = ("cheapest-cluster", "most-tokens")  # clusters, by what they cost
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One candidate of an inverse query, with its forward searches."""
 
     value: Any  # accelerators, sequences, tokens, or a model's name
@@ -130,8 +131,7 @@ def models_of(model: ModelLike, find: str | None) -> list[ModelLike]:
     return list(dict.fromkeys(names))
 
 
-@dataclass(frozen=True, slots=True)
-class _Inverse:
+class _Inverse(Struct, frozen=True):
     """Inputs of all inverse queries."""
 
     find: str
@@ -149,14 +149,14 @@ class _Inverse:
         self, value: Any, words: str, scenarios: Sequence[AssumedScenario], **changes: Any
     ) -> Attempt:
         """Run the forward searches for one candidate."""
-        request = replace(self.request, offload_if_needed=False, **changes)
+        request = structs.replace(self.request, offload_if_needed=False, **changes)
         return Attempt(value, words, tuple(survey(scenarios, request)))
 
     def scenarios(
         self, clusters: Sequence[Cluster] | None = None, **changes: Any
     ) -> list[AssumedScenario]:
         """Return the scenarios of one candidate."""
-        job = replace(self.job, options={**self.job.options, **changes})
+        job = structs.replace(self.job, options={**self.job.options, **changes})
         chosen = self.clusters if clusters is None else clusters
         batch: DefaultBatch | None = None
         if self.find in COMPARES:
@@ -173,7 +173,7 @@ class _Inverse:
         self, tried: Sequence[Attempt], found: Attempt, next_attempt: Attempt | None, **changes: Any
     ) -> InverseAnswer:
         """Return the answer for a candidate that was found."""
-        request = replace(self.request, **changes)
+        request = structs.replace(self.request, **changes)
         cases = found.cases
         best = tuple(ranked(cases, request))
         assumptions = tuple(assumptions_of(cases, best, request))
@@ -248,8 +248,8 @@ def _largest_micro_batch(one: _Inverse) -> InverseAnswer:
     _require_free(one, "micro_batch_size")
 
     def ask(size: int, batch: int | None, **changes: Any) -> Attempt:
-        job = one.job if batch is None else replace(one.job, batch=batch)
-        request = replace(one, job=job)
+        job = one.job if batch is None else structs.replace(one.job, batch=batch)
+        request = structs.replace(one, job=job)
         fixed = {**one.request.fixed, "micro_batch_size": size}
         words = f"micro-batches of {size:,}"
         return request.ask(size, words, request.scenarios(), fixed=fixed, **changes)
@@ -340,7 +340,7 @@ def _largest_model(one: _Inverse, models: Sequence[ModelSpec]) -> InverseAnswer:
     """Try the models from the largest on."""
     tried: list[Attempt] = []
     for model in sorted(models, key=lambda model: -model.num_parameters):
-        request = replace(one, job=replace(one.job, model=model))
+        request = structs.replace(one, job=structs.replace(one.job, model=model))
         words = f"{model.name} ({format_count(model.num_parameters)} parameters)"
         tried.append(request.ask(model.name, words, request.scenarios()))
         if tried[-1].fits:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from textwrap import shorten
 from typing import Final
+
+from msgspec import Struct
 
 from cost_models.units import format_bytes
 from planner.text.paragraphs import INDENT, LINES, labelled, width
@@ -18,8 +19,7 @@ NEXT_SHORT: Final = "append the options of a fix (-v: all fixes and options)"
 NONE: Final = "none found with up to 1,024 nodes of this kind"
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
+class Fix(Struct, frozen=True):
     """A change in words and as options, its peak in bytes and its pace in words.
 
     ``condition``: what is not known and must hold.

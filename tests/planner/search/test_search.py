@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from cost_models.legality.rules import CODES, legality_codes
 from cost_models.memory.allocator import most_over_typical
@@ -135,7 +136,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cost_models.pricing.table.AT_ONCE", 500)
     chunked = search(scenario)
     assert chunked.plans == whole.plans
-    assert chunked.counts == replace(whole.counts, seconds=chunked.counts.seconds)
+    assert chunked.counts == structs.replace(whole.counts, seconds=chunked.counts.seconds)
 
 
 def test_pinned_parts_stay() -> None:
