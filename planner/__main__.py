@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 
@@ -17,6 +18,8 @@ def main() -> None:
     except KeyboardInterrupt:
         os.write(2, b"shardplan: interrupted\n")
         os._exit(130)
+    finally:
+        gc.freeze()  # what ends with the process is not searched for cycles
 
 
 if __name__ == "__main__":

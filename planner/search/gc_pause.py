@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-OBJECTS: Final = 100_000  # new objects before a collection of the youngest generation
+OBJECTS: Final = 500_000  # new objects before a collection of the youngest generation
 
 
 @contextmanager
