@@ -366,14 +366,28 @@ def _whole(text: str) -> str:
     return str(1024 * int(text[:-1])) if re.fullmatch(r"\d{1,6}[kK]", text) else text
 
 
+def _stage(text: str) -> str:
+    """Return the number of a stage of ZeRO.
+
+    >>> _stage("ZeRO-3"), _stage("zero_stage 2"), _stage("z1"), _stage("zero3_offload")
+    ('3', '2', '1', 'zero3_offload')
+    """
+    found = re.fullmatch(
+        r"(?:deepspeed[ _-]*)?(?:z(?:ero)?)?[ _-]*(?:stage)?[ _-]*([0-3])", text, re.I
+    )
+    return found[1] if found else text
+
+
 def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[BadCell]]:
     """Return a row with the cells that can be read, and an error for each of the others."""
     given = {name: text for name, cell in cells if (text := cell.strip()).lower() not in EMPTY}
     for name, text in given.items():
         if isinstance(COLUMNS[name][0], inspect.BoolType):
             given[name] = FLAGS.get(text.lower(), text)
+        elif name == "flash_attention":
+            given[name] = {"true": "1", "false": "0", **FLAGS}.get(text.lower(), text)
         elif isinstance(COLUMNS[name][0], inspect.IntType):
-            given[name] = _whole(text)
+            given[name] = _whole(_stage(text) if name == "zero_stage" else text)
     try:
         return msgspec.convert({"line": line, **given}, Row, strict=False), []
     except msgspec.ValidationError:

@@ -110,6 +110,20 @@ def test_flags_have_several_spellings(tmp_path: Path, cell: str, *, value: bool)
     assert row.gated_mlp is value
 
 
+@pytest.mark.parametrize(
+    ("cell", "stage"), [("zero2", 2), ("ZeRO-3", 3), ("Z1", 1), ("zero_stage 2", 2), ("stage 3", 3)]
+)
+def test_a_stage_may_have_its_name(tmp_path: Path, cell: str, stage: int) -> None:
+    (row,) = read_runs(written(tmp_path, f"seq_len,zero_stage\n2048,{cell}\n"))
+    assert row.zero_stage == stage
+
+
+@pytest.mark.parametrize(("cell", "flag"), [("True", "1"), ("yes", "1"), ("no", "0"), ("1", "1")])
+def test_flash_attention_is_a_flag(tmp_path: Path, cell: str, flag: str) -> None:
+    (row,) = read_runs(written(tmp_path, f"seq_len,flash_attention\n2048,{cell}\n"))
+    assert row.flash_attention == flag
+
+
 def test_the_published_runs_come_along() -> None:
     rows = read_runs(PUBLISHED)
     assert len(rows) == 2221
