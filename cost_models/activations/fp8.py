@@ -115,6 +115,34 @@ def fp8_weight_bytes(view: RankView) -> Real:
     return view.software.fp8.weight_copies * element_bytes(view.workload, view.software) * elements
 
 
+def matrices_in_few_bits(view: RankView, *, experts: bool) -> Real:
+    """Elements of trained matrices that ranks under ZeRO-1 keep in 8 bits alone.
+
+    Where the new weights are gathered in 8 bits, the copies of ``fp8_weight_bytes`` are all there
+    is next to fp32 shards. ``experts``: those of experts that are shared out apart, or the others.
+    Source: NVIDIA/Megatron-LM: megatron/training/arguments.py, --fp8-param-gather ("do not use any
+    other intermediate dtype").
+    """
+    table, software = view.table, view.software
+    found: Real = np.zeros(len(table))
+    kept = software.fp8.gathers_weights and software.fp8.weight_copies > 0.0
+    if not kept or view.workload.precision not in QUANTISED:
+        return found
+    for layers in view.layers:
+        for weight in layers.kind.weights:
+            if not is_multiplied(weight) or weight.frozen or weight.is_adapter:
+                continue
+            apart = np.logical_and(table.experts_apart, weight.role == "expert")
+            numel = shard_numel(
+                weight,
+                table.tensor_parallel,
+                expert_tensor=table.expert_tensor,
+                expert_parallel=table.expert_parallel,
+            )
+            found = found + np.where(np.equal(apart, experts), layers.count * numel, 0.0)
+    return np.where(table.zero_stage == 1, found, 0.0)
+
+
 def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float | None:
     """Bytes of an element that a layer gathers with sequence parallelism; None: of any other."""
     if workload.precision not in QUANTISED or not software.fp8.gathers:

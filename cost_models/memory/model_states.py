@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from cost_models.activations.fp8 import fp8_weight_bytes
+from cost_models.activations.fp8 import fp8_weight_bytes, matrices_in_few_bits
 from cost_models.arrays import Count, Flag, Real, holds
 from cost_models.communication.zero_plus_plus import secondary_bytes
 from cost_models.memory.ledger import Item, either, product
@@ -46,11 +46,14 @@ def weight_rows(
     master_bytes: float,
     *,
     experts: bool = False,
+    in_few_bits: Real = 0.0,
 ) -> list[Item]:
     """Weights in the precision of the matmuls, and master weights stored separately from them.
 
         z <= 2   c P, and w P / (d if z >= 1) of master weights; under z = 0 in mixed precision only
         z = 3    w P / d
+
+    ``in_few_bits``: elements without a copy in that precision (``matrices_in_few_bits``).
 
     Source: ZeRO sec. 5 (P_os+g+p); FSDP keeps the shards in master precision and casts when it
     gathers (Zhao et al., arXiv:2304.11277, sec. 4.4). ``experts``: sharded over ranks of their own.
@@ -60,7 +63,7 @@ def weight_rows(
     params = np.multiply(1.0, num_params)
     apart = np.where(np.equal(zero_stage, 0), float(mixed), np.where(sharded, 0.0, 1.0)) * params
     c, w = ("c", compute_bytes, "bytes"), ("w", master_bytes, "bytes")
-    whole, shard = np.where(sharded, 0.0, params), np.where(sharded, params, 0.0)
+    whole, shard = np.where(sharded, 0.0, params - in_few_bits), np.where(sharded, params, 0.0)
     name = SHARDED_MASTER if mixed else "sharded weights"
     divided = (ranks, optimizer_shards(shard_ranks, zero_stage), "ranks")
     return [
@@ -87,7 +90,10 @@ def rank_weights(view: RankView) -> list[Item]:
         if sharding.casts_unsharded:
             ranks = np.where(table.zero_stage == 0, 1, ranks)
             stage = np.where(table.zero_stage == 0, 3, stage)
-        rows += weight_rows(numel, ranks, stage, compute, master, experts=number > 0)
+        few = matrices_in_few_bits(view, experts=number > 0)
+        rows += weight_rows(
+            numel, ranks, stage, compute, master, experts=number > 0, in_few_bits=few
+        )
         if sharding.compute_shards and compute != master:
             symbol, divided, unit = SYMBOLS[number > 0]
             count = (symbol, np.where(stage >= 3, numel, 0.0), unit)

@@ -193,6 +193,11 @@ def _about_precision(workload: Workload, software: SoftwareProfile) -> list[str]
     bits = workload.precision
     if bits not in QUANTISED:
         return []
+    if software.fp8.weight_copies and software.fp8.gathers_weights:
+        return [
+            f"{bits} as in Transformer Engine: matrices of layers and their inputs; with ZeRO 1 "
+            f"matrices stay in two {bits} copies alone"
+        ]
     if software.fp8.weight_copies:
         return [
             f"{bits} as in Transformer Engine: matrices of layers and their inputs; weights stay "

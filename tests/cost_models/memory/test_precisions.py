@@ -150,6 +150,40 @@ def test_fp8_saves_activations_and_costs_weights() -> None:
     assert first(eight.time.compute) < first(sixteen.time.compute)
 
 
+@pytest.mark.parametrize(("stage", "kept"), [(1, False), (2, True)])
+def test_matrices_gathered_in_8_bits_have_no_copy_in_16(stage: int, *, kept: bool) -> None:
+    def weights(*, gathers: bool) -> float:
+        scenario = make_scenario("llama-3-8b", "8xH100-SXM", seq_len=4096, global_batch_size=8)
+        software = MEGATRON.changed({"fp8.gathers_weights": gathers})
+        workload = replace(scenario.workload, precision="fp8")
+        scenario = replace(scenario, workload=workload, software=software)
+        found = price(scenario, PlanTable.from_plans([Plan(8, zero_stage=stage)]))
+        return first(found.memory.weights)
+
+    kinds = make_scenario("llama-3-8b", "8xH100-SXM", seq_len=4096, global_batch_size=8).model
+    matrices = sum(w.numel for w in kinds.kinds[0].weights if w.role == "linear")
+    less = 0.0 if kept else 2.0 * kinds.num_layers * matrices
+    assert weights(gathers=False) - weights(gathers=True) == less
+
+
+def test_experts_gathered_in_8_bits_have_no_copy_in_16() -> None:
+    scenario = make_scenario("mixtral-8x7b", "8xH100-SXM", seq_len=4096, global_batch_size=8)
+    scenario = replace(scenario, workload=replace(scenario.workload, precision="fp8"))
+    plans = PlanTable.from_plans([Plan(8, zero_stage=1, expert_parallel=4)])
+
+    def weights(*, gathers: bool) -> float:
+        software = MEGATRON.changed({"fp8.gathers_weights": gathers})
+        return first(price(replace(scenario, software=software), plans).memory.weights)
+
+    kind = scenario.model.kinds[0]
+    shares = {"linear": 1, "expert": 4}
+    matrices = sum(
+        w.numel / shares[w.role] for w in kind.weights if w.role in shares and w.part != "router"
+    )
+    less = 2.0 * scenario.model.num_layers * matrices
+    assert weights(gathers=False) - weights(gathers=True) == pytest.approx(less)
+
+
 def test_cores_and_head_run_at_the_rate_of_16_bits() -> None:
     chip = parse_cluster("8xH100-SXM").accelerator
     eight, sixteen = rates(chip, "fp8", MEGATRON), rates(chip, "bf16", MEGATRON)
