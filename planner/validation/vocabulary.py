@@ -39,6 +39,7 @@ ON: Final = frozenset({"on", "true", "enabled"})
 NOT_PLURAL: Final = frozenset({"transformers", "ops", "bias", "axis"})
 REPLACED: Final = (
     (r"\bw/o\b", "without"),
+    (r"\bw/(?![a-z]/)", "with "),
     (r"c\+\+", "cpp"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16

@@ -738,6 +738,7 @@ def test_qwens_script_trains_embedding_and_head_beside_adapters_of_a_base_model(
     assert trained(model="Qwen-7B-Chat-Int4", peft="Q-LoRA") < 0.2
     assert trained(model="Qwen-7B", peft="LoRA (emb)") == base
     assert trained(model="Qwen-7B", peft="LoRA (no emb)") < 0.2
+    assert trained(model="Qwen-7B", peft="LoRA w/ emb") == base
     assert trained(model="Qwen1.5-7B", peft="LoRA") == base  # not that release's script
     workload = case(framework="Qwen", model="Qwen-7B", peft="Q-LoRA").scenario.workload
     assert workload.quantisation == "int4"
@@ -1327,6 +1328,7 @@ def test_what_checkpoints_compute_again(cells: dict[str, Any], whole: bool) -> N
         ("bnb_dora", "nf4_double", True, 1.0),
         ("hqq_lora", "nf4_double", False, 1.0),
         ("HQQ DoRA r=64", "nf4_double", False, 1.0),
+        ("QDoRA", "nf4_double", True, 1.0),
         ("qlora nf4", "nf4_double", True, 2.0),
     ],
 )
@@ -1445,3 +1447,26 @@ def test_swifts_configurations_of_deepspeed(framework: str, expected: str, absen
     found = engines_of(framework=framework, peft="full")
     assert set(expected.split()) <= found
     assert not found & set(absent.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "quantisation"),
+    [
+        ("int4 (GPTQ)", "int4"),
+        ("bnb-nf4-dq", "nf4_double"),
+        ("qlora_nf4_dq", "nf4_double"),
+        ("QLoRA w/ double quant", "nf4_double"),
+        ("4-bit", "nf4"),
+    ],
+)
+def test_a_quantised_base_has_adapters(words: str, quantisation: str) -> None:
+    read = case(framework="HF Trainer", peft=words)
+    workload = read.scenario.workload
+    assert (workload.adapter, workload.quantisation) == ("qlora", quantisation)
+    assert not not_understood(read.row)
+
+
+def test_qwens_script_with_bitsandbytes() -> None:
+    cells = {"framework": "Qwen finetune.py", "peft": "QLoRA (nf4, dq)", "num_gpus": 1}
+    assert "gptq-operators" not in engines_of(**cells)
+    assert case(**cells).scenario.workload.quantisation == "nf4_double"
