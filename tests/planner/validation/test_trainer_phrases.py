@@ -877,6 +877,10 @@ def test_mlperfs_training_code() -> None:
     assert lora("MLPerf Training v4.0").plan.context_parallel_method == "ring"
     software = lora("MLPerf Training v5.1").scenario.software
     assert software.adapters.input_bytes == 3.0  # a dropout in front of them
+    alone = {"framework": "MLPerf v5.0", "peft": "lora", "precision": "fp8", "tensor_parallel": 1}
+    assert case(**alone).scenario.software.activations.activation_inputs_in_fp8
+    stated = case(**alone, notes="FP8_ACT=0").scenario.software.activations
+    assert not stated.activation_inputs_in_fp8
     assert software.loss.forward_bytes == 38.0
     bert = case(framework="MLPerf Training v2.1 BERT", model="bert-large", seq_len=512)
     assert bert.scenario.software.name == "apex-bert"
