@@ -863,7 +863,9 @@ def test_mlperfs_training_code() -> None:
     gpt = case(framework="NeMo (MLPerf v4.0)", model="gpt3-175b", precision="fp8")
     assert gpt.scenario.model.hidden_dropout == 0.0
     assert gpt.scenario.workload.gradient_precision == "bf16"
-    assert not gpt.scenario.software.fp8.gathers_weights
+    assert gpt.scenario.software.fp8.gathers_weights  # FP8_PARAMS
+    older = case(framework="NeMo (MLPerf v3.1)", model="gpt3-175b", precision="fp8")
+    assert not older.scenario.software.fp8.gathers_weights
     later = case(framework="MLPerf v5.1", model="llama31_405b", precision="fp8", num_gpus=512)
     assert later.scenario.model.hidden_size == 16384
     assert later.scenario.software.fp8.gathers_weights
