@@ -47,8 +47,9 @@ def test_a_short_answer_has_fifteen_lines_at_most(
 
 
 def test_three_clusters_have_a_row_each_in_a_short_answer() -> None:
-    options: dict[str, Any] = {"tokens": "10B", "price": 2, "find": "cheapest-cluster"}
-    answer = planner.plan("llama-3-8b", "8xA100-80GB,8xH100-SXM,16xL40S", seq_len=8192, **options)
+    job: dict[str, Any] = {"tokens": "10B", "price": 2, "find": "cheapest-cluster"}
+    clusters, fixed = "8xA100-80GB,8xH100-SXM,16xL40S", "cp=2,pp=2"  # an answer of many lines
+    answer = planner.plan("llama-3-8b", clusters, seq_len=8192, fix=fixed, **job)
     text = answer.text()
     assert len(rows_of(text)) == 3
     assert len(text.splitlines()) + 1 <= LINES
