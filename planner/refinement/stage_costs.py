@@ -436,8 +436,8 @@ def _price_seconds(
     for number, stage, pair, recomputed in wanted:
         of = costs[number].contents
         key = of.key(stage, *pair), recomputed
-        if key not in costs[number].seconds:
-            new.setdefault((number, key), of.of(stage, *pair, recomputed))
+        if key not in costs[number].seconds and (number, key) not in new:
+            new[number, key] = of.of(stage, *pair, recomputed)
     if new:
         ranks = [(number, rank) for (number, _), rank in new.items()]
         seconds = rank_passes(costs[0].scenario, [one.plan for one in costs], ranks)
