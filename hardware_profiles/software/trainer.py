@@ -161,7 +161,7 @@ class Adapters(ProfileGroup, frozen=True, kw_only=True):
     input_gradient_accesses: Amount  # the same, backward
     output_gradient_accesses: Amount
     in_fp32: bool  # on a 16-bit base: their inputs are cast, their outputs cast back
-    of_fused_matrices: bool  # queries, keys and values have one together; so have gate and up
+    of_fused_matrices: bool  # queries, keys and values share one; so do gate and up
 
 
 class Frozen(ProfileGroup, frozen=True, kw_only=True):

@@ -68,7 +68,7 @@ END_LAYERS: Final = tuple(
 RECOMPUTED_LAYERS: Final = re.compile(
     r"\b(?:recompute|checkpoint)\w* (?:num layers|layers? num|layers)\b\W*(\d+)|\bacl\W+(\d+)"
 )
-BLOCK: Final = re.compile(r"(?<!each )(?<!every )(?<!per )\bblock\b")
+BLOCK: Final = re.compile(r"(?<!each )(?<!every )(?<!per )(?<!fp8 )\bblock\b(?! (?:wise|scal))")
 BLOCK_LAYERS: Final = re.compile(r"\bblock\W+(\d+)\b|\b(\d+) layers?\b")  # in a cell of its own
 VIRTUAL_STAGES: Final = re.compile(
     r"\b(?:vpp?(?: size)?|interleaving size|interleaved pipeline"

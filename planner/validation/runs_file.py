@@ -371,9 +371,11 @@ def _stage(text: str) -> str:
 
     >>> _stage("ZeRO-3"), _stage("zero_stage 2"), _stage("z1"), _stage("zero3_offload")
     ('3', '2', '1', 'zero3_offload')
+    >>> _stage("-1")
+    '-1'
     """
     found = re.fullmatch(
-        r"(?:deepspeed[ _-]*)?(?:z(?:ero)?)?[ _-]*(?:stage)?[ _-]*([0-3])", text, re.I
+        r"(?:deepspeed[ _-]*)?(?:z(?:ero)?[ _-]*)?(?:stage[ _-]*)?([0-3])", text, re.I
     )
     return found[1] if found else text
 

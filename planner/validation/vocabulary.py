@@ -38,7 +38,7 @@ OFF: Final = frozenset({"off", "false", "disabled"})
 ON: Final = frozenset({"on", "true", "enabled"})
 NOT_PLURAL: Final = frozenset({"transformers", "ops", "bias", "axis"})
 REPLACED: Final = (
-    (r"\bw/o\b", "without"),
+    (r"\bw/o(?:ut)?\b", "without"),
     (r"\bw/(?![a-z]/)", "with "),
     (r"c\+\+", "cpp"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
@@ -217,7 +217,7 @@ def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
     if end == len(tokens):
         return False, end
     word, is_value, _ = tokens[end]
-    if word in OFF or (is_value and word in ("0", "no", "none", "null")):
+    if word in OFF or (is_value and word in ("0", "0.0", "no", "none", "null")):
         return True, end + 1
     if word in ON or (is_value and word in ("1", "yes")):
         return False, end + 1

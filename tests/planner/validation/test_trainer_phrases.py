@@ -11,7 +11,7 @@ from planner.validation.measurement import measured_memory
 from planner.validation.pricing import why_impossible
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import Row
-from planner.validation.vocabulary import not_understood
+from planner.validation.vocabulary import not_understood, vocabulary
 
 CELLS = {"model": "llama-2-7b", "seq_len": 4096, "gpu": "A100-SXM4-80GB", "num_gpus": 16}
 
@@ -1476,3 +1476,49 @@ def test_qwens_script_with_bitsandbytes() -> None:
     cells = {"framework": "Qwen finetune.py", "peft": "QLoRA (nf4, dq)", "num_gpus": 1}
     assert "gptq-operators" not in engines_of(**cells)
     assert case(**cells).scenario.workload.quantisation == "nf4_double"
+
+
+@pytest.mark.parametrize(
+    ("framework", "kernel"),
+    [("Megatron-LM v1.1.5", "eager"), ("TRL v1.0", "flash"), ("torchtitan v1.0", "flash")],
+)
+def test_a_first_release_is_no_megatron_of_2020(framework: str, kernel: str) -> None:
+    assert case(framework=framework).scenario.workload.attention_kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("notes", "layers"),
+    [
+        ("recompute_method block, recompute_num_layers 2", 2),
+        ("block-wise scaling, recompute_num_layers 2", 0),
+        ("FP8 block scaling, recompute_num_layers 2", 0),
+    ],
+)
+def test_blocks_of_scales_are_no_recomputed_layers(notes: str, layers: int) -> None:
+    found = case(framework="Megatron-LM", recompute="full", notes=notes)
+    assert (found.plan.recompute, found.plan.recompute_layers) == ("full", layers)
+
+
+@pytest.mark.parametrize(
+    ("cells", "reads"),
+    [
+        ({"framework": "PyTorch FSDP2", "notes": "max_grad_norm=0.0"}, 1.0),
+        ({"framework": "MindFormers", "notes": "max_grad_norm=0.0"}, 4.0),
+    ],
+)
+def test_a_norm_of_zero_clips_nothing(cells: dict[str, Any], reads: float) -> None:
+    assert case(**cells).scenario.software.optimizer.gradient_accesses == reads
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [("grad_reduce_in_bf16=false", "fp32"), ("grad_reduce_in_bf16=true", "bf16")],
+)
+def test_switch_of_the_precision_of_megatrons_gradients(words: str, precision: str) -> None:
+    found = case(framework="Megatron Bridge", notes=words).scenario
+    assert found.workload.gradient_precision == precision
+
+
+def test_phrases_that_shorter_ones_would_hide() -> None:
+    assert "fp32 reductions" in vocabulary().read("notes", "all-reduce in fp32").terms
+    assert "not equal batches" in vocabulary().read("notes", "w/out packing").terms
