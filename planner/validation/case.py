@@ -72,7 +72,7 @@ BLOCK: Final = re.compile(r"(?<!each )(?<!every )(?<!per )(?<!fp8 )\bblock\b(?! 
 BLOCK_LAYERS: Final = re.compile(r"\bblock\W+(\d+)\b|\b(\d+) layers?\b")  # in a cell of its own
 VIRTUAL_STAGES: Final = re.compile(
     r"\b(?:vpp?(?: size)?|interleaving size|interleaved pipeline"
-    r"|virtual pipeline (?:model )?(?:parallel )?size)[ =:]+(\d+)"
+    r"|virtual pipeline (?:model )?(?:parallel )?size)[ =:]+(\d+)\b"
 )
 WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")
 ROUNDED: Final = 0.15  # of a batch, that a source may round

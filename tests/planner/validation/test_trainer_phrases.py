@@ -1522,3 +1522,16 @@ def test_switch_of_the_precision_of_megatrons_gradients(words: str, precision: s
 def test_phrases_that_shorter_ones_would_hide() -> None:
     assert "fp32 reductions" in vocabulary().read("notes", "all-reduce in fp32").terms
     assert "not equal batches" in vocabulary().read("notes", "w/out packing").terms
+
+
+@pytest.mark.parametrize(
+    ("words", "rank"), [("LoRA dim 8", 8), ("LoRA, hidden_dim=4096, r=16", 16)]
+)
+def test_a_rank_counts_before_another_size(words: str, rank: int) -> None:
+    assert case(peft=words).scenario.workload.adapter_rank == rank
+
+
+def test_the_name_of_a_schedule_is_no_number_of_stages() -> None:
+    found = case(pipeline_parallel=4, notes="interleaved pipeline 1F1B")
+    assert found.plan.virtual_stages == 1
+    assert not any("as the notes say" in text for text in found.defaults)
