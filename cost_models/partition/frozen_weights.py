@@ -53,7 +53,8 @@ def whole_scale_bytes(view: RankView) -> Real:
     """Bytes of scales that are no parameters, which nothing shards, gathers or offloads.
 
     Source: bitsandbytes, nn/modules.py, Params4bit: only the packed elements are the parameter, its
-    quant_state is an attribute (AnswerDotAI/fsdp_qlora: train.py, load_and_quantize).
+    quant_state is an attribute (AnswerDotAI/fsdp_qlora: train.py, load_and_quantize). Leaves out:
+    the 16 values of a code and a shape for each matrix.
     """
     kind, total = view.workload.quantisation, np.zeros(len(view.table))
     each = quantised_bytes(kind) - sharded_bytes(view)
