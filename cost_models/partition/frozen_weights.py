@@ -136,7 +136,8 @@ def dequantisation_buffers(view: RankView) -> tuple[Real, Real]:
         c N_layer, and (5 - c) N_largest           torch's operators: autograd keeps all of them,
                                                    and one is unpacked by way of int32 and int8
 
-    Source of the latter: AutoGPTQ, qlinear_cuda_old.py, QuantLinear.forward.
+    Source: executor/ops/nf4.py; AutoGPTQ, qlinear_cuda_old.py, QuantLinear.forward. Leaves
+    out: unpacked zero points.
     """
     compute, by_operators = view.compute_bytes, view.software.frozen.unpacks_by_operators
     largest: Real = np.zeros(len(view.table))
