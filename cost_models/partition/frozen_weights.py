@@ -56,11 +56,8 @@ def whole_scale_bytes(view: RankView) -> Real:
     quant_state is an attribute (AnswerDotAI/fsdp_qlora: train.py, load_and_quantize). Leaves out:
     the 16 values of a code and a shape for each matrix.
     """
-    kind, total = view.workload.quantisation, np.zeros(len(view.table))
-    each = quantised_bytes(kind) - sharded_bytes(view)
-    for count, weight in _quantised_weights(view):
-        total = total + count * each * shard_numel(weight, view.table.tensor_parallel)
-    return total
+    each = quantised_bytes(view.workload.quantisation) - sharded_bytes(view)
+    return each * _quantised_elements(view)
 
 
 def sharded_bytes(view: RankView) -> float:
@@ -154,13 +151,18 @@ def kept_unpacked_bytes(view: RankView) -> Real:
 
     None where a kernel unpacks them each way, or where layers are computed again.
     """
-    kept = np.zeros(len(view.table))
     if not view.software.frozen.unpacks_by_operators:
-        return kept
-    for count, weight in _quantised_weights(view):
-        kept = kept + count * shard_numel(weight, view.table.tensor_parallel)
-    kept = view.compute_bytes * (kept - _quantised_layer(view))
+        return np.zeros(len(view.table))
+    kept = view.compute_bytes * (_quantised_elements(view) - _quantised_layer(view))
     return np.where(view.table.recompute == FULL, 0.0, kept)
+
+
+def _quantised_elements(view: RankView) -> Real:
+    """Elements of all quantised matrices on the rank."""
+    total: Real = np.zeros(len(view.table))
+    for count, weight in _quantised_weights(view):
+        total = total + count * shard_numel(weight, view.table.tensor_parallel)
+    return total
 
 
 def _quantised_layer(view: RankView) -> Real:

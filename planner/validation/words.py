@@ -175,8 +175,8 @@ class ShardingEntry(Conditions, frozen=True, kw_only=True):
     within: Literal["node"]
 
 
-class RankEntry(Conditions, frozen=True, kw_only=True):
-    """The rank of adapters, or a number of layers."""
+class CountEntry(Conditions, frozen=True, kw_only=True):
+    """A number: of an adapter's rank, or of layers."""
 
     value: Count = field(name="is")
 
@@ -204,7 +204,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     accumulation: tuple[EngineEntry, ...]
     adapter: tuple[AdapterEntry, ...]
     adapter_rank: tuple[Pattern, ...]
-    usual_ranks: tuple[RankEntry, ...]
+    usual_ranks: tuple[CountEntry, ...]
     architecture: tuple[ArchitectureEntry, ...]
     attention: tuple[AttentionEntry, ...]
     capped_attention: tuple[AttentionEntry, ...]
@@ -262,7 +262,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     unnamed: tuple[SoftwareEntry, ...]
     updates: tuple[EngineEntry, ...]
     weight_gathers: tuple[EngineEntry, ...]
-    dense_layers: tuple[RankEntry, ...]
+    dense_layers: tuple[CountEntry, ...]
     whole_logits: tuple[EngineEntry, ...]
     written_out: tuple[EngineEntry, ...]
     zero_stage: tuple[ZeroStageEntry, ...]
