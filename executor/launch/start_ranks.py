@@ -40,6 +40,7 @@ REPORT_TO: Final = (
 )
 ATTEMPT: Final = "SHARDPLAN_ATTEMPT"  # number of earlier attempts on all nodes
 STOP_SECONDS: Final = 15.0
+OWN_END_SECONDS: Final = 3.0  # for torchrun to report a failure of its own ranks
 MAX_LOG_LINES: Final = 300
 # formats in which torchrun's table of failures, and its line before a restart, name a rank ended by
 # a signal
@@ -95,10 +96,16 @@ class LocalRanks:
     alone: bool = True  # single-node run
     started: subprocess.Popen[str] | None = None
     relay: Relay | None = None
+    were_ended: bool = False  # by ``end``: their failure is an effect, not a cause
 
     def end(self) -> None:
-        """End the ranks at once, from any thread."""
-        if self.started is not None and self.relay is not None and self.started.poll() is None:
+        """End the ranks unless they end by themselves in time, from any thread."""
+        if self.started is None or self.relay is None:
+            return
+        try:
+            self.started.wait(timeout=OWN_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.were_ended = True
             self.started.send_signal(signal.SIGTERM)
             self.relay.kill()
 

@@ -83,7 +83,7 @@ def _lead(job: MultiNodeRun, rendezvous: NodeRendezvous, emit: Emit) -> Any:
         code = error.exit_code if isinstance(error, (InputError, RunError)) else 1
         words = str(error) or "interrupted"
         rendezvous.publish("end", {"error": words, "input": code == InputError.exit_code})
-        rendezvous.gather("bye", [r for r in job.members if r], 3 * CAUSE_SECONDS)
+        rendezvous.gather("bye", [r for r in job.members if r], CAUSE_SECONDS)
         raise
 
 
@@ -236,8 +236,8 @@ def _attempt(
             )
         except RunError as error:
             reason = pulse.over or str(error)
-            if pulse.over is None:
-                rendezvous.publish(f"{job.attempt}/failed/{nodes.rank}", reason)
+            cause = "" if local.were_ended else str(error)
+            rendezvous.publish(f"{job.attempt}/failed/{nodes.rank}", cause)
             rendezvous.publish(f"{job.attempt}/over", reason)
             return None, reason
         except BaseException as error:  # bad input or an interruption: no further attempt

@@ -20,7 +20,7 @@ from hardware_profiles.errors import InputError, RunError
 
 BEAT_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 20.0  # after which a node counts as lost
-CAUSE_SECONDS: Final = 2.0  # for the failed node's report to follow those of its effects
+CAUSE_SECONDS: Final = 6.0  # for all nodes to report why their ranks ended
 NODE_0_LOST: Final = "node 0 is lost: continue with --resume on the remaining nodes"
 
 

@@ -15,6 +15,7 @@ import pytest
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import read_plan_file, write_plan_file
 from executor.__main__ import main
+from executor.launch.start_ranks import LocalRanks
 from executor.multinode.nodes import (
     SAME,
     OpenPort,
@@ -24,6 +25,7 @@ from executor.multinode.nodes import (
     own_address,
     unreachable,
 )
+from executor.processes.reporter import Supervision
 from hardware_profiles.cluster.parse import parse_cluster
 from tests.executor.tiny import tiny
 
@@ -133,6 +135,15 @@ def test_a_node_that_does_not_come_is_named(plan, tmp_path, capsys, monkeypatch)
     assert "node 1 did not join at 127.0.0.1:29655 within 1 s" in capsys.readouterr().err
     assert main(["run", str(plan), *place, "--node-rank", "1"]) == 2
     assert "--rendezvous 127.0.0.1:29655: node 0 does not answer there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "were_ended"), [("0.2", False), ("60", True)])
+def test_ranks_that_fail_by_themselves_are_not_ended(seconds, were_ended, monkeypatch):
+    monkeypatch.setattr("executor.launch.start_ranks.OWN_END_SECONDS", 2.0)
+    local = LocalRanks(1, (), {}, relay=Supervision().relay(1))
+    with subprocess.Popen(["sleep", seconds], text=True) as local.started:
+        local.end()
+    assert local.were_ended is were_ended
 
 
 # --- two hosts -----------------------------------------------------------------------------------
