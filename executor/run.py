@@ -77,6 +77,8 @@ def run(options: RunOptions, arguments: list[str]) -> int:
 
     def start(emit: Emit, folder: Path | None) -> Any:
         if options.launcher == "fork":
+            import executor.launch.rank_tasks  # noqa: F401  # once, not in every rank
+
             return run_by_fork(
                 prepared.file,
                 lambda attempt: _task(_restarted(options, folder, attempt), prepared, folder),

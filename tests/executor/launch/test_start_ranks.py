@@ -1,25 +1,30 @@
 """The command line: bad input is one line, runs end to end, failures and interruptions end all."""
 
 import json
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
 import time
+import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+import executor.__main__
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import write_plan_file
 from executor.__main__ import main
 from executor.launch import preflight, start_ranks
 from executor.launch.start_ranks import run_by_fork
-from executor.processes.fork import describe_failure, run_forked
+from executor.processes.fork import describe_failure
 from executor.processes.reporter import Supervision
 from executor.processes.signals import REPEAT_SECONDS, Relay
 from executor.run import show
@@ -48,30 +53,68 @@ def write(tmp_path):
     return write
 
 
-def _command(*arguments):
-    return [sys.executable, "-m", "executor", *map(str, arguments)]
-
-
+@contextmanager
 def _started(*arguments, cwd):
-    """Start a run that signals stop, even where the tests ignore them (a job behind &, nohup)."""
-    return subprocess.Popen(
-        _command(*arguments),
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        preexec_fn=_default_signals,
-    )
+    """Yield a fork of this process that is ``python -m executor``, and the lines of its stderr.
+
+    A fork has imported torch already. Signals stop it, even where the tests ignore them (a job
+    behind &, nohup).
+    """
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():  # Python 3.12: of threads, see executor.processes.fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        started = multiprocessing.get_context("fork").Process(
+            target=_execute, args=([*map(str, arguments)], cwd, writer)
+        )
+        started.start()
+    os.close(writer)
+    try:
+        with open(reader) as lines:
+            yield started, lines
+    finally:
+        started.kill()
+        started.join()
 
 
-def _default_signals():
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+def _execute(arguments, cwd, stderr):
+    os.chdir(cwd)
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    sys.argv = ["executor", *arguments]
+    runpy.run_path(executor.__main__.__file__, run_name="__main__")
 
 
-def _run(*arguments, cwd):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def _after_the_first_step(lines):
+    assert any(line.startswith("step") for line in lines)
+
+
+def _code(started):
+    started.join(timeout=120)
+    return started.exitcode
+
+
+@pytest.fixture
+def run(tmp_path, capfd, monkeypatch):
+    """Execute ``run`` in this process; return exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = main(["run", *map(str, arguments)])
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def _torchrun(*arguments, cwd):
+    """Run two ranks as a user does who starts torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "executor", "run", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.run(
-        _command(*arguments), capture_output=True, text=True, cwd=cwd, env=environment, timeout=120
+        command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300
     )
 
 
@@ -200,15 +243,15 @@ def test_a_reader_that_went_away_is_no_bug(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_a_run_trains_measures_and_keeps(write, tmp_path):
+def test_a_run_trains_measures_and_keeps(write, run, tmp_path):
     plan = write(replace(FOUR, zero_stage=1))
     text = tmp_path / "text.txt"
     arguments = ("--data", text, "--steps", 12, "--launcher", "fork", "--json", "--eval-data", text)
     arguments += ("--lr-schedule", "cosine", "--warmup-steps", 2, "--min-lr-ratio", 0.5)
     arguments += ("--eval-every", 5, "--eval-batches", 2, "--sample-every", 4)
-    done = _run("run", plan, *arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    code, out, err = run(plan, *arguments)
+    assert code == 0, err
+    document = json.loads(out)
     (kept,) = tmp_path.glob("runs/*/run.json")
     assert json.loads(kept.read_text()) == document
     assert document["status"] == "finished"
@@ -233,9 +276,9 @@ def test_a_run_trains_measures_and_keeps(write, tmp_path):
     losses = [step["loss"] for step in document["steps"]]
     assert len(losses) == 12
     assert losses[-1] < losses[0] - 0.5
-    assert "step 12/12  loss" in done.stderr
-    assert "the weights will not be kept (--checkpoint-every N keeps them)" in done.stderr
-    assert "no GPU on this machine: the plan for 8xA100-80GB runs on 4 CPU processes" in done.stderr
+    assert "step 12/12  loss" in err
+    assert "the weights will not be kept (--checkpoint-every N keeps them)" in err
+    assert "no GPU on this machine: the plan for 8xA100-80GB runs on 4 CPU processes" in err
     measured = document["measured"]
     assert measured["timed_steps"] == 10
     assert measured["step_seconds"] > 0
@@ -255,18 +298,6 @@ def test_a_run_trains_measures_and_keeps(write, tmp_path):
     assert document["options"]["seed"] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_ranks_are_started_by_torchrun(write, tmp_path):
-    done = _run("run", write(TWO), "--steps", 2, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    environment = json.loads(done.stdout)["environment"]
-    assert (environment["launcher"], environment["backend"]) == ("torchrun", "gloo")
-    *_, started, _, last = done.stderr.splitlines()
-    assert started == "starting torchrun --nproc-per-node 2 ..."
-    assert last.startswith("step 2/2  loss")
-
-
 def test_a_process_with_a_gpu_is_not_forked(write, monkeypatch, capsys):
     monkeypatch.setattr(preflight, "count_gpus", lambda: 2)
     _fails(
@@ -276,36 +307,29 @@ def test_a_process_with_a_gpu_is_not_forked(write, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_the_same_plan_gives_the_same_losses_however_ranks_start(write, tmp_path):
-    plan = write(TWO)
-    losses = []
+def test_the_same_plan_gives_the_same_losses_however_ranks_start(write, run, tmp_path):
+    arguments = (write(TWO), "--steps", 3, "--json", "--output")
+    documents = []
     for launcher in ("fork", "torchrun"):
-        done = _run(
-            *("run", plan, "--steps", 3, "--launcher", launcher, "--output", launcher, "--json"),
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr
-        losses.append([step["loss"] for step in json.loads(done.stdout)["steps"]])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--nproc-per-node", "2", *_command("run", plan, "--steps", 3, "--json")[1:]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        torchrun, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
-    )
+        code, out, err = run(*arguments, launcher, "--launcher", launcher)
+        assert code == 0, err
+        documents.append(json.loads(out))
+    *_, started, _, _, last = err.splitlines()
+    assert started == "starting torchrun --nproc-per-node 2 ..."
+    assert last.startswith("step 3/3  loss")
+    environment = documents[1]["environment"]
+    assert (environment["launcher"], environment["backend"]) == ("torchrun", "gloo")
+    done = _torchrun(*arguments, "own", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    losses.append([step["loss"] for step in json.loads(done.stdout)["steps"]])
+    documents.append(json.loads(done.stdout))
+    losses = [[step["loss"] for step in document["steps"]] for document in documents]
     assert losses[0] == losses[1] == losses[2]
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_a_wrong_number_of_ranks_is_one_line(write, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--nproc-per-node", "2", *_command("run", write(FOUR))[1:]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        torchrun, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
-    )
+    done = _torchrun(write(FOUR), cwd=tmp_path)
     ours = done.stderr.split("ChildFailedError")[0]
     assert ours.count("shardplan: the plan needs 4 ranks") == 1
     assert "KeyboardInterrupt" not in done.stderr
@@ -313,10 +337,10 @@ def test_a_wrong_number_of_ranks_is_one_line(write, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_verify_compares_with_a_single_process(write, tmp_path):
-    done = _run("run", write(FOUR), "--verify", "--launcher", "fork", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+def test_verify_compares_with_a_single_process(write, run, tmp_path):
+    code, out, err = run(write(FOUR), "--verify", "--launcher", "fork", "--json")
+    assert code == 0, err
+    document = json.loads(out)
     assert document["loss_difference"] < 1e-9
     assert document["gradient_difference"] < 1e-9
     size = document["collective_bytes"]
@@ -326,14 +350,14 @@ def test_verify_compares_with_a_single_process(write, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_a_loss_that_is_not_finite_ends_the_run(launcher, write, tmp_path):
+@pytest.mark.parametrize("launcher", ["fork", "torchrun"])
+def test_a_loss_that_is_not_finite_ends_the_run(launcher, write, run, tmp_path):
     arguments = ("--learning-rate", 1e30, "--steps", 50, "--launcher", launcher)
-    done = _run("run", write(TWO), *arguments, cwd=tmp_path)
-    assert done.returncode == 5
+    code, _, err = run(write(TWO), *arguments)
+    assert code == 5
     words = r"^shardplan: step \d+: the loss is (nan|inf); it arises on rank \d in the forward pass"
-    assert re.search(words, done.stderr, re.MULTILINE), done.stderr
-    assert "Traceback" not in done.stderr
+    assert re.search(words, err, re.MULTILINE), err
+    assert "Traceback" not in err
     (kept,) = tmp_path.glob("runs/*/run.json")
     document = json.loads(kept.read_text())
     assert document["status"] == "failed"
@@ -371,25 +395,23 @@ def _is_alive(pid):
     ("launcher", "how", "code"),
     [
         ("fork", signal.SIGINT, 130),
-        pytest.param("fork", signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("torchrun", signal.SIGINT, 130, marks=pytest.mark.slow),
+        ("fork", signal.SIGKILL, -signal.SIGKILL),
+        ("torchrun", signal.SIGINT, 130),
     ],
 )
 def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path):
     arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher)
     arguments += ("--checkpoint-every", 5)
-    with _started(*arguments, cwd=tmp_path) as started:
-        for line in started.stderr:
-            if line.startswith("step"):
-                break
+    with _started(*arguments, cwd=tmp_path) as (started, lines):
+        _after_the_first_step(lines)
         deadline = time.monotonic() + 60
         while not _checkpoints(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.1)
         ranks = _descendants(started.pid)
         assert len(ranks) >= 2
-        started.send_signal(how)
-        assert started.wait(timeout=30) == code
-        said = started.stderr.read()
+        os.kill(started.pid, how)
+        assert _code(started) == code
+        said = lines.read()
         if code == 130:
             newest = max(_checkpoints(tmp_path))
             first, *others = said.splitlines()[-3:]
@@ -425,25 +447,17 @@ def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path
     ("launcher", "number", "options"),
     [
         ("fork", signal.SIGHUP, ()),
-        pytest.param(
-            *("torchrun", signal.SIGUSR2, ("--preemption-signal", "usr2")),
-            marks=pytest.mark.slow,
-        ),
+        ("torchrun", signal.SIGUSR2, ("--preemption-signal", "usr2")),
     ],
 )
 def test_a_signal_stops_a_run_in_good_order(launcher, number, options, write, tmp_path):
     arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher, *options, "--json")
-    with _started(*arguments, cwd=tmp_path) as started:
-        for line in started.stderr:
-            if line.startswith("step"):
-                break
+    with _started(*arguments, cwd=tmp_path) as (started, lines):
+        _after_the_first_step(lines)
         ranks = _descendants(started.pid)
-        started.send_signal(number)
-        try:
-            assert started.wait(timeout=60) == 6
-        finally:
-            started.kill()
-        said = started.stderr.read()
+        os.kill(started.pid, number)
+        assert _code(started) == 6
+        said = lines.read()
     assert "Traceback" not in said
     first, newest, command = said.splitlines()[-3:]
     assert first.startswith("shardplan: stopped on request after step ")
@@ -457,21 +471,19 @@ def test_a_signal_stops_a_run_in_good_order(launcher, number, options, write, tm
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_killed_rank_is_started_again_and_nothing_is_lost(write, tmp_path):
+def test_a_killed_rank_is_started_again_and_nothing_is_lost(write, run, tmp_path):
     plan = write(TWO)
     options = ("--steps", 60, "--checkpoint-every", 10, "--max-restarts", 1, "--output")
-    with _started("run", plan, *options, "killed", cwd=tmp_path) as started:
-        for line in started.stderr:
-            if line.startswith("step 15/"):
-                break
+    with _started("run", plan, *options, "killed", cwd=tmp_path) as (started, lines):
+        assert any(line.startswith("step 15/") for line in lines)
         ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
         os.kill(max(ranks), signal.SIGKILL)
-        said = started.stderr.read()
-        assert started.wait(timeout=120) == 0, said
+        said = lines.read()
+        assert _code(started) == 0, said
     assert re.search(r"restart 1: rank \d: ended by signal 9", said)
     assert re.search(r"resumed from .*killed/checkpoints/step-0*[1-5]0", said)
-    done = _run("run", plan, *options, "whole", "--launcher", "fork", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, _, err = run(plan, *options, "whole", "--launcher", "fork")
+    assert code == 0, err
     documents = [
         json.loads((tmp_path / name / "run.json").read_text()) for name in ("killed", "whole")
     ]
@@ -485,52 +497,36 @@ def test_a_killed_rank_is_started_again_and_nothing_is_lost(write, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_second_signal_ends_a_run_at_once(write, tmp_path):
     arguments = ("run", write(TWO), "--steps", 100000, "--launcher", "fork")
-    with _started(*arguments, cwd=tmp_path) as started:
-        for line in started.stderr:
-            if line.startswith("step"):
-                break
+    with _started(*arguments, cwd=tmp_path) as (started, lines):
+        _after_the_first_step(lines)
         ranks = _descendants(started.pid)
         os.kill(max(ranks), signal.SIGSTOP)  # it will not stop in good order
-        started.send_signal(signal.SIGTERM)
+        os.kill(started.pid, signal.SIGTERM)
         time.sleep(REPEAT_SECONDS + 0.5)
-        assert started.poll() is None
-        started.send_signal(signal.SIGTERM)
-        assert started.wait(timeout=30) == 130
+        assert started.is_alive()
+        os.kill(started.pid, signal.SIGTERM)
+        assert _code(started) == 130
     assert not any(map(_is_alive, ranks))
-
-
-def _last_words_of(arguments, to_last_rank, folder):
-    """Return the last line of a run whose last rank gets a signal after the first step."""
-    with _started(*arguments, cwd=folder) as started:
-        for line in started.stderr:
-            if line.startswith("step"):
-                break
-        ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
-        os.kill(max(ranks), to_last_rank)
-        assert started.wait(timeout=60) == 5
-        return started.stderr.read().splitlines()[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    ("launcher", "message"),
-    [("fork", "rank 1: ended without a message"), ("torchrun", "rank 1: ended by signal 9")],
+    ("number", "message"),
+    [
+        (signal.SIGKILL, "rank 1: ended by signal 9"),
+        (signal.SIGSTOP, "hang: no answer from rank 1 (process "),
+    ],
 )
-def test_a_rank_that_is_killed_during_a_run_is_named(launcher, message, write, tmp_path):
-    arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher)
-    last = _last_words_of(arguments, signal.SIGKILL, tmp_path)
-    assert last.startswith(f"shardplan: {message}")
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_rank_that_is_stopped_under_torchrun_is_named(write, tmp_path):
+def test_a_rank_that_is_killed_or_stopped_under_torchrun_is_named(number, message, write, tmp_path):
     arguments = ("run", write(TWO), "--steps", 10**6, "--hang-timeout", 2)
-    last = _last_words_of(arguments, signal.SIGSTOP, tmp_path)
-    assert last.startswith("shardplan: hang: no answer from rank 1 (process ")
+    with _started(*arguments, cwd=tmp_path) as (started, lines):
+        _after_the_first_step(lines)
+        ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
+        os.kill(max(ranks), number)
+        assert _code(started) == 5
+        assert lines.read().splitlines()[-1].startswith(f"shardplan: {message}")
 
 
 @pytest.mark.slow
@@ -583,10 +579,3 @@ def test_a_rank_that_hung_is_named_though_it_was_then_killed():
     following._take({"rank": 0, "failure": hang})
     assert str(following._failure()) == "hang: no answer from rank 1"
     assert killed
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_a_killed_rank_is_named():
-    with pytest.raises(RunError, match="rank 1: ended without a message"):
-        run_forked(_killed_on_rank_one, 2)
