@@ -8,6 +8,7 @@ from typing import Annotated
 from hardware_profiles.command_line import OUTPUT
 from hardware_profiles.options import Option
 from hardware_profiles.terminal import say, show
+from planner.cli.numpy_threads import import_numpy
 from planner.cli.options import Force, Json, Verbose
 from planner.cli.outputs import print_answer
 from planner.request.requests import FitRequest
@@ -36,6 +37,7 @@ def fit(
     verbose: Verbose = False,
 ) -> int:
     """Print whether it fits; return the exit code of the verdict."""
+    import_numpy()
     from planner.answer.answers import FitAnswer
     from planner.api.fit import fit as ask
     from planner.cli.draw import check_drawing, refuse_drawings, write_drawing

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from hardware_profiles.options import Option
 from hardware_profiles.terminal import say, show
+from planner.cli.numpy_threads import import_numpy
 from planner.cli.options import Force, Json, Verbose
 from planner.cli.outputs import print_answer
 from planner.request.requests import SEARCH, PlanRequest
@@ -37,6 +38,7 @@ def plan(
     verbose: Verbose = False,
 ) -> None:
     """Print the best plans, and write the best one to a file."""
+    import_numpy()
     if improve:
         from planner.cli.improve import print_improved
 
