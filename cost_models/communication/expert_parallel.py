@@ -4,7 +4,7 @@ Symbols   n tokens that a rank routes   k experts_per_token   E num_experts   h 
           c compute_bytes   m num_microbatches   ep expert_parallel   t tensor_parallel
 Units     bytes; columns of a plan table.
 
-Leaves out: routing that is not balanced, and limits of an expert's tokens (dropping).
+Leaves out: routing that is not balanced, and limits of an expert's tokens without padding.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import numpy as np
 from cost_models.arrays import Real
 from cost_models.columnar.columns import on_distinct_rows
 from cost_models.communication.traffic import Traffic, no_traffic
-from cost_models.model.spec import ModelSpec
+from cost_models.model.spec import FeedForward, ModelSpec
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.recompute import FULL, repeats_module
 from hardware_profiles.cluster.nvlink_domains import domains_spanned
+from hardware_profiles.software.kernels import ForwardSoftware
 
 COUNT_BYTES = 8.0  # an int64
 
@@ -28,7 +29,8 @@ def expert_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     For each layer and micro-batch:
 
         counts    8 E        forward (again with full recomputation, or of ``moe``)
-        rows      c n k h    twice forward (dispatch and combine; recomputed too), twice backward
+        rows      c n k h    twice forward (dispatch and combine; recomputed too), twice backward;
+                             f k with a capacity factor f: all slots
 
     Forward-only (frozen) layers have the forward part alone. The bytes of one rank depend on the
     routing, so they are the mean over the ranks of a group, whose sum does not; the most loaded
@@ -49,7 +51,7 @@ def expert_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
         times = layers.count + repeated
         total += Traffic(times, times * COUNT_BYTES * experts.num_experts)
         times = 2.0 * (layers.count + layers.trained + repeated)
-        rows = hidden_bytes * experts.experts_per_token * tokens
+        rows = hidden_bytes * slots_per_token(experts, view.software) * tokens
         total += Traffic(times, times * rows)
     active = np.where(table.expert_parallel > 1, 1.0 * table.num_microbatches, 0.0)
     return {("expert", "all_to_all"): total.times(active)}
@@ -63,6 +65,11 @@ def routed_tokens(view: RankView) -> Real:
     """
     table = view.table
     return view.tokens / np.where(table.expert_tensor_parallel, 1.0, 1.0 * table.tensor_parallel)
+
+
+def slots_per_token(feed_forward: FeedForward, software: ForwardSoftware) -> float:
+    """Rows that experts compute for a token: k, or f k with a capacity factor f."""
+    return feed_forward.experts_per_token * (software.kernels.one_hot_capacity or 1.0)
 
 
 def max_experts_per_token(model: ModelSpec) -> int:

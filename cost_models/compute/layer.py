@@ -24,6 +24,7 @@ from cost_models.activations.delta_rule import rule_bytes
 from cost_models.activations.fp8 import cast_elements, gathered_cast_share, matmul_inputs
 from cost_models.activations.saved import by_activation
 from cost_models.arrays import Count, Flag, Real
+from cost_models.communication.expert_parallel import slots_per_token
 from cost_models.compute.adapters import adapter_bytes_per_token
 from cost_models.compute.casts import (
     FP32_BYTES,
@@ -39,6 +40,7 @@ from cost_models.compute.flops import (
     keys_per_token,
 )
 from cost_models.compute.matmul import matmul_seconds
+from cost_models.compute.one_hot_dispatch import one_hot_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention, LayerKind, Weight
 from cost_models.partition.recomputed_layers import skipped_last_matrix
@@ -130,7 +132,7 @@ def matrices_seconds(
     compute_bytes: float,
     rate: Rates,
     *,
-    experts_per_token: int = 0,
+    experts_per_token: float = 0.0,
     expert_tensor: Count | None = None,
     expert_parallel: Count = 1,
     fp32_adapters: bool = False,
@@ -317,7 +319,7 @@ def elementwise_bytes_per_token(
     Tokens are permuted into the order of their k experts (one read, k written) and summed
     afterwards (k read, one written; weighting reads k more: 3 k + 1 with the reads of the matmuls).
     With expert parallelism they are permuted by rank before the exchange and by expert after it,
-    and both once more on the way back: 4 k more.
+    and both once more on the way back: 4 k more. One-hot masks move them in products.
     """
     inner = compute_bytes if inner_bytes is None else inner_bytes
     norms, activation = norm_and_activation_bytes(
@@ -330,7 +332,7 @@ def elementwise_bytes_per_token(
     residual += inner * (1.0 + hidden_dropout * software.kernels.dropout_accesses)
     whole: Real = hidden_size * (blocks * residual)
     feed_forward = kind.feed_forward
-    if feed_forward.num_experts:
+    if feed_forward.num_experts and not software.kernels.one_hot_capacity:
         copies = np.where(np.greater(expert_parallel, 1), 7.0, 3.0)
         whole = whole + inner * hidden_size * (copies * feed_forward.experts_per_token + 1.0)
     attention = kind.attention
@@ -361,7 +363,7 @@ def norm_and_activation_bytes(
         software.kernels.rms_norm_accesses + software.kernels.rms_norm_fp32_bytes / compute_bytes,
     )
     feed_forward, tensor = kind.feed_forward, np.multiply(1.0, tensor_parallel)
-    width = feed_forward.ffn_hidden_size * max(1, feed_forward.experts_per_token)
+    width = feed_forward.ffn_hidden_size * max(1.0, slots_per_token(feed_forward, software))
     accesses = software.kernels.activation_accesses if feed_forward.gated else 2.0  # read, write
     unfused = software.kernels.unfused_activation_accesses
     accesses += by_activation(unfused, feed_forward, 0.0, autocast=inner_bytes < compute_bytes)
@@ -515,22 +517,29 @@ def layer_seconds(work: LayerWork) -> PassSeconds:
 
 
 def layer_matrices(work: LayerWork) -> Matmuls:
-    """Seconds of the layer's matrices, those of routed experts and of adapters included."""
+    """Seconds of the layer's matrices, with routed experts, one-hot masks and adapters."""
     return _matrices_of(work, work.kind.weights)
 
 
 def _matrices_of(work: LayerWork, weights: tuple[Weight, ...]) -> Matmuls:
-    return matrices_seconds(
+    slots = slots_per_token(work.kind.feed_forward, work.software)
+    seconds = matrices_seconds(
         weights,
         work.tokens,
         work.tensor_parallel,
         work.compute_bytes,
         work.rate,
-        experts_per_token=work.kind.feed_forward.experts_per_token,
+        experts_per_token=slots,
         expert_tensor=work.expert_tensor,
         expert_parallel=work.expert_parallel,
         fp32_adapters=work.software.adapters.in_fp32 and work.compute_bytes < FP32_BYTES,
     )
+    routed = any(weight.is_routed_expert for weight in weights)
+    if not (routed and work.software.kernels.one_hot_capacity):
+        return seconds
+    sizes = work.hidden_size, work.tokens, work.seq_len, work.tensor_parallel
+    filled, filled_back = one_hot_seconds(slots, *sizes, work.compute_bytes, work.rate)
+    return seconds + Matmuls(filled, filled_back, 0.0)
 
 
 def core_seconds(work: LayerWork) -> Real:

@@ -30,6 +30,9 @@ class ForwardKernels(ProfileGroup, frozen=True, kw_only=True):
     flash_efficiency: Amount  # of the achievable matmul rate, on the FLOPs executed
     flash_share_since_hopper: Amount  # of that, on Hopper and later
     pads_matmuls: bool  # 16-bit operands whose rows are no multiple of 8 elements
+    # slots of an expert over its share of a sequence's tokens, filled and emptied by products with
+    # one-hot masks; 0: tokens are sorted by expert
+    one_hot_capacity: Amount
     misaligned_bf16_batches: Amount  # slowdown of batched matmuls of such operands in bf16, or 1
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cost_models.communication.expert_parallel import slots_per_token
 from cost_models.compute.flops import attention_flops_per_token, keys_per_token
 from cost_models.compute.head import head_seconds
 from cost_models.compute.layer import LayerWork, core_seconds, layer_seconds, matrices_seconds
@@ -105,7 +106,7 @@ def _matrices(work: LayerWork) -> Iterator[RooflinePoint]:
     """Yield the matrices of a layer."""
     tokens, tensor = first(work.tokens), first(work.tensor_parallel)
     cut = tensor if work.expert_tensor is None else first(work.expert_tensor)
-    of_experts = work.kind.feed_forward.experts_per_token
+    of_experts = slots_per_token(work.kind.feed_forward, work.software)
     for weight in work.kind.weights:
         if weight.role not in ("linear", "expert") or len(weight.shape) < 2 or weight.is_adapter:
             continue

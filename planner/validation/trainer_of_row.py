@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -49,6 +50,7 @@ SWITCHES: Final = (
     "weight_gathers",
 )
 DEEPSPEED: Final = "deepspeed"  # in the names of its engines
+CAPACITY: Final = re.compile(r"\bcapacity[ _-]factor[ =:]*(\d+(?:\.\d+)?)", re.IGNORECASE)
 CHANGES = ";"  # between a profile and the figures that differ: "megatron; overlap.data_parallel=1"
 
 
@@ -113,6 +115,10 @@ def _with_switches(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
         found: EngineEntry | None = look_up(getattr(words_table(), section), row)
         if found is not None and found.add:
             entry = _with_figures(entry, found.add)
+    stated, kernels = CAPACITY.search(row.notes or ""), entry.figures.get("kernels", {})
+    if stated and "one_hot_capacity" in kernels:
+        kernels = kernels | {"one_hot_capacity": float(stated[1])}
+        entry = replace(entry, figures=entry.figures | {"kernels": kernels})
     return entry
 
 

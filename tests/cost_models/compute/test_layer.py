@@ -17,6 +17,7 @@ from cost_models.compute.layer import (
     matrices_seconds,
     optimizer_seconds,
 )
+from cost_models.compute.one_hot_dispatch import one_hot_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
@@ -152,6 +153,44 @@ def test_experts_meet_the_tokens_that_the_router_sends() -> None:
     )
     read = 2.0 * sum(w.numel for w in kind.weights if w.role in ("linear", "expert")) / 1e12
     assert few > read
+
+
+@pytest.mark.parametrize(("capacity", "expected"), [(0.0, 0.0), (1.0, 1.0), (2.0, 2.0)])
+def test_one_hot_masks_multiply_every_slot_with_a_whole_sequence(
+    capacity: float, expected: float
+) -> None:
+    """Two products forward and three backward of 2 f k s h FLOP a token; f rows for each expert."""
+    model = sample_model("mixtral")
+    kind, hidden = model.kinds[0], model.hidden_size
+    tokens, seq_len, chosen = 512.0, 128, kind.feed_forward.experts_per_token
+    sorted_ = layer(model, COMPUTE_BOUND, tokens, seq_len)
+    software = SOFTWARE.changed({"kernels.one_hot_capacity": capacity})
+    masked = layer(model, COMPUTE_BOUND, tokens, seq_len, software=software)
+    experts = matrices_seconds(
+        tuple(w for w in kind.weights if w.is_routed_expert),
+        tokens,
+        1,
+        2.0,
+        COMPUTE_BOUND,
+        experts_per_token=chosen,
+    )
+    product = 2.0 * expected * chosen * seq_len * hidden * tokens / COMPUTE_BOUND.matmul
+    padding = max(capacity, 1.0) - 1.0
+    forward = sorted_.forward + 2.0 * product + padding * experts.forward
+    assert float(masked.forward) == pytest.approx(float(forward))
+    more = padding * (experts.inputs + experts.weights)
+    assert float(masked.backward) == pytest.approx(float(sorted_.backward + 3.0 * product + more))
+
+
+def test_one_hot_masks_are_written_in_place_of_sorted_tokens() -> None:
+    model = sample_model("mixtral")
+    chosen, hidden = model.kinds[0].feed_forward.experts_per_token, model.hidden_size
+    filled, back = one_hot_seconds(1.25 * chosen, hidden, 512.0, 128, 1, 2.0, MEMORY_BOUND)
+    slots = 1.25 * chosen * 128
+    mask = 2.0 * 512.0 * slots
+    product = mask + 2.0 * (4.0 * slots + 512.0) * hidden  # mask, slots of four sequences, tokens
+    assert float(filled) == pytest.approx((2.0 * product + 2.0 * mask) / 1e12)
+    assert float(back) == pytest.approx((3.0 * product + mask) / 1e12)
 
 
 @pytest.mark.parametrize("narrow", [16, 32])

@@ -387,6 +387,21 @@ def test_dispatcher_of_tokens(framework: str, words: str | None, once: bool) -> 
 
 
 @pytest.mark.parametrize(
+    ("framework", "words", "capacity"),
+    [
+        ("MaxText", None, 0.0),
+        ("MaxText", "fixed expert capacity", 1.25),
+        ("MaxText", "capacity_factor 2.0; megablox False", 2.0),
+        ("MaxText", "expert capacity factor=1", 1.0),
+        ("Megatron-Core", "capacity factor 1.1", 0.0),
+    ],
+)
+def test_capacity_of_experts(framework: str, words: str | None, capacity: float) -> None:
+    cells = {"framework": framework, "notes": words, "tensor_parallel": 1}
+    assert case(**cells).scenario.software.kernels.one_hot_capacity == capacity
+
+
+@pytest.mark.parametrize(
     ("framework", "cells", "share"),
     [
         ("torchtitan", {}, 0.6),
