@@ -43,6 +43,7 @@ from cost_models.partition.schedules import (
 )
 from cost_models.plan.factored import factored, find_projections
 from cost_models.plan.plan import ENDS, NVME, SCHEDULES, Plan, PlanTable
+from cost_models.plan.workload import PROJECTED
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 
@@ -232,6 +233,17 @@ RULES: tuple[Rule, ...] = (
         lambda s, p: (
             f"zero_stage = {p.zero_stage}: this trainer shards up to stage "
             f"{int(s.software.sharding.largest_zero_stage)}"
+        ),
+    ),
+    Rule(
+        "projected_gradients",
+        lambda s, t: (
+            ((t.zero_stage > 0) | t.offloads_optimizer) & (s.workload.optimizer in PROJECTED)
+        ),
+        lambda s, p: (
+            f"optimizer = {s.workload.optimizer} projects gradients of whole matrices on the "
+            f"accelerator: it needs zero_stage 0 without offload of the optimizer (got "
+            f"{p.zero_stage} and {p.offload})"
         ),
     ),
     Rule(

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from cost_models.arrays import Count, Flag, Real
+from cost_models.arrays import FP32, Count, Flag, Real
 from cost_models.communication.volumes import communication_units
 from cost_models.memory.ledger import Item, product
 from cost_models.memory.model_states import SYMBOLS, optimizer_shards, shares
@@ -25,7 +25,7 @@ from cost_models.model.spec import Weight
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.tensor_sharding import shard_dim, shards_within_experts
 from cost_models.plan.plan import PlanTable
-from cost_models.plan.workload import Optimizer
+from cost_models.plan.workload import PROJECTED, Optimizer, Projection
 
 # bitsandbytes 0.44 and later, optim/optimizer.py (its pull request 1365; 2048 before): a byte an
 # element and one fp32 scale for each block; tensors below 4096 elements keep fp32 states, those
@@ -45,11 +45,13 @@ class OptimizerTraits(Struct, frozen=True):
     paged: bool = False  # states live in memory that moves to the host where the device is full
     foreach_copies: float = 0.0  # shard-size copies that an update over lists of tensors makes
     whole_matrices: bool = False  # an update reads whole matrices: gathered, one after the other
+    projected: Projection = ""
 
     @property
     def is_uniform(self) -> bool:
         """Whether all parameters have the same number of state bytes, in every tensor."""
-        return self.states == self.other_states and not (self.factored or self.bits)
+        varies = self.factored or self.bits or self.projected
+        return self.states == self.other_states and not varies
 
 
 OPTIMIZER_TRAITS: Final[dict[Optimizer, OptimizerTraits]] = {
@@ -81,6 +83,14 @@ OPTIMIZER_TRAITS: Final[dict[Optimizer, OptimizerTraits]] = {
     # optim/ademamix.py: both in one state of twice the size
     "ademamix": OptimizerTraits(3.0, 3.0),
     "ademamix_8bit": OptimizerTraits(3.0, 3.0, bits=8),
+    # Zhao et al. (arXiv:2403.03507), alg. 2; galore_torch 1.0, adamw.py and adamw8bit.py
+    "galore_adamw": OptimizerTraits(2.0, 2.0, projected=PROJECTED["galore_adamw"]),
+    "galore_adamw_8bit": OptimizerTraits(
+        2.0, 2.0, bits=8, projected=PROJECTED["galore_adamw_8bit"]
+    ),
+    # Zhu et al. (arXiv:2412.05270), alg. 1; apollo_torch 1.0.3, apollo.py, random_projector.py.
+    # Its rank is 1 in APOLLO-Mini
+    "apollo_adamw": OptimizerTraits(2.0, 2.0, projected=PROJECTED["apollo_adamw"]),
 }
 # torch or apex has one kernel for a whole update of these, and bitsandbytes for its own
 FUSED: Final = ("sgd", "sgd_momentum", "adamw", "adam", "lamb")
@@ -161,13 +171,46 @@ def is_layer_matrix(weight: Weight) -> bool:
     return weight.role in ("linear", "expert") and weight.part not in ("embedding", "head")
 
 
+def is_projected(traits: OptimizerTraits, weight: Weight) -> bool:
+    """Whether a tensor's states are of a projected gradient: of linear layers, not of experts."""
+    return bool(traits.projected) and is_layer_matrix(weight) and weight.role == "linear"
+
+
+def projected_numel(
+    projection: Projection, rows: Real, columns: Real, rank: float, gradient_bytes: float
+) -> tuple[Real, Real]:
+    """Elements of one state of a matrix whose gradient is projected, and of the projector.
+
+        states      k max(r, c)    k = min(rank, r, c)
+        projector   k min(r, c)    of singular vectors in fp32 min(r, c)^2: the first k are a view
+                                   of all of them
+
+    Source: galore_torch 1.0, galore_projector.py, get_orthogonal_matrix; apollo_torch 1.0.3,
+    random_projector.py; storages of their optimizers after a step.
+
+    >>> [float(x) for x in projected_numel("svd", 512.0, 256.0, 16.0, 2.0)]
+    [8192.0, 4096.0]
+    """
+    least, most = np.minimum(rows, columns), np.maximum(rows, columns)
+    kept = np.minimum(rank, least)
+    views = projection == "svd" and gradient_bytes == FP32
+    return kept * most, (least if views else kept) * least
+
+
 def tensor_states(
-    traits: OptimizerTraits, weight: Weight, shape: tuple[Real, Real, Real], state_bytes: float
+    traits: OptimizerTraits,
+    weight: Weight,
+    shape: tuple[Real, Real, Real],
+    state_bytes: float,
+    rank: float = 0.0,
 ) -> StateBytes:
-    """States of one tensor: s k n; factored s (k n + l (r + c)); or quantised."""
+    """States of one tensor: s k n; factored s (k n + l (r + c)); projected; or quantised."""
     lead, rows, columns = shape
     numel = lead * rows * columns
     states = traits.states if is_layer_matrix(weight) else traits.other_states
+    projector: Real = 0.0
+    if is_projected(traits, weight):
+        numel, projector = projected_numel(traits.projected, rows, columns, rank, state_bytes)
     if traits.bits:
         elements, scales = quantised_state_bytes(numel, states, traits.bits)
     else:
@@ -177,6 +220,7 @@ def tensor_states(
             whole = len(weight.shape) < 2
             scales = state_bytes * (numel if whole else factored_numel(shape))
     leaves = np.greater_equal(numel, MIN_PAGED_ELEMENTS) if traits.paged else False
+    scales = scales + state_bytes * projector
     return StateBytes(scales + np.where(leaves, 0.0, elements), np.where(leaves, elements, 0.0))
 
 
@@ -191,7 +235,9 @@ def rank_states(view: RankView) -> StateBytes:
     for block in communication_units(view.trained_model, view.rank):
         for weight in block.weights:
             shape = local_shape(weight, table, table.zero_stage)
-            found = tensor_states(traits, weight, shape, workload.state_bytes)
+            found = tensor_states(
+                traits, weight, shape, workload.state_bytes, float(workload.optimizer_rank)
+            )
             resident = resident + block.repeats * found.resident
             paged = paged + block.repeats * found.paged
     return StateBytes(resident, paged)
@@ -245,11 +291,14 @@ def update_bytes(view: RankView) -> Real:
                            layer's largest, as the quotient of the one before it still lives
         whole matrices     w n + 4 n + 4 min(r, c)^2 of the largest one: the update, two bf16
                            iterates and their two products with themselves
+        projected          of the largest tensor: ``_projection_bytes``
 
     Source: torch 2.13, optim/adam.py, _adafactor.py, _muon.py (Newton-Schulz).
     """
     workload, software = view.workload, view.software
     traits = OPTIMIZER_TRAITS[workload.optimizer]
+    if traits.projected:
+        return _projection_bytes(view)
     if traits.whole_matrices:
         return _whole_matrix_bytes(view)
     fused = software.optimizer.fused and workload.optimizer in FUSED
@@ -278,4 +327,32 @@ def _whole_matrix_bytes(view: RankView) -> Real:
             numel = rows * columns
             temporary = workload.master_bytes * numel + 4.0 * numel
             largest = np.maximum(largest, temporary + 4.0 * min(rows, columns) ** 2)
+    return largest
+
+
+def _projection_bytes(view: RankView) -> Real:
+    """Temporary bytes of updates with projected gradients, tensor by tensor.
+
+        singular vectors   4 (2 n + min(r, c)^2), and 4 n more for 16 bits: copies of the gradient
+                           in fp32, the second of which is factorised, and all vectors
+        random             2 w n: the scaled gradient, and its quotient by the limiter
+        other tensors      2 s n: the root and its quotient
+
+    Source: galore_torch 1.0; apollo_torch 1.0.3; torch 2.13, linalg.svd (it factorises a copy).
+    Leaves out: cuSOLVER's workspace.
+    """
+    workload, table = view.workload, view.table
+    traits, master = OPTIMIZER_TRAITS[workload.optimizer], workload.master_bytes
+    largest = np.zeros(len(table))
+    for block in communication_units(view.trained_model, view.rank):
+        for weight in block.weights:
+            lead, rows, columns = local_shape(weight, table, table.zero_stage)
+            numel = lead * rows * columns
+            size = 2.0 * (0.0 if traits.bits else workload.state_bytes) * numel
+            if is_projected(traits, weight):
+                size = 2.0 * master * numel
+                if traits.projected == "svd":
+                    copies = 2.0 if master == FP32 else 3.0
+                    size = FP32 * (copies * numel + np.minimum(rows, columns) ** 2)
+            largest = np.maximum(largest, np.where(np.greater(block.repeats, 0), size, 0.0))
     return largest

@@ -40,6 +40,9 @@ Optimizer = Literal[
     "adamw_4bit",
     "ademamix",
     "ademamix_8bit",
+    "galore_adamw",
+    "galore_adamw_8bit",
+    "apollo_adamw",
 ]
 KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
@@ -81,7 +84,22 @@ KEPT_BYTES: Final = {"fp32": 4.0, "bf16": 2.0}
 # precisions with fp32 master weights, unless set otherwise
 MIXED: Final = ("bf16", "fp16", "fp8", "fp4")
 # bits of an element of states that also have fp32 scales, whatever is requested
-STATE_BITS: Final = {"adamw_8bit": 8, "paged_adamw_8bit": 8, "adamw_4bit": 4, "ademamix_8bit": 8}
+STATE_BITS: Final = {
+    "adamw_8bit": 8,
+    "paged_adamw_8bit": 8,
+    "adamw_4bit": 4,
+    "ademamix_8bit": 8,
+    "galore_adamw_8bit": 8,
+}
+# states of a layer's matrices are of gradients that are projected to a lower rank: onto their
+# singular vectors, or at random
+Projection = Literal["", "svd", "random"]
+PROJECTED: Final[dict[str, Projection]] = {
+    "galore_adamw": "svd",
+    "galore_adamw_8bit": "svd",
+    "apollo_adamw": "random",
+}
+USUAL_RANK: Final = 128  # of transformers' GaLore (trainer.py, get_optimizer_cls_and_kwargs)
 # bitsandbytes, optim/optimizer.py: get_state_buffer makes fp32 states of weights in any precision
 FP32_STATES: Final = ("paged_adamw", "ademamix")
 
@@ -108,6 +126,8 @@ class Workload:
     master_weights: bool = True  # mixed precision updates fp32 weights; false: 16-bit ones
     optimizer_state_precision: KeptPrecision = "auto"
     gradient_precision: KeptPrecision = "auto"  # of gradients that are kept and reduced
+    # of the projected gradients of GaLore and APOLLO
+    optimizer_rank: Annotated[int, Meta(ge=1, le=MAX_ADAPTER_RANK)] = USUAL_RANK
 
     @property
     def compute_bytes(self) -> float:
@@ -177,6 +197,11 @@ def require_consistent(workload: Workload, where: str = "") -> None:
         raise InputError(
             f"{where}optimizer_state_precision = {workload.optimizer_state_precision}: the states "
             f"of {workload.optimizer} are {STATE_BITS[workload.optimizer]}-bit (must be auto)"
+        )
+    if workload.optimizer not in PROJECTED and workload.optimizer_rank != USUAL_RANK:
+        raise InputError(
+            f"{where}optimizer_rank = {workload.optimizer_rank}: {workload.optimizer} keeps states "
+            f"of whole gradients (choose an optimizer of {', '.join(PROJECTED)})"
         )
     if workload.precision == "fp64":
         for name in ("optimizer_state_precision", "gradient_precision"):

@@ -16,7 +16,7 @@ import numpy as np
 from cost_models.arrays import Real
 from cost_models.communication.volumes import communication_units
 from cost_models.memory.model_states import optimizer_shards
-from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, is_layer_matrix
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, is_layer_matrix, is_projected
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -38,7 +38,8 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
 
         4 w + 5 g + 7 k s
 
-    Leaves out factors and scales; Muon's products: ``update_flops``.
+    Projected updates (GaLore, APOLLO) have small states, but an update as large as the weight is
+    written, scaled and read: 3 w. Leaves out factors and scales; products: ``update_flops``.
 
     >>> from hardware_profiles.software.trainer import software_profile
     >>> update_accesses(Workload(1, 1, optimizer="sgd"), software_profile("shardplan"))
@@ -46,6 +47,8 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
     """  # noqa: D400
     traits = OPTIMIZER_TRAITS[workload.optimizer]
     state_bytes = traits.states * (traits.bits / 8.0 if traits.bits else workload.state_bytes)
+    if traits.projected:
+        state_bytes = 1.5 * workload.master_bytes
     if workload.optimizer == "adamw" and not software.optimizer.fused:
         clipping = software.optimizer.gradient_accesses - 1.0  # what the fused update does not read
         gradients = (2.0 + clipping) * workload.reduction_bytes
@@ -56,21 +59,27 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
 
 
 def update_flops(view: RankView) -> Real:
-    """FLOP in 16 bits of the update on one rank: Muon's Newton-Schulz iterations.
+    """FLOP in 16 bits of the update on one rank: Muon's iterations, or projections of gradients.
 
         5 (4 r^2 c + 2 r^3)    of every matrix of r rows and c >= r columns, over d from ZeRO-1 on
+        2 k r c                the projection to rank k, and as much for the way back (GaLore)
 
     Source: torch 2.13, optim/_muon.py: five times X X^T, its square, and their product with X. Liu
     et al. (arXiv:2502.16982), sec. 2.3: a rank works on the whole matrices of which it has a shard.
     """
     workload, table = view.workload, view.table
-    flops: Real = np.zeros(len(table))
-    if not OPTIMIZER_TRAITS[workload.optimizer].whole_matrices:
+    traits, flops = OPTIMIZER_TRAITS[workload.optimizer], np.zeros(len(table))
+    if not (traits.whole_matrices or traits.projected):
         return flops
+    ways = 4.0 if traits.projected == "svd" else 2.0
     for block in communication_units(view.trained_model, view.rank):
         for weight in filter(is_layer_matrix, block.weights):
             least, most = sorted(float(length) for length in weight.shape[-2:])
-            count = float(weight.numel) / (least * most) * block.repeats
-            each = 4.0 * least**2 * most + 2.0 * least**3
-            flops = flops + ITERATIONS * each * count
+            count: Real = float(weight.numel) / (least * most) * block.repeats
+            each = ITERATIONS * (4.0 * least**2 * most + 2.0 * least**3)
+            if traits.projected:
+                kept = min(float(workload.optimizer_rank), least)
+                each = ways * kept * least * most * is_projected(traits, weight)
+                count = count / table.tensor_parallel
+            flops = flops + each * count
     return flops / optimizer_shards(table.shard_ranks, table.zero_stage)

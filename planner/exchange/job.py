@@ -11,7 +11,7 @@ from cost_models.model.presets import is_preset, load_preset
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan
-from cost_models.plan.workload import Workload
+from cost_models.plan.workload import USUAL_RANK, Workload
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.prediction import scenario_of
 from hardware_profiles.cluster.schema import Cluster
@@ -22,6 +22,7 @@ OF_WORKLOAD: Final = (
     "global_batch_size",
     "precision",
     "optimizer",
+    "optimizer_rank",
     "optimizer_state_precision",
     "gradient_precision",
     "master_weights",
@@ -114,4 +115,5 @@ def is_default(name: str, value: Any) -> bool:
         return False
     defaults = {"attention_kernel": "flash", "optimizer": "adamw", "master_weights": True}
     defaults |= {"freeze": "", "optimizer_state_precision": "auto", "gradient_precision": "auto"}
+    defaults |= {"optimizer_rank": USUAL_RANK}
     return bool(value == {**Plan().to_dict(), **defaults}.get(name))

@@ -216,6 +216,17 @@ class LayerOptions:
             why="a common training length",
         ),
     ] = None
+    optimizer_rank: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            elsewhere=("galore_rank", "apollo_rank"),
+            help="rank of the gradients that galore and apollo keep states of (APOLLO-Mini: 1)",
+            group=TRAINING,
+            default="128",
+            why="transformers' default of GaLore",
+        ),
+    ] = None
     optimizer_state_precision: Annotated[
         str | None,
         Option(

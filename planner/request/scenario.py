@@ -14,6 +14,7 @@ from cost_models.model.spec import ModelSpec
 from cost_models.plan.workload import (
     MAX_ADAPTER_RANK,
     QUANTISED,
+    USUAL_RANK,
     AttentionKernel,
     KeptPrecision,
     Optimizer,
@@ -119,6 +120,7 @@ def build_scenario(
     micro_batch_size: int = 1,
     precision: str | None = None,
     optimizer: str | None = None,
+    optimizer_rank: int | None = None,
     optimizer_state_precision: str | None = None,
     gradient_precision: str | None = None,
     optimizer_kernel: str | None = None,
@@ -166,6 +168,11 @@ def build_scenario(
         global_batch_size=check_count("global_batch_size", global_batch_size, MAX_BATCH),
         precision=check_choice("precision", precision, get_args(Precision)),
         optimizer=check_choice("optimizer", optimizer, get_args(Optimizer)),
+        optimizer_rank=check_count(
+            "optimizer_rank",
+            USUAL_RANK if optimizer_rank is None else optimizer_rank,
+            MAX_ADAPTER_RANK,
+        ),
         attention_kernel=check_choice("attention_kernel", kernel, get_args(AttentionKernel)),
         master_weights=master_weights is not False,
         optimizer_state_precision=check_choice("optimizer_state_precision", states, kept),
@@ -259,6 +266,11 @@ def _about_optimizer(workload: Workload) -> list[str]:
         said.append(
             "muon updates the matrices of layers, AdamW embedding, head, norms and biases; a "
             "matrix is gathered whole for its update"
+        )
+    if rule.projected:
+        said.append(
+            f"{workload.optimizer} keeps states of rank {workload.optimizer_rank} of linear "
+            "layers, AdamW's of all other tensors"
         )
     if rule.factored:
         said.append("adafactor keeps rows and columns of the part of a matrix that a rank holds")

@@ -205,6 +205,8 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     adapter: tuple[AdapterEntry, ...]
     adapter_rank: tuple[Pattern, ...]
     usual_ranks: tuple[CountEntry, ...]
+    optimizer_rank: tuple[Pattern, ...]
+    usual_optimizer_ranks: tuple[CountEntry, ...]
     architecture: tuple[ArchitectureEntry, ...]
     attention: tuple[AttentionEntry, ...]
     capped_attention: tuple[AttentionEntry, ...]

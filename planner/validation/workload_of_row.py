@@ -7,7 +7,16 @@ from typing import Any, Final, get_args
 from cost_models.model.lora import is_adapted
 from cost_models.model.spec import Attention, ModelSpec
 from cost_models.plan.plan import Plan
-from cost_models.plan.workload import MIXED, Adapter, AttentionKernel, Precision, Workload
+from cost_models.plan.workload import (
+    MIXED,
+    PROJECTED,
+    USUAL_RANK,
+    Adapter,
+    AttentionKernel,
+    Optimizer,
+    Precision,
+    Workload,
+)
 from hardware_profiles.cluster.schema import Accelerator
 from planner.request.scenario import default_precision
 from planner.validation.reading import Reading, Unpriceable
@@ -45,13 +54,15 @@ def workload_of(
     optimizer = look_up(words_table().optimizer, row)
     if optimizer is None and row.optimizer is not None and not _names_no_optimizer(row):
         raise Unpriceable(f"optimizer {row.optimizer!r} is not priced")
+    updates: Optimizer = optimizer.value if optimizer else "adamw"
     states = look_up(words_table().states, row)
     gradients = look_up(words_table().gradients, row)
     return Workload(
         seq_len=reading.need("seq_len"),
         global_batch_size=batch,
         precision=word,
-        optimizer=optimizer.value if optimizer else "adamw",
+        optimizer=updates,
+        optimizer_rank=_optimizer_rank(reading) if updates in PROJECTED else USUAL_RANK,
         attention_kernel=_attention(reading, model, accelerator),
         master_weights=_keeps_master_weights(row, word, trainer),
         optimizer_state_precision=states.value if states else "auto",
@@ -60,6 +71,15 @@ def workload_of(
         document_length=row.document_length or 0,
         **_adapter(reading, model),
     )
+
+
+def _optimizer_rank(reading: Reading) -> int:
+    """Return the rank of projected gradients: of the row, else the usual one."""
+    rank = number_in(words_table().optimizer_rank, reading.row)
+    if rank is None:
+        rank = entry_of(words_table().usual_optimizer_ranks, reading.row).value
+        reading.defaults.append(f"gradients of rank {rank} (default: it is not given)")
+    return rank
 
 
 def _names_no_optimizer(row: Row) -> bool:

@@ -142,6 +142,11 @@ BREAKS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["zero_stage = 1", "data_parallel >= 2"],
     ),
     "zero_stage": ({"zero_stage": 2}, {"largest_zero_stage": 1}, ["zero_stage = 2", "stage 1"]),
+    "projected_gradients": (
+        {},
+        {"optimizer": "galore_adamw"},
+        ["galore_adamw projects gradients of whole matrices", "zero_stage 0", "got 1"],
+    ),
     "offload_weights": (
         {"zero_stage": 2, "offload": "weights"},
         {},
@@ -278,12 +283,13 @@ def asked(
     by_stage: Any = None,
     freeze: str = "",
     precision: Any = "bf16",
+    optimizer: Any = "adamw",
     autocasts: bool = False,
     software: str = "shardplan",
 ) -> Scenario:
     rank = 0 if adapter == "none" else 4
     adapters: Any = {"adapter": adapter, "adapter_rank": rank}
-    workload = Workload(seq_len, batch, precision=precision, freeze=freeze, **adapters)
+    workload = Workload(seq_len, batch, precision, optimizer, freeze=freeze, **adapters)
     profile = software_profile(software).changed(
         {
             "sharding.largest_zero_stage": largest_zero_stage,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from cost_models.legality.rules import require_legal
 from cost_models.memory.ledger import MOMENTS
 from cost_models.memory.optimizer_states import (
     BLOCKS,
@@ -28,6 +29,7 @@ from cost_models.plan.workload import Optimizer, Workload
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from cost_models.step_time.optimizer_update import update_accesses, update_flops
+from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
 from tests.samples import CONFIGS, make_scenario, rank_view, sample_model
 
@@ -61,6 +63,72 @@ def test_states_as_large_as_the_weights(optimizer: Optimizer, elements: int) -> 
     for weight in (MATRIX, NORM, TABLE, EXPERTS):
         assert resident(optimizer, weight) == 4 * elements * weight.numel
         assert resident(optimizer, weight, 2.0) == 2 * elements * weight.numel
+
+
+def projected_states(gradient: torch.Tensor, rank: int) -> int:
+    """Bytes after one step of GaLore (Zhao et al., arXiv:2403.03507, alg. 2), by its own storages.
+
+    Moments of the gradient that the first singular vectors of its shorter side project; in fp32 the
+    projector is a view of all vectors.
+    """
+    left, _, right = torch.linalg.svd(gradient.float(), full_matrices=False)
+    tall = gradient.shape[0] >= gradient.shape[1]
+    projector = right[:rank] if tall else left[:, :rank]
+    if gradient.dtype != torch.float32:
+        projector = projector.to(gradient.dtype)
+    low = gradient @ projector.T if tall else projector.T @ gradient
+    kept = (projector, torch.zeros_like(low), torch.zeros_like(low))
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(96, 64), (64, 96)])
+@pytest.mark.parametrize("rank", [8, 64, 100])
+def test_states_of_projected_gradients(
+    shape: tuple[int, int], rank: int, dtype: torch.dtype
+) -> None:
+    weight = replace(MATRIX, shape=shape)
+    found = tensor_states(
+        OPTIMIZER_TRAITS["galore_adamw"],
+        weight,
+        local_shape(weight, table(), table().zero_stage),
+        float(dtype.itemsize),
+        float(rank),
+    )
+    expected = projected_states(torch.randn(shape, dtype=dtype), rank)
+    assert float(np.ravel(found.resident)[0]) == expected
+
+
+@pytest.mark.parametrize("optimizer", ["galore_adamw", "galore_adamw_8bit", "apollo_adamw"])
+def test_states_of_projected_gradients_fall_with_their_rank(optimizer: Optimizer) -> None:
+    few, many, whole = (
+        make_scenario("llama", optimizer=optimizer, optimizer_rank=rank, master_weights=False)
+        for rank in (2, 8, 4096)
+    )
+    columns = table()
+    found = [
+        float(price(each, columns).memory.optimizer[0])  # type: ignore[index]
+        for each in (few, many, whole)
+    ]
+    assert found[0] < found[1] < found[2]
+
+
+def test_projected_gradients_are_whole() -> None:
+    scenario = make_scenario("llama", "2xA100-80GB", optimizer="galore_adamw")
+    for options in ({"zero_stage": 1}, {"offload": "optimizer"}):
+        plan = Plan(data_parallel=2, num_microbatches=8, **options)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="projects gradients of whole matrices"):
+            require_legal(scenario, plan)
+    # twice to and fro, of every matrix of a layer
+    rank = even_split_contents(scenario.model, 1, 1)[0]
+    one, two = (
+        float(update_flops(rank_view(scenario.model, work, None, table(), rank))[0])  # type: ignore[index]
+        for work in (
+            replace(scenario.workload, optimizer_rank=2),
+            replace(scenario.workload, optimizer_rank=4),
+        )
+    )
+    assert two == 2 * one > 0
 
 
 def test_8_bit_adam_saves_6_of_8_bytes() -> None:

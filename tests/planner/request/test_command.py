@@ -45,6 +45,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "precision": {"precision": "fp16"},
     "optimizer": {"optimizer": "lion"},
     "seq_len": {"seq_len": 1024},
+    "optimizer_rank": {"optimizer_rank": 16, "optimizer": "galore_adamw", "zero_stage": 0},
     "optimizer_state_precision": {"optimizer_state_precision": "bf16"},
     "gradient_precision": {"gradient_precision": "bf16"},
     "master_weights": {"master_weights": False},

@@ -154,7 +154,7 @@ def test_a_cell_is_read(cells: dict[str, str], expected: dict[str, Any], tmp_pat
 
 @pytest.mark.parametrize(
     "optimizer",
-    ["galore_adamw_8bit", "paged AdEMAMix 8bit"],
+    ["q_galore_adamw_8bit", "paged AdEMAMix 8bit"],
 )
 def test_an_optimizer_without_a_price_is_refused(optimizer: str, tmp_path: Path) -> None:
     """Not priced as the AdamW whose name it has."""

@@ -1029,10 +1029,25 @@ def test_names_of_optimizers(words: str, optimizer: str) -> None:
     assert case(optimizer=words).scenario.workload.optimizer == optimizer
 
 
-@pytest.mark.parametrize("words", ["galore_adamw", "shampoo"])
+@pytest.mark.parametrize("words", ["galore_adafactor", "shampoo"])
 def test_an_optimizer_of_other_states_is_not_priced_as_one_without_any(words: str) -> None:
     with pytest.raises(Unpriceable, match=f"optimizer {words!r} is not priced"):
         case(optimizer=words)
+
+
+@pytest.mark.parametrize(
+    ("words", "optimizer", "rank"),
+    [
+        ("GaLore AdamW, rank 64", "galore_adamw", 64),
+        ("galore_adamw_8bit", "galore_adamw_8bit", 128),
+        ("apollo_adamw", "apollo_adamw", 1),
+        ("APOLLO-Mini", "apollo_adamw", 1),
+        ("adamw", "adamw", 128),
+    ],
+)
+def test_ranks_of_projected_gradients(words: str, optimizer: str, rank: int) -> None:
+    workload = case(optimizer=words).scenario.workload
+    assert (workload.optimizer, workload.optimizer_rank) == (optimizer, rank)
 
 
 def test_rowwise_scales_with_weight_gradients_in_16_bits() -> None:
