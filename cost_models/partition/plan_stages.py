@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +30,8 @@ STAGES_BY: Final = (
     "recompute_layers",
     "recompute_every",
 )
+
+_contents = lru_cache(maxsize=4096)(distinct_rank_contents)  # tables of a search share most
 
 
 def stages_of(
@@ -57,7 +60,7 @@ def stages_of(
         }
         stages = layer_ranges or _uneven_stages(scenario, pipeline * virtual)
         if stages is not None:
-            contents.append(distinct_rank_contents(scenario.model, stages, pipeline, **options))
+            contents.append(_contents(scenario.model, tuple(stages), pipeline, **options))
         else:
             contents.append(even_split_contents(scenario.model, pipeline, virtual, **options))
     return group, contents

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar, get_args
 
 from msgspec import Meta
@@ -545,15 +546,9 @@ class PlanTable(Ranks[Any]):
         """Turn plans into columns."""
         import numpy as np
 
-        def code(name: str, value: Any) -> Any:
-            return WORDS[name].index(value) if name in WORDS else value
-
-        return cls(
-            **{
-                f.name: np.array([code(f.name, getattr(p, f.name)) for p in plans])
-                for f in fields(cls)
-            }
-        )
+        columns = {f.name: [*map(attrgetter(f.name), plans)] for f in fields(cls)}
+        columns |= {name: [*map(WORDS[name].index, columns[name])] for name in WORDS}
+        return cls(**{name: np.array(values) for name, values in columns.items()})
 
     def rows(self, index: Any) -> PlanTable:
         """Return the rows that a mask, slice or index array names."""

@@ -99,7 +99,7 @@ def joint_rank(ranks: Sequence[PipelineRank], column: Column) -> PipelineRank:
 
 
 def _have_columns(values: Sequence[Any]) -> bool:
-    return any(isinstance(value, np.ndarray) for value in values)
+    return np.ndarray in set(map(type, values))
 
 
 def _joint_group(alike: Sequence[LayerNeighbours | None], joint: Column) -> LayerNeighbours:
