@@ -259,7 +259,8 @@ def test_peaks_of_real_steps_are_traced(name: str, precision: str, plan: Plan):
 @pytest.mark.slow
 def test_a_known_model_from_the_command_line(tmp_path: Path):
     source = "ResNetForImageClassification(ResNetConfig(num_labels=1000))"
-    lines = ["from transformers import *", f"def build(): return {source}"]
+    names = "ResNetConfig, ResNetForImageClassification"
+    lines = [f"from transformers import {names}", f"def build(): return {source}"]
     (tmp_path / "mine.py").write_text("\n".join(lines))
     done = subprocess.run(
         [sys.executable, "-m", "executor", "trace-module", "module:mine:build"],

@@ -14,7 +14,7 @@ from benchmarks.memory_truth.__main__ import beyond, summary
 from benchmarks.memory_truth.cases import file_of, read
 from benchmarks.memory_truth.matrix import lines
 from benchmarks.memory_truth.rows import PARTS, rows_of
-from benchmarks.memory_truth.small_models import CONFIGS, small
+from benchmarks.memory_truth.small_models import CONFIGS
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from cost_models.plan_file import PlanFile
@@ -55,7 +55,9 @@ def _watched(rank: int, file: PlanFile) -> dict[str, Any]:
 @pytest.mark.parametrize("name", PLANS)
 def test_the_peak_is_that_of_real_steps(name: str) -> None:
     """A message's tensor can outlive its wait by a moment, in gloo's thread: the least of three."""
-    file = small("llama", "bf16", PLANS[name], seq_len=128)
+    plan = PLANS[name]
+    work = Workload(64, plan.global_batch_size, precision="bf16")
+    file = file_of({**CONFIGS["llama"], "num_hidden_layers": 4}, plan, work)
     ranks = range(file.plan.world_size)
     fakes = [rehearse(file, rank, sends_stay=True) for rank in ranks]
     peaks = {(rank, fake.phase): fake.peak_bytes for rank, fake in zip(ranks, fakes, strict=True)}
