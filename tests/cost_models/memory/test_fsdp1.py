@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from multiprocessing import get_context
 
 import numpy as np
@@ -41,12 +42,6 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 HALF = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-
-def counted_alone(layers: int, recompute: str, autocast: bool) -> float:
-    """Count in a process of its own: an earlier profile's addresses would be freed by this one."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(counted, layers, recompute, autocast=autocast).result()
 
 
 def counted(layers: int, recompute: str, *, autocast: bool) -> float:
@@ -94,20 +89,23 @@ def predicted(layers: int, recompute: str, *, autocast: bool) -> float:
     )
 
 
-@pytest.mark.parametrize(
-    ("recompute", "autocast"),
-    [
-        ("none", True),
-        pytest.param("none", False, marks=pytest.mark.slow),
-        pytest.param("full", True, marks=pytest.mark.slow),
-        pytest.param("full", False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow(seconds=20)
 @pytest.mark.filterwarnings("ignore")
-def test_a_step_of_fsdp1_allocates_what_is_predicted(recompute: str, autocast: bool) -> None:
-    """Few tokens: gathered units, casts and gradients are most of it. Autocast costs its copies."""
-    counts = counted_alone(8, recompute, autocast)
-    assert predicted(8, recompute, autocast=autocast) == pytest.approx(counts, rel=0.1)
+def test_a_step_of_fsdp1_allocates_what_is_predicted() -> None:
+    """Few tokens: gathered units, casts and gradients are most of it. Autocast costs its copies.
+
+    Each count is made in a process that never profiled: an earlier profile's addresses would be
+    freed by the next one.
+    """
+    alone = get_context("forkserver")
+    alone.set_forkserver_preload([__name__])
+    for recompute, autocast in product(("none", "full"), (True, False)):
+        with ProcessPoolExecutor(1, alone) as pool:
+            counts = pool.submit(counted, 8, recompute, autocast=autocast).result()
+        assert predicted(8, recompute, autocast=autocast) == pytest.approx(counts, rel=0.1), (
+            recompute,
+            autocast,
+        )
 
 
 def test_frozen_layers_stay_gathered_before_torch_2_1() -> None:

@@ -342,7 +342,6 @@ def test_a_missing_guard_is_seen(name: str):
     found = verified(file, prepare)
     assert found.gradient_difference > 1e-3
     assert not found.passed
-    assert_equal(verified(file))
 
 
 @pytest.mark.slow
@@ -351,7 +350,6 @@ def test_a_bias_that_is_added_twice_is_seen():
     # biases start as zeros: only their gradients and the second batch tell
     file = tiny(Plan(1, 2), "gpt_oss", num_layers=2)
     assert verified(file, with_every_bias).gradient_difference > 1e-6
-    assert_equal(verified(file))
 
 
 def test_frozen_experts_give_no_gradient_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

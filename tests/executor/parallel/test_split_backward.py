@@ -138,7 +138,6 @@ SHARDED = Plan(2, 1, 2, 1, "zero_bubble", 1, num_microbatches=3)
 def test_a_missing_guard_is_seen(prepare: Any, plan: Plan):
     file = tiny(plan, tied=True)
     assert not verified(file, prepare).gradient_difference <= 1e-3
-    assert verified(file).passed
 
 
 @pytest.mark.slow
