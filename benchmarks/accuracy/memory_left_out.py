@@ -14,14 +14,12 @@ that holds 90 % of the runs of all other sources (each source counts the same).
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import numpy as np
 import pandas as pd
 
 import planner
 from benchmarks.intervals.shrunk import shortest
-from benchmarks.unseen import UNSEEN
+from benchmarks.unseen import UNSEEN, validated
 from planner.validation.statistics import verdict_figures
 from planner.validation.words import without_trainers
 
@@ -31,11 +29,15 @@ def compared_runs(*, described: bool) -> pd.DataFrame:
 
     ``described``: whether profiles of trainers count.
     """
-    paths = (None, *UNSEEN.values())
-    with nullcontext() if described else without_trainers():
-        answers = [planner.validate(path, what="memory") for path in paths]
-    rows = pd.concat([answer.rows for answer in answers], ignore_index=True)
-    found_later = np.repeat([path is not None for path in paths], [len(a.rows) for a in answers])
+    if described:
+        tables = [validated(name).rows for name in ("published", *UNSEEN)]
+    else:
+        with without_trainers():
+            tables = [
+                planner.validate(path, what="memory").rows for path in (None, *UNSEEN.values())
+            ]
+    rows = pd.concat(tables, ignore_index=True)
+    found_later = np.repeat([number > 0 for number in range(len(tables))], list(map(len, tables)))
     rows = rows.assign(found_later=found_later)
     rows = rows[rows.tests_memory & ~rows.partial.astype(bool) & rows.verdict.notna()]
     known = rows.memory_is_stated  # otherwise nobody knows what the peak is a peak of

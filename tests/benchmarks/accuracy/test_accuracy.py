@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from benchmarks.accuracy.__main__ import (
     GENERATED,
     MARKED,
     PAGES,
-    filled,
     percent,
     recorded,
 )
-from benchmarks.intervals.compared_runs import table
-from planner.assessment.confidence import COMPARED_RUNS
 
 
 def tables(number: int) -> dict[str, str]:
@@ -38,12 +33,3 @@ def test_the_readme_repeats_the_short_table() -> None:
 def test_recorded_figures_are_in_the_short_table() -> None:
     for row in recorded()["short"]:
         assert f"| {percent(row['median'])} | {percent(row['p90'])} |" in tables(0)["short"]
-
-
-@pytest.mark.slow(seconds=60)
-def test_all_tables_are_current() -> None:
-    """If this fails: ``benchmarks.accuracy --write`` or ``intervals.compared_runs --write``."""
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert filled(text) == text
-    assert COMPARED_RUNS.read_text(encoding="utf-8") == table()

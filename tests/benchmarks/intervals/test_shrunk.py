@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.intervals import peaks
 from benchmarks.intervals.shrunk import MOST, Rule, coverage_lines, source_weights
 from cost_models.uncertainty import (
     ANY,
@@ -43,12 +42,6 @@ def runs(seed: int = 0) -> pd.DataFrame:
             )
         )
     return RULE.with_cells(pd.concat(parts, ignore_index=True))
-
-
-def stated() -> dict[tuple[str, ...], dict[str, str]]:
-    text = MEMORY_INTERVALS.read_text(encoding="utf-8")
-    rows = list(csv.DictReader(io.StringIO(text)))
-    return {tuple(row[name] for name in MEMORY_KIND): row for row in rows}
 
 
 def sizes(rows: pd.DataFrame) -> dict[tuple[object, ...], float]:
@@ -88,7 +81,7 @@ def test_a_source_counts_as_few_runs() -> None:
 
 
 def test_the_stated_file_is_complete_and_verdicts_look_less_far() -> None:
-    rows = list(stated().values())
+    rows = list(csv.DictReader(io.StringIO(MEMORY_INTERVALS.read_text(encoding="utf-8"))))
     assert tuple(rows[0]) == MEMORY_COLUMNS
     assert [rows[0][name] for name in MEMORY_KIND] == [ANY] * len(MEMORY_KIND)
     for row in rows:
@@ -117,18 +110,3 @@ def test_a_setting_that_was_assumed_never_narrows_the_interval() -> None:
             assert of(name).below <= of(name, assumed=True).below
         assert of("megatron").above < of("megatron", assumed=True).above
         assert of("nobody's") == of("nobody's", assumed=True)
-
-
-@pytest.mark.slow(60)
-def test_the_stated_file_is_what_the_command_writes() -> None:
-    """Within two points: prices of single runs may move a little between two writings."""
-    described, unknown = peaks.all_runs()
-    fresh = csv.DictReader(io.StringIO(peaks.table_text(described, unknown)))
-    written = stated()
-    for row in fresh:
-        kind = tuple(row[name] for name in MEMORY_KIND)
-        for name in ("below", "above", "verdict_below", "verdict_above"):
-            assert float(written[kind][name]) == pytest.approx(float(row[name]), abs=0.02), kind
-    described, unknown = map(peaks.RULE.left_out, (described, unknown))
-    for part in (described, described[described.found_later], unknown):
-        assert 0.85 <= np.average(part.inside, weights=source_weights(part)) <= 0.95
