@@ -14,6 +14,7 @@ A z of ``MISSING`` marks a pair that a row does not have.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ from cost_models.columnar.projections import Frame, Index
 from cost_models.columnar.sum_grids import StackedTerms, SumGrids, TermTable
 
 Floats = NDArray[np.float64]
-SUMS_OF_GROUP = 1_000  # sums of a row and a pair that cost about as much as a further group
+SUMS_OF_GROUP = 300  # sums of a row and a pair that cost about as much as a further group
 MAX_SUMS_AT_ONCE = 65_536  # larger grids are filled pair by pair
 MISSING = -1e300  # z of a pair that a row does not have
 # rows of z and of a as fractions of a group; the pair that is largest there dominates many others
@@ -57,14 +58,7 @@ def largest_sums(
     for some in grids.batches(left):
         z, a = StackedTerms.of(grids.one, some), StackedTerms.of(grids.other, some)
         k, group = _candidates(z, a, partner_columns)
-        begins = np.flatnonzero(np.diff(group, prepend=-1, append=-1))
-        for place, number in enumerate(some):
-            mine = k[begins[place] : begins[place + 1]]
-            _fill(
-                grids.of(found, number),
-                z.of_group(mine, place),
-                a.of_group(partner_columns[mine], place),
-            )
+        _fill(grids, found, some, (z, k), (a, partner_columns[k]), group)
     return found.take(grids.places())
 
 
@@ -80,11 +74,38 @@ def _row_by_row(frame: Frame, one: TermTable, other: TermTable, partner_columns:
     return found
 
 
-def _fill(found: Floats, z: Floats, a: Floats) -> None:
-    """Write max over k of z_k + a_k into a grid."""
-    if len(z) * found.size <= MAX_SUMS_AT_ONCE:
-        np.max(z[:, :, None] + a[:, None, :], axis=0, out=found)
-        return
+def _fill(
+    grids: SumGrids,
+    found: Floats,
+    groups: Index,
+    one: tuple[StackedTerms, Index],
+    other: tuple[StackedTerms, Index],
+    place: Index,
+) -> None:
+    """Write max over k of z_k + a_k into the grids of some groups, those of a shape together.
+
+    ``one``, ``other``: all z and a, and those of each pair; ``place``: the pair's place in
+    ``groups``, in order.
+    """
+    (z, k), (a, partner) = one, other
+    for begin, end in pairwise(np.union1d(z.begins, a.begins).tolist()):
+        grid = grids.of(found, groups[begin])
+        first, last = np.searchsorted(place, [begin, end])
+        parts = -(-(last - first) * grid.size // MAX_SUMS_AT_ONCE)
+        for some in np.array_split(np.arange(begin, end), min(end - begin, parts)):
+            starts = np.searchsorted(place, some)
+            pairs = slice(starts[0], np.searchsorted(place, some[-1] + 1))
+            x, y = z.of_pairs(k[pairs], place[pairs]), a.of_pairs(partner[pairs], place[pairs])
+            if len(some) > 1 or len(x) * grid.size <= MAX_SUMS_AT_ONCE:
+                sums = np.maximum.reduceat(x[:, :, None] + y[:, None, :], starts - starts[0])
+                cells = grids.starts[groups[some], None] + np.arange(grid.size)
+                found[cells] = sums.reshape(cells.shape)
+            else:
+                _fill_one(grids.of(found, groups[some[0]]), x, y)
+
+
+def _fill_one(found: Floats, z: Floats, a: Floats) -> None:
+    """Write max over k of z_k + a_k into a large grid."""
     np.add(z[0][:, None], a[0], out=found)
     sums = np.empty_like(found)
     for one, other in zip(z[1:], a[1:], strict=True):

@@ -191,8 +191,8 @@ class StackedTerms(Struct, frozen=True):
             found.append((block[:, at, terms[groups[mine]]] - block[:, at, theirs]).min(axis=0))
         return np.concatenate(found)
 
-    def of_group(self, terms: Index, group: int) -> Floats:
-        """Return some terms (a row each) in one group."""
-        number = bisect_right(self.begins, group) - 1
-        rows: Floats = self.blocks[number][:, group - self.begins[number], terms].T
+    def of_pairs(self, terms: Index, groups: Index) -> Floats:
+        """Return a term (a row each) of each of some groups of equal size."""
+        number = bisect_right(self.begins, groups[0]) - 1
+        rows: Floats = self.blocks[number][:, groups - self.begins[number], terms].T
         return rows
