@@ -36,9 +36,9 @@ from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 
 
 def examples(count: int) -> int:
-    """Examples that hypothesis draws: ``count`` in the thorough profile, else about a fifth."""
+    """Examples that hypothesis draws: ``count`` in the thorough profile, else about a tenth."""
     thorough = settings.default.max_examples >= 100
-    return count if thorough else max(min(count, 2), count // 5)
+    return count if thorough else max(min(count, 2), count // 10)
 
 
 LLAMA = {

@@ -26,6 +26,7 @@ def module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module(name)
 
 
+@pytest.mark.slow
 def test_every_worked_number_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     made = module("make_formulas", monkeypatch).pages()
     kept = {path.name for path in BOOK.glob("*.md")} - {"jobs.md", "tables.md"}
@@ -34,6 +35,7 @@ def test_every_worked_number_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch
         assert text.splitlines() == (BOOK / name).read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["jobs", "tables"])
 def test_prices_are_those_of_the_page(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = module(f"worked_{name}", monkeypatch).page()

@@ -134,6 +134,7 @@ def checkpointed_peak(*, in_fp32: bool, trained: bool) -> float:
     return peak_allocated(step, weight, inputs) / (VOCABULARY * WIDE)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["checkpointed-loss", "checkpointed-fp32-loss"])
 @pytest.mark.parametrize("trained", [False, True])
 def test_checkpointed_chunks_hold_what_torch_holds(name: str, trained: bool) -> None:

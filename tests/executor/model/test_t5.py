@@ -201,6 +201,7 @@ def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
     return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_dropout_is_replayed_and_keeps_whole_tensors_equal(sequence_parallel: bool):

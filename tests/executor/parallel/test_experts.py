@@ -147,7 +147,7 @@ def test_values_may_be_narrower_than_keys():
     assert torch.allclose(*outputs, atol=1e-14)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", MIXTURES)
 def test_one_rank_is_the_module_of_transformers(family: str):
     assert_equal(verified(tiny(Plan(num_microbatches=2), family)))

@@ -21,8 +21,8 @@ from tests.executor.tiny import random_batch, tiny, verified
 pytestmark = pytest.mark.distributed
 
 QUICK: dict[str, tuple[Plan, dict[str, Any]]] = {
-    "zero_bubble, zero 2": (Plan(2, 1, 2, 1, "zero_bubble", 2, num_microbatches=3), {}),
     "zbv, tied": (Plan(1, 1, 2, 2, "zbv", num_microbatches=4), {"tied": True}),
+    "zero_bubble, zero 2": (Plan(2, 1, 2, 1, "zero_bubble", 2, num_microbatches=3), {}),
 }
 # beside the matrix, which has every split schedule with every ZeRO stage: every kind of
 # recomputation, tensor and sequence parallelism, tied weights and uneven stages

@@ -33,6 +33,7 @@ def asked_with(saving: Saving, model: Any, cluster: str, **options: Any) -> Plan
     return answer_of(model, cluster, **{**options, name.replace("-", "_"): given})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["8xH100-SXM", pytest.param("16xL40S", marks=pytest.mark.slow)])
 def test_the_search_with_a_saving_is_as_fast_as_said(cluster: str) -> None:
     answer = answer_of("llama-3.2-1b", cluster)

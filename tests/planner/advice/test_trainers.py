@@ -38,6 +38,7 @@ def test_a_trainer_without_such_a_plan_is_left_out() -> None:
     assert best_of_trainers(large, {}) == ()
 
 
+@pytest.mark.slow
 def test_a_trainer_has_stages_of_its_own_where_it_can_run_them() -> None:
     """No slower than what ``--software`` answers, and with the layers that it shows."""
     fixed = {"pipeline_parallel": 2, "tensor_parallel": 1}

@@ -75,7 +75,7 @@ def test_lines_fit_into_a_terminal(
     assert "np.float64" not in str(answer)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(4)
 @EACH
 def test_json_holds_plain_finite_values(answer: Any) -> None:
     text = json.dumps(answer.to_dict(), allow_nan=False)

@@ -35,7 +35,7 @@ def kinds(*words: str) -> set[str]:
 def test_commands_and_options() -> None:
     assert proposed("") == list(COMMANDS)
     assert proposed("va") == ["validate"]
-    optimizers = ["--optimizer", "--optimizer-kernel", "--optimizer-precision"]
+    optimizers = [f"--optimizer{part}" for part in ("", "-kernel", "-precision", "-rank")]
     assert sorted(proposed("fit", "gpt2", "8xH100", "--opt")) == optimizers
     assert "--no-sp" in proposed("fit", "--no")
     assert proposed("plan", "gpt2", "8xH100", "--obj") == ["--objective"]
@@ -166,6 +166,7 @@ def test_fish_proposes(words: str, proposals: list[str], program: dict[str, str]
     assert sorted(line.split("\t")[0] for line in done.stdout.split("\n") if line) == proposals
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("words", "proposals"),
     [

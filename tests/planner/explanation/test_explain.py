@@ -104,6 +104,7 @@ def test_parts_add_up_and_the_best_plan_is_called_so(tmp_path: Path) -> None:
     assert best.stage_options in " ".join(str(even).split())
 
 
+@pytest.mark.slow
 def test_another_plan_is_compared_with_stages_of_its_own() -> None:
     scenario = staged_scenario()
     best = best_staged_of(scenario)

@@ -165,6 +165,7 @@ def test_under_little_memory_too_with_recomputed_layers(share: float, stages: in
     assert max(fits) * spread <= budget_bytes(tight.cluster)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("schedule", "stages", "virtual", "layers", "share"),
     [
@@ -493,6 +494,7 @@ def test_nothing_is_told_where_nothing_is_gained() -> None:
     assert best_staged(scenario, [], None) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("layers", "share"), [(0, 0.6), (2, 0.75)])
 def test_a_trainer_with_one_number_for_all_stages_has_its_own_layers(
     layers: int, share: float

@@ -74,6 +74,7 @@ def test_one_number_for_all_stages_is_the_best_of_all(number: int) -> None:
     assert whole is None or found.step <= whole.step
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("recomputed", ["by_stage", "one_number"])
 def test_stages_keep_a_limit_on_memory(recomputed: Any) -> None:
     scenario, plan = tight_pipeline(2)

@@ -208,7 +208,7 @@ def test_the_bounds_for_other_numbers_of_virtual_stages_hold(name: str) -> None:
     assert (steps[1] <= steps[2] * (1.0 + CLOSE)).all()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [0, space.FEW])
 def test_ranks_share_short_sequences_where_that_is_faster(
     few: int, monkeypatch: pytest.MonkeyPatch
@@ -307,7 +307,7 @@ def own_layers(rng: np.random.Generator, layers: int, stages: int) -> Any:
     return (np.array(sizes) + more).tolist()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_no_drawn_plan_with_given_layers_beats_the_winner(seed: int) -> None:
     """As many stages as layers and two ends are legal: embedding or head alone."""
@@ -354,6 +354,7 @@ def test_embedding_and_head_alone_are_tried_with_more_stages_than_layers(layers:
     assert winner(alone, {**pins, "pipeline_parallel": 6})[1] >= best * (1.0 - GAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_given_layers_do_not_improve_the_answer(seed: int) -> None:
     """Also with several stages on a rank, and with the embedding or the head alone."""

@@ -216,6 +216,7 @@ def test_verdicts_at_the_borders() -> None:
     assert verdict(*peak_interval(1.2 * lower, 0.99 * lower, MEMORY), budget) == "tight"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("software", ["shardplan", "torch-trainer", "megatron"])
 def test_the_search_judges_as_fit_does(software: str) -> None:
     """Verdicts of a table are those of its plans; budgets cut between cautious and typical."""

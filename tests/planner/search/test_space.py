@@ -56,7 +56,7 @@ def in_the_space(plan: Plan, num_layers: int) -> bool:
     return no_schedule and (plan.virtual_stages == 1 or even)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "cluster", "batch"), QUESTIONS)
 def test_every_legal_plan_of_nested_loops_is_enumerated(
     model: str, cluster: str, batch: int
@@ -73,7 +73,7 @@ def test_every_legal_plan_of_nested_loops_is_enumerated(
     assert expected
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "fix",
     [
@@ -183,6 +183,7 @@ def test_many_short_pieces_are_candidates_of_their_own(monkeypatch: pytest.Monke
     assert {(p.context_parallel, p.context_parallel_method) for p in pinned} == {(2, "ulysses")}
 
 
+@pytest.mark.slow
 def test_shards_are_split_into_replicas_in_every_way() -> None:
     scenario = make_scenario("llama", "4x8xA100-80GB", global_batch_size=32)
     plans = list(enumerated(scenario))

@@ -135,6 +135,7 @@ def test_the_row_of_a_cluster_is_its_answer_alone(options: dict[str, Any]) -> No
         assert ranged.plan_file().layer_ranges == ranged.scenario.layer_ranges
 
 
+@pytest.mark.slow
 def test_sizes_that_cannot_be_among_the_fastest_are_not_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,6 +29,7 @@ def rows_of(text: str) -> list[str]:
     return table[first:]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_short_answer_has_fifteen_lines_at_most(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -46,6 +47,7 @@ def test_a_short_answer_has_fifteen_lines_at_most(
     assert "more with -v" not in whole
 
 
+@pytest.mark.slow
 def test_three_clusters_have_a_row_each_in_a_short_answer() -> None:
     job: dict[str, Any] = {"tokens": "10B", "price": 2, "find": "cheapest-cluster"}
     clusters, fixed = "8xA100-80GB,8xH100-SXM,16xL40S", "cp=2,pp=2"  # an answer of many lines
@@ -56,6 +58,7 @@ def test_three_clusters_have_a_row_each_in_a_short_answer() -> None:
     assert "1 node of" not in text  # the table says it
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cluster", ["8xA100-80GB", "8xA100-80GB,8xH100-SXM"])
 @pytest.mark.parametrize("top", [1, 3, 10])
 def test_top_shows_as_many_rows(cluster: str, top: int) -> None:
