@@ -75,6 +75,28 @@ VIRTUAL_STAGES: Final = re.compile(
     r"|virtual pipeline (?:model )?(?:parallel )?size)[ =:]+(\d+)\b"
 )
 WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")
+# micro-batches of a step, in notes
+ACCUMULATION: Final = re.compile(
+    r"\b(?:(?:grad(?:ient)?[ _-]?acc|(?:grad(?:ient)?[ _-]?)?accum(?:ulation|ulate)?)"
+    r"(?:[ _-]steps?)?|gas?|update[ _-]freq)"
+    r"[ =:x×]*(?P<after>\d+)\b(?![ _.-]?(?:bit|\d))"
+    r"|\b(?P<before>\d+) (?:gradient )?accumulation steps"
+)
+# a base in few bits, in the name of a model and in other words
+QUANTISED_MODEL: Final = re.compile(
+    r"(?:gptq|awq|bnb)(?:[-_ ]?(?:int[48]|[48]-?bit))?\b|\b(?:int[48]|[48]-?bit)\b"
+)
+QUANTISED_BASE: Final = re.compile(
+    r"\b(?:q-?lora|nf4|int4|gptq(?:[-_ ]?int[48])?|awq|hqq|eetq|llm\.int8|load[_ ]in[_ ][48]-?bit"
+    r"|quant(?:i[sz]ation)?[_ ]bits?[ =:]+[48]|int8[_ ](?:base|weights|model)"
+    r"|[48]-?bit[_ ](?:quanti[sz]\w+|base|weights|model|nf4|bnb)|(?:bnb|bitsandbytes)[_ ][48]-?bit"
+    r"|(?:base|model|weights) (?:loaded )?in [48][ -]?bits?)\b(?![ =:]+(?:false|0|no|off))"
+)
+# configurations and stages of DeepSpeed, in notes
+DEEPSPEED: Final = re.compile(
+    r"deepspeed|\bds[-_ ]?(?:config|z[123]|stage|zero)|\bzero[-_ ]?[23]\b"
+)
+NEGATED: Final = re.compile(r"(?:\bno|\bnot|\bwithout|w/o|\bnon)[ -]$")
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 
 
@@ -119,7 +141,7 @@ class Case:
 
 def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
-    reading = Reading(_with_adapters(row))
+    reading = Reading(_with_sharding(_with_adapters(row)))
     try:
         return _case(reading)
     except InputError as error:
@@ -127,10 +149,47 @@ def case_of(row: Row) -> Case:
 
 
 def _with_adapters(row: Row) -> Row:
-    """Return a row whose empty cell of adapters is the trainer's name, where that names any."""
+    """Return a row whose cell of adapters says all that other cells do.
+
+    An empty one is the trainer's name, where that names adapters; the bits of their base may stand
+    in the name of the model or in other words.
+    """
     if row.peft is None and "kinds of adapters" in terms_of(row, "framework"):
-        return replace(row, peft=row.framework)
-    return row
+        row = replace(row, peft=row.framework)
+    kind = look_up(words_table().adapter, row)
+    if kind is None or kind.value != "lora" or "adapter" in terms_of(row, "peft"):
+        return row
+    base = _quantised_base(row)
+    return row if base is None else replace(row, peft=f"{row.peft}; {base}")
+
+
+def _with_sharding(row: Row) -> Row:
+    """Return a row of Hugging Face's modules with the library that shards, which its notes name.
+
+    A stage of ZeRO is DeepSpeed's, unless the row says FSDP. ms-swift takes a stage for DeepSpeed's
+    itself, and FSDP for the first version, as accelerate does (``fsdp_version``).
+    """
+    named, said = terms_of(row, "framework"), f"{row.words('notes')} {row.words('offload')}"
+    if "hugging face" not in named or {"deepspeed", "qwen", "mlperf"} & named.keys():
+        return row
+    fsdp = "fsdp" in f"{row.words('framework')} {said}"
+    if "swift" in named:
+        first = fsdp and "fsdp2" not in terms_of(row, ANYWHERE)
+        return replace(row, notes=f"{row.notes or ''}; fsdp1") if first else row
+    if fsdp or not DEEPSPEED.search(said):
+        return row
+    return replace(row, framework=f"{row.framework} with DeepSpeed")
+
+
+def _quantised_base(row: Row) -> str | None:
+    """Return the words outside the cell of adapters for a base in few bits; None without any."""
+    searched = [(QUANTISED_MODEL, row.words("model"))]
+    searched += [(QUANTISED_BASE, row.words(name)) for name in ("notes", "precision", "framework")]
+    for pattern, words in searched:
+        for found in pattern.finditer(words):
+            if not NEGATED.search(words[: found.start()]):
+                return found[0]
+    return None
 
 
 def _case(reading: Reading) -> Case:
@@ -381,6 +440,10 @@ def _batch(reading: Reading, least: int, pipeline: int) -> int:
 
     With fewer, some stages never run at the same time, and torch's schedules refuse them.
     """
+    stated = ACCUMULATION.search(reading.row.words("notes"))
+    if stated is not None:
+        many = int(stated["after"] or stated["before"])
+        return int(reading.value("global_batch_size", least * max(1, many), "as the notes say"))
     why = "one micro-batch for each data rank"
     if pipeline > 1:
         why = "a micro-batch for each pipeline rank of each data rank"

@@ -380,6 +380,20 @@ def _stage(text: str) -> str:
     return found[1] if found else text
 
 
+def _flash(text: str) -> str:
+    """Return whether scores are never stored, from a flag or the name of a kernel.
+
+    >>> _flash("yes"), _flash("fa2"), _flash("sdpa"), _flash("eager")
+    ('1', '1', '1', '0')
+    """
+    word = text.lower()
+    if re.match(r"fa ?\d|flash|sdpa|xformers|mem\w*[ _-]eff|cudnn|flex", word):
+        return "1"
+    if re.match(r"eager|math|naive|vanilla|unfused|none", word):
+        return "0"
+    return {"true": "1", "false": "0", **FLAGS}.get(word, text)
+
+
 def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[BadCell]]:
     """Return a row with the cells that can be read, and an error for each of the others."""
     given = {name: text for name, cell in cells if (text := cell.strip()).lower() not in EMPTY}
@@ -387,7 +401,7 @@ def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[BadCell
         if isinstance(COLUMNS[name][0], inspect.BoolType):
             given[name] = FLAGS.get(text.lower(), text)
         elif name == "flash_attention":
-            given[name] = {"true": "1", "false": "0", **FLAGS}.get(text.lower(), text)
+            given[name] = _flash(text)
         elif isinstance(COLUMNS[name][0], inspect.IntType):
             given[name] = _whole(_stage(text) if name == "zero_stage" else text)
     try:

@@ -17,7 +17,7 @@ from planner.validation.model_of_row import is_typical
 from planner.validation.reading import Reading
 from planner.validation.runs_file import Row
 from planner.validation.trainer_of_row import compared_trainer
-from planner.validation.vocabulary import terms_of
+from planner.validation.vocabulary import ANYWHERE, terms_of
 
 COLUMN = "micro_batch_size"
 
@@ -28,8 +28,10 @@ def may_checkpoint(row: Row, plan: Plan) -> bool:
     Of the sources of runs under Hugging Face's Trainer that state ``gradient_checkpointing``, two
     in three turn it on.
     """
-    unsaid = row.recompute is None and plan.recompute == "none"
-    return unsaid and "hugging face" in terms_of(row, "framework")
+    if row.recompute is not None or plan.recompute != "none":
+        return False
+    denied = "not recompute" in terms_of(row, ANYWHERE)
+    return not denied and "hugging face" in terms_of(row, "framework")
 
 
 def checkpointed_otherwise(plan: Plan) -> Plan:

@@ -118,7 +118,10 @@ def test_a_stage_may_have_its_name(tmp_path: Path, cell: str, stage: int) -> Non
     assert row.zero_stage == stage
 
 
-@pytest.mark.parametrize(("cell", "flag"), [("True", "1"), ("yes", "1"), ("no", "0"), ("1", "1")])
+@pytest.mark.parametrize(
+    ("cell", "flag"),
+    [("True", "1"), ("yes", "1"), ("no", "0"), ("fa2", "1"), ("sdpa", "1"), ("eager", "0")],
+)
 def test_flash_attention_is_a_flag(tmp_path: Path, cell: str, flag: str) -> None:
     (row,) = read_runs(written(tmp_path, f"seq_len,flash_attention\n2048,{cell}\n"))
     assert row.flash_attention == flag

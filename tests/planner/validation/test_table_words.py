@@ -29,6 +29,10 @@ USUAL = {
 }
 
 
+LORA = {"peft": "LoRA r=8"}
+
+UNSAID = {"recompute": ""}
+
 ALONE = {"num_gpus": "1", "data_parallel": "1"}
 
 QLORA = {"peft": "qlora (nf4) r=8"}
@@ -130,6 +134,65 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
         ({"model": "gemma-2-9b", "flash_attention": "1"}, {"attention": "eager"}),
         ({"model": "gemma-2-9b", "notes": "flash attention 2"}, {"attention": "flash"}),
         ({"model": "gemma-2-9b", "notes": "flex attention"}, {"attention": "flash"}),
+        # a base in few bits, wherever it is said
+        (LORA | {"model": "Qwen1.5-7B-Chat-GPTQ-Int4"}, {"adapter": "qlora", "bits": "int4"}),
+        (LORA | {"model": "unsloth/llama-3-8b-bnb-4bit"}, {"adapter": "qlora", "bits": "nf4"}),
+        (LORA | {"notes": "load_in_4bit=True"}, {"adapter": "qlora", "bits": "nf4"}),
+        (LORA | {"notes": "load_in_4bit=False"}, {"adapter": "lora"}),
+        (LORA | {"notes": "w/o QLoRA; 8-bit Adam"}, {"adapter": "lora"}),
+        (LORA | {"notes": "quant_method eetq"}, {"adapter": "qlora", "bits": "int8"}),
+        (LORA | {"framework": "ms-swift (QLoRA)"}, {"adapter": "qlora", "bits": "nf4_double"}),
+        (LORA | {"precision": "nf4 base, bf16 compute"}, {"adapter": "qlora", "precision": "bf16"}),
+        ({"peft": "no (full ft)"}, {"adapters": False}),
+        # DeepSpeed or FSDP, which notes name
+        (
+            {"framework": "LLaMA-Factory", "notes": "deepspeed ds_z3_config.json"},
+            {"zero_stage": 3, "software": "hf-trainer+deepspeed-zero3", "masters": True},
+        ),
+        (
+            {"framework": "HF Trainer", "notes": "ds_config stage 2"},
+            {"zero_stage": 2, "software": "hf-trainer+deepspeed-zero2"},
+        ),
+        (
+            {"framework": "ms-swift", "notes": "FSDP"},
+            {"zero_stage": 3, "software": "hf-trainer+fsdp1"},
+        ),
+        (
+            {"framework": "TRL + DeepSpeed", "notes": "stage 3, offload_optimizer device: none"},
+            {"zero_stage": 3, "offload": "none"},
+        ),
+        (
+            {"framework": "accelerate", "notes": "zero3 offload, offload_param_device: none"},
+            {"zero_stage": 3, "offload": "optimizer"},
+        ),
+        (
+            {"framework": "HF Trainer", "notes": "ds_z3_offload_config.json"},
+            {"zero_stage": 3, "offload": "weights"},
+        ),
+        ({"framework": "FlagPerf deepspeed"}, {"zero_stage": 3}),
+        (UNSAID | {"notes": "gc=true"}, {"recompute": "full"}),
+        (
+            UNSAID | LORA | {"framework": "ms-swift", "notes": "gradient_checkpointing=false"},
+            {"recompute": "none"},
+        ),
+        ({"recompute": "enabled"}, {"recompute": "full"}),
+        ({"recompute": "not used"}, {"recompute": "none"}),
+        (ALONE | {"recompute": "offload"}, {"recompute": "full", "offload": "activations"}),
+        ({"notes": "attn_impl=eager"}, {"attention": "eager"}),
+        ({"precision": "fp32 (tf32)"}, {"precision": "tf32"}),
+        ({"precision": "bf16, fp32 master weights, tf32"}, {"precision": "bf16"}),
+        ({"optimizer": "AnyPrecisionAdamW"}, {"optimizer": "adamw"}),
+        ({"optimizer": "paged_lion_32bit"}, {"optimizer": "lion"}),
+        ({"optimizer": "RMSprop"}, {"optimizer": "sgd_momentum"}),
+        (
+            {"global_batch_size": "", "notes": "bs 1 x ga 16"},
+            {"global_batch_size": 128},
+        ),
+        (
+            {"global_batch_size": "", "notes": "gradient_accumulation_steps: 4"},
+            {"global_batch_size": 32},
+        ),
+        ({"global_batch_size": "", "notes": "accumulate in fp32"}, {"global_batch_size": 8}),
     ],
     ids=lambda cells: "; ".join(str(value) for value in cells.values()),
 )
@@ -143,6 +206,8 @@ def test_a_cell_is_read(cells: dict[str, str], expected: dict[str, Any], tmp_pat
         "masters": workload.master_weights,
         "attention": workload.attention_kernel,
         "adapters": workload.adapter != "none",
+        "adapter": workload.adapter,
+        "global_batch_size": workload.global_batch_size,
         "bits": workload.quantisation,
         "zero_stage": plan.zero_stage,
         "offload": plan.offload,
