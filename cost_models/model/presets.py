@@ -112,7 +112,7 @@ _BESIDE: Final = _STAGES | {
     *("model", "dense", "full", "lora", "qlora", "sft", "dpo", "pretrain", "pretraining"),
     *("int4", "int8", "gptq", "awq", "bnb", "4bit", "8bit", "hf", "coder", "math", "code"),
     *("training", "finetuning", "finetune", "fine", "tuning", "causal", "lm", "bf16", "fp16"),
-    *("megatron", "uncased"),
+    *("megatron", "uncased", "cased", "fp8"),
 }
 
 
@@ -145,12 +145,15 @@ def letters(name: str) -> str:
     return "".join(_words(name))
 
 
+_LENGTH: Final = re.compile(r"\d+k|4096")  # the longest sequence: "32k", "longformer-base-4096"
+
+
 def _words(name: str) -> list[str]:
     name = re.sub(r"(?<=\d)half\b", ".5", name)  # ModelScope writes no dots
     name = _SIZE_AFTER.sub("-", name)
     own = re.sub(r"^[^/]*/(?!\d+$)", "", name.lower())  # ViT-B/16 has no owner
     words = re.findall(r"[a-z0-9.]+", re.sub(r"(?<=\d)_(?=\d)", ".", own))
-    return [word for word in words if word not in _BESIDE]
+    return [word for word in words if word not in _BESIDE and not _LENGTH.fullmatch(word)]
 
 
 # an underscore between the number of a release and a size: "gpt3_13B", "llama31_8b", "llama3_1_8b",

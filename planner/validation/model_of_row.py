@@ -47,6 +47,7 @@ OTHERS: Final = re.compile(
 )
 MIXTURES: Final = re.compile(r"moe|\d+x\d|\ba\d+(?:\.\d+)?b\b")
 ENCODERS: Final = re.compile(r"\bvl\b|vision|llava")  # in names of models that see images
+SEES: Final = re.compile(r"\w*vl\b|internvl|vision|llava|minicpm-(?:llama3-)?v\b|4v\b|paligemma")
 DENSE_LAYERS: Final = "first_k_dense_replace"  # in a config.json
 ASSUMED: Final = "its shape is not known, that of"  # a typical model is taken: see ``_typical``
 
@@ -144,7 +145,7 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
         found = preset_of_spelling(known) or _preset_of_size(reading, name)
     if found is None:
         return None
-    if ENCODERS.search(name.lower()):
+    if SEES.search(name.lower()):
         reading.defaults.append(f"{name}: its language model {found.name} alone")
     row, spec = reading.row, _spec(json.dumps(found.config, sort_keys=True), name)
     if row.get("hidden_size") not in (None, spec.hidden_size):
@@ -230,7 +231,7 @@ def _with_published_shape(reading: Reading, name: str) -> Reading:
     Llama (gated MLP) or of GPT-2 padded to 51,200 columns.
     """
     row = reading.row
-    shape = _shape(name, ROUNDED)
+    shape = _shape(words_table().presets.get(letters(name), name), ROUNDED)
     if shape is not None and row.hidden_size in (None, shape["hidden_size"]):
         sizes = {column: value for column, value in shape.items() if row.get(column) is None}
         if sizes:

@@ -924,6 +924,13 @@ def test_a_row_may_say_the_watts_that_its_boards_are_held_to() -> None:
         ("1.3B GPT", 24, 2048),
         ("ViT-L/16", 24, 1024),
         ("Mixtral 8x7B (LoRA)", 32, 4096),
+        ("InternVL2-2B", 24, 2048),
+        ("internvl-chat-v1_5", 48, 6144),
+        ("DeepSeek-R1-Distill-Qwen-7B", 28, 3584),
+        ("yi-34b-200k", 60, 7168),
+        ("bert-base-cased", 12, 768),
+        ("longformer-base-4096", 12, 768),
+        ("glm", 24, 1024),
     ],
 )
 def test_models_by_the_names_that_tables_give_them(name: str, layers: int, hidden: int) -> None:
