@@ -67,8 +67,8 @@ def test_nodes_of_several_kinds_have_the_slowest_network(words: str) -> None:
 
 
 def test_what_is_not_priced_is_not_taken_for_a_card_of_a_similar_name() -> None:
-    with pytest.raises(Unpriceable, match="BI-V100: it is not priced"):
-        case(gpu="Iluvatar BI-V100")
+    with pytest.raises(Unpriceable, match="BI-V150: it is not priced"):
+        case(gpu="Iluvatar BI-V150")
 
 
 TRAINERS = {
