@@ -27,6 +27,7 @@ from planner.validation.words import look_up, words_table
 
 # words for the server, or the rack, around an accelerator
 BOARDS: Final = re.compile(r"\b(?:[hd]gx|nvl\d+|superchip|super ?pod|gpus?)\b[\s-]*", re.IGNORECASE)
+BESIDE: Final = re.compile(r"\s*\([^)]*\)|\s+x\s*\d+$", re.I)  # a cloud or a count beside a name
 SEPARATORS: Final = re.compile(r"\s*(?:[/+,;&]|\band\b)\s*", re.IGNORECASE)  # "V100 + T4"
 COUNT: Final = re.compile(r"^\s*\d+\s*[x×*]?\s*(?=[a-z])|\bmixed\b", re.IGNORECASE)
 MEMORY: Final = re.compile(r"\b(\d+) ?GI?B?\b", re.IGNORECASE)  # in a name: "V100 (16GB)"
@@ -133,7 +134,7 @@ def accelerator_of(reading: Reading) -> Accelerator:
     if (slowest := _slowest(reading, name)) is not None:
         reading.defaults.append(f"gpu {name}: priced as {slowest.name} alone, the slowest of them")
         return slowest
-    for candidate in [*known, name, BOARDS.sub("", name)]:
+    for candidate in [*known, name, BOARDS.sub("", name), BESIDE.sub("", name)]:
         try:
             found = match_accelerator(candidate)
         except InputError:

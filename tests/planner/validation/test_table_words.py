@@ -193,6 +193,10 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
             {"global_batch_size": 32},
         ),
         ({"global_batch_size": "", "notes": "accumulate in fp32"}, {"global_batch_size": 8}),
+        ({"framework": "LLaMA-Efficient-Tuning"}, {"software": "hf-trainer"}),
+        ({"framework": "alpaca-lora"}, {"software": "hf-trainer"}),
+        (ALONE | {"gpu": "A10G (g5.2xlarge)", "gpu_mem_gb": ""}, {"gpu": "A10G"}),
+        (ALONE | {"gpu": "MTT S4000", "gpu_mem_gb": "48"}, {"gpu": "MTT-S4000"}),
     ],
     ids=lambda cells: "; ".join(str(value) for value in cells.values()),
 )
@@ -201,6 +205,7 @@ def test_a_cell_is_read(cells: dict[str, str], expected: dict[str, Any], tmp_pat
     workload, plan = read.scenario.workload, read.plan
     found = {
         "software": read.scenario.software.name,
+        "gpu": read.scenario.cluster.accelerator.name,
         "precision": workload.precision,
         "optimizer": workload.optimizer,
         "masters": workload.master_weights,
