@@ -105,7 +105,9 @@ def _layer_operators(
         experts = kind.feed_forward.num_experts / view.table.expert_parallel
         forward = forward + host.routing_operators_forward + experts * host.expert_operators_forward
         backward = backward + host.routing_operators_backward
-        backward = backward + experts * host.expert_operators_backward
+        trained = any(w.role == "expert" and not w.frozen for w in kind.weights)
+        of_expert = host.expert_operators_backward if trained else host.expert_operators_forward
+        backward = backward + experts * of_expert
         each = experts if host.expert_operators_forward else 1.0
     hooked = _hooked(kind, view.table, each)
     forward = forward + hooked * host.hook_operators_forward

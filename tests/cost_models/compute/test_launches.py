@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cost_models.compute.kernel_launch import NORMS_OF_HEADS, WITHOUT_SEQUENCE_PARALLEL
+from cost_models.compute.kernel_launch import (
+    NORMS_OF_HEADS,
+    WITHOUT_SEQUENCE_PARALLEL,
+    operator_seconds,
+)
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import software_profile
-from tests.samples import GPT3
+from tests.samples import GPT3, rank_view, sample_model
 
 SMALL = {**GPT3, "n_embd": 512, "n_head": 8, "n_layer": 12}
 
@@ -171,6 +177,25 @@ def test_routing_launches_operators_and_each_expert_of_a_rank_its_own() -> None:
     for ranks in (4, 8):
         added = mixture_host(ranks) - mixture_host(ranks, none)
         assert added == pytest.approx(4 * (routed + 16 / ranks * experts) * each, rel=1e-6)
+
+
+def test_frozen_experts_launch_as_many_operators_backward_as_forward() -> None:
+    """Gradients of their weights are neither computed nor handed to hooks."""
+    mixture = sample_model("mixtral")
+    (kind,) = mixture.kinds
+    weights = tuple(replace(weight, frozen=weight.is_routed_expert) for weight in kind.weights)
+    frozen = replace(mixture, kinds=(replace(kind, weights=weights),))
+    (rank,) = even_split_contents(mixture, 1, 1)
+    software, table = software_profile("megatron"), PlanTable.from_plans([Plan()])
+    trained, left = (
+        operator_seconds(rank_view(model, Workload(64, 1), software, table, rank), 1.0)
+        for model in (mixture, frozen)
+    )
+    host = software.host
+    fewer = host.expert_operators_backward - host.expert_operators_forward
+    experts = mixture.num_layers * mixture.kinds[0].feed_forward.num_experts
+    assert float((trained[1] - left[1])[0]) == pytest.approx(experts * fewer)
+    assert float(trained[0][0]) == float(left[0][0])
 
 
 def test_the_loop_adds_its_seconds_to_every_step() -> None:
