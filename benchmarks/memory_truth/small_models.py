@@ -36,10 +36,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def small(family: str, precision: str, plan: Plan, seq_len: int = 256, **workload: Any) -> PlanFile:
-    """Return a plan file for one of the small models."""
+def small(
+    family: str,
+    precision: str,
+    plan: Plan,
+    *,
+    seq_len: int = 256,
+    layers: int | None = None,
+    **workload: Any,
+) -> PlanFile:
+    """Return a plan file for one of the small models; ``layers``: other than its own number."""
+    config = dict(CONFIGS[family])
+    if layers is not None:
+        config["n_layer" if family == "gpt2" else "num_hidden_layers"] = layers
     return file_of(
-        CONFIGS[family],
+        config,
         plan,
         Workload(
             seq_len,

@@ -174,12 +174,9 @@ def _moments(file: PlanFile, folder: Path, victim: int, stride: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "stride", [pytest.param(9, id="some"), pytest.param(4, marks=pytest.mark.slow, id="many")]
-)
-def test_killed_at_every_step_of_writing(stride: int, tmp_path: Path):
+def test_killed_at_every_step_of_writing(tmp_path: Path):
     file = tiny(Plan(micro_batch_size=2), num_layers=1, optimizer="adamw")
-    assert _moments(file, tmp_path, 0, stride) > 15
+    assert _moments(file, tmp_path, 0, 4) > 15
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ from executor.processes.fork import run_forked
 from executor.training.loop import TrainingHook, TrainingLoop
 from executor.training.trainer import StepResult, Trainer
 from hardware_profiles.cluster.parse import parse_cluster
+from tests.executor.process_tree import descendants, wait_until_ended
 from tests.executor.tiny import tiny
 
 pytestmark = pytest.mark.distributed
@@ -267,7 +268,7 @@ def test_the_tokenizer_travels_with_an_export(plan, run, tmp_path: Path, capfd):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kills processes")
-def test_a_torchrun_that_is_killed_goes_on_with_the_same_command(plan, run, tmp_path: Path):
+def test_a_torchrun_that_is_killed_goes_on_with_the_same_command(plan, run, tmp_path: Path, capfd):
     command = [sys.executable, "-m", "executor", "run", str(plan(DP2)), "--learning-rate", "0.01"]
     command += ["--checkpoint-every", "1", "--output", "run", "--resume", "--steps"]
     checkpoints = CheckpointFolder(tmp_path / "run" / "checkpoints")
@@ -275,14 +276,13 @@ def test_a_torchrun_that_is_killed_goes_on_with_the_same_command(plan, run, tmp_
         deadline = time.monotonic() + 120
         while not checkpoints.complete() and time.monotonic() < deadline:
             time.sleep(0.05)
-        started.kill()  # its ranks end with it
-    (folder, *_) = checkpoints.complete()
-    steps = step_of(folder) + 3
-    time.sleep(1.0)  # for the ranks to end: the operating system tells them
-    again = subprocess.run([*command, str(steps), "--json"], capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    found = _losses(json.loads(again.stdout))
-    assert len(found) in (1, 2, 3)
+        ranks = descendants(started.pid)
+        started.kill()
+    wait_until_ended(ranks)
+    steps = step_of(checkpoints.complete()[0]) + 3
+    assert main([*command[3:], str(steps), "--json"]) == 0
+    found = _losses(json.loads(capfd.readouterr().out))
+    assert len(found) == 3
     whole, _ = run(plan(DP2), "--steps", steps, "--output", "whole")
     assert found == {step: _losses(whole)[step] for step in found}
 

@@ -13,7 +13,6 @@ import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -30,6 +29,7 @@ from executor.processes.signals import REPEAT_SECONDS, Relay
 from executor.run import show
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import RunError
+from tests.executor.process_tree import children, descendants, wait_until_ended
 from tests.executor.tiny import tiny
 
 TEXT = "The keeper lit the lamp at dusk and put it out at dawn.\n" * 30
@@ -364,28 +364,10 @@ def test_a_loss_that_is_not_finite_ends_the_run(launcher, write, run, tmp_path):
     assert re.search(r"the loss is (nan|inf)", document["error"])
 
 
-def _children(pid):
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-def _descendants(pid):
-    found = _children(pid)
-    return found + [below for child in found for below in _descendants(child)]
-
-
 def _checkpoints(folder):
     """Return the complete checkpoints of the only run, as the run names them."""
     found = folder.glob("runs/*/checkpoints/step-*")
     return [p.relative_to(folder) for p in found if re.fullmatch(r"step-\d+", p.name)]
-
-
-def _is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 @pytest.mark.slow
@@ -407,7 +389,7 @@ def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path
         deadline = time.monotonic() + 60
         while not _checkpoints(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.1)
-        ranks = _descendants(started.pid)
+        ranks = descendants(started.pid)
         assert len(ranks) >= 2
         os.kill(started.pid, how)
         assert _code(started) == code
@@ -423,10 +405,7 @@ def test_an_interruption_ends_all_processes(launcher, how, code, write, tmp_path
             ]
             assert said.count("interrupted") == 1  # not by every rank
         assert "Traceback" not in said
-    deadline = time.monotonic() + 120
-    while any(map(_is_alive, ranks)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(_is_alive, ranks))
+    wait_until_ended(ranks)
     (kept,) = tmp_path.glob("runs/*/run.json")
     document = json.loads(kept.read_text())
     lines = kept.with_name("metrics.jsonl").read_text().splitlines()
@@ -454,7 +433,7 @@ def test_a_signal_stops_a_run_in_good_order(launcher, number, options, write, tm
     arguments = ("run", write(TWO), "--steps", 100000, "--launcher", launcher, *options, "--json")
     with _started(*arguments, cwd=tmp_path) as (started, lines):
         _after_the_first_step(lines)
-        ranks = _descendants(started.pid)
+        ranks = descendants(started.pid)
         os.kill(started.pid, number)
         assert _code(started) == 6
         said = lines.read()
@@ -465,7 +444,7 @@ def test_a_signal_stops_a_run_in_good_order(launcher, number, options, write, tm
     assert command.startswith("  go on with: shardplan run ")
     (path,) = tmp_path.glob("runs/*/run.json")
     assert json.loads(path.read_text())["status"] == "stopped"
-    assert not any(map(_is_alive, ranks))
+    wait_until_ended(ranks)
 
 
 @pytest.mark.slow
@@ -476,7 +455,7 @@ def test_a_killed_rank_is_started_again_and_nothing_is_lost(write, run, tmp_path
     options = ("--steps", 60, "--checkpoint-every", 10, "--max-restarts", 1, "--output")
     with _started("run", plan, *options, "killed", cwd=tmp_path) as (started, lines):
         assert any(line.startswith("step 15/") for line in lines)
-        ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
+        ranks = [pid for pid in descendants(started.pid) if not children(pid)]
         os.kill(max(ranks), signal.SIGKILL)
         said = lines.read()
         assert _code(started) == 0, said
@@ -499,14 +478,14 @@ def test_a_second_signal_ends_a_run_at_once(write, tmp_path):
     arguments = ("run", write(TWO), "--steps", 100000, "--launcher", "fork")
     with _started(*arguments, cwd=tmp_path) as (started, lines):
         _after_the_first_step(lines)
-        ranks = _descendants(started.pid)
+        ranks = descendants(started.pid)
         os.kill(max(ranks), signal.SIGSTOP)  # it will not stop in good order
         os.kill(started.pid, signal.SIGTERM)
         time.sleep(REPEAT_SECONDS + 0.5)
         assert started.is_alive()
         os.kill(started.pid, signal.SIGTERM)
         assert _code(started) == 130
-    assert not any(map(_is_alive, ranks))
+    wait_until_ended(ranks)
 
 
 @pytest.mark.slow
@@ -523,7 +502,7 @@ def test_a_rank_that_is_killed_or_stopped_under_torchrun_is_named(number, messag
     arguments = ("run", write(TWO), "--steps", 10**6, "--hang-timeout", 2)
     with _started(*arguments, cwd=tmp_path) as (started, lines):
         _after_the_first_step(lines)
-        ranks = [pid for pid in _descendants(started.pid) if not _children(pid)]
+        ranks = [pid for pid in descendants(started.pid) if not children(pid)]
         os.kill(max(ranks), number)
         assert _code(started) == 5
         assert lines.read().splitlines()[-1].startswith(f"shardplan: {message}")

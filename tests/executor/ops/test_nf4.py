@@ -162,7 +162,8 @@ def test_other_values_are_seen(wrong: Any) -> None:
 
 
 def _wide(plan: Plan, precision: Any) -> PlanFile:
-    return small("llama", precision, plan, adapter="qlora", adapter_rank=8, adapter_alpha=16.0)
+    adapters = {"adapter": "qlora", "adapter_rank": 8, "adapter_alpha": 16.0}
+    return small("llama", precision, plan, layers=4, **adapters)
 
 
 @pytest.mark.slow

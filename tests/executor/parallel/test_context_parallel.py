@@ -202,6 +202,7 @@ SPECIAL: dict[str, tuple[Plan, dict[str, Any], bool]] = {
 def test_parity(name: str, method: str):
     changes, options = CASES[name]
     plan = Plan(num_microbatches=2, context_parallel_method=method, **changes)
+    options = {"num_layers": 2 * plan.pipeline_parallel, **options}
     found = verified(tiny(plan, **options), documents=name.startswith("cp 4"))
     assert found.passed, found
 
@@ -211,7 +212,7 @@ def test_parity(name: str, method: str):
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_parity(name: str):
     plan, options, documents = SPECIAL[name]
-    options = dict(options)
+    options = {"num_layers": max(2, plan.num_stages), **options}
     seq_len = options.pop("seq_len", None)
     file = tiny(plan, **options)
     if seq_len is not None:
@@ -246,7 +247,7 @@ MEMORY = {
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", MEMORY)
 def test_the_peak_is_predicted(name: str):
-    (row,) = rows_of(small("llama", "bf16", MEMORY[name]))
+    (row,) = rows_of(small("llama", "bf16", MEMORY[name], layers=4))
     assert abs(row["error_percent"]) < 1.5, row
 
 

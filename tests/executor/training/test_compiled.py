@@ -65,12 +65,12 @@ def compile_with(backend: str) -> None:
     ("plan", "backend"),
     [
         pytest.param(ZERO3, "aot_eager", id="zero 3"),
-        pytest.param(TENSOR, "aot_eager", id="tensor", marks=pytest.mark.slow),
-        pytest.param(ZERO3, "inductor", id="inductor", marks=pytest.mark.slow),
+        pytest.param(TENSOR, "aot_eager", id="tensor"),
+        pytest.param(ZERO3, "inductor", id="inductor"),
     ],
 )
 def test_compiled_layers_give_the_values_of_eager_ones(plan: Plan, backend: str):
-    file = tiny(plan, "llama", num_layers=3, precision="fp32")
+    file = tiny(plan, "llama", num_layers=2, precision="fp32")
     eager = run_forked(_steps, 2, file, None)[0]
     fast = run_forked(_steps, 2, file, backend, timeout=400)[0]
     assert fast["graphs"] > 0

@@ -142,15 +142,8 @@ RELAXED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 @given(problems())
-@settings(max_examples=examples(3), **RELAXED)  # type: ignore[arg-type]
-def test_the_winner_is_that_of_brute_force(scenario: Scenario) -> None:
-    check(scenario)
-
-
-@pytest.mark.slow(seconds=90)
-@given(problems())
 @settings(max_examples=examples(25), **RELAXED)  # type: ignore[arg-type]
-def test_the_winner_is_that_of_brute_force_25_times(scenario: Scenario) -> None:
+def test_the_winner_is_that_of_brute_force(scenario: Scenario) -> None:
     check(scenario)
 
 
