@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import gcd
@@ -52,6 +53,15 @@ SHARE: Final = re.compile(
     r"|^(?:[\w -]+[=:]|[\w -]*\b(?:ratio|fraction|ckpt|checkpoint))? *"
     r"(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)$"
 )
+# ranks of an axis, in notes; of a sequence under the names of ms-swift, XTuner and Axolotl
+RANKS: Final = {
+    column: re.compile(rf"\b(?:{names})(?:[ _-](?:size|degree|ranks))?\s*[=:]?\s*(\d+)\b")
+    for column, names in {
+        "tensor_parallel": "tp|tensor[ _-]parallel(?:ism)?",
+        "context_parallel": "cp|(?:context|sequence(?=.parallel.[sd]))[ _-]parallel(?:ism)?",
+        "pipeline_parallel": "pp|pipeline[ _-]parallel(?:ism)?",
+    }.items()
+}
 # the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
 SIZE: Final = r"[ .,:=_(-]*(?:dict\(?)?[ .,:=_-]*(?:group[ _-]?)?size"
 STATE_RANKS: Final = re.compile(rf"\bzero1?(?:{SIZE}|[ _-]group|(?= (?!1\b)|[=:]))[ =:]+(\d+)")
@@ -94,7 +104,7 @@ QUANTISED_BASE: Final = re.compile(
 )
 # configurations and stages of DeepSpeed, in notes
 DEEPSPEED: Final = re.compile(
-    r"deepspeed|\bds[-_ ]?(?:config|z[123]|stage|zero)|\bzero[-_ ]?[23]\b"
+    r"deepspeed|\bds[-_ ]?(?:config|z[123]|stage|zero)|\bzero[-_ ]?(?:stage[-_ ]?)?[23]\b"
 )
 NEGATED: Final = re.compile(r"(?:\bno|\bnot|\bwithout|w/o|\bnon)[ -]$")
 ROUNDED: Final = 0.15  # of a batch, that a source may round
@@ -141,7 +151,7 @@ class Case:
 
 def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
-    reading = Reading(_with_sharding(_with_adapters(row)))
+    reading = _with_ranks(Reading(_with_sharding(_with_adapters(row))))
     try:
         return _case(reading)
     except InputError as error:
@@ -157,10 +167,22 @@ def _with_adapters(row: Row) -> Row:
     if row.peft is None and "kinds of adapters" in terms_of(row, "framework"):
         row = replace(row, peft=row.framework)
     kind = look_up(words_table().adapter, row)
-    if kind is None or kind.value != "lora" or "adapter" in terms_of(row, "peft"):
+    if kind is None or kind.value != "lora" or kind.first_layer:
         return row
     base = _quantised_base(row)
     return row if base is None else replace(row, peft=f"{row.peft}; {base}")
+
+
+def _with_ranks(reading: Reading) -> Reading:
+    """Return a reading whose empty cells of ranks are what the notes say ("TP=2")."""
+    row = reading.row
+    stated = {
+        column: max(1, int(found[1]))
+        for column, pattern in RANKS.items()
+        if row.get(column) is None and (found := pattern.search(row.words("notes")))
+    }
+    said = [f"{column} {ranks} (default: as the notes say)" for column, ranks in stated.items()]
+    return Reading(replace(row, **stated), [*reading.defaults, *said]) if stated else reading
 
 
 def _with_sharding(row: Row) -> Row:
@@ -176,7 +198,7 @@ def _with_sharding(row: Row) -> Row:
     if "swift" in named:
         first = fsdp and "fsdp2" not in terms_of(row, ANYWHERE)
         return replace(row, notes=f"{row.notes or ''}; fsdp1") if first else row
-    if fsdp or not DEEPSPEED.search(said):
+    if fsdp or not any(_stated(DEEPSPEED, said)):
         return row
     return replace(row, framework=f"{row.framework} with DeepSpeed")
 
@@ -185,11 +207,14 @@ def _quantised_base(row: Row) -> str | None:
     """Return the words outside the cell of adapters for a base in few bits; None without any."""
     searched = [(QUANTISED_MODEL, row.words("model"))]
     searched += [(QUANTISED_BASE, row.words(name)) for name in ("notes", "precision", "framework")]
-    for pattern, words in searched:
-        for found in pattern.finditer(words):
-            if not NEGATED.search(words[: found.start()]):
-                return found[0]
-    return None
+    return next((words for pattern, text in searched for words in _stated(pattern, text)), None)
+
+
+def _stated(pattern: re.Pattern[str], text: str) -> Iterator[str]:
+    """Yield what a pattern finds in a text, unless "no" or "without" stands before it."""
+    for found in pattern.finditer(text):
+        if not NEGATED.search(text[: found.start()]):
+            yield found[0]
 
 
 def _case(reading: Reading) -> Case:
