@@ -7,7 +7,7 @@ Symbols   h hidden_size   F ffn_hidden_size   c compute_bytes
 Units     bytes a token.
 
 Source: Hu et al., LoRA (arXiv:2106.09685), sec. 4; tensors that autograd saves of real modules,
-counted in the tests. Leaves out: other adapters than LoRA.
+counted in the tests; ``model.adapter_methods``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from cost_models.activations.saved import Regions
-from cost_models.arrays import Real
-from cost_models.model.lora import adapter_names
+from cost_models.arrays import FP32, Real
+from cost_models.model.adapter_methods import METHODS
+from cost_models.model.lora import features
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.plan.plan import PlanTable
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -42,7 +43,8 @@ def of_frozen_layer(
         MLP          without its product c F (of all experts that a token visits), where the last
                      matrix is not adapted, or reads a copy
         adapters     b h for each, where the trainer copies their input (dropout, another
-                     precision), in place of the block's own; what it keeps of their outputs
+                     precision), in place of the block's own; what it keeps of their outputs, and
+                     what their method keeps of theirs and of the frozen matrices'
         4 bits       inputs of matrices in 4 bits, where their library saves them nevertheless
 
     Unchanged if all weights are trained; if a trainer's own functions save inputs in any case, only
@@ -51,6 +53,8 @@ def of_frozen_layer(
     frozen = [w for w in kind.weights if w.frozen]
     of_hidden, of_heads = unsaved_norm_bytes(kind, frozen, hidden_size, compute_bytes, software)
     split, replicated = regions.split - of_heads, regions.replicated - of_hidden
+    kept, kept_whole = _method_bytes(frozen, compute_bytes, software)
+    split, replicated = split + kept, replicated + kept_whole
     if not frozen or software.frozen.saves_inputs:
         return replace(regions, replicated=replicated, split=split)
     adapted = _adapted(kind)
@@ -149,13 +153,29 @@ def _adapter_bytes(matrices: list[Weight], software: SoftwareProfile) -> tuple[f
         if w.part == "attention" and w.role in ("linear", "expert") and w.sharding == "column"
     )
     adapters = software.adapters
-    read = sum(_features(w)[0] for w in matrices)
+    read = sum(features(w)[0] for w in matrices)
     if adapters.of_fused_matrices:
         read = _distinct_inputs(matrices)
     return (
         adapters.input_bytes * read,
-        adapters.output_bytes * sum(_features(w)[1] for w in outputs),
+        adapters.output_bytes * sum(features(w)[1] for w in outputs),
     )
+
+
+def _method_bytes(
+    frozen: list[Weight], compute_bytes: float, software: SoftwareProfile
+) -> tuple[float, float]:
+    """Bytes of outputs that methods keep: of column-cut matrices, and of others."""
+    each = max(FP32, compute_bytes) if software.adapters.in_fp32 else compute_bytes
+    cut = whole = 0.0
+    for weight in (w for w in frozen if w.adapter):
+        method = METHODS[weight.adapter]
+        kept = compute_bytes * method.kept_outputs + each * method.kept_results
+        if weight.sharding == "column":
+            cut += kept * features(weight)[1]
+        else:
+            whole += kept * features(weight)[1]
+    return cut, whole
 
 
 def normalised_bytes(
@@ -173,21 +193,14 @@ def normalised_bytes(
 
 
 def _adapted(kind: LayerKind) -> set[str]:
-    names = {w.name for w in kind.weights if w.is_adapter}
-    return {w.name for w in kind.weights if w.frozen and adapter_names(w.name)[0] in names}
+    """Return the names of matrices whose adapters need their input."""
+    return {w.name for w in kind.weights if w.adapter and METHODS[w.adapter].reads_input}
 
 
 def _distinct_inputs(matrices: list[Weight]) -> int:
     """Return the features of what matrices read, once for those that read the same."""
-    blocks = {(w.part, w.sharding): _features(w)[0] for w in matrices}
+    blocks = {(w.part, w.sharding): features(w)[0] for w in matrices}
     return sum(blocks.values())
-
-
-def _features(weight: Weight) -> tuple[int, int]:
-    """Return input and output features of a matrix."""
-    if weight.transposed:
-        return weight.shape[-2], weight.shape[-1]
-    return weight.shape[-1], weight.shape[-2]
 
 
 def sharded_input_bytes(

@@ -483,7 +483,7 @@ def due_bytes_per_token(
     own = [w for w in kind.weights if w.role == "linear" and not w.frozen and not w.is_adapter]
     if any(w.frozen for w in kind.weights):
         first = [w for w in kind.weights if w.is_adapter and w.sharding == "replicate"]
-        first = [w for w in first if w.shape[1] == hidden_size]  # A: (rank, in)
+        first = [w for w in first if w.role == "linear" and w.shape[1] == hidden_size]  # A
         whole += float(sum(w.shape[0] for w in first))
         parts = {w.part for w in (*first, *(w for w in own if w.sharding == "column"))}
         inputs_due = operand_bytes * hidden_size * len(parts)

@@ -27,7 +27,7 @@ from cost_models.compute.casts import FP32_BYTES
 from cost_models.compute.kernel_launch import host_wait
 from cost_models.compute.layer import matrices_seconds
 from cost_models.compute.rates import Rates
-from cost_models.model.lora import SECOND
+from cost_models.model.adapter_methods import SECOND
 from cost_models.model.spec import LayerKind
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -47,7 +47,7 @@ def adapter_wait(
         if not (weight.is_adapter and weight.name.endswith(SECOND)):
             continue
         alone = replace(kind, weights=(weight,))
-        moved, _ = adapter_bytes_per_token(alone, compute_bytes, tensor_parallel, software)
+        moved, _ = adapter_bytes_per_token(alone, compute_bytes, tensor_parallel, software, tokens)
         product = matrices_seconds(
             (weight,),
             tokens,

@@ -14,13 +14,15 @@ Leaves out: norms, activations, softmax and rotary embeddings, whose time follow
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from cost_models.arrays import Count, Real, padding
 from cost_models.communication.context_parallel import computed_score_share, is_blockwise
-from cost_models.model.lora import SECOND, adapter_names, embedding_is_frozen
+from cost_models.model.adapter_methods import SECOND, is_composed
+from cost_models.model.lora import adapter_names, embedding_is_frozen
 from cost_models.model.parameters import active_parameters
 from cost_models.model.spec import Attention, DeltaRule, LayerKind, ModelSpec, Weight
 from cost_models.partition.recomputed_layers import RecomputedLayers, repeated_by_setting
@@ -57,7 +59,8 @@ def six_n_d(num_parameters: Real, tokens: Real) -> Real:
 def linear_flops_per_token(kind: LayerKind) -> float:
     """Forward FLOP of a layer's matrices for one token: 2 (in) out each.
 
-    An expert's matrices meet experts_per_token of num_experts of the tokens.
+    An expert's matrices meet experts_per_token of num_experts of the tokens; an adapter's composed
+    matrix is as large as the frozen one. Leaves out: making it, once a pass.
     """
     return _matmul_flops(kind, kind.weights)
 
@@ -67,7 +70,7 @@ def _matmul_flops(kind: LayerKind | None, weights: Iterable[Weight]) -> float:
     share = 0.0
     if kind is not None:
         share = kind.feed_forward.experts_per_token / max(1, kind.feed_forward.num_experts)
-    dense = sum(2.0 * w.numel for w in weights if w.role == "linear")
+    dense = sum(2.0 * w.numel * (1 + is_composed(w)) for w in weights if w.role == "linear")
     return dense + share * sum(2.0 * w.numel for w in weights if w.role == "expert")
 
 
@@ -357,6 +360,7 @@ def hardware_flops_per_step(
     linear: Real = np.zeros(len(table))
     for kind in layers:
         trained = [weight for weight in kind.weights if not weight.frozen]
+        trained += [replace(weight, adapter="") for weight in kind.weights if is_composed(weight)]
         for weights in (kind.weights, trained, () if kind.forward_only else kind.weights):
             linear = linear + _matmul_flops_of_ranks(weights, table, kind)
     once = linear + _outer_flops(model, table) + core

@@ -42,6 +42,7 @@ from cost_models.compute.flops import (
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.one_hot_dispatch import one_hot_seconds
 from cost_models.compute.rates import Rates
+from cost_models.model.adapter_methods import is_composed
 from cost_models.model.spec import Attention, LayerKind, Weight
 from cost_models.partition.recomputed_layers import skipped_last_matrix
 from cost_models.partition.tensor_sharding import shard_dim
@@ -159,7 +160,9 @@ def matrices_seconds(
     total = Matmuls(zero, zero, zero)
     known: dict[Weight, Matmuls] = {}  # such as keys and values: equal but for their names
     for weight in weights:
-        if weight.role in ("linear", "expert") or (weight.is_adapter and fp32_adapters):
+        if is_composed(weight):  # an adapter's matrix beside it, which has a gradient
+            total += seconds(without(weight, is_adapter=True, frozen=False))
+        if weight.role in ("linear", "expert"):
             unnamed = without(weight, name="", part="other")
             known[unnamed] = known.get(unnamed) or seconds(unnamed)
             total += known[unnamed]
@@ -584,7 +587,7 @@ def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
     )
     moved_back = software.kernels.backward_access_ratio * moved
     to_adapters, from_adapters = adapter_bytes_per_token(
-        work.kind, work.element, work.tensor_parallel, software
+        work.kind, work.element, work.tensor_parallel, software, work.tokens
     )
     moved, moved_back = moved + each * to_adapters, moved_back + each * from_adapters
     if work.upcasts:

@@ -18,6 +18,7 @@ TRAINED: Final[dict[str, tuple[Any, ...]]] = {
     "optimizer_state_precision": ("auto",),
     "gradient_precision": ("auto",),
     "quantisation": ("nf4",),
+    "adapter_method": ("lora",),
 }
 RECOMPUTED_IN_FP8: Final = ("none", "selective", "full", "selective_ops")
 # modules whose results are freed as well

@@ -17,7 +17,11 @@ from cost_models.memory.gradients import gradients_of
 from cost_models.memory.layer_groups import LayerGroup
 from cost_models.memory.ledger import Item, Point, added, either, most
 from cost_models.memory.saved_tensors import activation, logits, saved_rows
-from cost_models.partition.frozen_weights import dequantisation_buffers
+from cost_models.partition.frozen_weights import (
+    dequantisation_buffers,
+    kept_unpacked_bytes,
+    makes_matrices,
+)
 from cost_models.partition.rank_view import RankView
 
 
@@ -185,8 +189,9 @@ def block_points(view: RankView, live: LiveActivations, update: Item) -> list[li
     """Return the points of each of ``MOMENTS``; ``update``: temporary tensors of the optimizer."""
     blocks = BlockPoints(view, live.in_flight + live.pending)
     gradients = gradients_of(view, live.in_flight + live.pending)
-    quantised = any(w.quantised for kind in view.model.kinds for w in kind.weights)
-    used = dequantisation_buffers(view) if quantised else None
+    used = dequantisation_buffers(view) if makes_matrices(view) else None
+    kept = kept_unpacked_bytes(view)
+    others = (Item("buffers", "matrices made in other layers", kept),) if holds(kept > 0) else ()
     flight, later = gradients.full_flight, saved_rows(live, 1.0)[0]
     both, at_loss = "logits, their gradient and copies", blocks.at_loss(flight, live)
     losses = (
@@ -199,10 +204,10 @@ def block_points(view: RankView, live: LiveActivations, update: Item) -> list[li
     backward, later_backward = blocks.at_layers(
         live,
         used,
-        (flight, saved_rows(live)[0], ()),
-        (gradients.later, added(later, freed), (next_loss,)),
+        (flight, saved_rows(live)[0], others),
+        (gradients.later, added(later, freed), (next_loss, *others)),
     )
-    at_losses = [[Point((*rows, *loss)) for rows in at_loss] for loss in losses]
+    at_losses = [[Point((*rows, *loss, *others)) for rows in at_loss] for loss in losses]
     if holds(view.table.offloads_activations):  # before the loss, as the last layer runs
         at_losses[0].append(blocks.at_last_forward(flight, live))
         later = either(np.logical_not(view.table.offloads_activations), later)

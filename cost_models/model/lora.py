@@ -9,13 +9,14 @@ is replicated on every tensor-parallel rank, and each rank's gradient of it is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from cost_models.model.adapter_methods import FIRST, METHODS, SECOND
 from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
-from cost_models.plan.workload import Quantisation, Workload
+from cost_models.plan.workload import AdapterMethod, Quantisation, Workload
 from hardware_profiles.errors import InputError
 
 ADAPTED_PARTS: Final = {
@@ -49,9 +50,6 @@ TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 # elements (a multiple of the block) dequantised at once, with their temporary indices
 DEQUANTISED_AT_ONCE: Final = 1 << 22
-
-
-FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"  # suffixes to the name of the matrix
 
 
 def quantised_bytes(kind: Quantisation, *, scales: bool = True) -> float:
@@ -95,9 +93,21 @@ def adapted(
     return replace(
         model,
         kinds=kinds,
-        embedding=_frozen(model.embedding),
+        embedding=_frozen(model.embedding) + _shared(kinds, workload),
         bridge=_frozen(model.bridge),
         head=_frozen(model.head),
+    )
+
+
+def _shared(kinds: Sequence[LayerKind], workload: Workload) -> tuple[Weight, ...]:
+    """Return the frozen matrices that the adapters of all layers share."""
+    chosen = [features(w) for kind in kinds for w in kind.weights if w.adapter]
+    inputs, outputs = (max(lengths) for lengths in zip(*chosen, strict=True))
+    method, name = METHODS[workload.adapter_method], f"{workload.adapter_method}_shared"
+    shapes = method.shared(inputs, outputs, workload.adapter_rank)
+    return tuple(
+        Weight(f"{name}_{i}", shape, "lookup", "replicate", is_adapter=True, frozen=True)
+        for i, shape in enumerate(shapes)
     )
 
 
@@ -129,7 +139,7 @@ def without_adapters(model: ModelSpec) -> ModelSpec:
 
     def before(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
         base = (weight for weight in weights if not weight.is_adapter)
-        return tuple(replace(weight, frozen=False, quantised=False) for weight in base)
+        return tuple(replace(w, frozen=False, quantised=False, adapter="") for w in base)
 
     return _with_weights(model, before)
 
@@ -189,36 +199,43 @@ def _adapted_kind(kind: LayerKind, workload: Workload, every: bool) -> LayerKind
         chosen = is_adapted(weight, workload.adapter_targets)
         matrix = every and weight.role in ("linear", "expert") and len(weight.shape) >= 2
         quantised = workload.adapter == "qlora" and (chosen or matrix)
-        found.append(replace(weight, frozen=True, quantised=quantised))
+        method = _method(weight, workload.adapter_method) if chosen else ""
+        found.append(replace(weight, frozen=True, quantised=quantised, adapter=method))
         if chosen:
-            found += _pair(weight, workload.adapter_rank)
+            found += _beside(weight, method, workload.adapter_rank)
     return replace(kind, weights=tuple(found))
 
 
-def _pair(weight: Weight, rank: int) -> list[Weight]:
-    inputs, outputs = weight.shape if weight.transposed else weight.shape[::-1]
-    first, second = adapter_names(weight.name)
-    along_outputs = weight.sharding == "column"
-    return [
-        Weight(
-            first,
-            (rank, inputs),
-            "linear",
-            "row" if weight.sharding == "row" else "replicate",
-            weight.part,
-            is_adapter=True,
-            parts=weight.parts if weight.sharding == "row" else (),
-        ),
-        Weight(
-            second,
-            (outputs, rank),
-            "linear",
-            "column" if along_outputs else "replicate",
-            weight.part,
-            is_adapter=True,
-            parts=weight.parts if along_outputs else (),
-        ),
-    ]
+def _method(weight: Weight, method: AdapterMethod) -> str:
+    """Return what trains beside a matrix."""
+    last = weight.sharding == "row" and weight.part != "attention"
+    return (METHODS[method].of_last if last else "") or method
+
+
+def features(weight: Weight) -> tuple[int, int]:
+    """Return inputs and outputs of a matrix."""
+    return weight.shape if weight.transposed else weight.shape[::-1]  # type: ignore[return-value]
+
+
+def _beside(weight: Weight, method: str, rank: int) -> list[Weight]:
+    """Return the trained tensors beside a matrix; those along its sharded dimension are sharded."""
+    inputs, outputs = features(weight)
+    along = {"column": "o", "row": "i"}.get(weight.sharding)
+    own, found = {"i": inputs, "o": outputs}, []
+    for suffix, shape in METHODS[method].tensors(inputs, outputs, rank).items():
+        cut = along in shape
+        found.append(
+            Weight(
+                weight.name.removesuffix(".weight") + suffix,
+                tuple(n if isinstance(n, int) else own[n] for n in shape),
+                "linear" if suffix in (FIRST, SECOND) else "vector",
+                weight.sharding if cut else "replicate",
+                weight.part,
+                is_adapter=True,
+                parts=weight.parts if cut else (),
+            )
+        )
+    return found
 
 
 def _frozen(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from cost_models.arrays import FP32, Flag, Real
+from cost_models.model.adapter_methods import METHODS
 from cost_models.model.lora import (
     DEQUANTISED_AT_ONCE,
     STORED_BYTES,
+    features,
     frozen_part,
     has_frozen,
     quantised_bytes,
@@ -136,25 +138,58 @@ def dequantisation_buffers(view: RankView) -> tuple[Real, Real]:
     Source: executor/ops/nf4.py; AutoGPTQ, qlinear_cuda_old.py, QuantLinear.forward. Leaves
     out: unpacked zero points.
     """
+    composed = composed_buffers(view)[0]
+    if not any(w.quantised for kind in view.model.kinds for w in kind.weights):
+        return composed, np.zeros(len(view.table))
     compute, by_operators = view.compute_bytes, view.software.frozen.unpacks_by_operators
     largest: Real = np.zeros(len(view.table))
     for _, weight in _quantised_weights(view):
         largest = np.maximum(largest, shard_numel(weight, view.table.tensor_parallel))
     if by_operators:
-        return compute * _quantised_layer(view), max(0.0, 5.0 - compute) * largest
+        unpacked = compute * _quantised_layer(view)
+        return composed + unpacked, max(0.0, 5.0 - compute) * largest
     temporary = 2.0 + (4.0 if compute < 4.0 else 0.0)
-    return compute * largest, temporary * np.minimum(largest, DEQUANTISED_AT_ONCE)
+    return composed + compute * largest, temporary * np.minimum(largest, DEQUANTISED_AT_ONCE)
 
 
 def kept_unpacked_bytes(view: RankView) -> Real:
     """Bytes of the unpacked matrices of all layers but one, which autograd keeps.
 
-    None where a kernel unpacks them each way, or where layers are computed again.
+    None where a kernel unpacks them each way, or where layers are computed again. Matrices that
+    adapters are composed to are kept in the same way.
     """
+    composed = np.where(view.table.recompute == FULL, 0.0, composed_buffers(view)[1])
     if not view.software.frozen.unpacks_by_operators:
-        return np.zeros(len(view.table))
+        return composed
     kept = view.compute_bytes * (_quantised_elements(view) - _quantised_layer(view))
-    return np.where(view.table.recompute == FULL, 0.0, kept)
+    return composed + np.where(view.table.recompute == FULL, 0.0, kept)
+
+
+def makes_matrices(view: RankView) -> bool:
+    """Whether a pass unpacks frozen matrices, or makes matrices of adapters."""
+    weights = [w for kind in view.model.kinds for w in kind.weights]
+    return any(w.quantised or (w.adapter and METHODS[w.adapter].temporary) for w in weights)
+
+
+def composed_buffers(view: RankView) -> tuple[Real, Real]:
+    """Bytes of matrices that adapters make: in a layer's passes, and kept by all other layers.
+
+    kept        e N of every matrix that a composed one is beside, until its backward pass
+    temporary   e (k N + j i^2) of the largest: ``Method.temporary`` and ``Method.identity``
+    """
+    few, table = view.compute_bytes, view.table
+    each = max(FP32, few) if view.software.adapters.in_fp32 else few
+    total, layer, largest = np.zeros(len(table)), np.zeros(len(table)), np.zeros(len(table))
+    for layers in view.layers:
+        own: Real = np.zeros(len(table))
+        for weight in (w for w in layers.kind.weights if w.adapter):
+            method, numel = METHODS[weight.adapter], shard_numel(weight, table.tensor_parallel)
+            own = own + method.composed * numel
+            square = float(features(weight)[0]) ** 2
+            made = method.temporary * numel + method.identity * square
+            largest = np.maximum(largest, made)
+        total, layer = total + layers.count * own, np.maximum(layer, own)
+    return each * (layer + largest), each * (total - layer)
 
 
 def _quantised_elements(view: RankView) -> Real:

@@ -47,6 +47,8 @@ Optimizer = Literal[
 KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
 Adapter = Literal["none", "lora", "qlora"]
+# what trains beside a frozen matrix (``model.adapter_methods``)
+AdapterMethod = Literal["lora", "dora", "adalora", "loha", "lokr", "vera", "ia3", "oft"]
 AdapterTargets = Literal["all", "attention"]  # or TARGET_NAMES with commas: "q,v"
 TARGET_NAMES: Final = ("q", "k", "v", "o", "gate", "up", "down")
 Quantisation = Literal["nf4", "nf4_double", "int8", "int4"]  # of the frozen matrices of qlora
@@ -128,6 +130,7 @@ class Workload:
     gradient_precision: KeptPrecision = "auto"  # of gradients that are kept and reduced
     # of the projected gradients of GaLore and APOLLO
     optimizer_rank: Annotated[int, Meta(ge=1, le=MAX_ADAPTER_RANK)] = USUAL_RANK
+    adapter_method: AdapterMethod = "lora"
 
     @property
     def compute_bytes(self) -> float:
@@ -182,6 +185,10 @@ def require_consistent(workload: Workload, where: str = "") -> None:
         raise InputError(
             f"{where}quantisation = {workload.quantisation} is of qlora's frozen matrices (adapter "
             f"is {workload.adapter})"
+        )
+    if workload.adapter_method != "lora" and workload.adapter == "none":
+        raise InputError(
+            f"{where}adapter_method = {workload.adapter_method} is of adapters (adapter is none)"
         )
     if workload.freeze and workload.adapter != "none":
         raise InputError(

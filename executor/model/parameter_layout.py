@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 
-from cost_models.model.lora import SECOND
+from cost_models.model.adapter_methods import SECOND
 from cost_models.model.spec import ModelSpec, Weight
 from cost_models.partition.tensor_sharding import shard_dim
 from executor.model.families import FAMILIES

@@ -95,6 +95,8 @@ def settings_of(file: PlanFile) -> dict[str, Any]:
     found |= {name: getattr(workload, name) for name in OF_WORKLOAD}
     if workload.adapter != "none":
         found[workload.adapter] = workload.adapter_rank
+        if workload.adapter_method != "lora":
+            found["adapter_method"] = workload.adapter_method
         found["lora_alpha"] = workload.adapter_alpha
         found["lora_targets"] = workload.adapter_targets
         if workload.adapter == "qlora":

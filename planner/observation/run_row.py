@@ -91,7 +91,10 @@ def run_row(answer: FitAnswer, measured: Measured, versions: str, notes: str = "
     if workload.adapter != "none":
         kind = workload.quantisation if workload.adapter == "qlora" else ""
         targets = workload.adapter_targets
-        cells["peft"] = f"{workload.adapter} r={workload.adapter_rank} {targets} {kind}".strip()
+        name: str = workload.adapter
+        if workload.adapter_method != "lora":
+            name = workload.adapter_method
+        cells["peft"] = f"{name} r={workload.adapter_rank} {targets} {kind}".strip()
     if workload.freeze:
         cells["not_priced"] = f"frozen parts: {workload.freeze}"
     return {name: value for name, value in cells.items() if value not in (None, "")}

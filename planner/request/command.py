@@ -170,6 +170,8 @@ def _training_options(scenario: Scenario) -> list[str]:
     ]
     if workload.adapter != "none":
         words.append(f"--{workload.adapter} {workload.adapter_rank}")
+        if workload.adapter_method != usual["adapter_method"]:
+            words.append(f"--adapter-method {workload.adapter_method}")
         if workload.adapter_alpha != 2.0 * workload.adapter_rank:
             words.append(f"--lora-alpha {workload.adapter_alpha:g}")
         if workload.adapter_targets != usual["adapter_targets"]:

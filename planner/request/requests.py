@@ -25,6 +25,7 @@ from cost_models.plan.plan import PARALLELISM, TRAINING, Plan
 from cost_models.plan.workload import (
     NAMED,
     TARGET_NAMES,
+    AdapterMethod,
     AdapterTargets,
     AttentionKernel,
     Batch,
@@ -350,6 +351,18 @@ class AdapterOptions:
             help="as --lora, the frozen base in 4 bits",
             elsewhere=("load_in_4bit=16", "4bit=16"),
             group=TUNING,
+        ),
+    ] = None
+    adapter_method: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            values=get_args(AdapterMethod),
+            help="what --lora and --qlora train: {values} (rslora, pissa, olora: as lora)",
+            elsewhere=("use_dora=dora", "dora=dora"),
+            group=TUNING,
+            default="lora",
+            why="RANK is the rank of each but of ia3, which has none, and of oft: its block size",
         ),
     ] = None
     lora_alpha: Annotated[

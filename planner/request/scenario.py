@@ -15,6 +15,7 @@ from cost_models.plan.workload import (
     MAX_ADAPTER_RANK,
     QUANTISED,
     USUAL_RANK,
+    AdapterMethod,
     AttentionKernel,
     KeptPrecision,
     Optimizer,
@@ -58,6 +59,7 @@ class Adapting(Struct, frozen=True):
     alpha: float | None = None
     targets: str | None = None
     quantisation: str | None = None
+    method: str | None = None
     of_both: bool = False  # --lora and --qlora of one rank: a fix, --qlora, is appended to --lora
 
     def fields(self, model: ModelSpec) -> dict[str, Any]:
@@ -72,6 +74,9 @@ class Adapting(Struct, frozen=True):
             "adapter_rank": rank,
             "adapter_alpha": alpha,
             "adapter_targets": targets,
+            "adapter_method": check_choice(
+                "adapter_method", self.method or "lora", get_args(AdapterMethod)
+            ),
             "quantisation": check_choice(
                 "quantisation", self.quantisation or "nf4", get_args(Quantisation)
             ),
@@ -90,6 +95,7 @@ def adapting(
     lora_alpha: float | None,
     lora_targets: str | None,
     quantisation: str | None = None,
+    adapter_method: str | None = None,
 ) -> Adapting | None:
     """Return what ``--lora`` and its kin ask for; None without one of them."""
     if lora is not None and qlora is not None and lora != qlora:
@@ -98,8 +104,10 @@ def adapting(
             "--lora on a frozen base in 4 bits)"
         )
     if lora is None and qlora is None:
-        if lora_alpha is not None or lora_targets is not None:
-            raise InputError("--lora-alpha and --lora-targets belong to --lora or --qlora")
+        if any(one is not None for one in (lora_alpha, lora_targets, adapter_method)):
+            raise InputError(
+                "--lora-alpha, --lora-targets and --adapter-method belong to --lora or --qlora"
+            )
         if quantisation is not None:
             raise InputError("--quantisation belongs to --qlora")
         return None
@@ -108,7 +116,7 @@ def adapting(
     kind, rank = ("lora", lora) if qlora is None else ("qlora", qlora)
     assert rank is not None
     both = lora is not None and qlora is not None
-    return Adapting(kind, rank, lora_alpha, lora_targets, quantisation, both)
+    return Adapting(kind, rank, lora_alpha, lora_targets, quantisation, adapter_method, both)
 
 
 def build_scenario(

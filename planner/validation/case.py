@@ -254,7 +254,7 @@ def _case(reading: Reading) -> Case:
     return Case(row, scenario, plan, tuple(reading.defaults), key, either)
 
 
-_MODELS: dict[tuple[str, str, int, str, bool, int, bool], ModelSpec] = {}
+_MODELS: dict[tuple[str, str, int, str, str, bool, int, bool], ModelSpec] = {}
 
 
 def _adapted(
@@ -262,7 +262,7 @@ def _adapted(
 ) -> ModelSpec:
     """Return the model with its adapters; cached, since equal keys are priced together."""
     trained = (workload.adapter, workload.adapter_rank, workload.adapter_targets)
-    full = (key, *trained, every, first_layer, ends)
+    full = (key, *trained, workload.adapter_method, every, first_layer, ends)
     if full not in _MODELS:
         model = adapted(base, workload, quantises_every_matrix=every)
         model = with_trained_ends(model) if ends else model

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from cost_models.plan.plan import ContextMethod, Offload, Schedule
-from cost_models.plan.workload import AttentionKernel, Optimizer, Quantisation
+from cost_models.plan.workload import AdapterMethod, AttentionKernel, Optimizer, Quantisation
 from cost_models.uncertainty import MemoryKind
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import convert, read_toml
@@ -104,6 +104,12 @@ class AdapterEntry(Name, frozen=True, kw_only=True):
     """Kind of adapter, and the first layer that has one."""
 
     first_layer: Annotated[int, Meta(ge=0)] = 0
+
+
+class MethodEntry(Conditions, frozen=True, kw_only=True):
+    """What trains beside a frozen matrix."""
+
+    value: AdapterMethod = field(name="is")
 
 
 class ArchitectureEntry(Conditions, frozen=True, kw_only=True):
@@ -203,6 +209,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     accumulation: tuple[EngineEntry, ...]
     adapter: tuple[AdapterEntry, ...]
+    adapter_method: tuple[MethodEntry, ...]
     adapter_rank: tuple[Pattern, ...]
     usual_ranks: tuple[CountEntry, ...]
     optimizer_rank: tuple[Pattern, ...]

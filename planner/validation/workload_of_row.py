@@ -144,6 +144,7 @@ def _adapter(reading: Reading, model: ModelSpec) -> dict[str, Any]:
         "adapter_rank": rank,
         "adapter_alpha": 2.0 * rank,
         "adapter_targets": targets,
+        "adapter_method": entry_of(words_table().adapter_method, row).value,
         "quantisation": entry_of(words_table().quantisation, row).value,
     }
 

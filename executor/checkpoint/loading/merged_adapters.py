@@ -11,7 +11,8 @@ from typing import Final
 
 from torch import Tensor
 
-from cost_models.model.lora import FIRST, SECOND, adapter_names
+from cost_models.model.adapter_methods import FIRST, SECOND
+from cost_models.model.lora import adapter_names
 from executor.checkpoint.format.pieces import whole_tensor
 from executor.checkpoint.loading.checkpoint_reader import Checkpoint
 

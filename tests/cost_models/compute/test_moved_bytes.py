@@ -144,13 +144,13 @@ def test_adapters_are_scaled_and_added_and_4_bit_weights_unpacked() -> None:
     (query,) = [w for w in kind.weights if w.quantised]
     outputs, inputs = query.shape
     software = EAGER.changed({"adapters.input_accesses": 3.0, "adapters.output_accesses": 5.0})
-    there, back = adapter_bytes_per_token(kind, 2.0, 1, software)
+    there, back = adapter_bytes_per_token(kind, 2.0, 1, software, 1.0)
     assert there == 2.0 * (3.0 * inputs + 5.0 * outputs)
     assert back == 2.0 * 2.0 * outputs, "scaled again"
     assert float(dequantised_bytes(kind, 2.0, 1)) == 2.5 * query.numel
     assert float(dequantised_bytes(kind, 2.0, 2)) == 1.25 * query.numel
     plain = sample_model("llama").kinds[0]
-    assert adapter_bytes_per_token(plain, 2.0, 1, software) == (0.0, 0.0)
+    assert adapter_bytes_per_token(plain, 2.0, 1, software, 1.0) == (0.0, 0.0)
     assert float(dequantised_bytes(plain, 2.0, 1)) == 0.0
 
 
@@ -161,8 +161,8 @@ def test_fused_queries_keys_and_values_have_one_adapter() -> None:
     apart = EAGER.changed({"adapters.input_accesses": 2.0, "adapters.output_accesses": 0.0})
     fused = apart.changed({"adapters.of_fused_matrices": True})
     inputs = [w.shape[1] for w in first]
-    assert adapter_bytes_per_token(kind, 2.0, 1, apart)[0] == 4.0 * sum(inputs)
-    assert adapter_bytes_per_token(kind, 2.0, 1, fused)[0] == 4.0 * (inputs[0] + inputs[3])
+    assert adapter_bytes_per_token(kind, 2.0, 1, apart, 1.0)[0] == 4.0 * sum(inputs)
+    assert adapter_bytes_per_token(kind, 2.0, 1, fused, 1.0)[0] == 4.0 * (inputs[0] + inputs[3])
     assert len(first_adapters(kind, of_fused_matrices=False)) == 4
     assert len(first_adapters(kind, of_fused_matrices=True)) == 2
 
@@ -174,9 +174,9 @@ def test_adapters_in_fp32_move_twice_as_much_cast_and_multiply_in_fp32() -> None
     ends = sum(max(weight.shape) for weight in kind.weights if weight.is_adapter)
     plain = EAGER.changed({"adapters.input_accesses": 3.0, "adapters.output_accesses": 3.0})
     single = plain.changed({"adapters.in_fp32": True})
-    assert adapter_bytes_per_token(kind, 2.0, 1, plain)[0] == 2.0 * 3.0 * ends
-    assert adapter_bytes_per_token(kind, 2.0, 1, single)[0] == (4.0 * 3.0 + 6.0) * ends
-    same = [adapter_bytes_per_token(kind, 4.0, 1, software) for software in (plain, single)]
+    assert adapter_bytes_per_token(kind, 2.0, 1, plain, 1.0)[0] == 2.0 * 3.0 * ends
+    assert adapter_bytes_per_token(kind, 2.0, 1, single, 1.0)[0] == (4.0 * 3.0 + 6.0) * ends
+    same = [adapter_bytes_per_token(kind, 4.0, 1, software, 1.0) for software in (plain, single)]
     assert same[0] == same[1], "nothing to cast"
     rate = Rates(1e12, 1e30, 0.0, False, single=1e11)
     times = [

@@ -55,6 +55,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "layers": {"layers": "7,9", "data_parallel": 4, "pipeline_parallel": 2},
     "lora": {"lora": 8},
     "qlora": {"qlora": 8},
+    "adapter_method": {"adapter_method": "dora", "lora": 8, "software": "hf-trainer"},
     "lora_alpha": {"lora_alpha": 5.0, "lora": 8},
     "lora_targets": {"lora_targets": "q,v", "lora": 8},
     "quantisation": {"quantisation": "nf4_double", "qlora": 8},

@@ -744,13 +744,38 @@ def test_qwens_script_trains_embedding_and_head_beside_adapters_of_a_base_model(
     assert workload.quantisation == "int4"
 
 
-@pytest.mark.parametrize(
-    "words", ["adalora", "LongLoRA", "LoRA+", "IA3", "VeRA r=256", "BOFT", "PiSSA", "LoKr"]
-)
+@pytest.mark.parametrize("words", ["LongLoRA", "RandLoRA", "BOFT", "ReFT"])
 def test_kin_of_lora_is_priced_as_lora(words: str) -> None:
     found = case(framework="ms-swift", peft=words)
-    assert found.scenario.workload.adapter == "lora"
-    assert any("priced as LoRA" in text for text in found.defaults) or words == "LoRA+"
+    assert (found.scenario.workload.adapter, found.scenario.workload.adapter_method) == (
+        "lora",
+        "lora",
+    )
+    assert any("priced as LoRA" in text for text in found.defaults)
+
+
+@pytest.mark.parametrize(
+    ("words", "adapter", "method"),
+    [
+        ("adalora", "lora", "adalora"),
+        ("IA3", "lora", "ia3"),
+        ("VeRA r=256", "lora", "vera"),
+        ("LoKr", "lora", "lokr"),
+        ("LoHa r=8", "lora", "loha"),
+        ("OFT", "lora", "oft"),
+        ("lora r=32 q_proj,v_proj (llama-3.2-3B-rank32-dora)", "lora", "dora"),
+        ("QDoRA", "qlora", "dora"),
+        ("DoRA, nf4", "qlora", "dora"),
+        ("LoRA+", "lora", "lora"),  # the same tensors
+        ("PiSSA", "lora", "lora"),
+        ("rsLoRA", "lora", "lora"),
+    ],
+)
+def test_methods_beside_frozen_matrices(words: str, adapter: str, method: str) -> None:
+    found = case(framework="ms-swift", peft=words)
+    workload = found.scenario.workload
+    assert (workload.adapter, workload.adapter_method) == (adapter, method)
+    assert not any("priced as LoRA" in text for text in found.defaults)
 
 
 @pytest.mark.parametrize(
