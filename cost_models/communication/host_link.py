@@ -27,13 +27,17 @@ HOST_MEMORY_BANDWIDTH: Final = 204.8e9
 DESKTOP_MEMORY_BANDWIDTH: Final = 89.6e9
 # The same of both sockets of servers whose accelerators have links of their own, as in NVIDIA's:
 # DGX-1 (Xeon E5-2698 v4, four channels of DDR4-2400 each), DGX A100 (EPYC 7742, eight of
-# DDR4-3200), DGX H100 (Xeon 8480C, eight of DDR5-4800), DGX B200 (Xeon 8570, eight of DDR5-5600)
+# DDR4-3200), DGX H100 (Xeon 8480C, eight of DDR5-4800), DGX B200 (Xeon 8570, eight of DDR5-5600),
+# or AMD's with the processors of their years: EPYC 9004 (twelve of DDR5-4800) beside CDNA 3, EPYC
+# 9005 (twelve of DDR5-6000) beside CDNA 4
 SERVER_MEMORY_BANDWIDTH: Final[Mapping[str, float]] = {
     "Volta": 153.6e9,
     "Ampere": 409.6e9,
     "Hopper": 614.4e9,
     "Blackwell": 716.8e9,
     "Blackwell Ultra": 716.8e9,
+    "CDNA3": 921.6e9,
+    "CDNA4": 1152e9,
 }
 # What updates reach of it: STREAM's triad, 250 of 307 GB/s (EPYC 7601), 199 of 256 (Xeon 8176) and
 # 128 of 154 (Xeon E5-2699 v4; AnandTech, Sizing up servers, 2017)
@@ -75,7 +79,7 @@ def host_memory_bandwidth(cluster: Cluster) -> float:
     [491.52, 163.84, 71.68]
     """
     chip, stated = cluster.accelerator, cluster.accelerator.host_memory_bandwidth
-    if chip.link.startswith("NVLink"):
+    if chip.link.startswith(("NVLink", "xGMI")):
         usual = SERVER_MEMORY_BANDWIDTH.get(chip.architecture, HOST_MEMORY_BANDWIDTH)
     elif cluster.gpus_per_node == 1:
         usual = DESKTOP_MEMORY_BANDWIDTH
