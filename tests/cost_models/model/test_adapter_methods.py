@@ -217,6 +217,11 @@ def test_every_method_has_a_line() -> None:
     assert blocks.numel == features(weight)[0] // 8 * (8 * 7 // 2)
 
 
+def test_blocks_of_one_input_train_nothing() -> None:
+    with pytest.raises(InputError, match="adapter_rank = 1: oft has nothing to train"):
+        with_method("oft", adapter_rank=1)
+
+
 def test_vera_shares_its_matrices() -> None:
     """Kopiczko et al., arXiv:2310.11454, sec. 3.1: one pair for all layers."""
     model, _ = with_method("vera")
