@@ -30,6 +30,7 @@ from hardware_profiles.cluster.parse import parse_cluster
 from tests.executor.tiny import tiny
 
 TWO_HOSTS = Path(__file__).with_name("two_hosts.sh")
+STEPS = 12  # enough that none is killed too late
 PLAN = Plan(data_parallel=2, zero_stage=1, micro_batch_size=2, num_microbatches=2)
 
 
@@ -130,11 +131,13 @@ def test_bad_options_are_one_line(words, said, plan, capsys, monkeypatch):
 @pytest.mark.slow
 def test_a_node_that_does_not_come_is_named(plan, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    place = ["--nodes", "2", "--rendezvous", "127.0.0.1:29655", "--node-timeout", "1"]
+    with OpenPort("127.0.0.1") as port:
+        where = f"127.0.0.1:{port.number}"
+    place = ["--nodes", "2", "--rendezvous", where, "--node-timeout", "1"]
     assert main(["run", str(plan), *place, "--node-rank", "0"]) == 2
-    assert "node 1 did not join at 127.0.0.1:29655 within 1 s" in capsys.readouterr().err
+    assert f"node 1 did not join at {where} within 1 s" in capsys.readouterr().err
     assert main(["run", str(plan), *place, "--node-rank", "1"]) == 2
-    assert "--rendezvous 127.0.0.1:29655: node 0 does not answer there" in capsys.readouterr().err
+    assert f"--rendezvous {where}: node 0 does not answer there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("seconds", "were_ended"), [("0.2", False), ("60", True)])
@@ -188,7 +191,7 @@ def test_a_node_with_another_plan_is_named(plan, tmp_path):
 @pytest.mark.distributed
 @needs_namespaces
 def test_a_node_that_does_not_come_back_is_planned_around(plan, tmp_path):
-    options = ("--steps", 6, "--checkpoint-every", 2, "--elastic", "--node-timeout", 30)
+    options = ("--steps", STEPS, "--checkpoint-every", 2, "--elastic", "--node-timeout", 30)
     killed = (
         f"{_command(plan, 1, *options)} & node=$!; "
         "until test -d out/checkpoints/step-00000002; do sleep 0.1; done; kill -9 $node; wait $node"
@@ -196,17 +199,17 @@ def test_a_node_that_does_not_come_back_is_planned_around(plan, tmp_path):
     done = _two_hosts(_command(plan, 0, *options), killed, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1 of 2 nodes remain: continuing with out/plan-for-1-ranks.json" in done.stderr
-    assert re.search(r"resumed from out/checkpoints/step-0*[24] ", done.stderr)
+    assert re.search(r"resumed from out/checkpoints/step-\d+ ", done.stderr)
     out = tmp_path / "out"
     new, old = read_plan_file(out / "plan-for-1-ranks.json"), read_plan_file(out / "plan.json")
     assert new.plan.world_size == 1
     assert new.workload == old.workload  # the batch is kept
     assert (out / "plan.json").read_bytes() == plan.read_bytes()
     assert json.loads((out / "run.json").read_text())["status"] == "finished"
-    alone = ["run", str(plan), "--steps", "6", "--launcher", "fork"]
+    alone = ["run", str(plan), "--steps", str(STEPS), "--launcher", "fork"]
     assert main([*alone, "--output", str(tmp_path / "whole")]) == 0
     losses, expected = _losses(out), _losses(tmp_path / "whole")
-    assert list(losses) == list(expected) == [1, 2, 3, 4, 5, 6]
+    assert list(losses) == list(expected) == list(range(1, STEPS + 1))
     for step, loss in expected.items():  # another order of the sums, in fp32
         assert losses[step] == pytest.approx(loss, rel=1e-5)
 
@@ -215,7 +218,7 @@ def test_a_node_that_does_not_come_back_is_planned_around(plan, tmp_path):
 @pytest.mark.distributed
 @needs_namespaces
 def test_all_nodes_begin_again_when_a_rank_is_killed(plan, tmp_path):
-    options = ("--steps", 6, "--checkpoint-every", 2, "--max-restarts", 1)
+    options = ("--steps", STEPS, "--checkpoint-every", 2, "--max-restarts", 1)
     killer = (
         f"{_command(plan, 1, *options)} & node=$!; "
         "until test -d out/checkpoints/step-00000002; do sleep 0.1; done; "
@@ -224,5 +227,5 @@ def test_all_nodes_begin_again_when_a_rank_is_killed(plan, tmp_path):
     done = _two_hosts(_command(plan, 0, *options), killer, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "attempt 1 ended: node 1: rank 1: ended by signal 9" in done.stderr
-    assert re.search(r"resumed from out/checkpoints/step-0*[24] ", done.stderr)
-    assert list(_losses(tmp_path / "out")) == [1, 2, 3, 4, 5, 6]
+    assert re.search(r"resumed from out/checkpoints/step-\d+ ", done.stderr)
+    assert list(_losses(tmp_path / "out")) == list(range(1, STEPS + 1))

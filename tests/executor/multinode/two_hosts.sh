@@ -4,7 +4,9 @@ set -e
 unshare --net sleep 600 & first=$!
 unshare --net sleep 600 & second=$!
 trap 'kill $first $second' EXIT
-sleep 0.3
+for host in $first $second; do
+    until [ "$(readlink /proc/$host/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.02; done
+done
 ip link add cable0 type veth peer name cable1
 ip link set cable0 netns $first
 ip link set cable1 netns $second
