@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final
@@ -13,6 +14,7 @@ from cost_models.units import GIB
 from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import (
     find_accelerator,
+    is_accelerator,
     match_accelerator,
     match_node,
     usual_node,
@@ -26,11 +28,21 @@ from planner.validation.runs_file import Row
 from planner.validation.words import look_up, words_table
 
 # words for the server, or the rack, around an accelerator
-BOARDS: Final = re.compile(r"\b(?:[hd]gx|nvl\d+|superchip|super ?pod|gpus?)\b[\s-]*", re.IGNORECASE)
+BOARDS: Final = re.compile(
+    r"\b(?:[hd]gx|nvl\d+|superchip|super ?pod|gpus?|oam|hls\w*|grace (?:hopper|blackwell))\b[\s-]*",
+    re.IGNORECASE,
+)
 BESIDE: Final = re.compile(r"\s*\([^)]*\)|\s+x\s*\d+$", re.I)  # a cloud or a count beside a name
 SEPARATORS: Final = re.compile(r"\s*(?:[/+,;&]|\band\b)\s*", re.IGNORECASE)  # "V100 + T4"
 COUNT: Final = re.compile(r"^\s*\d+\s*[x×*]?\s*(?=[a-z])|\bmixed\b", re.IGNORECASE)
 MEMORY: Final = re.compile(r"\b(\d+) ?GI?B?\b", re.IGNORECASE)  # in a name: "V100 (16GB)"
+# beside a name: how many, the kind of its memory, its power, the instance
+AROUND: Final = re.compile(
+    r"^\s*\d+\s*[x×*]\s*(?=[a-z])|\bhbm\w*|\bgddr\w*|\b\d+ ?w\b|\bsxm\d?\W*$|\b\w+\.\d*x?large\b",
+    re.IGNORECASE,
+)
+SLICE: Final = re.compile(r"\b(tpu\d*x?|v\d[a-z]*)-\d+\b", re.IGNORECASE)  # "v5e-256"
+ROUNDED: Final = 0.1  # of a memory, in GB or GiB
 HERE: Final = "here"  # in the column gpu: the CPU processes or GPUs of this machine
 Key = tuple[Any, ...]
 
@@ -134,7 +146,9 @@ def accelerator_of(reading: Reading) -> Accelerator:
     if (slowest := _slowest(reading, name)) is not None:
         reading.defaults.append(f"gpu {name}: priced as {slowest.name} alone, the slowest of them")
         return slowest
-    for candidate in [*known, name, BOARDS.sub("", name), BESIDE.sub("", name)]:
+    bare = MEMORY.sub("", name).strip()
+    within = () if _not_priced(bare) else _names_within(name, memory)
+    for candidate in [*known, name, BOARDS.sub("", name), BESIDE.sub("", name), *within]:
         try:
             found = match_accelerator(candidate)
         except InputError:
@@ -143,7 +157,31 @@ def accelerator_of(reading: Reading) -> Accelerator:
             reading.defaults.append(found.note)
         return found.entry
     unknown = f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)"
-    raise Unpriceable(_not_priced(name) or unknown)
+    raise Unpriceable(_not_priced(name) or _not_priced(bare) or unknown)
+
+
+def _names_within(name: str, memory: float | None) -> Iterator[str]:
+    """Names of accelerators that may end a cell, the longest first, without the words around them.
+
+    Memory that a cell states comes last in a name, or is that of the accelerator.
+
+    >>> list(_names_within("8 x H100 80GB HBM3 SXM 700W", 80.0))[-1]
+    'H100-80GB'
+    """
+    words = SLICE.sub(r"\1", BOARDS.sub("", MEMORY.sub(" ", name)))
+    for _ in range(2):  # "SXM" may stand before "700W"
+        words = AROUND.sub(" ", words).strip()
+    parts = re.findall(r"[\w.]+", words)
+    for start in range(len(parts)):
+        shorter = " ".join(parts[start:])
+        if memory is None:
+            yield shorter
+            continue
+        yield f"{shorter}-{memory:g}GB"
+        if is_accelerator(shorter):
+            each = find_accelerator(shorter).memory_capacity.value
+            if abs(each / (memory * GIB) - 1.0) < ROUNDED:
+                yield shorter
 
 
 def smaller_accelerator(row: Row) -> Accelerator | None:

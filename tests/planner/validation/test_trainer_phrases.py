@@ -28,13 +28,24 @@ GPUS = {
     "V100-SXM2-32GB": ["V100", "Tesla V100", "DGX-1 V100-32GB"],
     "V100-SXM2-16GB": ["V100-16GB-SXM2", "V100 (16 GB)"],
     "GB200-186GB": ["GB200 NVL72", "GB200"],
-    "B200-SXM-180GB": ["HGX B200", "B200"],
     "H800-SXM-80GB": ["H800", "HGX H800"],
     "H100-SXM-64GB": ["H100 64GB", "H100-SXM-64GB"],
     "A800-PCIe-80GB": ["A800 PCIe", "A800 80GB PCIe"],
     "H20-141GB": ["H20-3e", "H20 141GB"],
     "Ascend-910B": ["910B", "Ascend910-64G", "Huawei Ascend 910B3"],
     "T4": ["Tesla T4", "NVIDIA T4"],
+    "H100-SXM-80GB": ["H100 SXM5 80GB HBM3 700W", "H100 80GB HBM3 SXM", "A3 Mega H100"],
+    "H100-SXM-96GB": ["H100 SXM 96GB HBM2e", "H100-SXM5-94GB"],
+    "GH200-96GB": ["GH200 120GB", "NVIDIA GH200 Grace Hopper Superchip"],
+    "B200-SXM-180GB": ["HGX B200", "B200", "8 x B200 180GB", "8xB200"],
+    "A800-SXM-80GB": ["A800-80G SXM", "A800-SXM4-80G"],
+    "MI300X": ["AMD Instinct MI300X OAM 192GB HBM3"],
+    "MI355X": ["MI355X 288GB HBM3e"],
+    "TPU-v4": ["v4-256", "TPU v4-4096"],
+    "TPU-v5e": ["v5litepod-256", "TPU v5e-256"],
+    "TPU-v5p": ["TPU v5p-512"],
+    "TPU-v6e": ["Trillium (v6e-8)"],
+    "Gaudi3": ["Intel Gaudi 3 HL-325L", "Gaudi3 OAM"],
 }
 
 
@@ -67,8 +78,12 @@ def test_nodes_of_several_kinds_have_the_slowest_network(words: str) -> None:
 
 
 def test_what_is_not_priced_is_not_taken_for_a_card_of_a_similar_name() -> None:
-    with pytest.raises(Unpriceable, match="BI-V150: it is not priced"):
-        case(gpu="Iluvatar BI-V150")
+    for name in ("Iluvatar BI-V150", "BI-V150 32GB"):
+        with pytest.raises(Unpriceable, match="BI-V150: it is not priced"):
+            case(gpu=name)
+    for name in ("RTX 3080 Laptop", "RTX 4090 48GB", "TPU v3-32"):
+        with pytest.raises(Unpriceable, match="is not in the catalogue"):
+            case(gpu=name)
 
 
 TRAINERS = {
