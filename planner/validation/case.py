@@ -40,11 +40,20 @@ from planner.validation.unstated_plan import (
     with_usual_checkpointing,
     with_usual_micro_batch,
 )
-from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
+from planner.validation.vocabulary import (
+    ANYWHERE,
+    COUNTS,
+    VIRTUAL_STAGES,
+    spaced,
+    terms_of,
+    vocabulary,
+)
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
 
 GPUS_A_NODE: Final = 8
+TPU: Final = "TPU"
+BITS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
 SHARE: Final = re.compile(
     r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
@@ -53,15 +62,6 @@ SHARE: Final = re.compile(
     r"|^(?:[\w -]+[=:]|[\w -]*\b(?:ratio|fraction|ckpt|checkpoint))? *"
     r"(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)$"
 )
-# ranks of an axis, in notes; of a sequence under the names of ms-swift, XTuner and Axolotl
-RANKS: Final = {
-    column: re.compile(rf"\b(?:{names})(?:[ _-](?:size|degree|ranks))?\s*[=:]?\s*(\d+)\b")
-    for column, names in {
-        "tensor_parallel": "tp|tensor[ _-]parallel(?:ism)?",
-        "context_parallel": "cp|(?:context|sequence(?=.parallel.[sd]))[ _-]parallel(?:ism)?",
-        "pipeline_parallel": "pp|pipeline[ _-]parallel(?:ism)?",
-    }.items()
-}
 # the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
 SIZE: Final = r"[ .,:=_(-]*(?:dict\(?)?[ .,:=_-]*(?:group[ _-]?)?size"
 STATE_RANKS: Final = re.compile(rf"\bzero1?(?:{SIZE}|[ _-]group|(?= (?!1\b)|[=:]))[ =:]+(\d+)")
@@ -78,12 +78,10 @@ END_LAYERS: Final = tuple(
 RECOMPUTED_LAYERS: Final = re.compile(
     r"\b(?:recompute|checkpoint)\w* (?:num layers|layers? num|layers)\b\W*(\d+)|\bacl\W+(\d+)"
 )
-BLOCK: Final = re.compile(r"(?<!each )(?<!every )(?<!per )(?<!fp8 )\bblock\b(?! (?:wise|scal))")
-BLOCK_LAYERS: Final = re.compile(r"\bblock\W+(\d+)\b|\b(\d+) layers?\b")  # in a cell of its own
-VIRTUAL_STAGES: Final = re.compile(
-    r"\b(?:vpp?(?: size)?|interleaving size|interleaved pipeline"
-    r"|virtual pipeline (?:model )?(?:parallel )?size)[ =:]+(\d+)\b"
+BLOCK: Final = re.compile(
+    r"\bacl\W+\d|(?<!each )(?<!every )(?<!per )(?<!fp8 )\bblock\b(?! (?:wise|scal))"
 )
+BLOCK_LAYERS: Final = re.compile(r"\bblock\W+(\d+)\b|\b(\d+) layers?\b")  # in a cell of its own
 WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")
 # micro-batches of a step, in notes
 ACCUMULATION: Final = re.compile(
@@ -107,6 +105,7 @@ DEEPSPEED: Final = re.compile(
     r"deepspeed|\bds[-_ ]?(?:config|z[123]|stage|zero)|\bzero[-_ ]?(?:stage[-_ ]?)?[23]\b"
 )
 NEGATED: Final = re.compile(r"(?:\bno|\bnot|\bwithout|w/o|\bnon)[ -]$")
+MESH: Final = re.compile(r"\bhsdp[ (=:]*(\d+) ?[x×*] ?(\d+)\b")
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 
 
@@ -151,7 +150,9 @@ class Case:
 
 def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
-    reading = _with_ranks(Reading(_with_sharding(_with_adapters(row))))
+    reading = _with_counts_in_words(
+        Reading(_with_kind_of_name(_with_sharding(_with_adapters(row))))
+    )
     try:
         return _case(reading)
     except InputError as error:
@@ -171,18 +172,6 @@ def _with_adapters(row: Row) -> Row:
         return row
     base = _quantised_base(row)
     return row if base is None else replace(row, peft=f"{row.peft}; {base}")
-
-
-def _with_ranks(reading: Reading) -> Reading:
-    """Return a reading whose empty cells of ranks are what the notes say ("TP=2")."""
-    row = reading.row
-    stated = {
-        column: max(1, int(found[1]))
-        for column, pattern in RANKS.items()
-        if row.get(column) is None and (found := pattern.search(row.words("notes")))
-    }
-    said = [f"{column} {ranks} (default: as the notes say)" for column, ranks in stated.items()]
-    return Reading(replace(row, **stated), [*reading.defaults, *said]) if stated else reading
 
 
 def _with_sharding(row: Row) -> Row:
@@ -217,13 +206,54 @@ def _stated(pattern: re.Pattern[str], text: str) -> Iterator[str]:
             yield found[0]
 
 
+def _with_kind_of_name(row: Row) -> Row:
+    """Return a row whose empty kind is that of a BERT, by which trainers differ."""
+    if row.model_kind is None and re.search(r"\bbert\b", row.words("model")):
+        return replace(row, model_kind="encoder")
+    return row
+
+
+def _with_counts_in_words(reading: Reading) -> Reading:
+    """Return the reading with the counts of trainer and notes in the place of empty cells.
+
+    Words that give several numbers of one kind are of several runs.
+    """
+    row = reading.row
+    said = spaced(f"{row.words('framework')}; {row.words('notes')}")
+    found: dict[str, Any] = {}
+    for column, pattern in COUNTS.items():
+        numbers = {int(one or other) for one, other in pattern.findall(said)} - {0}
+        if row.get(column) is None and len(numbers) == 1:
+            found[column] = numbers.pop()
+    tensor = row.tensor_parallel or found.get("tensor_parallel")
+    if found.get("context_parallel", 0) in (1, tensor):  # "SP=1" and "TP8 + SP8" are Megatron's
+        del found["context_parallel"]
+    if row.precision is None and (precision := _precision_in(row.words("notes"))):
+        found["precision"] = precision
+    if not found:
+        return reading
+    told = [f"{column} {value} (default: as the words say)" for column, value in found.items()]
+    return Reading(replace(row, **found), [*reading.defaults, *told])
+
+
+def _precision_in(notes: str) -> str | None:
+    """Return the precision that stands alone between commas, if one does."""
+    parts = {part.strip() for part in re.split(r"[,;]", notes)}
+    found = {part for part in parts if vocabulary().read("precision", part).terms.keys() & BITS}
+    alone = [part for part in found if not vocabulary().read("precision", part).rest]
+    return alone[0] if len(alone) == len(found) == 1 else None
+
+
 def _case(reading: Reading) -> Case:
     row = reading.row
     if row.not_priced is not None:
         raise Unpriceable(row.not_priced)
+    cluster, cluster_key = cluster_of(reading)
+    if cluster.accelerator.architecture == TPU and "xla" not in terms_of(row, "framework"):
+        row = replace(row, framework=f"{row.framework or ''} xla".strip())  # all of its code
+        reading = Reading(row, reading.defaults)
     trainer = trainer_of(row)
     note_trainer(reading)
-    cluster, cluster_key = cluster_of(reading)
     base, model_key = model_of(reading)
     plan, batch = _plan(reading, base, trainer, cluster.gpus_per_node)
     workload = workload_of(reading, base, plan, batch, cluster.accelerator, trainer)
@@ -334,15 +364,11 @@ def _schedule(row: Row, pipeline: int, virtual: int) -> Schedule:
 
 def _virtual_stages(reading: Reading) -> int:
     """Return the virtual stages of a pipeline rank: as given, or as the notes say."""
-    found = VIRTUAL_STAGES.search(_spaced(reading.row.words("notes")))
+    found = VIRTUAL_STAGES.search(spaced(reading.row.words("notes")))
     if found is None:
         return int(reading.value("virtual_stages", 1, "none"))
-    return int(reading.value("virtual_stages", max(1, int(found[1])), "as the notes say"))
-
-
-def _spaced(words: str) -> str:
-    """Return words with spaces in the place of hyphens and underscores."""
-    return re.sub(r"[-_]+", " ", words)
+    stages = max(1, int(found[1] or found[2]))
+    return int(reading.value("virtual_stages", stages, "as the notes say"))
 
 
 def takes_layers_in_turn(row: Row) -> bool:
@@ -373,7 +399,13 @@ def _shard_ranks(row: Row, data: int, context: int, experts: int, gpus_per_node:
     states = STATE_RANKS.search(words)
     if states and "internevo" in terms_of(row, "framework") and int(states[1]) > 0:
         return int(states[1])
-    return gpus_per_node if look_up(words_table().sharding, row) is not None else None
+    if look_up(words_table().sharding, row) is None:
+        return None
+    mesh = MESH.search(words)  # replicas x shards, as torch's; a factor of a node is the shards
+    sizes = [int(size) for size in mesh.groups()] if mesh else []
+    if len(sizes) == 2 and sizes[0] * sizes[1] == data and gpus_per_node not in sizes:
+        return sizes[1]
+    return gpus_per_node
 
 
 def _context_method(reading: Reading, context: int) -> ContextMethod:
@@ -536,7 +568,7 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
 
 def _recomputed_layers(row: Row) -> int | None:
     """Return the layers of a stage that the method "block" recomputes; None if nothing says so."""
-    cell, notes = (_spaced(row.words(column)) for column in ("recompute", "notes"))
+    cell, notes = (spaced(row.words(column)) for column in ("recompute", "notes"))
     said = f"{cell}; {notes}"
     if not BLOCK.search(said) or "uniform" in said or _share_of_layers(row) is not None:
         return None

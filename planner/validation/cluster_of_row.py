@@ -38,7 +38,8 @@ COUNT: Final = re.compile(r"^\s*\d+\s*[x×*]?\s*(?=[a-z])|\bmixed\b", re.IGNOREC
 MEMORY: Final = re.compile(r"\b(\d+) ?GI?B?\b", re.IGNORECASE)  # in a name: "V100 (16GB)"
 # beside a name: how many, the kind of its memory, its power, the instance
 AROUND: Final = re.compile(
-    r"^\s*\d+\s*[x×*]\s*(?=[a-z])|\bhbm\w*|\bgddr\w*|\b\d+ ?w\b|\bsxm\d?\W*$|\b\w+\.\d*x?large\b",
+    r"^\s*\d+\s*[x×*]\s*(?=[a-z])|[x×*]\s*\d+$|\bhbm\w*|\bgddr\w*|\b\d+ ?w\b|\bsxm\d?\W*$"
+    r"|\b\w+\.\d*x?large\b",
     re.IGNORECASE,
 )
 SLICE: Final = re.compile(r"\b(tpu\d*x?|v\d[a-z]*)-\d+\b", re.IGNORECASE)  # "v5e-256"
@@ -165,8 +166,8 @@ def _names_within(name: str, memory: float | None) -> Iterator[str]:
 
     Memory that a cell states comes last in a name, or is that of the accelerator.
 
-    >>> list(_names_within("8 x H100 80GB HBM3 SXM 700W", 80.0))[-1]
-    'H100-80GB'
+    >>> list(_names_within("8 x H100 80GB HBM3 SXM 700W", 80.0))
+    ['H100-80GB', 'H100']
     """
     words = SLICE.sub(r"\1", BOARDS.sub("", MEMORY.sub(" ", name)))
     for _ in range(2):  # "SXM" may stand before "700W"

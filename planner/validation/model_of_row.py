@@ -46,6 +46,7 @@ OTHERS: Final = re.compile(
     r"|swin|resnet|resnext|efficientnet|convnext|unet|diffusion|sdxl|\bflux|\bdit\b|yolo|lstm"
 )
 MIXTURES: Final = re.compile(r"moe|\d+x\d|\ba\d+(?:\.\d+)?b\b")
+LAYERS: Final = re.compile(r"[\s,(_-]+(\d+)[\s_-]?(?:layers?|l)\)?$|[_-]l(\d+)$", re.IGNORECASE)
 ENCODERS: Final = re.compile(r"\bvl\b|vision|llava")  # in names of models that see images
 SEES: Final = re.compile(r"\w*vl\b|internvl|vision|llava|minicpm-(?:llama3-)?v\b|4v\b|paligemma")
 DENSE_LAYERS: Final = "first_k_dense_replace"  # in a config.json
@@ -144,7 +145,11 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
     if found is None and any(reading.row.get(size) is None for size in SIZES):
         found = preset_of_spelling(known) or _preset_of_size(reading, name)
     if found is None:
-        return None
+        cut = LAYERS.search(name)
+        layers = None if cut is None else int(cut[1] or cut[2])
+        if layers is None or reading.row.num_layers not in (None, layers):
+            return None
+        return _preset(_changed(reading, num_layers=layers), LAYERS.sub("", name))
     if SEES.search(name.lower()):
         reading.defaults.append(f"{name}: its language model {found.name} alone")
     row, spec = reading.row, _spec(json.dumps(found.config, sort_keys=True), name)

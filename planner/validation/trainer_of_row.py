@@ -78,7 +78,9 @@ def _missing_recipe(entry: SoftwareEntry, row: Row) -> str | None:
 
 def _missing_engine(entry: SoftwareEntry, row: Row) -> str | None:
     """Return an engine that shards at the row's ZeRO stage, which the profile does not; or None."""
-    stage = row.zero_stage or 0
+    said = look_up(words_table().zero_stage, row)
+    usual = 0 if said is None or said.usual else said.value
+    stage = usual if row.zero_stage is None else row.zero_stage
     software, _ = profile_of_trainer(entry)
     if stage <= software.sharding.largest_zero_stage:
         return None

@@ -41,6 +41,7 @@ REPLACED: Final = (
     (r"\bw/o(?:ut)?\b", "without"),
     (r"\bw/(?![a-z]/)", "with "),
     (r"c\+\+", "cpp"),
+    (r"\bsel[.]?(?=[\s,;)]|$)", "selective"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
     (r"\bfloat[\s_-]?(?=(?:16|32|64)\b)", "fp"),
@@ -48,6 +49,28 @@ REPLACED: Final = (
     (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
     (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year
     (r"(?<=[a-z0-9])[.](?!x\b)(?=[a-z])", " "),  # torch.compile; a release keeps its dots
+)
+# numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1"
+COUNTS: Final = {
+    column: re.compile(
+        rf"(?<!virtual )\b(?:{words})(?: (?:size|degree|world size))?[ =:]*(\d+)\b"
+        rf"|\b(\d+) way (?:{words}|{column.partition('_')[0]})\b"
+    )
+    for column, words in {
+        "tensor_parallel": r"tp|tensor (?:model )?parallel(?:ism)?|tensor=dict\(size|mp"
+        r"|(?<!pipeline )(?<!expert )model parallel(?:ism)?",
+        "pipeline_parallel": r"pp|pipeline (?:model )?parallel(?:ism)?",
+        "context_parallel": r"cp|context parallel(?:ism)?|sp|sequence parallel|ulysses",
+        "expert_parallel": r"ep|expert (?:model )?parallel(?:ism)?",
+        "expert_tensor_parallel": r"etp|expert tensor parallel(?:ism)?",
+        "micro_batch_size": r"mbs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch",
+        "global_batch_size": r"gbs|global batch",
+        "dp_shard": r"dp shard|data parallel shard|fsdp shard",
+    }.items()
+}
+VIRTUAL_STAGES: Final = re.compile(
+    r"\b(?:vpp?(?: size)?|interleaving size|interleaved pipeline"
+    r"|virtual (?:pp|pipeline) (?:model )?(?:parallel )?(?:size|degree))[ =:]+(\d+)\b|\bvpp(\d+)\b"
 )
 MONTHS: Final = MappingProxyType(
     {
@@ -273,7 +296,14 @@ def not_understood(row: Row) -> list[str]:
 SETTING: Final = re.compile(r"[a-z_][\w-]*=[\w.+-]+")
 
 
+def spaced(words: str) -> str:
+    """Return words with spaces in the place of hyphens and underscores."""
+    return re.sub(r"[-_]+", " ", words)
+
+
 def _is_unknown(setting: str, rest: Sequence[Token]) -> bool:
     """Whether the name of a setting, as ``name=value``, is in no phrase."""
     name = tokens_of(setting.partition("=")[0])
+    if any(pattern.fullmatch(spaced(setting)) for pattern in (*COUNTS.values(), VIRTUAL_STAGES)):
+        return False
     return bool(name) and name[-1].word in {token.word for token in rest}

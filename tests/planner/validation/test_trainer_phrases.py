@@ -1593,3 +1593,95 @@ def test_the_name_of_a_schedule_is_no_number_of_stages() -> None:
     found = case(pipeline_parallel=4, notes="interleaved pipeline 1F1B")
     assert found.plan.virtual_stages == 1
     assert not any("as the notes say" in text for text in found.defaults)
+
+
+SCALE = {"model": "llama-3-70b", "gpu": "H100", "num_gpus": 256, "framework": "Megatron Core"}
+WORDS_OF_SCALE = [
+    ({"notes": "ZeRO-1 + TP8, PP=4, CP 2; MBS 1 GBS 1536"}, (8, 4, 2, 1, 1536)),
+    ({"framework": "Megatron-LM (TP4/PP8)", "notes": "vpp5"}, (4, 8, 1, 1, 64)),
+    (
+        {
+            "notes": "tensor_model_parallel_size=4, pipeline_model_parallel_size=8, "
+            "virtual_pipeline_model_parallel_size=5, micro_batch_size=2, global_batch_size=128"
+        },
+        (4, 8, 1, 2, 128),
+    ),
+    ({"notes": "8-way tensor, 4-way pipeline parallelism, SP=1"}, (8, 4, 1, 1, 32)),
+    ({"notes": "TP8, SP8", "micro_batch_size": 1}, (8, 1, 1, 1, 32)),  # Megatron's, of those ranks
+    ({"framework": "DeepSpeed", "notes": "Ulysses sp=8, mbs 1"}, (1, 1, 8, 1, 32)),
+    (
+        {"framework": "InternEvo", "notes": "tensor parallel size 8, fsp, mbs 1"},
+        (8, 1, 1, 1, 32),
+    ),
+    ({"notes": "TP2 was slower than TP4", "micro_batch_size": 1}, (1, 1, 1, 1, 256)),
+    ({"tensor_parallel": 2, "notes": "TP8", "micro_batch_size": 1}, (2, 1, 1, 1, 128)),
+]
+
+
+@pytest.mark.parametrize(("cells", "expected"), WORDS_OF_SCALE)
+def test_ranks_and_batches_in_words_fill_empty_cells(
+    cells: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    found = case(**{**SCALE, **cells})
+    plan = found.plan
+    ranks = (plan.tensor_parallel, plan.pipeline_parallel, plan.context_parallel)
+    batch = (plan.micro_batch_size, found.scenario.workload.global_batch_size)
+    assert ranks + batch == expected
+    assert not [words for words in not_understood(found.row) if words.startswith("notes")]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"recompute": "sel. recompute"}, {"recompute": "selective"}),
+        ({"notes": "full uniform 1 layer"}, {"recompute": "full"}),
+        ({"framework": "JAX", "recompute": "nothing_saveable"}, {"recompute": "full"}),
+        ({"framework": "JAX", "recompute": "dots_saveable"}, {"recompute": "selective_ops"}),
+        ({"framework": "NeMo", "notes": "ACL=21"}, {"recompute_layers": 0}),
+        ({"framework": "NeMo", "notes": "full recompute, ACL=21"}, {"recompute_layers": 21}),
+        ({"framework": "Megatron-DeepSpeed", "notes": "TP8, SP on"}, {"sequence_parallel": True}),
+        ({"framework": "Megatron-LM", "notes": "TP8, SP off"}, {"sequence_parallel": False}),
+        ({"framework": "modalities", "notes": "hsdp 4x64"}, {"dp_replicate": 4}),
+        ({"framework": "modalities", "notes": "hsdp 8x32"}, {"dp_replicate": 32}),  # of a node
+        ({"framework": "modalities", "notes": "HSDP, dp_shard=16"}, {"dp_replicate": 16}),
+        ({"framework": "MaxText", "notes": "ici"}, {"zero_stage": 3, "recompute": "full"}),
+        ({"framework": "MaxText", "global_batch_size": 4096}, {"micro_batch_size": 16}),
+        ({"framework": "Primus (Megatron)", "notes": "use_torch_fsdp2"}, {"zero_stage": 3}),
+        ({"framework": "Megatron-LM", "precision": "fp8"}, {"zero_stage": 1}),
+        ({"framework": "Megatron-LM (ROCm fork)"}, {"zero_stage": 1}),
+    ],
+)
+def test_plans_of_pretraining_in_words(cells: dict[str, Any], expected: dict[str, Any]) -> None:
+    plan = case(**{**SCALE, **cells}).plan
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "profile"),
+    [
+        ({"framework": "MLPerf Training 3.1", "model": "BERT-large", "seq_len": 512}, "apex-bert"),
+        ({"framework": "MLPerf 5.0, Google", "gpu": "TPU v6e-256"}, "xla"),
+        ({"framework": "T5X", "model": "PaLM 8B", "gpu": "TPU v4"}, "xla"),
+        ({"framework": "Megatron-LM", "precision": "fp8 te hybrid"}, "nemo"),
+        ({"framework": "Megatron-LM on ROCm"}, "nemo"),
+        (
+            {"framework": "modalities", "notes": "FSDP2, fused AdamW"},
+            "torch-trainer+fsdp2+adamw-fused",
+        ),
+    ],
+)
+def test_profiles_of_pretraining(cells: dict[str, Any], profile: str) -> None:
+    assert case(**{**SCALE, **cells}).scenario.software.name == profile
+
+
+def test_a_precision_alone_between_commas_is_that_of_the_run() -> None:
+    assert case(notes="mbs 4; fp16; ds zero 1").scenario.workload.precision == "fp16"
+    assert case(notes="bf16 main gradients, fp16 of 2023").scenario.workload.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [("llama-3-70b (12 layers)", 12), ("llama3_70b_l12", 12), ("PaLM 540B", 118)],
+)
+def test_names_of_models_in_scaling_studies(model: str, layers: int) -> None:
+    assert case(model=model, gpu="B200", num_gpus=512).scenario.model.num_layers == layers
