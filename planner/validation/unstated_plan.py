@@ -76,7 +76,7 @@ def with_usual_micro_batch(reading: Reading, scenario: Scenario, plan: Plan) -> 
     """Return the plan with the micro-batch size that its author most likely used.
 
     Without a pipeline: the largest of 1, 2, 4 ... sequences that fits, since smaller micro-batches
-    only add time; of trainers on meshes, which accumulate nothing unless told to, all sequences.
+    only add time; of MaxText, which accumulates nothing unless told to, all sequences.
     With a pipeline: one sequence, which gives the shortest bubble. A size given in the row is kept.
     """
     if reading.row.get(COLUMN) is not None:
@@ -85,7 +85,7 @@ def with_usual_micro_batch(reading: Reading, scenario: Scenario, plan: Plan) -> 
         reading.value(COLUMN, plan.micro_batch_size, "one sequence")
         return plan
     sequences = plan.micro_batch_size * plan.num_microbatches  # of a data rank
-    if "sharded mesh" in terms_of(reading.row, "framework"):
+    if "maxtext" in terms_of(reading.row, "framework"):
         reading.value(COLUMN, sequences, "that trainer accumulates nothing")
         return replace(plan, micro_batch_size=sequences, num_microbatches=1)
     sizes = [1]
