@@ -298,7 +298,7 @@ def test_moments_of_8_bits_are_widened_by_transformer_engines_update() -> None:
 
 
 def test_nothing_is_recomputed_unless_a_row_says_so() -> None:
-    assert case(framework="PaxML (JAX)").plan.recompute == "none"
+    assert case(framework="JAX").plan.recompute == "none"
     assert case(framework="MaxText", recompute="selective").plan.recompute == "selective"
 
 
