@@ -168,6 +168,8 @@ def _with_adapters(row: Row) -> Row:
     if row.peft is None and "kinds of adapters" in terms_of(row, "framework"):
         row = replace(row, peft=row.framework)
     kind = look_up(words_table().adapter, row)
+    if row.peft is None and kind is not None:
+        return replace(row, peft=kind.value)
     if kind is None or kind.value != "lora" or kind.first_layer:
         return row
     base = _quantised_base(row)
@@ -195,7 +197,7 @@ def _with_sharding(row: Row) -> Row:
 def _quantised_base(row: Row) -> str | None:
     """Return the words outside the cell of adapters for a base in few bits; None without any."""
     searched = [(QUANTISED_MODEL, row.words("model"))]
-    searched += [(QUANTISED_BASE, row.words(name)) for name in ("notes", "precision", "framework")]
+    searched += [(QUANTISED_BASE, row.words(name)) for name in ("notes", "framework")]
     return next((words for pattern, text in searched for words in _stated(pattern, text)), None)
 
 

@@ -32,6 +32,7 @@ READ_COLUMNS: Final = (
     "precision",
     "offload",
 )
+BITS: Final = frozenset({"nf4", "int4", "int8", "double quantisation"})  # of quantised bases
 ANYWHERE: Final = "anywhere"  # the section of phrases that every column may contain
 NEGATIONS: Final = frozenset({"no", "not", "without", "non", "disable", "disabled"})
 OFF: Final = frozenset({"off", "false", "disabled"})
@@ -45,6 +46,7 @@ REPLACED: Final = (
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
     (r"\bfloat[\s_-]?(?=(?:16|32|64)\b)", "fp"),
+    (r"^\s*(half|single|double)(?=\s*(?:[,;(/]|$))", r"\1 precision"),
     (r"\b2nd\b", "second"),
     (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
     (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year
@@ -271,6 +273,11 @@ def vocabulary() -> CellVocabulary:
 
 def terms_of(row: Row, column: str) -> Mapping[str, int]:
     """Return the terms of a cell, or of all cells ("anywhere"), each with its first position."""
+    if column == "peft":  # the bits of a base that the precision names are those of the adapters'
+        text = row.words(column)
+        own = vocabulary().read(column, text).terms
+        bits = vocabulary().read("precision", row.words("precision")).terms
+        return {name: len(text) + bits[name] for name in BITS & bits.keys()} | dict(own)
     if column != ANYWHERE:
         return vocabulary().read(column, row.words(column)).terms
     found: dict[str, int] = {}

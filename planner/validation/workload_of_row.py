@@ -21,7 +21,7 @@ from hardware_profiles.cluster.schema import Accelerator
 from planner.request.scenario import default_precision
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
-from planner.validation.vocabulary import terms_of, vocabulary
+from planner.validation.vocabulary import BITS, terms_of, vocabulary
 from planner.validation.words import SoftwareEntry, entry_of, look_up, number_in, words_table
 
 BEFORE_AMPERE: Final = ("Pascal", "Volta", "Turing")
@@ -42,7 +42,7 @@ def workload_of(
     word: Any = precision if named is None else named.value
     if named is not None and named.note is not None:
         reading.defaults.append(named.note)
-    if named is None and "mixed" in terms_of(row, "precision"):
+    if named is None and {"mixed", *BITS} & terms_of(row, "precision").keys():
         reading.defaults.append(f"precision {precision} (default: 16 bits of that accelerator)")
     elif named is None:
         usual = look_up(words_table().usual_precision, row)

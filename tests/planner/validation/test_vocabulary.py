@@ -189,8 +189,9 @@ def test_offload(words: str, expected: str) -> None:
 
 PRECISIONS = {
     "bf16": ["bf16", "bfloat16", "BF16 mixed"],
-    "fp16": ["fp16", "float16", "half precision"],
-    "fp32": ["fp32", "float32", "single precision"],
+    "fp16": ["fp16", "float16", "half precision", "half", "Half (torch.half)", "fp16 (half)"],
+    "fp32": ["fp32", "float32", "single precision", "single"],
+    "fp64": ["fp64", "float64", "double precision", "double"],
     "fp8": ["fp8", "float8", "MXFP8", "FP8 tensorwise"],
 }
 
@@ -200,6 +201,43 @@ PRECISIONS = {
 )
 def test_precision(words: str, expected: str) -> None:
     assert case(precision=words).scenario.workload.precision == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("4-bit NF4 (double quantization), bf16 compute dtype", ("bf16", "nf4_double")),
+        ("bnb_4bit_use_double_quant, bnb_4bit_compute_dtype=bf16, nf4", ("bf16", "nf4_double")),
+        ("nf4 double quant, bf16 compute", ("bf16", "nf4_double")),
+        ("nf4 + nested quantisation, compute in fp16", ("fp16", "nf4_double")),
+        ("bnb 4bit double-quant", ("bf16", "nf4_double")),  # no precision of matmuls
+        ("load_in_4bit, half precision compute", ("fp16", "nf4")),
+        ("4-bit base, fp16 mixed", ("fp16", "nf4")),
+        ("int4 + bf16 compute", ("bf16", "int4")),
+        ("GPTQ 4-bit, fp16 compute", ("fp16", "int4")),
+    ],
+)
+@pytest.mark.parametrize("peft", ["qlora r=16", "lora r=16", None])
+def test_bits_of_a_base_in_the_precision(
+    words: str, expected: tuple[str, str], peft: str | None
+) -> None:
+    read = case(precision=words, peft=peft)
+    workload = read.scenario.workload
+    assert (workload.adapter, workload.precision, workload.quantisation) == ("qlora", *expected)
+    assert not not_understood(read.row)
+
+
+@pytest.mark.parametrize("words", ["nf4 double quant, bf16 compute", "int8 mixed, bf16"])
+def test_bits_of_no_base(words: str) -> None:
+    assert case(precision=words, peft="full").scenario.workload.adapter == "none"
+    assert case(precision="int8 mixed, bf16").scenario.workload.adapter == "none"
+
+
+@pytest.mark.parametrize(
+    "words", ["bf16, single GPU", "BF16, double buffering", "bf16, half a node"]
+)
+def test_adjectives_of_something_else(words: str) -> None:
+    assert case(precision=words).scenario.workload.precision == "bf16"
 
 
 @pytest.mark.parametrize("words", ["pure bf16", "bf16-true", "BF16 (pure)"])
