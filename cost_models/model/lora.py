@@ -90,7 +90,8 @@ def adapted(
     kinds = tuple(_adapted_kind(kind, workload, quantises_every_matrix) for kind in model.kinds)
     if not any(w.is_adapter for kind in kinds for w in kind.weights):
         raise InputError(f"adapter = {workload.adapter}: {model.name} has no matrix to adapt")
-    if not any(w.numel for kind in kinds for w in kind.weights if w.is_adapter):
+    trained = any(w.numel for kind in kinds for w in kind.weights if w.is_adapter)
+    if workload.adapter_rank and not trained:
         raise InputError(
             f"adapter_rank = {workload.adapter_rank}: {workload.adapter_method} has nothing to "
             "train (must be a block size from 2 to the inputs of a matrix)"
