@@ -35,6 +35,7 @@ VENDORS: Final[Mapping[str, tuple[str, ...]]] = {
     "Amazon": ("trainium",),
     "Intel": ("gaudi",),
     "Huawei": ("ascend",),
+    "Others": ("china",),
 }
 GB: Final = 1e9
 TFLOP: Final = 1e12

@@ -7,7 +7,7 @@ Symbols   h hidden_size   F ffn_hidden_size   c compute_bytes
 Units     bytes a token.
 
 Source: Hu et al., LoRA (arXiv:2106.09685), sec. 4; tensors that autograd saves of real modules,
-counted in the tests; ``model.adapter_methods``.
+counted in the tests; ``model.adapter_methods``. Leaves out: prompts, prefixes and new layers.
 """
 
 from __future__ import annotations
