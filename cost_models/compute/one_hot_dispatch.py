@@ -41,6 +41,11 @@ def one_hot_seconds(
 
     ``slots``: of a token, f k. The FLOP of a token, 2 f k s h for each product, grow with the
     sequence: the experts' own are 6 f k h F.
+
+    >>> gpu = Rates(1e12, 1e12, 0.0, False)
+    >>> each = one_hot_seconds(2.5, 4096, 4096.0, 4096, 1, 2.0, gpu)
+    >>> [round(float(seconds), 2) for seconds in each]
+    [0.69, 1.03]
     """
     sequence, columns = np.multiply(1.0, seq_len), hidden_size / np.multiply(1.0, tensor_parallel)
     places, sequences = slots * sequence, tokens / np.multiply(1.0, seq_len)

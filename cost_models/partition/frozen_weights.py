@@ -176,6 +176,9 @@ def composed_buffers(view: RankView) -> tuple[Real, Real]:
 
     kept        e N of every matrix that a composed one is beside, until its backward pass
     temporary   e (k N + j i^2) of the largest: ``Method.temporary`` and ``Method.identity``
+
+    Source: huggingface/peft 0.21, tuners/loha, tuners/lokr and tuners/lora/dora.py. Leaves out:
+    matrices that a compiler makes anew in the backward pass.
     """
     few, table = view.compute_bytes, view.table
     each = max(FP32, few) if view.software.adapters.in_fp32 else few
