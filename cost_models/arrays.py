@@ -27,7 +27,7 @@ def everywhere(flag: Flag) -> bool:
     return bool(flag.all()) if type(flag) is np.ndarray else bool(np.all(flag))
 
 
-def pick(columns: list[Real], index: Count | Real) -> Real:
+def pick(columns: list[Real], index: Real) -> Real:
     """Return ``columns[index]`` row by row."""
     shape = np.shape(index)
     first = columns[0]

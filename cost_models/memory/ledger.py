@@ -174,8 +174,7 @@ class Ledger(Struct, frozen=True):
             size if everywhere(point.exists) else np.where(point.exists, size, -np.inf)
             for point, size in zip(points, sizes, strict=True)
         ]
-        largest, index = np.unique(np.argmax(np.stack(sizes), axis=0), return_inverse=True)
-        found = [found[point] for point in largest.tolist()]
+        index = np.argmax(np.stack(sizes), axis=0)
         return {part: sums[part] + pick([each[part] for each in found], index) for part in PARTS}
 
     def with_share(self, share: float) -> Ledger:
