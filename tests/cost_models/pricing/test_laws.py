@@ -118,15 +118,17 @@ def test_a_step_never_takes_less_where_messages_take_longer(
 
 
 @SETTINGS
-@given(placed(), st.randoms(use_true_random=False))
-def test_equal_accelerators_may_change_places(case: tuple[Scenario, Plan], chance: Any) -> None:
+@given(placed(), st.data())
+def test_equal_accelerators_may_change_places(
+    case: tuple[Scenario, Plan], data: st.DataObject
+) -> None:
     """Nodes of a cluster, and the accelerators of a node."""
     scenario, plan = case
     cluster = scenario.cluster
     each = cluster.gpus_per_node
     order = []
-    for node in chance.sample(range(cluster.num_nodes), cluster.num_nodes):
-        order += chance.sample(range(node * each, (node + 1) * each), each)
+    for node in data.draw(st.permutations(range(cluster.num_nodes))):
+        order += data.draw(st.permutations(range(node * each, (node + 1) * each)))
     # only whole domains of the inner links change places
     assume(cluster.tiers[0].domain_size in (each, cluster.num_gpus))
     moved = replace(scenario, cluster=replace(cluster, rank_order=tuple(order)))
@@ -135,12 +137,14 @@ def test_equal_accelerators_may_change_places(case: tuple[Scenario, Plan], chanc
 
 
 @SETTINGS
-@given(placed(), st.randoms(use_true_random=False))
-def test_plans_of_a_table_may_change_places(case: tuple[Scenario, Plan], chance: Any) -> None:
+@given(placed(), st.data())
+def test_plans_of_a_table_may_change_places(
+    case: tuple[Scenario, Plan], data: st.DataObject
+) -> None:
     scenario, plan = case
     others = [replace(plan, zero_stage=z, micro_batch_size=n) for z in range(4) for n in (1, 2, 3)]
     rows = [plan, *(each for each in others if is_legal_with_its_batch(scenario, each))]
-    order = np.array(chance.sample(range(len(rows)), len(rows)))
+    order = np.array(data.draw(st.permutations(range(len(rows)))))
     table = PlanTable.from_plans(rows)
     before, after = price(scenario, table), price(scenario, table.rows(order))
     for one, other in ((before.memory, after.memory), (before.time, after.time)):
