@@ -195,7 +195,7 @@ def verdict_lines(assessed: MemoryAssessment[PeakMemory]) -> list[str]:
     verdict, memory = WORDS[assessed.verdict], assessed.memory
     budget = assessed.budget.size
     margin = assessed.margin_bytes
-    word = "margin" if margin >= 0 else "short of"
+    word = "margin" if margin >= 0 else "short by"
     label = f"{verdict:<{max(INDENT, len(verdict) + 1)}}"
     words = (
         f"peak {format_gib(memory.peak_bytes)} of "

@@ -87,7 +87,7 @@ def host_text(host: HostMemory) -> str | None:
             if room is not None:
                 words = f"{format_bytes(needed)} of {format_bytes(room)} {WORDS[name]} of a node"
             if room is not None and needed > room:
-                words += f", short of {format_bytes(needed - room)}"
+                words += f", short by {format_bytes(needed - room)}"
             parts.append(words)
     return "; ".join(parts) or None
 

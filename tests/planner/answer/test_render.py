@@ -89,7 +89,7 @@ def test_verdicts_are_said_in_capitals_with_the_margin() -> None:
     assert "Maximum" in fits
     does_not = str(answer_to("does not fit"))
     assert "\nDOES NOT FIT " in does_not
-    assert "short of" in does_not
+    assert "short by" in does_not
     assert "Largest" in does_not
     assert "Step" not in does_not  # of a plan that cannot run
 

@@ -30,7 +30,7 @@ def test_a_host_that_is_too_small_is_named() -> None:
     small = fit("llama-3-8b", node(host_memory=128e9), offload="optimizer", **ASKED)
     assert small.verdict == "does_not_fit"
     words = " ".join(str(small).split())
-    assert "DOES NOT FIT the host: 120 GiB of 107 GiB host memory of a node, short of" in words
+    assert "DOES NOT FIT the host: 120 GiB of 107 GiB host memory of a node, short by" in words
     assert "it fits the accelerator: peak" in words
     assert small.assessment.host.short_of == "memory"
     large = fit("llama-3-8b", node(host_memory=256e9), offload="optimizer", **ASKED)
@@ -44,7 +44,7 @@ def test_drives_that_are_too_small_are_named() -> None:
     options = {**ASKED, "offload": "weights", "offload_device": "nvme"}
     answer = fit("llama-3-8b", node(**sizes), **options)
     assert answer.verdict == "does_not_fit"
-    assert "of 83.8 GiB NVMe drives of a node, short of" in " ".join(str(answer).split())
+    assert "of 83.8 GiB NVMe drives of a node, short by" in " ".join(str(answer).split())
     assert fit("llama-3-8b", node(**{**sizes, "nvme": 1e12}), **options).verdict == "fits"
 
 
