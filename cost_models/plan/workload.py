@@ -133,6 +133,12 @@ class Workload:
     adapter_method: AdapterMethod = "lora"
 
     @property
+    def adapter_name(self) -> str:
+        """Adapters in words: ``qlora``; ``dora, qlora`` where they are not those of LoRA."""
+        method = self.adapter_method
+        return self.adapter if method == "lora" else f"{method}, {self.adapter}"
+
+    @property
     def compute_bytes(self) -> float:
         """Bytes of an element of the weights that are multiplied, and of the activations."""
         return COMPUTE_BYTES[self.precision]

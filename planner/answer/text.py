@@ -93,10 +93,8 @@ def model_lines(scenario: Scenario) -> list[str]:
         size += " parameters"
     if workload.adapter != "none":
         trained = format_count(model.num_trainable_parameters)
-        method = workload.adapter_method
-        kind = workload.adapter if method == "lora" else f"{method}, {workload.adapter}"
         on = "" if workload.adapter_targets == "all" else f" on {workload.adapter_targets}"
-        size += f", {trained} trained ({kind}{on}, rank {workload.adapter_rank})"
+        size += f", {trained} trained ({workload.adapter_name}{on}, rank {workload.adapter_rank})"
     if workload.freeze:
         trained = format_count(model.num_trainable_parameters)
         size += f", {trained} trained ({workload.freeze} frozen)"

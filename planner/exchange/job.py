@@ -92,15 +92,7 @@ def settings_of(file: PlanFile) -> dict[str, Any]:
     for name, with_name in ONLY_WITH.items():
         if found[with_name] == 1:
             del found[name]
-    found |= {name: getattr(workload, name) for name in OF_WORKLOAD}
-    if workload.adapter != "none":
-        found[workload.adapter] = workload.adapter_rank
-        if workload.adapter_method != "lora":
-            found["adapter_method"] = workload.adapter_method
-        found["lora_alpha"] = workload.adapter_alpha
-        found["lora_targets"] = workload.adapter_targets
-        if workload.adapter == "qlora":
-            found["quantisation"] = workload.quantisation
+    found |= {name: getattr(workload, name) for name in OF_WORKLOAD} | adapter_options(workload)
     more = file.plan.num_stages > file.model.num_layers  # which no trainer cuts by itself
     if more or file.layer_ranges != default_layer_ranges(scenario_of(file), file.plan):
         found["layers"] = ",".join(str(last - first) for first, last in file.layer_ranges)
@@ -119,3 +111,14 @@ def is_default(name: str, value: Any) -> bool:
     defaults |= {"freeze": "", "optimizer_state_precision": "auto", "gradient_precision": "auto"}
     defaults |= {"optimizer_rank": USUAL_RANK}
     return bool(value == {**Plan().to_dict(), **defaults}.get(name))
+
+
+def adapter_options(workload: Workload) -> dict[str, Any]:
+    """Return the options that ask for a workload's adapters, by name."""
+    if workload.adapter == "none":
+        return {}
+    found: dict[str, Any] = {workload.adapter: workload.adapter_rank}
+    if workload.adapter_method != "lora":
+        found["adapter_method"] = workload.adapter_method
+    found |= {"lora_alpha": workload.adapter_alpha, "lora_targets": workload.adapter_targets}
+    return found | ({"quantisation": workload.quantisation} if workload.adapter == "qlora" else {})

@@ -90,11 +90,8 @@ def run_row(answer: FitAnswer, measured: Measured, versions: str, notes: str = "
         cells["dp_shard"] = plan.data_parallel // plan.dp_replicate
     if workload.adapter != "none":
         kind = workload.quantisation if workload.adapter == "qlora" else ""
-        targets = workload.adapter_targets
-        name: str = workload.adapter
-        if workload.adapter_method != "lora":
-            name = workload.adapter_method
-        cells["peft"] = f"{name} r={workload.adapter_rank} {targets} {kind}".strip()
+        name, rank, targets = workload.adapter_name, workload.adapter_rank, workload.adapter_targets
+        cells["peft"] = f"{name} r={rank} {targets} {kind}".strip()
     if workload.freeze:
         cells["not_priced"] = f"frozen parts: {workload.freeze}"
     return {name: value for name, value in cells.items() if value not in (None, "")}

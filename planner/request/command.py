@@ -15,7 +15,8 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.options import Declared, declared
-from planner.request.requests import CommonOptions, LayerOptions, WholeRunOptions
+from planner.exchange.job import adapter_options
+from planner.request.requests import AdapterOptions, CommonOptions, LayerOptions, WholeRunOptions
 from planner.request.scenario import DEFAULT_SOFTWARE, default_precision, default_seq_len
 from planner.request.stage_layers import (
     Ranges,
@@ -161,23 +162,14 @@ def _training_options(scenario: Scenario) -> list[str]:
     usual = {name: one.default for name, one in declared(Workload).items()}
     usual["precision"] = default_precision(scenario.cluster.accelerator)
     usual["software"] = DEFAULT_SOFTWARE
-    given = workload.to_dict() | {"software": scenario.software.name}
+    usual |= {"lora_alpha": 2.0 * workload.adapter_rank, "lora_targets": usual["adapter_targets"]}
+    given = workload.to_dict() | {"software": scenario.software.name} | adapter_options(workload)
     words += [
         one.as_option(given[name])
-        for group in (CommonOptions, LayerOptions)
+        for group in (CommonOptions, LayerOptions, AdapterOptions)
         for name, one in declared(group).items()
-        if name in given and usual[name] not in (MISSING, given[name])
+        if name in given and usual.get(name) not in (MISSING, given[name])
     ]
-    if workload.adapter != "none":
-        words.append(f"--{workload.adapter} {workload.adapter_rank}")
-        if workload.adapter_method != usual["adapter_method"]:
-            words.append(f"--adapter-method {workload.adapter_method}")
-        if workload.adapter_alpha != 2.0 * workload.adapter_rank:
-            words.append(f"--lora-alpha {workload.adapter_alpha:g}")
-        if workload.adapter_targets != usual["adapter_targets"]:
-            words.append(f"--lora-targets {workload.adapter_targets}")
-        if workload.quantisation != usual["quantisation"]:
-            words.append(f"--quantisation {workload.quantisation}")
     if scenario.layer_ranges is not None:
         words.append(layers_option(scenario.layer_ranges))
     return words
