@@ -28,7 +28,7 @@ COLUMNS: Final = ("zero_stage", "pipeline_schedule", "recompute", "offload")
 
 def targets() -> str:
     """Return the table, one target a row."""
-    head = ["`--to`", "version", "degrees beside dp", "ZeRO", "schedules", "recompute", "offload"]
+    head = ["`--to`", "version", "degrees besides dp", "ZeRO", "schedules", "recompute", "offload"]
     lines = [f"| {' | '.join([*head, 'precision', 'adapters'])} |", "| --- " * 9 + "|"]
     for name, one in sorted(tables().items()):
         limits = one.limits()

@@ -1,4 +1,4 @@
-"""Plans that people ran beside the best of the search.
+"""Plans that people ran, compared with the best of the search.
 
     python -m benchmarks.accuracy.known_plans
 
@@ -90,7 +90,7 @@ def cases(only: Sequence[str] = ()) -> Iterator[tuple[Case, float]]:
 
 
 def known_plans(asked: Iterable[tuple[Case, float]]) -> list[Known]:
-    """Every case beside the best plan of its scenario; a scenario is searched once."""
+    """Every case with the best plan of its scenario; a scenario is searched once."""
     settings: dict[object, list[tuple[Case, float]]] = {}
     for case, measured in asked:
         settings.setdefault(case.key, []).append((case, measured))

@@ -1,1 +1,1 @@
-"""Measurements of one GPU beside predictions: ``python -m benchmarks.gpu``."""
+"""Measurements of one GPU and their predictions: ``python -m benchmarks.gpu``."""

@@ -1,9 +1,9 @@
-"""Measures one GPU beside its predictions in under ten minutes: ``python -m benchmarks.gpu``.
+"""Measures one GPU against its predictions in under ten minutes: ``python -m benchmarks.gpu``.
 
 Kernels: matmuls of transformers in every precision that the card has, fused attention, copies,
 launches, and one matmul over seconds. Plans: some forty that fit on one GPU (families, batches,
 recomputation, adapters, optimizers, compiled or not) trained by the executor: seconds of a step,
-live tensors, reserved and device memory, and MFU, each beside its prediction. Trainers: short runs
+live tensors, reserved and device memory, and MFU, each with its prediction. Trainers: short runs
 of Hugging Face's Trainer and of a plain loop, as a table of runs that ``validate`` prices.
 Writes ``kernels.csv``, ``plans.csv``, ``trainers.csv`` and ``device.json`` (card, driver, versions,
 date) into a folder.

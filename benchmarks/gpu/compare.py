@@ -1,4 +1,4 @@
-"""Today's predictions of what a GPU measured, beside those of the day it was measured."""
+"""Today's predictions of what a GPU measured, next to those of the day it was measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Compared(NamedTuple):
     group: str
     row: str
     error: float  # of today's prediction
-    earlier: float | None = None  # of the one written beside the measurement
+    earlier: float | None = None  # of the one recorded with the measurement
 
 
 def compared(folder: Path, cluster: Cluster) -> Iterator[Compared]:

@@ -1,4 +1,4 @@
-"""Times of single kernels beside their predictions: matmuls, attention, copies, launches.
+"""Measured and predicted times of single kernels: matmuls, attention, copies, launches.
 
 Every function runs in a process of its own that may use the GPU. Sizes are those of transformers on
 a GPU, or small ones for a CPU.

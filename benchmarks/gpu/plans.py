@@ -1,4 +1,4 @@
-"""Plans of one GPU that the executor trains: measured time and memory beside the prediction."""
+"""Plans of one GPU that the executor trains: measured and predicted time and memory."""
 
 from __future__ import annotations
 

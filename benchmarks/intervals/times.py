@@ -85,13 +85,13 @@ def main() -> None:
         errors = rows[of_kind & (rows.experts == (one["experts"] == "1"))].error.to_numpy()
         name = f"{trainer}, {architecture}{experts}"
         if one["sources"]:
-            print(f"{name:<46} {beside(spread, errors)}")
+            print(f"{name:<46} {interval_line(spread, errors)}")
         else:
             print(f"{name:<46}        -{100 * spread.below:4.1f} % +{100 * spread.above:5.1f} %")
     print(*coverage_lines(RULE.left_out(rows)), sep="\n")
 
 
-def beside(spread: Spread, errors: np.ndarray) -> str:
+def interval_line(spread: Spread, errors: np.ndarray) -> str:
     """Return a line: runs, the stated interval, how many are inside, the shortest interval."""
     inside = float(np.mean((errors >= -spread.below) & (errors <= spread.above)))
     below, above = shortest(errors)

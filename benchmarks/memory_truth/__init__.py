@@ -1,1 +1,1 @@
-"""Predicted memory beside the memory of the executor's own steps, at any size."""
+"""Predicted memory against the memory of the executor's own steps, at any size."""

@@ -1,9 +1,9 @@
-"""Predicted memory beside traced memory: ``python -m benchmarks.memory_truth``.
+"""Predicted against traced memory: ``python -m benchmarks.memory_truth``.
 
 Every case builds the real Hugging Face module at its real width and runs two training steps of the
 executor on fake tensors, as one rank of the plan's world (``executor.verify.rehearsal``): our
 sharding, FSDP2, schedules and optimizer, without memory and without a GPU. The peak of live
-tensors, what it is made of and when it is stand beside the formulas. No constant was fitted on
+tensors, what it is made of and when it is are compared with the formulas. No constant was fitted on
 these cases.
 
     --part K/N     every N-th case from the K-th on
@@ -11,7 +11,7 @@ these cases.
     --cases LINE   other cases than those of the matrix
     --quick        every seventh case
     --parts        what the peaks are made of, and the peaks of backward pass and optimizer
-    --rows         instead, the rows of the ledger beside the storages that belong to each: all rows
+    --rows         instead, the rows of the ledger against the storages of each: all rows
                    at the peak, elsewhere those that are off, with the origins of their storages
     --json         one JSON document
 

@@ -1,4 +1,4 @@
-"""Reserved memory beside live memory, of steps replayed by torch's caching allocator.
+"""Reserved and live memory, of steps replayed by torch's caching allocator.
 
 ``python -m benchmarks.memory_truth.allocator`` traces the steps of the bundled executor on fake
 tensors (``executor.verify.rehearsal``) and replays their requests, with and without expandable
@@ -16,7 +16,7 @@ Medians (reserved) and upper quartiles (needed) of these shares are the constant
 ``cost_models.memory.allocator``. "First stream" is what is reserved above every stream's own peak,
 as a share of the first stream's transient bytes. Steps of several lengths stand for ragged batches.
 
-    --measured FOLDER  instead: replays of what ``python -m benchmarks.gpu`` measured, beside what
+    --measured FOLDER  instead: replays of what ``python -m benchmarks.gpu`` measured, and what
                    torch reserved, and their shares of the first stream's transient bytes
     --published    instead: errors of published runs by kind of measurement, and of the nvidia-smi
                    figures in the notes of runs that report live memory

@@ -1,4 +1,4 @@
-"""The rows of the ledger beside the storages of a traced step, at every part of the step.
+"""The rows of the ledger against the storages of a traced step, at every part of the step.
 
 A storage belongs to a row by its origin: its category, the module and the operator that made it,
 the collective that used it. Rows whose storages no trace tells apart are compared as one. Storages

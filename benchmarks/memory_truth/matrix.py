@@ -1,6 +1,6 @@
 """The matrix of cases: real widths, fewer layers where all would only repeat the same bytes.
 
-That layers repeat is shown by the cases of whole models beside the cut ones.
+That layers repeat is shown by the cases of whole models next to the cut ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One case beside its prediction."""
+"""One case and its prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traced modules beside real training steps: ``python -m benchmarks.memory_truth.traced_modules``.
+"""Traced modules against real training steps: ``python -m benchmarks.memory_truth.traced_modules``.
 
 Small modules of several kinds (a ResNet and a ViT of transformers, an LSTM, MLPs) are priced from
 their trace on fake tensors and then trained on this machine's CPU (gloo) by
@@ -166,7 +166,7 @@ def predicted(document: dict[str, Any], plan: Plan) -> tuple[float, dict[str, fl
 
 
 def rows_of(names: list[str], precisions: list[str]) -> Iterator[dict[str, Any]]:
-    """One row a module, precision and plan: the fullest rank beside the formula."""
+    """One row a module, precision and plan: the fullest rank and the formula."""
     import executor.trace.module_trainer  # noqa: F401  imported once here, forked with every rank
     from executor.processes.fork import run_forked
 

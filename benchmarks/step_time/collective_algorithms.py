@@ -27,7 +27,7 @@ def parameter_server(
     """Gradients to servers and sums back: (n + s - 2) B / (s W) + 2 alpha.
 
     s of the ranks are servers, each of one part of the tensor. Into a server come n - 1 gradients
-    of its part, and the s - 1 other parts; what goes out goes beside that. One server takes n / 2
+    of its part, and the s - 1 other parts; sending overlaps with receiving. One server takes n / 2
     times as long as a ring, n of them as long as it, with fewer hops.
 
     Derived from Li et al., Scaling Distributed Machine Learning with the Parameter Server (OSDI

@@ -1,4 +1,4 @@
-"""Host work of Megatron's experts that grows with their number, beside the kernels.
+"""Host work of Megatron's experts that grows with their number, in addition to the kernels.
 
     python -m benchmarks.step_time.expert_weights
 
@@ -8,7 +8,7 @@ forward pass; in the backward pass they are restored, the matrix's buffer of gra
 the input's memory released, and a stand-in for the gradient made, which autograd accumulates and
 hands to the hook of Megatron's DistributedDataParallel (transformer_engine/pytorch/module/
 grouped_linear.py; megatron/core/distributed/distributed_data_parallel.py). Clocks a function of
-torch that does so without kernels, with few and with many experts, beside a layer of Llama whose
+torch that does so without kernels, with few and with many experts, and a layer of Llama whose
 forward pass stands for ``host.layer_operators_forward`` operators of Megatron-LM.
 
 Prints how many operators an expert adds in each pass with its two matrices: most of

@@ -5,7 +5,7 @@
 Reads published matmul rates (hardware_profiles/cluster/measured/published_kernels.csv, a column
 names the source) and
 prints the constants that explain the bf16 shapes of the A100-PCIe best (mean absolute error of the
-logarithm), beside those in the code, and the error of both on every card of the file.
+logarithm), next to those in the code, and the error of both on every card of the file.
 """
 
 from __future__ import annotations

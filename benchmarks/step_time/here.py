@@ -1,4 +1,4 @@
-"""Predicted step time beside measured step time on this machine.
+"""Predicted and measured step time on this machine.
 
     python -m benchmarks.step_time.here
 

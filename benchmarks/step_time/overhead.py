@@ -1,4 +1,4 @@
-"""What our training loop costs beside a bare one: ``python -m benchmarks.step_time.overhead``.
+"""The cost of our training loop over a bare one: ``python -m benchmarks.step_time.overhead``.
 
 Trains the same small Llama in one run with
 
@@ -280,8 +280,8 @@ def table(processes: int, launches: int, rounds: int, steps: int) -> pd.DataFram
                 "processes": processes,
                 "loop": loop,
                 "median_ms": round(1e3 * statistics.median(seconds[loop]), 1),
-                **beside(turns[loop], turns["bare"], "bare"),
-                **beside(turns[loop], turns.get("accelerate"), "accelerate"),
+                **relative_to(turns[loop], turns["bare"], "bare"),
+                **relative_to(turns[loop], turns.get("accelerate"), "accelerate"),
                 "disturbed": disturbance > QUIET,
             }
             for loop in turns
@@ -289,7 +289,7 @@ def table(processes: int, launches: int, rounds: int, steps: int) -> pd.DataFram
     )
 
 
-def beside(own: Seconds, others: Seconds | None, name: str) -> dict[str, float | str]:
+def relative_to(own: Seconds, others: Seconds | None, name: str) -> dict[str, float | str]:
     """Return what a loop takes of another's time in the same round, and its bounds at 95 %."""
     if others is None:
         return {}

@@ -145,7 +145,7 @@ def _routes_only(kind: LayerKind) -> bool:
 
 
 def _inside(view: RankView, kind: LayerKind) -> Real:
-    """Return the bytes that a feed-forward part saves beside its input."""
+    """Return the bytes that a feed-forward part saves in addition to its input."""
     compute, software = view.workload.compute_bytes, view.software
     saved = feed_forward_bytes(kind.feed_forward, compute, software)
     unsaved = unsaved_mlp_bytes(kind, compute, software)

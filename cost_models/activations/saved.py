@@ -173,7 +173,7 @@ def score_gradient_bytes(
     software: SoftwareProfile,
     compute_bytes: float,
 ) -> Real:
-    """Bytes a token while the softmax of eager attention runs backward, beside what it saved.
+    """Bytes a token, besides saved tensors, while the softmax of eager attention runs backward.
 
     n tensors of the scores, a s of each token (the gradient, what the kernel makes inside, the
     result), in w bytes:

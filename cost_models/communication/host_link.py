@@ -28,8 +28,8 @@ DESKTOP_MEMORY_BANDWIDTH: Final = 89.6e9
 # The same of both sockets of servers whose accelerators have links of their own, as in NVIDIA's:
 # DGX-1 (Xeon E5-2698 v4, four channels of DDR4-2400 each), DGX A100 (EPYC 7742, eight of
 # DDR4-3200), DGX H100 (Xeon 8480C, eight of DDR5-4800), DGX B200 (Xeon 8570, eight of DDR5-5600),
-# or AMD's with the processors of their years: EPYC 9004 (twelve of DDR5-4800) beside CDNA 3, EPYC
-# 9005 (twelve of DDR5-6000) beside CDNA 4
+# or AMD's with the processors of their years: EPYC 9004 (twelve of DDR5-4800) with CDNA 3, EPYC
+# 9005 (twelve of DDR5-6000) with CDNA 4
 SERVER_MEMORY_BANDWIDTH: Final[Mapping[str, float]] = {
     "Volta": 153.6e9,
     "Ampere": 409.6e9,

@@ -65,7 +65,7 @@ FLASH_KEYS = 4096.0
 FLASH_BACKWARD_RATE = 0.85
 # That falls with the square root of larger heads, whose sums of gradients leave room for smaller
 # tiles: 0.57 and 0.62 for heads of 256 on an H200 (cuDNN: hardware_profiles/cluster/measured).
-# Leaves out: queries of 192 beside values of 128, 0.65 and 0.69 in FlashAttention-4's first version
+# Leaves out: queries of 192 with values of 128, 0.65 and 0.69 in FlashAttention-4's first version
 # for a B200 (Dao-AILab/flash-attention, pull request 2270); runs of DeepSeek-V3 do not show it.
 
 
@@ -160,7 +160,7 @@ def matrices_seconds(
     total = Matmuls(zero, zero, zero)
     known: dict[Weight, Matmuls] = {}  # such as keys and values: equal but for their names
     for weight in weights:
-        if is_composed(weight):  # an adapter's matrix beside it, which has a gradient
+        if is_composed(weight):  # an adapter's matrix is added to it, which has a gradient
             total += seconds(without(weight, is_adapter=True, frozen=False))
         if weight.role in ("linear", "expert"):
             unnamed = without(weight, name="", part="other")

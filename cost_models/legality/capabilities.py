@@ -70,8 +70,8 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     plan: Mapping[str, Values] = {}
     workload: Mapping[str, Values] = {}
-    checked_by: str = ""  # in CI, beside our own list of keys; empty: no target of ``--to``
-    also: tuple[str, ...] = ()  # other names that ``--software`` takes, beside the title
+    checked_by: str = ""  # in CI, in addition to our own list of keys; empty: no target of ``--to``
+    also: tuple[str, ...] = ()  # other names that ``--software`` takes, in addition to the title
     software: str = ""  # profile that prices its runs (``--software``)
     never: tuple[Never, ...] = ()
     own_stages: bool = False  # whether stages may have any layers

@@ -36,7 +36,7 @@ class Units(Struct, frozen=True):
     root_gradient: Real
     layer_gradient: Real
     all_gradients: Real
-    frozen_layers: Real  # of all layers, beside adapters
+    frozen_layers: Real  # of all layers, without adapters
 
 
 def units(view: RankView) -> Units:
@@ -50,7 +50,7 @@ def units(view: RankView) -> Units:
         plain = compute if software.frozen.in_fp32 else workload.compute_bytes
         parts.append((frozen_part(model, quantised=False), plain, among))
         parts.append((frozen_part(model, quantised=True), sharded_bytes(view), False))
-    beside = any(w.is_adapter for kind in model.kinds for w in kind.weights)
+    with_adapters = any(w.is_adapter for kind in model.kinds for w in kind.weights)
     zeros = np.zeros(len(table))
     root, layer, root_gradient, layer_gradient, whole, frozen = (zeros for _ in range(6))
     for part, each, has_gradient in parts:
@@ -58,8 +58,8 @@ def units(view: RankView) -> Units:
         outer = params.embedding + params.head
         root, own = root + each * outer, each * params.largest_layer
         # adapters lie in the layers of their base; else a layer is trained or frozen
-        layer = layer + own if beside else np.maximum(layer, own)
-        if beside and part is not parts[0][0]:
+        layer = layer + own if with_adapters else np.maximum(layer, own)
+        if with_adapters and part is not parts[0][0]:
             frozen = frozen + each * (params.total - outer)
         if has_gradient:
             root_gradient = root_gradient + compute * outer

@@ -52,7 +52,7 @@ def head_gradients(view: RankView, logits: Real) -> HeadGradients:
     each = np.where(apart, workload.compute_bytes, 0.0)
     tied = np.where(alone, params.embedding, 0.0) if holds(alone) else 0.0
     block = each * (tied + params.head)
-    beside = np.where(block > 0.0, logits, 0.0)
+    logits_gradient = np.where(block > 0.0, logits, 0.0)
 
     def copied(name: str, elements: Given, copies: Real) -> Item:
         return product("buffers", name, ("c · copies", each * copies, "bytes"), elements)
@@ -65,18 +65,21 @@ def head_gradients(view: RankView, logits: Real) -> HeadGradients:
 
     loss = software.loss
     if not loss.chunk_tokens or (loss.chunks_logits and not loss.repeats_chunks):
-        return HeadGradients([(head(1.0), left(beside))], table_of(1.0), table_of(3.0))
+        return HeadGradients([(head(1.0), left(logits_gradient))], table_of(1.0), table_of(3.0))
     tokens = 1.0 * workload.seq_len * table.micro_batch_size / table.context_parallel
     chunks = np.maximum(1.0, tokens / loss.chunk_tokens)
     several = chunks > 1.0
     of_table = table_of(np.where(several, 2.0, 3.0))
     if loss.repeats_chunks:
         again = left(logits + loss_copy_bytes(view))
-        places = [(head(1.0), again), (head(np.where(several, 3.0, 1.0)), left(0.0 * beside))]
+        places = [
+            (head(1.0), again),
+            (head(np.where(several, 3.0, 1.0)), left(0.0 * logits_gradient)),
+        ]
         return HeadGradients(places, table_of(1.0), of_table)
     places = [(head(1.0), left(logits))]
     for more in (1.0, 2.0):
-        kept = beside * np.where(several, np.maximum(0.0, 1.0 - more / chunks), 1.0)
+        kept = logits_gradient * np.where(several, np.maximum(0.0, 1.0 - more / chunks), 1.0)
         places.append((head(np.where(several, 1.0 + more, 1.0)), left(kept)))
     return HeadGradients(places, table_of(1.0), of_table)
 

@@ -110,7 +110,7 @@ def timelines(
 
 
 def stream_free_bytes(view: RankView) -> Real | None:
-    """Return what torch reserves beside live tensors where several streams have blocks; else None.
+    """Return what torch reserves besides live tensors where several streams have blocks; else None.
 
         max (a - g - u + h) + max g + max u - max a + share * (max (a - g - u) - states)
 

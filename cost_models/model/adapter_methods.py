@@ -1,4 +1,4 @@
-"""Methods that train a few tensors beside a frozen matrix, each as one line of a table.
+"""Methods that train a few tensors next to a frozen matrix, each as one line of a table.
 
 Symbols   i, o  inputs and outputs of the matrix   r  rank (OFT: block size)
 
@@ -7,7 +7,7 @@ with a product of its tensors that is as large as the matrix. The formulas read 
 knows a method by its name. What it keeps was counted of huggingface/peft 0.21, module by module
 (torch.autograd.graph.saved_tensors_hooks).
 
-Leaves out: methods without a tensor beside a matrix (prompts, prefixes, new layers).
+Leaves out: methods without a tensor for each matrix (prompts, prefixes, new layers).
 """
 
 from __future__ import annotations

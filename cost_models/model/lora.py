@@ -120,7 +120,7 @@ def _shared(kinds: Sequence[LayerKind], workload: Workload) -> tuple[Weight, ...
 def with_trained_ends(model: ModelSpec) -> ModelSpec:
     """Return a model with adapters that trains copies of its embedding and output projection, too.
 
-    The frozen originals stay beside the copies, as ``modules_to_save`` of a LoraConfig has it
+    The frozen originals are kept besides the copies, as ``modules_to_save`` of a LoraConfig has it
     (huggingface/peft, utils/other.py, ModulesToSaveWrapper).
     """
     tables = [w for w in (*model.embedding, *model.head) if w.sharding == "vocab"]
@@ -213,7 +213,7 @@ def _adapted_kind(kind: LayerKind, workload: Workload, every: bool) -> LayerKind
 
 
 def _method(weight: Weight, method: AdapterMethod) -> str:
-    """Return what trains beside a matrix."""
+    """Return the tensors that adapt a matrix."""
     last = weight.sharding == "row" and weight.part != "attention"
     return (METHODS[method].of_last if last else "") or method
 
@@ -224,7 +224,7 @@ def features(weight: Weight) -> tuple[int, int]:
 
 
 def _beside(weight: Weight, method: str, rank: int) -> list[Weight]:
-    """Return the trained tensors beside a matrix; those along its sharded dimension are sharded."""
+    """Return the tensors that adapt a matrix; those along its sharded dimension are sharded."""
     inputs, outputs = features(weight)
     along = {"column": "o", "row": "i"}.get(weight.sharding)
     own, found = {"i": inputs, "o": outputs}, []

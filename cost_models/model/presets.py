@@ -107,7 +107,7 @@ def preset_of_shape(name: str) -> Preset | None:
     return None
 
 
-# words beside a model's name that change no shape
+# words next to a model's name that change no shape
 _BESIDE: Final = _STAGES | {
     *("model", "dense", "full", "lora", "qlora", "sft", "dpo", "pretrain", "pretraining"),
     *("int4", "int8", "gptq", "awq", "bnb", "4bit", "8bit", "hf", "coder", "math", "code"),

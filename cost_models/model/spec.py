@@ -41,8 +41,8 @@ class Weight:
     parts: tuple[int, ...] = ()
     frozen: bool = False  # not trained: no gradient, no optimizer state
     quantised: bool = False  # frozen, in 4 bits
-    is_adapter: bool = False  # a tensor beside a frozen matrix, see ``lora``
-    adapter: str = ""  # what trains beside this frozen matrix, see ``adapter_methods``
+    is_adapter: bool = False  # a tensor added to a frozen matrix, see ``lora``
+    adapter: str = ""  # the method that adapts this frozen matrix, see ``adapter_methods``
 
     @property
     def numel(self) -> int:

@@ -174,7 +174,7 @@ def makes_matrices(view: RankView) -> bool:
 def composed_buffers(view: RankView) -> tuple[Real, Real]:
     """Bytes of matrices that adapters make: in a layer's passes, and kept by all other layers.
 
-    kept        e N of every matrix that a composed one is beside, until its backward pass
+    kept        e N of every matrix to which a composed one is added, until its backward pass
     temporary   e (k N + j i^2) of the largest: ``Method.temporary`` and ``Method.identity``
 
     Source: huggingface/peft 0.21, tuners/loha, tuners/lokr and tuners/lora/dora.py. Leaves out:

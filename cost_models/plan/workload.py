@@ -47,7 +47,7 @@ Optimizer = Literal[
 KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
 Adapter = Literal["none", "lora", "qlora"]
-# what trains beside a frozen matrix (``model.adapter_methods``)
+# the method that adapts frozen matrices (``model.adapter_methods``)
 AdapterMethod = Literal["lora", "dora", "adalora", "loha", "lokr", "vera", "ia3", "oft"]
 AdapterTargets = Literal["all", "attention"]  # or TARGET_NAMES with commas: "q,v"
 TARGET_NAMES: Final = ("q", "k", "v", "o", "gate", "up", "down")

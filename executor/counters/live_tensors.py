@@ -44,7 +44,7 @@ from executor.counters.memory_peak import (
 # operators with which gloo extracts a rank's part after summing whole tensors in a copy: nccl has
 # no such copy
 _OF_GLOO: Final = ("aten::split", "aten::copy_")
-# on CUDA gradient times output lie in a tensor beside the result (aten/native/cuda/SoftMax.cu)
+# on CUDA gradient times output lie in a tensor of their own (aten/native/cuda/SoftMax.cu)
 _SOFTMAX_BACKWARD: Final = "aten::_softmax_backward_data"
 RESIZED: Final = "resized"  # in place of an operator: a storage that was freed grows again
 # (a new tensor, the operator that created it, that operator's inputs) -> its category

@@ -28,7 +28,7 @@ SHARED_MASKS: Final[WeakValueDictionary[int, Tensor]] = WeakValueDictionary()
 # tensors whose storage is all that they are; not DTensors and other wrappers
 PLAIN: Final = (Tensor, torch.nn.Parameter, FakeTensor)
 SMALLEST_STORAGE: Final = 1024  # bytes of the smallest storage worth a copy
-HOST = "cpu"  # a rehearsal's fake tensors have another one beside their device, the CPU
+HOST = "cpu"  # a rehearsal's fake tensors have a second device, the CPU
 
 
 def host_is_device(device: torch.device) -> bool:

@@ -92,7 +92,7 @@ class ProgressDisplay:
             self._say(f"step {event['step']:>{width}}/{self.steps}  {values}")
 
     def _room(self, width: int) -> int:
-        """Return the columns beside number, bar and elapsed time, with the spaces between them."""
+        """Return the columns next to number, bar and elapsed time, with the spaces between them."""
         number = len(f"{self.steps}/{self.steps}")
         return width - len("step") - number - self.length - len("0:00:00") - 5
 

@@ -267,7 +267,7 @@ def fit_text(
         lines += labelled("Budget", budget_words(assessment.budget))
         lines += labelled("Memory", _memory_figures(assessment.memory))
     host = None if assessment.is_short_on_the_host_alone else host_text(assessment.host)
-    said = assessment.host.unchecked and assessment.margin_bytes >= 0.0  # beside the verdict
+    said = assessment.host.unchecked and assessment.margin_bytes >= 0.0  # next to the verdict
     told = verbose or plan.offload != "none" or assessment.host.short_of
     if host is not None and told and not said:
         lines += labelled("Host", host)

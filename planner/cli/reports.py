@@ -30,7 +30,7 @@ def report(
         if printed == output:
             raise InputError(
                 f"-o {output}: name the page, such as -o {output.with_suffix('.html')}; "
-                f"--pdf writes {output} beside it"
+                f"--pdf writes {output} as well"
             )
         find_browser()
         refuse_existing(printed, force=force)

@@ -55,7 +55,7 @@ def validate(
     force: Force = False,
     json: Json = False,
 ) -> int:
-    """Print predictions beside measurements by row and by group; 2 where cells cannot be read."""
+    """Print predictions next to measurements by row and by group; 2 where cells cannot be read."""
     from planner.text.answer import json_text
     from planner.validation.answer import What, refuse_existing_files
     from planner.validation.answer import validate as ask

@@ -1,4 +1,4 @@
-"""A measured run as a row of RUNS.csv, with the prediction beside it."""
+"""A measured run as a row of RUNS.csv, next to the prediction."""
 
 from __future__ import annotations
 

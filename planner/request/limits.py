@@ -60,7 +60,7 @@ def require_possible(name: str, fixed: Mapping[str, Any]) -> None:
 
 
 def pins_of(name: str) -> dict[str, Any]:
-    """Return the pins that a search needs beside the constraint.
+    """Return the pins that a search needs in addition to the constraint.
 
     Numbers of recomputed layers are varied where none is pinned.
     """

@@ -50,7 +50,7 @@ class Conditions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Name(Conditions, frozen=True, kw_only=True):
     """A name: of a node, a precision, a kind of adapter, or target matrices of adapters.
 
-    ``note``: what it stands for, which is reported beside the row.
+    ``note``: what it stands for, which is reported with the row.
     """
 
     value: str = field(name="is")
@@ -107,7 +107,7 @@ class AdapterEntry(Name, frozen=True, kw_only=True):
 
 
 class MethodEntry(Conditions, frozen=True, kw_only=True):
-    """What trains beside a frozen matrix."""
+    """What is trained in addition to a frozen matrix."""
 
     value: AdapterMethod = field(name="is")
 

@@ -1,7 +1,7 @@
 """Llama 4: attention in chunks, layers without rotary positions, mixtures between dense layers.
 
 Three of four layers rotate positions and attend within chunks; the fourth sees the whole sequence
-without positions. Routed experts have one shared expert beside them.
+without positions. One shared expert is added to the routed ones.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ function hold(moved) {
   }
 }
 
-// A degree that has an effect only beside another one is dropped with it.
+// A degree that has an effect only together with another one is dropped with it.
 function release(moved) {
   const with_ = { pp: ["schedule", "vp"], tp: ["sp", "etp"], cp: ["cp_method"] };
   for (const name of with_[moved] || []) form.elements[name].value = "";
