@@ -16,7 +16,6 @@ from torch._guards import active_fake_mode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 OTHER: Final = "other"  # the axis of an unnamed group
@@ -63,13 +62,31 @@ def is_wrapped(types: Any) -> bool:
     return any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types)
 
 
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Return the tensors in an operator's arguments or result: nested tuples, lists and dicts."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, tuple | list):
+        return []
+    return [tensor for value in values for tensor in tensors_in(value)]
+
+
 def tensor_bytes(values: Any) -> int:
     """Return the bytes of all tensors in a nested value."""
-    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(values))
 
 
-class CommunicationCounter(TorchDispatchMode):  # type: ignore[misc]
+class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
+    """A mode that torch calls directly, not through a wrapper for torch.compile at every call."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class CommunicationCounter(OperatorMode):
     """Counts collectives and bytes by (axis, kind).
 
     ``groups`` names the process groups, for example ``{"data": group, "tensor": group}``. A group
@@ -199,7 +216,7 @@ FLOP_FORMULAS: Final[dict[Any, Any]] = {
 }
 
 
-class FlopCounter(TorchDispatchMode):  # type: ignore[misc]
+class FlopCounter(OperatorMode):
     """Counts the floating-point operations of matmuls and attention on this rank, by operator.
 
     The formulas are torch's own; unlike ``FlopCounterMode`` it does not track modules, so that any

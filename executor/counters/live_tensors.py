@@ -26,12 +26,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from executor.counters.allocations import Allocation, Event, largest_by_event
 from executor.counters.allocator_replay import AllocatorEvent, events_of
-from executor.counters.collectives_and_flops import NAMESPACES, is_wrapped
+from executor.counters.collectives_and_flops import NAMESPACES, OperatorMode, is_wrapped, tensors_in
 from executor.counters.memory_peak import (
     BACKWARD,
     FORWARD,
@@ -68,7 +67,7 @@ def storages(
         yield tensor.untyped_storage()
 
 
-class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
+class MemoryTracker(OperatorMode):
     """Tracks the bytes of live tensors inside the context; ``result()`` returns the peak.
 
     ``parameters`` and ``optimizers``: existing tensors, which count from the start. Any other
@@ -196,14 +195,13 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[misc]
     ) -> list[tuple[StorageLifetime, torch.Tensor]]:
         """Record the storages of tensors; return those not seen before, with their tensors."""
         new = []
-        for leaf in tree_leaves(values):
-            if isinstance(leaf, torch.Tensor):
-                for storage in self._storages(leaf):
-                    life = self._find(storage)
-                    if life is None:
-                        life = self._add(storage, created, category)
-                        new.append((life, leaf))
-                    life.collective = life.collective or collective
+        for leaf in tensors_in(values):
+            for storage in self._storages(leaf):
+                life = self._find(storage)
+                if life is None:
+                    life = self._add(storage, created, category)
+                    new.append((life, leaf))
+                life.collective = life.collective or collective
         return new
 
     def _storages(self, tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
