@@ -20,7 +20,9 @@ if published.
 Prices are those of one provider on one day, if published; the user states the actual ones
 (``shardplan plan --price``, or ``price`` in the accelerator of a cluster's file).
 
-Names are matched without regard to case, separators and a vendor's name. ``assumed_aliases`` are
+Names are matched without regard to case, separators and a vendor's name. A size of memory behind
+the name of a card of one size replaces that size (``RTX-4090-48GB``, which has chips of twice the
+density on the same bus): bandwidth and rates stay. ``assumed_aliases`` are
 names that leave something open (``H100``: board and memory) of which one reading is usual: a name
 and the reason, which is given with the answer. A name that several accelerators share and none
 declares is an error that lists them.
@@ -45,6 +47,8 @@ FOLDER: Final = Path(__file__).parent / "data"
 _VENDORS: Final = re.compile(
     r"^(nvidia|tesla|geforce|quadro|amd|instinct|intel|habana|google|aws|apple(?=m))+"
 )
+_SIZE: Final = re.compile(r"[\s_(-]*\b(\d+(?:\.\d+)?) ?GI?B?\)?$", re.IGNORECASE)  # at the end
+_REPORTED: Final = 0.1  # of a card's nominal memory, that its driver may keep
 # all but what names are compared by and what separates names in a file
 _DROPPED: Final = bytes({*range(256)} - {*b'abcdefghijklmnopqrstuvwxyz0123456789."='})
 
@@ -170,14 +174,49 @@ def match_node(name: str) -> Match[Node] | None:
 
 def usual_node(accelerator: Accelerator) -> Node | None:
     """Return the kind of node in which an accelerator of the catalogue usually comes."""
-    files = _mentioning("accelerators", accelerator.name)
-    name = _accelerator_index(files)[1].get(accelerator.name)
-    return None if name is None else _node_index(_mentioning("nodes", name)).entries[name]
+    for card in (accelerator.name, _SIZE.sub("", accelerator.name)):
+        if name := _accelerator_index(_mentioning("accelerators", card))[1].get(card):
+            return _node_index(_mentioning("nodes", name)).entries[name]
+    return None
 
 
 def _match(name: str) -> Match[Accelerator] | None:
     index, _ = _accelerator_index(_mentioning("accelerators", name))
-    return index.matches.get(normalised(name))
+    return index.matches.get(normalised(name)) or _with_other_memory(name)
+
+
+def _with_other_memory(name: str) -> Match[Accelerator] | None:
+    """Return the card of a name before a size of memory, with that size.
+
+    >>> found = _with_other_memory("RTX 4090 (48GB)")
+    >>> found.entry.name, found.note
+    ('RTX-4090-48GB', 'RTX-4090 with 48 GB of memory (24 in the catalogue), its rates unchanged')
+    """
+    size = _SIZE.search(name)
+    card = None if size is None else _match(name[: size.start()])
+    if size is None or card is None or _SIZE.search(card.entry.name):
+        return None
+    memory = 2.0**30 * float(size[1])
+    usual, usable = card.entry.memory_capacity, card.entry.usable_memory
+    ratio = memory / usual.value
+    if abs(ratio - 1.0) < _REPORTED:
+        return card
+    if not 0.5 <= ratio <= 2.0 * (1.0 + _REPORTED):
+        return None
+    note = (
+        f"{card.entry.name} with {size[1]} GB of memory ({usual.value / 2.0**30:.3g} in the "
+        "catalogue), its rates unchanged"
+    )
+    note = note if card.note is None else f"{card.note}; {note}"
+    kept = 0.0 if usable is None else usual.value - usable.value
+    entry = replace(
+        card.entry,
+        name=f"{card.entry.name}-{size[1]}GB",
+        memory_capacity=Figure(memory, "assumed", note),
+        usable_memory=usable and replace(usable, value=memory - kept),
+        aliases=(),
+    )
+    return Match(entry, note)
 
 
 def link_latency(link: str) -> Figure:

@@ -14,7 +14,6 @@ from cost_models.units import GIB
 from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import (
     find_accelerator,
-    is_accelerator,
     match_accelerator,
     match_node,
     usual_node,
@@ -43,7 +42,6 @@ AROUND: Final = re.compile(
     re.IGNORECASE,
 )
 SLICE: Final = re.compile(r"\b(tpu\d*x?|v\d[a-z]*)-\d+\b", re.IGNORECASE)  # "v5e-256"
-ROUNDED: Final = 0.1  # of a memory, in GB or GiB
 HERE: Final = "here"  # in the column gpu: the CPU processes or GPUs of this machine
 Key = tuple[Any, ...]
 
@@ -143,7 +141,7 @@ def accelerator_of(reading: Reading) -> Accelerator:
     usual = [entry.accelerator] if entry else []
     if entry and (smaller := smaller_accelerator(row)) is not None:
         reading.defaults.append(f"{entry.accelerator} (its memory is not said: or {smaller.name})")
-    known = usual + names if entry and entry.before_name else exact + names + usual
+    known = usual + names if entry and entry.before_name else names + exact + usual
     if (slowest := _slowest(reading, name)) is not None:
         reading.defaults.append(f"gpu {name}: priced as {slowest.name} alone, the slowest of them")
         return slowest
@@ -154,7 +152,8 @@ def accelerator_of(reading: Reading) -> Accelerator:
             found = match_accelerator(candidate)
         except InputError:
             continue
-        if found.note is not None and candidate not in known:
+        resized = found.note == found.entry.memory_capacity.source  # another size of its memory
+        if found.note is not None and (resized or candidate not in known):
             reading.defaults.append(found.note)
         return found.entry
     unknown = f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)"
@@ -164,10 +163,10 @@ def accelerator_of(reading: Reading) -> Accelerator:
 def _names_within(name: str, memory: float | None) -> Iterator[str]:
     """Names of accelerators that may end a cell, the longest first, without the words around them.
 
-    Memory that a cell states comes last in a name, or is that of the accelerator.
+    Memory that a cell states comes last in a name.
 
     >>> list(_names_within("8 x H100 80GB HBM3 SXM 700W", 80.0))
-    ['H100-80GB', 'H100']
+    ['H100-80GB']
     """
     words = SLICE.sub(r"\1", BOARDS.sub("", MEMORY.sub(" ", name)))
     for _ in range(2):  # "SXM" may stand before "700W"
@@ -175,14 +174,7 @@ def _names_within(name: str, memory: float | None) -> Iterator[str]:
     parts = re.findall(r"[\w.]+", words)
     for start in range(len(parts)):
         shorter = " ".join(parts[start:])
-        if memory is None:
-            yield shorter
-            continue
-        yield f"{shorter}-{memory:g}GB"
-        if is_accelerator(shorter):
-            each = find_accelerator(shorter).memory_capacity.value
-            if abs(each / (memory * GIB) - 1.0) < ROUNDED:
-                yield shorter
+        yield shorter if memory is None else f"{shorter}-{memory:g}GB"
 
 
 def smaller_accelerator(row: Row) -> Accelerator | None:

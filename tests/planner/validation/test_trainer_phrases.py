@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cost_models.units import GIB
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import measured_memory
 from planner.validation.pricing import why_impossible
@@ -81,9 +82,23 @@ def test_what_is_not_priced_is_not_taken_for_a_card_of_a_similar_name() -> None:
     for name in ("Iluvatar BI-V150", "BI-V150 32GB"):
         with pytest.raises(Unpriceable, match="BI-V150: it is not priced"):
             case(gpu=name)
-    for name in ("RTX 3080 Laptop", "RTX 4090 48GB", "TPU v3-32"):
+    for name in ("RTX 3080 Laptop", "RTX 4090 480GB", "TPU v3-32"):
         with pytest.raises(Unpriceable, match="is not in the catalogue"):
             case(gpu=name)
+
+
+def test_stated_memory_replaces_that_of_a_known_card() -> None:
+    whole = case(gpu="RTX 4090").scenario.cluster
+    for cells in ({"gpu": "RTX 4090 48GB"}, {"gpu": "RTX 4090", "gpu_mem_gb": 48.0}):
+        found = case(**cells)
+        card = found.scenario.cluster.accelerator
+        assert card.memory_capacity.value == 48 * GIB
+        assert card.memory_bandwidth == whole.accelerator.memory_bandwidth
+        assert found.scenario.cluster.tiers == whole.tiers
+        assert "RTX-4090 with 48 GB of memory" in " ".join(found.defaults)
+    # a name that states its memory, and the rounded memory of a card
+    for cells in ({"gpu": "MI250X", "gpu_mem_gb": 128.0}, {"gpu": "L40S", "gpu_mem_gb": 48.0}):
+        assert "in the catalogue" not in " ".join(case(**cells).defaults)
 
 
 TRAINERS = {
