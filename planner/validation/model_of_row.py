@@ -343,7 +343,11 @@ def _config(reading: Reading, name: str) -> Mapping[str, Any]:
         raise Unpriceable(f"the architecture is not given ({', '.join(missing)}){hint}")
     words = entry_of(words_table().architecture, row)
     kind = kind_of(row)
-    gated = reading.value("gated_mlp", False, "a plain MLP")
+    grouped = row.get("num_kv_heads") not in (None, row.get("num_heads"))
+    width = row.get("ffn_hidden_size")
+    llama = grouped or width not in (None, 4 * row.get("hidden_size"))
+    why = "as Llama: grouped queries, or not 4 x hidden_size" if llama else "a plain MLP"
+    gated = reading.value("gated_mlp", llama and kind not in ("encoder", CLASSIFIER), why)
     if kind.startswith("moe"):
         return _mixture(reading, kind, gated)
     if kind in ("encoder", CLASSIFIER):
@@ -354,7 +358,6 @@ def _config(reading: Reading, name: str) -> Mapping[str, Any]:
         raise Unpriceable(f"model_kind {kind!r} is not priced")
     if gated:
         return {"model_type": "llama", **_sizes(reading)}
-    grouped = row.get("num_kv_heads") not in (None, row.get("num_heads"))
     if grouped:
         return {"model_type": "starcoder2", **_sizes(reading)}
     return _gpt(reading, words)

@@ -111,6 +111,8 @@ def test_every_default_is_listed() -> None:
         ({}, "gpt2"),
         ({"gated_mlp": True}, "llama"),
         ({"num_kv_heads": 4, "gated_mlp": False}, "starcoder2"),
+        ({"num_kv_heads": 4}, "llama"),
+        ({"ffn_hidden_size": 11008}, "llama"),
         ({"model_kind": "encoder"}, "bert"),
         ({"model": "mpt-7b"}, "bloom"),
         ({"model": "llama3-8b", "hidden_size": 4096}, "llama"),

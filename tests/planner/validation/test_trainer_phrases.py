@@ -1463,6 +1463,27 @@ def test_flagperfs_paddle() -> None:
     assert found.scenario.workload.attention_kernel == "flash"  # use_flash_attention = 1
 
 
+def test_paddles_tensor_parallelism_has_layers_of_its_own() -> None:
+    found = case(framework="PaddleNLP", tensor_parallel=2, notes="schedule ZBH1")
+    assert found.scenario.software.host.dtensor_operators_forward == 0.0
+    assert not found.plan.sequence_parallel
+    piped = case(framework="PaddleNLP", pipeline_parallel=2, notes="schedule ZBH1")
+    assert piped.plan.pipeline_schedule == "zero_bubble"
+
+
+def test_flagperfs_megatron_overlaps_nothing() -> None:
+    overlap = case(framework="FlagPerf Megatron").scenario.software.overlap
+    assert not overlap.chunked_tensor_traffic
+    assert not overlap.data_parallel
+    assert not overlap.weight_gathers
+
+
+@pytest.mark.parametrize(("switch", "setting"), [("true", "full"), ("false", "none")])
+def test_nanotrons_switch_of_recomputation(switch: str, setting: str) -> None:
+    found = case(framework="nanotron", notes=f"recompute_layer={switch}")
+    assert found.plan.recompute == setting
+
+
 @pytest.mark.parametrize(
     "words", ["TRL 0.9, DeepSpeed ZeRO-2", "qlora.py, zero2", "TRL, deepspeed"]
 )
