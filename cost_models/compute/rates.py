@@ -74,6 +74,7 @@ JOULES_A_FLOP: Final[Mapping[str, float]] = {
 # without bf16 in their tensor cores: torch multiplies in fp32 (torch.cuda.is_bf16_supported:
 # including_emulation)
 BEFORE_AMPERE = ("Pascal", "Volta", "Turing")
+DOUBLES_INTEGERS = ("Ampere", "Ada", "Hopper", "Blackwell")
 BEFORE_HOPPER = ("Pascal", "Volta", "Turing", "Ampere")
 # GeForce cards add up in fp32 at half the rate of their tensor cores: what sets up and feeds a tile
 # has twice the time. 35 square matrices of seven such cards (zzc0721/torch-performance-test-data:
@@ -181,7 +182,8 @@ def rates(
         )
     measured = accelerator.device == "cpu"
     sixteen = best_matmul(accelerator, "bf16") or best_matmul(accelerator, "fp16") or best
-    eight = best_matmul(accelerator, "bf16") if precision in QUANTISED else None
+    few = precision in (*QUANTISED, "int8")
+    eight = best_matmul(accelerator, "bf16") if few else None
     halved = _halves_tensor_cores(accelerator)
     setup = best / sixteen * (HALVED_SETUP if halved else 1.0)
     if long_run and not measured:
@@ -225,7 +227,8 @@ def training_rates(
     torch emulates bf16 on cards before Ampere, at the rate of fp32.
     """
     emulated = precision == "bf16" and accelerator.architecture in BEFORE_AMPERE
-    found = rates(accelerator, "fp32" if emulated else precision, software)
+    multiplied = "fp32" if emulated else multiplied_precision(precision, software)
+    found = rates(accelerator, multiplied, software)
     waits = 1.0 + software.kernels.rank_spread * slowest_of(num_ranks)
     rate = {name: getattr(found, name) for name in ("matmul", "memory", "core", "single")}
     found = replace(found, **{n: None if r is None else r / waits for n, r in rate.items()})
@@ -235,6 +238,11 @@ def training_rates(
     return replace(
         found, matmul=share * found.matmul, setup=share * found.setup, attention=attention
     )
+
+
+def multiplied_precision(precision: str, software: SoftwareProfile) -> str:
+    """Return what matmuls read: "int8" for 8 bits that a recipe multiplies as integers."""
+    return "int8" if precision == "fp8" and software.fp8.integers else precision
 
 
 def slowest_of(num_ranks: int) -> float:
@@ -301,17 +309,38 @@ def best_matmul(accelerator: Accelerator, precision: str) -> float | None:
     peaks, measured = accelerator.peak_flops, accelerator.achievable_flops
     if precision in measured:
         return measured[precision].value
-    peak = peaks.get(precision)
+    peak = peak_of(accelerator, precision)
     if peak is None:
         return None
     if precision == "fp32" and (share := _share_of_wide_multiprocessors(accelerator)):
-        return share * peak.value
+        return share * peak
     if precision in LOWER_SHARES:
-        return LOWER_SHARES[precision] * peak.value
+        return LOWER_SHARES[precision] * peak
     known = next((name for name in ("bf16", "fp16") if name in measured and name in peaks), None)
     if known is not None:
-        return measured[known].value * (peak.value / peaks[known].value)
-    return _usual_share(accelerator) * peak.value
+        return measured[known].value * (peak / peaks[known].value)
+    return _usual_share(accelerator) * peak
+
+
+def peak_of(accelerator: Accelerator, precision: str) -> float | None:
+    """Return the datasheet's dense FLOP/s; None: unknown.
+
+    Where a datasheet's figure for 8-bit integers is not in the catalogue: twice that of bf16, and
+    four times where bf16 adds up in fp32 at half the rate (GeForce), which integers do not.
+
+    Source: NVIDIA's architecture white papers, tables of peak rates: A100, GA102 (RTX 3090: 71
+    TFLOPS and 284 TOPS), H100, AD102 (RTX 4090: 165 and 661), RTX Blackwell (RTX 5090: 210 and
+    838).
+    """
+    known = accelerator.peak_flops.get(precision)
+    sixteen = accelerator.peak_flops.get("bf16")
+    if known is not None:
+        return known.value
+    if precision != "int8" or sixteen is None:
+        return None
+    if accelerator.architecture not in DOUBLES_INTEGERS:
+        return None
+    return (4.0 if _is_geforce(accelerator) else 2.0) * sixteen.value
 
 
 def _usual_share(accelerator: Accelerator) -> float:

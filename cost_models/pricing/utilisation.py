@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from cost_models.activations.document_masks import as_computed
 from cost_models.communication.seconds import links_may_differ
 from cost_models.compute.flops import model_flops_per_step
-from cost_models.compute.rates import training_rates
+from cost_models.compute.rates import multiplied_precision, peak_of, training_rates
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import interval, time_spread, with_assumed_links
 
@@ -81,8 +81,8 @@ def _matmul_rate(scenario: Scenario) -> float:
 
 def peak_flops(scenario: Scenario) -> float | None:
     """Return the peak of an accelerator in the precision of the matmuls; None: unknown."""
-    figure = scenario.cluster.accelerator.peak_flops.get(scenario.workload.precision)
-    return None if figure is None else figure.value
+    precision = multiplied_precision(scenario.workload.precision, scenario.software)
+    return peak_of(scenario.cluster.accelerator, precision)
 
 
 def time_interval(

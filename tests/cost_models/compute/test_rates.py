@@ -14,6 +14,7 @@ from cost_models.compute.rates import (
     MEMORY_SHARE,
     SUSTAINED_SHARE,
     best_matmul,
+    peak_of,
     rates,
     training_rates,
 )
@@ -87,6 +88,25 @@ def test_doubled_lanes_reach_less_of_their_peak(gpu: str, share: float) -> None:
     chip = parse_cluster(f"1x{gpu}").accelerator
     plain = replace(chip, achievable_flops={})
     assert best_matmul(plain, "fp32") == share * chip.peak_flops["fp32"].value
+
+
+def test_integers_have_twice_the_rate_of_16_bits_and_four_times_on_geforce() -> None:
+    peaks = {
+        "A100-PCIe-80GB": 624e12,
+        "RTX-4090": 660e12,
+        "RTX-A6000": 309.6e12,
+        "GB300-288GB": None,
+    }
+    for gpu, peak in peaks.items():
+        chip = parse_cluster(f"1x{gpu}").accelerator
+        assert peak_of(chip, "int8") == (None if peak is None else pytest.approx(peak))
+    integers = software_profile("torch-compile+int8-rowwise")
+    share = integers.fp8.matmul_share
+    chip = parse_cluster("1xA100-PCIe-80GB").accelerator
+    sixteen = training_rates(chip, "bf16", integers)
+    eight = training_rates(chip, "fp8", integers)
+    assert eight.matmul == pytest.approx(2.0 * share * sixteen.matmul)
+    assert eight.core == pytest.approx(sixteen.matmul)
 
 
 def test_flash_kernels_multiply_fp32_by_three_products_in_tf32() -> None:

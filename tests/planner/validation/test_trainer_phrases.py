@@ -1022,11 +1022,29 @@ def test_torchaos_optimizers_update_weights_in_16_bits(words: str, masters: bool
     assert case(**cells).scenario.workload.master_weights == masters
 
 
-@pytest.mark.parametrize("words", ["int8 mixed precision", "INT8 weight-only", "BitNet b1.58"])
-def test_matmuls_in_integers_are_priced_as_16_bits_and_say_so(words: str) -> None:
+@pytest.mark.parametrize("words", ["INT8 weight-only", "BitNet b1.58"])
+def test_weights_in_integers_are_priced_as_16_bits_and_say_so(words: str) -> None:
     found = case(framework="torchao", precision=words)
     assert found.scenario.workload.precision == "bf16"
     assert any("int8" in text for text in found.defaults)
+
+
+@pytest.mark.parametrize("framework", ["torchao", "torchtitan + torchao"])
+def test_matmuls_of_integers_have_a_recipe(framework: str) -> None:
+    found = case(framework=framework, precision="int8 mixed precision").scenario
+    assert found.workload.precision == "fp8"
+    assert found.software.fp8.integers
+    assert found.workload.master_weights == ("torchtitan" in framework)
+    base = case(framework=framework, precision="int8, bf16", peft="lora").scenario
+    assert (base.workload.precision, base.workload.quantisation) == ("bf16", "int8")
+    assert not base.software.fp8.integers
+
+
+@pytest.mark.parametrize("words", ["ao", "ao_offload_grads"])
+def test_torchao_names_its_offload(words: str) -> None:
+    found = case(framework="torchao", offload=words)
+    assert found.plan.offload == "optimizer"
+    assert found.scenario.software.optimizer.in_backward == (words != "ao")
 
 
 @pytest.mark.parametrize("words", ["V100/T4", "T4 + V100", "4xV100 and 12xT4", "T4, V100 mixed"])
@@ -1419,6 +1437,18 @@ def test_train_types_of_fsdp_qlora(
     assert (workload.adapter, workload.quantisation) == ("qlora", quantisation)
     assert software.frozen.whole_scales == scales
     assert software.sharding.gathered_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("precision", "single"),
+    [("bf16", False), ("bf16_autocast", True), ("bf16_buffers_autocast", False)],
+)
+def test_precisions_of_fsdp_qlora(precision: str, single: bool) -> None:
+    software = case(framework="fsdp_qlora", peft="qlora", precision=precision).scenario.software
+    assert software.frozen.unquantised_in_fp32 == single
+    assert software.precision.fp32_hidden_states == single
+    software = case(framework="fsdp_qlora", peft="lora", precision=precision).scenario.software
+    assert software.frozen.in_fp32 == single
 
 
 @pytest.mark.parametrize(
