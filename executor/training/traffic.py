@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cost_models.communication.volumes import AXES, KINDS, rank_traffic
 from cost_models.partition.rank_view import RankView
@@ -18,24 +20,33 @@ from cost_models.plan_file import PlanFile
 from cost_models.pricing.prediction import scenario_of
 from executor.counters.collectives_and_flops import CommunicationCounter
 from executor.data.batch import Batch
-from executor.training.trainer import Trainer
+from executor.training.trainer import StepTotals, Trainer
 
 Key = tuple[str, str]  # axis and kind
 
 
 def counted_traffic(
-    trainer: Trainer, batch: Batch, *also: AbstractContextManager[Any]
+    trainer: Trainer,
+    batch: Batch,
+    *also: AbstractContextManager[Any],
+    inspect: Callable[[StepTotals], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Count the collectives of one step; return counts and predictions of every rank.
 
     Not the first step, in which FSDP2 initialises itself. ``also``: further contexts around the
-    step.
+    step. ``inspect``: see ``Trainer.step``; no counter sees what it does.
     """
+
+    def unseen(totals: StepTotals) -> None:
+        if inspect is not None:
+            with _disable_current_modes():
+                inspect(totals)
+
     file, groups = trainer.file, trainer.grid.groups()
     with ExitStack() as watching, CommunicationCounter(groups) as counter:
         for other in also:
             watching.enter_context(other)
-        trainer.step(batch)
+        trainer.step(batch, unseen)
     # where one axis spans all ranks, its group may be the world's
     world = groups["world"].group_name
     known = [axis for axis in AXES if axis in groups]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import Any, NamedTuple
@@ -187,13 +187,18 @@ class Trainer:
         first = self.grid.samples_rank * share
         return range(first, first + share)
 
-    def step(self, batch: Batch) -> StepResult:
-        """Train on one global batch, of which a rank needs its own ``rows`` only."""
+    def step(self, batch: Batch, inspect: Callable[[StepTotals], None] | None = None) -> StepResult:
+        """Train on one global batch, of which a rank needs its own ``rows`` only.
+
+        ``inspect`` is called with complete gradients, before they update the weights.
+        """
         marks = [self._mark()]
         self.seed_dropout()
         loss = self.accumulate(batch)
         marks.append(self._mark())
         totals = self.finish_gradients(loss)
+        if inspect is not None:
+            inspect(totals)
         marks.append(self._mark())
         learning_rate = self._apply(totals)
         marks.append(self._mark())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +33,7 @@ from executor.model.families import FAMILIES
 from executor.parallel.mesh import gather_json, local_device
 from executor.training.step_measurement import memory_tracker
 from executor.training.traffic import counted_traffic, is_as_predicted
-from executor.training.trainer import Trainer
+from executor.training.trainer import StepTotals, Trainer
 from executor.verify.float64 import KeepFloat64
 from executor.verify.gather import gathered
 from executor.verify.reference import reference_model
@@ -99,12 +100,13 @@ def verify(
     file: PlanFile,
     *,
     seed: int = 0,
-    batches: int = 1,
+    batches: int = 2,
     documents: bool = False,
     device: torch.device | None = None,
 ) -> Verification | None:
     """Run the plan on all ranks and a single process on rank 0; return the answer on rank 0.
 
+    The last of the ``batches``, two or more, is the one whose collectives and FLOP are counted.
     ``documents``: sequences of several documents, each of which the single process runs alone.
     """
     file = exact(file)
@@ -132,9 +134,8 @@ def _verify(
     def record(what: str, difference: float, name: str = "") -> None:
         worst[what] = max(worst.get(what, (0.0, "")), (difference, name))
 
-    for number in range(batches):
-        batch = random_batch(file, seed + number, documents=documents)
-        totals = trainer.finish_gradients(trainer.accumulate(batch))
+    def compare(batch: Batch, totals: StepTotals) -> None:
+        nonlocal noise
         if reference is not None:
             expected = _reference_gradients(reference, batch)
             record("loss", _relative(totals.loss.cpu(), expected))
@@ -144,19 +145,21 @@ def _verify(
             noise = NOISE * float(norm)
         for name, full in gathered(trainer, lambda held: held.gradient):
             if reference is not None:
-                expected = reference.get_parameter(name).grad
-                record("gradient", _relative(full, expected, noise), name)
-        trainer.update()
+                record("gradient", _relative(full, reference.get_parameter(name).grad, noise), name)
         if reference is not None:
             _plain_sgd(reference)
+
+    drawn = [random_batch(file, seed + number, documents=documents) for number in range(batches)]
+    for batch in drawn[:-1]:
+        trainer.step(batch, partial(compare, batch))
+    flops = FlopCounter()
+    memory = memory_tracker(trainer)
+    counted = partial(compare, drawn[-1])
+    traffic = counted_traffic(trainer, drawn[-1], memory, flops, inspect=counted)
     for name, full in gathered(trainer, lambda held: local_tensor(held.parameter.detach())):
         if reference is not None:
             expected = reference.get_parameter(name).detach()
             record("weight", _relative(full, expected, LEARNING_RATE * noise), name)
-    flops = FlopCounter()
-    memory = memory_tracker(trainer)
-    batch = random_batch(file, seed, documents=documents)
-    traffic = counted_traffic(trainer, batch, memory, flops)
     ranks = gather_json([flops.total, memory.result().peak_bytes], trainer.device)
     if not rank_0:
         return None
