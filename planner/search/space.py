@@ -87,10 +87,9 @@ class Space(Struct, frozen=True):
         ``with_short``: those with shorter pieces, too, if they are at most FEW.
         """
         fixed = self.fixed
-        blocks = self._blocks(self._wanted("context_parallel", self._contexts()))
-        if with_short:
-            short = self._short_blocks()
-            blocks += [] if _are_many(short) else short
+        blocks = list(self._blocks(self._wanted("context_parallel", self._contexts())))
+        if with_short and not _are_many(self._short_blocks()):
+            blocks += self._short_blocks()
         if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
             tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
             context = fixed.get("context_parallel", 1)
@@ -106,36 +105,36 @@ class Space(Struct, frozen=True):
 
         Those are more than FEW.
         """
-        blocks = self._short_blocks()
-        return PlanProduct.of(blocks, _pinned(self.fixed, blocks[0])) if _are_many(blocks) else None
+        if not _are_many(self._short_blocks()):
+            return None
+        blocks = list(self._short_blocks())
+        return PlanProduct.of(blocks, _pinned(self.fixed, blocks[0]))
 
-    def _short_blocks(self) -> list[ProductBlock]:
+    def _short_blocks(self) -> Iterator[ProductBlock]:
         """Return the products of grids that leave fewer tokens than MIN_TOKENS on each rank."""
         if "context_parallel" in self.fixed or not can_share_sequences(self.model):
-            return []
+            return iter(())
         most = max(self._contexts())
         contexts = [
             n for n in divisors(self.num_gpus) if n > most and self.workload.seq_len % n == 0
         ]
         return self._blocks(contexts)
 
-    def _blocks(self, contexts: Sequence[int]) -> list[ProductBlock]:
-        """Return the products of choices of every grid of ranks with some context degrees."""
+    def _blocks(self, contexts: Sequence[int]) -> Iterator[ProductBlock]:
+        """Yield the products of choices of every grid of ranks with some context degrees."""
         degrees = divisors(self.num_gpus)
         grids = itertools.product(  # plans of the same pipeline are adjacent: priced together
             self._wanted("pipeline_parallel", degrees),
             self._wanted("tensor_parallel", degrees),
             contexts,
         )
-        blocks: list[ProductBlock] = []
         for pipeline, tensor, context in grids:
             data, left = divmod(self.num_gpus, tensor * pipeline * context)
             wanted = self.fixed.get("data_parallel", data) == data
             if left or pipeline > self.most_stages or not wanted:
                 continue
             for copies in self._wanted("dp_replicate", _replicas(data, context)):
-                blocks.append(self._block(DegreeGrid(tensor, pipeline, context, data, copies)))
-        return blocks
+                yield self._block(DegreeGrid(tensor, pipeline, context, data, copies))
 
     def _block(self, grid: DegreeGrid) -> ProductBlock:
         """Return the product of choices of one grid."""
@@ -211,8 +210,9 @@ def enumerate_plans(
     return Space(model, workload, num_gpus, fixed, **options).plans()
 
 
-def _are_many(short: Sequence[ProductBlock]) -> bool:
-    return sum(block.size for block in short) > FEW
+def _are_many(short: Iterable[ProductBlock]) -> bool:
+    """Whether blocks have more than FEW candidates; the others are not made."""
+    return any(number > FEW for number in itertools.accumulate(block.size for block in short))
 
 
 def slabs(product: PlanProduct) -> Iterator[PlanProduct]:
