@@ -97,6 +97,7 @@ def _whole_bytes(view: RankView, each: float) -> Real:
     whole = each * plain.total + stored
     for count, weight in _matrices_in_few_bits(view):
         few = QUANTISED[view.workload.precision] + view.software.fp8.scale_bytes
+        few *= 2.0 if view.workload.precision == "fp4" else 1.0
         numel = shard_numel(
             weight,
             table.tensor_parallel,
@@ -223,8 +224,9 @@ def stored_in_few_bits(weight: Weight, view: RankView) -> bool:
 
     Source: NVIDIA/TransformerEngine: fp8_model_init; NeMo's fp8_params of LoRA (mlcommons/
     training_results_v4.0: NVIDIA/benchmarks/llama2_70b_lora, megatron_gpt_peft_tuning_config.yaml,
-    with disable_parameter_transpose_cache: one copy, along the rows). Leaves out: a transposed
-    copy, where a trainer caches it.
+    with disable_parameter_transpose_cache: one copy, along the rows); in 4 bits, where scales are
+    those of blocks, one along the columns as well (NVIDIA/TransformerEngine: NVFP4Quantizer).
+    Leaves out: a transposed copy in 8 bits, where a trainer caches it.
     """
     few = view.software.fp8.stores_frozen and view.workload.precision in QUANTISED
     return few and weight.frozen and not weight.quantised and is_multiplied(weight)

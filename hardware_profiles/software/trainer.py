@@ -112,7 +112,7 @@ class Fp8(ProfileGroup, frozen=True, kw_only=True):
     whole_matrices: bool  # only unsharded matrices, with no split backward pass
     weight_copies: Amount  # of every matrix, from the forward to the backward pass
     integers: bool  # multiplied as 8-bit integers, at their rate
-    stores_frozen: bool  # frozen matrices are kept in few bits alone, along the rows
+    stores_frozen: bool  # frozen matrices are kept in few bits alone
 
 
 class Activations(ProfileGroup, frozen=True, kw_only=True):

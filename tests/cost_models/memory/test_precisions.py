@@ -83,9 +83,10 @@ def test_two_copies_of_every_matrix_of_a_layer() -> None:
     assert np.asarray(found).tolist() == [whole, whole / 4, whole]
 
 
-def test_frozen_matrices_may_lie_in_8_bits_alone() -> None:
-    """A byte each, in the place of two and of two copies; trained ones keep theirs."""
-    workload = Workload(64, 8, "fp8", adapter="lora", adapter_rank=4)
+@pytest.mark.parametrize(("precision", "saved"), [("fp8", 2 + 2 - 1), ("fp4", 2 + 1 - 1)])
+def test_frozen_matrices_may_lie_in_few_bits_alone(precision: str, saved: int) -> None:
+    """A byte (in 4 bits, twice half of one) in the place of two and of two copies."""
+    workload = Workload(64, 8, precision, adapter="lora", adapter_rank=4)
     model = adapted(sample_model("llama"), workload)
     (rank,) = even_split_contents(model, 1, 1)
     weights = model.kinds[0].weights
@@ -97,9 +98,9 @@ def test_frozen_matrices_may_lie_in_8_bits_alone() -> None:
         frozen_bytes(view) + fp8_weight_bytes(view)
         for view in (rank_view(model, workload, each, one, rank) for each in (TWO_COPIES, stored))
     )
-    less = (2 + 2 - 1) * model.num_layers * matrices
+    less = saved * model.num_layers * matrices
     assert np.asarray(kept - few).tolist() == [less, less / 4]
-    trained = rank_view(sample_model("llama"), Workload(64, 8, "fp8"), stored, one, rank)
+    trained = rank_view(sample_model("llama"), Workload(64, 8, precision), stored, one, rank)
     assert first(frozen_bytes(trained)) == 0.0
     assert first(fp8_weight_bytes(trained)) > 0.0
 

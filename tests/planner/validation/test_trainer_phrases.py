@@ -889,13 +889,16 @@ def test_mlperfs_adapters_are_those_of_attention() -> None:
 
 
 @pytest.mark.parametrize("words", ["MLPerf v4.1", "NeMo (MLPerf Training 4.0)"])
-def test_mlperfs_frozen_weights_lie_in_8_bits(words: str) -> None:
+@pytest.mark.parametrize("precision", ["fp8", "nvfp4"])
+def test_mlperfs_frozen_weights_lie_in_few_bits(words: str, precision: str) -> None:
     def stored(**cells: Any) -> bool:
-        return case(framework=words, precision="fp8", **cells).scenario.software.fp8.stores_frozen
+        return case(
+            framework=words, precision=precision, **cells
+        ).scenario.software.fp8.stores_frozen
 
     assert stored(peft="lora")
     assert not stored(peft="none")
-    adapted = case(framework=words, precision="fp8", peft="lora").scenario.software
+    adapted = case(framework=words, precision=precision, peft="lora").scenario.software
     assert adapted.fp8.attention_rate > 1.0
 
 
