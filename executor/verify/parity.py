@@ -78,7 +78,7 @@ class Verification:
     worst_weight: str
     traffic: list[dict[str, Any]]  # rank, axis, kind, predicted and counted count and bytes
     flops: dict[str, float]  # of all ranks in one step, predicted and counted
-    memory: list[dict[str, float]]  # rank, predicted and counted peak of live tensors
+    memory: list[dict[str, float]] | None  # rank, predicted and counted peak of live tensors
 
     @property
     def traffic_is_predicted(self) -> bool:
@@ -102,21 +102,23 @@ def verify(
     seed: int = 0,
     batches: int = 2,
     documents: bool = False,
+    memory: bool = True,
     device: torch.device | None = None,
 ) -> Verification | None:
     """Run the plan on all ranks and a single process on rank 0; return the answer on rank 0.
 
     The last of the ``batches``, two or more, is the one whose collectives and FLOP are counted.
     ``documents``: sequences of several documents, each of which the single process runs alone.
+    ``memory``: whether to track the peak.
     """
     file = exact(file)
     device = device or local_device()
     with KeepFloat64() if device.type == "cpu" else nullcontext():
-        return _verify(file, seed, batches, documents, device)
+        return _verify(file, seed, batches, documents, memory, device)
 
 
 def _verify(
-    file: PlanFile, seed: int, batches: int, documents: bool, device: torch.device
+    file: PlanFile, seed: int, batches: int, documents: bool, memory: bool, device: torch.device
 ) -> Verification | None:
     trainer = Trainer(
         file,
@@ -153,14 +155,15 @@ def _verify(
     for batch in drawn[:-1]:
         trainer.step(batch, partial(compare, batch))
     flops = FlopCounter()
-    memory = memory_tracker(trainer)
+    trackers = [memory_tracker(trainer)] if memory else []
     counted = partial(compare, drawn[-1])
-    traffic = counted_traffic(trainer, drawn[-1], memory, flops, inspect=counted)
+    traffic = counted_traffic(trainer, drawn[-1], *trackers, flops, inspect=counted)
     for name, full in gathered(trainer, lambda held: local_tensor(held.parameter.detach())):
         if reference is not None:
             expected = reference.get_parameter(name).detach()
             record("weight", _relative(full, expected, LEARNING_RATE * noise), name)
-    ranks = gather_json([flops.total, memory.result().peak_bytes], trainer.device)
+    peaks = [tracker.result().peak_bytes for tracker in trackers]
+    ranks = gather_json([flops.total, *peaks], trainer.device)
     if not rank_0:
         return None
     return Verification(
@@ -175,7 +178,7 @@ def _verify(
             "predicted": predicted_flops(file, device.type, documents=documents),
             "counted": float(sum(r[0] for r in ranks)),
         },
-        memory=predicted_memory(file, [float(rank[1]) for rank in ranks]),
+        memory=predicted_memory(file, [float(rank[1]) for rank in ranks]) if memory else None,
     )
 
 

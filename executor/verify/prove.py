@@ -117,6 +117,7 @@ class LargestDifferences:
         predicted, counted = found.flops["predicted"], found.flops["counted"]
         if predicted != counted:
             problems.append(f"FLOP {counted:,.0f}, predicted {predicted:,.0f}")
+        assert found.memory is not None
         off = max(
             (row["predicted_bytes"] / row["counted_bytes"] - 1.0 for row in found.memory), key=abs
         )

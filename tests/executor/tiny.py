@@ -20,15 +20,19 @@ def random_batch(file: PlanFile, seed: int = 0) -> Batch:
     return verify_module.random_batch(file, seed)
 
 
-def verified(file: PlanFile, prepare: Any = None, *, documents: bool = False) -> Verification:
+def verified(
+    file: PlanFile, prepare: Any = None, *, documents: bool = False, memory: bool = False
+) -> Verification:
     """Run ``verify`` on the plan's ranks; ``prepare`` is called in each of them first."""
-    arguments = (file, prepare, documents)
+    arguments = (file, prepare, documents, memory)
     answer = run_forked(_verify, file.plan.world_size, *arguments, timeout=120)[0]
     return Verification(**answer)
 
 
-def _verify(rank: int, file: PlanFile, prepare: Any, documents: bool) -> dict[str, Any] | None:
+def _verify(
+    rank: int, file: PlanFile, prepare: Any, documents: bool, memory: bool
+) -> dict[str, Any] | None:
     if prepare is not None:
         prepare()
-    found = verify(file, seed=1, batches=2, documents=documents)
+    found = verify(file, seed=1, batches=2, documents=documents, memory=memory)
     return None if found is None else asdict(found)

@@ -25,7 +25,7 @@ DENSE = {"num_layers": 2, "num_experts": 0, "mlp_only_layers": []}
 @pytest.mark.parametrize("recompute", WORDS[:4])
 def test_values_and_flops_of_two_ranks_are_those_of_one(recompute: str) -> None:
     plan = Plan(tensor_parallel=2, sequence_parallel=True, recompute=recompute)  # type: ignore[arg-type]
-    found = verified(tiny(plan, "qwen3_next", **DENSE))  # type: ignore[arg-type]
+    found = verified(tiny(plan, "qwen3_next", **DENSE), memory=True)  # type: ignore[arg-type]
     assert_equal(found)
     assert found.flops["predicted"] == found.flops["counted"]
     for row in found.memory:

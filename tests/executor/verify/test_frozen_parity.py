@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_rest_is_trained_as_by_one_process(name: str) -> None:
     plan, options = CASES[name]
-    found = verified(tiny(plan, **{"num_layers": 3, **options}))
+    found = verified(tiny(plan, **{"num_layers": 3, **options}), memory=True)
     assert found.passed
     assert found.gradient_difference <= TOLERANCE
     assert found.weight_difference <= TOLERANCE
