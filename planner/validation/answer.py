@@ -18,6 +18,7 @@ from hardware_profiles.software.trainer import software_profile
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.validation.case import Case, case_of
 from planner.validation.measurement import (
+    MeasuredMemory,
     denied_by,
     faster_than_peak,
     is_partial,
@@ -312,6 +313,7 @@ def _record(
         "memory_half_width": sizes[2],
         "verdict": None if predicted is None else predicted.verdict,
         "outcome": row.get("outcome"),
+        "exceeds_accelerator": _exceeds_accelerator(case, memory),
         "tests_memory": tests_memory(row),
         "partial": partial,
         "left_out": row.left_out,
@@ -320,6 +322,16 @@ def _record(
         "not_understood": not_understood(row),
         "skipped": skipped,
     }
+
+
+def _exceeds_accelerator(case: Case | None, memory: MeasuredMemory | None) -> bool:
+    """Return whether tensors took more than the accelerator has: the driver moved them to the host.
+
+    What the driver reports of a whole device is at most its memory, but for rounding.
+    """
+    if case is None or memory is None or memory.kind == "device":
+        return False
+    return memory.size > case.scenario.cluster.accelerator.memory_capacity.value
 
 
 def _kind(row: Row, case: Case | None) -> str:

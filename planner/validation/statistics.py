@@ -116,8 +116,12 @@ def _mean_quality(groups: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def verdict_figures(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return false fits, false "does not fit" and the share of TIGHT, over all memory rows."""
-    died, lived = rows[rows.outcome == "oom"], rows[rows.outcome != "oom"]
+    """Return false fits, false "does not fit" and the share of TIGHT, over all memory rows.
+
+    A run that completed with more than its accelerator has counts as one that ran out of memory.
+    """
+    out = (rows.outcome == "oom") | rows.exceeds_accelerator
+    died, lived = rows[out], rows[~out]
     false_fits = died[died.verdict == "fits"]
     false_nos = lived[lived.verdict == "does_not_fit"]
     return {

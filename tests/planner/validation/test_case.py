@@ -376,6 +376,17 @@ def test_words_may_know_the_board_better_than_its_name() -> None:
     assert board(gpus_per_node=16, notes="DGX-2H") == "V100-SXM3-32GB-H"
 
 
+def test_a_board_may_have_other_memory_than_the_catalogues() -> None:
+    """A stated size is the board's own, unless it is that of the catalogue in GB or rounded."""
+
+    def capacity(**cells: Any) -> float:
+        return case(**cells).scenario.cluster.accelerator.memory_capacity.value / 2**30
+
+    assert capacity(gpu="RTX 4090", gpu_mem_gb=48.0) == 48.0
+    assert capacity(gpu="RTX 4090", gpu_mem_gb=24.0) < 24.0
+    assert capacity(gpu="B200", gpu_mem_gb=192.0) < 180.0
+
+
 def test_a_row_may_name_its_kind_of_node() -> None:
     four = {"gpu": "H200-SXM", "gpu_mem_gb": 141, "gpus_per_node": 4, "num_gpus": 8}
     usual = case(**four).scenario.cluster

@@ -85,9 +85,12 @@ def test_verdicts_are_held_against_what_happened() -> None:
             "row_id": list("abcde"),
             "outcome": ["oom", "oom", "ok", "ok", "ok"],
             "verdict": ["fits", "does_not_fit", "does_not_fit", "tight", "fits"],
+            "exceeds_accelerator": False,
         }
     )
     found = verdict_figures(rows)
     assert (found["died"], found["died_said_to_fit_rows"]) == (2, ["a"])
     assert (found["lived"], found["lived_said_not_to_fit_rows"]) == (3, ["c"])
     assert found["tight_share"] == pytest.approx(0.2)
+    spilled = verdict_figures(rows.assign(exceeds_accelerator=rows.row_id == "c"))
+    assert (spilled["died"], spilled["lived_said_not_to_fit_rows"]) == (3, [])
