@@ -9,6 +9,8 @@ Symbols   p pipeline_parallel   v virtual_stages (stages on a rank)   m num_micr
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain, count, zip_longest
 from typing import Final, Literal, NamedTuple, get_args
 
 from cost_models.plan.plan import SCHEDULES, Plan
@@ -108,14 +110,14 @@ def actions(plan: Plan, rank: int) -> list[Action]:
     elif plan.pipeline_schedule == "gpipe":
         order = _one_after_another(p, v, m, rank, warm_up=v * m)
     elif plan.pipeline_schedule == "zbv":
-        order = _zbv(p, m, rank)
+        order = _zbv(p, m, rank).actions
     elif plan.pipeline_schedule == "dualpipev":
-        order = _dualpipev(p, m, rank)
+        order = _dualpipev(p, m, rank).actions
     else:
         late = rank if plan.pipeline_schedule in SPLIT else None
         warm_up = _warm_up(plan, rank)
         order = _one_after_another(p, v, m, rank, warm_up=warm_up, weights_late=late)
-    return [action for action in order.actions if action.microbatch < m]
+    return [action for action in order if action.microbatch < m]
 
 
 class RepeatingBlock(NamedTuple):
@@ -179,8 +181,7 @@ class _Order:
             self.done["backward_weight"][stage] += 1
             counted = self.done["backward_input"]
         microbatch = counted[stage]
-        # (a third of the time of Action(...), which dominates a simulation)
-        self.actions.append(tuple.__new__(Action, (kind, stage, microbatch)))
+        self.actions.append(Action(kind, stage, microbatch))
         counted[stage] = microbatch + 1
 
     def pending(self, kind: Kind, stage: int) -> int:
@@ -190,32 +191,30 @@ class _Order:
 
 def _one_after_another(
     p: int, v: int, m: int, rank: int, *, warm_up: int, weights_late: int | None = None
-) -> _Order:
+) -> list[Action]:
     """Warm-up forward passes, then one forward and one backward pass in turn.
 
     ``weights_late``: number of backward passes by which weight gradients follow input gradients.
     """
-    order, total = _Order(), v * m
-    warm_up = min(warm_up, total)
-    in_turn = per_round(m, p) if v > 1 else m
+    total, in_turn = v * m, per_round(m, p) if v > 1 else m
     stages = [(step // in_turn) % v * p + rank for step in range(total)]
     back = [(v - 1) * p + 2 * rank - stage for stage in stages]
+    forward = _in_order("forward", stages)
+    columns: list[list[Action | None]] = [[*forward[warm_up:]]]
+    if weights_late is None:
+        columns += [[*_in_order("backward", back)]]
+    else:
+        late = [None] * weights_late
+        columns += [[*_in_order("backward_input", back)]]
+        columns += [[*late, *_in_order("backward_weight", back)]]
+    return [*forward[:warm_up], *filter(None, chain.from_iterable(zip_longest(*columns)))]
 
-    for step in range(warm_up):
-        order.add("forward", stages[step])
-    for step in range(total):
-        if warm_up + step < total:
-            order.add("forward", stages[warm_up + step])
-        if weights_late is None:
-            order.add("backward", back[step])
-            continue
-        order.add("backward_input", back[step])
-        if step >= weights_late:
-            order.add("backward_weight", back[step - weights_late])
-    if weights_late is not None:
-        for step in range(max(0, total - weights_late), total):
-            order.add("backward_weight", back[step])
-    return order
+
+def _in_order(kind: Kind, stages: Sequence[int]) -> list[Action]:
+    """Return the passes of a kind through some stages, which take their micro-batches in order."""
+    of_stage: defaultdict[int, Iterator[int]] = defaultdict(count)
+    # (a third of the time of Action(...), which dominates a simulation)
+    return [tuple.__new__(Action, (kind, stage, next(of_stage[stage]))) for stage in stages]
 
 
 def _zbv(p: int, m: int, rank: int) -> _Order:

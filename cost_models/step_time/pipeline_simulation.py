@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice
 from typing import Final, NamedTuple
 
 from cost_models.partition.schedules import Action, Kind, actions, repeats
@@ -102,7 +101,9 @@ def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
         rank = ready.pop()
         mine = ends[rank]
         clock = mine[-1] if mine else 0.0
-        for kind, stage, microbatch in islice(orders[rank], len(mine), None):
+        order = orders[rank]
+        for at in range(len(mine), len(order)):
+            kind, stage, microbatch = order[at]
             needs, gives, lasts = passes[kind][stage]
             input_ready = ended[needs][microbatch]
             if input_ready == NEVER:
