@@ -76,15 +76,15 @@ def host_memory_bandwidth(cluster: Cluster) -> float:
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> clusters = map(parse_cluster, ("8xH100-SXM", "8xL4", "1xL4"))
     >>> [host_memory_bandwidth(cluster) / 1e9 for cluster in clusters]
-    [491.52, 163.84, 71.68]
+    [491.52, 164.0, 71.68]
     """
     chip, stated = cluster.accelerator, cluster.accelerator.host_memory_bandwidth
-    if chip.link.startswith(("NVLink", "xGMI")):
+    if stated is not None and cluster.gpus_per_node > 1:
+        usual = stated.value
+    elif chip.link.startswith(("NVLink", "xGMI")):
         usual = SERVER_MEMORY_BANDWIDTH.get(chip.architecture, HOST_MEMORY_BANDWIDTH)
-    elif cluster.gpus_per_node == 1:
-        usual = DESKTOP_MEMORY_BANDWIDTH
     else:
-        usual = HOST_MEMORY_BANDWIDTH if stated is None else stated.value
+        usual = DESKTOP_MEMORY_BANDWIDTH if cluster.gpus_per_node == 1 else HOST_MEMORY_BANDWIDTH
     return STREAM_SHARE * usual
 
 

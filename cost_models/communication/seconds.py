@@ -123,14 +123,14 @@ def _own_share(cluster: Cluster, usual: float) -> float:
 
     Without peer-to-peer, every accelerator of the node writes what it sends to the host's memory,
     where the next one reads it. All transfer at once, whatever groups they form, and share what the
-    memory can move: 2 n W of n accelerators with W bytes/s each.
+    memory can move: 2 n W of n accelerators with W bytes/s each. A measured share holds as it is.
 
-    Leaves out: the link between two sockets, switches that several accelerators share.
+    Leaves out: what hosts differ in (``ASSUMED_HOST``), as two sockets and PCIe switches.
     """
     chip = cluster.accelerator
     share = usual if chip.link_share is None else chip.link_share.value
     memory = chip.host_memory_bandwidth
-    if memory is None:
+    if memory is None or (chip.link_share is not None and chip.link_share.kind == "measured"):
         return share
     each = STAGED_SHARE * memory.value / (2 * cluster.gpus_per_node)
     return min(share, each / cluster.tiers[0].bandwidth.value)
@@ -156,10 +156,10 @@ def links_may_differ(cluster: Cluster) -> float:
     inner, *outer = cluster.tiers
     figures: list[Figure | None] = [tier.bandwidth for tier in cluster.tiers]
     figures += [link_share(tier.name) for tier in (outer if inner.domain_size > 1 else [inner])]
-    if inner.domain_size > 1 and _is_own_link(cluster.accelerator, inner):
-        figures.append(chip.link_share)
-        memory = chip.host_memory_bandwidth
-        if memory is not None and memory.kind == "assumed" and cluster.gpus_per_node > 2:
+    if inner.domain_size > 1 and _is_own_link(chip, inner):
+        share = chip.link_share
+        figures.append(share)
+        if chip.host_memory_bandwidth and share is not None and share.kind == "assumed":
             return ASSUMED_HOST
     assumed = any(figure is not None and figure.kind == "assumed" for figure in figures)
     return ASSUMED_LINK if assumed else 1.0

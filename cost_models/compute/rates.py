@@ -365,8 +365,9 @@ def _share_of_wide_multiprocessors(accelerator: Accelerator) -> float | None:
 
 
 def _is_geforce(accelerator: Accelerator) -> bool:
-    """Return whether it is a GeForce card: those reach each other through host memory only."""
-    return accelerator.host_memory_bandwidth is not None
+    """Return whether it is a GeForce card with tensor cores of half the rate in fp32."""
+    named = any(alias.startswith("GeForce") for alias in accelerator.aliases)
+    return named and _halves_tensor_cores(accelerator)
 
 
 def _halves_tensor_cores(accelerator: Accelerator) -> bool:

@@ -52,6 +52,7 @@ def build_cluster(
     if len(tiers) > 1 and node is None:
         notes += () if network_bandwidth is not None else (network_note(kind),)
         notes += _board_note(kind, gpus_per_node)
+    notes += _host_note(accelerator, inner, gpus_per_node)
     return Cluster(
         name=name or f"{num_nodes}x{gpus_per_node}x{accelerator.words}",
         accelerator=accelerator,
@@ -92,6 +93,25 @@ def _board_note(kind: Node, gpus_per_node: int) -> tuple[str, ...]:
     return (
         f"links inside a node as in {kind.name}, through a switch (a board of {gpus_per_node} "
         f"without one is {boards[0]})",
+    )
+
+
+def _host_note(accelerator: Accelerator, inner: Tier, gpus_per_node: int) -> tuple[str, ...]:
+    """Return a note on collectives through a host of which nothing is known."""
+    share = accelerator.link_share
+    if (
+        gpus_per_node == 1
+        or inner.name != accelerator.link
+        or accelerator.host_memory_bandwidth is None
+        or share is None
+        or share.kind != "assumed"
+    ):
+        return ()
+    bandwidth = inner.bandwidth.value
+    return (
+        f"collectives inside a node reach {share.value * bandwidth / 1e9:.2g} of "
+        f"{bandwidth / 1e9:.2g} GB/s: no peer-to-peer, and hosts differ (give bus_bandwidth under "
+        "[link] in a cluster's file)",
     )
 
 

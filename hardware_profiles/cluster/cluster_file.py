@@ -25,8 +25,10 @@
 
     rank_order = [0, 2, 1, 3]            # optional, above the tables: the accelerator of each rank
 
-``[link]`` and ``[network]`` may also hold a ``name``, and ``[link]`` a ``peer_bandwidth`` (bytes/s
-to one single peer in a full mesh). A table ``[accelerator]`` has the keys of the files in
+``[link]`` and ``[network]`` may also hold a ``name`` ("NVLink3" for cards with a bridge), and
+``[link]`` a ``peer_bandwidth`` (bytes/s to one single peer in a full mesh) and a ``bus_bandwidth``
+(bytes/s that collectives reach inside a node: the column busbw of nccl-tests, all_reduce_perf with
+all cards and large messages). A table ``[accelerator]`` has the keys of the files in
 ``accelerators/``: name, device, architecture, memory_capacity, memory_bandwidth, peak_flops, link,
 link_bandwidth and, where they are known, link_share (of it, what large collectives reach),
 usable_memory, achievable_flops, host_bandwidth, host_memory_bandwidth (bytes/s of a node's host
@@ -88,6 +90,7 @@ class _Network(Struct, frozen=True, forbid_unknown_fields=True):
 class _Link(_Network, frozen=True, forbid_unknown_fields=True):
     domain_size: _Count | None = None
     peer_bandwidth: Positive | None = None
+    bus_bandwidth: Positive | None = None
 
 
 class _Calibrated(Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,6 +124,8 @@ def read_cluster_file(path: Path) -> Cluster:
     staged = _figure(file.host, file.host.memory_bandwidth, f"{where}: host")
     if accelerator.host_memory_bandwidth is not None and staged is not None:
         accelerator = replace(accelerator, host_memory_bandwidth=staged)
+    if link.bus_bandwidth is not None:
+        accelerator = _with_bus_bandwidth(accelerator, link, link.bus_bandwidth, f"{where}: link")
     levels = levels_of_file(file.level, file.nodes * file.gpus_per_node, where)
     several = file.nodes > 1 and not levels
     node = _node(accelerator, link, network, file.gpus_per_node, where, several=several)
@@ -166,6 +171,23 @@ def _accelerator(given: str | Mapping[str, Any], where: str) -> tuple[Accelerato
         return accelerator_from_table(given, where), ()
     found = match_accelerator(given)
     return found.entry, () if found.note is None else (found.note,)
+
+
+def _with_bus_bandwidth(
+    accelerator: Accelerator, link: _Link, reached: float, where: str
+) -> Accelerator:
+    """Return the accelerator with the file's link, of which collectives reach what was measured."""
+    bandwidth = _figure(link, link.bandwidth, where) or accelerator.link_bandwidth
+    if reached > bandwidth.value:
+        allowed = f"at most the link's {bandwidth.value:g}"
+        raise wrong_value(where, "bus_bandwidth", reached, allowed)
+    measured = Figure(reached / bandwidth.value, "measured", link.source or where)
+    return replace(
+        accelerator,
+        link=link.name or accelerator.link,
+        link_bandwidth=replace(bandwidth, kind="measured"),
+        link_share=measured,
+    )
 
 
 def _node(

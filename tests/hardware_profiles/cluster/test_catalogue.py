@@ -1,11 +1,14 @@
 """The catalogue: every file reads, every figure is plausible and cited, names are found."""
 
+import csv
+import math
 import subprocess
 import sys
 import tomllib
 
 import pytest
 
+from cost_models.uncertainty import ASSUMED_HOST
 from hardware_profiles.cluster import catalogue
 from hardware_profiles.cluster.catalogue import (
     FOLDER,
@@ -21,6 +24,8 @@ from hardware_profiles.cluster.catalogue import (
 )
 from hardware_profiles.cluster.schema import KINDS, Accelerator, Figure, Node
 from hardware_profiles.errors import InputError
+
+MEASURED = FOLDER.parent / "measured" / "pcie_collectives.csv"
 
 
 def figures_of(entry: Accelerator | Node) -> list[Figure]:
@@ -261,11 +266,30 @@ def test_the_first_generation_of_efa_reaches_less_of_its_line_rate(node, low, hi
     assert low < 8 * found.network_bandwidth.value * (0.94 if share is None else share.value) < high
 
 
-@pytest.mark.parametrize(("card", "low", "high"), [("TITAN-RTX", 1.7e9, 3.4e9), ("T4", 2e9, 3e9)])
-def test_cards_on_pcie_3_without_peer_to_peer_go_through_host_memory(card, low, high):
-    """Between an all-reduce through the CPU and what DDP of two TITAN RTX shows."""
-    chip = find_accelerator(card)
-    assert low < chip.link_share.value * chip.link_bandwidth.value < high
+def test_cards_without_peer_to_peer_reach_what_published_hosts_do():
+    """The share of the link is the geometric mean of hosts, each that of its measurements."""
+    hosts = {}
+    for row in csv.DictReader(MEASURED.read_text().splitlines()):
+        if row["peer_to_peer"] == "no":
+            share = float(row["bus_bandwidth"]) / float(row["link_bandwidth"])
+            hosts.setdefault(row["host"], []).append(math.log(share))
+    means = [sum(logs) / len(logs) for logs in hosts.values()]
+    mean = sum(means) / len(means)
+    assert sum(abs(one - mean) < math.log(ASSUMED_HOST) for one in means) >= 7 / 8 * len(means)
+    staged = [chip for chip in accelerators() if chip.host_memory_bandwidth is not None]
+    assert {"RTX-3090", "RTX-4090", "RTX-5090", "T4", "A10G"} <= {chip.name for chip in staged}
+    for chip in staged:
+        assert chip.link_share.value == pytest.approx(math.exp(mean), abs=0.005), chip.name
+
+
+def test_measured_collectives_have_a_source_and_fit_their_link():
+    rows = list(csv.DictReader(MEASURED.read_text().splitlines()))
+    for row in rows:
+        assert row["source"]
+        assert 0 < float(row["bus_bandwidth"]) < float(row["link_bandwidth"])
+        assert row["peer_to_peer"] in ("no", "driver", "yes")
+        if row["accelerator"]:
+            assert find_accelerator(row["accelerator"]).link == row["link"]
 
 
 def test_every_source_is_used():
