@@ -1442,6 +1442,15 @@ def test_train_types_of_fsdp_qlora(
     assert software.sharding.gathered_layers == layers
 
 
+def test_loop_of_fsdp_qlora_holds_logits_and_clips_nothing() -> None:
+    software = case(framework="fsdp_qlora", peft="qlora").scenario.software
+    assert software.loss.fp32_logits_copies == 3.0
+    assert software.loss.logits_gradient_copies == 2.0
+    assert software.optimizer.gradient_accesses == 1.0
+    clips = case(framework="fsdp_qlora", peft="qlora", notes="apply_gradient_clipping true")
+    assert clips.scenario.software.optimizer.gradient_accesses > 1.0
+
+
 @pytest.mark.parametrize(
     ("precision", "single"),
     [("bf16", False), ("bf16_autocast", True), ("bf16_buffers_autocast", False)],
