@@ -17,6 +17,7 @@ from hardware_profiles.progress import tracked
 from hardware_profiles.software.trainer import software_profile
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.validation.case import Case, case_of
+from planner.validation.counts import not_understood
 from planner.validation.measurement import (
     MeasuredMemory,
     denied_by,
@@ -39,7 +40,6 @@ from planner.validation.runs_file import (
     read_runs_file,
     without_formula,
 )
-from planner.validation.vocabulary import not_understood
 from planner.validation.words import kind_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import gcd
@@ -26,6 +25,7 @@ from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.validation.cluster_of_row import cluster_of
+from planner.validation.counts import accumulation, spaced, with_counts_in_words
 from planner.validation.model_of_row import is_typical, model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
@@ -40,20 +40,12 @@ from planner.validation.unstated_plan import (
     with_usual_checkpointing,
     with_usual_micro_batch,
 )
-from planner.validation.vocabulary import (
-    ANYWHERE,
-    COUNTS,
-    VIRTUAL_STAGES,
-    spaced,
-    terms_of,
-    vocabulary,
-)
+from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
 from planner.validation.words import SoftwareEntry, look_up, words_table
 from planner.validation.workload_of_row import workload_of
 
 GPUS_A_NODE: Final = 8
 TPU: Final = "TPU"
-BITS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
 SHARE: Final = re.compile(
     r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
@@ -83,28 +75,6 @@ BLOCK: Final = re.compile(
 )
 BLOCK_LAYERS: Final = re.compile(r"\bblock\W+(\d+)\b|\b(\d+) layers?\b")  # in a cell of its own
 WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")
-# micro-batches of a step, in notes
-ACCUMULATION: Final = re.compile(
-    r"\b(?:(?:grad(?:ient)?[ _-]?acc|(?:grad(?:ient)?[ _-]?)?accum(?:ulation|ulate)?)"
-    r"(?:[ _-]steps?)?|gas?|update[ _-]freq)"
-    r"[ =:x×]*(?P<after>\d+)\b(?![ _.-]?(?:bit|\d))"
-    r"|\b(?P<before>\d+) (?:gradient )?accumulation steps"
-)
-# a base in few bits, in the name of a model and in other words
-QUANTISED_MODEL: Final = re.compile(
-    r"(?:gptq|awq|bnb)(?:[-_ ]?(?:int[48]|[48]-?bit))?\b|\b(?:int[48]|[48]-?bit)\b"
-)
-QUANTISED_BASE: Final = re.compile(
-    r"\b(?:q-?lora|nf4|int4|gptq(?:[-_ ]?int[48])?|awq|hqq|eetq|llm\.int8|load[_ ]in[_ ][48]-?bit"
-    r"|quant(?:i[sz]ation)?[_ ]bits?[ =:]+[48]|int8[_ ](?:base|weights|model)"
-    r"|[48]-?bit[_ ](?:quanti[sz]\w+|base|weights|model|nf4|bnb)|(?:bnb|bitsandbytes)[_ ][48]-?bit"
-    r"|(?:base|model|weights) (?:loaded )?in [48][ -]?bits?)\b(?![ =:]+(?:false|0|no|off))"
-)
-# configurations and stages of DeepSpeed, in notes
-DEEPSPEED: Final = re.compile(
-    r"deepspeed|\bds[-_ ]?(?:config|z[123]|stage|zero)|\bzero[-_ ]?(?:stage[-_ ]?)?[23]\b"
-)
-NEGATED: Final = re.compile(r"(?:\bno|\bnot|\bwithout|w/o|\bnon)[ -]$")
 MESH: Final = re.compile(r"\bhsdp[ (=:]*(\d+) ?[x×*] ?(\d+)\b")
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 
@@ -150,9 +120,7 @@ class Case:
 
 def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
-    reading = _with_counts_in_words(
-        Reading(_with_kind_of_name(_with_sharding(_with_adapters(row))))
-    )
+    reading = with_counts_in_words(Reading(_with_kind_of_name(_with_sharding(_with_adapters(row)))))
     try:
         return _case(reading)
     except InputError as error:
@@ -160,20 +128,11 @@ def case_of(row: Row) -> Case:
 
 
 def _with_adapters(row: Row) -> Row:
-    """Return a row whose cell of adapters says all that other cells do.
-
-    An empty one is the trainer's name, where that names adapters; the bits of their base may stand
-    in the name of the model or in other words.
-    """
+    """Return a row whose empty cell of adapters is what the trainer's name or other cells say."""
     if row.peft is None and "kinds of adapters" in terms_of(row, "framework"):
         row = replace(row, peft=row.framework)
     kind = look_up(words_table().adapter, row)
-    if row.peft is None and kind is not None:
-        return replace(row, peft=kind.value)
-    if kind is None or kind.value != "lora" or kind.first_layer:
-        return row
-    base = _quantised_base(row)
-    return row if base is None else replace(row, peft=f"{row.peft}; {base}")
+    return replace(row, peft=kind.value) if row.peft is None and kind is not None else row
 
 
 def _with_sharding(row: Row) -> Row:
@@ -182,30 +141,17 @@ def _with_sharding(row: Row) -> Row:
     A stage of ZeRO is DeepSpeed's, unless the row says FSDP. ms-swift takes a stage for DeepSpeed's
     itself, and FSDP for the first version, as accelerate does (``fsdp_version``).
     """
-    named, said = terms_of(row, "framework"), f"{row.words('notes')} {row.words('offload')}"
+    named, words = terms_of(row, "framework"), f"{row.words('notes')}; {row.words('offload')}"
     if "hugging face" not in named or {"deepspeed", "qwen", "mlperf"} & named.keys():
         return row
-    fsdp = "fsdp" in f"{row.words('framework')} {said}"
+    fsdp = re.search("fsdp|full(y|_| )?shard", f"{row.words('framework')} {words}")
     if "swift" in named:
         first = fsdp and "fsdp2" not in terms_of(row, ANYWHERE)
         return replace(row, notes=f"{row.notes or ''}; fsdp1") if first else row
-    if fsdp or not any(_stated(DEEPSPEED, said)):
+    said = vocabulary().read("notes", words).terms
+    if fsdp or not {"deepspeed", "zero 2", "zero 3"} & said.keys():
         return row
     return replace(row, framework=f"{row.framework} with DeepSpeed")
-
-
-def _quantised_base(row: Row) -> str | None:
-    """Return the words outside the cell of adapters for a base in few bits; None without any."""
-    searched = [(QUANTISED_MODEL, row.words("model"))]
-    searched += [(QUANTISED_BASE, row.words(name)) for name in ("notes", "framework")]
-    return next((words for pattern, text in searched for words in _stated(pattern, text)), None)
-
-
-def _stated(pattern: re.Pattern[str], text: str) -> Iterator[str]:
-    """Yield what a pattern finds in a text, unless "no" or "without" stands before it."""
-    for found in pattern.finditer(text):
-        if not NEGATED.search(text[: found.start()]):
-            yield found[0]
 
 
 def _with_kind_of_name(row: Row) -> Row:
@@ -213,37 +159,6 @@ def _with_kind_of_name(row: Row) -> Row:
     if row.model_kind is None and re.search(r"\bbert\b", row.words("model")):
         return replace(row, model_kind="encoder")
     return row
-
-
-def _with_counts_in_words(reading: Reading) -> Reading:
-    """Return the reading with the counts of trainer and notes in the place of empty cells.
-
-    Words that give several numbers of one kind are of several runs.
-    """
-    row = reading.row
-    said = spaced(f"{row.words('framework')}; {row.words('notes')}")
-    found: dict[str, Any] = {}
-    for column, pattern in COUNTS.items():
-        numbers = {int(one or other) for one, other in pattern.findall(said)} - {0}
-        if row.get(column) is None and len(numbers) == 1:
-            found[column] = numbers.pop()
-    tensor = row.tensor_parallel or found.get("tensor_parallel")
-    if found.get("context_parallel", 0) in (1, tensor):  # "SP=1" and "TP8 + SP8" are Megatron's
-        del found["context_parallel"]
-    if row.precision is None and (precision := _precision_in(row.words("notes"))):
-        found["precision"] = precision
-    if not found:
-        return reading
-    told = [f"{column} {value} (default: as the words say)" for column, value in found.items()]
-    return Reading(replace(row, **found), [*reading.defaults, *told])
-
-
-def _precision_in(notes: str) -> str | None:
-    """Return the precision that stands alone between commas, if one does."""
-    parts = {part.strip() for part in re.split(r"[,;]", notes)}
-    found = {part for part in parts if vocabulary().read("precision", part).terms.keys() & BITS}
-    alone = [part for part in found if not vocabulary().read("precision", part).rest]
-    return alone[0] if len(alone) == len(found) == 1 else None
 
 
 def _case(reading: Reading) -> Case:
@@ -313,7 +228,7 @@ def _plan(
     others = tensor * context * (row.data_parallel or 1)
     usual = (num_gpus // others, "layers over all cards") if mapped else (1, "none")
     pipeline = reading.value("pipeline_parallel", *usual)
-    virtual = _virtual_stages(reading) if pipeline > 1 else 1
+    virtual = int(reading.value("virtual_stages", 1, "none")) if pipeline > 1 else 1
     method = _context_method(reading, context)
     if "isp" in terms_of(row, ANYWHERE):
         tensor, context, method = 1, context * tensor, "ulysses"
@@ -362,15 +277,6 @@ def _schedule(row: Row, pipeline: int, virtual: int) -> Schedule:
     if virtual > 1:
         return "interleaved_1f1b"
     return "1f1b" if named is None else named.value
-
-
-def _virtual_stages(reading: Reading) -> int:
-    """Return the virtual stages of a pipeline rank: as given, or as the notes say."""
-    found = VIRTUAL_STAGES.search(spaced(reading.row.words("notes")))
-    if found is None:
-        return int(reading.value("virtual_stages", 1, "none"))
-    stages = max(1, int(found[1] or found[2]))
-    return int(reading.value("virtual_stages", stages, "as the notes say"))
 
 
 def takes_layers_in_turn(row: Row) -> bool:
@@ -499,10 +405,8 @@ def _batch(reading: Reading, least: int, pipeline: int) -> int:
 
     With fewer, some stages never run at the same time, and torch's schedules refuse them.
     """
-    stated = ACCUMULATION.search(reading.row.words("notes"))
-    if stated is not None:
-        many = int(stated["after"] or stated["before"])
-        return int(reading.value("global_batch_size", least * max(1, many), "as the notes say"))
+    if (many := accumulation(reading.row)) is not None:
+        return int(reading.value("global_batch_size", least * many, "as the notes say"))
     why = "one micro-batch for each data rank"
     if pipeline > 1:
         why = "a micro-batch for each pipeline rank of each data rank"

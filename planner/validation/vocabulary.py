@@ -33,6 +33,7 @@ READ_COLUMNS: Final = (
     "offload",
 )
 BITS: Final = frozenset({"nf4", "int4", "int8", "double quantisation"})  # of quantised bases
+OF_BASE: Final = BITS | {"qlora", "gptq", "hqq", "kept in 16 bits"}
 ANYWHERE: Final = "anywhere"  # the section of phrases that every column may contain
 NEGATIONS: Final = frozenset({"no", "not", "without", "non", "disable", "disabled"})
 OFF: Final = frozenset({"off", "false", "disabled"})
@@ -51,28 +52,6 @@ REPLACED: Final = (
     (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
     (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year
     (r"(?<=[a-z0-9])[.](?!x\b)(?=[a-z])", " "),  # torch.compile; a release keeps its dots
-)
-# numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1"
-COUNTS: Final = {
-    column: re.compile(
-        rf"(?<!virtual )\b(?:{words})(?: (?:size|degree|world size))?[ =:]*(\d+)\b"
-        rf"|\b(\d+) way (?:{words}|{column.partition('_')[0]})\b"
-    )
-    for column, words in {
-        "tensor_parallel": r"tp|tensor (?:model )?parallel(?:ism)?|tensor=dict\(size|mp"
-        r"|(?<!pipeline )(?<!expert )model parallel(?:ism)?",
-        "pipeline_parallel": r"pp|pipeline (?:model )?parallel(?:ism)?",
-        "context_parallel": r"cp|context parallel(?:ism)?|sp|sequence parallel|ulysses",
-        "expert_parallel": r"ep|expert (?:model )?parallel(?:ism)?",
-        "expert_tensor_parallel": r"etp|expert tensor parallel(?:ism)?",
-        "micro_batch_size": r"mbs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch",
-        "global_batch_size": r"gbs|global batch",
-        "dp_shard": r"dp shard|data parallel shard|fsdp shard",
-    }.items()
-}
-VIRTUAL_STAGES: Final = re.compile(
-    r"\b(?:vpp?(?: size)?|interleaving size|interleaved pipeline"
-    r"|virtual (?:pp|pipeline) (?:model )?(?:parallel )?(?:size|degree))[ =:]+(\d+)\b|\bvpp(\d+)\b"
 )
 MONTHS: Final = MappingProxyType(
     {
@@ -271,13 +250,28 @@ def vocabulary() -> CellVocabulary:
     return CellVocabulary(convert(read_toml(TABLE, "the vocabulary"), Document, str(TABLE)))
 
 
+def _adapter_terms(row: Row) -> Mapping[str, int]:
+    """Return the terms of adapters, with those of the bits of their base from other cells.
+
+    Bits in a model's name and in notes are of LoRA; what else quantised weights serve, is not said.
+    """
+    text = row.words("peft")
+    own = vocabulary().read("peft", text).terms
+    cells = [("precision", row.words("precision"))]
+    if "lora" in own and not own.keys() & {"adapter", "qlora", *BITS}:
+        cells += [("peft", row.words("model")), ("notes", row.words("notes"))]
+        cells += [("notes", row.words("framework"))]
+    for column, words in cells:
+        found = vocabulary().read(column, words).terms
+        if found.keys() & {"qlora", *BITS}:
+            return {name: len(text) + found[name] for name in OF_BASE & found.keys()} | dict(own)
+    return own
+
+
 def terms_of(row: Row, column: str) -> Mapping[str, int]:
     """Return the terms of a cell, or of all cells ("anywhere"), each with its first position."""
-    if column == "peft":  # the bits of a base that the precision names are those of the adapters'
-        text = row.words(column)
-        own = vocabulary().read(column, text).terms
-        bits = vocabulary().read("precision", row.words("precision")).terms
-        return {name: len(text) + bits[name] for name in BITS & bits.keys()} | dict(own)
+    if column == "peft":
+        return _adapter_terms(row)
     if column != ANYWHERE:
         return vocabulary().read(column, row.words(column)).terms
     found: dict[str, int] = {}
@@ -285,32 +279,3 @@ def terms_of(row: Row, column: str) -> Mapping[str, int]:
         for term, at in vocabulary().read(name, row.words(name)).terms.items():
             found.setdefault(term, at)
     return found
-
-
-def not_understood(row: Row) -> list[str]:
-    """Return the words of a row that have no meaning here, by column; of notes, settings only."""
-    found = []
-    for column in READ_COLUMNS:
-        rest = vocabulary().read(column, row.words(column)).rest
-        words = [token.text for token in rest]
-        if column == "notes":
-            words = [text for text in SETTING.findall(row.words(column)) if _is_unknown(text, rest)]
-        if words:
-            found.append(f"{column}: {' '.join(words)}")
-    return found
-
-
-SETTING: Final = re.compile(r"[a-z_][\w-]*=[\w.+-]+")
-
-
-def spaced(words: str) -> str:
-    """Return words with spaces in the place of hyphens and underscores."""
-    return re.sub(r"[-_]+", " ", words)
-
-
-def _is_unknown(setting: str, rest: Sequence[Token]) -> bool:
-    """Whether the name of a setting, as ``name=value``, is in no phrase."""
-    name = tokens_of(setting.partition("=")[0])
-    if any(pattern.fullmatch(spaced(setting)) for pattern in (*COUNTS.values(), VIRTUAL_STAGES)):
-        return False
-    return bool(name) and name[-1].word in {token.word for token in rest}

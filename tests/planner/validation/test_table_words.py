@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from planner.validation.case import Case, case_of
+from planner.validation.counts import not_understood
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import read_runs
-from planner.validation.vocabulary import not_understood
 
 USUAL = {
     "source_group": "x",

@@ -8,11 +8,12 @@ import pytest
 
 from cost_models.units import GIB
 from planner.validation.case import Case, case_of
+from planner.validation.counts import not_understood
 from planner.validation.measurement import measured_memory
 from planner.validation.pricing import why_impossible
 from planner.validation.reading import Unpriceable
 from planner.validation.runs_file import Row
-from planner.validation.vocabulary import not_understood, vocabulary
+from planner.validation.vocabulary import vocabulary
 
 CELLS = {"model": "llama-2-7b", "seq_len": 4096, "gpu": "A100-SXM4-80GB", "num_gpus": 16}
 

@@ -8,9 +8,10 @@ import pytest
 
 from cost_models.plan.recompute import MODULES
 from planner.validation.case import Case, case_of
+from planner.validation.counts import not_understood
 from planner.validation.runs_file import Row
 from planner.validation.trainer_of_row import is_described
-from planner.validation.vocabulary import not_understood, terms_of, tokens_of, vocabulary
+from planner.validation.vocabulary import terms_of, tokens_of, vocabulary
 from planner.validation.words import words_table
 
 LLAMA = {

@@ -1,0 +1,108 @@
+"""Numbers in the words of trainer and notes, and the words that are not understood."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from planner.validation.reading import Reading
+from planner.validation.runs_file import Row
+from planner.validation.vocabulary import READ_COLUMNS, Token, tokens_of, vocabulary
+
+PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
+# numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1"
+COUNTS: Final = {
+    column: re.compile(
+        rf"(?<!virtual )\b(?:{words})(?: (?:size|degree|world size))?[ =:]*(\d+)\b"
+        rf"|\b(\d+) way (?:{words}|{column.partition('_')[0]})\b"
+    )
+    for column, words in {
+        "tensor_parallel": r"tp|tensor (?:model )?parallel(?:ism)?|tensor=dict\(size|mp"
+        r"|(?<!pipeline )(?<!expert )model parallel(?:ism)?",
+        "pipeline_parallel": r"pp|pipeline (?:model )?parallel(?:ism)?",
+        "context_parallel": r"cp|context parallel(?:ism)?|sp|sequence parallel|ulysses",
+        "expert_parallel": r"ep|expert (?:model )?parallel(?:ism)?",
+        "expert_tensor_parallel": r"etp|expert tensor parallel(?:ism)?",
+        "micro_batch_size": r"mbs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch",
+        "global_batch_size": r"gbs|global batch",
+        "virtual_stages": r"vpp?|interleaving|interleaved pipeline"
+        r"|virtual (?:pp|pipeline)(?: model)?(?: parallel)?",
+        "dp_shard": r"dp shard|data parallel shard|fsdp shard",
+    }.items()
+}
+ACCUMULATION: Final = re.compile(
+    r"\b(?:(?:grad(?:ient)?[ _-]?acc|(?:grad(?:ient)?[ _-]?)?accum(?:ulation|ulate)?)"
+    r"(?:[ _-]steps?)?|gas?|update[ _-]freq)"
+    r"[ =:x×]*(\d+)\b(?![ _.-]?(?:bit|\d))"
+    r"|\b(\d+) (?:gradient )?accumulation steps"
+)
+
+
+def accumulation(row: Row) -> int | None:
+    """Return the micro-batches of a step that the notes give; None without any."""
+    found = ACCUMULATION.search(row.words("notes"))
+    return None if found is None else max(1, int(found[1] or found[2]))
+
+
+def with_counts_in_words(reading: Reading) -> Reading:
+    """Return the reading with the counts of trainer and notes in the place of empty cells.
+
+    Words that give several numbers of one kind are of several runs.
+    """
+    row = reading.row
+    said = spaced(f"{row.words('framework')}; {row.words('notes')}")
+    found: dict[str, Any] = {}
+    for column, pattern in COUNTS.items():
+        numbers = {int(one or other) for one, other in pattern.findall(said)} - {0}
+        if row.get(column) is None and len(numbers) == 1:
+            found[column] = numbers.pop()
+    tensor = row.tensor_parallel or found.get("tensor_parallel")
+    if found.get("context_parallel", 0) in (1, tensor):  # "SP=1" and "TP8 + SP8" are Megatron's
+        del found["context_parallel"]
+    if row.precision is None and (precision := _precision_in(row.words("notes"))):
+        found["precision"] = precision
+    if not found:
+        return reading
+    told = [f"{column} {value} (default: as the words say)" for column, value in found.items()]
+    return Reading(replace(row, **found), [*reading.defaults, *told])
+
+
+def _precision_in(notes: str) -> str | None:
+    """Return the precision that stands alone between commas, if one does."""
+    parts = {part.strip() for part in re.split(r"[,;]", notes)}
+    read = {part: vocabulary().read("precision", part) for part in parts}
+    found = [part for part in parts if read[part].terms.keys() & PRECISIONS]
+    alone = [part for part in found if not read[part].rest]
+    return alone[0] if len(alone) == len(found) == 1 else None
+
+
+def not_understood(row: Row) -> list[str]:
+    """Return the words of a row that have no meaning here, by column; of notes, settings only."""
+    found = []
+    for column in READ_COLUMNS:
+        rest = vocabulary().read(column, row.words(column)).rest
+        words = [token.text for token in rest]
+        if column == "notes":
+            words = [text for text in SETTING.findall(row.words(column)) if _is_unknown(text, rest)]
+        if words:
+            found.append(f"{column}: {' '.join(words)}")
+    return found
+
+
+SETTING: Final = re.compile(r"[a-z_][\w-]*=[\w.+-]+")
+
+
+def spaced(words: str) -> str:
+    """Return words with spaces in the place of hyphens and underscores."""
+    return re.sub(r"[-_]+", " ", words)
+
+
+def _is_unknown(setting: str, rest: Sequence[Token]) -> bool:
+    """Whether the name of a setting, as ``name=value``, is in no phrase."""
+    name = tokens_of(setting.partition("=")[0])
+    if any(pattern.fullmatch(spaced(setting)) for pattern in COUNTS.values()):
+        return False
+    return bool(name) and name[-1].word in {token.word for token in rest}
