@@ -109,9 +109,9 @@ def _host_note(accelerator: Accelerator, inner: Tier, gpus_per_node: int) -> tup
         return ()
     bandwidth = inner.bandwidth.value
     return (
-        f"collectives inside a node reach {share.value * bandwidth / 1e9:.2g} of "
-        f"{bandwidth / 1e9:.2g} GB/s: no peer-to-peer, and hosts differ (give bus_bandwidth under "
-        "[link] in a cluster's file)",
+        f"{inner.name} at {share.value * bandwidth / 1e9:.2g} of {bandwidth / 1e9:.2g} GB/s: "
+        "collectives without peer-to-peer, on an unknown host (bus_bandwidth under [link] in a "
+        "cluster's file says what yours reaches)",
     )
 
 

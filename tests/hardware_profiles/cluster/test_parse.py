@@ -242,6 +242,18 @@ def test_the_share_of_a_link_is_at_most_all_of_it(tmp_path):
         read(tmp_path, own.replace("0.6", "6.0"))
 
 
+def test_an_unknown_host_without_peer_to_peer_is_noted_until_a_file_describes_it(tmp_path):
+    note = "PCIe4 at 5.9 of 31 GB/s: collectives without peer-to-peer, on an unknown host"
+    assert any(one.startswith(note) for one in parse_cluster("2xRTX-3090").notes)
+    for name in ("1xRTX-3090", "2xRTX-A6000", "2x1xRTX-3090"):
+        assert not any("peer-to-peer" in one for one in parse_cluster(name).notes)
+    cards = 'nodes = 1\ngpus_per_node = 2\naccelerator = "RTX-3090"\n[link]\n'
+    for link in ("bus_bandwidth = 4e9", 'name = "NVLink3"\nbandwidth = 56e9'):
+        assert not read(tmp_path, cards + link).notes
+    with pytest.raises(InputError, match=r"link: bus_bandwidth = 4.*\(must be at most the link's"):
+        read(tmp_path, cards + "bus_bandwidth = 40e9")
+
+
 def test_file_with_a_domain_over_nodes(tmp_path):
     cluster = read(tmp_path, FILE + "[link]\ndomain_size = 16\n")
     assert [tier.domain_size for tier in cluster.tiers] == [16, 32]
