@@ -47,13 +47,15 @@ def weight_rows(
     *,
     experts: bool = False,
     in_few_bits: Real = 0.0,
+    replicas: Real = 1.0,
 ) -> list[Item]:
     """Weights in the precision of the matmuls, and master weights stored separately from them.
 
         z <= 2   c P, and w P / (d if z >= 1) of master weights; under z = 0 in mixed precision only
-        z = 3    w P / d
+        z = 3    w P / d r
 
     ``in_few_bits``: elements without a copy in that precision (``matrices_in_few_bits``).
+    ``replicas``: those that divide the shards of z = 3 among them (``state_replicas``).
 
     Source: ZeRO sec. 5 (P_os+g+p); FSDP keeps the shards in master precision and casts when it
     gathers (Zhao et al., arXiv:2304.11277, sec. 4.4). ``experts``: sharded over ranks of their own.
@@ -68,7 +70,7 @@ def weight_rows(
     divided = (ranks, optimizer_shards(shard_ranks, zero_stage), "ranks")
     return [
         product("weights", "weights in compute precision", c, (numel, whole, unit)),
-        product("weights", name, w, (numel, shard, unit), (ranks, shard_ranks, "ranks")),
+        product("weights", name, w, (numel, shard, unit), (ranks, shard_ranks * replicas, "ranks")),
         product("weights", MASTER, w, (numel, apart, unit), divided),
     ]
 
@@ -92,7 +94,14 @@ def rank_weights(view: RankView) -> list[Item]:
             stage = np.where(table.zero_stage == 0, 3, stage)
         few = matrices_in_few_bits(view, experts=number > 0)
         rows += weight_rows(
-            numel, ranks, stage, compute, master, experts=number > 0, in_few_bits=few
+            numel,
+            ranks,
+            stage,
+            compute,
+            master,
+            experts=number > 0,
+            in_few_bits=few,
+            replicas=state_replicas(view),
         )
         if sharding.compute_shards and compute != master:
             symbol, divided, unit = SYMBOLS[number > 0]
@@ -149,6 +158,16 @@ def shares(total: Real, experts: Real, table: PlanTable) -> list[tuple[Real, Cou
         (total - experts, table.shard_ranks),
         (experts, np.maximum(1, table.expert_shard_ranks)),
     ]
+
+
+def state_replicas(view: RankView) -> Real:
+    """Replicas of ZeRO-3's shards that divide the optimizer's work among them: r, else 1.
+
+    Source: InternLM/InternEvo: internlm/core/context/process_group_initializer.py, ZeRO-1 within
+    the ranks with the same shards of weights (weight_data).
+    """
+    spreads = (view.table.zero_stage >= 3) & view.software.sharding.states_over_replicas
+    return np.where(spreads, 1.0 * view.table.dp_replicate, 1.0)
 
 
 def optimizer_shards(shard_ranks: Count | Real, zero_stage: Count) -> Real:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from cost_models.arrays import FP32, Count, Flag, Real
 from cost_models.communication.volumes import communication_units
 from cost_models.memory.ledger import Item, product
-from cost_models.memory.model_states import SYMBOLS, optimizer_shards, shares
+from cost_models.memory.model_states import SYMBOLS, optimizer_shards, shares, state_replicas
 from cost_models.model.spec import Weight
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.tensor_sharding import shard_dim, shards_within_experts
@@ -267,19 +267,24 @@ def optimizer_rows(view: RankView) -> list[Item]:
     of_all = shares(params.total, params.expert_total, table)
     for (symbol, divided, unit), (numel, ranks) in zip(SYMBOLS, of_all, strict=False):
         elements = (symbol, np.where(offloads, 0.0, numel), unit)
-        shards = (divided, optimizer_shards(ranks, table.zero_stage), "ranks")
+        shared = optimizer_shards(ranks, table.zero_stage) * state_replicas(view)
+        shards = (divided, shared, "ranks")
         rows.append(product("optimizer", name, each, elements, shards))
     return rows
 
 
 def updated_elements(view: RankView) -> Real:
-    """Elements that a rank's optimizer updates: P / d from ZeRO-1 on."""
+    """Elements that a rank's optimizer updates: P / d from ZeRO-1 on (``state_replicas``: P / d r).
+
+    Separately sharded experts have a d of their own.
+    """
     params, table = view.parameters, view.table
     parts = shares(params.total, params.expert_total, table)
-    return sum(
+    of_replica = sum(
         (numel / optimizer_shards(ranks, table.zero_stage) for numel, ranks in parts),
         start=np.zeros(len(table)),
     )
+    return of_replica / state_replicas(view)
 
 
 def update_bytes(view: RankView) -> Real:

@@ -50,7 +50,7 @@ from cost_models.compute.kernel_launch import deferred_launches, host_wait, oper
 from cost_models.compute.layer import LayerWork, core_ratio, layer_seconds, optimizer_seconds
 from cost_models.compute.rates import Rates
 from cost_models.memory.gradients import reduces_once
-from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
+from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, updated_elements
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.recomputed_layers import repeated_by_setting
@@ -93,7 +93,7 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
     sent = exposed_inside(view, rate, by_axis, 0.0, 0.0)
     link = host_link(view.cluster, table, view.software)
     phases = data_phases(traffic, by_axis, table, view.parameters, view.software)
-    shard = updated_parameters(view)
+    shard = updated_elements(view)
     starts = operator_seconds(view, rate.operator)
     host = waiting_seconds(view, rate, device, inside, starts, link)
     backward = device.backward + device.recompute
@@ -317,22 +317,10 @@ def with_weight_offload(
     offloads = view.table.offloads_weights
     if not holds(offloads):
         return host
-    fetched = np.where(offloads, view.workload.master_bytes * updated_parameters(view), 0.0)
+    fetched = np.where(offloads, view.workload.master_bytes * updated_elements(view), 0.0)
     forward, backward = device.forward + inside[0], device.backward + inside[1]
     down, up = weight_fetch_seconds(fetched, forward + host[0], backward + host[1], link)
     return host[0] + down, host[1] + up
-
-
-def updated_parameters(view: RankView) -> Real:
-    """Parameters that the rank's optimizer updates: P / d from ZeRO-1 on, else P.
-
-    Separately sharded experts have a d of their own.
-    """
-    params, table = view.parameters, view.table
-    sharded = table.zero_stage >= 1
-    shard = (params.total - params.expert_total) / np.where(sharded, table.shard_ranks, 1)
-    experts = np.where(sharded, np.maximum(1, table.expert_shard_ranks), 1)
-    return shard + params.expert_total / experts
 
 
 def exposed_inside(

@@ -85,6 +85,7 @@ class Sharding(ProfileGroup, frozen=True, kw_only=True):
     casts_unsharded: bool  # fp32 weights alone, cast unit by unit, where nothing is sharded, too
     needed_to_cast: bool  # unsharded ranks of tensor and pipeline groups multiply fp32 weights
     gathers_outputs: bool  # the first accelerator receives what all replicas return
+    states_over_replicas: bool  # replicas of ZeRO-3's shards divide states and update among them
     matrices_apart: bool  # ZeRO-3 gathers a layer matrix by matrix
     adapters_apart: bool  # ZeRO-3 gathers each adapter as its own group; the host waits for it
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.estimate import price
 from cost_models.units import GIB
 from planner.validation.case import Case, case_of
 from planner.validation.counts import not_understood
@@ -1078,6 +1080,11 @@ def test_internevos_own_kind_of_parallelism() -> None:
     assert why_impossible(found) is None
     assert (isp.tensor_parallel, isp.context_parallel, isp.zero_stage) == (1, 4, 3)
     assert (isp.context_parallel_method, isp.dp_shard) == ("ulysses", 2)
+    priced = price(found.scenario, PlanTable.from_plans([isp]))
+    parameters, ranks = found.scenario.model.num_parameters, 4 * isp.data_parallel
+    assert float(priced.memory.optimizer[0]) == pytest.approx(8 * parameters / ranks)
+    weights = (2 / 8 + 4 / ranks) * parameters  # 16 bits over the group, fp32 over all ranks
+    assert float(priced.memory.weights[0]) == pytest.approx(weights)
     assert not case(framework="InternEvo", tensor_parallel=4).plan.sequence_parallel
 
 
