@@ -25,7 +25,13 @@ from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.validation.cluster_of_row import cluster_of
-from planner.validation.counts import accumulation, spaced, with_counts_in_words
+from planner.validation.counts import (
+    STATE_RANKS,
+    WEIGHT_RANKS,
+    accumulation,
+    spaced,
+    with_counts_in_words,
+)
 from planner.validation.model_of_row import is_typical, model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
@@ -54,9 +60,9 @@ SHARE: Final = re.compile(
     r"|^(?:[\w -]+[=:]|[\w -]*\b(?:ratio|fraction|ckpt|checkpoint))? *"
     r"(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)$"
 )
-# the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
-SIZE: Final = r"[ .,:=_(-]*(?:dict\(?)?[ .,:=_-]*(?:group[ _-]?)?size"
-STATE_RANKS: Final = re.compile(rf"\bzero1?(?:{SIZE}|[ _-]group|(?= (?!1\b)|[=:]))[ =:]+(\d+)")
+NOTED_SHARE: Final = re.compile(
+    r"\bactivation[ _](?:ckpt|checkpoint\w*)[ =:]*(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)"
+)
 # --decoder-first-pipeline-num-layers of Megatron Core; SimuMax: num_layers_in_first_pipeline_stage
 END_LAYERS: Final = tuple(
     re.compile(
@@ -74,7 +80,6 @@ BLOCK: Final = re.compile(
     r"\bacl\W+\d|(?<!each )(?<!every )(?<!per )(?<!fp8 )\bblock\b(?! (?:wise|scal))"
 )
 BLOCK_LAYERS: Final = re.compile(r"\bblock\W+(\d+)\b|\b(\d+) layers?\b")  # in a cell of its own
-WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")
 MESH: Final = re.compile(r"\bhsdp[ (=:]*(\d+) ?[x×*] ?(\d+)\b")
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 
@@ -487,6 +492,8 @@ def _recomputed_layers(row: Row) -> int | None:
 def _share_of_layers(row: Row) -> float | None:
     """Return the share in "every 3rd layer", "2 of 5 layers" and the like; None without one."""
     found = SHARE.search(row.words("recompute"))
+    if row.recompute is None:
+        found = NOTED_SHARE.search(row.words("notes"))
     if found is None:
         return None
     if found["share"]:

@@ -20,19 +20,23 @@ COUNTS: Final = {
         rf"|\b(\d+) way (?:{words}|{column.partition('_')[0]})\b"
     )
     for column, words in {
-        "tensor_parallel": r"tp|tensor (?:model )?parallel(?:ism)?|tensor=dict\(size|mp"
+        "tensor_parallel": r"tp|tensor (?:model )?parallel(?:ism)?|tensor(?= size)|mp"
         r"|(?<!pipeline )(?<!expert )model parallel(?:ism)?",
-        "pipeline_parallel": r"pp|pipeline (?:model )?parallel(?:ism)?",
+        "pipeline_parallel": r"pp|pipeline (?:model )?parallel(?:ism)?|pipeline(?= size)",
         "context_parallel": r"cp|context parallel(?:ism)?|sp|sequence parallel|ulysses",
         "expert_parallel": r"ep|expert (?:model )?parallel(?:ism)?",
         "expert_tensor_parallel": r"etp|expert tensor parallel(?:ism)?",
         "micro_batch_size": r"mbs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch",
         "global_batch_size": r"gbs|global batch",
-        "virtual_stages": r"vpp?|interleaving|interleaved pipeline"
+        "virtual_stages": r"vpp?|num chunks|interleaving|interleaved pipeline"
         r"|virtual (?:pp|pipeline)(?: model)?(?: parallel)?",
-        "dp_shard": r"dp shard|data parallel shard|fsdp shard",
+        "dp_shard": r"dp shard|data parallel shard|fsdp shard|sharding parallel",
     }.items()
 }
+# the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
+SIZE: Final = r"[ .,:=_(-]*(?:dict\(?)?[ .,:=_-]*(?:group[ _-]?)?size"
+STATE_RANKS: Final = re.compile(rf"\bzero1?(?:{SIZE}|[ _-]group|(?= (?!1\b)|[=:]))[ =:]+(-?\d+)")
+WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")
 ACCUMULATION: Final = re.compile(
     r"\b(?:(?:grad(?:ient)?[ _-]?acc|(?:grad(?:ient)?[ _-]?)?accum(?:ulation|ulate)?)"
     r"(?:[ _-]steps?)?|gas?|update[ _-]freq)"
@@ -86,7 +90,8 @@ def not_understood(row: Row) -> list[str]:
         rest = vocabulary().read(column, row.words(column)).rest
         words = [token.text for token in rest]
         if column == "notes":
-            words = [text for text in SETTING.findall(row.words(column)) if _is_unknown(text, rest)]
+            settings = row.words(column).replace("=dict(", "_")
+            words = [text for text in SETTING.findall(settings) if _is_unknown(text, rest)]
         if words:
             found.append(f"{column}: {' '.join(words)}")
     return found
@@ -96,13 +101,14 @@ SETTING: Final = re.compile(r"[a-z_][\w-]*=[\w.+-]+")
 
 
 def spaced(words: str) -> str:
-    """Return words with spaces in the place of hyphens and underscores."""
-    return re.sub(r"[-_]+", " ", words)
+    """Return words with spaces in the place of hyphens and underscores, and of ``=dict(``."""
+    return re.sub(r"[-_]+|=dict\(", " ", words)
 
 
 def _is_unknown(setting: str, rest: Sequence[Token]) -> bool:
     """Whether the name of a setting, as ``name=value``, is in no phrase."""
     name = tokens_of(setting.partition("=")[0])
-    if any(pattern.fullmatch(spaced(setting)) for pattern in COUNTS.values()):
+    known = (*COUNTS.values(), STATE_RANKS, WEIGHT_RANKS)
+    if any(pattern.fullmatch(spaced(setting)) for pattern in known):
         return False
     return bool(name) and name[-1].word in {token.word for token in rest}

@@ -1072,6 +1072,17 @@ def test_layers_of_the_first_and_last_stage(notes: str) -> None:
     assert found.scenario.layer_ranges == ((0, 6), (6, 17), (17, 28), (28, 32))
 
 
+def test_internevos_configuration_as_it_stands() -> None:
+    words = "zero1=dict(size=-1), tensor=dict(size=2, mode='msp'), pipeline=dict(size=4)"
+    notes = f"{words}, num_chunks=2, activation_ckpt=0.5"
+    found = case(framework="InternEvo", model="llama-2-7b", num_gpus=16, notes=notes)
+    plan = found.plan
+    assert (plan.tensor_parallel, plan.pipeline_parallel, plan.virtual_stages) == (2, 4, 2)
+    assert (plan.data_parallel, plan.dp_shard) == (2, 2)
+    assert (plan.recompute, plan.recompute_layers) == ("full", 2)
+    assert not not_understood(found.row)
+
+
 def test_internevos_own_kind_of_parallelism() -> None:
     """Its tensor-parallel ranks share the sequence; weights are sharded over its own group."""
     found = case(framework="InternEvo", tensor_parallel=4, notes="isp, wp=8", zero_stage=1)
