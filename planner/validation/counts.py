@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from planner.validation.reading import Reading
 from planner.validation.runs_file import Row
-from planner.validation.vocabulary import READ_COLUMNS, Token, tokens_of, vocabulary
+from planner.validation.vocabulary import READ_COLUMNS, Token, terms_of, tokens_of, vocabulary
 
+# recipes of matmuls in 8 bits, which Megatron Core takes beside --bf16
+RECIPES: Final = frozenset({"delayed", "tensorwise", "rowwise", "blockwise", "mx", "fp8 format"})
 PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
 # numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1"
 COUNTS: Final = {
@@ -68,6 +70,9 @@ def with_counts_in_words(reading: Reading) -> Reading:
         del found["context_parallel"]
     if row.precision is None and (precision := _precision_in(row.words("notes"))):
         found["precision"] = precision
+    named = vocabulary().read("precision", row.words("precision")).terms.keys()
+    if named & PRECISIONS == {"bf16"} and RECIPES & terms_of(row, "notes").keys():
+        found["precision"] = f"fp8, {row.precision}"
     if not found:
         return reading
     told = [f"{column} {value} (default: as the words say)" for column, value in found.items()]

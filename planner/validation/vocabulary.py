@@ -43,6 +43,13 @@ REPLACED: Final = (
     (r"\bw/o(?:ut)?\b", "without"),
     (r"\bw/(?![a-z]/)", "with "),
     (r"c\+\+", "cpp"),
+    (r"全参数?|全量", " full "),
+    (r"(?:激活|激活值)?重计算|(?:梯度|激活)检查点", " recompute "),
+    (r"混合精度", " mixed precision "),
+    (r"微调", " fine tuning "),
+    (r"开启|启用|^是$", " on "),
+    (r"关闭|禁用", " disabled "),
+    (r"^[否无]$|不使用", " none "),
     (r"\bsel[.]?(?=[\s,;)]|$)", "selective"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
@@ -260,7 +267,7 @@ def _adapter_terms(row: Row) -> Mapping[str, int]:
     cells = [("precision", row.words("precision"))]
     if "lora" in own and not own.keys() & {"adapter", "qlora", *BITS}:
         cells += [("peft", row.words("model")), ("notes", row.words("notes"))]
-        cells += [("notes", row.words("framework"))]
+        cells += [("framework", row.words("framework"))]
     for column, words in cells:
         found = vocabulary().read(column, words).terms
         if found.keys() & {"qlora", *BITS}:

@@ -127,7 +127,7 @@ def _adapter(reading: Reading, model: ModelSpec) -> dict[str, Any]:
     if row.peft is None or (kind and kind.value == "none"):
         return {}
     if kind is None or kind.value not in get_args(Adapter):
-        raise Unpriceable(f"peft {row.peft!r} is not priced")
+        raise Unpriceable(f"peft {row.peft!r} is not priced (LoRA and its kin, QLoRA or full are)")
     if "kin of lora" in terms_of(row, "peft"):
         reading.defaults.append(f"{row.peft}: priced as LoRA, which it is kin to")
     rank = number_in(words_table().adapter_rank, row)

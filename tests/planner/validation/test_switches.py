@@ -495,7 +495,6 @@ def test_precision_of_main_gradients(framework: str, words: str, precision: str)
     [
         "--activation-func-fp8-input-store",
         "activation_func_fp8_input_store=True",
-        "FP8_ACT=1",
         "SwiGLU input in fp8",
     ],
 )

@@ -1782,3 +1782,56 @@ def test_a_precision_alone_between_commas_is_that_of_the_run() -> None:
 )
 def test_names_of_models_in_scaling_studies(model: str, layers: int) -> None:
     assert case(model=model, gpu="B200", num_gpus=512).scenario.model.num_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("SFT", ("none", "lora")),
+        ("全量微调", ("none", "lora")),
+        ("r=8, alpha=32", ("lora", "lora")),
+        ("SFT, rank 8", ("lora", "lora")),
+        ("use_dora=true", ("lora", "dora")),
+        ("LoRA SFT", ("lora", "lora")),
+    ],
+)
+def test_adapters_by_their_rank_or_switch(words: str, expected: tuple[str, str]) -> None:
+    found = case(framework="LLaMA-Factory", peft=words)
+    workload = found.scenario.workload
+    assert (workload.adapter, workload.adapter_method) == expected
+    assert not not_understood(found.row)
+
+
+def test_prompts_are_refused_whatever_their_base() -> None:
+    for words in ("P-Tuning v2", "P-Tuning v2, quantization_bit=4", "prefix tuning, int4"):
+        with pytest.raises(Unpriceable, match=r"is not priced \(LoRA and its kin"):
+            case(framework="LLaMA-Factory", peft=words)
+
+
+def test_switches_of_llama_factory_stand_in_notes_or_adapters() -> None:
+    for cells in ({"peft": "use_galore=true"}, {"notes": "use_galore=true, galore_rank=64"}):
+        found = case(framework="LLaMA-Factory", optimizer="adamw_torch", **cells)
+        assert found.scenario.workload.optimizer == "galore_adamw"
+        assert found.scenario.workload.adapter == "none"
+    dora = case(framework="LLaMA-Factory", peft="lora", notes="use_dora=true, quantization_bit=4")
+    workload = dora.scenario.workload
+    assert (workload.adapter, workload.adapter_method) == ("qlora", "dora")
+    assert not not_understood(dora.row)
+
+
+def test_a_recipe_of_8_bits_in_notes_counts_beside_bf16() -> None:
+    for notes in ("fp8_recipe=blockwise", "FP8 hybrid", "--fp8-format hybrid"):
+        found = case(framework="Megatron-Core", precision="bf16", notes=notes)
+        assert found.scenario.workload.precision == "fp8"
+    for notes in ("no fp8 hybrid", "fp8 act", "fp8 dispatch"):
+        found = case(framework="Megatron-Core", precision="bf16", notes=notes)
+        assert found.scenario.workload.precision == "bf16"
+
+
+def test_words_of_traffic_belong_to_a_trainers_switch() -> None:
+    cells = {"framework": "nanotron", "tensor_parallel": 4}
+    assert case(**cells, notes="gradients by all-reduce").plan.sequence_parallel
+    assert not case(**cells, notes="tp_mode: ALL_REDUCE").plan.sequence_parallel
+    plain = case(tensor_parallel=4, framework="PyTorch FSDP").scenario.software
+    asynchronous = case(tensor_parallel=4, framework="PyTorch FSDP", notes="async communication")
+    assert asynchronous.scenario.software == plain
