@@ -22,11 +22,7 @@ from msgspec import Struct
 from cost_models.activations.live import live_activations
 from cost_models.arrays import Real
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, rank_states, updated_elements
-from cost_models.partition.frozen_weights import (
-    frozen_bytes,
-    offloads_frozen,
-    whole_scale_bytes,
-)
+from cost_models.partition.frozen_weights import offloaded_frozen_bytes
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import NVME, PlanTable
 
@@ -68,8 +64,7 @@ def rank_host_bytes(view: RankView) -> HostBytes:
     if not view.on_gpu or not (paged or np.any(table.offload > 0)):
         return HostBytes(zeros, zeros)
     states, updated = rank_states(view), updated_elements(view)
-    shards = frozen_bytes(view) - whole_scale_bytes(view)
-    frozen = np.where(offloads_frozen(view), shards, 0.0)
+    frozen = offloaded_frozen_bytes(view)
     moves = np.where(table.offloads_optimizer, 1.0, 0.0)
     of_states = states.resident + states.paged
     kept = moves * (workload.master_bytes * updated + of_states + frozen)

@@ -114,6 +114,11 @@ def offloads_frozen(view: RankView) -> Flag:
     return found
 
 
+def offloaded_frozen_bytes(view: RankView) -> Real:
+    """Bytes of a rank's shards of frozen weights that lie off the device, which passes fetch."""
+    return np.where(offloads_frozen(view), frozen_bytes(view) - whole_scale_bytes(view), 0.0)
+
+
 def frozen_layer_bytes(view: RankView) -> Real:
     """Bytes of a rank's shard of the largest frozen layer, plain and quantised matrices."""
     model, table = view.model, view.table

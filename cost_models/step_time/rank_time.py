@@ -52,6 +52,7 @@ from cost_models.compute.rates import Rates
 from cost_models.memory.gradients import reduces_once
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, updated_elements
 from cost_models.model.spec import LayerKind
+from cost_models.partition.frozen_weights import offloaded_frozen_bytes
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.recomputed_layers import repeated_by_setting
 from cost_models.partition.schedules import SPLIT_CODES
@@ -312,12 +313,14 @@ def with_weight_offload(
 ) -> Pair:
     """Return ``host`` with the seconds of weight fetching that passes do not hide.
 
-    Leaves out: collectives ``inside`` layers that use the link to the host, too.
+    A rank fetches its shards of trained weights, and of frozen ones as they are stored, for a
+    forward and a backward pass. Leaves out: collectives that use the link to the host, too.
     """
     offloads = view.table.offloads_weights
     if not holds(offloads):
         return host
-    fetched = np.where(offloads, view.workload.master_bytes * updated_elements(view), 0.0)
+    trained = view.workload.master_bytes * updated_elements(view)
+    fetched = np.where(offloads, trained + offloaded_frozen_bytes(view), 0.0)
     forward, backward = device.forward + inside[0], device.backward + inside[1]
     down, up = weight_fetch_seconds(fetched, forward + host[0], backward + host[1], link)
     return host[0] + down, host[1] + up

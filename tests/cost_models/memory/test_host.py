@@ -11,11 +11,13 @@ import pytest
 from cost_models.activations.live import layer_bytes
 from cost_models.communication.host_link import NVME_BANDWIDTH, nvme_seconds, weight_fetch_seconds
 from cost_models.legality.rules import legality_codes, require_legal
+from cost_models.model.lora import adapted
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import OFFLOAD_DEVICES, OFFLOADS, Plan, PlanTable
 from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.scenario import Scenario
+from hardware_profiles.cluster.schema import Figure
 from hardware_profiles.errors import InputError
 from tests.samples import make_scenario
 
@@ -118,6 +120,22 @@ def test_offloaded_weights_cost_time() -> None:
     assert more == pytest.approx(2 * stored / NVME_BANDWIDTH)
     assert first(nvme_seconds(NVME_BANDWIDTH)) == 2
     assert [first(x) for x in weight_fetch_seconds(10.0, 1.0, 20.0, 1.0)] == [9.0, 0.0]
+
+
+@pytest.mark.parametrize(("software", "fetched"), [("hf-trainer", True), ("shardplan", False)])
+def test_passes_fetch_the_frozen_shards_that_lie_in_host_memory(
+    software: str, fetched: bool
+) -> None:
+    """LoRA over a link of 1 kB/s: a rank's shards in every pass, where the trainer shards them."""
+    adapters = {"adapter": "lora", "adapter_rank": 4}
+    scenario = scenario_of(software=software, **adapters)
+    scenario = replace(scenario, model=adapted(scenario.model, scenario.workload))
+    chip = scenario.cluster.accelerator
+    slow = replace(chip, host_bandwidth=Figure(1e3, "assumed", "a test"))
+    scenario = replace(scenario, cluster=replace(scenario.cluster, accelerator=slow))
+    moved = 1e3 * 0.764 * first(priced(scenario, "weights").time.host)
+    passes, shard = 2 * PLAN.num_microbatches, 4 * scenario.model.num_parameters / 8  # fp32
+    assert moved == pytest.approx(passes * shard if fetched else 0.0, rel=0.01, abs=0.02 * shard)
 
 
 @pytest.mark.parametrize(
