@@ -62,11 +62,16 @@ class Rule:
         return rows.assign(cell=rows.groupby([*self.properties, "source_group"]).ngroup())
 
     def cells_of(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Return kind, source, runs and size of errors of every source's runs of a kind."""
+        """Return kind, source, runs and size of errors of every source's runs of a kind.
+
+        Columns ``<property>_code`` and ``kind_code`` number the groups of ``expected_sizes``.
+        """
         grouped = rows.groupby("cell")
         cells = grouped[[*self.properties, "source_group"]].first()
         size = rows.log_error.abs().groupby(rows.cell).mean()
-        return cells.assign(size=np.maximum(size, LEAST), runs=grouped.size())
+        codes = {f"{name}_code": cells.groupby(name).ngroup() for name in self.properties}
+        codes["kind_code"] = cells.groupby(list(self.properties)).ngroup()
+        return cells.assign(size=np.maximum(size, LEAST), runs=grouped.size(), **codes)
 
     def expected_sizes(self, cells: pd.DataFrame, used: np.ndarray) -> Sizes:
         """Return the sizes expected of a new source from the cells that are ``used``."""
@@ -75,28 +80,27 @@ class Rule:
         logs = np.log(cells["size"].to_numpy())
         every = float(np.average(logs, weights=weights))
 
-        def shrunk(names: list[str], prior: np.ndarray) -> np.ndarray:
-            codes = cells.groupby(names).ngroup().to_numpy()
+        def shrunk(name: str, prior: np.ndarray) -> np.ndarray:
+            codes = cells[f"{name}_code"].to_numpy()
             total, weight = np.bincount(codes, weights * logs), np.bincount(codes, weights)
             return np.asarray((total[codes] + TOWARDS * prior) / (weight[codes] + TOWARDS))
 
-        by_property = {n: shrunk([n], np.full(len(cells), every)) for n in self.properties}
+        by_property = {n: shrunk(n, np.full(len(cells), every)) for n in self.properties}
         prior = np.full(len(cells), every)
         for name, share in zip(self.properties, self.shares, strict=True):
             prior = prior + share * (by_property[name] - every)
-        return Sizes(every, by_property, shrunk(list(self.properties), prior))
+        return Sizes(every, by_property, shrunk("kind", prior))
 
     def relative_errors(
         self, rows: pd.DataFrame, cells: pd.DataFrame, used: np.ndarray
     ) -> pd.Series:
         """Return log errors over the sizes expected without their source, of the cells ``used``."""
-        found = pd.Series(np.nan, index=rows.index)
         source, cell = cells.source_group.to_numpy(), rows.cell.to_numpy()
+        sizes = np.full(len(cells), np.nan)
         for one in np.unique(source[used]):
-            own = (source == one)[cell]
-            sizes = np.exp(self.expected_sizes(cells, used & (source != one)).of_kind)
-            found[own] = rows.log_error[own] / sizes[cell[own]]
-        return found[used[cell]]
+            own = source == one
+            sizes[own] = np.exp(self.expected_sizes(cells, used & ~own).of_kind)[own]
+        return (rows.log_error / sizes[cell])[used[cell]]
 
     def ends_of(self, rows: pd.DataFrame, cells: pd.DataFrame, used: np.ndarray) -> Ends:
         """Return the ends of intervals in expected sizes, from the cells that are ``used``."""
