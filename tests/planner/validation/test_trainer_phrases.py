@@ -1835,3 +1835,9 @@ def test_words_of_traffic_belong_to_a_trainers_switch() -> None:
     plain = case(tensor_parallel=4, framework="PyTorch FSDP").scenario.software
     asynchronous = case(tensor_parallel=4, framework="PyTorch FSDP", notes="async communication")
     assert asynchronous.scenario.software == plain
+
+
+def test_the_rank_of_adapters_may_stand_in_notes() -> None:
+    for notes in ("lora_r: 32, sample_packing", "--lora_rank 32", "LoRA r=32"):
+        found = case(framework="Axolotl", peft="qlora", notes=notes)
+        assert found.scenario.workload.adapter_rank == 32
