@@ -54,7 +54,7 @@ from hardware_profiles.progress import advance
 
 Floats = NDArray[np.float64]
 AT_ONCE: Final = 1_000_000  # plans of one group
-ONE_GROUP: Final = 200_000  # plans below which all are one group
+ONE_GROUP: Final = 50_000  # plans below which all are one group
 ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
 ONE_KIND: Final = 20_000  # plans up to which first and last ranks are rows of one table, too
 IN_CACHE: Final = 32_768  # passes of ranks whose pipelines are bounded together
