@@ -48,6 +48,8 @@ def workload_of(
         usual = look_up(words_table().usual_precision, row)
         whose = "accelerator" if usual is None else "trainer"
         word = reading.value("precision", usual.value if usual else precision, f"of that {whose}")
+    if word == "tf32" and accelerator.architecture in BEFORE_AMPERE:
+        word = "fp32"  # tensor cores before Ampere have no TF32: the setting changes nothing
     if word not in get_args(Precision):
         raise Unpriceable(f"precision {row.precision} is not priced")
     reading.value("optimizer", "adamw", "the usual one")

@@ -1304,10 +1304,16 @@ def test_flash_attention_of_axolotl_knows_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "precision"), [("Levanter (JAX)", "tf32"), ("own loop, plain PyTorch", "fp32")]
+    ("framework", "gpu", "precision"),
+    [
+        ("Levanter (JAX)", "A100-SXM-80GB", "tf32"),
+        ("Levanter (JAX)", "V100-SXM2-32GB", "fp32"),
+        ("own loop, plain PyTorch", "A100-SXM-80GB", "fp32"),
+    ],
 )
-def test_jax_multiplies_fp32_in_tf32(framework: str, precision: str) -> None:
-    assert case(framework=framework, precision="fp32").scenario.workload.precision == precision
+def test_jax_multiplies_fp32_in_tf32(framework: str, gpu: str, precision: str) -> None:
+    found = case(framework=framework, gpu=gpu, precision="fp32").scenario.workload
+    assert found.precision == precision
 
 
 CASTS = {
