@@ -63,6 +63,10 @@ SHARE: Final = re.compile(
 NOTED_SHARE: Final = re.compile(
     r"\bactivation[ _](?:ckpt|checkpoint\w*)[ =:]*(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)"
 )
+# --recompute-modules of Megatron Core, a list that replaces its default (core_attn)
+NOTED_MODULES: Final = re.compile(
+    rf"\brecompute[-_ ]modules?\W+((?:(?:{'|'.join(sorted(MODULES, reverse=True))})\b[^\w=;]*)+)"
+)
 # --decoder-first-pipeline-num-layers of Megatron Core; SimuMax: num_layers_in_first_pipeline_stage
 END_LAYERS: Final = tuple(
     re.compile(
@@ -508,7 +512,11 @@ def _modules(row: Row) -> str | None:
     if ":" in text and (text in RECOMPUTE or text.startswith(PREFIX)):
         return read_setting(text)
     terms = terms_of(row, "recompute")
-    named = [module for module in MODULES if f"module {module}" in terms and "full" not in terms]
+    if "full" in terms or "none" in terms:
+        return None
+    if noted := NOTED_MODULES.search(row.words("notes")):
+        return read_setting(PREFIX + "+".join(re.findall(r"\w+", noted[1])))
+    named = [module for module in MODULES if f"module {module}" in terms]
     return read_setting(PREFIX + "+".join(named)) if named else None
 
 

@@ -93,6 +93,24 @@ def test_recomputation(words: str, expected: tuple[str, int]) -> None:
     assert (plan.recompute, plan.recompute_layers) == expected
 
 
+@pytest.mark.parametrize(
+    ("notes", "cell", "expected"),
+    [
+        ("--recompute-modules core_attn mlp --bf16", "selective", "modules:core_attn+mlp"),
+        ("recompute_modules: ['layernorm', 'moe_act']", None, "modules:layernorm+moe_act"),
+        (
+            "flags: recompute-modules=[mlp,layernorm],mtp-num-layers=1",
+            "selective",
+            "modules:layernorm+mlp",
+        ),
+        ("recompute-modules=core_attn, mlp fused", "full", "full"),
+        ("MLP fused", "selective", "selective"),
+    ],
+)
+def test_recomputed_modules_in_notes(notes: str, cell: str | None, expected: str) -> None:
+    assert case(notes=notes, recompute=cell).plan.recompute == expected
+
+
 OPTIMIZERS = {
     "adamw": ["adamw", "AdamW", "Adam", "torch AdamW, fused", "FusedAdam", "adamw_torch_fused"],
     "adamw_8bit": ["8-bit Adam", "adamw 8bit", "AdamW8bit", "bnb-8bit-adam", "adamw_bnb_8bit"],
