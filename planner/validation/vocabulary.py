@@ -43,13 +43,6 @@ REPLACED: Final = (
     (r"\bw/o(?:ut)?\b", "without"),
     (r"\bw/(?![a-z]/)", "with "),
     (r"c\+\+", "cpp"),
-    (r"全参数?|全量", " full "),
-    (r"(?:激活|激活值)?重计算|(?:梯度|激活)检查点", " recompute "),
-    (r"混合精度", " mixed precision "),
-    (r"微调", " fine tuning "),
-    (r"开启|启用|^是$", " on "),
-    (r"关闭|禁用", " disabled "),
-    (r"^[否无]$|不使用", " none "),
     (r"\bsel[.]?(?=[\s,;)]|$)", "selective"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
@@ -85,6 +78,8 @@ def tokens_of(text: str) -> tuple[Token, ...]:
     ['8bit', 'optimizer', 'without', 'torch', 'compile']
     """
     text = text.lower()
+    for pattern, english in () if text.isascii() else _document().chinese.items():
+        text = re.sub(pattern, f" {english} ", text)
     for pattern, replacement in REPLACED:
         text = re.sub(pattern, replacement, text)
     return tuple(
@@ -112,10 +107,11 @@ class CellTerms:
 
 
 class Document(Struct, frozen=True, forbid_unknown_fields=True):
-    """The file: phrases by column and term; words without any effect on a price."""
+    """The file: phrases by column and term; words without any effect on a price; translations."""
 
     phrases: dict[str, dict[str, tuple[str, ...]]]
     without_effect: tuple[str, ...]
+    chinese: dict[str, str]  # regular expressions, and their English
     releases: dict[str, tuple[tuple[str, str], ...]]  # of a term: software, and its first release
     older: dict[str, tuple[tuple[str, str], ...]]  # the first release that no longer has it
 
@@ -252,9 +248,14 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 @cache
+def _document() -> Document:
+    return convert(read_toml(TABLE, "the vocabulary"), Document, str(TABLE))
+
+
+@cache
 def vocabulary() -> CellVocabulary:
     """Return the vocabulary that comes with shardplan."""
-    return CellVocabulary(convert(read_toml(TABLE, "the vocabulary"), Document, str(TABLE)))
+    return CellVocabulary(_document())
 
 
 def _adapter_terms(row: Row) -> Mapping[str, int]:

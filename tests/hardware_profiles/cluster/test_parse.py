@@ -95,7 +95,7 @@ BAD = {
     "8xA100-60GB": "Did you mean A100-SXM-80GB",
     "4xA100-80GB+4xH100": "two kinds in one cluster are not priced",
     "1x4060Ti": "Did you mean RTX-4060-Ti-16GB?",
-    "1x1070Ti": "`shardplan hardware` lists them",
+    "1x1050Ti": "`shardplan hardware` lists them",
     "73xGB200": "Write 73x1xGB200 for 73 nodes, or 1x73xGB200",
     "2x8xp5.48xlarge": "says already that a node holds 8",
     "here:0": "whole number from 1",
