@@ -36,6 +36,7 @@ from planner.validation.model_of_row import is_typical, model_of
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
 from planner.validation.trainer_of_row import (
+    DEEPSPEED,
     note_trainer,
     profile_of_trainer,
     that_runs,
@@ -254,7 +255,7 @@ def _plan(
         reading.defaults.append("one micro-batch at a time: priced as a step of one")
         batch = micro * data
     stage = _zero_stage(reading)
-    offload = _offload(row, stage)
+    offload = _offload(row, stage, trainer)
     alone = data * context == 1 and offload in ("none", "activations")
     recompute, layers = _recompute(reading, model, pipeline * virtual)
     experts = _expert_parallel(reading, model, tensor, data * context)
@@ -520,9 +521,17 @@ def _modules(row: Row) -> str | None:
     return read_setting(PREFIX + "+".join(named)) if named else None
 
 
-def _offload(row: Row, stage: int) -> Offload:
+def _offload(row: Row, stage: int, trainer: SoftwareEntry) -> Offload:
+    """Return what a row offloads: what it names, or what the stage shards ("CPU offload").
+
+    Left out: ``cpu_offloading`` of Megatron Core, which is of activations.
+    """
     table = words_table()
     entry = look_up(table.offload, row)
+    said = terms_of(row, "framework").keys() | terms_of(row, "notes").keys()
+    if entry is None and row.offload is None and "offloads to host" in said:
+        shards = profile_of_trainer(trainer)[0].sharding.largest_zero_stage > 1
+        row = replace(row, offload="cpu") if shards or DEEPSPEED in trainer.profile else row
     if entry is None and not vocabulary().read("offload", row.words("offload")).rest:
         entry = look_up(table.host_offload, replace(row, zero_stage=stage))
     if entry is None and row.offload is not None:

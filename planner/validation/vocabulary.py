@@ -39,10 +39,15 @@ NEGATIONS: Final = frozenset({"no", "not", "without", "non", "disable", "disable
 OFF: Final = frozenset({"off", "false", "disabled"})
 ON: Final = frozenset({"on", "true", "enabled"})
 NOT_PLURAL: Final = frozenset({"transformers", "ops", "bias", "axis"})
+GAP, STAGE = r"[\s_=:-]*", r"(?=[0-3](?![a-z0-9]))"
 REPLACED: Final = (
     (r"\bw/o(?:ut)?\b", "without"),
     (r"\bw/(?![a-z]/)", "with "),
     (r"c\+\+", "cpp"),
+    # "zero3_offload", "zero_optimization.stage: 3", "Z3", "DeepSpeed stage 3", "stage 3 offload"
+    (rf"(?<![a-z0-9])(?:zero{GAP}(?:optimization{GAP}[.]?)?(?:stage{GAP})?|z){STAGE}", "zero "),
+    (rf"\b(ds|deepspeed){GAP}(?:config{GAP})?stage{GAP}{STAGE}", r"\1 zero "),
+    (rf"(?<![a-z0-9])stage{GAP}(?=[0-3][\s+,_-]*(?:with )?offload)", "zero "),
     (r"\bsel[.]?(?=[\s,;)]|$)", "selective"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
@@ -53,11 +58,12 @@ REPLACED: Final = (
     (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year
     (r"(?<=[a-z0-9])[.](?!x\b)(?=[a-z])", " "),  # torch.compile; a release keeps its dots
 )
-MONTHS: Final = MappingProxyType(
+SPELLINGS: Final = MappingProxyType(
     {
         **{name[:3]: name for name in ("january", "february", "march", "april", "june", "july")},
         **{name[:3]: name for name in ("august", "september", "october", "november", "december")},
         "sept": "september",
+        "parameter": "param",
     }
 )
 TOKEN: Final = re.compile(r"(?P<equals>[=:]\s*)?(?P<word>[a-z0-9][a-z0-9.?]*)")
@@ -93,9 +99,10 @@ def tokens_of(text: str) -> tuple[Token, ...]:
 
 
 def _normalised(word: str) -> str:
-    """Return the singular of a word, and the full name of a month."""
+    """Return the singular of a word, and one spelling of months and parameters."""
     plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
-    return word[:-1] if plural and word not in NOT_PLURAL else MONTHS.get(word, word)
+    word = word[:-1] if plural and word not in NOT_PLURAL else word
+    return SPELLINGS.get(word, word)
 
 
 @dataclass(frozen=True, slots=True)

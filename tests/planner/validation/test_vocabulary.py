@@ -206,6 +206,64 @@ def test_offload(words: str, expected: str) -> None:
     assert case(offload=words, zero_stage=3).plan.offload == expected
 
 
+SAID_OFFLOADS = {
+    (3, "weights"): [
+        "ZeRO-3, CPU offload",
+        "DeepSpeed ZeRO-3 with CPU offload",
+        "ZeRO stage 3 + offload",
+        "ZeRO-3 with offload",
+        "DeepSpeed ZeRO-Infinity",
+        "FSDP2 with CPU offload",
+        "ZeRO-3, offload optimizer and parameters to CPU",
+        "ZeRO-3, offload optimizer states and weights",
+        "ZeRO-3, params offloaded to CPU",
+    ],
+    (3, "optimizer"): ["ZeRO-3, adam_offload", "ZeRO-3, offload_optimizer_device: cpu"],
+    (2, "optimizer"): [
+        "ZeRO-2, cpu offload",
+        "DeepSpeed ZeRO-2 with CPU offloading",
+        "ZeRO-2 with offload",
+        "ZeRO-2, adam_offload",
+    ],
+    (1, "optimizer"): ["DeepSpeed ZeRO stage 1, offload to CPU"],
+    (3, "activations"): [
+        "ZeRO-3, activation CPU offload",
+        "ZeRO-3, activations offloaded to CPU",
+        "ZeRO-3, offload activations to CPU",
+        "ZeRO-3, CPU offload of activations",
+    ],
+    (3, "none"): [
+        "ZeRO-3, no CPU offload",
+        "ZeRO-3 without offload",
+        "ZeRO-3, CPU_OFFLOAD=False",
+        "ZeRO-3, offload_optimizer_device: none",
+        "ZeRO-3, cpu_offload: none",
+        "FSDP, cpu offload false",
+    ],
+}
+
+
+@pytest.mark.parametrize("column", ["framework", "notes"])
+@pytest.mark.parametrize(
+    ("words", "expected"), [(text, key) for key, texts in SAID_OFFLOADS.items() for text in texts]
+)
+def test_offload_in_words(words: str, expected: tuple[int, str], column: str) -> None:
+    plan = case(**{column: words}).plan
+    assert (plan.zero_stage, plan.offload) == expected
+
+
+@pytest.mark.parametrize("words", ["CPU offload", "with CPU offloading", "offload to CPU"])
+@pytest.mark.parametrize(
+    ("stage", "expected"), [(1, "optimizer"), (2, "optimizer"), (3, "weights")]
+)
+def test_offload_to_the_host_is_of_what_the_stage_shards(
+    words: str, stage: int, expected: str
+) -> None:
+    assert case(framework="DeepSpeed", notes=words, zero_stage=stage).plan.offload == expected
+    assert case(framework="DeepSpeed", offload="none", notes=words).plan.offload == "none"
+    assert case(framework="Megatron-Core", notes=words, zero_stage=1).plan.offload == "none"
+
+
 PRECISIONS = {
     "bf16": ["bf16", "bfloat16", "BF16 mixed"],
     "fp16": ["fp16", "float16", "half precision", "half", "Half (torch.half)", "fp16 (half)"],
