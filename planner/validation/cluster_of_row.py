@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -75,8 +74,7 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
         speed = min(several)
         reading.defaults.append(f"network of {speed:.4g} Gb/s an accelerator, the slowest of them")
     node = None if named is None else row.node
-    memory = _memory_of_its_own(row, accelerator)
-    key = (accelerator.name, total // each, each, speed, node, row.power, memory)
+    key = (accelerator.name, total // each, each, speed, node, row.power)
     return _build(*key), key
 
 
@@ -109,18 +107,13 @@ def _build(
     gigabits: float | None,
     node: str | None,
     watts: float | None,
-    memory: float | None,
 ) -> Cluster:
     kind = None if node is None else match_node(node)
     network = None
     if gigabits is not None:
         network = Figure(gigabits * 1e9 / 8.0, "published", "inter_link_gbps_per_gpu of the row")
-    accelerator = find_accelerator(name)
-    if memory is not None:
-        size = Figure(memory * GIB, "published", "gpu_mem_gb of the row")
-        accelerator = replace(accelerator, memory_capacity=size, usable_memory=None)
     cluster = build_cluster(
-        accelerator,
+        find_accelerator(name),
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
         node=None if kind is None else kind.entry,
@@ -183,20 +176,6 @@ def _names_within(name: str, memory: float | None) -> Iterator[str]:
     for start in range(len(parts)):
         shorter = " ".join(parts[start:])
         yield shorter if memory is None else f"{shorter}-{memory:g}GB"
-
-
-def _memory_of_its_own(row: Row, accelerator: Accelerator) -> float | None:
-    """Return the GiB that a row states, where the catalogue has no such board; None elsewhere.
-
-    A laptop's chip, or a board with larger memory chips than its maker gave it.
-    """
-    stated, name = row.gpu_mem_gb, row.gpu or ""
-    if stated is None and (named := MEMORY.search(name)):
-        stated = float(named[1])
-    if stated is None or len(SEPARATORS.split(name)) > 1:
-        return None
-    usual = accelerator.memory_capacity.value
-    return None if abs(stated * GIB / usual - 1.0) <= ROUNDED else stated
 
 
 def smaller_accelerator(row: Row) -> Accelerator | None:
