@@ -313,17 +313,23 @@ def with_weight_offload(
 ) -> Pair:
     """Return ``host`` with the seconds of weight fetching that passes do not hide.
 
-    A rank fetches its shards of trained weights, and of frozen ones as they are stored, for a
-    forward and a backward pass. Leaves out: collectives that use the link to the host, too.
+    Leaves out: collectives that use the link to the host, too.
     """
     offloads = view.table.offloads_weights
     if not holds(offloads):
         return host
-    trained = view.workload.master_bytes * updated_elements(view)
-    fetched = np.where(offloads, trained + offloaded_frozen_bytes(view), 0.0)
+    fetched = np.where(offloads, fetched_bytes(view), 0.0)
     forward, backward = device.forward + inside[0], device.backward + inside[1]
     down, up = weight_fetch_seconds(fetched, forward + host[0], backward + host[1], link)
     return host[0] + down, host[1] + up
+
+
+def fetched_bytes(view: RankView) -> Real:
+    """Bytes of weights that a pass fetches from host memory, forward and backward.
+
+    A rank's shards of trained weights, and of frozen ones as they are stored.
+    """
+    return view.workload.master_bytes * updated_elements(view) + offloaded_frozen_bytes(view)
 
 
 def exposed_inside(

@@ -25,7 +25,6 @@ from msgspec.structs import replace as with_parts
 from cost_models.activations.live import layer_bytes
 from cost_models.communication.host_link import host_link
 from cost_models.memory.ledger import MOMENTS, first
-from cost_models.memory.optimizer_states import updated_elements
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import timelines
 from cost_models.partition.plan_stages import pipeline_rank
@@ -39,6 +38,7 @@ from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.pipeline_bound import owners
 from cost_models.step_time.pipeline_simulation import ends_of, makespan
+from cost_models.step_time.rank_time import fetched_bytes
 from planner.assessment.assess import Assessment
 
 LATE: Final = 0.1  # of the last backward pass, between its last moments
@@ -185,7 +185,7 @@ def _copies(view: RankView) -> Iterator[HostCopy]:
         return
     link = host_link(view.cluster, table, view.software)
     if table.offloads_weights[0]:
-        lasts = first(view.workload.master_bytes * updated_elements(view)) / link
+        lasts = first(fetched_bytes(view)) / link
         yield HostCopy("weights from the host", "forward", lasts)
         yield HostCopy("weights from the host", "backward", lasts)
     if table.offloads_activations[0]:

@@ -31,11 +31,11 @@ BOARDS: Final = re.compile(
     r"\b(?:[hd]gx|nvl\d+|superchip|super ?pod|gpus?|oam|hls\w*|grace (?:hopper|blackwell))\b[\s-]*",
     re.IGNORECASE,
 )
-BESIDE: Final = re.compile(r"\s*\([^)]*\)|\s+x\s*\d+$", re.I)  # a cloud or a count beside a name
+BESIDE: Final = re.compile(r"\s*\([^)]*\)|\s+x\s*\d+$", re.I)  # a cloud or a count after a name
 SEPARATORS: Final = re.compile(r"\s*(?:[/+,;&]|\band\b)\s*", re.IGNORECASE)  # "V100 + T4"
 COUNT: Final = re.compile(r"^\s*\d+\s*[x×*]?\s*(?=[a-z])|\bmixed\b", re.IGNORECASE)
 MEMORY: Final = re.compile(r"\b(\d+) ?GI?B?\b", re.IGNORECASE)  # in a name: "V100 (16GB)"
-# beside a name: how many, the kind of its memory, its power, the instance
+# around a name: how many, the kind of its memory, its power, the instance
 AROUND: Final = re.compile(
     r"^\s*\d+\s*[x×*]\s*(?=[a-z])|[x×*]\s*\d+$|\bhbm\w*|\bgddr\w*|\b\d+ ?w\b|\bsxm\d?\W*$"
     r"|\b\w+\.\d*x?large\b",

@@ -12,7 +12,7 @@ from planner.validation.reading import Reading
 from planner.validation.runs_file import Row
 from planner.validation.vocabulary import READ_COLUMNS, Token, terms_of, tokens_of, vocabulary
 
-# recipes of matmuls in 8 bits, which Megatron Core takes beside --bf16
+# recipes of matmuls in 8 bits, which Megatron Core takes next to --bf16
 RECIPES: Final = frozenset({"delayed", "tensorwise", "rowwise", "blockwise", "mx", "fp8 format"})
 PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
 # numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1"
