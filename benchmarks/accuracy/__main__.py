@@ -1,61 +1,70 @@
 """Tables of docs/accuracy.md and of the README: ``python -m benchmarks.accuracy --write``.
 
-Prices every published run (``planner.validate``) and the tables of runs that were found after
-the constants of the formulas were fixed (``benchmarks/unseen/*.csv``), in a few minutes, and
-writes the tables between the ``<!-- generated: NAME -->`` marks of both files. ``--check`` compares
-instead, and exits with 1 where a table differs. Figures of slower commands come from
-``benchmarks/accuracy/recorded.toml``, which says when each was run.
+Prices every published run (``planner.validate``) in two minutes, and writes the tables between the
+``<!-- generated: NAME -->`` marks of both files. ``--check`` compares instead, and exits with 1
+where a table differs. Figures of slower commands come from files of this folder: ``left_out.csv``
+and ``memory_left_out.csv``, which ``benchmarks.accuracy.cross_validate --write`` writes,
+``blind_rounds.csv``, the first prices of each round, and ``recorded.toml``.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.accuracy.published_step_times import TABLES
-from benchmarks.unseen import UNSEEN, WITH_BOTH, validated
+from benchmarks.unseen import validated
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "docs" / "accuracy.md", ROOT / "README.md")
-RECORDED: Final = Path(__file__).parent / "recorded.toml"
+HERE: Final = Path(__file__).parent
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FIGURES: Final = ("median_absolute_error", "p90_absolute_error", "bias")
 Row = Iterable[str]
+Errors = tuple[float | str | None, float | str | None, float | str | None]
 
 
 @dataclass(frozen=True)
 class Short:
-    """One row of the short table; errors are fractions, None where the command prints no such."""
+    """One row of the short table; errors are fractions, None or empty where none is printed."""
 
     what: str
     of: str
-    errors: tuple[float | None, float | None, float | None]  # median, 90th percentile, bias
+    errors: Errors  # median, 90th percentile, bias
     command: str
-    readme: tuple[str, str] | None = None  # how the README calls it, and its runs
 
 
 @cache
 def recorded() -> dict[str, Any]:
     """Return the figures that other commands printed."""
-    return tomllib.loads(RECORDED.read_text(encoding="utf-8"))
+    return tomllib.loads((HERE / "recorded.toml").read_text(encoding="utf-8"))
 
 
-def percent(value: float | None, *, signed: bool = False) -> str:
+def rows_of(name: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file of this folder."""
+    with (HERE / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def percent(value: float | str | None, *, signed: bool = False) -> str:
     """Return a fraction as text.
 
-    >>> percent(0.0388), percent(-0.0197, signed=True), percent(0.0001)
+    >>> percent(0.0388), percent("-0.0197", signed=True), percent(0.0001)
     ('3.9 %', '−2.0 %', '0.01 %')
     """
-    if value is None:
+    if value is None or value == "":
         return "–"
-    digits = 2 if 0.0 < abs(value) < 0.005 and not signed else 1
-    text = f"{100.0 * value:{'+' if signed else ''}.{digits}f} %"
+    share = float(value)
+    digits = 2 if 0.0 < abs(share) < 0.005 and not signed else 1
+    text = f"{100.0 * share:{'+' if signed else ''}.{digits}f} %"
     return text.replace("-", "−")
 
 
@@ -66,101 +75,76 @@ def table(heads: Iterable[str], rows: Iterable[Row]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def _errors(figures: Mapping[str, Any]) -> tuple[float, float, float]:
-    median, p90, bias = (float(figures[key]) for key in FIGURES)
+def _errors(figures: Mapping[str, Any]) -> Errors:
+    median, p90, bias = (figures[key] for key in FIGURES)
     return median, p90, bias
+
+
+def _recorded_errors(row: Mapping[str, str], of: str = "") -> Errors:
+    return row[f"median{of}"], row[f"p90{of}"], row[f"bias{of}"]
 
 
 def short_rows() -> list[Short]:
     """Return the rows of the short table, from the best known runs to the least known ones."""
     published = validated("published").summary
-    first, second, *blind, third = (
-        Short(
-            row["what"],
-            row["of"],
-            (row["median"], row["p90"], row.get("bias")),
-            row["command"],
-            (row["readme"], row["runs"]) if "readme" in row else None,
-        )
-        for row in recorded()["short"]
-    )
-
-    def of(name: str, what: str) -> dict[str, Any]:
-        found: dict[str, Any] = validated(name).summary[what]
-        return found
-
-    time, memory = published["time"]["over_groups"], published["memory"]["over_groups"]
-    found = ("runs", "trainers")
-    runs, trainers = (of(name, "time")["all_rows"] for name in found)
-    peaks, more_peaks = (of(name, "memory")["all_rows"] for name in found)
+    time, memory = (published[what]["over_groups"] for what in ("time", "memory"))
+    left_out, peaks = (rows_of(name)[-1] for name in ("left_out", "memory_left_out"))
+    bundled = recorded()["bundled_peaks"]
+    cross_validate = "python -m benchmarks.accuracy.cross_validate"
     return [
+        Short("step time", _runs(time), _errors(time), "shardplan validate --time"),
         Short(
-            "Step time",
-            f"{time['n']:,} published runs of {len(time['groups'])} sources (mean over sources)",
-            _errors(time),
-            "shardplan validate --time",
-            ("step time, published runs", f"{time['n']:,}"),
+            "step time",
+            "the same, each source left out of the fit",
+            _recorded_errors(left_out, "_left_out"),
+            cross_validate,
         ),
-        first,
+        latest_round("time", "step time"),
+        Short("peak memory", _runs(memory), _errors(memory), "shardplan validate --memory"),
         Short(
-            "Step time, two trainers that were described from their source code",
-            f"{runs['n']} runs found after all constants were fixed",
-            _errors(runs),
-            "shardplan validate benchmarks/unseen/runs.csv",
+            "peak memory",
+            f"{peaks['runs']} runs, each trainer as an unknown one",
+            _recorded_errors(peaks, "_undescribed"),
+            f"{cross_validate} --memory",
         ),
-        second,
-        *(row for row in blind if row.what.startswith("Step time")),
+        latest_round("peak", "peak memory"),
         Short(
-            "The same after describing trainers and accelerators, nothing fitted",
-            f"{trainers['n']} runs of 19 of these sources",
-            _errors(trainers),
-            "shardplan validate benchmarks/unseen/trainers.csv",
+            "peak memory",
+            bundled["of"],
+            (bundled["median"], bundled["p90"], None),
+            bundled["command"],
         ),
-        Short(
-            "Peak memory",
-            f"{memory['n']} published runs of {len(memory['groups'])} sources (mean over sources)",
-            _errors(memory),
-            "shardplan validate --memory",
-            ("peak memory, published runs", f"{memory['n']}"),
-        ),
-        Short(
-            "Peak memory, runs found later",
-            f"{peaks['n']} of two trainers",
-            _errors(peaks),
-            "shardplan validate benchmarks/unseen/runs.csv",
-        ),
-        Short(
-            "Peak memory, runs found later",
-            f"{more_peaks['n']} of 19 more sources",
-            _errors(more_peaks),
-            "shardplan validate benchmarks/unseen/trainers.csv",
-        ),
-        *(row for row in blind if row.what.startswith("Peak memory")),
-        third,
     ]
 
 
-def _short_cells(row: Short) -> list[str]:
-    median, p90, bias = row.errors
-    return [row.what, row.of, percent(median), percent(p90), percent(bias, signed=True)]
+def _runs(figures: Mapping[str, Any]) -> str:
+    return f"{figures['n']:,} published runs of {len(figures['groups'])} sources"
 
 
-def short() -> str:
-    """Return the short table of docs/accuracy.md."""
+def latest_round(quantity: str, what: str) -> Short:
+    """Return the row of the latest round of runs that were priced unseen."""
+    *_, row = (row for row in rows_of("blind_rounds") if row["quantity"] == quantity)
+    of = f"{row['runs']} unseen runs of {row['sources']} sources, {day_of(row['table'])}"
+    command = f"shardplan validate benchmarks/unseen/{row['table']}.csv"
+    return Short(what, of, _recorded_errors(row), f"{command}` at commit `{row['commit']}")
+
+
+def day_of(table: str) -> str:
+    """Return the day of a round.
+
+    >>> day_of("2026_12_03_times")
+    '3 December'
+    """
+    _, month, day, *_ = table.split("_")
+    return f"{int(day)} {date(2026, int(month), 1):%B}"
+
+
+def short(*, commands: bool = True) -> str:
+    """Return the short table of docs/accuracy.md, or without commands that of the README."""
     heads = ("predicted", "compared with", "median error", "90th percentile", "bias", "command")
-    return table(heads, ([*_short_cells(row), f"`{row.command}`"] for row in short_rows()))
-
-
-def readme() -> str:
-    """Return the table of the README."""
-    rows = [(row.readme, row.errors) for row in short_rows() if row.readme is not None]
-    return table(
-        ("predicted", "runs", "median error", "90th percentile", "bias"),
-        (
-            [*names, percent(median), percent(p90), percent(bias, signed=True)]
-            for names, (median, p90, bias) in rows
-        ),
-    )
+    rows = [(row.what, row.of, *_cells_of(row.errors), f"`{row.command}`") for row in short_rows()]
+    shown = len(heads) if commands else -1
+    return table(heads[:shown], (row[:shown] for row in rows))
 
 
 HEADS: Final = ("source", "runs", "median", "mean", "90th", "bias", "inside", "half-width")
@@ -179,22 +163,92 @@ def _cells(name: str, figures: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def by_source(name: str, what: str, *, mean: bool = True) -> str:
-    """Return the errors of a table of runs by source, and of all of them."""
-    figures = validated(name).summary[what]
+def by_source(what: str) -> str:
+    """Return the errors of the published runs by source, and of all of them."""
+    figures = validated("published").summary[what]
     left_out = figures["left_out"]
     groups = figures["by"]["source_group"]
-    rows = [_cells(key, found) for key, found in groups.items() if key not in left_out]
-    if mean:
-        rows.append(_cells("**mean over sources**", figures["over_groups"]))
-    else:
-        rows.append(_cells("**all**", figures["all_rows"]))
-    rows += [
-        _cells(f"{key}, not in the mean: {why}", groups[key])
-        for key, why in left_out.items()
-        if mean and key in groups
-    ]
-    return table(HEADS, rows)
+    return table(
+        HEADS,
+        [
+            *(_cells(key, found) for key, found in groups.items() if key not in left_out),
+            _cells("**mean over sources**", figures["over_groups"]),
+            *(
+                _cells(f"{key}, not in the mean: {why}", groups[key])
+                for key, why in left_out.items()
+                if key in groups
+            ),
+        ],
+    )
+
+
+def left_out() -> str:
+    """Return the errors of step times with each source left out of the fit."""
+    heads = ("source", "runs", "median", "90th", "bias")
+    apart = ("left out: median", "90th", "bias", "constants that move")
+    return table(
+        (*heads, *apart),
+        (
+            [
+                row["source"],
+                row["runs"],
+                *_cells_of(_recorded_errors(row)),
+                *_cells_of(_recorded_errors(row, "_left_out")),
+                row["constants_that_move"],
+            ]
+            for row in rows_of("left_out")
+        ),
+    )
+
+
+def memory_left_out() -> str:
+    """Return the errors of peaks with the profiles of trainers, and without any."""
+    heads = ("source", "runs", "median", "90th", "bias", "inside")
+    return table(
+        (*heads, "without a profile: median", *heads[3:]),
+        (
+            [
+                row["source"],
+                row["runs"],
+                *(
+                    cell
+                    for of in ("", "_undescribed")
+                    for cell in (*_cells_of(_recorded_errors(row, of)), percent(row[f"inside{of}"]))
+                ),
+            ]
+            for row in rows_of("memory_left_out")
+        ),
+    )
+
+
+def _cells_of(errors: Errors) -> tuple[str, str, str]:
+    median, p90, bias = errors
+    return percent(median), percent(p90), percent(bias, signed=True)
+
+
+def blind_rounds(quantity: str) -> str:
+    """Return the errors of the first prices of every round of runs found later."""
+    more = {
+        "time": {"refused": "rows refused"},
+        "peak": {
+            "dead_said_to_fit": "out of memory, said to fit",
+            "living_said_not_to": "ran, said not to fit",
+            "tight": "tight",
+        },
+    }[quantity]
+    return table(
+        ("table", "commit", "runs", "sources", "median", "90th", "bias", "inside", *more.values()),
+        (
+            [
+                *(row[name] for name in ("table", "commit", "runs", "sources")),
+                *_cells_of(_recorded_errors(row)),
+                percent(row["inside"]),
+                *(row[name] for name in more),
+            ]
+            for row in rows_of("blind_rounds")
+            if row["quantity"] == quantity
+        ),
+    )
 
 
 def apart(what: str) -> str:
@@ -264,25 +318,19 @@ def checks() -> str:
 
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "short": short,
-    "readme": readme,
-    "time": lambda: by_source("published", "time"),
+    "readme": lambda: short(commands=False),
+    "time": lambda: by_source("time"),
     "time_apart": lambda: apart("time"),
-    "memory": lambda: by_source("published", "memory"),
+    "left_out": left_out,
+    "memory": lambda: by_source("memory"),
     "memory_apart": lambda: apart("memory"),
+    "memory_left_out": memory_left_out,
+    "blind_times": lambda: blind_rounds("time"),
+    "blind_peaks": lambda: blind_rounds("peak"),
     "well_known": well_known,
     "ranking": ranking,
     "verdicts": verdicts,
     "checks": checks,
-    **{
-        f"{name}_{what}": partial(by_source, name, what, mean=False)
-        for name in WITH_BOTH
-        for what in ("time", "memory")
-    },
-    **{
-        name: partial(by_source, name, "time" if name.endswith("times") else "memory", mean=False)
-        for name in UNSEEN
-        if name not in WITH_BOTH
-    },
 }
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy.first_prices
 
 ``first_prices.csv`` has the prices that runs of ``benchmarks/unseen/*.csv`` got before anybody had
-looked at them, with the code of that day (docs/accuracy.md names the commits). Later prices of
+looked at them, with the code of that day (``blind_rounds.csv`` names the commits). Later prices of
 these runs gain from what was learned from them; only first ones show how far off the next unseen
 run may be. Prints errors and bias of every round, and of the runs that are priced as a trainer
 without a profile today: as they were, and with ``rate_share`` fitted on the rounds before.

@@ -1,6 +1,6 @@
 """Peaks of trainers that no profile describes.
 
-    python -m benchmarks.accuracy.cross_validate --memory
+    python -m benchmarks.accuracy.cross_validate --memory [--write]
 
 Prices every run of ``planner validate`` and of ``benchmarks/unseen/*.csv`` whose peak is known,
 twice: with its trainer's profile, and as if no profile described its trainer. For the second price
@@ -14,6 +14,10 @@ that holds 90 % of the runs of all other sources (each source counts the same).
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Final
+
 import numpy as np
 import pandas as pd
 
@@ -22,6 +26,8 @@ from benchmarks.intervals.shrunk import shortest
 from benchmarks.unseen import UNSEEN, validated
 from planner.validation.statistics import verdict_figures
 from planner.validation.words import without_trainers
+
+WRITTEN: Final = Path(__file__).with_suffix(".csv")
 
 
 def compared_runs(*, described: bool) -> pd.DataFrame:
@@ -62,7 +68,7 @@ def by_source(rows: pd.DataFrame) -> pd.DataFrame:
                 "source": source,
                 "runs": len(own),
                 "median": size.abs().median(),
-                "90th": size.abs().quantile(0.9),
+                "p90": size.abs().quantile(0.9),
                 "bias": size.mean(),
                 "inside": np.mean((own.error >= -below) & (own.error <= above)),
             }
@@ -72,23 +78,32 @@ def by_source(rows: pd.DataFrame) -> pd.DataFrame:
 
 def main() -> None:
     """Print both tables."""
+    tables = []
     for described in (True, False):
         rows = compared_runs(described=described)
         verdicts = verdict_figures(rows)
         rows = rows[rows.error.notna()]
         table = by_source(rows)
-        percent = {name: "{:+.1%}".format if name == "bias" else "{:.1%}".format for name in table}
+        size = rows.memory_error.astype(float)
+        inside = float((table.inside * table.runs).sum() / table.runs.sum())
+        sources = table["median"].mean()
+        all_runs = ("all", len(rows), size.abs().median(), size.abs().quantile(0.9), size.mean())
+        table.loc[len(table)] = [*all_runs, inside]
+        percent = dict.fromkeys(list(table)[2:], "{:+.1%}".format)
         print(
             f"{'With the profile of each trainer' if described else 'As an undescribed trainer'}\n"
         )
-        print(table.to_string(index=False, formatters=dict(list(percent.items())[2:])))
+        print(table.to_string(index=False, formatters=percent))
         below, above = interval_of(rows)
-        inside = float((table.inside * table.runs).sum() / table.runs.sum())
         print(
-            f"\nMedian {rows.memory_error.astype(float).abs().median():.1%} of all runs, "
-            f"{table['median'].mean():.1%} over sources. 90 % of the runs: measured "
-            f"{-below:+.1%} to {above:+.1%} off. Source left out: {inside:.1%} of the runs inside."
-            f"\nOf {verdicts['died']} runs that ran out of memory, {verdicts['died_said_to_fit']} "
-            f"are said to fit; of {verdicts['lived']} that did not, "
+            f"\nMedian over sources {sources:.1%}. 90 % of the runs: measured {-below:+.1%} to "
+            f"{above:+.1%} off.\nOf {verdicts['died']} runs that ran out of memory, "
+            f"{verdicts['died_said_to_fit']} are said to fit; of {verdicts['lived']} that did not, "
             f"{verdicts['lived_said_not_to_fit']} are said not to fit.\n"
         )
+        tables.append(table)
+    if "--write" in sys.argv[1:]:
+        both = tables[0].merge(
+            tables[1].drop(columns="runs"), on="source", suffixes=("", "_undescribed")
+        )
+        both.to_csv(WRITTEN, index=False, float_format="%.4f", lineterminator="\n")
