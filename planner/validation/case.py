@@ -39,6 +39,7 @@ from planner.validation.trainer_of_row import (
     DEEPSPEED,
     note_trainer,
     profile_of_trainer,
+    shards_nothing,
     that_runs,
     trainer_of,
 )
@@ -149,9 +150,13 @@ def _with_sharding(row: Row) -> Row:
     """Return a row of Hugging Face's modules with the library that shards, which its notes name.
 
     A stage of ZeRO is DeepSpeed's, unless the row says FSDP. ms-swift takes a stage for DeepSpeed's
-    itself, and FSDP for the first version, as accelerate does (``fsdp_version``).
+    itself, and FSDP for the first version, as accelerate does (``fsdp_version``); Qwen's scripts
+    have a stage but on one card.
     """
     named, words = terms_of(row, "framework"), f"{row.words('notes')}; {row.words('offload')}"
+    if "qwen" in named and not shards_nothing(row):
+        stage = look_up(words_table().zero_stage, row)
+        return row if stage is None or row.zero_stage else replace(row, zero_stage=stage.value)
     if "hugging face" not in named or {"deepspeed", "qwen", "mlperf"} & named.keys():
         return row
     fsdp = re.search("fsdp|full(y|_| )?shard", f"{row.words('framework')} {words}")

@@ -11,9 +11,14 @@ from msgspec.structs import replace
 from planner.validation.reading import Reading
 from planner.validation.runs_file import Row
 from planner.validation.vocabulary import READ_COLUMNS, Token, terms_of, tokens_of, vocabulary
+from planner.validation.words import look_up, words_table
 
 # recipes of matmuls in 8 bits, which Megatron Core takes next to --bf16
-RECIPES: Final = frozenset({"delayed", "tensorwise", "rowwise", "blockwise", "mx", "fp8 format"})
+RECIPES: Final = frozenset(
+    {"delayed", "tensorwise", "rowwise", "rowwise, 16-bit weight gradients", "blockwise", "mx"}
+    | {"fp8 format", "fp8 gathers"}
+)
+ALONE: Final = 3  # words, in which a precision stands alone: "torchao 0.8 float8"
 PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
 # numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1"
 COUNTS: Final = {
@@ -33,8 +38,18 @@ COUNTS: Final = {
         "virtual_stages": r"vpp?|num chunks|interleaving|interleaved pipeline"
         r"|virtual (?:pp|pipeline)(?: model)?(?: parallel)?",
         "dp_shard": r"dp shard|data parallel shard|fsdp shard|sharding parallel",
+        "seq_len": r"(?:model )?max (?:seq(?:uence)? )?len(?:gth)?|seq(?:uence)?(?: ?len(?:gth)?)?"
+        r"|context (?:len(?:gth)?|window)|cutoff len(?:gth)?",
     }.items()
 }
+THOUSANDS: Final = re.compile(r"\b(\d+)k\b")  # "seq 4k"
+# "2x A100", "8 GPUs", "single A100 80G"; of one node, since cards and nodes multiply
+CARDS: Final = re.compile(
+    r"\b(\d+) ?[x×*] ?(?=[a-z][a-z ]*\d)|\b(\d+) (?:gpu|card|accelerator)s?\b(?! (?:per|a|each)\b)"
+    r"|\b(single|one) (?=gpu|card|[a-z]+ ?\d)|\bnproc per node[ =:]*(\d+)"
+)
+OPTIMIZER: Final = re.compile(r"optim|adam|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
+SEVERAL_NODES: Final = re.compile(r"(?<!single )(?<!one )\bnodes?\b(?<!per node)")
 # the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
 SIZE: Final = r"[ .,:=_(-]*(?:dict\(?)?[ .,:=_-]*(?:group[ _-]?)?size"
 STATE_RANKS: Final = re.compile(rf"\bzero1?(?:{SIZE}|[ _-]group|(?= (?!1\b)|[=:]))[ =:]+(-?\d+)")
@@ -60,18 +75,22 @@ def with_counts_in_words(reading: Reading) -> Reading:
     """
     row = reading.row
     said = spaced(f"{row.words('framework')}; {row.words('notes')}")
+    said = THOUSANDS.sub(lambda found: str(1024 * int(found[1])), said)
     found: dict[str, Any] = {}
     for column, pattern in COUNTS.items():
         numbers = {int(one or other) for one, other in pattern.findall(said)} - {0}
         if row.get(column) is None and len(numbers) == 1:
             found[column] = numbers.pop()
+    if row.num_gpus is None and (cards := _cards_in(f"{spaced(row.words('gpu'))}; {said}")):
+        found["num_gpus"] = cards
     tensor = row.tensor_parallel or found.get("tensor_parallel")
     if found.get("context_parallel", 0) in (1, tensor):  # "SP=1" and "TP8 + SP8" are Megatron's
         del found["context_parallel"]
+    if row.optimizer is None and (optimizer := _optimizer_in(row)):
+        found["optimizer"] = optimizer
     if row.precision is None and (precision := _precision_in(row.words("notes"))):
         found["precision"] = precision
-    named = vocabulary().read("precision", row.words("precision")).terms.keys()
-    if named & PRECISIONS == {"bf16"} and RECIPES & terms_of(row, "notes").keys():
+    if row.precision is not None and _is_in_8_bits(row):
         found["precision"] = f"fp8, {row.precision}"
     if not found:
         return reading
@@ -79,12 +98,42 @@ def with_counts_in_words(reading: Reading) -> Reading:
     return Reading(replace(row, **found), [*reading.defaults, *told])
 
 
-def _precision_in(notes: str) -> str | None:
-    """Return the precision that stands alone between commas, if one does."""
-    parts = {part.strip() for part in re.split(r"[,;]", notes)}
+def _cards_in(words: str) -> int | None:
+    """Return the accelerators of one node, if words give one number of them."""
+    found = {next(filter(None, one)) for one in CARDS.findall(words)}
+    numbers = {1 if one in ("single", "one") else int(one) for one in found}
+    return numbers.pop() if len(numbers) == 1 and not SEVERAL_NODES.search(words) else None
+
+
+def _optimizer_in(row: Row) -> str | None:
+    """Return the optimizer that stands alone between commas in the notes, if one does."""
+    parts = {part.strip() for part in re.split(r"[,;]", row.words("notes"))}
+    found = [
+        part
+        for part in parts
+        if OPTIMIZER.search(part)
+        and not vocabulary().read("optimizer", part).rest
+        and look_up(words_table().optimizer, replace(row, optimizer=part, notes=None))
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_in_8_bits(row: Row) -> bool:
+    """Whether a cell with 16 bits, or with a recipe alone, is that of a run in 8 bits."""
+    named = vocabulary().read("precision", row.words("precision")).terms.keys()
+    if named & PRECISIONS != {"bf16"}:
+        return bool(RECIPES & named) and look_up(words_table().precision, row) is None
+    parts = (_precision_in(row.words(column)) or "" for column in ("notes", "framework"))
+    told = {term for part in parts for term in vocabulary().read("precision", part).terms}
+    return bool(RECIPES & terms_of(row, "notes").keys()) or "fp8" in told
+
+
+def _precision_in(words: str) -> str | None:
+    """Return the precision that stands alone between commas and the like, if one does."""
+    parts = {part.strip() for part in re.split(r"[,;+()]|\bwith\b", words)}
     read = {part: vocabulary().read("precision", part) for part in parts}
     found = [part for part in parts if read[part].terms.keys() & PRECISIONS]
-    alone = [part for part in found if not read[part].rest]
+    alone = [part for part in found if not read[part].rest and len(part.split()) <= ALONE]
     return alone[0] if len(alone) == len(found) == 1 else None
 
 

@@ -136,7 +136,7 @@ def _with_figures(entry: SoftwareEntry, name: str) -> SoftwareEntry:
 def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     """Return an entry with the engines that a row names, if they shard as the row says."""
     profile, wrapper = entry.profile, look_up(words_table().engines, row)
-    if wrapper is not None and wrapper.usual and _shards_nothing(row):
+    if wrapper is not None and wrapper.usual and shards_nothing(row):
         wrapper = None
     if wrapper is not None and wrapper.add:
         sharded = f"{profile}{PLUS}{wrapper.add}"
@@ -159,7 +159,7 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     return replace(entry, profile=PLUS.join((profile, *adds)), master_weights=masters)
 
 
-def _shards_nothing(row: Row) -> bool:
+def shards_nothing(row: Row) -> bool:
     """Whether a row is of one card, and names no engine and no stage."""
     named = {DEEPSPEED, "zero 1", "zero 2", "zero 3"} & terms_of(row, ANYWHERE).keys()
     return row.num_gpus == 1 and row.zero_stage is None and not named

@@ -36,8 +36,9 @@ BITS: Final = frozenset({"nf4", "int4", "int8", "double quantisation"})  # of qu
 OF_BASE: Final = BITS | {"qlora", "gptq", "hqq", "kept in 16 bits"}
 ANYWHERE: Final = "anywhere"  # the section of phrases that every column may contain
 NEGATIONS: Final = frozenset({"no", "not", "without", "non", "disable", "disabled"})
-OFF: Final = frozenset({"off", "false", "disabled"})
+OFF: Final = frozenset({"off", "false", "disabled", "unused"})
 ON: Final = frozenset({"on", "true", "enabled"})
+DONE: Final = frozenset({"used", "enabled", "needed"})  # after "not", and after what is not
 NOT_PLURAL: Final = frozenset({"transformers", "ops", "bias", "axis"})
 GAP, STAGE = r"[\s_=:-]*", r"(?=[0-3](?![a-z0-9]))"
 REPLACED: Final = (
@@ -48,6 +49,7 @@ REPLACED: Final = (
     (rf"(?<![a-z0-9])(?:zero{GAP}(?:optimization{GAP}[.]?)?(?:stage{GAP})?|z){STAGE}", "zero "),
     (rf"\b(ds|deepspeed){GAP}(?:config{GAP})?stage{GAP}{STAGE}", r"\1 zero "),
     (rf"(?<![a-z0-9])stage{GAP}(?=[0-3][\s+,_-]*(?:with )?offload)", "zero "),
+    (r"\b((?:q|ga|do)?lora|galore)(?=\d)", r"\1 "),  # "LoRA8", "galore128"
     (r"\bsel[.]?(?=[\s,;)]|$)", "selective"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
@@ -231,6 +233,8 @@ def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
     if end == len(tokens):
         return False, end
     word, is_value, _ = tokens[end]
+    if word == "not" and end + 1 < len(tokens) and tokens[end + 1].word in DONE:
+        return True, end + 2
     if word in OFF or (is_value and word in ("0", "0.0", "no", "none", "null")):
         return True, end + 1
     if word in ON or (is_value and word in ("1", "yes")):

@@ -37,6 +37,8 @@ ALONE = {"num_gpus": "1", "data_parallel": "1"}
 
 QLORA = {"peft": "qlora (nf4) r=8"}
 
+UNCOUNTED = {"num_gpus": "", "data_parallel": "", "global_batch_size": ""}
+
 
 def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
     row = USUAL | cells
@@ -221,6 +223,51 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
         ({"framework": "alpaca-lora"}, {"software": "hf-trainer"}),
         (ALONE | {"gpu": "A10G (g5.2xlarge)", "gpu_mem_gb": ""}, {"gpu": "A10G"}),
         (ALONE | {"gpu": "MTT S4000", "gpu_mem_gb": "48"}, {"gpu": "MTT-S4000"}),
+        ({"seq_len": "", "notes": "max_length 2048, bf16"}, {"seq_len": 2048}),
+        ({"seq_len": "", "notes": "model_max_length: 512"}, {"seq_len": 512}),
+        ({"seq_len": "", "notes": "q-lora (int4), seq 4k"}, {"seq_len": 4096}),
+        (
+            {"seq_len": "", "framework": "fsdp_qlora", "notes": "context_length=512"},
+            {"seq_len": 512},
+        ),
+        (UNCOUNTED | {"notes": "single A100 80G"}, {"global_batch_size": 1}),
+        (UNCOUNTED | {"gpu": "2xA100-80GB"}, {"global_batch_size": 2}),
+        (UNCOUNTED | {"notes": "8 GPUs, ddp"}, {"global_batch_size": 8}),
+        (UNCOUNTED | {"gpu": "4 * A100-SXM"}, {"global_batch_size": 4}),
+        ({"zero_stage": "3", "notes": "CPU offload not used"}, {"offload": "none"}),
+        ({"zero_stage": "3", "notes": "CPU offload: not enabled"}, {"offload": "none"}),
+        ({"framework": "DeepSpeed", "offload": "cpu"}, {"zero_stage": 2, "offload": "optimizer"}),
+        (
+            {"framework": "torchtitan", "notes": "tensorwise float8 all-gather"},
+            {"precision": "fp8"},
+        ),
+        ({"framework": "torchtitan (torchao float8)"}, {"precision": "fp8"}),
+        ({"framework": "torchtitan", "notes": "no float8, compile"}, {"precision": "bf16"}),
+        (
+            {"framework": "torchtitan", "notes": "fp8_full quantizes all matmuls"},
+            {"precision": "bf16"},
+        ),
+        ({"framework": "torchtitan", "precision": "rowwise_with_gw_hp"}, {"precision": "fp8"}),
+        ({"optimizer": "", "notes": "compile, PagedAdamW8bit"}, {"optimizer": "paged_adamw_8bit"}),
+        ({"optimizer": "", "notes": "optimizer states are sharded"}, {"optimizer": "adamw"}),
+        (
+            {"framework": "ms-swift", "peft": "full + galore128", "optimizer": ""},
+            {"optimizer": "galore_adamw"},
+        ),
+        ({"framework": "ms-swift 2.1", "peft": "LoRA8"}, {"rank": 8, "targets": "q,k,v"}),
+        (
+            LORA | {"framework": "ms-swift 2.1", "notes": "lora_target_modules ALL"},
+            {"targets": "all"},
+        ),
+        (
+            {"framework": "fsdp_qlora", "peft": "hqq_lora", "precision": "bf16_autocast"},
+            {"adapter": "qlora", "software": "hf-trainer+fsdp1-half-layers+kbit-preparation"},
+        ),
+        (
+            {"framework": "Qwen2.5 SFT script", "peft": "full", "zero_stage": ""},
+            {"zero_stage": 3, "masters": True},
+        ),
+        (LORA | {"framework": "ms-swift", "notes": "use_unsloth"}, {"software": "hf-trainer-foak"}),
     ],
     ids=lambda cells: "; ".join(str(value) for value in cells.values()),
 )
@@ -240,6 +287,7 @@ def test_a_cell_is_read(cells: dict[str, str], expected: dict[str, Any], tmp_pat
         "targets": workload.adapter_targets,
         "ranks": (plan.tensor_parallel, plan.context_parallel, plan.pipeline_parallel),
         "global_batch_size": workload.global_batch_size,
+        "seq_len": workload.seq_len,
         "bits": workload.quantisation,
         "zero_stage": plan.zero_stage,
         "offload": plan.offload,
@@ -247,6 +295,30 @@ def test_a_cell_is_read(cells: dict[str, str], expected: dict[str, Any], tmp_pat
     }
     assert {name: found[name] for name in expected} == expected
     assert rest == []
+
+
+@pytest.mark.parametrize("peft", ["bnb_llama_pro", "llamapro", "LISA", "prefix tuning"])
+def test_what_is_no_adapter_beside_a_matrix_is_refused(peft: str, tmp_path: Path) -> None:
+    with pytest.raises(Unpriceable, match="is not priced"):
+        case(tmp_path, peft=peft)
+
+
+@pytest.mark.parametrize("notes", ["2 nodes, 8 GPUs each", "multi-GPU", "2x A100 and 4x A100"])
+def test_accelerators_that_words_leave_open_are_asked_for(notes: str, tmp_path: Path) -> None:
+    with pytest.raises(Unpriceable, match="num_gpus is empty"):
+        case(tmp_path, **UNCOUNTED, notes=notes)
+
+
+@pytest.mark.parametrize(
+    ("framework", "num_gpus", "sixteen_bits"),
+    [("Qwen finetune.py", "2", True), ("Qwen finetune.py", "1", False), ("Qwen1.5", "2", False)],
+)
+def test_logits_of_qwen_are_of_16_bits_under_deepspeed(
+    framework: str, num_gpus: str, sixteen_bits: bool, tmp_path: Path
+) -> None:
+    cells = {"framework": framework, "num_gpus": num_gpus, "data_parallel": num_gpus}
+    loss = case(tmp_path, **LORA, **cells)[0].scenario.software.loss
+    assert (loss.fp32_logits_copies == 0.0) == sixteen_bits
 
 
 @pytest.mark.parametrize(
