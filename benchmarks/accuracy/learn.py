@@ -5,7 +5,7 @@ runs: learns from 1, 2, 3 and 5 of them (several random draws), and predicts oth
 source, trainer and accelerator with the learned profile. Prints the median error of step time and
 of peak memory before and after, the share inside the stated interval, and its width. The prior of
 the mechanisms, the likeness of runs and the interval are fitted on all other sources. The tables of
-docs/reference/validate.md come first.
+docs/accuracy.md come first.
 
 ``--fit``: prints the prior of all sources and the intervals for planner/learning/prior.toml.
 ``--quick``: one draw, few runs of each source.
@@ -286,7 +286,7 @@ def summary(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def in_documentation(rows: pd.DataFrame) -> str:
-    """Return the tables of docs/reference/validate.md."""
+    """Return the tables of docs/accuracy.md."""
     lines = []
     for quantity, name in (("time", "step time"), ("memory", "peak memory")):
         part = rows[rows.quantity == quantity]

@@ -62,7 +62,7 @@ def verdicts_over_the_sources(summary: Any) -> None:
     assert verdicts["lived_said_not_to_fit"] <= 0.02 * verdicts["lived"]
     # Intervals of sources left out are wider than those of a source's own runs, by which 10 % of
     # these runs were TIGHT: those had held 52 % of the runs of new sources. FITS and DOES NOT FIT
-    # are said with nine in ten chances (docs/reference/validate.md has what other chances cost).
+    # are said with nine in ten chances (docs/explanation/intervals.md).
     # The runs of 26 November, a quarter of which were outside, widened them: 16.3 to 18.2 % TIGHT.
     assert 0.10 <= verdicts["tight_share"] <= 0.19
 
