@@ -63,11 +63,13 @@ SHARE: Final = re.compile(
     r"(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)$"
 )
 NOTED_SHARE: Final = re.compile(
-    r"\bactivation[ _](?:ckpt|checkpoint\w*)[ =:]*(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)"
+    r"(?:\bactivation[ _-](?:ckpt|checkpoint\w*)(?:[ _-](?:ratio|fraction|share))?[ =:]*"
+    r"|\bcheckpoint ?[=:] ?)(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)"
 )
 # --recompute-modules of Megatron Core, a list that replaces its default (core_attn)
 NOTED_MODULES: Final = re.compile(
-    rf"\brecompute[-_ ]modules?\W+((?:(?:{'|'.join(sorted(MODULES, reverse=True))})\b[^\w=;]*)+)"
+    r"\brecompute(?:[-_ ]modules?)?\W+"
+    rf"((?:(?:{'|'.join(sorted(MODULES, reverse=True))})\b[^\w=;]*)+)"
 )
 # --decoder-first-pipeline-num-layers of Megatron Core; SimuMax: num_layers_in_first_pipeline_stage
 END_LAYERS: Final = tuple(
@@ -459,13 +461,14 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
     entry = look_up(words_table().recompute, row)
     if setting := _modules(row):
         return setting, 0
-    if entry is None and row.recompute is not None and _share_of_layers(row) is None:
+    share = _share_of_layers(row)
+    if entry is None and row.recompute is not None and share is None:
         raise Unpriceable(f"recompute {row.recompute!r} is not known")
-    usual = "full" if row.recompute is not None else "none"  # "every 3rd layer"
+    usual = "none" if share is None else "full"  # "every 3rd layer"
     word = entry.value if entry else usual
     if entry and entry.full_from is not None and model.num_parameters >= entry.full_from:
         word = "full"
-    if entry is None and row.recompute is None:
+    if entry is None and row.recompute is None and share is None:
         reading.value("recompute", "none", "not given")
     first = row.recompute_layers
     if first is None and (first := _recomputed_layers(row)) is not None and word == "full":
@@ -476,7 +479,6 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
         # the first n of each (virtual) stage: all of them where it has no more
         # (NVIDIA/Megatron-LM: core/transformer/transformer_block.py, _checkpointed_forward)
         return "full", 0 if first >= -(-model.num_layers // stages) else first
-    share = _share_of_layers(row)
     if share is None:
         share = entry.layers if entry else None
     if share is None or word == "none":

@@ -20,7 +20,7 @@ from hardware_profiles.cluster.catalogue import (
 )
 from hardware_profiles.cluster.local_machine import describe_here
 from hardware_profiles.cluster.power_limit import with_power_limit
-from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure
+from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Node
 from hardware_profiles.errors import InputError, NeedsMeasurement
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
@@ -35,10 +35,11 @@ BESIDE: Final = re.compile(r"\s*\([^)]*\)|\s+x\s*\d+$", re.I)  # a cloud or a co
 SEPARATORS: Final = re.compile(r"\s*(?:[/+,;&]|\band\b)\s*", re.IGNORECASE)  # "V100 + T4"
 COUNT: Final = re.compile(r"^\s*\d+\s*[x×*]?\s*(?=[a-z])|\bmixed\b", re.IGNORECASE)
 MEMORY: Final = re.compile(r"\b(\d+) ?GI?B?\b", re.IGNORECASE)  # in a name: "V100 (16GB)"
+INSTANCE: Final = re.compile(r"\b\w+\.\d*x?large\b", re.IGNORECASE)  # of AWS
 # around a name: how many, the kind of its memory, its power, the instance
 AROUND: Final = re.compile(
     r"^\s*\d+\s*[x×*]\s*(?=[a-z])|[x×*]\s*\d+$|\bhbm\w*|\bgddr\w*|\b\d+ ?w\b|\bsxm\d?\W*$"
-    r"|\b\w+\.\d*x?large\b",
+    rf"|{INSTANCE.pattern}",
     re.IGNORECASE,
 )
 SLICE: Final = re.compile(r"\b(tpu\d*x?|v\d[a-z]*)-\d+\b", re.IGNORECASE)  # "v5e-256"
@@ -54,6 +55,8 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
         return _this_machine(reading.need("num_gpus")), (HERE, row.num_gpus)
     accelerator = accelerator_of(reading)
     total = reading.need("num_gpus")
+    if row.node is None and (kinds := _nodes_in(row.gpu or "")):  # "p3.8xlarge (V100)"
+        row = replace_cells(row, node=" + ".join(kind.name for kind in kinds))
     named = None if row.node is None else match_node(row.node)
     several = [] if named is not None or row.node is None else _nodes_of(row.node)
     if row.node is not None and named is None and not several:
@@ -83,12 +86,22 @@ def _nodes_of(words: str) -> list[float]:
 
     A collective of all ranks takes the slowest of their links.
     """
-    parts = SEPARATORS.split(words)
-    found = [match_node(COUNT.sub("", part).strip()) for part in parts if len(parts) > 1]
+    kinds = _nodes_in(words)
+    return [kind.network_bandwidth.value * 8e-9 for kind in kinds] if len(kinds) > 1 else []
+
+
+def _nodes_in(words: str) -> list[Node]:
+    """Return the kinds of nodes that a cell names, next to counts; none if it names others, too."""
+    found = []
+    for part in SEPARATORS.split(words):
+        instance = INSTANCE.search(part)
+        name = instance[0] if instance else COUNT.sub("", part).strip()
+        try:
+            found.append(match_node(name))
+        except InputError:  # one of several kinds
+            return []
     kinds = [one.entry for one in found if one is not None]
-    if len(kinds) < len(parts):
-        return []
-    return [node.network_bandwidth.value * 8e-9 for node in kinds]
+    return kinds if len(kinds) == len(found) else []
 
 
 @cache
@@ -157,6 +170,8 @@ def accelerator_of(reading: Reading) -> Accelerator:
         if found.note is not None and (resized or candidate not in known):
             reading.defaults.append(found.note)
         return found.entry
+    if len(kinds := _nodes_in(name)) == 1:
+        return find_accelerator(kinds[0].accelerator)
     unknown = f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)"
     raise Unpriceable(_not_priced(name) or _not_priced(bare) or unknown)
 

@@ -51,20 +51,23 @@ CARDS: Final = re.compile(
 OPTIMIZER: Final = re.compile(r"optim|adam|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
 SEVERAL_NODES: Final = re.compile(r"(?<!single )(?<!one )\bnodes?\b(?<!per node)")
 # the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
+GLUED: Final = re.compile(r"(?<=\d)(?=(?:e?tp|[pdce]p|vpp?|[mg]bs|mbc|acc)\d)")
 SIZE: Final = r"[ .,:=_(-]*(?:dict\(?)?[ .,:=_-]*(?:group[ _-]?)?size"
 STATE_RANKS: Final = re.compile(rf"\bzero1?(?:{SIZE}|[ _-]group|(?= (?!1\b)|[=:]))[ =:]+(-?\d+)")
 WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")
+# nanotron: batch_accumulation_per_replica, "acc8"; InternEvo: micro_num; SimuMax: mbc
 ACCUMULATION: Final = re.compile(
-    r"\b(?:(?:grad(?:ient)?[ _-]?acc|(?:grad(?:ient)?[ _-]?)?accum(?:ulation|ulate)?)"
-    r"(?:[ _-]steps?)?|gas?|update[ _-]freq)"
-    r"[ =:x×]*(\d+)\b(?![ _.-]?(?:bit|\d))"
-    r"|\b(\d+) (?:gradient )?accumulation steps"
+    r"\b(?:(?:grad(?:ient)? ?acc|(?:grad(?:ient)? |batch )?accum(?:ulation|ulate)?|acc(?=\d))"
+    r"(?: steps?| per replica)?"
+    r"|gas?|update freq|num micro ?batch(?:es)?|micro (?:batch )?num|mbc)"
+    r"[ =:x×]*(\d+)\b(?![ .]?(?:bit|\d))"
+    r"|\b(\d+) (?:(?:gradient )?accumulation steps|micro ?batches)"
 )
 
 
 def accumulation(row: Row) -> int | None:
     """Return the micro-batches of a step that the notes give; None without any."""
-    found = ACCUMULATION.search(row.words("notes"))
+    found = ACCUMULATION.search(spaced(row.words("notes")))
     return None if found is None else max(1, int(found[1] or found[2]))
 
 
@@ -155,14 +158,14 @@ SETTING: Final = re.compile(r"[a-z_][\w-]*=[\w.+-]+")
 
 
 def spaced(words: str) -> str:
-    """Return words with spaces in the place of hyphens and underscores, and of ``=dict(``."""
-    return re.sub(r"[-_]+|=dict\(", " ", words)
+    """Return words with spaces for hyphens, underscores and ``=dict(``, and within "tp1pp2mbs1"."""
+    return GLUED.sub(" ", re.sub(r"[-_]+|=dict\(", " ", words))
 
 
 def _is_unknown(setting: str, rest: Sequence[Token]) -> bool:
     """Whether the name of a setting, as ``name=value``, is in no phrase."""
     name = tokens_of(setting.partition("=")[0])
-    known = (*COUNTS.values(), STATE_RANKS, WEIGHT_RANKS)
+    known = (*COUNTS.values(), STATE_RANKS, WEIGHT_RANKS, ACCUMULATION)
     if any(pattern.fullmatch(spaced(setting)) for pattern in known):
         return False
     return bool(name) and name[-1].word in {token.word for token in rest}

@@ -194,7 +194,16 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
             {"global_batch_size": "", "notes": "gradient_accumulation_steps: 4"},
             {"global_batch_size": 32},
         ),
+        (
+            {"global_batch_size": "", "notes": "batch_accumulation_per_replica=4"},
+            {"global_batch_size": 32},
+        ),
+        ({"global_batch_size": "", "notes": "dp8_tp1_acc4_mbs1"}, {"global_batch_size": 32}),
+        ({"global_batch_size": "", "notes": "micro_num=4"}, {"global_batch_size": 32}),
+        ({"global_batch_size": "", "notes": "8 micro-batches"}, {"global_batch_size": 64}),
+        ({"global_batch_size": "", "notes": "accuracy 0.93, acc 52"}, {"global_batch_size": 8}),
         ({"global_batch_size": "", "notes": "accumulate in fp32"}, {"global_batch_size": 8}),
+        ({"data_parallel": "", "notes": "tp2pp2dp2mbs1"}, {"ranks": (2, 1, 2)}),
         ({"data_parallel": "", "notes": "TP=2, pp 2"}, {"ranks": (2, 1, 2)}),
         (
             {"data_parallel": "", "framework": "ms-swift", "notes": "--sequence_parallel_size 4"},

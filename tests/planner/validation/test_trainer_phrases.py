@@ -219,6 +219,23 @@ MODULES = "modules:core_attn+mlp"
 
 
 @pytest.mark.parametrize(
+    ("gpu", "accelerator", "gigabits"),
+    [
+        ("p3.8xlarge", "V100-SXM2-16GB", 2.5),
+        ("4 g4dn.12xlarge nodes", "T4", 12.5),
+        ("V100-16GB (p3.8xlarge)", "V100-SXM2-16GB", 2.5),
+        ("3x p3.8xlarge (V100) + 1x g4dn.12xlarge (T4)", "T4", 2.5),
+        ("3x4 V100 (p3.8xlarge) and 1x4 T4 (g4dn.12xlarge)", "T4", 2.5),
+    ],
+)
+def test_instances_as_accelerators(gpu: str, accelerator: str, gigabits: float) -> None:
+    cluster = case(gpu=gpu, model="gpt2", seq_len=1024).scenario.cluster
+    assert cluster.accelerator.name == accelerator
+    assert cluster.gpus_per_node == 4
+    assert cluster.tiers[-1].bandwidth.value == pytest.approx(gigabits * 1e9 / 8)
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "0.25",
@@ -231,6 +248,13 @@ MODULES = "modules:core_attn+mlp"
 )
 def test_a_share_of_layers_is_computed_again(words: str) -> None:
     assert case(framework="InternEvo", recompute=words).plan.recompute_layers == 8
+
+
+@pytest.mark.parametrize(
+    "notes", ["checkpoint=0.25", "activation checkpoint ratio 0.25", "activation_ckpt: 25%"]
+)
+def test_a_share_of_layers_in_notes(notes: str) -> None:
+    assert case(framework="InternEvo", notes=notes).plan.recompute_layers == 8
 
 
 @pytest.mark.parametrize(
@@ -278,6 +302,11 @@ def test_a_share_of_layers_is_computed_again(words: str) -> None:
         ({"framework": "SimuMax", "recompute": "attn_recompute, mlp_recompute"}, MODULES),
         ({"framework": "SimuMax", "recompute": "attn_only, mlp_only"}, MODULES),
         ({"framework": "SimuMax", "recompute": "sdp_recompute"}, "selective"),
+        (
+            {"framework": "SimuMax", "notes": "recompute mla_up_proj, mlp"},
+            "modules:mla_up_proj+mlp",
+        ),
+        ({"framework": "modalities", "notes": "activation_checkpointed: True"}, "full"),
         ({"framework": "InternEvo", "recompute": "0.0"}, "none"),
         ({"framework": "InternEvo", "recompute": "activation_ckpt=1.0"}, "full"),
         ({"framework": "InternEvo", "recompute": "50%"}, "full"),
@@ -958,6 +987,7 @@ def test_mlperfs_training_code() -> None:
         "Megatron-LM v1.1.5 + DeepSpeed",
         "DeepSpeed Megatron-LM-v1.1.5-3D_parallelism",
         "AMP (Megatron/DeepSpeed)",
+        "DeepSpeed + Megatron-LM (AMP)",
     ],
 )
 def test_megatron_of_2020_fuses_nothing(words: str) -> None:
@@ -967,6 +997,11 @@ def test_megatron_of_2020_fuses_nothing(words: str) -> None:
     assert not found.scenario.software.overlap.tensor_reduction
     assert found.scenario.workload.attention_kernel == "eager"
     assert not found.plan.sequence_parallel
+
+
+@pytest.mark.parametrize("framework", ["SimuMax", "Megatron-LM (SimuMax)", "Megatron-LM, mcore"])
+def test_megatron_core_runs_transformer_engines_layers(framework: str) -> None:
+    assert case(framework=framework).scenario.software.name == "nemo"
 
 
 def test_simumaxs_scripts_hide_no_traffic() -> None:
