@@ -89,6 +89,13 @@ BLOCK: Final = re.compile(
 )
 BLOCK_LAYERS: Final = re.compile(r"\bblock\W+(\d+)\b|\b(\d+) layers?\b")  # in a cell of its own
 MESH: Final = re.compile(r"\bhsdp[ (=:]*(\d+) ?[x×*] ?(\d+)\b")
+# tasks, suites and trainers after a model's name: "BERT-Large pretraining", "llama2_7b-deepspeed"
+AROUND_MODEL: Final = re.compile(
+    r"(?:[\s,(_-]+(?:mlperf|pre-?training|pretrain|phase[\s_-]?\d|fine-?tun(?:ing|e)"
+    r"|continuetrain|container|pytorch|paddle|megatron|deepspeed|flagscale)\)?)+$",
+    re.IGNORECASE,
+)
+ADAPTED: Final = re.compile(r"(?<![a-z])q?lora(?![a-z])")  # "llama2_70b_lora"
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 
 
@@ -133,7 +140,8 @@ class Case:
 
 def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
-    reading = with_counts_in_words(Reading(_with_kind_of_name(_with_sharding(_with_adapters(row)))))
+    row = _with_kind_of_name(_of_suite(_with_sharding(_with_adapters(row))))
+    reading = with_counts_in_words(Reading(row))
     try:
         return _case(reading)
     except InputError as error:
@@ -145,6 +153,8 @@ def _with_adapters(row: Row) -> Row:
     if row.peft is None and "kinds of adapters" in terms_of(row, "framework"):
         row = replace(row, peft=row.framework)
     kind = look_up(words_table().adapter, row)
+    if row.peft is None and kind is None and (named := ADAPTED.search(row.words("model"))):
+        return replace(row, peft=named[0])
     return replace(row, peft=kind.value) if row.peft is None and kind is not None else row
 
 
@@ -171,9 +181,30 @@ def _with_sharding(row: Row) -> Row:
     return replace(row, framework=f"{row.framework} with DeepSpeed")
 
 
+def _of_suite(row: Row) -> Row:
+    """Return a row of a suite of benchmarks with the model and the trainer of the case it names.
+
+    The suite is no trainer: the notes or the model's cell may name it ("llama2_7b-deepspeed"), and
+    of FlagPerf's own cases only those of Megatron cut a model.
+    """
+    said = f"{row.words('model')} {row.words('notes')}"
+    if row.model is not None and (model := AROUND_MODEL.sub("", row.model)):
+        row = replace(row, model=model)
+    named = look_up(words_table().suite_models, row)
+    if named is not None and row.words("model") == named.when["model"][0]:
+        row = replace(row, model=named.value)
+    if "flagperf" not in terms_of(row, "framework") or look_up(words_table().software, row):
+        return row
+    trainer = re.search("deepspeed|megatron|paddle|torchtitan", said)
+    cuts = max(row.tensor_parallel or 1, row.pipeline_parallel or 1, row.expert_parallel or 1) > 1
+    if trainer is None and not cuts and "aquila" not in said:
+        return row
+    return replace(row, framework=f"{row.framework} {trainer[0] if trainer else 'Megatron'}")
+
+
 def _with_kind_of_name(row: Row) -> Row:
     """Return a row whose empty kind is that of a BERT, by which trainers differ."""
-    if row.model_kind is None and re.search(r"\bbert\b", row.words("model")):
+    if row.model_kind is None and re.search(r"(?<![a-z])bert(?![a-z])", row.words("model")):
         return replace(row, model_kind="encoder")
     return row
 

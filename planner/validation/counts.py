@@ -20,7 +20,9 @@ RECIPES: Final = frozenset(
 )
 ALONE: Final = 3  # words, in which a precision stands alone: "torchao 0.8 float8"
 PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
-# numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1"
+# numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1",
+# "TP2PP1SH2SP4": a ZeRO stage and the ranks that share (FlagOpen/FlagPerf: training/nvidia/
+# gpt3-13b-paddle/config)
 COUNTS: Final = {
     column: re.compile(
         rf"(?<!virtual )\b(?:{words})(?: (?:size|degree|world size))?[ =:]*(\d+)\b"
@@ -30,16 +32,17 @@ COUNTS: Final = {
         "tensor_parallel": r"tp|tensor (?:model )?parallel(?:ism)?|tensor(?= size)|mp"
         r"|(?<!pipeline )(?<!expert )model parallel(?:ism)?",
         "pipeline_parallel": r"pp|pipeline (?:model )?parallel(?:ism)?|pipeline(?= size)",
-        "context_parallel": r"cp|context parallel(?:ism)?|sp|sequence parallel|ulysses",
+        "context_parallel": r"cp|context parallel(?:ism)?|(?<!sh\d )sp|sequence parallel|ulysses",
         "expert_parallel": r"ep|expert (?:model )?parallel(?:ism)?",
         "expert_tensor_parallel": r"etp|expert tensor parallel(?:ism)?",
         "micro_batch_size": r"mbs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch",
         "global_batch_size": r"gbs|global batch",
         "virtual_stages": r"vpp?|num chunks|interleaving|interleaved pipeline"
         r"|virtual (?:pp|pipeline)(?: model)?(?: parallel)?",
-        "dp_shard": r"dp shard|data parallel shard|fsdp shard|sharding parallel",
+        "dp_shard": r"dp shard|data parallel shard|fsdp shard|sharding parallel|(?<=sh\d )sp",
         "seq_len": r"(?:model )?max (?:seq(?:uence)? )?len(?:gth)?|seq(?:uence)?(?: ?len(?:gth)?)?"
         r"|context (?:len(?:gth)?|window)|cutoff len(?:gth)?",
+        "zero_stage": r"sh(?=\d sp\d)",
     }.items()
 }
 THOUSANDS: Final = re.compile(r"\b(\d+)k\b")  # "seq 4k"
@@ -51,7 +54,7 @@ CARDS: Final = re.compile(
 OPTIMIZER: Final = re.compile(r"optim|adam|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
 SEVERAL_NODES: Final = re.compile(r"(?<!single )(?<!one )\bnodes?\b(?<!per node)")
 # the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
-GLUED: Final = re.compile(r"(?<=\d)(?=(?:e?tp|[pdce]p|vpp?|[mg]bs|mbc|acc)\d)")
+GLUED: Final = re.compile(r"(?<=\d)x?(?=(?:e?tp|[pdces]p|vpp?|[mg]bs|mbc|acc|sh)\d)")
 SIZE: Final = r"[ .,:=_(-]*(?:dict\(?)?[ .,:=_-]*(?:group[ _-]?)?size"
 STATE_RANKS: Final = re.compile(rf"\bzero1?(?:{SIZE}|[ _-]group|(?= (?!1\b)|[=:]))[ =:]+(-?\d+)")
 WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")

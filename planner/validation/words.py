@@ -265,6 +265,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     software: tuple[SoftwareEntry, ...]
     stages: tuple[EngineEntry, ...]
     states: tuple[StoredPrecision, ...]
+    suite_models: tuple[Name, ...]
     targets: tuple[Name, ...]
     trained_ends: tuple[Flag, ...]
     tensor_traffic: tuple[EngineEntry, ...]

@@ -1882,3 +1882,64 @@ def test_the_rank_of_adapters_may_stand_in_notes() -> None:
     for notes in ("lora_r: 32, sample_packing", "--lora_rank 32", "LoRA r=32"):
         found = case(framework="Axolotl", peft="qlora", notes=notes)
         assert found.scenario.workload.adapter_rank == 32
+
+
+@pytest.mark.parametrize(
+    ("cells", "model", "profile"),
+    [
+        ({"framework": "MLPerf v3.1", "model": "bert"}, "bert-large", "apex-bert"),
+        ({"framework": "MLPerf", "model": "BERT pretraining"}, "bert-large", "apex-bert"),
+        ({"framework": "MLPerf", "model": "bert", "gpu": "TPU v4"}, "bert-large", "xla"),
+        ({"framework": "FlagPerf", "model": "bert-pytorch"}, "bert-large", "apex-bert"),
+        ({"framework": "FlagPerf", "model": "bert_hf"}, "bert_hf", "torch-trainer"),
+        ({"framework": "FlagPerf", "model": "gpt2", "seq_len": 1024}, "gpt2-medium", "megatron"),
+        ({"framework": "FlagPerf", "model": "aquila2_7B_container"}, "aquila2_7B", "nemo"),
+        (
+            {"framework": "FlagPerf", "model": "llama2_7b-deepspeed"},
+            "llama2_7b",
+            "hf-trainer+deepspeed-zero3+adamw-fused",
+        ),
+        (
+            {"framework": "FlagPerf", "model": "llama3_8B", "tensor_parallel": 4},
+            "llama3_8B",
+            "nemo",
+        ),
+    ],
+)
+def test_suites_name_a_case(cells: dict[str, Any], model: str, profile: str) -> None:
+    found = case(**{"gpu": "A100-80GB", "num_gpus": 8, "seq_len": 512, **cells})
+    assert (found.row.model, found.scenario.software.name) == (model, profile)
+
+
+def test_settings_of_flagperfs_own_cases() -> None:
+    glm, chatglm, baichuan = (
+        case(framework=framework, model=name, gpu="A100-40GB", num_gpus=8, seq_len=512)
+        for framework, name in (
+            ("FlagPerf", "glm"),
+            ("FlagPerf deepspeed", "chatglm3_6b"),
+            ("FlagPerf deepspeed", "baichuan2_13b"),
+        )
+    )
+    assert (glm.plan.recompute, glm.scenario.workload.attention_kernel) == ("full", "eager")
+    assert (chatglm.plan.recompute, chatglm.scenario.workload.attention_kernel) == ("none", "flash")
+    assert (chatglm.plan.zero_stage, baichuan.plan.zero_stage) == (3, 1)
+
+
+def test_a_models_name_says_that_adapters_are_trained() -> None:
+    assert (
+        case(framework="MLPerf v4.1", model="llama2_70b_lora").scenario.workload.adapter == "lora"
+    )
+    assert case(model="llama-2-7b").scenario.workload.adapter == "none"
+
+
+@pytest.mark.parametrize(
+    ("notes", "plan"),
+    [
+        ("DGXB200_1x8x1xtp4pp1cp2", {"tensor_parallel": 4, "context_parallel": 2}),
+        ("TP4PP2", {"tensor_parallel": 4, "pipeline_parallel": 2}),
+        ("TP2PP1SH2SP4", {"tensor_parallel": 2, "zero_stage": 2, "context_parallel": 1}),
+    ],
+)
+def test_counts_without_spaces_between(notes: str, plan: dict[str, int]) -> None:
+    found = case(framework="Megatron-LM", num_gpus=8, notes=notes).plan
+    assert {name: getattr(found, name) for name in plan} == plan
