@@ -50,6 +50,8 @@ SWITCHES: Final = (
     "weight_gathers",
 )
 DEEPSPEED: Final = "deepspeed"  # in the names of its engines
+# terms of weights that something else casts, or that a compiled step does
+SHARDED_OR_COMPILED: Final = {DEEPSPEED, "zero 1", "zero 2", "zero 3", "fsdp1", "fsdp2", "compile"}
 CAPACITY: Final = re.compile(r"\bcapacity[ _-]factor[ =:]*(\d+(?:\.\d+)?)", re.IGNORECASE)
 CHANGES = ";"  # between a profile and the figures that differ: "megatron; overlap.data_parallel=1"
 
@@ -61,11 +63,37 @@ def trainer_of(row: Row) -> SoftwareEntry:
     matmuls in 8 bits take whole matrices alone gets another recipe where tensor-parallel ranks cut
     them.
     """
+    row = _with_autocast(row)
     entry = _named_trainer(row)
     if recipe := _missing_recipe(entry, row):
         entry = _with_figures(entry, recipe)
     wrapper = _missing_engine(entry, row)
     return entry if wrapper is None else replace(entry, profile=f"{entry.profile}{PLUS}{wrapper}")
+
+
+def _with_autocast(row: Row) -> Row:
+    """Return a row that says autocast, where a trainer without a profile has 16 bits by it alone.
+
+    On whole fp32 weights, alone or under torch's DDP, nothing else casts them (pytorch/pytorch:
+    torch/amp/autocast_mode.py). Compiled ones keep less: ``torch-compile``.
+    """
+    table, terms = words_table(), terms_of(row, ANYWHERE)
+    precision, masters = look_up(table.precision, row), look_up(table.master_weights, row)
+    adapter, usual = look_up(table.adapter, row), look_up(table.zero_stage, row)
+    wrapper, trainer = look_up(table.engines, row), entry_of(table.unnamed, row)
+    stated = row.master_weights if row.master_weights is not None else masters and masters.value
+    casts = (
+        look_up(table.software, row) is None
+        and row.software is None
+        and trainer.master_weights
+        and stated is not False
+        and (precision is None or precision.value in ("bf16", "fp16"))
+        and (wrapper is None or wrapper.add == "ddp")
+        and not (row.zero_stage or (usual and usual.value) or terms.keys() & SHARDED_OR_COMPILED)
+        and (row.tensor_parallel or 1) * (row.pipeline_parallel or 1) == 1
+        and (row.peft is None or (adapter is not None and adapter.value == "none"))
+    )
+    return replace(row, notes=f"{row.notes or ''}; autocast") if casts else row
 
 
 def _missing_recipe(entry: SoftwareEntry, row: Row) -> str | None:

@@ -490,13 +490,13 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("lit-gpt 8641822", peft="qlora (bnb.nf4) r=8 q,v") == "lit-gpt-nf4"
     assert profile("litgpt", peft="lora r=32 query,value") == "litgpt"
     assert profile("torchtune", notes="compile; chunked CE") == "torchtune-chunked"
-    assert profile("nobody's own") == "torch-trainer"
+    assert profile("nobody's own") == "torch-trainer+autocast"
     assert profile("fms-fsdp (PyTorch FSDP1)", notes="compile; sharding HSDP") == "fms-fsdp"
     assert profile("fms-fsdp (PyTorch FSDP1)", notes="no compile; sharding HSDP") == "eager-fsdp2"
     assert profile("torchtitan (FSDP2)", notes="torch.compile") == "torchtitan"
     assert profile("torchtitan (FSDP2)") == "eager-fsdp2"
     assert profile("nobody's own", notes="torch.compile") == "torch-compile"
-    assert profile("nobody's own", notes="no torch.compile") == "torch-trainer"
+    assert profile("nobody's own", notes="no torch.compile") == "torch-trainer+autocast"
     layers = "hf-trainer-liger+liger-layers"
     assert profile("LLaMA-Factory (HF Trainer, Liger kernels)") == layers
     assert profile("LLaMA-Factory", notes="with Liger") == layers

@@ -125,7 +125,7 @@ TRAINERS = {
         "Qwen (Q-LoRA)"
     ],
     ("hf-trainer", 3): ["fsdp_qlora bnb-4bit", "FSDP QLoRA (Answer.AI)"],
-    ("torch-trainer", 0): ["timm"],
+    ("torch-trainer+autocast", 0): ["timm"],
     ("torch-trainer+adamw-fused", 0): ["torchao"],
     ("torch-trainer+fsdp2", 3): ["modalities FSDP2"],
     ("torch-trainer", 3): ["modalities"],
@@ -879,9 +879,9 @@ def test_trainers_behind_the_name_of_a_benchmark_or_library(
 @pytest.mark.parametrize(
     ("words", "norm", "gelu"),
     [
-        ({"notes": "LayerNorm and GELU by hand"}, 3.0, 4.0),
-        ({"notes": "own LayerNorm and GELU, written with elementary operations"}, 3.0, 4.0),
-        ({"notes": "hand-written GELU", "precision": "bf16"}, 1.0, 1.0),
+        ({"notes": "LayerNorm and GELU by hand", "precision": "pure bf16"}, 3.0, 4.0),
+        ({"notes": "own LayerNorm and GELU, written with elementary operations"}, 6.0, 7.0),
+        ({"notes": "hand-written GELU", "precision": "pure bf16"}, 1.0, 1.0),
         ({"notes": "own GELU and layer norm", "precision": "bf16 autocast"}, 6.0, 7.0),
     ],
 )
@@ -1226,12 +1226,22 @@ def test_underscores_in_names_of_precisions() -> None:
     [
         ({"precision": "fp16 (fp32 params)"}, True),
         ({"precision": "fp16", "notes": "fp32 weights"}, True),
-        ({"precision": "fp16"}, False),
+        ({"precision": "fp16"}, True),
+        ({"precision": "pure fp16"}, False),
+        ({"optimizer": "AdamW, no fp32 weights"}, False),
+        ({"precision": "fp8"}, False),
+        ({"precision": "bf16", "framework": "PyTorch DDP"}, True),
+        ({"precision": "bf16", "framework": "PyTorch DDP, torch.compile"}, False),
+        ({"precision": "bf16", "framework": "HF Trainer"}, False),
+        ({"precision": "bf16", "framework": "Modalities"}, False),
+        ({"precision": "bf16", "tensor_parallel": 2}, False),
+        ({"precision": "bf16", "zero_stage": 1}, False),
+        ({"precision": "bf16", "peft": "lora r=8"}, False),
         ({"precision": "fp16", "notes": "fp32 weights", "framework": "PyTorch FSDP"}, False),
         ({"precision": "fp16 (fp32 params)", "framework": "DeepSpeed ZeRO-1"}, False),
     ],
 )
-def test_fp16_over_fp32_weights_is_autocast(cells: dict[str, Any], casts: bool) -> None:
+def test_16_bits_over_whole_fp32_weights_are_autocast(cells: dict[str, Any], casts: bool) -> None:
     assert case(**cells).scenario.software.precision.autocasts_weights is casts
 
 
