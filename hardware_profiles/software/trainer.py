@@ -295,9 +295,10 @@ class SoftwareProfile(Profile, frozen=True, kw_only=True):
     memory: RuntimeMemory
 
 
-def profile_names() -> list[str]:
+@cache
+def profile_names() -> tuple[str, ...]:
     """Return the names of all software profiles."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
 def parent_of(name: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -287,6 +287,7 @@ def _adapter_terms(row: Row) -> Mapping[str, int]:
     return own
 
 
+@lru_cache(maxsize=1024)  # a row is looked up in some sixty sections
 def terms_of(row: Row, column: str) -> Mapping[str, int]:
     """Return the terms of a cell, or of all cells ("anywhere"), each with its first position."""
     if column == "peft":

@@ -376,10 +376,11 @@ def look_up(section: Sequence[Entry], row: Row) -> Entry | None:
 
     Of equally specific ones: the one whose terms stand first in the cells.
     """
+    cells = _Cells(row)
     found = [
         (entry.specificity, [-place for place in sorted(places)], _text(entry), entry)
         for entry in section
-        if (places := _places(entry, row)) is not None
+        if (places := _places(entry, cells)) is not None
     ]
     return max(found, key=lambda one: one[:-1])[-1] if found else None
 
@@ -391,12 +392,25 @@ def entry_of(section: Sequence[Entry], row: Row) -> Entry:
     return found
 
 
-def _places(entry: Conditions, row: Row) -> list[int] | None:
+class _Cells(dict[str, Mapping[str, int] | None]):
+    """Terms of a row's cells, each read once for all entries; None without a vocabulary."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+
+    def __missing__(self, column: str) -> Mapping[str, int] | None:
+        found = terms_of(self.row, column) if vocabulary().terms(column) else None
+        self[column] = found
+        return found
+
+
+def _places(entry: Conditions, cells: _Cells) -> list[int] | None:
     """Return where the terms of an entry stand in their cells; None if one is missing."""
     found = []
     for column, words in entry.when.items():
+        terms = cells[column]
         for word in words:
-            place = _place(column, word, row)
+            place = _place(column, word, cells.row) if terms is None else terms.get(word)
             if place is None:
                 return None
             found.append(place)
@@ -404,9 +418,7 @@ def _places(entry: Conditions, row: Row) -> list[int] | None:
 
 
 def _place(column: str, word: str, row: Row) -> int | None:
-    """Return where a term or word stands in a cell, 0 of an equal number; None if it does not."""
-    if vocabulary().terms(column):
-        return terms_of(row, column).get(word)
+    """Return where a word stands in a text, 0 of an equal number; None if it does not."""
     if column in TEXTS:  # an A1000 is no A100
         match = re.search(re.escape(word) + _whole_number(word), row.words(column))
         return match.start() if match else None
