@@ -31,6 +31,7 @@ from planner.validation.counts import (
     accumulation,
     spaced,
     with_counts_in_words,
+    with_layers_in_turn,
 )
 from planner.validation.model_of_row import is_typical, model_of
 from planner.validation.reading import Reading, Unpriceable
@@ -140,7 +141,8 @@ class Case:
 
 def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
-    row = _with_kind_of_name(_of_suite(_with_sharding(_with_adapters(row))))
+    row = _with_sharding(_with_adapters(with_layers_in_turn(row)))
+    row = _with_kind_of_name(_of_suite(row))
     reading = with_counts_in_words(Reading(row))
     try:
         return _case(reading)

@@ -51,7 +51,17 @@ CARDS: Final = re.compile(
     r"\b(\d+) ?[x×*] ?(?=[a-z][a-z ]*\d)|\b(\d+) (?:gpu|card|accelerator)s?\b(?! (?:per|a|each)\b)"
     r"|\b(single|one) (?=gpu|card|[a-z]+ ?\d)|\bnproc per node[ =:]*(\d+)"
 )
+# a micro-batch, as Hugging Face's trainers count: "batch_size 4", "bsz 1"
+BATCH: Final = re.compile(
+    r"(?<!global )(?<!total )(?<!effective )\b(?:batch(?: size)?|bsz?)[ =:]*(\d+)\b"
+)
+# cards that take turns: "2 MP + 2 DDP", "model parallel 2", "MP"
+TURNS: Final = re.compile(
+    r"(?:\b(\d+) ?)?\b(?<!tensor )(?<!pipeline )(?:mp|model parallel(?:ism)?)\b"
+    r"(?: size)?[ =:]*(\d+)?"
+)
 OPTIMIZER: Final = re.compile(r"optim|adam|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
+WITH_TENSOR_PARALLELISM: Final = frozenset({"deepspeed", "megatron", "megatron core", "nemo rl"})
 SEVERAL_NODES: Final = re.compile(r"(?<!single )(?<!one )\bnodes?\b(?<!per node)")
 # the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
 GLUED: Final = re.compile(r"(?<=\d)x?(?=(?:e?tp|[pdces]p|vpp?|[mg]bs|mbc|acc|sh)\d)")
@@ -87,6 +97,10 @@ def with_counts_in_words(reading: Reading) -> Reading:
         numbers = {int(one or other) for one, other in pattern.findall(said)} - {0}
         if row.get(column) is None and len(numbers) == 1:
             found[column] = numbers.pop()
+    sizes = {int(number) for number in BATCH.findall(said)}
+    unsaid = row.micro_batch_size is None and row.global_batch_size is None
+    if unsaid and len(sizes) == 1 and "hugging face" in terms_of(row, "framework"):
+        found.setdefault("micro_batch_size", sizes.pop())
     if row.num_gpus is None and (cards := _cards_in(f"{spaced(row.words('gpu'))}; {said}")):
         found["num_gpus"] = cards
     tensor = row.tensor_parallel or found.get("tensor_parallel")
@@ -102,6 +116,18 @@ def with_counts_in_words(reading: Reading) -> Reading:
         return reading
     told = [f"{column} {value} (default: as the words say)" for column, value in found.items()]
     return Reading(replace(row, **found), [*reading.defaults, *told])
+
+
+def with_layers_in_turn(row: Row) -> Row:
+    """Return a row of Hugging Face's modules whose model parallelism is that of a device map."""
+    trainer, words = terms_of(row, "framework").keys(), spaced(row.words("notes"))
+    found = TURNS.search(words)
+    if found is None or "hugging face" not in trainer or trainer & WITH_TENSOR_PARALLELISM:
+        return row
+    if (row.tensor_parallel or 1) > 1 or (row.pipeline_parallel or 1) > 1 or row.num_gpus == 1:
+        return row
+    stages = int(found[1] or found[2] or 0) or None
+    return replace(row, pipeline_parallel=stages, notes=TURNS.sub(" device map", words, count=1))
 
 
 def _cards_in(words: str) -> int | None:

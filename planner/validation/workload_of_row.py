@@ -21,7 +21,7 @@ from hardware_profiles.cluster.schema import Accelerator
 from planner.request.scenario import default_precision
 from planner.validation.reading import Reading, Unpriceable
 from planner.validation.runs_file import Row
-from planner.validation.vocabulary import BITS, terms_of, vocabulary
+from planner.validation.vocabulary import ANYWHERE, BITS, terms_of, vocabulary
 from planner.validation.words import SoftwareEntry, entry_of, look_up, number_in, words_table
 
 BEFORE_AMPERE: Final = ("Pascal", "Volta", "Turing")
@@ -52,6 +52,8 @@ def workload_of(
         word = "fp32"  # tensor cores before Ampere have no TF32: the setting changes nothing
     if word not in get_args(Precision):
         raise Unpriceable(f"precision {row.precision} is not priced")
+    if "qat" in terms_of(row, ANYWHERE):
+        reading.defaults.append("rounding of quantisation-aware training is left out")
     reading.value("optimizer", "adamw", "the usual one")
     optimizer = look_up(words_table().optimizer, row)
     if optimizer is None and row.optimizer is not None and not _names_no_optimizer(row):

@@ -277,6 +277,30 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
             {"zero_stage": 3, "masters": True},
         ),
         (LORA | {"framework": "ms-swift", "notes": "use_unsloth"}, {"software": "hf-trainer-foak"}),
+        (
+            {"framework": "ms-swift", "data_parallel": "", "notes": "2 MP * 4 DDP"},
+            {"ranks": (1, 1, 2)},
+        ),
+        (
+            {"framework": "ms-swift", "data_parallel": "", "notes": "model parallel"},
+            {"ranks": (1, 1, 8)},
+        ),
+        ({"framework": "ms-swift", "notes": "no model parallelism, DDP"}, {"ranks": (1, 1, 1)}),
+        (
+            UNCOUNTED | {"framework": "ms-swift", "micro_batch_size": "", "notes": "1 GPU, bsz 4"},
+            {"global_batch_size": 4},
+        ),
+        (
+            {"framework": "fsdp_qlora", "peft": "HQQ QLoRA"},
+            {"adapter": "qlora", "software": "hf-trainer+fsdp1-half-layers+hqq"},
+        ),
+        (
+            {"recompute": "activation checkpointing: selective, op"},
+            {"recompute": "ops:every-2nd-mm"},
+        ),
+        ({"optimizer": "ao fp8"}, {"optimizer": "adamw_8bit"}),
+        ({"offload": "not used"}, {"offload": "none"}),
+        ({"framework": "torchtune qat_distributed", "notes": "QAT, 8da4w"}, {"precision": "bf16"}),
     ],
     ids=lambda cells: "; ".join(str(value) for value in cells.values()),
 )
@@ -316,6 +340,20 @@ def test_what_is_no_adapter_beside_a_matrix_is_refused(peft: str, tmp_path: Path
 def test_accelerators_that_words_leave_open_are_asked_for(notes: str, tmp_path: Path) -> None:
     with pytest.raises(Unpriceable, match="num_gpus is empty"):
         case(tmp_path, **UNCOUNTED, notes=notes)
+
+
+@pytest.mark.parametrize(
+    ("peft", "trained"),
+    [("LoRA", True), ("LoRA w/o emb & lm_head", False), ("LoRA, no modules_to_save", False)],
+)
+def test_qwen_trains_its_ends_beside_adapters(peft: str, trained: bool, tmp_path: Path) -> None:
+    read, _ = case(tmp_path, framework="Qwen finetune.py", model="qwen-7b", peft=peft)
+    assert (read.scenario.model.num_parameters > 9e9) == trained
+
+
+def test_rounding_of_quantisation_aware_training_is_left_out(tmp_path: Path) -> None:
+    read, _ = case(tmp_path, framework="torchtune", notes="QAT")
+    assert any("quantisation-aware" in default for default in read.defaults)
 
 
 @pytest.mark.parametrize(
