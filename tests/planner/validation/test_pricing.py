@@ -10,6 +10,7 @@ from cost_models.pricing.estimate import price
 from planner.validation.case import case_of
 from planner.validation.pricing import predict_cases
 from planner.validation.runs_file import PUBLISHED, Row, read_runs
+from planner.validation.unstated_plan import assumed_settings
 
 
 def test_pipelines_are_simulated() -> None:
@@ -30,6 +31,9 @@ def test_memory_reaches_down_to_checkpointing_where_nobody_says(seq_len: int) ->
         "gpu": "RTX-3090",
         "num_gpus": 2,
         "zero_stage": 3,
+        "optimizer": "adamw",
+        "micro_batch_size": 1,
+        "precision": "bf16",
     }
     row = Row(row_id="a", framework="HF Trainer, FSDP", peft="lora r=8", **cells)
     rows = row, replace(row, recompute="none"), replace(row, recompute="full")
@@ -53,3 +57,13 @@ def test_a_verdict_that_hangs_on_memory_that_is_not_said_is_tight() -> None:
     found = [predict_cases([case_of(one)])[0]["a"].verdict for one in rows]
     assert found == ["does_not_fit", "fits", "tight", "fits", "fits"]
     assert any("its memory is not said" in words for words in case_of(row).defaults)
+
+
+def test_a_row_that_leaves_most_settings_open_is_not_said_to_fit() -> None:
+    cells = {"model": "gpt2", "seq_len": 512, "gpu": "A100-SXM-80GB", "num_gpus": 1}
+    stated = {"recompute": "none", "optimizer": "adamw", "micro_batch_size": 1, "precision": "bf16"}
+    row = Row(row_id="a", framework="HF Trainer", **cells)
+    some = [replace(row, **dict(list(stated.items())[:count])) for count in (0, 2, 3, 4)]
+    verdicts = [predict_cases([case_of(one)])[0]["a"].verdict for one in some]
+    assert [assumed_settings(case_of(one).defaults) for one in some] == [5, 3, 2, 1]
+    assert verdicts == ["tight", "tight", "fits", "fits"]
