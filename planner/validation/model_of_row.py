@@ -32,6 +32,8 @@ from planner.validation.words import ArchitectureEntry, entry_of, kind_of, look_
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 GPT: Final = "gpt"
 MEGATRON: Final = "megatron"  # "megatron-22b" is a GPT
+WIDTH: Final = 256  # that a narrowed gated MLP is a multiple of
+GATED: Final = re.compile(r"\b(?:swi|ge)glu\b")
 HEAD: Final = 128  # elements of a head of most models
 CLASSIFIER: Final = "encoder-classifier"
 LABELS: Final = 2
@@ -347,7 +349,14 @@ def _config(reading: Reading, name: str) -> Mapping[str, Any]:
     width = row.get("ffn_hidden_size")
     llama = grouped or width not in (None, 4 * row.get("hidden_size"))
     why = "as Llama: grouped queries, or not 4 x hidden_size" if llama else "a plain MLP"
+    if not llama and (llama := bool(GATED.search(f"{name} {row.words('notes')}".lower()))):
+        why = "as the words say"
     gated = reading.value("gated_mlp", llama and kind not in ("encoder", CLASSIFIER), why)
+    if gated and words.narrows_gated and width in (None, 4 * row.get("hidden_size")):
+        whole = 4 * row.get("hidden_size")
+        width = -(-(2 * whole // 3) // WIDTH) * WIDTH
+        reading.defaults.append(f"ffn_hidden_size {width}: gated, two thirds of {whole}")
+        reading = _changed(reading, ffn_hidden_size=width)
     if kind.startswith("moe"):
         return _mixture(reading, kind, gated)
     if kind in ("encoder", CLASSIFIER):

@@ -56,6 +56,7 @@ REPLACED: Final = (
     (r"\bfloat[\s_-]?(?=(?:16|32|64)\b)", "fp"),
     (r"^\s*(half|single|double)(?=\s*(?:[,;(/]|$))", r"\1 precision"),
     (r"\b2nd\b", "second"),
+    (r"\bddp_(?=[a-z])", ""),  # ddp_bucket_cap_mb: a setting, which says nothing of the stage
     (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
     (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year
     (r"(?<=[a-z0-9])[.](?!x\b)(?=[a-z])", " "),  # torch.compile; a release keeps its dots
@@ -66,17 +67,24 @@ SPELLINGS: Final = MappingProxyType(
         **{name[:3]: name for name in ("august", "september", "october", "november", "december")},
         "sept": "september",
         "parameter": "param",
+        "comm": "communication",
     }
 )
-TOKEN: Final = re.compile(r"(?P<equals>[=:]\s*)?(?P<word>[a-z0-9][a-z0-9.?]*)")
+TOKEN: Final = re.compile(
+    r"(?P<setting>[,;]\s*(?=[a-z][\w-]*=))?(?P<equals>[=:]\s*)?(?P<word>[a-z0-9][a-z0-9.?]*)"
+)
 
 
 class Token(NamedTuple):
-    """A normalised word, whether it follows an equals sign or a colon, and its own spelling."""
+    """A normalised word, whether it follows an equals sign or a colon, and its own spelling.
+
+    ``begins``: it begins a setting ("name=value") after a comma, which no phrase runs into.
+    """
 
     word: str
     is_value: bool
     text: str
+    begins: bool = False
 
 
 def tokens_of(text: str) -> tuple[Token, ...]:
@@ -95,6 +103,7 @@ def tokens_of(text: str) -> tuple[Token, ...]:
             _normalised(found["word"].rstrip(".")),
             found["equals"] is not None,
             found["word"].rstrip("."),
+            found["setting"] is not None,
         )
         for found in TOKEN.finditer(text)
     )
@@ -191,7 +200,8 @@ class CellVocabulary:
         for size in range(min(len(tokens) - at, self._longest), 0, -1):
             for start in (at, at + 1) if negated else (at,):
                 words = tuple(token.word for token in tokens[start : start + size])
-                if len(words) == size and words in self._phrases[column]:
+                begins = any(token.begins for token in tokens[start + 1 : start + size])
+                if not begins and len(words) == size and words in self._phrases[column]:
                     return start, start + size, self._phrases[column][words]
         return at, at, frozenset()
 
@@ -232,7 +242,7 @@ def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
     """Return whether a switch after a phrase is off, and the end of the switch."""
     if end == len(tokens):
         return False, end
-    word, is_value, _ = tokens[end]
+    word, is_value, *_ = tokens[end]
     if word == "not" and end + 1 < len(tokens) and tokens[end + 1].word in DONE:
         return True, end + 2
     if word in OFF or (is_value and word in ("0", "0.0", "no", "none", "null")):

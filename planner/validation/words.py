@@ -119,6 +119,7 @@ class ArchitectureEntry(Conditions, frozen=True, kw_only=True):
     of_presets: bool = False  # that dropout is a preset's, too
     family: Literal["bloom"] | None = None
     untied: bool = False  # the output projection is a matrix of its own
+    narrows_gated: bool = False  # a gated MLP has two thirds of the width of its configuration
 
 
 class AttentionEntry(Conditions, frozen=True, kw_only=True):

@@ -1004,6 +1004,37 @@ def test_megatron_core_runs_transformer_engines_layers(framework: str) -> None:
     assert case(framework=framework).scenario.software.name == "nemo"
 
 
+def test_nanotrons_columns_as_they_are_logged() -> None:
+    mode = "tp_mode=TensorParallelLinearMode.REDUCE_SCATTER, tp_async_comm=True"
+    notes = f"{mode}, ddp_bucket_cap_mb=25, accumulate_grad_in_fp32=True, zero_stage=1"
+    found = case(framework="nanotron", tensor_parallel=2, notes=notes)
+    assert (found.plan.zero_stage, found.plan.sequence_parallel) == (1, True)
+    assert found.scenario.software.overlap.tensor_reduction
+    assert not not_understood(found.row)
+
+
+@pytest.mark.parametrize(
+    ("framework", "width", "notes", "counted"),
+    [
+        ("Modalities", 10240, "SwiGLU", 2.8),  # 6,912 wide
+        ("Modalities", 6912, "", 2.8),
+        ("Modalities", 10240, "", 2.66),  # a plain MLP, tied
+        ("plain PyTorch", 10240, "SwiGLU", 3.61),
+    ],
+)
+def test_the_width_of_a_gated_mlp(framework: str, width: int, notes: str, counted: float) -> None:
+    shape = {"num_layers": 32, "hidden_size": 2560, "num_heads": 32, "ffn_hidden_size": width}
+    cells = {"model": "own-gpt", "framework": framework, "vocab_size": 50304, "notes": notes}
+    model = case(**cells, **shape).scenario.model
+    assert model.num_parameters / 1e9 == pytest.approx(counted, abs=0.01)
+
+
+def test_internevos_mixtures_share_their_experts() -> None:
+    found = case(framework="InternEvo", model="mixtral-8x7b", num_gpus=8, expert_parallel=8)
+    assert found.scenario.software.name == "internevo"
+    assert why_impossible(found) is None
+
+
 def test_simumaxs_scripts_hide_no_traffic() -> None:
     found = case(framework="SimuMax", tensor_parallel=2)
     overlap = found.scenario.software.overlap
