@@ -166,7 +166,7 @@ def _targets(row: Row) -> str:
     named = {one for term in terms for one in shorter.get(term, (every.get(term),)) if one}
     if "attention" in terms and not named & {"q", "k", "v", "o"}:
         named |= {"q", "k", "v", "o"}
-    if "all" in terms or len(named) == len(TARGETS):
+    if ("all" in terms and not named) or len(named) == len(TARGETS):  # "all attention matrices"
         return "all"
     if named:
         return ",".join(name for name in TARGETS if name in named)

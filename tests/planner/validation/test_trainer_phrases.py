@@ -434,6 +434,9 @@ def test_fsdp_of_old_releases_keeps_frozen_layers_gathered() -> None:
         ({"framework": "fsdp_qlora", "peft": "custom_qlora"}, 64, "q,k,v,gate,up,down"),
         ({"framework": "Qwen finetune.py", "peft": "LoRA"}, 64, "all"),
         ({"framework": "MLPerf LoRA, TRL", "peft": "LoRA r=16 (qkv_proj, o_proj)"}, 16, "q,k,v,o"),
+        ({"framework": "NeMo", "peft": "lora r=32 all"}, 32, "all"),
+        ({"framework": "NeMo", "peft": "lora r=32, all attention matrices"}, 32, "q,k,v,o"),
+        ({"framework": "NeMo", "peft": "lora r=32 q,v of all layers"}, 32, "q,v"),
     ],
 )
 def test_adapters_by_a_trainers_defaults(cells: dict[str, Any], rank: int, targets: str) -> None:
