@@ -36,7 +36,8 @@ def logits_bytes_per_token(
 ) -> Logits:
     """Logits and their copies at the loss, split with the vocabulary (t 1 where gathered whole).
 
-    kept      c l V / t                              l 1, or the share of a chunk's tokens
+    kept      c l V / t                              l 1, or the share of a chunk's tokens; V of
+                                                     the predicted share of all tokens
     forward   (c (l + k - 1) + w n) V / t            k copies in compute precision, the logits one
                                                      of them, n copies of w = max(4, c) bytes, of
                                                      w = c unless the loss ``upcasts``
@@ -53,7 +54,7 @@ def logits_bytes_per_token(
     narrow = compute_bytes < wide
     cast = compute_bytes * software.loss.logits_gradient_copies if narrow else 0.0
     over = 1.0 if software.loss.gathers_logits else np.multiply(1.0, tensor_parallel)
-    share = vocab_size / over
+    share = software.loss.predicted_share * vocab_size / over
     if software.loss.piece_bytes:
         rows = np.maximum(1.0, software.loss.piece_bytes // (wide * share))
         piece = np.minimum(1.0, rows / np.multiply(1.0, tokens))

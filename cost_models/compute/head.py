@@ -33,8 +33,10 @@ def head_seconds(
     A vocabulary that is no multiple of 8 is slow unless it is padded (``matmul.misalignment``). A
     head's other matrices (a masked language model's, OPT's projection) are whole on every rank. A
     loss of checkpointed chunks multiplies again in the backward pass; left out: what such a chunk
-    moves of the whole projection (its copies, its gradient). Liger's: ``_chunk_bytes``.
+    moves of the whole projection (its copies, its gradient). Liger's: ``_chunk_bytes``. Of the
+    tokens, ``loss.predicted_share`` reach the head; left out: gathering them.
     """
+    tokens = software.loss.predicted_share * tokens
     if not model.head_multiply:
         zero = np.zeros_like(np.multiply(1.0, tokens))
         return PassSeconds(zero, zero, zero, zero)

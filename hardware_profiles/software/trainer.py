@@ -190,6 +190,7 @@ class Loss(ProfileGroup, frozen=True, kw_only=True):
     logits_gradient_copies: Amount  # in compute precision, in addition in the backward pass
     gathers_logits: bool  # tensor-parallel ranks gather all columns, and each computes the loss
     pads_vocabulary: bool  # with columns that no token has
+    predicted_share: Amount  # of the tokens, for which head and loss are computed
     chunk_tokens: Amount  # tokens whose copies exist at once; 0: a share of a micro-batch
     chunk_share: Amount  # of a micro-batch's tokens, whose copies exist at once
     piece_bytes: Amount  # of fp32 logits that exist at once; 0: all of a micro-batch

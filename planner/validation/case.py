@@ -143,7 +143,7 @@ def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
     row = _with_sharding(_with_adapters(with_layers_in_turn(row)))
     row = _with_kind_of_name(_of_suite(row))
-    reading = with_counts_in_words(Reading(row))
+    reading = _without_padding(with_counts_in_words(Reading(row)))
     try:
         return _case(reading)
     except InputError as error:
@@ -202,6 +202,32 @@ def _of_suite(row: Row) -> Row:
     if trainer is None and not cuts and "aquila" not in said:
         return row
     return replace(row, framework=f"{row.framework} {trainer[0] if trainer else 'Megatron'}")
+
+
+def _without_padding(reading: Reading) -> Reading:
+    """Return the reading with full sequences in the place of samples whose padding is left out.
+
+    A step computes as many tokens in fewer sequences; attention stays inside of a sample. Of packed
+    samples the micro-batch counts sequences (mlcommons: training_results_v3.1, BATCHSIZE), the
+    global batch samples.
+    """
+    row, entry = reading.row, look_up(words_table().samples_a_sequence, reading.row)
+    if entry is None or entry.value == 1.0 or row.document_length or row.seq_len is None:
+        return reading
+    micro, batch = row.micro_batch_size, row.global_batch_size
+    if micro and "packed samples" in terms_of(row, ANYWHERE):
+        least = micro * (row.num_gpus or 1)
+        batch = max(least, round(batch / entry.value / least) * least) if batch else None
+    elif micro:
+        fewer = max(1, round(micro / entry.value))
+        batch = round(batch * fewer / micro) if batch else None
+        micro = fewer
+    elif batch:
+        batch = max(1, round(batch / entry.value))
+    length = round(row.seq_len / entry.value)
+    told = f"sequences of {row.seq_len} tokens hold {entry.value} samples: no padding is computed"
+    fuller = replace(row, micro_batch_size=micro, global_batch_size=batch, document_length=length)
+    return Reading(fuller, [*reading.defaults, told])
 
 
 def _with_kind_of_name(row: Row) -> Row:

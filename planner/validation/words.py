@@ -188,6 +188,12 @@ class CountEntry(Conditions, frozen=True, kw_only=True):
     value: Count = field(name="is")
 
 
+class SamplesEntry(Conditions, frozen=True, kw_only=True):
+    """Samples that fill a sequence."""
+
+    value: Annotated[float, Meta(ge=1.0, le=1e3)] = field(name="is")
+
+
 class SoftwareEntry(Conditions, frozen=True, kw_only=True):
     """Software profile and its changed figures, by group; further defaults of the trainer."""
 
@@ -266,6 +272,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     software: tuple[SoftwareEntry, ...]
     stages: tuple[EngineEntry, ...]
     states: tuple[StoredPrecision, ...]
+    samples_a_sequence: tuple[SamplesEntry, ...]
     suite_models: tuple[Name, ...]
     targets: tuple[Name, ...]
     trained_ends: tuple[Flag, ...]

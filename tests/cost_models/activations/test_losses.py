@@ -141,3 +141,10 @@ def test_a_fused_loss_has_logits_and_gradient_and_a_cut_one_none() -> None:
     assert (fused.kept, fused.forward, fused.backward) == (2.0, 2.0, 4.0)
     cut = logits_bytes_per_token(1, 2.0, 1, software_profile("cut-loss"), 8192.0)
     assert cut.backward < 0.2
+
+
+def test_logits_of_masked_tokens_alone() -> None:
+    usual = software_profile("apex-bert")
+    masked = usual.changed({"loss.predicted_share": 0.15})
+    every, few = (logits_bytes_per_token(30528, 2.0, 1, one) for one in (usual, masked))
+    assert float(few.backward) == pytest.approx(0.15 * float(every.backward))

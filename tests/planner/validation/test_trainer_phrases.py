@@ -1952,7 +1952,33 @@ def test_the_rank_of_adapters_may_stand_in_notes() -> None:
 )
 def test_suites_name_a_case(cells: dict[str, Any], model: str, profile: str) -> None:
     found = case(**{"gpu": "A100-80GB", "num_gpus": 8, "seq_len": 512, **cells})
-    assert (found.row.model, found.scenario.software.name) == (model, profile)
+    software = found.scenario.software.name.removesuffix("+layer-graphs")
+    assert (found.row.model, software) == (model, profile)
+
+
+@pytest.mark.parametrize(
+    ("cells", "micro", "batch"),
+    [
+        ({"micro_batch_size": 56, "global_batch_size": 448, "notes": "unpad"}, 28, 224),
+        ({"micro_batch_size": 48, "global_batch_size": 768, "notes": "packed samples"}, 48, 384),
+        ({"micro_batch_size": 48, "global_batch_size": 384, "notes": "packed samples"}, 48, 384),
+        ({"micro_batch_size": 48, "notes": "packed samples"}, 48, 384),
+        ({"global_batch_size": 448}, None, 224),
+        ({"micro_batch_size": 28, "gpu": "TPU v4"}, 28, 224),
+        ({"micro_batch_size": 28, "document_length": 300}, 28, 224),
+    ],
+)
+def test_padding_that_mlperfs_bert_leaves_out(
+    cells: dict[str, Any], micro: int | None, batch: int
+) -> None:
+    usual = {"framework": "MLPerf", "model": "bert", "gpu": "H100", "num_gpus": 8, "seq_len": 512}
+    found = case(**usual | cells)
+    workload, plan = found.scenario.workload, found.plan
+    assert workload.global_batch_size == batch
+    assert micro in (None, plan.micro_batch_size)
+    packed = "gpu" not in cells and "document_length" not in cells
+    assert (workload.document_length == 252) == packed
+    assert found.scenario.software.loss.predicted_share == 0.15
 
 
 def test_settings_of_flagperfs_own_cases() -> None:
