@@ -192,6 +192,11 @@ def _of_suite(row: Row) -> Row:
     said = f"{row.words('model')} {row.words('notes')}"
     if row.model is not None and (model := AROUND_MODEL.sub("", row.model)):
         row = replace(row, model=model)
+    own = look_up(words_table().suite_trainers, row)
+    if own is not None:
+        stated = re.search(r"\d", row.peft or "")
+        peft = row.peft if stated else f"{row.peft} {own.adapters}"
+        row = replace(row, framework=own.value, peft=peft)
     named = look_up(words_table().suite_models, row)
     if named is not None and row.words("model") == named.when["model"][0]:
         row = replace(row, model=named.value)
@@ -298,7 +303,7 @@ def _plan(
 ) -> tuple[Plan, int]:
     row = reading.row
     num_gpus = reading.need("num_gpus")
-    tensor = reading.value("tensor_parallel", 1, "none")
+    tensor = reading.value("tensor_parallel", *_usual_tensor(row, num_gpus, gpus_per_node))
     context = reading.value("context_parallel", 1, "none")
     mapped = takes_layers_in_turn(row)
     others = tensor * context * (row.data_parallel or 1)
@@ -345,6 +350,25 @@ def _plan(
         expert_tensor_parallel=_cuts_experts(row, tensor, experts),
         offload=offload,
     ), batch
+
+
+def _usual_tensor(row: Row, num_gpus: int, gpus_per_node: int) -> tuple[int, str]:
+    """Return the tensor-parallel ranks of a row that gives no kind of ranks, and why.
+
+    Where a step has fewer micro-batches than accelerators, several work on each of them, of a
+    trainer that cuts models.
+    """
+    stated = (row.pipeline_parallel, row.context_parallel, row.expert_parallel, row.data_parallel)
+    least = num_gpus * (row.micro_batch_size or 1)
+    cuts = {"megatron", "megatron core", "mlperf", "nemo", "xla"} & terms_of(
+        row, "framework"
+    ).keys()
+    if not cuts or row.global_batch_size is None or any(size is not None for size in stated):
+        return 1, "none"
+    needed, rest = divmod(least, row.global_batch_size)
+    if rest or not 1 < needed <= max(GPUS_A_NODE, gpus_per_node) or num_gpus % needed:
+        return 1, "none"
+    return needed, "more accelerators than sequences"
 
 
 def _schedule(row: Row, pipeline: int, virtual: int) -> Schedule:

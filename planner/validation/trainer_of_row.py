@@ -131,7 +131,7 @@ def _named_trainer(row: Row) -> SoftwareEntry:
         entry = _with_engine(entry, row)
     entry = _with_switches(entry, row)
     launches = look_up(table.launches, row)
-    if launches is None or not launches.add:
+    if launches is None:
         return entry
     return replace(entry, profile=f"{entry.profile}{PLUS}{launches.add}")
 

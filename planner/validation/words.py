@@ -188,6 +188,12 @@ class CountEntry(Conditions, frozen=True, kw_only=True):
     value: Count = field(name="is")
 
 
+class SuiteTrainer(Name, frozen=True, kw_only=True):
+    """The trainer of a suite's case, and what its cell of adapters says besides their kind."""
+
+    adapters: str
+
+
 class SamplesEntry(Conditions, frozen=True, kw_only=True):
     """Samples that fill a sequence."""
 
@@ -274,6 +280,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     states: tuple[StoredPrecision, ...]
     samples_a_sequence: tuple[SamplesEntry, ...]
     suite_models: tuple[Name, ...]
+    suite_trainers: tuple[SuiteTrainer, ...]
     targets: tuple[Name, ...]
     trained_ends: tuple[Flag, ...]
     tensor_traffic: tuple[EngineEntry, ...]

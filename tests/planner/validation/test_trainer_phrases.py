@@ -1952,8 +1952,7 @@ def test_the_rank_of_adapters_may_stand_in_notes() -> None:
 )
 def test_suites_name_a_case(cells: dict[str, Any], model: str, profile: str) -> None:
     found = case(**{"gpu": "A100-80GB", "num_gpus": 8, "seq_len": 512, **cells})
-    software = found.scenario.software.name.removesuffix("+layer-graphs")
-    assert (found.row.model, software) == (model, profile)
+    assert (found.row.model, found.scenario.software.name) == (model, profile)
 
 
 @pytest.mark.parametrize(
@@ -2013,3 +2012,26 @@ def test_a_models_name_says_that_adapters_are_trained() -> None:
 def test_counts_without_spaces_between(notes: str, plan: dict[str, int]) -> None:
     found = case(framework="Megatron-LM", num_gpus=8, notes=notes).plan
     assert {name: getattr(found, name) for name in plan} == plan
+
+
+def test_ranks_of_a_batch_with_fewer_sequences_than_accelerators() -> None:
+    pax = {"framework": "PaxML", "model": "gpt3-175b", "gpu": "TPU v5e", "seq_len": 2048}
+    found = case(**pax, num_gpus=4096, global_batch_size=1024)
+    assert (found.plan.tensor_parallel, found.plan.data_parallel) == (4, 1024)
+    with pytest.raises(Unpriceable, match="not near a multiple"):
+        case(**pax, num_gpus=4096, global_batch_size=64)  # 64 ranks of one sequence
+
+
+def test_mlperfs_attention_on_amd_cards_is_of_16_bits() -> None:
+    cells = {"framework": "MLPerf v5.1", "model": "llama2_70b_lora", "precision": "fp8"}
+    assert case(**cells, gpu="MI325X").scenario.software.fp8.attention_rate == 1.0
+    assert case(**cells, gpu="H100").scenario.software.fp8.attention_rate > 1.0
+
+
+@pytest.mark.parametrize("framework", ["MLPerf v4.0 (Intel)", "MLPerf, optimum-habana"])
+def test_gaudis_adapters_are_trained_by_hugging_faces_modules(framework: str) -> None:
+    found = case(framework=framework, model="llama2_70b_lora", gpu="Gaudi2", precision="fp8")
+    workload = found.scenario.workload
+    assert found.scenario.software.name == "hf-trainer+deepspeed-zero3"
+    assert (found.plan.zero_stage, found.plan.recompute) == (3, "full")
+    assert (workload.adapter_rank, workload.adapter_targets) == (16, "q,k,v,o")
