@@ -96,6 +96,11 @@ AROUND_MODEL: Final = re.compile(
     r"|continuetrain|container|pytorch|paddle|megatron|deepspeed|flagscale)\)?)+$",
     re.IGNORECASE,
 )
+VENDORS: Final = {
+    "rocm": re.compile(r"\bmi\d{3}|instinct"),
+    "gaudi": re.compile(r"gaudi|\bhl-?\d"),
+    "xla": re.compile("tpu"),
+}
 ADAPTED: Final = re.compile(r"(?<![a-z])q?lora(?![a-z])")  # "llama2_70b_lora"
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 
@@ -190,6 +195,9 @@ def _of_suite(row: Row) -> Row:
     of FlagPerf's own cases only those of Megatron cut a model.
     """
     said = f"{row.words('model')} {row.words('notes')}"
+    if "mlperf" in terms_of(row, "framework"):  # whose submissions differ by vendor
+        vendor = next((word for word, gpu in VENDORS.items() if gpu.search(row.words("gpu"))), "")
+        row = replace(row, framework=f"{row.framework} {vendor}".strip())
     if row.model is not None and (model := AROUND_MODEL.sub("", row.model)):
         row = replace(row, model=model)
     own = look_up(words_table().suite_trainers, row)

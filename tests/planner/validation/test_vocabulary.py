@@ -705,6 +705,7 @@ def test_every_term_has_a_meaning() -> None:
         "kinds of adapters",
         "kin of lora",
         "qat",
+        "packed samples",
         *matrices,
         *(f"module {name}" for name in MODULES),
     }
