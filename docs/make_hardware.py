@@ -125,6 +125,7 @@ def figures_of(one: Accelerator) -> list[tuple[str, Figure | None]]:
         ("power", one.power),
         ("price", one.price),
         ("units", one.compute_units),
+        ("L2 cache", one.l2_cache),
     ]
 
 

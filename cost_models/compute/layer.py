@@ -5,8 +5,7 @@ Symbols   R FLOP/s of the best large matmul   beta memory bandwidth [bytes/s]   
 Units     seconds; every function broadcasts over plan columns.
 
 Source: Williams, Waterman, Patterson, Roofline (CACM 52, 2009), operator by operator; rates and
-shares with their own sources in ``hardware_profiles``. Leaves out: caches, which may hold small
-tensors between two kernels.
+shares with their own sources in ``hardware_profiles``; a large cache: ``cached``.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from cost_models.activations.saved import by_activation
 from cost_models.arrays import Count, Flag, Real
 from cost_models.communication.expert_parallel import slots_per_token
 from cost_models.compute.adapters import adapter_bytes_per_token
+from cost_models.compute.cached import FOUND_BACKWARD, FOUND_FORWARD, traffic_share
 from cost_models.compute.casts import (
     FP32_BYTES,
     autocast_bytes_per_element,
@@ -242,6 +242,7 @@ def attention_core_seconds(
     if autocast and not attention.softmax_in_fp32:
         accesses += AUTOCAST_SCORES + AUTOCAST_DROPOUT * dropout
     moved = accesses * compute_bytes * pairs
+    moved = moved * traffic_share(rate.cache, compute_bytes * pairs, FOUND_FORWARD)
     return products + moved / rate.memory
 
 
@@ -366,13 +367,19 @@ def norm_and_activation_bytes(
         software.kernels.rms_norm_accesses + software.kernels.rms_norm_fp32_bytes / compute_bytes,
     )
     feed_forward, tensor = kind.feed_forward, np.multiply(1.0, tensor_parallel)
-    width = feed_forward.ffn_hidden_size * max(1.0, slots_per_token(feed_forward, software))
     accesses = software.kernels.activation_accesses if feed_forward.gated else 2.0  # read, write
     unfused = software.kernels.unfused_activation_accesses
     accesses += by_activation(unfused, feed_forward, 0.0, autocast=inner_bytes < compute_bytes)
-    inner = inner_bytes * accesses * (width + feed_forward.shared_ffn_hidden_size)
+    inner = inner_bytes * accesses * activation_width(kind, software)
     norms = compute_bytes * hidden_size * kind.num_norms * norm
     return norms / np.where(sequence_parallel, tensor, 1.0), inner / tensor
+
+
+def activation_width(kind: LayerKind, software: ForwardSoftware) -> float:
+    """Elements a token that an MLP's activation gives; of all its experts."""
+    feed_forward = kind.feed_forward
+    width = feed_forward.ffn_hidden_size * max(1.0, slots_per_token(feed_forward, software))
+    return width + feed_forward.shared_ffn_hidden_size
 
 
 def bias_elements(kind: LayerKind, tensor_parallel: Count) -> Real:
@@ -482,6 +489,17 @@ class LayerWork(Struct, frozen=True):
         """Seconds to move one byte for every token: tokens / beta."""
         return self.tokens / self.rate.memory
 
+    def hidden_share(self, found: float) -> Real:
+        """Share of the bytes of kernels on hidden states that go through memory."""
+        along = np.where(self.sequence_parallel, np.multiply(1.0, self.tensor_parallel), 1.0)
+        tensor = self.element * self.hidden_size * self.tokens / along
+        return traffic_share(self.rate.cache, tensor, found)
+
+    def activation_share(self, found: float) -> Real:
+        """The same of kernels on the MLP's inner tensors."""
+        width = activation_width(self.kind, self.software) / np.multiply(1.0, self.tensor_parallel)
+        return traffic_share(self.rate.cache, self.inner * width * self.tokens, found)
+
 
 def layer_seconds(work: LayerWork) -> PassSeconds:
     """Device seconds of one layer: forward, backward, and recomputation.
@@ -568,13 +586,13 @@ def core_seconds(work: LayerWork) -> Real:
 def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
     """Seconds of norms, residuals, activation, rotary embeddings, adapters, casts, sums of blocks.
 
-        (bytes that the operators read and write) / beta
+        (bytes that the operators read and write) / beta, but for what a large cache holds
 
     Forward and backward. Source: ``elementwise_bytes_per_token``, ``adapters``, ``casts``,
-    ``context_bytes_moved_per_token``.
+    ``context_bytes_moved_per_token``, ``traffic_share``.
     """
     software, each = work.software, work.each
-    moved = each * elementwise_bytes_per_token(
+    whole = elementwise_bytes_per_token(
         work.kind,
         work.hidden_size,
         work.element,
@@ -585,17 +603,41 @@ def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
         expert_parallel=work.expert_parallel,
         inner_bytes=work.inner,
     )
-    moved_back = software.kernels.backward_access_ratio * moved
-    to_adapters, from_adapters = adapter_bytes_per_token(
+    _, activation = _norm_and_activation(work)
+    ratio = software.kernels.backward_access_ratio
+    adapters = adapter_bytes_per_token(
         work.kind, work.element, work.tensor_parallel, software, work.tokens
     )
-    moved, moved_back = moved + each * to_adapters, moved_back + each * from_adapters
+    casts: Real = 0.0
     if work.upcasts:
         cast = autocast_bytes_per_token if work.autocasts else cast_bytes_per_token
-        casts = each * cast(work.kind, work.compute_bytes, work.tensor_parallel)
-        moved, moved_back = moved + casts, moved_back + casts
-    sums, sums_back = work.context_bytes
-    return moved + each * sums, moved_back + each * sums_back
+        casts = cast(work.kind, work.compute_bytes, work.tensor_parallel)
+    passes = zip(
+        (FOUND_FORWARD, FOUND_BACKWARD), (1.0, ratio), adapters, work.context_bytes, strict=True
+    )
+    forward, backward = (
+        each
+        * (
+            work.hidden_share(found) * (times * (whole - activation) + of_adapters + casts)
+            + work.activation_share(found) * times * activation
+            + sums
+        )
+        for found, times, of_adapters, sums in passes
+    )
+    return forward, backward
+
+
+def _norm_and_activation(work: LayerWork) -> tuple[Real, Real]:
+    """Bytes a token that norms and activation move, forward."""
+    return norm_and_activation_bytes(
+        work.kind,
+        work.hidden_size,
+        work.element,
+        work.tensor_parallel,
+        work.sequence_parallel,
+        work.software,
+        work.inner,
+    )
 
 
 def bias_seconds(work: LayerWork) -> tuple[Real, Real]:
@@ -663,15 +705,9 @@ def recompute_seconds(work: LayerWork, forward: Real, core: Real, moved: Real) -
     for repeats_it, matrices in work.recompute_matrices:
         left = tuple(w for w in matrices if w not in last)
         again = again + np.where(repeats_it, _matrices_of(work, left).forward, 0.0)
-    norms, activation = norm_and_activation_bytes(
-        work.kind,
-        work.hidden_size,
-        work.element,
-        work.tensor_parallel,
-        work.sequence_parallel,
-        work.software,
-        work.inner,
-    )
+    norms, activation = _norm_and_activation(work)
+    norms = work.hidden_share(FOUND_FORWARD) * norms
+    activation = work.activation_share(FOUND_FORWARD) * activation
     again = again + np.where(work.recompute_norms, work.each * norms, 0.0)
     again = again + np.where(work.recompute_activation, work.each * activation, 0.0)
     return np.where(work.recompute_full, forward - _matrices_of(work, last).forward, again)

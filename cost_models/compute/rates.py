@@ -137,6 +137,7 @@ class Rates(Struct, frozen=True):
     masked_keys: float = 0.0  # that a flash kernel visits beyond those under a causal mask
     halves_tensor_cores: bool = False  # GeForce: adds up in fp32 at half the rate, feeds any row
     single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
+    cache: float = 0.0  # bytes of an L2 that saves memory traffic between kernels; 0: none
 
     @property
     def of_core(self) -> Rates:
@@ -190,6 +191,7 @@ def rates(
         best = sustained(accelerator, precision, best)
         eight = None if eight is None else sustained(accelerator, "bf16", eight)
     launch, units = accelerator.kernel_launch, accelerator.compute_units
+    cache = accelerator.l2_cache
     share = 1.0 if measured else software.kernels.rate_share
     single = None if measured else best_matmul(accelerator, "fp32")
     clock = None if halved else TENSOR_FLOP_A_CLOCK.get(accelerator.architecture)
@@ -215,6 +217,7 @@ def rates(
         attention=1.0 if measured else _flash_in_fp32(accelerator, precision, best),
         over_ampere=1.0 if clock is None else clock / TENSOR_FLOP_A_CLOCK["Ampere"],
         exponential=0.0 if of_flash is None else of_flash / EXPONENTIALS_A_CLOCK,
+        cache=0.0 if cache is None else cache.value,
     )
 
 

@@ -331,6 +331,7 @@ _OPTIONAL: Final = (
     "power_limit",
     "price",
     "compute_units",
+    "l2_cache",
     "kernel_launch",
 )
 _FIGURES: Final[dict[str, Any]] = {

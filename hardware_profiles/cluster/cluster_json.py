@@ -66,6 +66,7 @@ _FIGURES: Final[dict[str, Any]] = {  # names and types of the figures of an acce
     "power_limit": _Figure | None,
     "price": _Figure | None,
     "compute_units": _Figure | None,
+    "l2_cache": _Figure | None,
     "kernel_launch": _Figure | None,
     "score_seconds": _Figure | None,
     "core_share": _Figure | None,

@@ -190,6 +190,7 @@ def one_accelerator(name: str) -> dict[str, Any]:
         "power_watts": accelerator.power,
         "price_dollars_per_hour": accelerator.price,
         "compute_units": accelerator.compute_units,
+        "l2_cache_bytes": accelerator.l2_cache,
         **{f"peak_{p}_flops": f for p, f in accelerator.peak_flops.items()},
         **{f"achievable_{p}_flops": f for p, f in accelerator.achievable_flops.items()},
     }
