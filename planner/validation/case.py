@@ -192,12 +192,15 @@ def _of_suite(row: Row) -> Row:
     """Return a row of a suite of benchmarks with the model and the trainer of the case it names.
 
     The suite is no trainer: the notes or the model's cell may name it ("llama2_7b-deepspeed"), and
-    of FlagPerf's own cases only those of Megatron cut a model.
+    of FlagPerf's own cases only those of Megatron cut a model. Nor is torchao, a library.
     """
     said = f"{row.words('model')} {row.words('notes')}"
     if "mlperf" in terms_of(row, "framework"):  # whose submissions differ by vendor
         vendor = next((word for word, gpu in VENDORS.items() if gpu.search(row.words("gpu"))), "")
         row = replace(row, framework=f"{row.framework} {vendor}".strip())
+    library = "torchao" in terms_of(row, "framework")
+    if library and (trainer := re.search("torchtitan|torchtune", row.words("notes"))):
+        row = replace(row, framework=f"{row.framework} {trainer[0]}")
     if row.model is not None and (model := AROUND_MODEL.sub("", row.model)):
         row = replace(row, model=model)
     own = look_up(words_table().suite_trainers, row)

@@ -299,6 +299,9 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
             {"recompute": "ops:every-2nd-mm"},
         ),
         ({"optimizer": "ao fp8"}, {"optimizer": "adamw_8bit"}),
+        ({"framework": "torchtitan + torchao"}, {"software": "torchtitan", "masters": True}),
+        ({"framework": "torchao", "notes": "with torchtitan"}, {"software": "torchtitan"}),
+        ({"framework": "torchao", "notes": "torchtune recipe"}, {"software": "torchtune"}),
         ({"offload": "not used"}, {"offload": "none"}),
         ({"framework": "torchtune qat_distributed", "notes": "QAT, 8da4w"}, {"precision": "bf16"}),
     ],
@@ -349,6 +352,30 @@ def test_accelerators_that_words_leave_open_are_asked_for(notes: str, tmp_path: 
 def test_qwen_trains_its_ends_beside_adapters(peft: str, trained: bool, tmp_path: Path) -> None:
     read, _ = case(tmp_path, framework="Qwen finetune.py", model="qwen-7b", peft=peft)
     assert (read.scenario.model.num_parameters > 9e9) == trained
+
+
+@pytest.mark.parametrize(
+    ("notes", "trained"),
+    [("LoRA (emb)", True), ("no emb", False), ("without trainable embedding", False)],
+)
+def test_notes_say_whether_ends_are_trained(notes: str, trained: bool, tmp_path: Path) -> None:
+    cells = {"framework": "Qwen finetune.py", "model": "qwen-7b", "notes": notes}
+    read, _ = case(tmp_path, **LORA, **cells)
+    assert (read.scenario.model.num_parameters > 8.5e9) == trained
+
+
+@pytest.mark.parametrize(("offload", "whole"), [("cpu", True), ("none", False)])
+def test_offloaded_weights_come_with_no_sync(offload: str, whole: bool, tmp_path: Path) -> None:
+    cells = {"framework": "fsdp_qlora", "offload": offload, "zero_stage": "3"}
+    read, _ = case(tmp_path, **QLORA, **cells)
+    assert read.scenario.software.gradients.accumulated_unsharded == whole
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "torchtune"])
+def test_a_library_leaves_a_trainer_its_loss(trainer: str, tmp_path: Path) -> None:
+    alone, _ = case(tmp_path, framework=trainer, notes="compile")
+    read, _ = case(tmp_path, framework=f"torchao, {trainer}", notes="compile")
+    assert read.scenario.software.loss == alone.scenario.software.loss
 
 
 def test_rounding_of_quantisation_aware_training_is_left_out(tmp_path: Path) -> None:

@@ -1335,7 +1335,10 @@ def test_names_of_models(name: str, billions: float) -> None:
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        ({"framework": "torchtune QAT", "peft": "lora + qat"}, ["framework: qat", "peft: qat"]),
+        (
+            {"framework": "torchao sparsity", "peft": "lora + pruning"},
+            ["framework: sparsity", "peft: pruning"],
+        ),
         ({"framework": "torchao, MLPerf, FlagPerf, TE"}, []),
     ],
 )
