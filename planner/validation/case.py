@@ -69,8 +69,12 @@ NOTED_SHARE: Final = re.compile(
 )
 # --recompute-modules of Megatron Core, a list that replaces its default (core_attn)
 NOTED_MODULES: Final = re.compile(
-    r"\brecompute(?:[-_ ]modules?)?\W+"
+    r"(?<![a-z])recompute(?:[-_ ]modules?)?\W+"
     rf"((?:(?:{'|'.join(sorted(MODULES, reverse=True))})\b[^\w=;]*)+)"
+)
+# SimuMax: mla_rms_recompute, mlp_recompute=true
+SWITCHED_MODULES: Final = re.compile(
+    r"(?<![a-z])(?:[a-z]+[_-])+recompute\b(?!\s*[=:]\s*(?:false|0|no))"
 )
 # --decoder-first-pipeline-num-layers of Megatron Core; SimuMax: num_layers_in_first_pipeline_stage
 END_LAYERS: Final = tuple(
@@ -148,7 +152,7 @@ def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
     row = _with_sharding(_with_adapters(with_layers_in_turn(row)))
     row = _with_kind_of_name(_of_suite(row))
-    reading = _without_padding(with_counts_in_words(Reading(row)))
+    reading = _without_padding(_with_mode(with_counts_in_words(Reading(row))))
     try:
         return _case(reading)
     except InputError as error:
@@ -246,6 +250,21 @@ def _without_padding(reading: Reading) -> Reading:
     return Reading(fuller, [*reading.defaults, told])
 
 
+def _with_mode(reading: Reading) -> Reading:
+    """Return a row of InternEvo with ranks that no mode but ISP has as one of that mode.
+
+    They share weights, or a sequence alone (internlm/initialize/launch.py, parallel.tensor.mode).
+    """
+    row, terms = reading.row, terms_of(reading.row, ANYWHERE)
+    if "internevo" not in terms_of(row, "framework") or "isp" in terms:
+        return reading
+    weight = WEIGHT_RANKS.search(f"{row.words('framework')} {row.words('notes')}")
+    others = {"sequence parallel", "plain tensor parallel"} & terms.keys()
+    if (row.context_parallel or 1) > 1 or (weight and int(weight[1]) > 1 and not others):
+        return Reading(replace(row, notes=f"{row.notes or ''}; isp"), reading.defaults)
+    return reading
+
+
 def _with_kind_of_name(row: Row) -> Row:
     """Return a row whose empty kind is that of a BERT, by which trainers differ."""
     if row.model_kind is None and re.search(r"(?<![a-z])bert(?![a-z])", row.words("model")):
@@ -324,6 +343,9 @@ def _plan(
     method = _context_method(reading, context)
     if "isp" in terms_of(row, ANYWHERE):
         tensor, context, method = 1, context * tensor, "ulysses"
+        if any(kind.attention.num_heads % context for kind in model.kinds):
+            method = "ring"
+            reading.defaults.append(f"ISP over {context} ranks: priced as ring (its sequence_2D)")
     ranks = tensor * pipeline * context
     if num_gpus % ranks:
         raise Unpriceable(f"{ranks} model-parallel ranks do not divide {num_gpus} accelerators")
@@ -618,6 +640,8 @@ def _modules(row: Row) -> str | None:
         return None
     if noted := NOTED_MODULES.search(row.words("notes")):
         return read_setting(PREFIX + "+".join(re.findall(r"\w+", noted[1])))
+    switches = "; ".join(SWITCHED_MODULES.findall(row.words("notes")))
+    terms = {**terms, **vocabulary().read("recompute", switches).terms}
     named = [module for module in MODULES if f"module {module}" in terms]
     return read_setting(PREFIX + "+".join(named)) if named else None
 

@@ -29,9 +29,9 @@ COUNTS: Final = {
         rf"|\b(\d+) way (?:{words}|{column.partition('_')[0]})\b"
     )
     for column, words in {
-        "tensor_parallel": r"tp|tensor (?:model )?parallel(?:ism)?|tensor(?= size)|mp"
+        "tensor_parallel": r"tp|tensor (?:model )?parallel(?:ism)?|tensor|mp"
         r"|(?<!pipeline )(?<!expert )model parallel(?:ism)?",
-        "pipeline_parallel": r"pp|pipeline (?:model )?parallel(?:ism)?|pipeline(?= size)",
+        "pipeline_parallel": r"pp|pipeline (?:model )?parallel(?:ism)?|pipeline",
         "context_parallel": r"cp|context parallel(?:ism)?|(?<!sh\d )sp|sequence parallel|ulysses",
         "expert_parallel": r"ep|expert (?:model )?parallel(?:ism)?",
         "expert_tensor_parallel": r"etp|expert tensor parallel(?:ism)?",

@@ -306,6 +306,9 @@ def test_a_share_of_layers_in_notes(notes: str) -> None:
             {"framework": "SimuMax", "notes": "recompute mla_up_proj, mlp"},
             "modules:mla_up_proj+mlp",
         ),
+        ({"framework": "SimuMax", "notes": "attn_recompute=true, mlp_recompute"}, MODULES),
+        ({"framework": "SimuMax", "notes": "megatron_recompute_modules=core_attn,mlp"}, MODULES),
+        ({"framework": "SimuMax", "notes": "attn_recompute, mlp_recompute=false"}, "selective"),
         ({"framework": "modalities", "notes": "activation_checkpointed: True"}, "full"),
         ({"framework": "InternEvo", "recompute": "0.0"}, "none"),
         ({"framework": "InternEvo", "recompute": "activation_ckpt=1.0"}, "full"),
@@ -1150,6 +1153,18 @@ def test_internevos_configuration_as_it_stands() -> None:
     assert (plan.data_parallel, plan.dp_shard) == (2, 2)
     assert (plan.recompute, plan.recompute_layers) == ("full", 2)
     assert not not_understood(found.row)
+
+
+@pytest.mark.parametrize("notes", ["sp=8, wp=8", "tensor 8, weight parallel 8", "mode isp, tp 8"])
+def test_internevos_isp_by_its_ranks(notes: str) -> None:
+    plan = case(framework="InternEvo", notes=notes).plan
+    assert (plan.context_parallel, plan.context_parallel_method) == (8, "ulysses")
+    assert (plan.tensor_parallel, plan.zero_stage) == (1, 3)
+    longer = case(framework="InternEvo", notes="sp=64", num_gpus=64)  # of 32 heads
+    assert longer.plan.context_parallel_method == "ring"
+    assert why_impossible(longer) is None
+    other = case(framework="InternEvo", notes="tensor 8, wp 1, mode msp").plan
+    assert (other.tensor_parallel, other.context_parallel) == (8, 1)
 
 
 def test_internevos_own_kind_of_parallelism() -> None:
