@@ -1405,10 +1405,14 @@ def test_flash_attention_of_axolotl_knows_windows() -> None:
     [
         ("Levanter (JAX)", "A100-SXM-80GB", "tf32"),
         ("Levanter (JAX)", "V100-SXM2-32GB", "fp32"),
+        ("Megatron-LM (TransformerEngine, all fusions)", "GH200-96GB", "tf32"),
+        ("NeMo 2.0", "A100-SXM-80GB", "tf32"),
+        ("NeMo 2.0", "V100-SXM2-32GB", "fp32"),
+        ("Megatron-LM (2022, v2.x)", "V100-SXM2-32GB", "fp32"),
         ("own loop, plain PyTorch", "A100-SXM-80GB", "fp32"),
     ],
 )
-def test_jax_multiplies_fp32_in_tf32(framework: str, gpu: str, precision: str) -> None:
+def test_who_multiplies_fp32_in_tf32(framework: str, gpu: str, precision: str) -> None:
     found = case(framework=framework, gpu=gpu, precision="fp32").scenario.workload
     assert found.precision == precision
 
