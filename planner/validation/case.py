@@ -177,6 +177,9 @@ def _with_sharding(row: Row) -> Row:
     have a stage but on one card.
     """
     named, words = terms_of(row, "framework"), f"{row.words('notes')}; {row.words('offload')}"
+    staged = row.zero_stage or {"zero 2", "zero 3"} & terms_of(row, ANYWHERE).keys()
+    if {"deepspeed", "swift"} <= named.keys() and staged:
+        return replace(row, framework=re.sub("(?i)deep ?speed", "", row.framework or ""))
     if "qwen" in named and not shards_nothing(row):
         stage = look_up(words_table().zero_stage, row)
         return row if stage is None or row.zero_stage else replace(row, zero_stage=stage.value)
@@ -192,6 +195,12 @@ def _with_sharding(row: Row) -> Row:
     return replace(row, framework=f"{row.framework} with DeepSpeed")
 
 
+# of torchao, whose runs in 8 bits are torchtitan's (pytorch/ao: benchmarks/float8/training)
+ITS_OWN: Final = frozenset(
+    {"torchao", "torch loop", "fsdp2", "zero 3", "compile", "tensorwise", "rowwise"}
+)
+
+
 def _of_suite(row: Row) -> Row:
     """Return a row of a suite of benchmarks with the model and the trainer of the case it names.
 
@@ -203,8 +212,10 @@ def _of_suite(row: Row) -> Row:
         vendor = next((word for word, gpu in VENDORS.items() if gpu.search(row.words("gpu"))), "")
         row = replace(row, framework=f"{row.framework} {vendor}".strip())
     library = "torchao" in terms_of(row, "framework")
-    if library and (trainer := re.search("torchtitan|torchtune", row.words("notes"))):
-        row = replace(row, framework=f"{row.framework} {trainer[0]}")
+    trainer = re.search("torchtitan|torchtune", row.words("notes"))
+    eights = "fp8" in terms_of(row, "precision") and terms_of(row, "framework").keys() <= ITS_OWN
+    if library and (trainer or eights):
+        row = replace(row, framework=f"{row.framework} {trainer[0] if trainer else 'torchtitan'}")
     if row.model is not None and (model := AROUND_MODEL.sub("", row.model)):
         row = replace(row, model=model)
     own = look_up(words_table().suite_trainers, row)

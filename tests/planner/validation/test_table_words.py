@@ -301,6 +301,13 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
         ({"optimizer": "ao fp8"}, {"optimizer": "adamw_8bit"}),
         ({"framework": "torchtitan + torchao"}, {"software": "torchtitan", "masters": True}),
         ({"framework": "torchao", "notes": "with torchtitan"}, {"software": "torchtitan"}),
+        ({"framework": "pytorch/ao", "precision": "float8 rowwise"}, {"software": "torchtitan"}),
+        (
+            {"framework": "ms-swift + DeepSpeed ZeRO-2"},
+            {"software": "hf-trainer+deepspeed-zero2+deepspeed-two-buckets", "zero_stage": 2},
+        ),
+        ({"framework": "Qwen finetune.py, November 2023"}, {"attention": "flash"}),
+        ({"framework": "HF Trainer, November 2023"}, {"attention": "eager"}),
         ({"framework": "torchao", "notes": "torchtune recipe"}, {"software": "torchtune"}),
         ({"offload": "not used"}, {"offload": "none"}),
         ({"framework": "torchtune qat_distributed", "notes": "QAT, 8da4w"}, {"precision": "bf16"}),
@@ -397,7 +404,7 @@ def test_logits_of_qwen_are_of_16_bits_under_deepspeed(
 
 @pytest.mark.parametrize(
     "optimizer",
-    ["q_galore_adamw_8bit", "paged AdEMAMix 8bit"],
+    ["q_galore_adamw_8bit", "Q-GaLore", "paged AdEMAMix 8bit"],
 )
 def test_an_optimizer_without_a_price_is_refused(optimizer: str, tmp_path: Path) -> None:
     """Not priced as the AdamW whose name it has."""
