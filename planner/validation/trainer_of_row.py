@@ -168,11 +168,12 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
         wrapper = None
     if wrapper is not None and wrapper.add:
         sharded = f"{profile}{PLUS}{wrapper.add}"
-        shards = software_profile(sharded).sharding.largest_zero_stage
-        profile = sharded if (row.zero_stage or 0) <= shards else profile
+        largest = software_profile(sharded).sharding.largest_zero_stage
+        profile = sharded if (row.zero_stage or 0) <= largest else profile
     table = words_table()
     casts = look_up(table.autocast, row)
-    if casts is None and wrapper is None and _casts_alone(entry, row):
+    shards = wrapper is not None and wrapper.add != "ddp"
+    if casts is None and not shards and _casts_alone(entry, row):
         terms = terms_of(row, ANYWHERE)
         around = "liger-" if "liger" in terms else "compiled-" if "compile" in terms else ""
         casts = EngineEntry(add=f"{around}autocast")

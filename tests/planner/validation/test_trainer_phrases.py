@@ -178,7 +178,10 @@ def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], ker
     ("cells", "fp32"),
     [
         ({"framework": "LLaMA-Factory", "precision": "fp16", "peft": "none"}, True),
-        ({"framework": "LLaMA-Factory", "precision": "bf16", "peft": "none"}, False),
+        ({"framework": "LLaMA-Factory", "precision": "bf16", "peft": "none"}, True),
+        ({"framework": "LLaMA-Factory, DDP", "precision": "bf16", "peft": "none"}, True),
+        ({"framework": "LLaMA-Factory", "peft": "none", "notes": "pure_bf16"}, False),
+        ({"framework": "LLaMA-Factory", "precision": "bf16", "peft": "lora r=8"}, False),
         ({"framework": "HF Trainer (stanford_alpaca train.py), FSDP1", "peft": "none"}, True),
         ({"framework": "HF Trainer (FastChat train.py), FSDP1", "peft": "none"}, True),
         (
@@ -189,7 +192,9 @@ def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], ker
     ],
 )
 def test_who_trains_fp32_weights(cells: dict[str, Any], fp32: bool) -> None:
-    assert case(**cells).scenario.workload.master_weights == fp32
+    found = case(**cells).scenario
+    assert found.workload.master_weights == fp32
+    assert found.software.precision.autocasts_weights == (fp32 and "FSDP" not in cells["framework"])
 
 
 @pytest.mark.parametrize(
