@@ -352,6 +352,13 @@ def test_accelerators_that_words_leave_open_are_asked_for(notes: str, tmp_path: 
         case(tmp_path, **UNCOUNTED, notes=notes)
 
 
+def test_notes_may_stand_for_the_column_of_lengths(tmp_path: Path) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text("model,gpu,notes\nllama3-8b,A100-80G,1 GPU; seq 2048\n", encoding="utf-8")
+    (read,) = read_runs(file)
+    assert case_of(read).scenario.workload.seq_len == 2048
+
+
 @pytest.mark.parametrize(
     ("peft", "trained"),
     [("LoRA", True), ("LoRA w/o emb & lm_head", False), ("LoRA, no modules_to_save", False)],
