@@ -286,6 +286,7 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
             {"ranks": (1, 1, 8)},
         ),
         ({"framework": "ms-swift", "notes": "no model parallelism, DDP"}, {"ranks": (1, 1, 1)}),
+        ({"framework": "HF Trainer", "notes": "bf16 MP; mp.spawn"}, {"ranks": (1, 1, 1)}),
         (
             UNCOUNTED | {"framework": "ms-swift", "micro_batch_size": "", "notes": "1 GPU, bsz 4"},
             {"global_batch_size": 4},
