@@ -191,7 +191,7 @@ def test_a_node_with_another_plan_is_named(plan, tmp_path):
 @pytest.mark.distributed
 @needs_namespaces
 def test_a_node_that_does_not_come_back_is_planned_around(plan, tmp_path):
-    options = ("--steps", STEPS, "--checkpoint-every", 2, "--elastic", "--node-timeout", 30)
+    options = ("--steps", STEPS, "--checkpoint-every", 2, "--elastic", "--node-timeout", 15)
     killed = (
         f"{_command(plan, 1, *options)} & node=$!; "
         "until test -d out/checkpoints/step-00000002; do sleep 0.1; done; kill -9 $node; wait $node"

@@ -35,7 +35,7 @@ def questions() -> dict[str, Question]:
     pipeline = {"pipeline_parallel": 4, "pipeline_schedule": "gpipe"}
     found["pipeline"] = lambda: planner.fit(llama(), "8xA100-80GB", **pipeline)
     found["plan"] = lambda: planner.plan(llama(), "2x8xH100-SXM", global_batch_size=64)
-    found["experts"] = lambda: planner.plan("mixtral-8x7b", "2x8xH100-SXM", top=5)
+    found["experts"] = lambda: planner.plan("mixtral-8x7b", "2x8xH100-SXM", fix="ep=8,pp=2", top=5)
     found["one plan"] = lambda: planner.plan(llama(), "1xA100-80GB", global_batch_size=1, top=1)
     return found
 
