@@ -10,7 +10,7 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from math import gcd
+from math import gcd, prod
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -58,13 +58,15 @@ TPU: Final = "TPU"
 SHARE: Final = re.compile(
     r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
-    r"|\bac[ _-]freq(?:uency)?[ =:]*(?P<freq>\d+)"  # Modalities, torchtitan
+    r"|\b(?:ac[ _-])?freq(?:uency)?[ =:]*(?P<freq>\d+)"  # Modalities, torchtitan
     # InternEvo: activation_ckpt takes a share of the layers (configs/7B_sft.py, model.checkpoint)
     r"|^(?:[\w -]+[=:]|[\w -]*\b(?:ratio|fraction|ckpt|checkpoint))? *"
     r"(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)$"
 )
 NOTED_SHARE: Final = re.compile(
-    r"(?:\bactivation[ _-](?:ckpt|checkpoint\w*)(?:[ _-](?:ratio|fraction|share))?[ =:]*"
+    r"(?:checkpoint|recomput)[^,;]*\bevery (?P<every>\d+)(?:nd|rd|th)?[ -]*\w*(?:layer|block)"
+    r"|\bac[ _-]freq(?:uency)?[ =:]*(?P<freq>\d+)"
+    r"|(?:\bactivation[ _-](?:ckpt|checkpoint\w*)(?:[ _-](?:ratio|fraction|share))?[ =:]*"
     r"|\bcheckpoint ?[=:] ?)(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)"
 )
 # --recompute-modules of Megatron Core, a list that replaces its default (core_attn)
@@ -637,7 +639,9 @@ def _share_of_layers(row: Row) -> float | None:
         return None
     if found["share"]:
         return float(found["percent"]) / 100.0 if found["percent"] else float(found["share"])
-    part, whole = int(found["part"] or 1), int(found["whole"] or found["every"] or found["freq"])
+    counts = found.groupdict("1")
+    part = int(counts.get("part", 1))
+    whole = prod(int(counts.get(name, 1)) for name in ("whole", "every", "freq"))
     return part / whole if 0 < part <= whole else None
 
 

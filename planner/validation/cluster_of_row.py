@@ -57,6 +57,7 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     total = reading.need("num_gpus")
     if row.node is None and (kinds := _nodes_in(row.gpu or "")):  # "p3.8xlarge (V100)"
         row = replace_cells(row, node=" + ".join(kind.name for kind in kinds))
+    accelerator = _slowest_of_nodes(reading, accelerator)
     named = None if row.node is None else match_node(row.node)
     several = [] if named is not None or row.node is None else _nodes_of(row.node)
     if row.node is not None and named is None and not several:
@@ -102,6 +103,19 @@ def _nodes_in(words: str) -> list[Node]:
             return []
     kinds = [one.entry for one in found if one is not None]
     return kinds if len(kinds) == len(found) else []
+
+
+def _slowest_of_nodes(reading: Reading, accelerator: Accelerator) -> Accelerator:
+    """Return the accelerator, or a slower one of several kinds of nodes that a cell names."""
+    kinds = _nodes_in(reading.row.node or "")
+    if len(kinds) < 2:
+        return accelerator
+    known = [find_accelerator(kind.accelerator) for kind in kinds]
+    slowest = min([accelerator, *known], key=lambda entry: entry.peak_flops["fp16"].value)
+    if slowest is not accelerator:
+        told = f"node {reading.row.node}: priced as {slowest.name} alone, the slowest of them"
+        reading.defaults.append(told)
+    return slowest
 
 
 @cache

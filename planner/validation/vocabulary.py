@@ -56,6 +56,7 @@ REPLACED: Final = (
     (r"\bfloat[\s_-]?(?=(?:16|32|64)\b)", "fp"),
     (r"^\s*(half|single|double)(?=\s*(?:[,;(/]|$))", r"\1 precision"),
     (r"\b2nd\b", "second"),
+    (r"\b(?:[a-z0-9]+block|[a-z0-9]*decoderlayer)\b", "block"),  # GPT2Block
     (r"\bddp_(?=[a-z])", ""),  # ddp_bucket_cap_mb: a setting, which says nothing of the stage
     (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
     (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year

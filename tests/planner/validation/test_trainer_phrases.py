@@ -79,6 +79,8 @@ def test_nodes_of_several_kinds_have_the_slowest_network(words: str) -> None:
     alone = case(gpu="V100", node="p3.8xlarge", gpus_per_node=4).scenario.cluster
     assert cluster.tiers[-1].bandwidth.value == alone.tiers[-1].bandwidth.value
     assert any("slowest" in text for text in found.defaults)
+    unsaid = case(gpu="V100", node=words, gpus_per_node=4, framework="Megatron-LM v1.1.5")
+    assert unsaid.scenario.cluster.accelerator.name == "T4"
 
 
 def test_what_is_not_priced_is_not_taken_for_a_card_of_a_similar_name() -> None:
@@ -181,8 +183,6 @@ def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], ker
         ({"framework": "LLaMA-Factory", "precision": "bf16", "peft": "none"}, True),
         ({"framework": "LLaMA-Factory, DDP", "precision": "bf16", "peft": "none"}, True),
         ({"framework": "LLaMA-Factory", "peft": "none", "notes": "pure_bf16"}, False),
-        ({"framework": "own PyTorch loop", "precision": "bf16 (weights in bf16)"}, False),
-        ({"framework": "own PyTorch loop", "precision": "bf16 autocast"}, True),
         ({"framework": "LLaMA-Factory", "precision": "bf16", "peft": "lora r=8"}, False),
         ({"framework": "HF Trainer (stanford_alpaca train.py), FSDP1", "peft": "none"}, True),
         ({"framework": "HF Trainer (FastChat train.py), FSDP1", "peft": "none"}, True),
@@ -265,6 +265,18 @@ def test_a_share_of_layers_in_notes(notes: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "cells",
+    [
+        {"notes": "activation checkpointing on every 4th GPT2Block"},
+        {"notes": "selective layer activation checkpointing (ac_freq 4)"},
+        {"recompute": "SELECTIVE_LAYER_ACTIVATION_CHECKPOINTING, freq 4"},
+    ],
+)
+def test_every_so_many_blocks_of_modalities(cells: dict[str, str]) -> None:
+    assert case(framework="Modalities", **cells).plan.recompute_layers == 8
+
+
+@pytest.mark.parametrize(
     ("cells", "recompute"),
     [
         ({"framework": "ms-swift"}, "full"),
@@ -298,6 +310,8 @@ def test_a_share_of_layers_in_notes(notes: str) -> None:
         ),
         ({"framework": "modalities", "recompute": "selective op"}, "ops:every-2nd-mm"),
         ({"framework": "modalities", "recompute": "selective layer"}, "full"),
+        ({"framework": "modalities", "recompute": "GPT2Block"}, "full"),
+        ({"framework": "modalities", "notes": "AC: selective_op"}, "ops:every-2nd-mm"),
         (
             {"framework": "modalities", "recompute": "SELECTIVE_OP_ACTIVATION_CHECKPOINTING"},
             "ops:every-2nd-mm",
