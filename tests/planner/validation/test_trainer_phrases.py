@@ -133,7 +133,7 @@ TRAINERS = {
     ("torch-trainer", 3): ["modalities"],
     ("hf-trainer+fsdp2+adamw-for-loop", 3): ["NeMo-RL SFT (May 2025)", "NVIDIA NeMo RL"],
     ("torchtitan", 3): ["torchtitan + torchao, compile"],
-    ("megatron", 0): ["BigScience Megatron-DeepSpeed", "Megatron-DeepSpeed (BigScience)"],
+    ("megatron-deepspeed", 0): ["BigScience Megatron-DeepSpeed", "Megatron-DeepSpeed (BigScience)"],
     ("internevo", 1): ["InternEvo v0.4", "InternLM/InternEvo"],
     ("internevo+fsdp2", 3): ["InternEvo (isp)", "InternEvo, tensor mode isp"],
 }
@@ -2078,3 +2078,11 @@ def test_gaudis_adapters_are_trained_by_hugging_faces_modules(framework: str) ->
     assert found.scenario.software.name == "hf-trainer+deepspeed-zero3"
     assert (found.plan.zero_stage, found.plan.recompute) == (3, "full")
     assert (workload.adapter_rank, workload.adapter_targets) == (16, "q,k,v,o")
+
+
+def test_losses_and_buckets_of_megatron_deepspeed_in_16_bits() -> None:
+    cells = {"framework": "Megatron-DeepSpeed", "zero_stage": 1}
+    half, brain = (case(**cells, precision=one) for one in ("fp16", "bf16"))
+    assert half.scenario.software.loss == brain.scenario.software.loss
+    assert half.scenario.software.memory.buffer_bytes == 2e9
+    assert brain.scenario.software.memory.buffer_bytes == 0.0  # BF16_Optimizer has none
