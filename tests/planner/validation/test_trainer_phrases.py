@@ -87,7 +87,7 @@ def test_what_is_not_priced_is_not_taken_for_a_card_of_a_similar_name() -> None:
     for name in ("Iluvatar BI-V150", "BI-V150 32GB"):
         with pytest.raises(Unpriceable, match="BI-V150: it is not priced"):
             case(gpu=name)
-    for name in ("RTX 3080 Laptop", "RTX 4090 480GB", "TPU v3-32"):
+    for name in ("RTX 2080 Laptop", "RTX 4090 480GB", "TPU v3-32"):
         with pytest.raises(Unpriceable, match="is not in the catalogue"):
             case(gpu=name)
 
@@ -891,7 +891,7 @@ def test_blooms_trainer(words: str, engine: str, stages: str, waits: bool) -> No
         ({"framework": "MLPerf BERT", "model": "bert-large", "seq_len": 512}, "apex-bert", 0),
         ({"framework": "MLPerf (HF reference)"}, "hf-trainer", 3),
         ({"framework": "MLPerf, PaxML", "gpu": "TPU v5p"}, "xla", 3),
-        ({"framework": "torchao", "precision": "float8", "notes": "compile"}, "torch-compile", 3),
+        ({"framework": "torchao", "precision": "float8", "notes": "compile"}, "torchtitan", 3),
     ],
 )
 def test_trainers_behind_the_name_of_a_benchmark_or_library(
