@@ -43,9 +43,10 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     Recomputation of layers launches the forward operators again (with ``selective_ops`` the host
     goes through all of them, and the device skips the matmuls). Operators outside the layers are
     split between the passes like a layer's. Sharded weights, and weights with a separate master
-    copy, are handled in groups: every layer, the embedding, the head. With graphs of layers a layer
-    is one operator in each pass, with a graph of the iteration nothing is launched between captures
-    but the update. A synchronous host also waits for the start of every kernel.
+    copy, are handled in groups: every layer, the embedding, the head; a compiled model that nothing
+    wraps casts the latter in kernels of its own. With graphs of layers a layer is one operator in
+    each pass, with a graph of the iteration nothing is launched between captures but the update. A
+    synchronous host also waits for the start of every kernel.
     """
     model, workload, software = view.model, view.workload, view.software
     table, rank, host = view.table, view.rank, view.software.host
@@ -59,8 +60,9 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     outside = host.microbatch_operators / (forward + backward)
     repeats_forward = (table.recompute == FULL) | by_operator(table.recompute)
     mixed = workload.compute_bytes != workload.master_bytes
+    wrapped = software.sharding.blockwise_backward or not software.kernels.pads_matmuls
     outer = 1.0 * rank.first + rank.last + (rank.bridge == "between")
-    groups = np.where((table.shard_ranks > 1) | mixed, layers + outer, 0.0)
+    groups = np.where((table.shard_ranks > 1) | (mixed and wrapped), layers + outer, 0.0)
     around = groups * host.group_operators
     starts_forward, starts_backward = outside * forward + around, outside * backward + around
     for each in view.layers:

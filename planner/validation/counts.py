@@ -57,7 +57,8 @@ BATCH: Final = re.compile(
 )
 # cards that take turns: "2 MP + 2 DDP", "model parallel 2", "MP"
 TURNS: Final = re.compile(
-    r"(?:\b(\d+) ?)?\b(?<!tensor )(?<!pipeline )(?:mp|model parallel(?:ism)?)\b"
+    r"(?:\b(\d+) ?)?\b(?<!tensor )(?<!pipeline )(?<!fp16 )(?<!bf16 )(?<!int8 )(?<!fp8 )"
+    r"(?:mp|model parallel(?:ism)?)\b(?!\.)"
     r"(?: size)?[ =:]*(\d+)?"
 )
 OPTIMIZER: Final = re.compile(r"optim|adam|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")

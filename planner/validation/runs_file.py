@@ -349,7 +349,7 @@ def _check_header(path: Path, header: list[str]) -> None:
             errors.append(f"unknown column {name[:60]!r}. {hint}".rstrip(". "))
         elif header.count(name) > 1:
             errors.append(f"the column {name} stands twice")
-    if "seq_len" not in header:
+    if not {"seq_len", "notes", "framework"} & set(header):  # words may say it
         errors.append("the column seq_len is missing")
     if errors:
         raise InputError(_report(path, errors))

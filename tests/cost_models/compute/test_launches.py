@@ -68,6 +68,20 @@ def test_graphs_launch_a_layer_or_an_iteration_at_once() -> None:
     assert 0.0 < layers < 0.2 * eager
 
 
+@pytest.mark.parametrize(
+    ("software", "wraps"),
+    [("torch-compile", False), ("shardplan+compiled-layers", True), ("torch-trainer", True)],
+)
+def test_a_compiled_model_casts_without_wrappers(software: str, wraps: bool) -> None:
+    """Where nothing is sharded: weights with a master copy, or 16-bit weights alone."""
+    trainer = f"{software}+blocking-launches"
+    profile = software_profile(trainer).host
+    groups = 12 + 2  # with the embedding and the head
+    each = profile.operator_seconds + profile.launch_latency
+    more = host(trainer) - host(trainer, master_weights=False)
+    assert more == pytest.approx(wraps * 2 * groups * profile.group_operators * each, abs=1e-9)
+
+
 def test_adapters_and_casts_launch_operators_of_their_own() -> None:
     """Four adapters a layer nearly double the host's time under Megatron."""
     without = {"host.adapter_operators_forward": 0.0, "host.adapter_operators_backward": 0.0}

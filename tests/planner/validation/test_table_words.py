@@ -286,6 +286,7 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
             {"ranks": (1, 1, 8)},
         ),
         ({"framework": "ms-swift", "notes": "no model parallelism, DDP"}, {"ranks": (1, 1, 1)}),
+        ({"framework": "HF Trainer", "notes": "bf16 MP; mp.spawn"}, {"ranks": (1, 1, 1)}),
         (
             UNCOUNTED | {"framework": "ms-swift", "micro_batch_size": "", "notes": "1 GPU, bsz 4"},
             {"global_batch_size": 4},
@@ -350,6 +351,13 @@ def test_what_is_no_adapter_beside_a_matrix_is_refused(peft: str, tmp_path: Path
 def test_accelerators_that_words_leave_open_are_asked_for(notes: str, tmp_path: Path) -> None:
     with pytest.raises(Unpriceable, match="num_gpus is empty"):
         case(tmp_path, **UNCOUNTED, notes=notes)
+
+
+def test_notes_may_stand_for_the_column_of_lengths(tmp_path: Path) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text("model,gpu,notes\nllama3-8b,A100-80G,1 GPU; seq 2048\n", encoding="utf-8")
+    (read,) = read_runs(file)
+    assert case_of(read).scenario.workload.seq_len == 2048
 
 
 @pytest.mark.parametrize(

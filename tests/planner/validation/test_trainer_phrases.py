@@ -183,6 +183,8 @@ def test_attention_of_trainers_before_flash_attention(cells: dict[str, Any], ker
         ({"framework": "LLaMA-Factory", "precision": "bf16", "peft": "none"}, True),
         ({"framework": "LLaMA-Factory, DDP", "precision": "bf16", "peft": "none"}, True),
         ({"framework": "LLaMA-Factory", "peft": "none", "notes": "pure_bf16"}, False),
+        ({"framework": "own PyTorch loop", "precision": "bf16 (weights in bf16)"}, False),
+        ({"framework": "own PyTorch loop", "precision": "bf16 autocast"}, True),
         ({"framework": "LLaMA-Factory", "precision": "bf16", "peft": "lora r=8"}, False),
         ({"framework": "HF Trainer (stanford_alpaca train.py), FSDP1", "peft": "none"}, True),
         ({"framework": "HF Trainer (FastChat train.py), FSDP1", "peft": "none"}, True),
