@@ -35,6 +35,7 @@ BESIDE: Final = re.compile(r"\s*\([^)]*\)|\s+x\s*\d+$", re.I)  # a cloud or a co
 SEPARATORS: Final = re.compile(r"\s*(?:[/+,;&]|\band\b)\s*", re.IGNORECASE)  # "V100 + T4"
 COUNT: Final = re.compile(r"^\s*\d+\s*[x×*]?\s*(?=[a-z])|\bmixed\b", re.IGNORECASE)
 MEMORY: Final = re.compile(r"\b(\d+) ?GI?B?\b", re.IGNORECASE)  # in a name: "V100 (16GB)"
+VARIANT: Final = re.compile(r"\b(?:laptop|mobile|max|super|ti|nvl|pcie)\b", re.IGNORECASE)
 INSTANCE: Final = re.compile(r"\b\w+\.\d*x?large\b", re.IGNORECASE)  # of AWS
 # around a name: how many, the kind of its memory, its power, the instance
 AROUND: Final = re.compile(
@@ -193,10 +194,12 @@ def accelerator_of(reading: Reading) -> Accelerator:
 def _names_within(name: str, memory: float | None) -> Iterator[str]:
     """Names of accelerators that may end a cell, the longest first, without the words around them.
 
+    Last, what stands before a stated memory, unless a word after it is of another card.
+
     Memory that a cell states comes last in a name.
 
     >>> list(_names_within("8 x H100 80GB HBM3 SXM 700W", 80.0))
-    ['H100-80GB']
+    ['H100-80GB', '8 x H100-80GB']
     """
     words = SLICE.sub(r"\1", BOARDS.sub("", MEMORY.sub(" ", name)))
     for _ in range(2):  # "SXM" may stand before "700W"
@@ -205,6 +208,9 @@ def _names_within(name: str, memory: float | None) -> Iterator[str]:
     for start in range(len(parts)):
         shorter = " ".join(parts[start:])
         yield shorter if memory is None else f"{shorter}-{memory:g}GB"
+    stated = MEMORY.search(name)
+    if stated and not VARIANT.search(name[stated.end() :]):  # "H100 64GB MareNostrum 5"
+        yield f"{name[: stated.start()].strip()}-{stated[1]}GB"
 
 
 def smaller_accelerator(row: Row) -> Accelerator | None:

@@ -33,7 +33,7 @@ GPUS = {
     "V100-SXM2-16GB": ["V100-16GB-SXM2", "V100 (16 GB)"],
     "GB200-186GB": ["GB200 NVL72", "GB200"],
     "H800-SXM-80GB": ["H800", "HGX H800"],
-    "H100-SXM-64GB": ["H100 64GB", "H100-SXM-64GB"],
+    "H100-SXM-64GB": ["H100 64GB", "H100-SXM-64GB", "H100 64GB MareNostrum 5"],
     "A800-PCIe-80GB": ["A800 PCIe", "A800 80GB PCIe"],
     "H20-141GB": ["H20-3e", "H20 141GB"],
     "Ascend-910B": ["910B", "Ascend910-64G", "Huawei Ascend 910B3"],
