@@ -19,7 +19,7 @@ def commands() -> str:
     return "\n".join(re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
 
 
-@pytest.mark.slow(seconds=220)
+@pytest.mark.slow(seconds=160)
 @pytest.mark.distributed
 def test_the_page_runs_from_a_plan_to_a_text(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -49,6 +49,6 @@ def test_the_page_runs_from_a_plan_to_a_text(tmp_path: Path) -> None:
     assert "The keeper " in done.stdout.splitlines()[-1]
     run = json.loads((tmp_path / "tour" / "resumed" / "run.json").read_text())
     assert run["first_step"] >= 10
-    assert run["steps_done"] == 60
+    assert run["steps_done"] == 40
     assert run["steps"][-1]["loss"] < 3.5
     assert json.loads((tmp_path / "tour" / "model" / "config.json").read_text())["model_type"]
