@@ -208,12 +208,14 @@ class CellVocabulary:
 
     def _by_release(self, tokens: Sequence[Token]) -> Iterator[tuple[str, int]]:
         """Terms of releases that are as new, or as old, as stated."""
+        words = tuple(token.word for token in tokens)
         for term, name, limit, has in self._releases:
             size = len(name)
-            for at in range(len(tokens) - size):
-                words = tuple(token.word for token in tokens[at : at + size])
-                number = tokens[at + size].word.removeprefix("v")
-                if words == name and number[:1].isdigit() and _is_since(number, limit) == has:
+            for at in range(len(words) - size):
+                if words[at : at + size] != name:
+                    continue
+                number = words[at + size].removeprefix("v")
+                if number[:1].isdigit() and _is_since(number, limit) == has:
                     yield term, at
 
     def _is_filler(self, token: Token) -> bool:
