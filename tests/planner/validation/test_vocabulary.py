@@ -372,8 +372,8 @@ SOFTWARE = {
         "InternLM training framework",
         "internevo 0.5",
     ],
-    "megatron": [
-        "Megatron-LM",
+    "megatron": ["Megatron-LM"],
+    "megatron-deepspeed": [
         "Megatron-DeepSpeed",
         "gpt-neox",
         "Megatron-LM + DeepSpeed",
@@ -736,8 +736,8 @@ def test_the_first_mention_of_a_setting_counts(text: str, first: str, second: st
 
 def test_a_trainer_that_does_not_shard_as_the_row_says_is_composed_with_one_that_does() -> None:
     found = case(framework="Megatron-DeepSpeed", zero_stage=3)
-    assert found.scenario.software.name == "megatron+deepspeed-zero3"
-    assert "megatron has no ZeRO stage 3: sharded as by deepspeed-zero3" in found.defaults
+    assert found.scenario.software.name == "megatron-deepspeed+deepspeed-zero3"
+    assert "megatron-deepspeed has no ZeRO stage 3: sharded as by deepspeed-zero3" in found.defaults
     own = case(framework="Megatron-LM", zero_stage=2)
     assert own.scenario.software.name == "megatron+fsdp2"
     bf16, fp16 = (
@@ -745,4 +745,4 @@ def test_a_trainer_that_does_not_shard_as_the_row_says_is_composed_with_one_that
         for precision in ("bf16", "fp16")
     )
     assert bf16.scenario.software.name == "megatron+deepspeed-bf16-optimizer"
-    assert fp16.scenario.software.name == "megatron"
+    assert fp16.scenario.software.name == "megatron-deepspeed"
