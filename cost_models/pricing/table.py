@@ -83,8 +83,8 @@ def table_memory(
     """Return the peaks of legal plans, and their bytes on hosts.
 
     ``enough``: for a plan with more bytes in torch's allocator than that at some point, the result
-    may come of those bytes instead of the peak; if it offloads nothing, its ranks of further kinds
-    are not priced.
+    may come of those bytes instead of the peak, unless all plans have more; if it offloads
+    nothing, its ranks of further kinds are not priced.
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
@@ -102,6 +102,8 @@ def table_memory(
         fixed = outside_bytes(scenario.software, scenario.cluster, group.table)
         outside[rows] = expand(fixed, len(group.plain))
         group.frame.release()
+    if used.min() > enough:
+        return table_memory(scenario, table)
     return used + outside, HostBytes(memory, nvme)
 
 

@@ -147,7 +147,6 @@ def search_document(counts: Counts) -> dict[str, Any]:
         "enumerated": counts.enumerated,
         "illegal": dict(counts.illegal),
         "excluded": dict(counts.excluded),
-        "slower": counts.slower,
         "too_large": counts.too_large,
         "tight": counts.tight,
         "priced": counts.priced,

@@ -696,8 +696,6 @@ def searched(counts: Counts) -> str:
         f"{counts.priced:,} legal and priced, {counts.too_large:,} too large, "
         f"{counts.tight:,} tight, {counts.fitting:,} fit"
     )
-    if counts.slower:
-        words += f", {counts.slower:,} slower than these whether they fit or not"
     if excluded:
         words += f", {excluded:,} excluded by requirements"
     if counts.short_pieces:

@@ -60,30 +60,19 @@ class Standing(Struct, frozen=True):
 
     def limit(self, degrees: Codes) -> Floats:
         """Return the longest step with which a plan of these degrees is kept."""
-        found = np.full(len(degrees), self.largest_limit)
         if len(self.seconds) == 0:
-            return found
+            return np.full(len(degrees), np.inf)
         firsts = self._firsts()
         known, best = self.degrees[firsts], self.seconds[firsts]
+        last = best[-1] if len(firsts) == self.distinct else np.inf
+        found = np.full(len(degrees), last)
         order = np.argsort(known)
         at = np.minimum(np.searchsorted(known[order], degrees), len(known) - 1)
         mine = known[order][at] == degrees
-        found[mine] = np.maximum(best[order][at][mine], self._of_fastest)
-        return found
-
-    @property
-    def largest_limit(self) -> float:
-        """The longest step with which a plan of other degrees is kept."""
-        firsts = self._firsts()
-        last = self.seconds[firsts[-1]] if len(firsts) == self.distinct else np.inf
-        return float(max(last, self._of_fastest))
-
-    @property
-    def _of_fastest(self) -> float:
-        """The longest step with which a plan of any degrees is kept."""
-        if len(self.seconds) < self.top:
-            return np.inf
-        return float(max(self.seconds[self.top - 1], (1.0 + CLOSE) * self.seconds[0]))
+        found[mine] = best[order][at][mine]
+        fastest = self.seconds[self.top - 1] if len(self.seconds) >= self.top else np.inf
+        limit: Floats = np.maximum(found, max(fastest, (1.0 + CLOSE) * self.seconds[0]))
+        return limit
 
     def _firsts(self) -> NDArray[np.intp]:
         """Return the positions of the fastest plan of each of the best degrees."""

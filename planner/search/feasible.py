@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -25,44 +25,11 @@ from planner.request.objectives import results
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]
-UNKNOWN: Final = -1  # code of a verdict
-MANY: Final = 3  # share of the plans without a peak, inverse, for which all are priced
 SIZES: Final = (3.0, 1.0)  # seconds, relative: all plans, those near the budget
 AT_ONCE: Final = 5_000  # plans that are priced together without finding distinct rows
 NEAR: Final = 1e-9  # of the budget; closer peaks are recomputed in the summation order of one plan
 # rows and their simulated steps -> 0, or the position (from 1) of a broken constraint
 Broken = Callable[[NDArray[np.intp], Floats], NDArray[np.int16]]
-
-
-class Peaks(Struct):
-    """Peaks and verdicts of legal plans, each priced where it is first asked for."""
-
-    scenario: Scenario
-    table: PlanTable
-    enough: float  # bytes above which a peak need not be exact (``table_memory``)
-    peak: Floats  # bytes
-    verdicts: Codes  # UNKNOWN: not priced
-
-    @classmethod
-    def of(cls, scenario: Scenario, table: PlanTable, enough: float) -> Peaks:
-        """Return the peaks of a table, none of which is priced."""
-        verdicts = np.full(len(table), UNKNOWN, dtype=np.int8)
-        return cls(scenario, table, enough, np.full(len(table), np.nan), verdicts)
-
-    def of_rows(self, rows: NDArray[Any]) -> Floats:
-        """Return the peaks of some rows in bytes; nan where a row is nan."""
-        known = np.flatnonzero(~np.isnan(rows))
-        some = rows[known].astype(np.intp)
-        left = np.unique(some[self.verdicts[some] == UNKNOWN])
-        others = np.flatnonzero(self.verdicts == UNKNOWN) if len(left) else left
-        if len(left) * MANY > len(others):  # all of them share more distinct rows
-            left = others
-        if len(left):
-            table = self.table.rows(left)
-            self.peak[left], self.verdicts[left] = verdicts_of(self.scenario, table, self.enough)
-        found = np.full(len(rows), np.nan)
-        found[known] = self.peak[some]
-        return found
 
 
 def nothing_broken(rows: NDArray[np.intp], seconds: Floats) -> NDArray[np.int16]:

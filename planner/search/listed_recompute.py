@@ -25,10 +25,10 @@ from hardware_profiles.progress import stages
 from planner.request.constraints import Constraint
 from planner.request.limits import limits_of_trainer
 from planner.search.feasible import Feasible
-from planner.search.partial_recompute import MOST_SAVED
+from planner.search.partial_recompute import FULL, MOST_SAVED
 from planner.search.ranking import CandidateBatch
 from planner.search.sources import Leaders
-from planner.search.virtual_stages import VARIANTS, Interleaved, Variants
+from planner.search.virtual_stages import VARIANTS, Interleaved, VirtualStages
 
 
 def listed_recompute(
@@ -47,21 +47,22 @@ class ListedRecompute(Struct):
 
     scenario: Scenario
     words: Sequence[str]
-    table: PlanTable  # legal plans that recompute all layers
+    table: PlanTable  # legal plans that fit, or may fit with fewer recomputed layers
     step: NDArray[np.float64]  # seconds
     feasible: Feasible
-    modes: Mapping[str, bool]  # ``fewest``, ``every`` and ``smaller`` of ``Variants``
+    modes: Mapping[str, bool]  # ``fewest``, ``every`` and ``smaller`` of ``VirtualStages``
     priced: int = 0
 
     def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:
         """Yield the variants that fit and whose bounds beat the leaders."""
         bound = self.step * (1.0 - MOST_SAVED)
-        rows = np.flatnonzero(bound < leaders.longest(self.table))
+        wanted = (self.table.recompute == FULL) & (bound < leaders.longest(self.table))
+        rows = np.flatnonzero(wanted)
         for word in self.words if len(rows) else ():
             code = np.full_like(self.table.recompute[rows], RECOMPUTE.index(word))
             some = replace(self.table.rows(rows), recompute=code)
             plans = Interleaved(some, np.zeros(len(rows)), np.full(len(rows), np.nan))
-            source = Variants(self.scenario, self.feasible, **self.modes)
+            source = VirtualStages(self.scenario, plans, self.feasible, **self.modes)
             with stages(*VARIANTS) as begin:
                 yield from source.variants(plans, leaders, begin)
             self.priced += source.priced

@@ -77,7 +77,7 @@ def peaks_without(table: PlanTable, peak: Floats, max_offset: int) -> Floats:
         column.codes if isinstance(column, DictionaryColumn) else column for column in columns
     ]
     values = [column for column in values if column.strides != (0,)]
-    left = (recompute != NONE).nonzero()[0]
+    left = (recompute == FULL).nonzero()[0]
     for ahead in range(min(max_offset, len(table) - 1), 0, -1):
         rows = left[left >= ahead]
         rows = rows[recompute[rows - ahead] == NONE]

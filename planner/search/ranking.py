@@ -85,24 +85,12 @@ class Ranking(Struct, frozen=True):
             return [one for one, stays in zip(every, kept.tolist(), strict=True) if stays]
         return every[: self.top]
 
-    @property
-    def by_time(self) -> bool:
-        """Whether plans with longer steps come last."""
-        return not self.front and self.objective != "memory"
-
     def longest(self, known: Sequence[Ranked], table: PlanTable) -> Floats:
         """Return the step in seconds that every plan has to beat; infinity: none."""
         if self.distinct:
-            limit = self._standing(known).limit(degrees_of(table))
-            return np.minimum(limit, self.below)
-        return np.full(len(table), self.longest_of_any(known))
-
-    def longest_of_any(self, known: Sequence[Ranked]) -> float:
-        """Return the largest of these steps of any plan."""
+            return self._standing(known).limit(degrees_of(table))
         last = known[self.top - 1][0] if len(known) >= self.top else np.inf
-        if self.distinct:
-            last = self._standing(known).largest_limit
-        return min(last, self.below)
+        return np.full(len(table), min(last, self.below))
 
     def _standing(self, known: Sequence[Ranked]) -> Standing:
         seconds = np.array([one[0] for one in known])

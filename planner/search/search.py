@@ -34,7 +34,7 @@ from planner.search.candidates import (
     varies_virtual_stages,
 )
 from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
-from planner.search.feasible import UNKNOWN, Feasible, Peaks, verdicts_of
+from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import fewer_collections
 from planner.search.listed_recompute import ListedRecompute, listed_recompute
 from planner.search.partial_recompute import (
@@ -51,16 +51,15 @@ from planner.search.partial_recompute import (
 from planner.search.priced_candidates import PricedCandidates
 from planner.search.ranking import Ranked, Ranking
 from planner.search.secondary_copies import SecondaryCopies, has_copies
-from planner.search.short_pieces import family_bounds, short_pieces
+from planner.search.short_pieces import short_pieces
 from planner.search.simplicity import Tie, distinct_first, simplest_first
 from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
-from planner.search.virtual_stages import VirtualStages
+from planner.search.virtual_stages import Interleaved, VirtualStages
 
 Floats = NDArray[np.float64]
-Rows = NDArray[np.intp]
-# seconds of the stages of a search, relative: steps, memory and simulations, partial recomputation,
+# seconds of the stages of a search, relative: memory, steps, simulations, partial recomputation,
 # virtual stages
-SIZES: Final = (2.0, 3.0, 3.0, 2.0)
+SIZES: Final = (5.0, 1.0, 1.0, 4.0, 2.0)
 FEW: Final = 20_000  # plans whose model states alone are not priced before their peaks
 NEAR: Final = 1.5  # budgets: no stages are chosen with larger peaks, which need not be exact
 
@@ -81,7 +80,6 @@ class Counts(Struct, frozen=True):
     part_recomputed: int = 0  # additional plans that recompute some layers of every stage
     more_stages: int = 0  # additional plans with other numbers of virtual stages
     copies: int = 0  # additional plans with a secondary copy of the weights
-    slower: int = 0  # legal, but slower than the best by their bounds: without a peak
 
     @property
     def legal(self) -> int:
@@ -91,7 +89,7 @@ class Counts(Struct, frozen=True):
     @property
     def fitting(self) -> int:
         """Plans that fit with their whole interval."""
-        return self.priced - self.slower - self.too_large - self.tight
+        return self.priced - self.too_large - self.tight
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ class SearchResult:
 
     plans: tuple[Plan, ...]
     counts: Counts
-    smallest: Plan | None  # the legal plan with the smallest peak, if all peaks are priced
+    smallest: Plan | None  # the legal plan with the smallest peak
     illegal_example: Mapping[str, str]  # for each broken rule, its message for one candidate
     seconds: tuple[float, ...] = ()  # of a step of each plan
     fits: bool = False  # the plans fit with their whole interval; else they are tight
@@ -145,9 +143,8 @@ def search(
 
     Exhaustive: every candidate is enumerated, every legal one priced with the formulas that ``fit``
     uses. Plans that fit are sorted by step time, then by peak memory (by memory first for the
-    ``objective`` memory); if none fits, plans whose interval contains the budget. Peaks of plans
-    that are slower than the best are not priced. Only plans that satisfy ``require`` are priced and
-    returned. ``offloads``: allowed values of Plan.offload.
+    ``objective`` memory); if none fits, plans whose interval contains the budget. Only plans that
+    satisfy ``require`` are priced and returned. ``offloads``: allowed values of Plan.offload.
     ``front``: the Pareto front of time and memory instead of the first ``top``. ``distinct``: in
     addition every plan that is nearly as fast as the fastest, and the fastest plan of each of that
     many splits of the ranks (``planner.search.distinct``). ``priced``: the candidates of this
@@ -169,7 +166,7 @@ def search(
         begin(f"searching {len(candidates.legal):,} plans")
         space = _Space.of(candidates.legal, ranking, pins, require, offloads, priced, begin)
         short: list[_Space] = []  # complete if the first verdict leaves no leaders
-        tally.broken += [candidates.excluded, space.broken[space.peaks.verdicts < 2]]
+        tally.broken += [candidates.excluded, space.broken[space.verdicts < 2]]
         for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
             leaders, feasible = Leaders(ranking, [*known]), Feasible(scenario, require, verdict)
             more: Iterable[_Space] = short
@@ -183,34 +180,25 @@ def search(
                     counted = isinstance(source, EnumeratedSpace) and part is space
                     tally.rank(source, ranking, feasible, leaders, counted=counted)
             for part in (space, *short):
-                for source in part.variants(feasible, leaders, begin):
+                for source in part.variants(feasible, begin):
                     tally.rank(source, ranking, feasible, leaders, counted=False)
-            tight = any(np.any(part.peaks.verdicts == 1) for part in (space, *short))
+            tight = any(np.any(part.verdicts == 1) for part in (space, *short))
             if leaders.plans or not (feasible.seen_tight or tight) or below < np.inf:
                 break
-    smallest_peak, smallest = min(
-        (part.smallest() for part in (space, *short)), key=lambda one: one[0]
-    )
-    near, recomputed = None, chosen_recompute(scenario, pins, require)
+    smallest = min((space, *short), key=lambda part: part.smallest_peak)
+    near = None
     if with_near and chooses_stages(scenario, require):
         ends = more_stages_than_layers(scenario, pins, require, offloads)
-        ends = [
-            one.rows(_may_win(scenario, one.plain(), leaders)) if len(one) > FEW else one
-            for one in ends
-        ]
-        near = joined(
-            [*(part.near(leaders, recomputed) for part in (space, *short)), *ends]
-        ).plain()
+        near = joined([*(part.near for part in (space, *short)), *ends]).plain()
     counts = Counts(
         enumerated=int(candidates.codes.sum()),
         illegal=candidates.illegal,
         priced=len(candidates.legal),
-        too_large=space.without_states + int(np.sum(space.peaks.verdicts == 2)),
-        tight=int(np.sum(space.peaks.verdicts == 1)),
-        slower=int(np.sum(space.peaks.verdicts == UNKNOWN)),
+        too_large=len(candidates.legal) - int(np.sum(space.verdicts < 2)),
+        tight=int(np.sum(space.verdicts == 1)),
         seconds=time.perf_counter() - started,
         simulated=tally.simulated,
-        short_pieces=sum(len(part.whole) for part in short),
+        short_pieces=sum(part.number for part in short),
         bounded_away=tally.bounded_away,
         excluded=counts_by_text(require, np.concatenate(tally.broken)),
         part_recomputed=tally.part_recomputed,
@@ -222,13 +210,13 @@ def search(
     return SearchResult(
         plans=tuple(plan for *_, plan in ranked),
         counts=counts,
-        smallest=smallest,
+        smallest=smallest.smallest,
         illegal_example=candidates.examples,
         seconds=tuple(seconds for seconds, *_ in ranked),
         fits=bool(leaders.plans) and verdict == 0,
-        smallest_peak=smallest_peak,
+        smallest_peak=smallest.smallest_peak,
         near=near if leaders.plans and verdict == 0 else None,
-        recomputed=recomputed,
+        recomputed=chosen_recompute(scenario, pins, require),
     )
 
 
@@ -280,23 +268,24 @@ def _reported(tables: Iterator[PlanTable]) -> Iterator[PlanTable]:
 
 
 class _Space(Struct, frozen=True):
-    """Legal plans of a scenario with bounds on their steps; peaks are priced where they matter."""
+    """Legal plans of a scenario with peaks, verdicts and bounds on their steps."""
 
-    scenario: Scenario
-    table: PlanTable  # legal plans whose model states may fit, dictionary-encoded
-    peaks: Peaks
-    none: Floats  # row of the same plan without recomputation; nan: none
-    step: Floats  # seconds, lower bound; infinite: too large
+    table: PlanTable  # plans that fit, are tight, or may fit with fewer recomputed layers
+    peak: Floats
+    none: Floats  # peak bytes of the same plan without recomputation; nan: unknown
+    step: Floats  # seconds, lower bound
+    verdicts: NDArray[np.int8]
+    number: int  # of legal plans
     broken: NDArray[np.int16]  # position (from 1) of a constraint that the bounds break; 0: none
-    timed: bool  # slow plans are dropped before their peaks are priced
     fewest: bool  # the fewest recomputed layers that fit are the best
     every: FullRecompute | None  # plans whose every number of recomputed layers is a candidate
-    loops: bool  # every number of virtual stages is a candidate
+    interleaved: Interleaved | None  # plans whose every number of virtual stages is a candidate
+    smallest: Plan | None  # with the smallest peak of all legal plans
+    smallest_peak: float  # bytes
     smaller: bool  # plans with a larger peak than with full recomputation cannot be the best
+    near: PlanTable  # legal plans that may fit with stages of their own
     copies: bool  # the weights of ZeRO 3 may have a secondary copy
     policies: Sequence[str]  # further values of recompute that the trainer has
-    whole: PlanTable  # all legal plans
-    states: Floats  # bytes of these: lower bound
 
     @classmethod
     def of(
@@ -312,141 +301,94 @@ class _Space(Struct, frozen=True):
         """Price the legal plans; ``begin`` names what is done."""
         scenario, objective = ranking.scenario, ranking.objective
         varies = varies_layers(scenario, fixed)
-        whole, states, most = legal, np.zeros(len(legal)), _most_bytes(scenario)
+        loops = "virtual_stages" not in fixed and varies_virtual_stages(scenario, require)
+        interleaved, steps = None, None if priced is None else priced.step
+        number, states, most = len(legal), np.zeros(len(legal)), _most_bytes(scenario)
         if priced is None and scenario.on_gpu and len(legal) > FEW:
             states = table_least_states(scenario, legal) * (1.0 - ROUNDING)
-            legal = legal.rows(np.flatnonzero(states <= most))
+        whole, legal = (legal, states), legal.rows(np.flatnonzero(states <= most))
+        if ranking.below < np.inf:
+            if loops:
+                unknown = np.zeros(len(legal))
+                interleaved, loops = Interleaved.of(scenario, legal, unknown, unknown), False
+            legal, steps = _faster(scenario, legal, ranking.below, varies=varies)
+        if priced is None:
+            enough = max(most, NEAR * budget_bytes(scenario.cluster))
+            peak, verdicts = verdicts_of(scenario, legal, enough)
+            lowest = np.min(peak, initial=np.inf)
+            if lowest > most and ranking.below == np.inf and np.any(states > most):
+                legal = whole[0].rows(np.flatnonzero(whole[1] <= lowest))
+                peak, verdicts = verdicts_of(scenario, legal, enough)
+        else:
+            peak, verdicts = priced.peak, priced.verdicts
+        smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
+        smallest_peak = float(np.min(peak, initial=np.inf))
+        max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
         fewest = objective != "memory" and not ranking.front and fewest_layers_are_best(require)
         leaves_some = any("activations" in words for words in offloads)
-        every = varies and (leaves_some or not fewest)
-        of_result = any(constraint.of_result for constraint in require)
-        timed = priced is None and ranking.by_time and not (every or of_result)
-        enough = max(most, NEAR * budget_bytes(scenario.cluster))
-        peaks = Peaks.of(scenario, legal, enough)
-        none = np.full(len(legal), np.nan)
-        if varies:
-            max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
-            none = peaks_without(legal, np.arange(len(legal), dtype=float), max_offset)
-        if priced is not None:
-            peaks.peak, peaks.verdicts, step = priced.peak, priced.verdicts, priced.step
-        elif timed:
-            step = table_steps(scenario, legal)
-        else:
-            peak, step = peaks.of_rows(np.arange(len(legal))), np.full(len(legal), np.inf)
-            rows = np.flatnonzero(peaks.verdicts < 2)
-            if varies and fewest:
-                tight = Feasible(scenario, require, 1)
-                limits = tight.max_peak, tight.max_peak_at(1)
-                large = rows_too_large(scenario, legal, peak, peaks.of_rows(none), limits)
-                rows = np.union1d(rows, large)
-            step[rows] = table_steps(scenario, legal.rows(rows))
-        broken = np.zeros(len(legal), dtype=np.int16)
-        if of_result:
-            rows = np.flatnonzero(step < np.inf)
-            at_best = results(scenario, legal.rows(rows).plain(), step[rows], peaks.peak[rows])
-            broken[rows] = broken_by_result(require, at_best, len(rows), at_best=True)
+        none = peaks_without(legal, peak, max_offset) if varies else np.full(len(legal), np.nan)
+        every = None
+        if varies and (leaves_some or not fewest):
+            every = FullRecompute.of(legal, peak, none, offloaded=fewest)
+        if loops:
+            interleaved = Interleaved.of(scenario, legal, peak, none)
+        rows = np.flatnonzero(verdicts < 2)
+        if varies and fewest:
+            tight = Feasible(scenario, require, 1)
+            limits = tight.max_peak, tight.max_peak_at(1)
+            rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, limits))
+        begin(f"pricing the steps of {len(rows):,} plans")
+        table, whole_peak, peak = legal.rows(rows).plain(), peak, peak[rows]
+        step = table_steps(scenario, table) if steps is None else steps[rows]
+        at_best = results(scenario, table, step, peak)
         return cls(
-            scenario,
-            legal,
-            peaks,
-            none,
-            step,
-            broken,
-            timed=timed,
+            table=table,
+            peak=peak,
+            none=none[rows],
+            step=step,
+            verdicts=verdicts[rows],
+            number=number,
+            broken=broken_by_result(require, at_best, len(table), at_best=True),
             fewest=varies and fewest,
-            every=FullRecompute.of(legal, peaks.peak, peaks.of_rows(none), offloaded=fewest)
-            if every
-            else None,
-            loops="virtual_stages" not in fixed and varies_virtual_stages(scenario, require),
-            smaller=objective == "memory" and not of_result,
+            every=every,
+            interleaved=interleaved,
+            smallest=smallest,
+            smallest_peak=smallest_peak,
+            smaller=objective == "memory" and not any(c.of_result for c in require),
+            near=legal.rows(_near(legal, whole_peak, NEAR * budget_bytes(scenario.cluster))),
             copies=objective != "memory" and has_copies(scenario, fixed, require),
             policies=listed_recompute(scenario, fixed, require),
-            whole=whole,
-            states=states,
         )
-
-    @property
-    def without_states(self) -> int:
-        """Number of plans whose model states alone are too large."""
-        return len(self.whole) - len(self.table)
-
-    def smallest(self) -> tuple[float, Plan | None]:
-        """Return the smallest peak in bytes, and its plan; None: some peaks are not priced."""
-        peaks, whole = self.peaks, self.whole
-        if len(whole) == 0 or np.any(peaks.verdicts == UNKNOWN):
-            return np.inf, None
-        table, peak = self.table, peaks.peak
-        if np.min(peak, initial=np.inf) > peaks.enough:  # none is exact
-            peak, _ = verdicts_of(self.scenario, table)
-        lowest = np.min(peak, initial=np.inf)
-        if lowest > _most_bytes(self.scenario) and self.without_states:
-            table = whole.rows(np.flatnonzero(self.states <= lowest))
-            peak, _ = verdicts_of(self.scenario, table)
-        return float(peak.min()), table.plan(int(np.argmin(peak)))
-
-    def near(self, leaders: Leaders, recomputed: Recomputed) -> PlanTable:
-        """Return plans that may fit with stages of their own and may then be the fastest.
-
-        Without a pipeline, every number of recomputed layers is a candidate of the search already.
-        """
-        piped = decode(self.table.pipeline_parallel) > 1
-        rows = np.flatnonzero(piped | (decode(self.table.recompute) != FULL))
-        most = NEAR * budget_bytes(self.scenario.cluster)
-        rows = rows[~(self.peaks.peak[rows] > most)]
-        if np.any(self.peaks.verdicts[rows] == UNKNOWN) and not self.scenario.cluster.levels:
-            loops = (decode(self.table.virtual_stages) > 1) & (len(self.scenario.model.kinds) > 1)
-            keeps = loops | ~piped  # layers; recomputation makes no step shorter
-            longest = leaders.plans[0][0] if leaders.plans else np.inf
-            rows = rows[~keeps[rows] | ~(self._without(rows) >= longest)]
-            if recomputed == "by_stage":  # plans that recompute all layers stand for them
-                full = rows[decode(self.table.recompute)[rows] == FULL]
-                rows = np.setdiff1d(rows, self.none[full])
-            rows = rows[_may_win(self.scenario, self.table.rows(rows).plain(), leaders)]
-        return self.table.rows(rows[self.peaks.of_rows(rows) <= most])
 
     def sources(
         self, feasible: Feasible, leaders: Leaders, begin: Callable[[str], None]
     ) -> Iterator[CandidateSource]:
         """Yield the enumerated plans of one verdict, then their variants that recompute less."""
-        scenario = feasible.scenario
+        ranking, scenario = leaders.ranking, feasible.scenario
+        mine = np.flatnonzero((self.broken == 0) & (self.verdicts == feasible.verdict))
+        if leaders.plans:
+            beaten = ranking.beaten(leaders.plans)
+            mine = mine[~beaten(self.table.rows(mine), self.step[mine], self.peak[mine])]
+        order = ranking.order(self.table, mine, self.step, self.peak)
         begin("simulating the best plans")
-        rows = np.flatnonzero((self.broken == 0) & (self.step < np.inf))
-        columns = self.table, rows, self.step, self.peaks
-        yield EnumeratedSpace(*columns, feasible.verdict, timed=self.timed)
+        yield EnumeratedSpace(self.table, order, self.step, self.peak)
         begin(PRICING)
         # without a leader, plans that may be tight are candidates, too
         max_peak = feasible.max_peak if leaders.plans else feasible.max_peak_at(1)
         if self.fewest:
-            rows, table = self._recomputing_all(leaders)
-            none = self.peaks.of_rows(self.none[rows])
-            slower = ~(none <= feasible.max_peak)  # than without recomputation, if that fits
-            rows, table, none = rows[slower], table.rows(slower), none[slower]
-            peaks = self.peaks.of_rows(rows), none
-            families = Families.of(scenario, table, self.step[rows], peaks, max_peak)
+            whole = np.flatnonzero(_recomputes_all(self.table))
+            whole = whole[~(self.none[whole] <= feasible.max_peak)]  # without recomputation: faster
+            peaks = self.peak[whole], self.none[whole]
+            families = Families.of(
+                scenario, self.table.rows(whole), self.step[whole], peaks, max_peak
+            )
             yield FewestLayers(scenario, families, feasible)
         if self.every is not None:
             grids = LayerGrids.of(scenario, self.every, max_peak, timed=bool(leaders.plans))
             yield EveryNumber.of(grids, feasible, leaders, smaller=self.smaller)
 
-    def _recomputing_all(self, leaders: Leaders) -> tuple[Rows, PlanTable]:
-        """Return plans that recompute all layers, and may beat the leaders if they do not."""
-        rows = np.flatnonzero(decode(self.table.recompute) == FULL)
-        bound = np.fmax(self.step[rows] * (1.0 - MOST_SAVED), self._without(rows))
-        kept = bound * (1.0 - ROUNDING) < leaders.longest_of_any()
-        rows, bound = rows[kept], bound[kept] * (1.0 - ROUNDING)
-        table = self.table.rows(rows).plain()
-        kept = (bound < leaders.longest(table)) & ~table.offloads_activations
-        return rows[kept], table.rows(kept)
-
-    def _without(self, rows: Rows) -> Floats:
-        """Return the steps of plans without their recomputation in seconds; nan: unknown."""
-        none, step = self.none[rows], np.full(len(rows), np.nan)
-        known = np.flatnonzero(~np.isnan(none))
-        step[known] = self.step[none[known].astype(np.intp)]
-        return step
-
     def variants(
-        self, feasible: Feasible, leaders: Leaders, begin: Callable[[str], None]
+        self, feasible: Feasible, begin: Callable[[str], None]
     ) -> Iterator[CandidateSource]:
         """Yield the other variants of the plans, which leaders of ``sources`` bound."""
         scenario = feasible.scenario
@@ -455,30 +397,16 @@ class _Space(Struct, frozen=True):
             "every": self.every is not None,
             "smaller": self.smaller,
         }
-
-        def peaks_of(rows: Rows) -> tuple[Floats, Floats]:
-            return self.peaks.of_rows(rows), self.peaks.of_rows(self.none[rows])
-
-        if self.loops:
+        if self.interleaved is not None:
             begin("pricing virtual stages")
-            table = self.table
-            yield VirtualStages(scenario, feasible, table=table, peaks_of=peaks_of, **modes)
+            yield VirtualStages(scenario, self.interleaved, feasible, **modes)
         if self.policies:
             begin("pricing policies of recomputation")
-            rows, table = self._recomputing_all(leaders)
-            yield ListedRecompute(scenario, self.policies, table, self.step[rows], feasible, modes)
+            listed = self.policies, self.table, self.step
+            yield ListedRecompute(scenario, *listed, feasible, modes)
         if self.copies:
             begin("pricing secondary copies of weights")
-            yield SecondaryCopies(scenario, self.table, peaks_of, feasible, modes)
-
-
-def _may_win(scenario: Scenario, table: PlanTable, leaders: Leaders) -> NDArray[np.bool_]:
-    """Return which plans may be the fastest with any layers of their stages, if time counts."""
-    if not (leaders.ranking.by_time and leaders.plans) or scenario.cluster.levels:  # other orders
-        return np.ones(len(table), dtype=np.bool_)
-    bound = family_bounds(scenario, table, table.virtual_stages)
-    found: NDArray[np.bool_] = bound < leaders.plans[0][0]
-    return found
+            yield SecondaryCopies(scenario, self.table, self.peak, self.none, feasible, modes)
 
 
 def chooses_stages(scenario: Scenario, require: Sequence[Constraint]) -> bool:
@@ -508,3 +436,33 @@ def chosen_recompute(
 def _most_bytes(scenario: Scenario) -> float:
     """Return the largest peak in bytes of a plan that is tight."""
     return Feasible(scenario, (), 1).max_peak_at(1)
+
+
+def _faster(
+    scenario: Scenario, legal: PlanTable, below: float, *, varies: bool
+) -> tuple[PlanTable, Floats]:
+    """Return plans whose steps may be below some seconds, or those with fewer recomputed layers.
+
+    And their steps in seconds.
+    """
+    step = table_steps(scenario, legal)
+    saved = np.where(decode(legal.recompute) == FULL, MOST_SAVED, 0.0) if varies else 0.0
+    rows = np.flatnonzero(step * (1.0 - saved) < below)
+    return legal.rows(rows), step[rows]
+
+
+def _near(legal: PlanTable, peak: Floats, most: float) -> NDArray[np.intp]:
+    """Return plans with a peak up to ``most`` bytes.
+
+    Without a pipeline, every number of recomputed layers is a candidate of the search already.
+    """
+    rows = np.flatnonzero(peak <= most)
+    piped = decode(legal.pipeline_parallel)[rows] > 1
+    found: NDArray[np.intp] = rows[piped | (decode(legal.recompute)[rows] != FULL)]
+    return found
+
+
+def _recomputes_all(table: PlanTable) -> NDArray[np.bool_]:
+    """Return which plans recompute all layers and keep their activations on the accelerator."""
+    rows: NDArray[np.bool_] = (table.recompute == FULL) & ~table.offloads_activations
+    return rows

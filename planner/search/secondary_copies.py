@@ -20,7 +20,6 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from cost_models.columnar.dictionary_encoding import decode
 from cost_models.legality.executor_limits import SUPPORTED_FIELDS
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
@@ -33,7 +32,7 @@ from planner.search.feasible import Feasible
 from planner.search.partial_recompute import FULL, MOST_SAVED
 from planner.search.ranking import CandidateBatch
 from planner.search.sources import Leaders
-from planner.search.virtual_stages import VARIANTS, Interleaved, PeaksOf, Variants, times_first
+from planner.search.virtual_stages import VARIANTS, Interleaved, VirtualStages, times_first
 
 FIELD: Final = "secondary_ranks"
 Floats = NDArray[np.float64]
@@ -51,35 +50,33 @@ class SecondaryCopies(Struct):
     """Variants of plans of ZeRO 3, with all numbers of neighbours and of recomputed layers."""
 
     scenario: Scenario
-    table: PlanTable  # legal plans whose model states may fit
-    # rows -> their peaks (bytes), and those without recomputation; nan: unknown
-    peaks_of: PeaksOf
+    table: PlanTable  # legal plans that fit, or may fit with fewer recomputed layers
+    peak: Floats  # bytes
+    none: Floats  # of the same plans without recomputation; nan: unknown
     feasible: Feasible
-    modes: Mapping[str, bool]  # ``fewest``, ``every`` and ``smaller`` of ``Variants``
+    modes: Mapping[str, bool]  # ``fewest``, ``every`` and ``smaller`` of ``VirtualStages``
     priced: int = 0
 
     def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:
         """Yield the variants that fit and whose bounds beat the leaders."""
         cluster, table = self.scenario.cluster, self.table
-        rows = np.flatnonzero(decode(table.zero_stage) == 3)
-        table = table.rows(rows).plain()
         spans = table.tensor_parallel * table.shard_ranks > cluster.gpus_per_node
-        numbers = {int(n): divisors(int(n))[1:-1] for n in np.unique(table.shard_ranks)}
-        several = np.array([len(numbers[n]) > 0 for n in table.shard_ranks.tolist()], dtype=bool)
-        kept = (spans | bool(cluster.levels)) & several
-        rows, table = rows[kept], table.rows(kept)
+        rows = np.flatnonzero((table.zero_stage == 3) & (spans | bool(cluster.levels)))
+        numbers = {int(n): divisors(int(n))[1:-1] for n in np.unique(table.shard_ranks[rows])}
+        rows = rows[[len(numbers[n]) > 0 for n in table.shard_ranks[rows].tolist()]]
         if len(rows) and times_first(leaders, table):
-            least = np.array([numbers[n][0] for n in table.shard_ranks.tolist()])
-            saved = np.where(table.recompute == FULL, MOST_SAVED, 0.0)
-            bound = table_steps(self.scenario, replace(table, secondary_ranks=least))
-            kept = bound * (1.0 - saved) < leaders.longest(table)
-            rows, table = rows[kept], table.rows(kept)
-        shards, (peak, none) = table.shard_ranks.tolist(), self.peaks_of(rows)
+            some = table.rows(rows)
+            least = np.array([numbers[n][0] for n in some.shard_ranks.tolist()])
+            saved = np.where(some.recompute == FULL, MOST_SAVED, 0.0)
+            bound = table_steps(self.scenario, replace(some, secondary_ranks=least))
+            rows = rows[bound * (1.0 - saved) < leaders.longest(some)]
+        shards = table.shard_ranks[rows].tolist()
         for number in sorted({each for n in shards for each in numbers[n]}):
-            mine = np.flatnonzero([number in numbers[n] for n in shards])
-            some = replace(table.rows(mine), secondary_ranks=np.full(len(mine), number))
-            plans = Interleaved(some, peak[mine], none[mine])
-            source = Variants(self.scenario, self.feasible, **self.modes)
+            mine = rows[[number in numbers[n] for n in shards]]
+            some = table.rows(mine)
+            some = replace(some, secondary_ranks=np.full(len(mine), number))
+            plans = Interleaved(some, self.peak[mine], self.none[mine])
+            source = VirtualStages(self.scenario, plans, self.feasible, **self.modes)
             with stages(*VARIANTS) as begin:
                 yield from source.variants(plans, leaders, begin)
             self.priced += source.priced + source.part_recomputed

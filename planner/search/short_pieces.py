@@ -121,7 +121,8 @@ def _first_plans(product: PlanProduct, kept: int, rows: Rows) -> PlanTable:
 
 def _longest(leaders: Leaders, table: PlanTable) -> NDArray[np.float64]:
     """Return the steps that plans have to beat; infinity where slow plans may be wanted, too."""
-    by_time = leaders.ranking.by_time
+    ranking = leaders.ranking
+    by_time = not ranking.front and ranking.objective != "memory"
     return leaders.longest(table) if by_time else np.full(len(table), np.inf)
 
 
@@ -151,19 +152,19 @@ def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> F
     longest = _longest(leaders, families)
     if len(families) < FEW or not np.all(np.isfinite(longest)):
         return np.ones(len(families), dtype=np.bool_)
-    every = np.isin(families.pipeline_schedule, LOOPED_CODES) & (families.virtual_stages == 2)
-    most = np.maximum(2, scenario.model.num_layers // families.pipeline_parallel)
-    stages = np.where(every, most, families.virtual_stages)
-    fast = family_bounds(scenario, families, stages) < longest
+    bound, every = family_bounds(scenario, families)
+    fast = bound < longest
     rows = np.flatnonzero(fast & (families.virtual_stages > 1) & ~every)
     full = replace(families.rows(rows), recompute=np.full(len(rows), FULL))
     fast[rows] = table_least_steps(scenario, full) < longest[rows]
     return fast
 
 
-def family_bounds(scenario: Scenario, families: PlanTable, stages: Rows) -> NDArray[np.float64]:
-    """Return lower bounds of the steps of families with at most some stages on each rank."""
+def family_bounds(scenario: Scenario, families: PlanTable) -> tuple[NDArray[np.float64], Flags]:
+    """Return lower bounds of the steps of families, and which hold for all numbers of stages."""
     zeros = np.zeros_like(families.recompute)
+    every = np.isin(families.pipeline_schedule, LOOPED_CODES) & (families.virtual_stages == 2)
+    most = np.maximum(2, scenario.model.num_layers // families.pipeline_parallel)
     bent = np.isin(families.pipeline_schedule, V_CODES)  # work of both ends as if in a line
     straight = replace(
         families,
@@ -173,4 +174,5 @@ def family_bounds(scenario: Scenario, families: PlanTable, stages: Rows) -> NDAr
             bent, SCHEDULES.index("zero_bubble"), families.pipeline_schedule
         ),
     )
-    return table_balanced_steps(scenario, straight, stages).step
+    stages = np.where(every, most, families.virtual_stages)
+    return table_balanced_steps(scenario, straight, stages).step, every

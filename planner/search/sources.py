@@ -8,20 +8,17 @@ not beat the leaders. Every ranked batch updates the leaders.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import PlanTable
-from planner.search.feasible import Peaks
 from planner.search.ranking import CandidateBatch, Ranked, Ranking
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
-FIRST: Final = 4_000  # plans whose peaks are priced before any is known to fit
-MORE: Final = 4  # times as many are priced next
 
 
 class Leaders(Struct):
@@ -38,10 +35,6 @@ class Leaders(Struct):
         """Return the step in seconds that every plan has to beat; infinity: none."""
         return self.ranking.longest(self.plans, table)
 
-    def longest_of_any(self) -> float:
-        """Return the largest of these steps of any plan."""
-        return self.ranking.longest_of_any(self.plans)
-
 
 class CandidateSource(Protocol):
     """Plans that the search may rank."""
@@ -57,34 +50,14 @@ class CandidateSource(Protocol):
 
 
 class EnumeratedSpace(Struct, frozen=True):
-    """Rows of the enumerated space with one verdict; their closed-form steps are bounds."""
+    """Feasible rows of the enumerated space: one batch, already priced."""
 
     table: PlanTable
-    rows: Rows
+    order: Rows
     step: Floats
-    peaks: Peaks
-    verdict: int
-    timed: bool  # peaks are priced in the order of the steps, until the leaders are faster
+    peak: Floats
     priced: int = 0
 
     def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:
-        """Yield the rows that the leaders do not beat."""
-        left, size = self.rows, FIRST if self.timed else len(self.rows)
-        left = left[np.argsort(self.step[left], kind="stable")] if self.timed else left
-        while len(left):
-            last = self.step[left[min(size, len(left)) - 1]]  # equal steps stay together
-            if self.timed:
-                limit = leaders.longest_of_any()
-                last = last if limit == np.inf else limit
-                size = int(np.searchsorted(self.step[left], last, "right"))
-            some, left, size = left[:size], left[size:], MORE * size
-            table = self.table.rows(some).plain()
-            peak = np.zeros(len(some)) if self.timed else self.peaks.of_rows(some)
-            kept = ~leaders.ranking.beaten(leaders.plans)(table, self.step[some], peak)
-            some, table = some[kept], table.rows(kept)
-            peak = self.peaks.of_rows(some)
-            mine = np.flatnonzero(self.peaks.verdicts[some] == self.verdict)
-            order = leaders.ranking.order(table, mine, self.step[some], peak)
-            yield CandidateBatch(table, order, self.step[some], peak)
-            if self.timed:
-                left = left[self.step[left] <= leaders.longest_of_any()]
+        """Yield all rows; their closed-form steps bound the simulation."""
+        yield CandidateBatch(self.table, self.order, self.step, self.peak)

@@ -50,7 +50,6 @@ from planner.search.space import enumerated_counts, virtual_stage_counts
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
-PeaksOf = Callable[[Rows], tuple[Floats, Floats]]
 LEAST_SHARE: Final = 2.0 / 3.0  # of the peak with two stages a rank
 MAX_TABLE: Final = 1_000_000  # plans priced in one table
 MOST_ALONE: Final = 20_000  # plans that are priced without recomputation in the same table
@@ -68,24 +67,19 @@ class Interleaved(Struct, frozen=True):
     least_without: Floats  # the same without recomputation; nan: unknown
 
     @classmethod
-    def of(cls, scenario: Scenario, table: PlanTable, peak: Floats, none: Floats) -> Interleaved:
-        """Bound plans with two stages; ``peak``, ``none``: bytes, ``none`` if none recomputes."""
+    def of(cls, scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats) -> Interleaved:
+        """Select them from legal plans; ``peak``, ``none``: bytes, ``none`` if none recomputes."""
+        looped = np.isin(decode(legal.pipeline_schedule), LOOPED_CODES)
+        rows = (looped & (decode(legal.virtual_stages) == 2)).nonzero()[0]
         even = len(scenario.model.kinds) == 1 and scenario.software.pipeline.stages == "even"
-        share = LEAST_SHARE * (1.0 - ROUNDING) if even else 0.0
+        share, table = LEAST_SHARE * (1.0 - ROUNDING) if even else 0.0, legal.rows(rows)
         smaller = np.isin(decode(table.pipeline_schedule), SPLIT_CODES)
         smaller &= decode(table.recompute) == FULL
-        return cls(table, np.where(smaller, 0.0, share * peak), share * none)
+        return cls(table, np.where(smaller, 0.0, share * peak[rows]), share * none[rows])
 
     def rows(self, index: Any) -> Interleaved:
         """Return a selection of rows."""
         return Interleaved(self.table.rows(index), self.least[index], self.least_without[index])
-
-
-def with_two_stages(legal: PlanTable) -> Rows:
-    """Return the interleaved plans with two virtual stages."""
-    looped = np.isin(decode(legal.pipeline_schedule), LOOPED_CODES)
-    rows: Rows = (looped & (decode(legal.virtual_stages) == 2)).nonzero()[0]
-    return rows
 
 
 def other_counts(scenario: Scenario, pipelines: NDArray[np.int64]) -> tuple[Rows, Rows]:
@@ -108,16 +102,60 @@ def other_counts(scenario: Scenario, pipelines: NDArray[np.int64]) -> tuple[Rows
     return row, every[begin[code][row] + place]
 
 
-class Variants(Struct):
-    """Plans of a table that fit, and those that recompute fewer of their layers."""
+class VirtualStages(Struct):
+    """Variants of interleaved plans with other numbers of stages, and of recomputed layers."""
 
     scenario: Scenario
+    interleaved: Interleaved
     feasible: Feasible
     fewest: bool  # the fewest recomputed layers that fit are the best
     every: bool  # every number of recomputed layers is a candidate
     smaller: bool  # see ``EveryNumber.of``
     priced: int = 0
     part_recomputed: int = 0
+
+    def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:
+        """Yield the variants that fit and whose bounds beat the leaders."""
+        max_peak = self.feasible.max_peak_at(self.feasible.verdict)
+        some, full = self.interleaved, decode(self.interleaved.table.recompute) == FULL
+        partial = full & (self.fewest or self.every)
+        some = some.rows(((some.least <= max_peak) | partial).nonzero()[0])
+        if len(some.table) == 0:
+            return
+        with stages(*SIZES, joint=True) as begin:
+            begin(PRICING)
+            row, number = self._pairs(some.table, leaders)
+            begin(PRICING)
+            slabs = [slice(first, first + MAX_TABLE) for first in range(0, len(row), MAX_TABLE)]
+            for here in tracked(slabs):
+                mine = some.rows(row[here])
+                table = with_virtual_stages(mine.table, number[here])
+                with stages(*VARIANTS) as part:
+                    yield from self.variants(structs.replace(mine, table=table), leaders, part)
+
+    def _pairs(self, table: PlanTable, leaders: Leaders) -> tuple[Rows, Rows]:
+        """Return rows and numbers of stages that are fast enough if no layer recomputes."""
+        if not times_first(leaders, table):
+            return other_counts(self.scenario, decode(table.pipeline_parallel))
+        codes = decode(table.recompute)
+        family, first = distinct_plans(table, without=["recompute"])
+        least = np.full(len(first), int(codes.min()))
+        base = replace(table.rows(first), recompute=least)
+        row, number = other_counts(self.scenario, decode(base.pipeline_parallel))
+        kept = np.zeros(len(row), dtype=bool)
+        slabs = [slice(first, first + MAX_TABLE) for first in range(0, len(row), MAX_TABLE)]
+        for here in tracked(slabs):
+            variants = with_virtual_stages(base.rows(row[here]), number[here])
+            step = table_steps(self.scenario, variants)
+            self.priced += len(step)
+            plain = variants.plain()
+            kept[here] = (step < leaders.longest(plain)) & self.feasible.may_satisfy(plain, step)
+        row, number = row[kept], number[kept]
+        begins = np.searchsorted(row, np.arange(len(first) + 1))
+        times = np.diff(begins)[family]
+        index = np.repeat(np.arange(len(family)), times)
+        place = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
+        return index, number[begins[family][index] + place]
 
     def variants(
         self, some: Interleaved, leaders: Leaders, begin: Callable[[str], None]
@@ -224,65 +262,10 @@ class Variants(Struct):
             yield EveryNumber.of(grids, feasible, leaders, smaller=self.smaller)
 
 
-class VirtualStages(Variants, kw_only=True):
-    """Variants of interleaved plans with other numbers of stages, and of recomputed layers."""
-
-    table: PlanTable  # legal plans
-    # rows -> their peaks (bytes), and those without recomputation; nan: unknown
-    peaks_of: PeaksOf
-
-    def batches(self, leaders: Leaders) -> Iterator[CandidateBatch]:
-        """Yield the variants that fit and whose bounds beat the leaders."""
-        max_peak = self.feasible.max_peak_at(self.feasible.verdict)
-        two = with_two_stages(self.table)
-        table = self.table.rows(two)
-        if len(table) == 0:
-            return
-        with stages(*SIZES, joint=True) as begin:
-            begin(PRICING)
-            row, number = self._pairs(table, leaders)
-            begin(PRICING)
-            wanted, row = np.unique(row, return_inverse=True)
-            bounds = self.peaks_of(two[wanted])
-            some = Interleaved.of(self.scenario, table.rows(wanted), *bounds)
-            partial = (decode(some.table.recompute) == FULL) & (self.fewest or self.every)
-            kept = ((some.least <= max_peak) | partial)[row]
-            row, number = row[kept], number[kept]
-            slabs = [slice(first, first + MAX_TABLE) for first in range(0, len(row), MAX_TABLE)]
-            for here in tracked(slabs):
-                mine = some.rows(row[here])
-                table = with_virtual_stages(mine.table, number[here])
-                with stages(*VARIANTS) as part:
-                    yield from self.variants(structs.replace(mine, table=table), leaders, part)
-
-    def _pairs(self, table: PlanTable, leaders: Leaders) -> tuple[Rows, Rows]:
-        """Return rows and numbers of stages that are fast enough if no layer recomputes."""
-        if not times_first(leaders, table):
-            return other_counts(self.scenario, decode(table.pipeline_parallel))
-        codes = decode(table.recompute)
-        family, first = distinct_plans(table, without=["recompute"])
-        least = np.full(len(first), int(codes.min()))
-        base = replace(table.rows(first), recompute=least)
-        row, number = other_counts(self.scenario, decode(base.pipeline_parallel))
-        kept = np.zeros(len(row), dtype=bool)
-        slabs = [slice(first, first + MAX_TABLE) for first in range(0, len(row), MAX_TABLE)]
-        for here in tracked(slabs):
-            variants = with_virtual_stages(base.rows(row[here]), number[here])
-            step = table_steps(self.scenario, variants)
-            self.priced += len(step)
-            plain = variants.plain()
-            kept[here] = (step < leaders.longest(plain)) & self.feasible.may_satisfy(plain, step)
-        row, number = row[kept], number[kept]
-        begins = np.searchsorted(row, np.arange(len(first) + 1))
-        times = np.diff(begins)[family]
-        index = np.repeat(np.arange(len(family)), times)
-        place = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
-        return index, number[begins[family][index] + place]
-
-
 def times_first(leaders: Leaders, table: PlanTable) -> bool:
     """Whether slow plans are dropped before their memory is priced."""
-    by_time = leaders.ranking.by_time
+    ranking = leaders.ranking
+    by_time = not ranking.front and ranking.objective != "memory"
     return by_time and bool(np.all(leaders.longest(table.plain()) < np.inf))
 
 

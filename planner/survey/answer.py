@@ -199,7 +199,6 @@ def total_counts(cases: tuple[SurveyCase, ...]) -> Counts:
         part_recomputed=sum(c.part_recomputed for c in every),
         more_stages=sum(c.more_stages for c in every),
         copies=sum(c.copies for c in every),
-        slower=sum(c.slower for c in every),
     )
 
 

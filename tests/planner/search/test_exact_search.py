@@ -29,7 +29,7 @@ from planner.assessment.verdict import (
 from planner.request.constraints import parse_requirements
 from planner.request.objectives import pareto_front
 from planner.search.exhaustive_recompute import KEPT
-from planner.search.partial_recompute import FULL, NONE, peaks_without
+from planner.search.partial_recompute import FULL, peaks_without
 from planner.search.search import search
 from planner.search.space import enumerate_plans
 from tests.samples import examples, llama, make_scenario, sample_model
@@ -479,12 +479,12 @@ def test_plans_without_recomputation_are_found_where_others_between_are_illegal(
     assert len(legal) < len(table)
     peak = np.arange(len(legal), dtype=np.float64)
     found = peaks_without(legal, peak, max_offset=len(OFFLOADS) * SEARCHED_RECOMPUTE.index("full"))
-    whole = np.flatnonzero(legal.recompute != NONE)
+    whole = np.flatnonzero(legal.recompute == FULL)
     row_of = {plan: row for row, plan in enumerate(legal)}
     expected = [row_of.get(replace(legal.plan(int(row)), recompute="none")) for row in whole[::7]]
     assert None not in expected
     assert found[whole[::7]].tolist() == expected
-    assert np.isnan(found[legal.recompute == NONE]).all()
+    assert np.isnan(found[legal.recompute != FULL]).all()
 
 
 @pytest.mark.sampled(1)

@@ -31,10 +31,10 @@ def test_bounds_hold_for_every_number_of_stages(name: str) -> None:
     numbers = np.random.default_rng(0).integers(2, most + 1)
     other = replace(two, virtual_stages=np.where(looped, numbers, two.virtual_stages))
     legal = np.flatnonzero(legality_codes(scenario, other) == 0)
-    two, other, every = two.rows(legal), other.rows(legal), looped[legal]
+    two, other = two.rows(legal), other.rows(legal)
     priced = price_table(scenario, other)
-    stages = np.where(every, most[legal], two.virtual_stages)
-    states, bound = table_least_states(scenario, two), family_bounds(scenario, two, stages)
+    states, (bound, every) = table_least_states(scenario, two), family_bounds(scenario, two)
+    assert (every == looped[legal]).all()
     assert (states <= priced.peak * (1.0 + CLOSE)).all()
     assert (bound <= priced.step * (1.0 + CLOSE)).all()
     assert np.median(bound[every] / priced.step[every]) > 0.7
