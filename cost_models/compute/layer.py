@@ -5,7 +5,8 @@ Symbols   R FLOP/s of the best large matmul   beta memory bandwidth [bytes/s]   
 Units     seconds; every function broadcasts over plan columns.
 
 Source: Williams, Waterman, Patterson, Roofline (CACM 52, 2009), operator by operator; rates and
-shares with their own sources in ``hardware_profiles``; a large cache: ``cached``.
+shares with their own sources in ``hardware_profiles``; a large cache: ``cached``. Leaves out: the
+caches of cards with HBM, and of older ones, which may hold small tensors between two kernels.
 """
 
 from __future__ import annotations

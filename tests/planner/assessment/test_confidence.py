@@ -90,9 +90,9 @@ def test_the_compared_runs_are_named() -> None:
     words = confidence_words(make_scenario("llama", "8xA100-80GB", software="megatron"))
     found = compared_runs(make_scenario("llama", "8xA100-80GB", software="megatron"))
     assert found is not None
-    assert f"published: {found.runs:,} runs of NeMo-Megatron and Megatron-LM" in words
+    assert f"published: {found.runs:,} runs of Megatron-DeepSpeed, NeMo-Megatron" in words
     assert "on A100-SXM-80GB were compared, median error" in words
-    assert "--only nemo-launcher" in words
+    assert "--only vtrain-multi" in words
 
 
 @pytest.mark.parametrize(
