@@ -219,7 +219,7 @@ def test_the_answer_says_the_order_and_why_and_writes_it(
         "llama-3.2-1b",
         box.name,
         "--global-batch-size",
-        "16",
+        "32",
         "--fix",
         "tp=2",
         "--top",
