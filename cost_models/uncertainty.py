@@ -224,7 +224,10 @@ def _memory(software: str, of_run: tuple[MemoryKind, bool, bool], ends: tuple[st
     if trainer != UNKNOWN:
         of_run = (of_run[0], True, of_run[2])
     own_kind = _memory_of(trainer, *of_run, ends)
-    spreads = [own_kind, *(_memory_of(one, *of_run, ends) for one in sorted(trainers - {ANY}))]
+    spreads = [
+        own_kind,
+        *(_memory_of(one, *of_run, ends) for one in sorted(trainers - {ANY, UNKNOWN})),
+    ]
     wide: Callable[[list[float]], float] = max if trainer == UNKNOWN else _middle_or_more
     below, above = wide([s.below for s in spreads]), wide([s.above for s in spreads])
     return Spread(below, above, own_kind.source)
