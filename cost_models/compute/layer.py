@@ -326,6 +326,33 @@ def elementwise_bytes_per_token(
     With expert parallelism they are permuted by rank before the exchange and by expert after it,
     and both once more on the way back: 4 k more. One-hot masks move them in products.
     """
+    hidden, activation = _hidden_and_activation_bytes(
+        kind,
+        hidden_size,
+        compute_bytes,
+        tensor_parallel,
+        sequence_parallel,
+        software,
+        hidden_dropout=hidden_dropout,
+        expert_parallel=expert_parallel,
+        inner_bytes=inner_bytes,
+    )
+    return hidden + activation
+
+
+def _hidden_and_activation_bytes(
+    kind: LayerKind,
+    hidden_size: int,
+    compute_bytes: float,
+    tensor_parallel: Count,
+    sequence_parallel: Flag,
+    software: ForwardSoftware,
+    *,
+    hidden_dropout: bool,
+    expert_parallel: Count,
+    inner_bytes: float | None,
+) -> tuple[Real, Real]:
+    """``elementwise_bytes_per_token`` of kernels on hidden states, and of the MLP's activation."""
     inner = compute_bytes if inner_bytes is None else inner_bytes
     norms, activation = norm_and_activation_bytes(
         kind, hidden_size, compute_bytes, tensor_parallel, sequence_parallel, software, inner
@@ -347,7 +374,7 @@ def elementwise_bytes_per_token(
     if attention.gated or attention.delta_rule is not None:
         split += GATE_ACCESSES * attention.num_heads * attention.value_head_dim
     moved = whole / along + inner * split / np.multiply(1.0, tensor_parallel)
-    return norms + activation + moved
+    return norms + moved, activation
 
 
 def norm_and_activation_bytes(
@@ -490,16 +517,18 @@ class LayerWork(Struct, frozen=True):
         """Seconds to move one byte for every token: tokens / beta."""
         return self.tokens / self.rate.memory
 
-    def hidden_share(self, found: float) -> Real:
-        """Share of the bytes of kernels on hidden states that go through memory."""
-        along = np.where(self.sequence_parallel, np.multiply(1.0, self.tensor_parallel), 1.0)
-        tensor = self.element * self.hidden_size * self.tokens / along
-        return traffic_share(self.rate.cache, tensor, found)
-
-    def activation_share(self, found: float) -> Real:
-        """The same of kernels on the MLP's inner tensors."""
-        width = activation_width(self.kind, self.software) / np.multiply(1.0, self.tensor_parallel)
-        return traffic_share(self.rate.cache, self.inner * width * self.tokens, found)
+    def memory_shares(self, found: float) -> tuple[Real, Real]:
+        """Share of the bytes that go through memory: of kernels on hidden states, on inner ones."""
+        if not self.rate.cache:
+            return 1.0, 1.0
+        ranks = np.multiply(1.0, self.tensor_parallel)
+        hidden = self.element * self.hidden_size * self.tokens
+        hidden = hidden / np.where(self.sequence_parallel, ranks, 1.0)
+        inner = self.inner * activation_width(self.kind, self.software) * self.tokens / ranks
+        of_hidden, of_inner = (
+            traffic_share(self.rate.cache, tensor, found) for tensor in (hidden, inner)
+        )
+        return of_hidden, of_inner
 
 
 def layer_seconds(work: LayerWork) -> PassSeconds:
@@ -593,7 +622,7 @@ def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
     ``context_bytes_moved_per_token``, ``traffic_share``.
     """
     software, each = work.software, work.each
-    whole = elementwise_bytes_per_token(
+    hidden, activation = _hidden_and_activation_bytes(
         work.kind,
         work.hidden_size,
         work.element,
@@ -604,7 +633,6 @@ def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
         expert_parallel=work.expert_parallel,
         inner_bytes=work.inner,
     )
-    _, activation = _norm_and_activation(work)
     ratio = software.kernels.backward_access_ratio
     adapters = adapter_bytes_per_token(
         work.kind, work.element, work.tensor_parallel, software, work.tokens
@@ -619,26 +647,14 @@ def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
     forward, backward = (
         each
         * (
-            work.hidden_share(found) * (times * (whole - activation) + of_adapters + casts)
-            + work.activation_share(found) * times * activation
+            of_hidden * (times * hidden + of_adapters + casts)
+            + of_inner * times * activation
             + sums
         )
         for found, times, of_adapters, sums in passes
+        for of_hidden, of_inner in (work.memory_shares(found),)
     )
     return forward, backward
-
-
-def _norm_and_activation(work: LayerWork) -> tuple[Real, Real]:
-    """Bytes a token that norms and activation move, forward."""
-    return norm_and_activation_bytes(
-        work.kind,
-        work.hidden_size,
-        work.element,
-        work.tensor_parallel,
-        work.sequence_parallel,
-        work.software,
-        work.inner,
-    )
 
 
 def bias_seconds(work: LayerWork) -> tuple[Real, Real]:
@@ -706,9 +722,17 @@ def recompute_seconds(work: LayerWork, forward: Real, core: Real, moved: Real) -
     for repeats_it, matrices in work.recompute_matrices:
         left = tuple(w for w in matrices if w not in last)
         again = again + np.where(repeats_it, _matrices_of(work, left).forward, 0.0)
-    norms, activation = _norm_and_activation(work)
-    norms = work.hidden_share(FOUND_FORWARD) * norms
-    activation = work.activation_share(FOUND_FORWARD) * activation
+    norms, activation = norm_and_activation_bytes(
+        work.kind,
+        work.hidden_size,
+        work.element,
+        work.tensor_parallel,
+        work.sequence_parallel,
+        work.software,
+        work.inner,
+    )
+    of_hidden, of_inner = work.memory_shares(FOUND_FORWARD)
+    norms, activation = of_hidden * norms, of_inner * activation
     again = again + np.where(work.recompute_norms, work.each * norms, 0.0)
     again = again + np.where(work.recompute_activation, work.each * activation, 0.0)
     return np.where(work.recompute_full, forward - _matrices_of(work, last).forward, again)
