@@ -78,14 +78,14 @@ def _with_autocast(row: Row) -> Row:
     torch/amp/autocast_mode.py). Compiled ones keep less: ``torch-compile``.
     """
     table, terms = words_table(), terms_of(row, ANYWHERE)
+    if row.software is not None or look_up(table.software, row) is not None:
+        return row
     precision, masters = look_up(table.precision, row), look_up(table.master_weights, row)
     adapter, usual = look_up(table.adapter, row), look_up(table.zero_stage, row)
     wrapper, trainer = look_up(table.engines, row), entry_of(table.unnamed, row)
     stated = row.master_weights if row.master_weights is not None else masters and masters.value
     casts = (
-        look_up(table.software, row) is None
-        and row.software is None
-        and trainer.master_weights
+        trainer.master_weights
         and stated is not False
         and (precision is None or precision.value in ("bf16", "fp16"))
         and (wrapper is None or wrapper.add == "ddp")
