@@ -40,6 +40,7 @@ class Short:
     of: str
     errors: Errors  # median, 90th percentile, bias
     command: str
+    commit: str = ""  # whose code gave it, where that of today gives another
 
 
 @cache
@@ -126,7 +127,7 @@ def latest_round(quantity: str, what: str) -> Short:
     *_, row = (row for row in rows_of("blind_rounds") if row["quantity"] == quantity)
     of = f"{row['runs']} unseen runs of {row['sources']} sources, {day_of(row['table'])}"
     command = f"shardplan validate benchmarks/unseen/{row['table']}.csv"
-    return Short(what, of, _recorded_errors(row), f"{command}` at commit `{row['commit']}")
+    return Short(what, of, _recorded_errors(row), command, row["commit"])
 
 
 def day_of(table: str) -> str:
@@ -142,7 +143,15 @@ def day_of(table: str) -> str:
 def short(*, commands: bool = True) -> str:
     """Return the short table of docs/accuracy.md, or without commands that of the README."""
     heads = ("predicted", "compared with", "median error", "90th percentile", "bias", "command")
-    rows = [(row.what, row.of, *_cells_of(row.errors), f"`{row.command}`") for row in short_rows()]
+    rows = [
+        (
+            row.what,
+            row.of,
+            *_cells_of(row.errors),
+            f"`{row.command}`" + (f" at commit `{row.commit}`" if row.commit else ""),
+        )
+        for row in short_rows()
+    ]
     shown = len(heads) if commands else -1
     return table(heads[:shown], (row[:shown] for row in rows))
 
