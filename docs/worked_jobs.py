@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 import planner
-from cost_models.compute.flops import hardware_flops_per_step
+from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.legality.rules import legality_codes, require_legal
 from cost_models.memory.peak import timelines
 from cost_models.model.families import model_spec

@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import planner  # noqa: E402
-from cost_models.compute.flops import hardware_flops_per_step  # noqa: E402
+from cost_models.compute.hardware_flops import hardware_flops_per_step  # noqa: E402
 from cost_models.model.parameters import active_parameters  # noqa: E402
 from cost_models.partition.plan_stages import default_layer_ranges  # noqa: E402
 from cost_models.plan.plan import PlanTable  # noqa: E402

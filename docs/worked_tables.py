@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 from worked_jobs import TINY_MODELS
 
-from cost_models.compute.flops import hardware_flops_per_step
+from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.legality.capabilities import capabilities_of
 from cost_models.legality.rules import legality_codes
 from cost_models.model.families import model_spec

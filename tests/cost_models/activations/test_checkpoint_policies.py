@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cost_models.activations.live import layer_bytes
-from cost_models.compute.flops import hardware_flops_per_step
+from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.partition.stages import even_split_contents

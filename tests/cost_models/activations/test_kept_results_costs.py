@@ -10,7 +10,8 @@ import pytest
 
 from cost_models.activations.live import layer_bytes
 from cost_models.activations.selective_ops import kept_results
-from cost_models.compute.flops import core_flops_per_token, hardware_flops_per_step
+from cost_models.compute.flops import core_flops_per_token
+from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.schedules import SPLIT_CODES

@@ -17,11 +17,11 @@ from cost_models.compute.flops import (
     core_backward_flops_per_token,
     core_flops_per_token,
     forward_flops_per_token,
-    hardware_flops_per_step,
     model_flops_per_step,
     rule_of_thumb_ratio,
     six_n_d,
 )
+from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.families import model_spec
 from cost_models.model.spec import Attention, ModelSpec
 from cost_models.plan.plan import Plan, PlanTable

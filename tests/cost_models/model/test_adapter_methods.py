@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import planner
 from cost_models.activations.live import layer_bytes
-from cost_models.compute.flops import hardware_flops_per_step
+from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.adapter_methods import METHODS, nearest_factors
 from cost_models.model.lora import adapted, features, without_adapters
 from cost_models.model.spec import ModelSpec

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cost_models.compute.flops import hardware_flops_per_step, layer_flops_per_token
+from cost_models.compute.flops import layer_flops_per_token
+from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.partition.recomputed_layers import RecomputedLayers, read_recompute_layers_by_stage
 from cost_models.partition.stages import contents_of_rank, even_split_contents
 from cost_models.plan.plan import Plan, PlanTable, split_layers

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from cost_models.compute.flops import hardware_flops_per_step
+from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.compute.rates import training_rates
 from cost_models.memory.ledger import MOMENTS
 from cost_models.memory.peak import timelines
