@@ -13,7 +13,6 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
-from planner.answer.text import fit_text, plan_text
 from planner.assessment.assess import Assessment, amounts, assess, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.documents import cluster_document, model_document
@@ -150,6 +149,8 @@ class FitAnswer(DetailedAnswer):
 
     def text(self, *, verbose: bool = False) -> str:
         """Return the text; ``verbose``: with all assumptions, sources and counts."""
+        from planner.answer.fit_text import fit_text
+
         return fit_text(
             self.scenario,
             self.plan,
@@ -205,8 +206,9 @@ class FitAnswer(DetailedAnswer):
     def notebook_parts(self) -> Iterator[str]:
         """Yield verdict, drawing of the memory, parts of the step, and fixes."""
         from planner.answer import notebook
+        from planner.answer.fit_text import fixes_of
         from planner.answer.memory_html import fragment
-        from planner.answer.text import fixes_of, model_lines, short_plan
+        from planner.answer.text import model_lines, short_plan
         from planner.text.html_page import Html
 
         yield notebook.verdict(self.assessment, notebook.step_sentence(self.assessment))
@@ -333,6 +335,8 @@ class PlanAnswer(DetailedAnswer):
 
     def text(self, *, verbose: bool = False) -> str:
         """Return the text; ``verbose``: with all assumptions, sources and counts."""
+        from planner.answer.plan_text import plan_text
+
         return plan_text(
             self.scenario,
             self.result.counts,

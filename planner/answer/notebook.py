@@ -9,7 +9,8 @@ from cost_models.memory.parts import PART_WORDS
 from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_bytes, format_gib, format_seconds
 from hardware_profiles.cluster.schema import Cluster
-from planner.answer.text import cluster_words, ranked_rows, time_line, usual_cells
+from planner.answer.ranked_table import ranked_rows, usual_cells
+from planner.answer.text import cluster_words, time_line
 from planner.assessment.assess import Assessment, MemoryAssessment, PeakMemory, amounts
 from planner.assessment.verdict import WORDS
 from planner.text.fixes import NEXT, Fix

@@ -10,24 +10,18 @@ from typing import Any, Final
 
 from cost_models.scenario import Scenario
 from cost_models.units import format_count, format_gib, format_per_second, format_seconds
+from planner.answer.plan_text import placed_words, searched, stages_words, tie_words, tight_words
 from planner.answer.ranked_plan import RankedPlan
-from planner.answer.text import LEAST_IMPORTANT as LEAST_OF_RANKED
+from planner.answer.ranked_table import LEAST_IMPORTANT as LEAST_OF_RANKED
+from planner.answer.ranked_table import more_rows, ranked_rows, usual_cells
 from planner.answer.text import (
     bottleneck,
     head,
     host_lines,
     model_lines,
-    more_rows,
-    placed_words,
-    ranked_rows,
-    searched,
     short_head,
     short_plan_of,
-    stages_words,
-    tie_words,
-    tight_words,
     time_line,
-    usual_cells,
 )
 from planner.assessment.confidence import confidence_words
 from planner.run_cost.text import WATT_HOUR, amount, days, dollars, run_lines

@@ -9,14 +9,13 @@ from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
 from cost_models.units import format_bytes, format_count, format_gib, format_rate, format_seconds
 from hardware_profiles.cluster.build import describe
+from planner.answer.ranked_table import USUAL, shown_rows
 from planner.answer.text import (
-    USUAL,
     budget_words,
     cluster_words,
     largest_parts,
     largest_shares,
     short_plan,
-    shown_rows,
     verdict_lines,
 )
 from planner.assessment.assess import amounts
