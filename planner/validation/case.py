@@ -32,6 +32,7 @@ from planner.validation.counts import (
     spaced,
     with_counts_in_words,
     with_layers_in_turn,
+    with_patches,
 )
 from planner.validation.model_of_row import is_typical, model_of
 from planner.validation.reading import Reading, Unpriceable
@@ -154,7 +155,8 @@ def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
     row = _with_sharding(_with_adapters(with_layers_in_turn(row)))
     row = _with_kind_of_name(_of_suite(row))
-    reading = _without_padding(_with_mode(with_counts_in_words(Reading(row))))
+    reading = with_patches(with_counts_in_words(Reading(row)))
+    reading = _without_padding(_with_mode(reading))
     try:
         return _case(reading)
     except InputError as error:

@@ -61,6 +61,18 @@ TURNS: Final = re.compile(
     r"(?:mp|model parallel(?:ism)?)\b(?!\.)"
     r"(?: size)?[ =:]*(\d+)?"
 )
+# patches of an image's side: "vit_base_patch16_224", "ViT-L/16", "ViT-H"
+VIT: Final = re.compile(
+    r"\bvit[\s_/-]*(?P<size>tiny|small|base|large|huge|gigantic|giant|[tsblhg](?![a-z]))?"
+    r"[\s_/-]*(?:patch)?(?P<patch>\d{1,2})?(?!\d)"
+)
+IMAGE: Final = re.compile(
+    r"\bpatch\d+ (\d{3})\b|\bim(?:g|age) (?:size|resolution)[ =:]*(\d{2,4})\b"
+    r"|\b(\d{3,4}) ?[x×] ?\d{3,4}\b"
+)
+# usual patches (Dosovitskiy et al., arXiv:2010.11929; of giants Zhai et al., arXiv:2106.04560) and
+# images
+USUAL_PATCH, LARGE_PATCH, USUAL_IMAGE = 16, 14, 224
 OPTIMIZER: Final = re.compile(r"optim|adam|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
 WITH_TENSOR_PARALLELISM: Final = frozenset({"deepspeed", "megatron", "megatron core", "nemo rl"})
 SEVERAL_NODES: Final = re.compile(r"(?<!single )(?<!one )\bnodes?\b(?<!per node)")
@@ -117,6 +129,24 @@ def with_counts_in_words(reading: Reading) -> Reading:
         return reading
     told = [f"{column} {value} (default: as the words say)" for column, value in found.items()]
     return Reading(replace(row, **found), [*reading.defaults, *told])
+
+
+def with_patches(reading: Reading) -> Reading:
+    """Return the reading of a vision transformer with the tokens of an image in an empty seq_len.
+
+    A patch is a token, and one more is the class. Source: Dosovitskiy et al. (arXiv:2010.11929),
+    sec. 3.1.
+    """
+    row, found = reading.row, VIT.search(reading.row.words("model"))
+    if row.seq_len is not None or found is None:
+        return reading
+    large = (found["size"] or "").startswith(("h", "g"))
+    patch = int(found["patch"] or (LARGE_PATCH if large else USUAL_PATCH))
+    named = IMAGE.search(spaced(f"{row.words('model')}; {row.words('notes')}"))
+    image = int(next(filter(None, named.groups()))) if named else USUAL_IMAGE
+    tokens = (image // patch) ** 2 + 1
+    told = f"seq_len {tokens} (default: patches of {patch}, an image of {image} pixels a side)"
+    return Reading(replace(row, seq_len=tokens), [*reading.defaults, told])
 
 
 def with_layers_in_turn(row: Row) -> Row:

@@ -425,7 +425,7 @@ def _bert(reading: Reading, words: ArchitectureEntry) -> Mapping[str, Any]:
             "ffn_hidden_size", 4 * row.get("hidden_size"), "4 x hidden_size"
         ),
         "vocab_size": row.get("vocab_size"),
-        "max_position_embeddings": max(512, row.get("seq_len")),
+        "max_position_embeddings": max(512, row.get("seq_len") or 0),
         "hidden_dropout_prob": words.dropout,
         "attention_probs_dropout_prob": words.dropout,
     }

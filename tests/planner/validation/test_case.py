@@ -461,6 +461,27 @@ def test_a_vision_transformer_is_an_encoder_of_patches() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "notes", "tokens"),
+    [
+        ("vit_base_patch16_224.augreg_in21k", None, 197),
+        ("vit_giant_patch14_dinov2.lvd142m", None, 257),
+        ("ViT-H/14", None, 257),
+        ("ViT-L/16", "image size 384", 577),
+        ("ViT-Giant", "448x448", 1025),
+    ],
+)
+def test_tokens_of_an_image(model: str, notes: str | None, tokens: int) -> None:
+    found = case_of(Row(line=2, model=model, gpu="H100-SXM", num_gpus=1, notes=notes))
+    assert found.scenario.workload.seq_len == tokens
+    assert any(default.startswith(f"seq_len {tokens} (") for default in found.defaults)
+
+
+def test_a_model_of_text_needs_a_length() -> None:
+    with pytest.raises(Unpriceable, match="seq_len is empty"):
+        case_of(Row(line=2, model="bert-large", gpu="H100-SXM", num_gpus=1))
+
+
+@pytest.mark.parametrize(
     ("model", "parameters"),  # of flax's T5 1.1, whose head is a matrix of its own: a tied one less
     [("t5-v1.1-large", 783e6 - 32128 * 1024), ("google/flan-t5-xl", 2850e6 - 32128 * 2048)],
 )

@@ -451,10 +451,15 @@ def test_fsdp_of_old_releases_keeps_frozen_layers_gathered() -> None:
     assert not stays("HF Trainer, FSDP1")
 
 
+RECIPE = "q,v,o,gate,up,down"  # torchtune's
+
+
 @pytest.mark.parametrize(
     ("cells", "rank", "targets"),
     [
         ({"framework": "swift 2.4", "peft": "lora"}, 8, "q,k,v"),
+        ({"framework": "swift 2.4", "peft": "lora", "notes": "target all, rank 16"}, 16, "all"),
+        ({"framework": "torchtune", "peft": "lora", "notes": "memory of rank 1, r=4"}, 4, RECIPE),
         ({"framework": "ms-swift 3.1", "peft": "lora"}, 8, "all"),
         ({"framework": "swift LoRA"}, 8, "all"),
         ({"framework": "fsdp_qlora", "peft": "custom_qlora"}, 64, "q,k,v,gate,up,down"),
