@@ -74,6 +74,40 @@ def without_adapters_before(model: ModelSpec, first: int) -> ModelSpec:
     return replace(model, kinds=tuple(kinds), pattern=tuple(pattern))
 
 
+def with_trained_layers(
+    model: ModelSpec, count: int, *, copies: bool = False, ends: bool = False
+) -> ModelSpec:
+    """Return the model with a few trained layers, and ends that are trained with them or not.
+
+    The last ``count`` layers, as for LISA, which draws others every few steps (Pan et al.,
+    arXiv:2403.17919, alg. 1); or copies of layers, one behind each of ``count`` groups, as for
+    LLaMA Pro (Wu et al., arXiv:2401.02415, sec. 3.1). All layers pass gradients on, as recomputed
+    ones do under transformers (enable_input_require_grads). Left out: states that LISA's optimizer
+    keeps of layers that it drew before.
+    """
+    layers = model.num_layers
+    if not 0 < count <= layers or (copies and layers % count):
+        most = f"a divisor of {layers}" if copies else f"1 to {layers}"
+        raise InputError(f"trained layers of {model.name} = {count} (must be {most})")
+    group = layers // count
+    kinds, frozen = list(model.kinds), len(model.kinds)
+    kinds += [replace(kind, weights=_frozen(kind.weights, True, False)) for kind in model.kinds]
+    pattern: list[int] = []
+    for number, kind in enumerate(model.pattern):
+        trained = not copies and number >= layers - count
+        pattern.append(kind if trained else frozen + kind)
+        if copies and (number + 1) % group == 0:
+            pattern.append(kind)
+    used = sorted(set(pattern))
+    return replace(
+        model,
+        embedding=_frozen(model.embedding, not ends, False),
+        head=_frozen(model.head, not ends, False),
+        kinds=tuple(kinds[kind] for kind in used),
+        pattern=tuple(used.index(kind) for kind in pattern),
+    )
+
+
 def _frozen_layers(model: ModelSpec, words: list[str]) -> set[int]:
     """Return the numbers of the completely frozen layers."""
     if "all-but-head" in words:

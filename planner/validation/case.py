@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from cost_models.legality.rule import multiplies_in_fp32
-from cost_models.model.freezing import without_adapters_before
+from cost_models.model.freezing import with_trained_layers, without_adapters_before
 from cost_models.model.lora import adapted, with_trained_ends
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import ContextMethod, Offload, Plan, Schedule
@@ -51,7 +51,7 @@ from planner.validation.unstated_plan import (
     with_usual_micro_batch,
 )
 from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
-from planner.validation.words import SoftwareEntry, look_up, words_table
+from planner.validation.words import SoftwareEntry, look_up, number_in, words_table
 from planner.validation.workload_of_row import workload_of
 
 GPUS_A_NODE: Final = 8
@@ -312,6 +312,13 @@ def _case(reading: Reading) -> Case:
     ends = workload.adapter != "none" and trained is not None and trained.value
     every = software.frozen.quantises_every_matrix
     model = _adapted(base, model_key, workload, every, first, ends)
+    alone = look_up(words_table().trained_layers, row) if workload.adapter == "none" else None
+    count = number_in(words_table().trained_layers_count, row) if alone else None
+    if alone is not None:
+        if count is None:
+            count = alone.value
+            reading.defaults.append(f"{count} trained layers (default: it is not given)")
+        model = with_trained_layers(model, count, copies=alone.copies, ends=alone.ends)
     stages = _stages(reading, plan, model.num_layers)
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
     either = may_checkpoint(row, plan)
@@ -321,7 +328,7 @@ def _case(reading: Reading) -> Case:
     memory = look_up(words_table().memory, row)
     if row.peak_memory_gib is not None and memory and memory.usual:
         reading.defaults.append(f"peak memory as {memory.value} (default: which kind is not said)")
-    key = (model_key, cluster_key, workload, software.name, changed, stages, first, ends)
+    key = (model_key, cluster_key, workload, software.name, changed, stages, first, ends, count)
     if either and plan.recompute == "none":
         reading.defaults.append("memory from that with full recomputation upwards")
     return Case(row, scenario, plan, tuple(reading.defaults), key, either)

@@ -188,6 +188,13 @@ class CountEntry(Conditions, frozen=True, kw_only=True):
     value: Count = field(name="is")
 
 
+class TrainedLayers(CountEntry, frozen=True, kw_only=True):
+    """Layers that alone are trained: copies or own ones; with embedding and head or without."""
+
+    copies: bool = False
+    ends: bool = False
+
+
 class SuiteTrainer(Name, frozen=True, kw_only=True):
     """The trainer of a suite's case, and what its cell of adapters says besides their kind."""
 
@@ -283,6 +290,8 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     suite_trainers: tuple[SuiteTrainer, ...]
     targets: tuple[Name, ...]
     trained_ends: tuple[Flag, ...]
+    trained_layers: tuple[TrainedLayers, ...]
+    trained_layers_count: tuple[Pattern, ...]
     tensor_traffic: tuple[EngineEntry, ...]
     unnamed: tuple[SoftwareEntry, ...]
     updates: tuple[EngineEntry, ...]

@@ -16,7 +16,11 @@ from cost_models.compute.flops import (
 from cost_models.legality.frozen_rules import untrained_stage
 from cost_models.legality.rules import CODES, legality_codes
 from cost_models.memory.fsdp1 import units
-from cost_models.model.freezing import with_frozen_parts, without_adapters_before
+from cost_models.model.freezing import (
+    with_frozen_parts,
+    with_trained_layers,
+    without_adapters_before,
+)
 from cost_models.model.lora import adapted, trainable_part
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_view import RankView
@@ -215,3 +219,20 @@ def test_it_travels_in_the_workload() -> None:
     told |= {"adapter": "lora", "adapter_rank": 4}
     with pytest.raises(InputError, match="freezes all but its adapters"):
         Workload.from_dict(told, "workload")
+
+
+def test_the_last_layers_or_copies_of_layers_are_trained() -> None:
+    model = sample_model("llama", num_hidden_layers=4)
+    layer = sum(weight.numel for weight in model.kinds[0].weights)
+    last = with_trained_layers(model, 1)
+    assert last.num_trainable_parameters == layer
+    assert [last.kinds[kind].weights[0].frozen for kind in last.pattern] == [True] * 3 + [False]
+    copied = with_trained_layers(model, 2, copies=True)
+    assert copied.num_parameters == model.num_parameters + 2 * layer
+    trained = [not copied.kinds[kind].weights[0].frozen for kind in copied.pattern]
+    assert trained == [False, False, True] * 2
+    assert not any(kind.forward_only for kind in (*last.kinds, *copied.kinds))
+    ends = with_trained_layers(model, 4, ends=True)
+    assert ends.num_trainable_parameters == model.num_parameters
+    with pytest.raises(InputError, match=r"= 5 \(must be 1 to 4\)"):
+        with_trained_layers(model, 5)

@@ -476,6 +476,25 @@ def test_adapters_by_a_trainers_defaults(cells: dict[str, Any], rank: int, targe
     assert (workload.adapter_rank, workload.adapter_targets) == (rank, targets)
 
 
+def test_layers_that_alone_are_trained() -> None:
+    """LISA draws some besides embedding and head, LLaMA Pro adds copies of some."""
+    layer, tables = 202_383_360, 2 * 32_000 * 4096 + 4096  # of Llama-2-7B; its last norm
+    whole = case().scenario.model.num_parameters
+
+    def sizes(peft: str, notes: str | None = None) -> tuple[int, int]:
+        found = case(framework="ms-swift", peft=peft, notes=notes, num_gpus=1)
+        assert found.scenario.workload.adapter == "none"
+        assert not not_understood(found.row)
+        return found.scenario.model.num_trainable_parameters, found.scenario.model.num_parameters
+
+    assert sizes("full + lisa") == (2 * layer + tables, whole)
+    assert sizes("lisa", "lisa_activated_layers 8") == (8 * layer + tables, whole)
+    assert sizes("llamapro") == (4 * layer, whole + 4 * layer)
+    assert sizes("llama-pro, 8 blocks") == (8 * layer, whole + 8 * layer)
+    with pytest.raises(Unpriceable, match=r"= 5 \(must be a divisor of 32\)"):
+        sizes("llamapro, 5 blocks")
+
+
 def test_embedding_and_head_are_trained_beside_adapters() -> None:
     """Copies of both are trained, the originals stay."""
     plain, ends = (case(peft=text).scenario.model for text in ("LoRA r=64", "LoRA (emb) r=64"))
