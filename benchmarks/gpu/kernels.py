@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from cost_models.compute.layer import attention_core_seconds, core_ratio
+from cost_models.compute.attention import attention_core_seconds, core_ratio
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates, rates
 from cost_models.model.spec import Attention

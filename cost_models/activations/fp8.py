@@ -33,7 +33,7 @@ from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import LayerKind
 from cost_models.partition.frozen_weights import is_multiplied, stored_in_few_bits
 from cost_models.partition.rank_view import RankView
-from cost_models.partition.tensor_sharding import shard_dim
+from cost_models.partition.tensor_sharding import cut_ranks
 from cost_models.plan.workload import QUANTISED, Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -196,7 +196,7 @@ def cast_elements(
         rows, columns = weight.shape[-2:]
         length, width = (rows, columns) if weight.transposed else (columns, rows)
         times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
-        over = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
+        over = cut_ranks(weight, tensor_parallel)
         if weight.sharding == "row":
             inputs = inputs + times * length / over
         elif (weight.part, length) not in shared:

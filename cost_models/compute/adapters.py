@@ -1,20 +1,27 @@
-"""Bytes moved by the elementwise operations of adapters: dropout, scaling, addition, casts.
+"""Adapters: bytes that their elementwise operations move, and waits where FSDP shards each alone.
 
 Symbols   c compute_bytes
-Units     bytes a token.
+          u group_operators · operator_seconds: the host's work around one group of weights
+          d device seconds of an adapter's second matrix, scaling and addition included
+Units     bytes a token; seconds. Every function broadcasts over plan columns.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from cost_models.arrays import Count, Real
 from cost_models.compute.casts import FP32_BYTES
+from cost_models.compute.kernel_launch import host_wait
+from cost_models.compute.matrices import matrices_seconds
+from cost_models.compute.rates import Rates
 from cost_models.model.adapter_methods import METHODS, SECOND
 from cost_models.model.lora import features, first_adapters
 from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import LayerKind
-from cost_models.partition.tensor_sharding import shard_dim
+from cost_models.partition.tensor_sharding import cut_ranks
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
@@ -42,15 +49,56 @@ def adapter_bytes_per_token(
     forward: Real = 0.0
     backward: Real = 0.0
     for weight, ahead, back in accesses:
-        over: Real = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
-        elements = max(weight.shape) / over  # rank x inputs, or outputs x rank
+        # rank x inputs, or outputs x rank
+        elements = max(weight.shape) / cut_ranks(weight, tensor_parallel)
         forward = forward + (element * ahead + cast) * elements
         backward = backward + (element * back + cast) * elements
     for weight in (w for w in kind.weights if w.adapter):
         method, outputs = METHODS[weight.adapter], features(weight)[1]
-        over = np.multiply(1.0, tensor_parallel if weight.sharding == "column" else 1)
+        over: Real = np.multiply(1.0, tensor_parallel if weight.sharding == "column" else 1)
         forward = forward + element * method.accesses * outputs / over
         backward = backward + element * method.gradient_accesses * outputs / over
         made = element * shard_numel(weight, tensor_parallel) / tokens
         forward, backward = forward + method.making[0] * made, backward + method.making[1] * made
     return forward, backward
+
+
+def adapter_wait(
+    kind: LayerKind,
+    tokens: Real,
+    tensor_parallel: Count,
+    compute_bytes: float,
+    rate: Rates,
+    software: SoftwareProfile,
+) -> Real:
+    """Seconds that a pass through one layer waits for the host around adapters sharded one by one.
+
+        sum over adapters of host_wait(u, d)
+
+    peft wraps each trained leaf as a group of its own (``fsdp_auto_wrap_policy``), two a matrix.
+    The rate limiter of FSDP1 (``limit_all_gathers``, the default since torch 2.1,
+    pytorch/pytorch#104900) blocks the host until the group before the last one is freed: it is at
+    most one group ahead, and after a short group the device idles. The frozen matrix hides the
+    host's work for an adapter's first matrix; only the device seconds of the second matrix hide it
+    for the next group.
+
+    Leaves out: first matrices of adapters of small frozen ones (keys and values of few heads).
+    """
+    total: Real = np.zeros_like(np.multiply(1.0, tokens))
+    starting = software.host.group_operators * rate.operator
+    for weight in kind.weights:
+        if not (weight.is_adapter and weight.name.endswith(SECOND)):
+            continue
+        alone = replace(kind, weights=(weight,))
+        moved, _ = adapter_bytes_per_token(alone, compute_bytes, tensor_parallel, software, tokens)
+        product = matrices_seconds(
+            (weight,),
+            tokens,
+            tensor_parallel,
+            compute_bytes,
+            rate,
+            fp32_adapters=software.adapters.in_fp32 and compute_bytes < FP32_BYTES,
+        )
+        device = product.forward + moved * tokens / rate.memory
+        total = total + host_wait(starting, device, rate)
+    return total

@@ -16,11 +16,9 @@ fp32 weight (torch, aten/src/ATen/autocast_mode.cpp: cached_cast keeps copies of
 
 from __future__ import annotations
 
-import numpy as np
-
 from cost_models.arrays import Count, Real
 from cost_models.model.spec import LayerKind
-from cost_models.partition.tensor_sharding import shard_dim
+from cost_models.partition.tensor_sharding import cut_ranks
 
 FP32_BYTES = 4.0
 
@@ -48,9 +46,9 @@ def _cast_bytes(
         if weight.role not in ("linear", "expert") or weight.is_adapter or len(weight.shape) < 2:
             continue
         times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
-        over: Real = np.multiply(1.0, tensor_parallel if shard_dim(weight) is not None else 1)
         size = weight.shape[-2 if weight.transposed else -1] if autocast else sum(weight.shape[-2:])
         if autocast and weight.sharding == "row":
             continue
-        elements = elements + times * size / (1.0 if autocast else over)
+        ranks = 1.0 if autocast else cut_ranks(weight, tensor_parallel)
+        elements = elements + times * size / ranks
     return (compute_bytes + FP32_BYTES) * elements

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from cost_models.arrays import Count, Real
 from cost_models.compute.casts import FP32_BYTES
-from cost_models.compute.layer import Matmuls, PassSeconds, linear_seconds, matrices_seconds
+from cost_models.compute.layer import PassSeconds
+from cost_models.compute.matrices import Matmuls, linear_seconds, matrices_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.lora import projection_is_frozen
 from cost_models.model.spec import ModelSpec

@@ -35,6 +35,11 @@ def shard_dim(weight: Weight) -> int | None:
     return 0 if weight.sharding in ("vocab", "heads") else last
 
 
+def cut_ranks(weight: Weight, tensor_parallel: Count) -> Real:
+    """Tensor-parallel ranks among which a tensor is cut: t, or 1 where each rank has it whole."""
+    return np.multiply(1.0, 1 if shard_dim(weight) is None else tensor_parallel)
+
+
 def ceil_share(length: Real | Count, ranks: Count) -> Real:
     """Largest shard of a length: ceil(length / ranks).
 

@@ -19,9 +19,10 @@ from functools import cached_property
 import numpy as np
 
 from cost_models.arrays import Count, Real
+from cost_models.compute.attention import attention_core_seconds
+from cost_models.compute.elementwise import elementwise_bytes_per_token
 from cost_models.compute.flops import mean_keys
 from cost_models.compute.kernel_launch import host_wait
-from cost_models.compute.layer import attention_core_seconds, elementwise_bytes_per_token
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention, LayerKind, ModelSpec
 from cost_models.partition.stages import PipelineRank
@@ -197,13 +198,15 @@ def _memory_seconds(stage: StagePass) -> Real:
     """Seconds of norms, residuals and activations, of the embedding and of sampling."""
     model, bandwidth, found = stage.replica.model, stage.machine.rest.memory, stage.zeros
     for count, kind, tokens in stage.layers:
-        moved = elementwise_bytes_per_token(
-            kind,
-            model.hidden_size,
-            stage.compute_bytes,
-            stage.point.tensor_parallel,
-            False,
-            stage.engine,
+        moved = sum(
+            elementwise_bytes_per_token(
+                kind,
+                model.hidden_size,
+                stage.compute_bytes,
+                stage.point.tensor_parallel,
+                False,
+                stage.engine,
+            )
         )
         found = found + count * moved * tokens / bandwidth
     if stage.rank.first:

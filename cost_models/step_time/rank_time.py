@@ -44,10 +44,12 @@ from cost_models.communication.volumes import (
     scattered_stage_messages,
     shared_gradient_traffic,
 )
-from cost_models.compute.adapter_groups import adapter_wait
+from cost_models.compute.adapters import adapter_wait
+from cost_models.compute.attention import core_ratio
+from cost_models.compute.elementwise import optimizer_seconds
 from cost_models.compute.head import head_seconds
 from cost_models.compute.kernel_launch import deferred_launches, host_wait, operator_seconds
-from cost_models.compute.layer import LayerWork, core_ratio, layer_seconds, optimizer_seconds
+from cost_models.compute.layer import LayerWork, layer_seconds
 from cost_models.compute.rates import Rates
 from cost_models.memory.gradients import reduces_once
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, updated_elements

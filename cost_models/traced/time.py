@@ -20,8 +20,8 @@ import numpy as np
 from cost_models.arrays import Count, Real
 from cost_models.communication.seconds import axis_seconds
 from cost_models.communication.traffic import Traffic
+from cost_models.compute.elementwise import optimizer_seconds
 from cost_models.compute.kernel_launch import host_wait
-from cost_models.compute.layer import optimizer_seconds
 from cost_models.compute.rates import Rates, rates
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import RECOMPUTE

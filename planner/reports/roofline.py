@@ -16,7 +16,8 @@ from typing import Final
 from cost_models.communication.expert_parallel import slots_per_token
 from cost_models.compute.flops import attention_flops_per_token, keys_per_token
 from cost_models.compute.head import head_seconds
-from cost_models.compute.layer import LayerWork, core_seconds, layer_seconds, matrices_seconds
+from cost_models.compute.layer import LayerWork, core_seconds, layer_seconds
+from cost_models.compute.matrices import matrices_seconds
 from cost_models.compute.rates import Rates, training_rates
 from cost_models.memory.ledger import first
 from cost_models.model.spec import Weight

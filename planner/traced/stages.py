@@ -32,8 +32,8 @@ from cost_models.arrays import Real
 from cost_models.communication.ring_and_tree import COLLECTIVE_START, send
 from cost_models.communication.seconds import achieved, axis_seconds
 from cost_models.communication.traffic import Traffic
+from cost_models.compute.elementwise import optimizer_seconds
 from cost_models.compute.kernel_launch import host_wait
-from cost_models.compute.layer import optimizer_seconds
 from cost_models.compute.rates import Rates, rates
 from cost_models.memory.allocator import free_bytes
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from cost_models.communication.seconds import traffic_seconds
 from cost_models.communication.volumes import Traffic
-from cost_models.compute.layer import CPU_FLASH_KEYS, attention_core_seconds
+from cost_models.compute.attention import CPU_FLASH_KEYS, attention_core_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention
 from cost_models.plan.plan import Plan, PlanTable

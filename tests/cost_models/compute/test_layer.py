@@ -6,17 +6,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from cost_models.compute.attention import attention_core_seconds, core_ratio
+from cost_models.compute.elementwise import elementwise_bytes_per_token, optimizer_seconds
 from cost_models.compute.flops import layer_flops_per_token, linear_flops_per_token
 from cost_models.compute.head import head_seconds
-from cost_models.compute.layer import (
-    LayerWork,
-    attention_core_seconds,
-    core_ratio,
-    elementwise_bytes_per_token,
-    layer_seconds,
-    matrices_seconds,
-    optimizer_seconds,
-)
+from cost_models.compute.layer import LayerWork, layer_seconds
+from cost_models.compute.matrices import matrices_seconds
 from cost_models.compute.one_hot_dispatch import one_hot_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.families import model_spec
@@ -131,8 +126,10 @@ def test_sequence_parallelism_splits_norms_and_residuals() -> None:
 
     def moved(t: int, sequence: bool) -> float:
         return float(
-            elementwise_bytes_per_token(
-                model.kinds[0], model.hidden_size, 2.0, t, sequence, SOFTWARE
+            sum(
+                elementwise_bytes_per_token(
+                    model.kinds[0], model.hidden_size, 2.0, t, sequence, SOFTWARE
+                )
             )
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hardware_profiles
-from cost_models.compute.layer import attention_core_seconds, core_ratio
+from cost_models.compute.attention import attention_core_seconds, core_ratio
 from cost_models.compute.rates import rates
 from cost_models.model.spec import Attention
 from hardware_profiles.cluster.parse import parse_cluster

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cost_models.compute.layer import attention_core_seconds, linear_seconds
+from cost_models.compute.attention import attention_core_seconds
 from cost_models.compute.matmul import matmul_seconds
+from cost_models.compute.matrices import linear_seconds
 from cost_models.compute.rates import Rates, rates
 from cost_models.model.families import model_spec
 from hardware_profiles.cluster.catalogue import find_accelerator

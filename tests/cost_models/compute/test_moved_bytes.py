@@ -11,19 +11,12 @@ from msgspec import structs
 
 from cost_models.communication.seconds import achieved
 from cost_models.compute import matmul
-from cost_models.compute.adapter_groups import adapter_wait
-from cost_models.compute.adapters import adapter_bytes_per_token
+from cost_models.compute.adapters import adapter_bytes_per_token, adapter_wait
 from cost_models.compute.casts import autocast_bytes_per_token, cast_bytes_per_token
-from cost_models.compute.expert_loops import loop_bytes
-from cost_models.compute.layer import (
-    LayerWork,
-    bias_elements,
-    dequantised_bytes,
-    elementwise_bytes_per_token,
-    layer_seconds,
-    matrices_seconds,
-)
+from cost_models.compute.elementwise import bias_elements, elementwise_bytes_per_token, loop_bytes
+from cost_models.compute.layer import LayerWork, dequantised_bytes, layer_seconds
 from cost_models.compute.matmul import matmul_seconds
+from cost_models.compute.matrices import matrices_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.lora import adapted, first_adapters
 from cost_models.plan.plan import Plan, PlanTable
@@ -50,14 +43,16 @@ def moved(name: str, compute_bytes: float = 2.0, dropout: bool = False, **change
     model = sample_model(name)
     software = EAGER.changed({f"kernels.{name}": value for name, value in changes.items()})
     return float(
-        elementwise_bytes_per_token(
-            model.kinds[0],
-            model.hidden_size,
-            compute_bytes,
-            1,
-            False,
-            software,
-            hidden_dropout=dropout,
+        sum(
+            elementwise_bytes_per_token(
+                model.kinds[0],
+                model.hidden_size,
+                compute_bytes,
+                1,
+                False,
+                software,
+                hidden_dropout=dropout,
+            )
         )
     )
 
@@ -84,8 +79,10 @@ def test_tokens_are_brought_to_their_experts_and_back() -> None:
     def bytes_of(ranks: int = 1, **changes: Any) -> float:
         changed = replace(kind, feed_forward=replace(kind.feed_forward, **changes))
         return float(
-            elementwise_bytes_per_token(
-                changed, hidden, 2.0, 1, False, EAGER, expert_parallel=ranks
+            sum(
+                elementwise_bytes_per_token(
+                    changed, hidden, 2.0, 1, False, EAGER, expert_parallel=ranks
+                )
             )
         )
 
@@ -223,7 +220,8 @@ def test_autocast_casts_what_reads_a_norm_and_leaves_what_matrices_give() -> Non
         for software in (EAGER, EAGER.changed(changed))
     ]
     sizes = model.hidden_size, 4.0, 1, False, EAGER
-    between = float(elementwise_bytes_per_token(kind, *sizes, inner_bytes=2.0)) - moved("llama")
+    between = float(sum(elementwise_bytes_per_token(kind, *sizes, inner_bytes=2.0)))
+    between -= moved("llama")
     assert 0.0 < between < moved("llama", 4.0) - moved("llama")  # rotary, activation: 16 bits
     matrices = sum(weight.numel for weight in kind.weights if weight.role == "linear")
     more = 128.0 * (casts + between) + 6.0 * matrices
