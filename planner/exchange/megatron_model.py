@@ -118,15 +118,24 @@ def _experts_of(model: ModelSpec) -> dict[str, Any]:
 def config_of_fields(get: Get) -> tuple[dict[str, Any] | None, str]:
     """Return the config.json of the model that fields describe, and a remark.
 
-    None where they are not enough, or where no family of models has such layers.
+    None where they are not enough, or where no family of models has such layers; without
+    vocab_size where the fields leave that to the tokenizer.
     """
+    vocabulary = get("vocab_size") or get("padded_vocab_size")
+    vocabulary = vocabulary or VOCABULARIES.get(str(get("tokenizer_type")))
+    if isinstance(vocabulary, int):
+        return _config_of_fields(get, vocabulary)
+    config, remark = _config_of_fields(get, 1)
+    if config is None:
+        return None, remark
+    del config["vocab_size"]
+    return config, "the model's vocab_size is not in the file: name the model"
+
+
+def _config_of_fields(get: Get, vocabulary: int) -> tuple[dict[str, Any] | None, str]:
     layers, hidden, heads = (get(n) for n in ("num_layers", "hidden_size", "num_attention_heads"))
     if not all(isinstance(value, int) and value > 0 for value in (layers, hidden, heads)):
         return None, ""
-    vocabulary = get("vocab_size") or get("padded_vocab_size")
-    vocabulary = vocabulary or VOCABULARIES.get(str(get("tokenizer_type")))
-    if not isinstance(vocabulary, int):
-        return None, "the model's vocab_size is not in the file: name the model"
     gated = bool(get("gated_linear_unit"))
     ffn = get("ffn_hidden_size") or (int(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden)
     shape = {

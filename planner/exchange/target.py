@@ -36,7 +36,8 @@ class ConfigReading:
     unknown: tuple[str, ...] = ()  # keys that no version looked at has
     notes: tuple[str, ...] = ()  # values without a counterpart here
     model: str | None = None  # as the file names it
-    config: Mapping[str, Any] | None = None  # config.json of the model that the file describes
+    # config.json of the model that the file describes, without vocab_size where it does not say
+    config: Mapping[str, Any] | None = None
     processes: int | None = None  # that the file starts, in all
 
 

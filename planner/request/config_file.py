@@ -8,12 +8,16 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cost_models.legality.capabilities import capabilities
+from cost_models.model.families import model_spec
 from cost_models.plan.plan import Plan
+from cost_models.units import format_count
 from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.errors import InputError
 from hardware_profiles.message import on_one_line
 from hardware_profiles.options import declared
 from planner.request.choices import ClusterLike
 from planner.request.clusters import cluster_of
+from planner.request.model import model_of
 from planner.request.requests import FitRequest, PlanRequest
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ Request = TypeVar("Request", FitRequest, PlanRequest)
 NAME_IT: Final = ": name the model"  # end of a note for those who did not
 QUANTISED: Final = ("qlora", "quantisation")
 MOST_KEYS: Final = 8  # that a note names
+NEARLY: Final = 0.01  # by which biases and norms that a file does not state change a model
 ALIKE: Final = 0.9  # of difflib: the key of another version is less alike than a slip of the pen
 
 
@@ -93,7 +98,27 @@ def notes_of(
         notes.append(f"{request.source}: starts {reading.processes} processes; priced: {priced}")
     if reading.model is not None and _short(reading.model) != _short(str(request.model)):
         notes.append(f"{request.source}: names the model {reading.model}; priced: {request.model}")
+    notes += _other_layers(request, reading)
     return tuple(map(on_one_line, notes))
+
+
+def _other_layers(request: FitRequest | PlanRequest, reading: ConfigReading) -> Iterator[str]:
+    """Yield a note where the file describes other layers than those of the model that is priced."""
+    if reading.config is None:
+        return
+    try:
+        described = model_spec({"vocab_size": 1, **reading.config}, name=reading.target)
+        priced = model_of(request.model)
+    except InputError:
+        return
+    theirs, ours = (
+        spec.num_parameters - sum(w.numel for w in spec.outer) for spec in (described, priced)
+    )
+    if abs(theirs - ours) > NEARLY * ours:
+        yield (
+            f"{request.source}: its layers have {format_count(theirs)} parameters; "
+            f"priced: {priced.name}, whose layers have {format_count(ours)}"
+        )
 
 
 def _short(model: str) -> str:

@@ -139,7 +139,7 @@ def _described(text: str) -> ModelSpec | None:
     from planner.exchange.registry import read_config  # formulas, which help does without
 
     reading = read_config(text)
-    if reading.config is not None:
+    if reading.config is not None and "vocab_size" in reading.config:
         return model_spec(reading.config, name=Path(text).stem, where=text)
     if reading.model is not None and Path(reading.model).suffix not in TRAINER_FILES:
         return resolve_model(reading.model)

@@ -542,6 +542,24 @@ def test_a_file_for_other_processes_than_the_cluster_has_says_so(tmp_path: Path)
     assert not any("processes" in note for note in answer.notes)
 
 
+def test_a_file_with_other_layers_than_the_model_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    shape = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008"
+    file.write_text(
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py {shape} --swiglu --bf16 --seq-length 4096 "
+        "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear "
+        "--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 64\n"
+    )
+    notes = planner.fit("llama-3-8b", "8xA100-80GB", source=str(file)).notes
+    assert notes[-1].endswith(
+        "layers have 6.48 B parameters; priced: llama-3-8b, whose layers have 6.98 B"
+    )
+    notes = planner.fit("llama-2-7b", "8xA100-80GB", source=str(file)).notes
+    assert not any("its layers" in note for note in notes)
+    with pytest.raises(InputError, match="vocab_size is not in the file"):
+        planner.fit(str(file), "8xA100-80GB")
+
+
 def test_the_model_is_read_from_the_file_itself() -> None:
     sizes = {
         "megatron_llama3_8b_fp8.sh": 8_030_261_248,  # Llama 3 8B (arXiv:2407.21783)
