@@ -41,11 +41,20 @@ def amount(value: float | None) -> str:
 def days(seconds: float) -> str:
     """Format the days of a run.
 
-    >>> days(1.66 * DAY), days(6147.8 * DAY)
-    ('1.7', '6,150')
+    >>> days(0.0355 * DAY), days(1.66 * DAY), days(6147.8 * DAY)
+    ('0.0355', '1.7', '6,150')
     """
     count = seconds / DAY
-    return f"{count:,.1f}" if count < 100 else amount(count)
+    return f"{count:,.1f}" if 1 <= count < 100 else amount(count)
+
+
+def duration(seconds: float) -> str:
+    """Format the time of a run: days, below one day hours or less.
+
+    >>> duration(1.66 * DAY), duration(0.0355 * DAY)
+    ('1.7 days', '51.1 min')
+    """
+    return f"{days(seconds)} days" if seconds >= DAY else format_seconds(seconds)
 
 
 def run_lines(
@@ -61,7 +70,7 @@ def run_lines(
 def short_words(run: TrainingRun) -> str:
     """Return days, hours, dollars and CO2 of a training run with its failures."""
     tokens, whole = format_count(run.cost.tokens).replace(".00", ""), run.with_failures
-    words = f"{tokens} tokens: {days(whole.seconds)} days, {amount(whole.gpu_hours)} GPU hours"
+    words = f"{tokens} tokens: {duration(whole.seconds)}, {amount(whole.gpu_hours)} GPU hours"
     if whole.dollars is not None:
         words += f", {dollars(whole.dollars)}"
     if whole.co2_kg is not None:
@@ -73,7 +82,7 @@ def run_words(cost: RunCost, assessment: Assessment, num_gpus: int) -> str:
     """Return a training run without failures in one sentence."""
     words = (
         f"{format_count(cost.tokens)} tokens are {cost.steps:,} steps: "
-        f"{days(cost.seconds)} days, {amount(cost.gpu_hours)} accelerator hours"
+        f"{duration(cost.seconds)}, {amount(cost.gpu_hours)} accelerator hours"
     )
     if cost.dollars is not None:
         time = assessment.time
@@ -106,7 +115,7 @@ def failure_words(run: RunCostWithFailures) -> str:
         f"steps ({format_seconds(estimate.checkpoint_interval_seconds)}) stops training for "
         f"{format_seconds(stall)}{behind}; {format_seconds(estimate.restart_seconds)} to start "
         f"again: {100 * estimate.goodput:.1f} % of the time is progress, {amount(run.failures)} "
-        f"failures, {days(run.seconds)} days, {amount(run.gpu_hours)} accelerator hours"
+        f"failures, {duration(run.seconds)}, {amount(run.gpu_hours)} accelerator hours"
     )
     if run.dollars is not None:
         words += f", {dollars(run.dollars)}"

@@ -246,7 +246,7 @@ def reason_without_plan(case: SurveyCase) -> str:
         every = "all " if counts.too_large == counts.priced and not counts.excluded else ""
         parts.append(f"{every}{counts.too_large:,} legal plans are too large")
     parts += [f"{number:,} are excluded by {text}" for text, number in counts.excluded.items()]
-    return f"does not fit: {', '.join(parts)}"
+    return f"{'has no plan' if counts.excluded else 'does not fit'}: {', '.join(parts)}"
 
 
 Column = tuple[str, Callable[[RankedPlan], str]]  # heading, cell of a plan
@@ -265,7 +265,7 @@ def _columns(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column
         (True, "MFU", _mfu),
         (priced, "$/Btok", lambda found: dollars(_scaled(found, "cost"))),
         (energy, "kWh/Btok", lambda found: amount(_scaled(found, "energy", 1e3 * WATT_HOUR))),
-        (has_run and request.job.tokens is None, "tokens", _of_run("tokens", format_count)),
+        (has_run and request.job.tokens is None, "tokens", _tokens_of_run),
         (has_run, "days", _of_run("seconds", days)),
         (has_run, "gpu-hours", _of_run("gpu_hours", amount)),
         (has_run and priced, "dollars", _of_run("dollars", dollars)),
@@ -283,9 +283,13 @@ def _mfu(found: RankedPlan) -> str:
     return "–" if mfu is None else f"{100 * mfu:.1f} %"
 
 
+def _tokens_of_run(found: RankedPlan) -> str:
+    return "–" if found.run is None else format_count(found.run.cost.tokens)
+
+
 def _of_run(name: str, words: Callable[[Any], str]) -> Callable[[RankedPlan], str]:
-    """Return a formatter for a figure of the training run; a dash without a run."""
-    return lambda found: "–" if found.run is None else words(getattr(found.run.cost, name))
+    """Return a formatter for a figure of the training run with failures; a dash without a run."""
+    return lambda found: "–" if found.run is None else words(getattr(found.run.with_failures, name))
 
 
 def _scaled(found: RankedPlan, objective: str, unit: float = 1.0) -> float | None:

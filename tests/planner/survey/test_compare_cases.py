@@ -16,6 +16,7 @@ from cost_models.pricing.utilisation import least_step
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from planner.answer.answers import PlanAnswer
 from planner.assessment.verdict import budget_bytes
+from planner.run_cost.text import dollars
 from planner.search.search import search
 from planner.survey import compare_cases
 from planner.survey.answer import SurveyAnswer
@@ -38,7 +39,7 @@ def asked(**options: Any) -> SurveyAnswer:
 
 
 PRICES = {"A100-SXM-80GB": 2.0, "H100-SXM-80GB": 5.0, "L40S": 1.0}
-PRICE = ",".join(f"{name}={dollars}" for name, dollars in PRICES.items())
+PRICE = ",".join(f"{name}={price}" for name, price in PRICES.items())
 
 
 def points(name: str) -> dict[str, np.ndarray]:
@@ -194,8 +195,18 @@ def test_a_budget_and_days_are_kept_or_refused() -> None:
     assert "--budget" in str(caught.value)
     with pytest.raises(NoLegalPlanError) as caught:
         asked(tokens="1B", days=days / 1e4)
+    assert "has no plan: " in str(caught.value)
     assert "--days" in str(caught.value)
+    assert "does not fit" not in str(caught.value)
     assert all(name in str(caught.value) for name in CLUSTERS.split(","))
+
+
+def test_the_table_and_the_job_have_the_same_dollars() -> None:
+    answer = asked(tokens="1B", price=1, failures="mtbf=20,restart=30")
+    job = answer.documents[0]["job"]
+    assert job["with_failures"]["dollars"] > 1.05 * job["dollars"]
+    row = next(line for line in str(answer).splitlines() if line.startswith("✔"))
+    assert row.split()[-1] == dollars(job["with_failures"]["dollars"])
 
 
 def test_a_price_that_nobody_published_is_asked_for() -> None:
