@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.arrays import FP32, Count, Flag, Real
-from cost_models.communication.traffic import Traffic
+from cost_models.arrays import FP32, Count, Flag, Real, holds
+from cost_models.communication.traffic import Traffic, no_traffic
 from cost_models.model.spec import Attention
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import CONTEXT_METHODS, PlanTable
@@ -95,6 +95,9 @@ def context_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     same bytes.
     """
     table, compute, tokens = view.table, view.compute_bytes, view.tokens
+    kinds = ("send", "all_gather", "reduce_scatter", "all_to_all")
+    if not holds(table.context_parallel > 1):
+        return {("context", kind): no_traffic(len(table)) for kind in kinds}
     summed = sum_bytes(compute, view.software)
     n, t = 1.0 * table.context_parallel, table.tensor_parallel
     core = np.where((table.recompute == FULL) | repeats_module(table.recompute, CORE), 1.0, 0.0)
@@ -128,11 +131,11 @@ def context_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
         here = (table.context_parallel > 1) & (table.context_parallel_method == method)
         return np.where(here, 1.0, 0.0)
 
+    found = sends, gathers, scatters, exchanges
+    methods = RING, ALLGATHER, ALLGATHER, ULYSSES
     return {
-        ("context", "send"): sends.times(used(RING)),
-        ("context", "all_gather"): gathers.times(used(ALLGATHER)),
-        ("context", "reduce_scatter"): scatters.times(used(ALLGATHER)),
-        ("context", "all_to_all"): exchanges.times(used(ULYSSES)),
+        ("context", kind): traffic.times(used(method))
+        for kind, traffic, method in zip(kinds, found, methods, strict=True)
     }
 
 

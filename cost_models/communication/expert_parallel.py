@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.arrays import Real
+from cost_models.arrays import Real, holds
 from cost_models.columnar.columns import on_distinct_rows
 from cost_models.communication.traffic import Traffic, no_traffic
 from cost_models.model.spec import FeedForward, ModelSpec
@@ -39,6 +39,8 @@ def expert_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     Source: Lepikhin et al., GShard (arXiv:2006.16668), sec. 3.2; no token is dropped.
     """
     table, hidden_bytes = view.table, view.compute_bytes * view.model.hidden_size
+    if not holds(table.expert_parallel > 1):
+        return {("expert", "all_to_all"): no_traffic(len(table))}
     repeats = (table.recompute == FULL) | repeats_module(table.recompute, "moe")
     again = np.where(repeats, 1.0, 0.0)
     tokens = routed_tokens(view)

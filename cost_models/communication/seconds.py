@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Real, holds
 from cost_models.columnar.columns import on_distinct_rows
 from cost_models.communication.link_columns import LinkColumns
 from cost_models.communication.ring_and_tree import (
@@ -253,7 +253,9 @@ def axis_seconds(
     seconds: dict[str, Real] = {}
     for axis in AXES:
         total: Real = np.zeros(len(table))
-        if not any((axis, kind) in traffic for kind in KINDS):
+        own = {kind: traffic[axis, kind] for kind in KINDS if (axis, kind) in traffic}
+        own = {kind: each for kind, each in own.items() if holds(each.count)}
+        if not own:
             seconds[axis] = total
             continue
         ranks, stride = layout[axis]
@@ -264,22 +266,15 @@ def axis_seconds(
         else:
             bandwidth, latency = of(group_link, ranks, stride)
             hop = of(mean_hop_latency, ranks, stride)
-        for kind in KINDS:
-            if (axis, kind) in traffic:
-                reached = bandwidth
-                if kind == "all_to_all":
-                    once = copies if axis == "expert" else 0
-                    share = 1.0 if once or measured else EXCHANGE_SHARE
-                    options = {"copies": once, "groups": groups, "share": share}
-                    reached = of(exchange_bandwidth, ranks, stride, **options)
-                total = total + traffic_seconds(
-                    kind,
-                    traffic[axis, kind],
-                    ranks,
-                    reached,
-                    latency,
-                    hop=hop,
-                    gloo=measured,
-                )
+        for kind, each in own.items():
+            reached = bandwidth
+            if kind == "all_to_all":
+                once = copies if axis == "expert" else 0
+                share = 1.0 if once or measured else EXCHANGE_SHARE
+                options = {"copies": once, "groups": groups, "share": share}
+                reached = of(exchange_bandwidth, ranks, stride, **options)
+            total = total + traffic_seconds(
+                kind, each, ranks, reached, latency, hop=hop, gloo=measured
+            )
         seconds[axis] = total
     return seconds

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from cost_models.arrays import FP32, Real
+from cost_models.arrays import FP32, Real, holds
 from cost_models.communication.traffic import (
     EXECUTOR_OPTIONS,
     Traffic,
@@ -90,6 +90,9 @@ def tensor_traffic(
     (``shared_gradient_traffic``).
     """  # noqa: D400
     table, rank = view.table, view.rank
+    if not holds(table.tensor_parallel > 1):
+        kinds = "all_reduce", "all_gather", "reduce_scatter"
+        return {("tensor", kind): no_traffic(len(table)) for kind in kinds}
     layers = [
         _Layers(
             one.kind,

@@ -106,8 +106,9 @@ def shared_gradient_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     core/distributed/finalize_model_grads.py.
     """
     table = view.table
-    active = np.where(table.tensor_parallel > 1, 1.0, 0.0)
-    summands = _partial_sum_traffic(view).times(active)
+    summands = no_traffic(len(table))
+    if holds(table.tensor_parallel > 1):
+        summands = _partial_sum_traffic(view).times(np.where(table.tensor_parallel > 1, 1.0, 0.0))
     sent = no_traffic(len(table))
     for weight, times in () if embedding_is_frozen(view.model) else view.rank.shared_gradients:
         size = view.workload.reduction_bytes * _reduced_numel(weight, table)
@@ -208,26 +209,14 @@ def _sharded_traffic(
 ) -> dict[tuple[str, str], Traffic]:
     """Return the traffic of the weights that the ranks of one axis shard."""
     table, compute, reduction = view.table, view.compute_bytes, view.reduction_bytes
-    apart = np.where(table.experts_apart, 1.0, 0.0)
     of_experts = axis == "expert_data"
     d = table.expert_shard_ranks if of_experts else table.shard_ranks
     m = 1.0 * table.num_microbatches
     zero = np.zeros(len(table))
     reduced = gathered = scattered_stage_messages = copied = near = Traffic(zero, zero)
     has_second = (table.secondary_ranks > 1) & (table.zero_stage == 3) & (not of_experts)
-    for unit in parts:
-        numel, shards, gathered_shards = zero, zero, zero
-        for weight in unit.weights:
-            if weight.frozen:
-                continue
-            here = 1.0 - apart if weight.is_routed_expert else 1.0
-            if of_experts:
-                here = apart if weight.is_routed_expert else 0.0
-            numel = numel + here * _numel(weight, table)
-            shard = here * _shard(weight, table)
-            shards = shards + shard
-            narrow = weight.role in ("linear", "expert") and weight.part not in ("router", "head")
-            gathered_shards = gathered_shards + (options.matrix_share if narrow else 1.0) * shard
+    sizes = _unit_sizes(view, parts, options.matrix_share, of_experts=of_experts)
+    for unit, (numel, shards, gathered_shards) in zip(parts, sizes, strict=True):
         repeats = 1.0 * unit.repeats
         once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
         gathers = np.where(table.zero_stage == 3, unit.gathers * m, 1.0)
@@ -252,6 +241,49 @@ def _sharded_traffic(
         ("secondary", "all_gather"): near.times(sharded),
         ("replicate", "all_reduce"): copied.times(np.where(table.dp_replicate > 1, 1.0, 0.0)),
     }
+
+
+# columns of a plan on which the sizes of shards depend: the last three, where there are experts
+SHARD_COLUMNS: Final = (
+    "tensor_parallel",
+    "shard_ranks",
+    "expert_tensor_parallel",
+    "expert_parallel",
+    "expert_shard_ranks",
+)
+
+
+def _unit_sizes(
+    view: RankView, parts: Sequence[CommunicationUnit], share: float, *, of_experts: bool
+) -> list[tuple[Real, Real, Real]]:
+    """Return elements of every unit, on a rank, and of its shards, gathered in part as ``share``.
+
+    ``of_experts``: of the experts that are sharded apart; otherwise of all other weights.
+    """
+    units = tuple(tuple(w for w in unit.weights if not w.frozen) for unit in parts)
+
+    def count(view: RankView) -> list[Real]:
+        table, found = view.table, list[Real]()
+        apart = np.where(table.experts_apart, 1.0, 0.0)
+        for weights in units:
+            numel = shards = gathered = np.zeros(len(table))
+            for weight in weights:
+                here = 1.0 - apart if weight.is_routed_expert else 1.0
+                if of_experts:
+                    here = apart if weight.is_routed_expert else 0.0
+                numel = numel + here * _numel(weight, table)
+                shard = here * _shard(weight, table)
+                shards = shards + shard
+                narrow = weight.role in ("linear", "expert")
+                narrow = narrow and weight.part not in ("router", "head")
+                gathered = gathered + (share if narrow else 1.0) * shard
+            found += numel, shards, gathered
+        return found
+
+    routed = any(weight.is_routed_expert for weights in units for weight in weights)
+    names = SHARD_COLUMNS if routed else SHARD_COLUMNS[:2]
+    columns = view.on_known_rows(names, count, units, share, of_experts)
+    return list(zip(*(columns[n::3] for n in range(3)), strict=True))
 
 
 def pipeline_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:

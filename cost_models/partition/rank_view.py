@@ -5,7 +5,8 @@ Units: as named; every property is a number or a column of the plan table.
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cost_models.arrays import Real, holds
+from cost_models.columnar.projections import distinct_rows
 from cost_models.model.lora import trainable_part
 from cost_models.model.spec import LayerKind, ModelSpec
 from cost_models.partition.rank_parameters import RankParameters, rank_parameters
@@ -137,3 +139,33 @@ class RankView(Struct, frozen=True, dict=True):
     def with_table(self, table: PlanTable) -> RankView:
         """Return the same rank under other plans."""
         return replace(self, table=table)
+
+    def on_known_rows(
+        self, names: Sequence[str], formula: Callable[[RankView], Sequence[Real]], *values: Any
+    ) -> Sequence[Real]:
+        """Return a formula's columns; rows of the table that an earlier view had are not priced.
+
+        ``names``: columns of the table that it depends on, besides the ``values``, the model, the
+        workload and the trainer.
+        """
+        kinds = {type(getattr(self.table, name)) for name in PlanTable.__slots__}
+        if kinds != {np.ndarray} or self.links is not None:
+            return formula(self)
+        columns = [getattr(self.table, name) for name in names]
+        group, first = distinct_rows(*columns)
+        rows = list(zip(*(column[first].tolist() for column in columns), strict=True))
+        same = self.model, self.workload, self.software
+        known = _known_rows(formula.__qualname__, *map(id, same), *values)
+        known[()] = same  # whose identities are in the key
+        new = [number for number, row in enumerate(rows) if row not in known]
+        if new:
+            found = formula(self.with_table(self.table.rows(first[new])))
+            priced = np.array([np.broadcast_to(column, len(new)) for column in found])
+            known.update(zip([rows[number] for number in new], priced.T.tolist(), strict=True))
+        return list(np.array([known[row] for row in rows]).T[:, group])
+
+
+@lru_cache(maxsize=64)
+def _known_rows(*_: Any) -> dict[tuple[Any, ...], Any]:
+    """Return a formula's results, by the rows of the columns that they depend on."""
+    return {}

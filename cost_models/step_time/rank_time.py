@@ -8,9 +8,12 @@ Units: seconds, columns of a plan table. A pair of numbers is (forward, backward
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import Final
+
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from cost_models.activations.document_masks import as_computed
 from cost_models.activations.fp8 import gathered_bytes, gathered_matrix_share
@@ -49,7 +52,7 @@ from cost_models.compute.attention import core_ratio
 from cost_models.compute.elementwise import optimizer_seconds
 from cost_models.compute.head import head_seconds
 from cost_models.compute.kernel_launch import deferred_launches, host_wait, operator_seconds
-from cost_models.compute.layer import LayerWork, layer_seconds
+from cost_models.compute.layer import LayerWork, PassSeconds, layer_seconds
 from cost_models.compute.rates import Rates
 from cost_models.memory.gradients import reduces_once
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, updated_elements
@@ -138,22 +141,51 @@ def device_seconds(view: RankView, rate: Rates) -> DeviceSeconds:
 
     Layers without a backward pass are computed forward only.
     """
-    table = view.table
-    forward, backward, again, later, core = (np.zeros(len(table)) for _ in range(5))
-    for layers in view.layers:
-        one = layer_seconds(layer_work(view, layers.kind, rate))
-        core = core + layers.count * one.core
-        forward = forward + layers.count * one.forward
-        backward = backward + layers.trained * one.backward
-        again = again + layers.run_again * one.recompute
-        later = later + layers.trained * one.weights
+    forward, backward, again, later, core = (np.zeros(len(view.table)) for _ in range(5))
+    layers = view.layers
+    blocks = _seconds_of_blocks(view, tuple(each.kind for each in layers), rate)
+    for each, one in zip(layers, blocks, strict=False):
+        core = core + each.count * one.core
+        forward = forward + each.count * one.forward
+        backward = backward + each.trained * one.backward
+        again = again + each.run_again * one.recompute
+        later = later + each.trained * one.weights
     if holds(view.rank.last):
-        head = head_seconds(
-            view.model, view.tokens, table.tensor_parallel, view.compute_bytes, rate, view.software
-        )
-        forward = forward + view.rank.last * head.forward
-        backward = backward + view.rank.last * head.backward
+        forward = forward + view.rank.last * blocks[-1].forward
+        backward = backward + view.rank.last * blocks[-1].backward
     return DeviceSeconds(forward, backward, again, later, core)
+
+
+# columns of a plan on which the work of a layer and of the head depends
+LAYER_COLUMNS: Final = (
+    "tensor_parallel",
+    "sequence_parallel",
+    "context_parallel",
+    "context_parallel_method",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "micro_batch_size",
+    "recompute",
+)
+
+
+def _seconds_of_blocks(
+    view: RankView, kinds: tuple[LayerKind, ...], rate: Rates
+) -> list[PassSeconds]:
+    """Return the seconds of one layer of each kind, then of the head if the rank has it."""
+    has_head = holds(view.rank.last)
+
+    def price(view: RankView) -> list[Real]:
+        found = [layer_seconds(layer_work(view, kind, rate)) for kind in kinds]
+        if has_head:
+            tensor, software = view.table.tensor_parallel, view.software
+            sizes = view.model, view.tokens, tensor, view.compute_bytes
+            found.append(head_seconds(*sizes, rate, software))
+        return [*chain(*map(astuple, found))]
+
+    columns = view.on_known_rows(LAYER_COLUMNS, price, kinds, has_head, rate)
+    size = len(PassSeconds.__struct_fields__)
+    return [PassSeconds(*columns[n : n + size]) for n in range(0, len(columns), size)]
 
 
 def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
