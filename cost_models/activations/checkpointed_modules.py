@@ -32,8 +32,7 @@ from cost_models.activations.frozen_layers import (
     unsaved_norm_bytes,
 )
 from cost_models.activations.layer_backward import AT_CORE, COLUMNS, INNER, QUERIES, ROUTED
-from cost_models.activations.saved import (
-    Regions,
+from cost_models.activations.operators import (
     activation_copies,
     attention_bytes,
     feed_forward_bytes,
@@ -41,6 +40,7 @@ from cost_models.activations.saved import (
     norm_bytes,
     saves_input,
 )
+from cost_models.activations.saved import Regions
 from cost_models.arrays import Real
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView

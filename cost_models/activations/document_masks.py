@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cost_models.activations.saved import needs_window_mask
+from cost_models.activations.operators import needs_window_mask
 from cost_models.arrays import Real
 from cost_models.model.spec import Attention, LayerKind
 from cost_models.partition.rank_view import RankView

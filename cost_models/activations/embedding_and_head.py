@@ -16,7 +16,7 @@ import numpy as np
 from cost_models.activations.frozen_layers import normalised_bytes
 from cost_models.activations.layer_backward import norm_working_bytes
 from cost_models.activations.logits import logits_bytes_per_token
-from cost_models.activations.saved import activation_copies, needs_window_mask, norm_bytes
+from cost_models.activations.operators import activation_copies, needs_window_mask, norm_bytes
 from cost_models.arrays import Real, holds
 from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
 from cost_models.model.spec import LayerKind, ModelSpec, Weight

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.activations.saved import norm_bytes
+from cost_models.activations.operators import norm_bytes
 from cost_models.arrays import Real
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView

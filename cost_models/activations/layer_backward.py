@@ -38,7 +38,7 @@ from msgspec import Struct
 
 from cost_models.activations.delta_rule import gated_output_bytes, rule_backward_bytes
 from cost_models.activations.frozen_layers import normalised_bytes
-from cost_models.activations.saved import (
+from cost_models.activations.operators import (
     CAPPED_BLOCK,
     activation_copies,
     attention_bytes,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cost_models.activations.saved import SINK_FEATURES
+from cost_models.activations.operators import SINK_FEATURES
 from cost_models.arrays import FP32, Real
 from cost_models.communication.context_parallel import ULYSSES, exchanged_key_heads, is_blockwise
 from cost_models.model.spec import Attention, LayerKind, ModelSpec

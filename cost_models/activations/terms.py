@@ -13,14 +13,14 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from cost_models.activations.saved import (
+from cost_models.activations.operators import (
     attention_bytes,
     feed_forward_bytes,
-    layer_regions,
     routed_bytes,
     router_bytes,
     score_bytes,
 )
+from cost_models.activations.saved import layer_regions
 from cost_models.model.spec import Attention, FeedForward, LayerKind
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.activations.saved import by_activation
+from cost_models.activations.operators import by_activation
 from cost_models.arrays import Count, Flag, Real
 from cost_models.communication.expert_parallel import slots_per_token
 from cost_models.compute.rates import Rates
 from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import LayerKind
+from cost_models.partition.tensor_sharding import sequence_shards
 from hardware_profiles.software.kernels import ForwardSoftware
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -46,7 +47,7 @@ def elementwise_bytes_per_token(
     norms, activation = norm_and_activation_bytes(
         kind, hidden_size, compute_bytes, tensor_parallel, sequence_parallel, software, inner
     )
-    along = np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
+    along = sequence_shards(tensor_parallel, sequence_parallel)
     blocks = 2.0 + (kind.cross_attention is not None)
     # one access is of what a matrix gave
     residual = compute_bytes * (software.kernels.residual_accesses - 1.0)
@@ -83,13 +84,14 @@ def norm_and_activation_bytes(
         kind.norm,
         software.kernels.rms_norm_accesses + software.kernels.rms_norm_fp32_bytes / compute_bytes,
     )
-    feed_forward, tensor = kind.feed_forward, np.multiply(1.0, tensor_parallel)
+    feed_forward = kind.feed_forward
     accesses = software.kernels.activation_accesses if feed_forward.gated else 2.0  # read, write
     unfused = software.kernels.unfused_activation_accesses
     accesses += by_activation(unfused, feed_forward, 0.0, autocast=inner_bytes < compute_bytes)
     inner = inner_bytes * accesses * activation_width(kind, software)
     norms = compute_bytes * hidden_size * kind.num_norms * norm
-    return norms / np.where(sequence_parallel, tensor, 1.0), inner / tensor
+    over = sequence_shards(tensor_parallel, sequence_parallel)
+    return norms / over, inner / np.multiply(1.0, tensor_parallel)
 
 
 def activation_width(kind: LayerKind, software: ForwardSoftware) -> float:

@@ -41,7 +41,7 @@ from cost_models.compute.rates import Rates
 from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import LayerKind, Weight
 from cost_models.partition.recomputed_layers import skipped_last_matrix
-from cost_models.partition.tensor_sharding import cut_ranks
+from cost_models.partition.tensor_sharding import cut_ranks, sequence_shards
 from hardware_profiles.software.trainer import SoftwareProfile
 
 # an element: int32 written and read (8), int8 written, masked, shifted by its zero, read (6)
@@ -145,7 +145,7 @@ class LayerWork(Struct, frozen=True):
             return 1.0, 1.0
         ranks = np.multiply(1.0, self.tensor_parallel)
         hidden = self.element * self.hidden_size * self.tokens
-        hidden = hidden / np.where(self.sequence_parallel, ranks, 1.0)
+        hidden = hidden / sequence_shards(self.tensor_parallel, self.sequence_parallel)
         inner = self.inner * activation_width(self.kind, self.software) * self.tokens / ranks
         of_hidden, of_inner = (
             traffic_share(self.rate.cache, tensor, found) for tensor in (hidden, inner)

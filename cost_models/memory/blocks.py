@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from cost_models.activations.live import LayerBackward
+from cost_models.activations.layer import LayerBackward
 from cost_models.arrays import Flag, Real, everywhere, holds
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer

@@ -10,7 +10,8 @@ from functools import reduce
 
 import numpy as np
 
-from cost_models.activations.live import LayerBackward, LiveActivations
+from cost_models.activations.layer import LayerBackward
+from cost_models.activations.live import LiveActivations
 from cost_models.arrays import Flag, Real, holds
 from cost_models.memory.blocks import LEFT_OVER, RUNNING, UNPACKED, Blocks, buffer
 from cost_models.memory.gradients import gradients_of

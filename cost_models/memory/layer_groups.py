@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from msgspec import Struct
 
-from cost_models.activations.live import LayerBackward
+from cost_models.activations.layer import LayerBackward
 from cost_models.arrays import Count, Flag, Real, holds
 from cost_models.memory.ledger import Item, product
 from cost_models.model.spec import ModelSpec

@@ -19,6 +19,7 @@ from cost_models.model.lora import trainable_part
 from cost_models.model.spec import LayerKind, ModelSpec
 from cost_models.partition.rank_parameters import RankParameters, rank_parameters
 from cost_models.partition.stages import PipelineRank
+from cost_models.partition.tensor_sharding import sequence_shards
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
@@ -118,7 +119,7 @@ class RankView(Struct, frozen=True, dict=True):
     @cached_property
     def sequence_shards(self) -> Real:
         """Ranks that norms and dropouts are sharded over: t with sequence parallelism, else 1."""
-        return np.where(self.table.sequence_parallel, 1.0 * self.table.tensor_parallel, 1.0)
+        return sequence_shards(self.table.tensor_parallel, self.table.sequence_parallel)
 
     @cached_property
     def parameters(self) -> RankParameters:

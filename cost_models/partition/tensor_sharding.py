@@ -40,6 +40,11 @@ def cut_ranks(weight: Weight, tensor_parallel: Count) -> Real:
     return np.multiply(1.0, 1 if shard_dim(weight) is None else tensor_parallel)
 
 
+def sequence_shards(tensor_parallel: Count, sequence_parallel: Flag) -> Real:
+    """Ranks that norms and dropouts are sharded over: t with sequence parallelism, else 1."""
+    return np.where(sequence_parallel, np.multiply(1.0, tensor_parallel), 1.0)
+
+
 def ceil_share(length: Real | Count, ranks: Count) -> Real:
     """Largest shard of a length: ceil(length / ranks).
 

@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from executor.ops.recompute import compute_once
 
-QUERY_BLOCK: Final = 128  # queries, as priced in cost_models.activations.saved
+QUERY_BLOCK: Final = 128  # queries, as priced in cost_models.activations.operators
 KeyMask = Callable[[slice], Tensor]  # mask of the keys of some queries: (B or 1, 1, Q, S)
 
 

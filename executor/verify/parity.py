@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cost_models.activations.saved import SINK_FEATURES
+from cost_models.activations.operators import SINK_FEATURES
 from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.spec import Attention, ModelSpec
 from cost_models.plan.plan import PlanTable

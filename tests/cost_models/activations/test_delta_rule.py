@@ -18,7 +18,8 @@ from cost_models.activations.delta_rule import (
     rule_backward_bytes,
     rule_bytes,
 )
-from cost_models.activations.saved import attention_bytes, layer_regions, score_bytes
+from cost_models.activations.operators import attention_bytes, score_bytes
+from cost_models.activations.saved import layer_regions
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import Attention, DeltaRule, ModelSpec

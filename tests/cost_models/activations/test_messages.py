@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cost_models.activations.encoder_decoder import positions_gradient_bytes
-from cost_models.activations.stage_messages import messages
+from cost_models.activations.live import messages
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.presets import load_preset

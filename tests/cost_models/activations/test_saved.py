@@ -3,12 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_models.activations.saved import (
-    activation_copies,
-    layer_regions,
-    norm_bytes,
-    saved_bytes_per_token,
-)
+from cost_models.activations.operators import activation_copies, norm_bytes
+from cost_models.activations.saved import layer_regions, saved_bytes_per_token
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.recompute import FULL, NONE, SELECTIVE

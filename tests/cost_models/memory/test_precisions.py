@@ -16,7 +16,8 @@ from cost_models.activations.fp8 import (
     gathered_cast_share,
     gathered_matrix_share,
 )
-from cost_models.activations.saved import Regions, feed_forward_bytes, layer_regions
+from cost_models.activations.operators import feed_forward_bytes
+from cost_models.activations.saved import Regions, layer_regions
 from cost_models.communication.traffic import TrafficOptions
 from cost_models.communication.volumes import pass_traffic
 from cost_models.compute.rates import rates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_models.activations.saved import feed_forward_bytes
+from cost_models.activations.operators import feed_forward_bytes
 from cost_models.memory.model_states import rank_weights
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
