@@ -93,9 +93,9 @@ def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
     passes = _passes(plan.num_stages, seconds)
     m = plan.num_microbatches
     # end of each pass of each micro-batch; passes without a dependency use the last row
+    # or NEVER, less the number (from 1) of the rank that waits for it
     ended = [[NEVER] * m for _ in range(2 * plan.num_stages + 1)] + [[0.0] * m]
     ends: list[list[float]] = [[] for _ in ranks]
-    waiting: dict[tuple[int, int], int] = {}  # the pass and micro-batch that a rank waits for
     ready = list(ranks)
     while ready:
         rank = ready.pop()
@@ -106,14 +106,15 @@ def ends_of(plan: Plan, seconds: StageSeconds) -> list[list[float]]:
             kind, stage, microbatch = order[at]
             needs, gives, lasts = passes[kind][stage]
             input_ready = ended[needs][microbatch]
-            if input_ready == NEVER:
-                waiting[needs, microbatch] = rank
+            if input_ready < 0.0:
+                ended[needs][microbatch] = NEVER - 1.0 - rank
                 break
             clock = (input_ready if input_ready > clock else clock) + lasts
             mine.append(clock)
-            ended[gives][microbatch] = clock
-            if (gives, microbatch) in waiting:
-                ready.append(waiting.pop((gives, microbatch)))
+            passed = ended[gives]
+            if passed[microbatch] < NEVER:
+                ready.append(int(NEVER - 1.0 - passed[microbatch]))
+            passed[microbatch] = clock
     assert all(len(mine) == len(order) for mine, order in zip(ends, orders, strict=True))
     return ends
 

@@ -45,6 +45,7 @@ from planner.search.partial_recompute import (
     stage_sizes,
 )
 from planner.search.ranking import CandidateBatch
+from planner.search.short_pieces import family_bounds
 from planner.search.sources import CandidateSource, Leaders
 from planner.search.space import enumerated_counts, virtual_stage_counts
 
@@ -140,14 +141,16 @@ class VirtualStages(Struct):
         codes = decode(table.recompute)
         family, first = distinct_plans(table, without=["recompute"])
         least = np.full(len(first), int(codes.min()))
-        base = replace(table.rows(first), recompute=least)
-        row, number = other_counts(self.scenario, decode(base.pipeline_parallel))
+        base = replace(table.rows(first), recompute=least).plain()
+        row, number = other_counts(self.scenario, base.pipeline_parallel)
+        self.priced += len(row)
+        fast = family_bounds(self.scenario, base)[0] < leaders.longest(base)
+        row, number = row[fast[row]], number[fast[row]]
         kept = np.zeros(len(row), dtype=bool)
         slabs = [slice(first, first + MAX_TABLE) for first in range(0, len(row), MAX_TABLE)]
         for here in tracked(slabs):
             variants = with_virtual_stages(base.rows(row[here]), number[here])
             step = table_steps(self.scenario, variants)
-            self.priced += len(step)
             plain = variants.plain()
             kept[here] = (step < leaders.longest(plain)) & self.feasible.may_satisfy(plain, step)
         row, number = row[kept], number[kept]
