@@ -21,6 +21,7 @@ from executor.parallel import data_parallel, pipeline
 from executor.support import own_scenario
 from executor.training import optimizer
 from executor.training import trainer as train
+from executor.verify import gather
 from executor.verify.parity import TOLERANCE, Verification
 from tests.executor.tiny import tiny, verified
 
@@ -227,6 +228,16 @@ def test_parity_of_special_cases(name: str):
     plan, options = SPECIAL[name]
     layers = 2 if plan.pipeline_parallel == 1 else 4
     assert_equal(verified(tiny(plan, **{"num_layers": layers, **options})))
+
+
+def _few_values_at_a_time() -> None:
+    gather.BATCH = 5000  # smaller than one matrix, larger than a few vectors
+
+
+@pytest.mark.slow
+def test_tensors_that_are_gathered_in_many_batches_are_compared_as_well():
+    plan = Plan(2, 2, 2, zero_stage=3, num_microbatches=2)
+    assert_equal(verified(tiny(plan, num_layers=2, tied=True), _few_values_at_a_time))
 
 
 def test_there_are_at_least_forty_cases():
