@@ -20,6 +20,7 @@ from cost_models.legality.rules import FEWEST
 from cost_models.partition.schedules import default_virtual_stages
 from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
+from hardware_profiles.options import declared
 from hardware_profiles.progress import report
 from hardware_profiles.software.trainer import software_names
 from planner.advice.nearest import require_runnable
@@ -36,19 +37,11 @@ from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.model import model_of
 from planner.request.optimal_tokens import with_optimal_tokens
 from planner.request.pins import check_fixed, pinned_or_default
-from planner.request.requests import (
-    AdapterOptions,
-    CommonOptions,
-    FitRequest,
-    LayerOptions,
-    ServingOptions,
-    WholeRunOptions,
-    option,
-    part,
-    plan_fields,
-)
+from planner.request.requests import FitRequest, ServingOptions, plan_fields, values_of
 from planner.request.scenario import AssumedScenario, adapting, build_scenario
+from planner.request.search_options import WholeRunOptions
 from planner.request.stage_layers import without_list
+from planner.request.training_options import AdapterOptions, CommonOptions, LayerOptions
 from planner.run_cost.failures import training_run_with_notes
 from planner.run_cost.prices import parse_prices
 from planner.run_cost.training_run import parse_run_request
@@ -118,10 +111,10 @@ def _fit(
     _refuse_serving_options(request)
     fixed, by_stage = without_list(check_fixed(plan_fields(request), "plan"))
     common, of_layers, adapters = (
-        part(request, group) for group in (CommonOptions, LayerOptions, AdapterOptions)
+        values_of(request, group) for group in (CommonOptions, LayerOptions, AdapterOptions)
     )
     of_layers["stage_recompute_layers"] = by_stage
-    whole = part(given, WholeRunOptions)
+    whole = values_of(given, WholeRunOptions)
     if is_module(request.model):
         from planner.traced.fit_and_plan import fit_module
 
@@ -242,16 +235,16 @@ def _serve(request: FitRequest) -> ServingAnswer:
 
     refuse_training_options(request)
     parts = {name: value for name, value in plan_fields(request).items() if name in PLAN_FIELDS}
-    asked = {name: getattr(request, name) for name in SHARED} | part(request, ServingOptions)
+    asked = {name: getattr(request, name) for name in SHARED} | values_of(request, ServingOptions)
     model, cluster = model_of(request.model), cluster_of(request.cluster, request.power)
     return fit_serving(model, cluster, check_fixed(parts, "plan"), **asked)
 
 
 def _refuse_serving_options(request: FitRequest) -> None:
     """Raise where an option of serving is given without ``--inference``."""
-    given = part(request, ServingOptions)
+    given = values_of(request, ServingOptions)
     asked = [
-        option(FitRequest, name).flags[0] for name, value in given.items() if value is not None
+        declared(FitRequest)[name].flags[0] for name, value in given.items() if value is not None
     ]
     if asked:
         raise InputError(f"{', '.join(asked)}: needs --inference")

@@ -23,7 +23,8 @@ from planner.exchange.job import Job, settings_of
 from planner.exchange.registry import open_config
 from planner.request.command import describe_plan
 from planner.request.executor_process import is_module
-from planner.request.requests import FitRequest, PlanRequest, WholeRunOptions, option
+from planner.request.requests import FitRequest, PlanRequest
+from planner.request.search_options import WholeRunOptions
 from planner.search.simplicity import CLOSE
 from planner.text.answer import SCHEMA_VERSION
 from planner.text.paragraphs import labelled
@@ -116,7 +117,7 @@ def _refuse(request: PlanRequest) -> None:
     """Raise for questions that are not about one file on one cluster."""
     for name in NOT_ASKED:
         if getattr(request, name) is not None:
-            raise InputError(f"--improve: without {option(PlanRequest, name).flags[0]}")
+            raise InputError(f"--improve: without {declared(PlanRequest)[name].flags[0]}")
     if request.objective not in OBJECTIVES:
         known = " or ".join(OBJECTIVES)
         raise InputError(f"--improve: --objective {request.objective} (must be {known})")

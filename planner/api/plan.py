@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from cost_models.legality.capabilities import capabilities, trainer_named
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
-from hardware_profiles.options import check_value
+from hardware_profiles.options import check_value, declared
 from hardware_profiles.software.trainer import software_names
 from planner.answer.answers import PlanAnswer
 from planner.exchange.names import target_names
@@ -23,18 +23,11 @@ from planner.request.limits import pins_of, require_possible, runnable
 from planner.request.model import model_of
 from planner.request.optimal_tokens import with_optimal_tokens
 from planner.request.pins import SHORT_NAMES, check_fixed, parse_fixed
-from planner.request.requests import (
-    AdapterOptions,
-    CommonOptions,
-    LayerOptions,
-    PlanRequest,
-    SurveyOptions,
-    WholeRunOptions,
-    option,
-    part,
-)
+from planner.request.requests import PlanRequest, values_of
 from planner.request.scenario import adapting, check_choice
+from planner.request.search_options import SurveyOptions, WholeRunOptions
 from planner.request.stage_layers import without_list
+from planner.request.training_options import AdapterOptions, CommonOptions, LayerOptions
 from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import parse_run_request
 from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error, survey_answer
@@ -109,8 +102,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
         model_of(models[0]),
         {
             "optimizer": request.optimizer,
-            "adapter": adapting(**part(request, AdapterOptions)),
-            **part(request, LayerOptions),
+            "adapter": adapting(**values_of(request, AdapterOptions)),
+            **values_of(request, LayerOptions),
             "stage_recompute_layers": by_stage,
         },
         batches[0] if len(batches) == 1 else None,
@@ -145,7 +138,7 @@ def _survey_request(
     """Return the options of the search in every case."""
     rows = request.top
     if rows is not None:
-        rows = check_value(option(PlanRequest, "top"), rows)
+        rows = check_value(declared(PlanRequest)["top"], rows)
     constraints = parse_requirements(request.require)
     require_consistent(constraints, fixed)
     if limits is not None:
@@ -196,13 +189,13 @@ def _plan_module(
     from planner.traced.fit_and_plan import plan_module
 
     _refuse_for_modules(request)
-    of_layers = {**part(request, LayerOptions), "stage_recompute_layers": by_stage}
+    of_layers = {**values_of(request, LayerOptions), "stage_recompute_layers": by_stage}
     return plan_module(
         str(request.model),
         _one_of(clusters_of(request.cluster, request.power), str(request.model)),
         inputs=request.inputs,
-        **{**part(request, CommonOptions), "global_batch_size": batch},
-        unknown={**of_layers, **part(request, AdapterOptions)},
+        **{**values_of(request, CommonOptions), "global_batch_size": batch},
+        unknown={**of_layers, **values_of(request, AdapterOptions)},
         fixed=options.fixed,
         top=_shown(options.rows),
         rows=options.rows,
@@ -352,12 +345,12 @@ def _one_of(clusters: Sequence[Cluster], model: str) -> Cluster:
 
 def _refuse_for_modules(request: PlanRequest) -> None:
     """Raise for options of models whose layers are known."""
-    given = part(request, SurveyOptions) | part(request, WholeRunOptions)
+    given = values_of(request, SurveyOptions) | values_of(request, WholeRunOptions)
     named = [name for name, value in given.items() if value is not None and value != []]
     if request.objective != "time":
         named.append("objective")
     if named:
-        flag = option(PlanRequest, named[0]).flags[0]
+        flag = declared(PlanRequest)[named[0]].flags[0]
         raise InputError(f"{flag} is not for module:package.path:factory")
 
 

@@ -8,9 +8,10 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.options import declared
 from planner.answer.answers import FitAnswer
 from planner.api.fit import fit_as_stated
-from planner.request.requests import FitRequest, StatedRun, option
+from planner.request.requests import FitRequest, StatedRun
 
 RANK: Final = 16  # of adapters: no traceback tells it
 # what files in a traceback tell of a run, the first that matches of each setting
@@ -40,7 +41,7 @@ def priced_run(run: StatedRun, text: str) -> FitAnswer | None:
     stated = {name: value for name, value in given.items() if value is not None}
     if run.model is None or run.cluster is None:
         if stated:
-            flags = ", ".join(option(StatedRun, name).flags[0] for name in stated)
+            flags = ", ".join(declared(StatedRun)[name].flags[0] for name in stated)
             raise InputError(f"{flags}: a run is priced with both --model and --cluster")
         return None
     shown = {} if run.source is not None else _shown_by(text, stated)

@@ -13,14 +13,9 @@ from planner.request.arguments import takes
 from planner.request.clusters import cluster_of
 from planner.request.executor_process import is_module
 from planner.request.model import model_of
-from planner.request.requests import (
-    AdapterOptions,
-    CommonOptions,
-    LayerOptions,
-    TechniquesRequest,
-    part,
-)
+from planner.request.requests import TechniquesRequest, values_of
 from planner.request.scenario import adapting, build_scenario
+from planner.request.training_options import AdapterOptions, CommonOptions, LayerOptions
 from planner.search.gc_pause import fewer_collections
 from planner.techniques.answer import TechniquesAnswer
 from planner.techniques.grids import KINDS, grid_lines
@@ -54,14 +49,14 @@ def compare_techniques(request: TechniquesRequest) -> TechniquesAnswer:
     size = request.micro_batch_size
     if size is not None:
         size = check_value(declared(Plan)["micro_batch_size"], size)
-    adapter = adapting(**part(request, AdapterOptions))
+    adapter = adapting(**values_of(request, AdapterOptions))
     assumed = build_scenario(
         model_of(request.model),
         cluster_of(request.cluster, request.power),
         micro_batch_size=size or 1,
         adapter=adapter,
-        **part(request, CommonOptions),
-        **part(request, LayerOptions),
+        **values_of(request, CommonOptions),
+        **values_of(request, LayerOptions),
     )
     scenario = assumed.scenario
     with stages(*SIZES, joint=True) as begin:
