@@ -130,7 +130,8 @@ def _family(config: Mapping[str, Any], where: str) -> str:
     raise InputError(
         f"{where}: model_type = {family[:60]!r} is not known{custom}. "
         + (f"{hint} " if hint else "")
-        + f"Known: {', '.join(FAMILIES)}"
+        + f"Known: {', '.join(FAMILIES)}. Any other model is traced: module:package.path:factory "
+        "(docs/how-to/any_module.md)"
     )
 
 

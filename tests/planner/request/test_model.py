@@ -104,7 +104,9 @@ def test_what_is_wrong_with_a_path(tmp_path: Path) -> None:
         str(write_config(tmp_path / "b", "[]")): "JSON object",
         str(write_config(tmp_path / "c", '{"model_type": NaN}')): "NaN",
         str(write_config(tmp_path / "d", {**TINY, "hidden_size": -1})): "hidden_size = -1",
-        str(write_config(tmp_path / "e", {**TINY, "model_type": "x"})): "is not known",
+        str(
+            write_config(tmp_path / "e", {**TINY, "model_type": "x"})
+        ): "is not known.*any_module.md",
     }
     for text, message in wrong.items():
         with pytest.raises(InputError, match=message):
