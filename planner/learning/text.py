@@ -83,7 +83,7 @@ def run_rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
         for what, measured, before, after, words in quantities:
             if measured is None:
                 continue
-            errors = [f"{100 * (value / measured - 1):+.1f} %" for value in (before, after)]
+            errors = [f"{100 * (value / measured - 1):+z.1f} %" for value in (before, after)]
             rows.append(
                 [name, what, words(measured), words(before), errors[0], words(after), errors[1]]
             )
@@ -107,10 +107,10 @@ def _left(runs: Sequence[ComparedRun]) -> Iterator[str]:
         if run.step is not None
     ]
     if errors:
-        shown = [f"{run} {error:+.1f} %" for run, error in errors]
+        shown = [f"{run} {error:+z.1f} %" for run, error in errors]
         each = [error for _, error in errors]
         listed = (
-            ", ".join(shown) if len(shown) <= MOST else f"{min(each):+.1f} to {max(each):+.1f} %"
+            ", ".join(shown) if len(shown) <= MOST else f"{min(each):+.1f} to {max(each):+z.1f} %"
         )
         half = math.log(2.0) * published_prior().likeness.length
         words = (

@@ -69,7 +69,7 @@ class Observation(Answer):
             line = f"Step    measured {format_seconds(step)}"
             if predicted is not None:
                 error = 100 * (predicted.step / step - 1)
-                line += f", predicted {format_seconds(predicted.step)} ({error:+.1f} %)"
+                line += f", predicted {format_seconds(predicted.step)} ({error:+z.1f} %)"
             lines.append(line)
         elif rate := self.cells.get("tokens_per_second_per_gpu"):
             lines.append(

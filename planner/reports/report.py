@@ -44,7 +44,7 @@ from planner.reports.drawings import (
 from planner.reports.reported_plan import Reportable, ReportedPlan, read_reported
 from planner.reports.roofline import roofline
 from planner.request.command import describe_with_stages
-from planner.runs.compare import ComparedTerm, Comparison, compare_run, term_name
+from planner.runs.compare import Comparison, compare_run, comparison_cells
 from planner.search.simplicity import CLOSE
 from planner.text.html_page import Html, bar, element, joined, listed, page, table
 from planner.text.notebook import framed
@@ -254,7 +254,7 @@ def _runners_up(reported: ReportedPlan, others: Alternatives) -> Iterator[Html]:
         rows.append(
             (
                 format_seconds(seconds),
-                f"{more:+.1f} %",
+                f"{more:+z.1f} %",
                 f"{format_gib(one.assessment.memory.peak_bytes)} GiB",
                 one.differences.replace("->", "→"),
                 one.reason or "no part of the time differs",
@@ -341,21 +341,8 @@ def _compared(found: Comparison) -> Iterator[Html]:
         for name, value in (("predicted", term.left), ("measured", term.right)):
             if value is not None and largest > 0.0:
                 yield bar(f"step time, {name}", format_seconds(value), value / largest)
-    rows = [
-        (term_name(term).strip(), _amount(term, term.left), _amount(term, term.right), _off(term))
-        for term in found.terms
-        if term.left or term.right
-    ]
-    yield table(rows, ("", "predicted", "measured", "prediction is"))
-
-
-def _amount(term: ComparedTerm, value: float | None) -> str:
-    if value is None:
-        return "–"
-    return format_seconds(value) if term.unit == "seconds" else format_bytes(value)
-
-
-def _off(term: ComparedTerm) -> str:
-    if term.difference is None:
-        return "–"
-    return f"{100 * abs(term.difference):.1f} % {'more' if term.difference >= 0 else 'less'}"
+    _, *rows = comparison_cells(found)
+    yield table(
+        [(name.strip(), *cells) for name, *cells in rows],
+        ("", "predicted", "measured", "prediction is"),
+    )

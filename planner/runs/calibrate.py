@@ -80,7 +80,7 @@ class CalibratedCluster(Answer):
 
         measured = self.measured_seconds
         steps = {"before": self.before_seconds, "now": self.after_seconds}
-        errors = {name: f"{100 * (step / measured - 1):+.1f} %" for name, step in steps.items()}
+        errors = {name: f"{100 * (step / measured - 1):+z.1f} %" for name, step in steps.items()}
         words = f"predicted {errors['now']} from the measured step, {errors['before']} before."
         yield headline(self.cluster.name, words)
         rows = [("measured", format_seconds(measured), "")]
@@ -97,9 +97,9 @@ class CalibratedCluster(Answer):
         return (
             f"measured   {format_seconds(measured)} a step\n"
             f"predicted  {format_seconds(self.before_seconds)} before "
-            f"({100 * (self.before_seconds / measured - 1):+.1f} %), "
+            f"({100 * (self.before_seconds / measured - 1):+z.1f} %), "
             f"{format_seconds(self.after_seconds)} now "
-            f"({100 * (self.after_seconds / measured - 1):+.1f} %)\n"
+            f"({100 * (self.after_seconds / measured - 1):+z.1f} %)\n"
             f"factors    from {factors.words}: rates x {factors.rates:.3g}, "
             + (f"links x {factors.links:.3g}" if links else f"links as before ({why})")
             + f"\nsaved in   {self.kept_in}"

@@ -291,8 +291,10 @@ def _why_off(predicted: Prediction, run: RunRecord) -> Iterable[str]:
         yield f"times are not comparable: {other}"
         return
     if run.step_seconds is None:
-        yield "the run timed no step (at least three are needed: the first and the watched one do "
-        "not count)"
+        yield (
+            "the run timed no step (at least three are needed: the first and the watched one do "
+            "not count)"
+        )
         return
     time = predicted.time
     missing = run.step_seconds - time.step_seconds

@@ -258,6 +258,8 @@ def read_runs_file(path: Path) -> RunsFile:
     """
     lines = csv_lines(path)
     header = [_column(name) for name in next(lines, (0, []))[1]]
+    if not header:
+        raise InputError(f"{path}: is empty (a line of columns and rows expected)")
     _check_header(path, header)
     rows: list[Row] = []
     bad: list[BadCell] = []

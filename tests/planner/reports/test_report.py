@@ -157,6 +157,8 @@ def test_a_run_shows_what_was_measured(tmp_path: Path) -> None:
     page = Page(report(folder).html)
     assert "Predicted and measured" in page.text
     assert "inside the stated interval" in page.text
+    assert "equal" in page.text
+    assert "0.0 %" not in page.text.partition("Predicted and measured")[2].partition("The plan")[0]
 
 
 def test_a_page_is_kept_and_errors_exit_with_2(

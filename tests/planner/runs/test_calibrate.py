@@ -56,6 +56,7 @@ def test_the_factors_of_a_machine_are_found(tmp_path: Path, rates: float, links:
     assert learnt.calibration.rates == pytest.approx(rates, rel=1e-3)
     assert learnt.calibration.links == pytest.approx(links, rel=1e-3)
     assert learnt.after_seconds == pytest.approx(learnt.measured_seconds, rel=1e-6)
+    assert "now (+0.0 %)" in str(learnt)
     found = here.describe_here(2)
     assert step(found, PLAN) == pytest.approx(step(truth, PLAN), rel=1e-3)
     assert "calibrated by 1 run" in found.notes[-1]

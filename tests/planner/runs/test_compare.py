@@ -34,6 +34,16 @@ def test_a_run_as_predicted_has_equal_terms(tmp_path: Path, plan: Plan) -> None:
     assert "inside the stated interval" in " ".join(found.explanation)
 
 
+def test_a_run_of_two_steps_says_that_none_was_timed(tmp_path: Path) -> None:
+    file = plan_file()
+    run = write_run(tmp_path / "run", file, machine(), timed_steps=0)
+    found = compare(write_plan(tmp_path / "plan.json", file), run)
+    assert found.explanation == (
+        "the run timed no step (at least three are needed: the first and the watched one do not "
+        "count)",
+    )
+
+
 def test_a_run_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) -> None:
     file = plan_file()
     folder = write_run(tmp_path / "run", file, machine())

@@ -41,6 +41,7 @@ def test_a_dash_is_an_empty_cell(tmp_path: Path, cell: str) -> None:
         ("seq_len,tok/s/GPU\n1,2\n", "Did you mean tokens_per_second_per_gpu?"),
         ("seq_len,seq_len\n1,2\n", "seq_len stands twice"),
         ("model\nx\n", "the column seq_len is missing"),
+        ("", "is empty"),
         ("seq_len\n", "no rows"),
         ("seq_len,num_gpus\n1\n", "line 2: 1 cells for 2 columns"),
         ("seq_len\n2\nmany\n", "line 3, column seq_len: 'many' (must be a whole number"),
