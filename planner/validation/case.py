@@ -49,6 +49,7 @@ from planner.validation.unstated_plan import (
     may_checkpoint,
     with_usual_checkpointing,
     with_usual_micro_batch,
+    with_usual_sequence_parallelism,
 )
 from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
 from planner.validation.words import SoftwareEntry, look_up, number_in, words_table
@@ -62,7 +63,7 @@ SHARE: Final = re.compile(
     r"|\b(?:ac[ _-])?freq(?:uency)?[ =:]*(?P<freq>\d+)"  # Modalities, torchtitan
     # InternEvo: activation_ckpt takes a share of the layers (configs/7B_sft.py, model.checkpoint)
     r"|^(?:[\w -]+[=:]|[\w -]*\b(?:ratio|fraction|ckpt|checkpoint))? *"
-    r"(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)$"
+    r"(?P<share>[01]?\.\d+|[01]|(?P<percent>\d+) ?%)$"
 )
 NOTED_SHARE: Final = re.compile(
     r"(?:checkpoint|recomput)[^,;]*\bevery (?P<every>\d+)(?:nd|rd|th)?[ -]*\w*(?:layer|block)"
@@ -87,6 +88,10 @@ END_LAYERS: Final = tuple(
     )
     for end in ("first", "last")
 )
+# Modalities: num_layers_per_stage; Megatron Core: --num-layers-per-virtual-pipeline-stage
+LAYERS_A_STAGE: Final = re.compile(
+    r"\bnum[ _-]layers[ _-]per[ _-](?:virtual[ _-])?(?:pipeline[ _-])?stage[ =:]*(\d+)"
+)
 # of a stage, in chunks of the method "block" (Megatron Core: --recompute-num-layers; NeMo's ACL in
 # MLPerf; SimuMax: recompute_layer_num); "uniform" recomputes all of them
 RECOMPUTED_LAYERS: Final = re.compile(
@@ -110,6 +115,13 @@ VENDORS: Final = {
 }
 ADAPTED: Final = re.compile(r"(?<![a-z])q?lora(?![a-z])")  # "llama2_70b_lora"
 ROUNDED: Final = 0.15  # of a batch, that a source may round
+ENDS: Final = "ends-as-layers"
+# of accelerators on which Megatron-LM runs Transformer Engine's layers, its default since January
+# 2024 (NVIDIA/Megatron-LM: megatron/training/arguments.py, --transformer-impl)
+SINCE_2024: Final = frozenset({"Hopper", "Blackwell", "CDNA3", "CDNA4"})
+UNHIDDEN: Final = re.compile(
+    r"(?<![a-z_])overlap ?[=:]? ?(?:false|off|0\b)|\b(?:no|without) overlap\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +281,16 @@ def _with_mode(reading: Reading) -> Reading:
     """Return a row of InternEvo with ranks that no mode but ISP has as one of that mode.
 
     They share weights, or a sequence alone (internlm/initialize/launch.py, parallel.tensor.mode).
+    Its weights are gathered as they are needed where ``overlap`` of parallel.weight is off
+    (internlm/core/parallel/comm/isp.py, weight_hook).
     """
     row, terms = reading.row, terms_of(reading.row, ANYWHERE)
-    if "internevo" not in terms_of(row, "framework") or "isp" in terms:
+    if "internevo" not in terms_of(row, "framework"):
         return reading
+    if "isp" in terms:
+        waits = UNHIDDEN.search(row.words("notes"))
+        notes = f"{row.notes}; overlap_comm=False" if waits else row.notes
+        return Reading(replace(row, notes=notes), reading.defaults)
     weight = WEIGHT_RANKS.search(f"{row.words('framework')} {row.words('notes')}")
     others = {"sequence parallel", "plain tensor parallel"} & terms.keys()
     if (row.context_parallel or 1) > 1 or (weight and int(weight[1]) > 1 and not others):
@@ -295,6 +313,11 @@ def _case(reading: Reading) -> Case:
     if cluster.accelerator.architecture == TPU and "xla" not in terms_of(row, "framework"):
         row = replace(row, framework=f"{row.framework or ''} xla".strip())  # all of its code
         reading = Reading(row, reading.defaults)
+    if terms_of(row, "framework").keys() == {"megatron"} and (
+        cluster.accelerator.architecture in SINCE_2024
+    ):
+        row = replace(row, framework=f"{row.framework} 2024")
+        reading = Reading(row, [*reading.defaults, "Megatron-LM since 2024 (default: undated)"])
     trainer = trainer_of(row)
     note_trainer(reading)
     base, model_key = model_of(reading)
@@ -324,6 +347,8 @@ def _case(reading: Reading) -> Case:
     either = may_checkpoint(row, plan)
     if either:
         plan = with_usual_checkpointing(reading, scenario, plan)
+    if not trainer.without_sequence_parallel:
+        plan = with_usual_sequence_parallelism(reading, scenario, plan)
     plan = with_usual_micro_batch(reading, scenario, plan)
     memory = look_up(words_table().memory, row)
     if row.peak_memory_gib is not None and memory and memory.usual:
@@ -361,7 +386,7 @@ def _plan(
     others = tensor * context * (row.data_parallel or 1)
     usual = (num_gpus // others, "layers over all cards") if mapped else (1, "none")
     pipeline = reading.value("pipeline_parallel", *usual)
-    virtual = int(reading.value("virtual_stages", 1, "none")) if pipeline > 1 else 1
+    virtual = _virtual_stages(reading, model.num_layers, pipeline) if pipeline > 1 else 1
     method = _context_method(reading, context)
     if "isp" in terms_of(row, ANYWHERE):
         tensor, context, method = 1, context * tensor, "ulysses"
@@ -405,6 +430,22 @@ def _plan(
         expert_tensor_parallel=_cuts_experts(row, tensor, experts),
         offload=offload,
     ), batch
+
+
+def _virtual_stages(reading: Reading, num_layers: int, pipeline: int) -> int:
+    """Return the stages of a pipeline rank: given, or of the layers of a stage that notes give.
+
+    Where embedding and head count as a layer each, they take part (Modalities/modalities:
+    models/parallelism/stages_generator.py, get_stages).
+    """
+    row, ends = reading.row, look_up(words_table().stages, reading.row)
+    if found := LAYERS_A_STAGE.search(row.words("notes")):
+        counted = num_layers + (2 if ends is not None and ends.add == ENDS else 0)
+        stages = -(-counted // max(1, int(found[1])))
+        if stages % pipeline == 0:
+            why = f"{found[1]} layers a stage"
+            return int(reading.value("virtual_stages", stages // pipeline, why))
+    return int(reading.value("virtual_stages", 1, "none"))
 
 
 def _usual_tensor(row: Row, num_gpus: int, gpus_per_node: int) -> tuple[int, str]:

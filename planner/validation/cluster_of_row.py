@@ -165,7 +165,8 @@ def accelerator_of(reading: Reading) -> Accelerator:
         memory = float(stated[1])
         row = replace_cells(row, gpu_mem_gb=memory)
     exact = [name] if _leaves_nothing_open(name) else []
-    names = [f"{name}-{memory:g}GB"] if memory is not None else []
+    plain = MEMORY.sub("", BESIDE.sub("", name)).strip(" -")  # "A100-64GB (Leonardo)"
+    names = [f"{word}-{memory:g}GB" for word in (name, plain)] if memory is not None else []
     entry = look_up(words_table().gpu, row)
     usual = [entry.accelerator] if entry else []
     if entry and (smaller := smaller_accelerator(row)) is not None:

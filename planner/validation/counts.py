@@ -43,8 +43,22 @@ COUNTS: Final = {
         "seq_len": r"(?:model )?max (?:seq(?:uence)? )?len(?:gth)?|seq(?:uence)?(?: ?len(?:gth)?)?"
         r"|context (?:len(?:gth)?|window)|cutoff len(?:gth)?",
         "zero_stage": r"sh(?=\d sp\d)",
+        # variables of a script; not those of a part: "first stage num layers"
+        "num_layers": r"n ?layers|(?<![a-z] )num (?:hidden )?layers",
+        "hidden_size": r"n ?hidden|(?<![a-z] )(?:hidden(?: size)?|n embd)",
+        "num_heads": r"n ?heads|(?<![a-z] )num (?:attention )?heads",
+        "num_kv_heads": r"num (?:kv|key value) heads|num query groups",
+        "ffn_hidden_size": r"(?:ffn hidden|intermediate) size",
     }.items()
 }
+# tokens of a step: "gbs=4M tokens", "batch of 1048576 tokens" (huggingface/nanotron:
+# scripts/scaling_benchmarks.py, gbs)
+TOKENS: Final = re.compile(
+    r"\b(?:gbs|(?:global )?batch(?: size)?)(?: of)?[ =:~]*(?P<number>\d+(?:\.\d+)?) ?"
+    r"(?P<million>m|million)? ?tok(?:en)?s?\b"
+)
+IN_TOKENS: Final = re.compile(r"\b(?:gbs|batch(?: size)?) (?:is |are )?(?:given )?in tokens\b")
+MOST_TOKENS: Final = 2.5e8  # of a step: four times those of the largest known (arXiv:2412.19437)
 THOUSANDS: Final = re.compile(r"\b(\d+)k\b")  # "seq 4k"
 # "2x A100", "8 GPUs", "single A100 80G"; of one node, since cards and nodes multiply
 CARDS: Final = re.compile(
@@ -106,6 +120,11 @@ def with_counts_in_words(reading: Reading) -> Reading:
     said = spaced(f"{row.words('framework')}; {row.words('notes')}")
     said = THOUSANDS.sub(lambda found: str(1024 * int(found[1])), said)
     found: dict[str, Any] = {}
+    if (batch := _batch_of_tokens(row, said)) is not None:
+        told = f"global_batch_size {batch}: the batch is given in tokens"
+        row = replace(row, global_batch_size=batch)
+        reading = Reading(row, [*reading.defaults, told])
+    said = TOKENS.sub(" ", said)
     for column, pattern in COUNTS.items():
         numbers = {int(one or other) for one, other in pattern.findall(said)} - {0}
         if row.get(column) is None and len(numbers) == 1:
@@ -127,8 +146,26 @@ def with_counts_in_words(reading: Reading) -> Reading:
         found["precision"] = f"fp8, {row.precision}"
     if not found:
         return reading
-    told = [f"{column} {value} (default: as the words say)" for column, value in found.items()]
-    return Reading(replace(row, **found), [*reading.defaults, *told])
+    words = [f"{column} {value} (default: as the words say)" for column, value in found.items()]
+    return Reading(replace(row, **found), [*reading.defaults, *words])
+
+
+def _batch_of_tokens(row: Row, said: str) -> int | None:
+    """Return the sequences of a step whose batch the cell or the words give in tokens.
+
+    A million is 1024 x 1024 where sequences divide it.
+    """
+    if row.seq_len is None:
+        return None
+    given, stated = row.global_batch_size, TOKENS.search(said)
+    if given is not None:
+        many = IN_TOKENS.search(said) or given * row.seq_len > MOST_TOKENS
+        return max(1, round(given / row.seq_len)) if many and given >= row.seq_len else None
+    if stated is None:
+        return None
+    whole = 1024**2 if 1024**2 % row.seq_len == 0 else 1e6
+    tokens = float(stated["number"]) * (whole if stated["million"] else 1.0)
+    return max(1, round(tokens / row.seq_len))
 
 
 def with_patches(reading: Reading) -> Reading:

@@ -48,7 +48,8 @@ OTHERS: Final = re.compile(
     r"|swin|resnet|resnext|efficientnet|convnext|unet|diffusion|sdxl|\bflux|\bdit\b|yolo|lstm"
 )
 MIXTURES: Final = re.compile(r"moe|\d+x\d|\ba\d+(?:\.\d+)?b\b")
-LAYERS: Final = re.compile(r"[\s,(_-]+(\d+)[\s_-]?(?:layers?|l)\)?$|[_-]l(\d+)$", re.IGNORECASE)
+LAYERS: Final = re.compile(r"[\s,(_-]+(\d+)[\s_-]?(?:layers?|l)\)?$|[\s_-]l(\d+)$", re.IGNORECASE)
+REMARK: Final = re.compile(r"\s*\([^)\d]*\)$")  # "Llama 8B (GQA)"
 ENCODERS: Final = re.compile(r"\bvl\b|vision|llava")  # in names of models that see images
 SEES: Final = re.compile(r"\w*vl\b|internvl|vision|llava|minicpm-(?:llama3-)?v\b|4v\b|paligemma")
 DENSE_LAYERS: Final = "first_k_dense_replace"  # in a config.json
@@ -149,6 +150,9 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
     if found is None:
         cut = LAYERS.search(name)
         layers = None if cut is None else int(cut[1] or cut[2])
+        plain, unknown = REMARK.sub("", name), any(reading.row.get(size) is None for size in SIZES)
+        if layers is None and unknown and plain != name:
+            return _preset(reading, plain)
         if layers is None or reading.row.num_layers not in (None, layers):
             return None
         return _preset(_changed(reading, num_layers=layers), LAYERS.sub("", name))

@@ -78,6 +78,10 @@ SHORT_COLUMNS: Final = {
     "gpus": "num_gpus",
 }
 THOUSANDS: Final = re.compile(r"\d{1,3}(,\d{3})+")
+UNITS: Final = re.compile(
+    r"(\d{1,9}(?:\.\d+)?) ?(?:([km])(?: ?tok(?:en)?s)?| tok(?:en)?s)", re.IGNORECASE
+)
+POWERS: Final = {None: 1.0, "k": 1024.0, "m": 1024.0**2}
 EMPTY: Final = frozenset({"", "-", "–", "—", "n/a", "na"})
 FLAGS: Final = {"1.0": "1", "yes": "1", "0.0": "0", "no": "0"}  # besides true, false, 1 and 0
 
@@ -360,12 +364,13 @@ def _check_header(path: Path, header: list[str]) -> None:
 def _whole(text: str) -> str:
     """Return the digits of a whole number.
 
-    >>> _whole("4k"), _whole("4,096"), _whole("4,5")
-    ('4096', '4096', '4,5')
+    >>> _whole("4k"), _whole("4,096"), _whole("4,5"), _whole("0.5M tokens")
+    ('4096', '4096', '4,5', '524288')
     """
     if THOUSANDS.fullmatch(text):
         return text.replace(",", "")
-    return str(1024 * int(text[:-1])) if re.fullmatch(r"\d{1,6}[kK]", text) else text
+    found = UNITS.fullmatch(text)
+    return str(round(float(found[1]) * POWERS[found[2] and found[2].lower()])) if found else text
 
 
 def _stage(text: str) -> str:

@@ -68,7 +68,10 @@ def trainer_of(row: Row) -> SoftwareEntry:
     if recipe := _missing_recipe(entry, row):
         entry = _with_figures(entry, recipe)
     wrapper = _missing_engine(entry, row)
-    return entry if wrapper is None else replace(entry, profile=f"{entry.profile}{PLUS}{wrapper}")
+    if wrapper is None:
+        return entry
+    others = [part for part in entry.profile.split(PLUS) if not part.startswith(f"{DEEPSPEED}-")]
+    return replace(entry, profile=PLUS.join((*others, wrapper)))
 
 
 def _with_autocast(row: Row) -> Row:

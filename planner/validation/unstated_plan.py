@@ -12,6 +12,7 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import TYPICAL_MEMORY, peak_interval, verdict_spread, widened
+from hardware_profiles.errors import InputError
 from planner.assessment.verdict import Verdict, budget_bytes, memory_budget, verdict
 from planner.validation.cluster_of_row import smaller_accelerator
 from planner.validation.model_of_row import is_typical
@@ -19,6 +20,7 @@ from planner.validation.reading import Reading
 from planner.validation.runs_file import Row
 from planner.validation.trainer_of_row import compared_trainer
 from planner.validation.vocabulary import ANYWHERE, terms_of
+from planner.validation.words import look_up, words_table
 
 COLUMN = "micro_batch_size"
 # settings that a peak hangs on, as texts of assumed ones begin. Of the known runs said to fit, 2 %
@@ -85,15 +87,39 @@ def assumed_settings(defaults: Sequence[str]) -> int:
 def with_usual_checkpointing(reading: Reading, scenario: Scenario, plan: Plan) -> Plan:
     """Return the plan with full recomputation where it does not fit without, and fits so."""
     again = checkpointed_otherwise(plan)
-    priced = price(scenario, PlanTable.from_plans([plan, again]))
-    kept, computed = (
+    return _that_fits(reading, scenario, plan, again, "recompute full")
+
+
+def with_usual_sequence_parallelism(reading: Reading, scenario: Scenario, plan: Plan) -> Plan:
+    """Return the plan with Megatron's sequence parallelism where it fits with it alone.
+
+    Of rows that say nothing of it: a switch of Megatron-LM, off by default.
+    """
+    row, named = reading.row, terms_of(reading.row, "framework").keys()
+    entry = look_up(words_table().sequence_parallelism, row)
+    unsaid = row.sequence_parallel is None and entry is not None and entry.usual
+    if not unsaid or not named & {"megatron", "megatron core"}:
+        return plan
+    if plan.tensor_parallel == 1 or plan.sequence_parallel:
+        return plan
+    parallel = replace(plan, sequence_parallel=True)
+    return _that_fits(reading, scenario, plan, parallel, "sequence_parallel True")
+
+
+def _that_fits(reading: Reading, scenario: Scenario, plan: Plan, other: Plan, told: str) -> Plan:
+    """Return the plan, or the other one where that alone fits; the plan if neither has a price."""
+    try:
+        priced = price(scenario, PlanTable.from_plans([plan, other]))
+    except InputError:
+        return plan
+    kept, changed = (
         row_verdict(reading.row, reading.defaults, scenario, float(peak), float(typical))
         for peak, typical in zip(priced.peak, priced.typical_peak, strict=True)
     )
-    if kept != "does_not_fit" or computed == "does_not_fit":
+    if kept != "does_not_fit" or changed == "does_not_fit":
         return plan
-    reading.defaults.append("recompute full (default: it does not fit without)")
-    return again
+    reading.defaults.append(f"{told} (default: it does not fit without)")
+    return other
 
 
 def with_usual_micro_batch(reading: Reading, scenario: Scenario, plan: Plan) -> Plan:

@@ -335,12 +335,13 @@ def test_stages_are_interleaved_as_recipes_say() -> None:
     assert case(pipeline_parallel=4).plan.virtual_stages == 1
 
 
-def test_sequence_parallelism_is_assumed_of_trainers_that_have_it() -> None:
-    core, before = (
+def test_sequence_parallelism_is_assumed_of_recipes_that_have_it() -> None:
+    nemo, core, before = (
         case(framework=framework, tensor_parallel=2)
-        for framework in ("Megatron-Core", "Megatron-DeepSpeed (2021)")
+        for framework in ("NeMo", "Megatron-Core", "Megatron-DeepSpeed (2021)")
     )
-    assert core.plan.sequence_parallel
+    assert nemo.plan.sequence_parallel
+    assert not core.plan.sequence_parallel
     assert not before.plan.sequence_parallel
     assert any("this trainer has none" in default for default in before.defaults)
 

@@ -245,7 +245,7 @@ def test_a_plan_that_the_trainer_cannot_run_is_priced_as_another() -> None:
     found = case(framework="KempnerForge", precision="fp8")
     assert why_impossible(found) is None
     assert "eager-fsdp2 has no cut matrices in fp8: priced as fp8-tensorwise" in found.defaults
-    sharded = case(framework="Megatron-LM", zero_stage=3)
+    sharded = case(framework="Megatron-LM (2022)", zero_stage=3)
     assert "megatron has no ZeRO stage 3: sharded as by fsdp2" in sharded.defaults
 
 

@@ -28,7 +28,7 @@ GPUS = {
     "A100-SXM-40GB": ["A100-SXM4-40GB", "NVIDIA A100 (40GB)", "A100 40G"],
     "A100-PCIe-40GB": ["A100-PCIE-40GB"],
     "A100-PCIe-80GB": ["A100 PCIE", "A100-PCIe-80GB"],
-    "A100-SXM-64GB": ["A100-SXM4-64GB"],
+    "A100-SXM-64GB": ["A100-SXM4-64GB", "A100-64GB (Leonardo, custom)"],
     "V100-SXM2-32GB": ["V100", "Tesla V100", "DGX-1 V100-32GB"],
     "V100-SXM2-16GB": ["V100-16GB-SXM2", "V100 (16 GB)"],
     "GB200-186GB": ["GB200 NVL72", "GB200"],
@@ -58,6 +58,109 @@ GPUS = {
 )
 def test_names_of_accelerators(words: str, expected: str) -> None:
     assert case(gpu=words).scenario.cluster.accelerator.name == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "each", "expected"),
+    [
+        ("H100", 4, "H100-SXM-96GB"),
+        ("H100-94GB", 4, "H100-SXM-96GB"),
+        ("H100", 8, "H100-NVL-94GB"),
+        ("H100 NVL", 4, "H100-NVL-94GB"),
+        ("H100 PCIe", 4, "H100-NVL-94GB"),
+    ],
+)
+def test_four_h100_of_94_gb_are_those_of_a_board(gpu: str, each: int, expected: str) -> None:
+    found = case(gpu=gpu, gpu_mem_gb=94.0, num_gpus=8, gpus_per_node=each)
+    assert found.scenario.cluster.accelerator.name == expected
+
+
+@pytest.mark.parametrize(
+    ("framework", "cells", "software"),
+    [
+        ("Megatron-LM", {"gpu": "H100-SXM"}, "nemo"),
+        ("Megatron-LM", {"gpu": "B200"}, "nemo"),
+        ("Megatron-LM", {"gpu": "A100-SXM"}, "megatron"),
+        ("Megatron-LM (2022)", {"gpu": "H100-SXM"}, "megatron"),
+        ("Megatron-LM (BigScience fork)", {"precision": "fp16"}, "megatron-deepspeed"),
+    ],
+)
+def test_megatron_without_a_date(framework: str, cells: dict[str, Any], software: str) -> None:
+    assert case(framework=framework, **cells).scenario.software.name == software
+
+
+@pytest.mark.parametrize(
+    ("framework", "cells", "parallel"),
+    [
+        ("Megatron-LM (core 0.14)", {}, False),
+        ("Megatron-LM (core 0.14) --sequence-parallel", {}, True),
+        ("Megatron-LM", {}, False),
+        ("SimuMax, Megatron-LM", {}, True),
+        ("FlagPerf Megatron", {}, True),
+        ("Megatron-Bridge", {}, True),
+        ("NeMo (Megatron Core)", {}, True),
+        ("Megatron-Core", {"model": "mixtral-8x7b", "num_layers": 2, "model_kind": "moe"}, True),
+        # 4 layers of 175B, which fit with it alone
+        ("Megatron-LM", {"model": "gpt3-175b", "micro_batch_size": 24, "num_layers": 4}, True),
+    ],
+)
+def test_sequence_parallelism_that_nobody_states(
+    framework: str, cells: dict[str, Any], parallel: bool
+) -> None:
+    found = case(framework=framework, tensor_parallel=8, num_gpus=8, **cells)
+    assert found.plan.sequence_parallel == parallel
+
+
+@pytest.mark.parametrize(
+    ("cells", "batch"),
+    [
+        ({"notes": "gbs=1M tokens"}, 256),
+        ({"notes": "global batch size of 4M tokens"}, 1024),
+        ({"notes": "batch 1048576 tokens"}, 256),
+        ({"global_batch_size": 1_048_576}, 256),
+        ({"global_batch_size": 65_536, "notes": "batch in tokens"}, 16),
+        ({"global_batch_size": 1024}, 1024),
+    ],
+)
+def test_a_batch_in_tokens(cells: dict[str, Any], batch: int) -> None:
+    usual = {"seq_len": 4096, "micro_batch_size": 1, "num_gpus": 8, "global_batch_size": None}
+    found = case(framework="nanotron", **{**usual, **cells})
+    assert found.scenario.workload.global_batch_size == batch
+
+
+def test_sizes_of_a_model_as_variables_of_a_script() -> None:
+    found = case(
+        framework="Megatron-DeepSpeed",
+        model="104B",
+        precision="fp16",
+        notes="NLAYERS=32 NHIDDEN=11600 NHEADS=80",
+    ).scenario.model
+    assert found.num_layers == 32
+    assert found.hidden_size == 11600
+    named = case(framework="Megatron-DeepSpeed", model="104B", precision="fp16").scenario.model
+    assert named.num_layers == 64
+
+
+def test_the_layers_of_a_stage_give_virtual_stages() -> None:
+    cells = {"num_gpus": 8, "pipeline_parallel": 4, "global_batch_size": 8, "num_layers": None}
+    ends = case(framework="Modalities", notes="num_layers_per_stage=5", **cells)  # (32 + 2) / 5: 7
+    assert ends.plan.virtual_stages == 1
+    words = "num_layers_per_stage: 3"  # 12 stages
+    assert case(framework="Modalities", notes=words, **cells).plan.virtual_stages == 3
+    words = "--num-layers-per-virtual-pipeline-stage 4"
+    assert case(framework="Megatron-LM", notes=words, **cells).plan.virtual_stages == 2
+
+
+def test_hybrid_shards_of_modalities_are_those_of_fsdp1() -> None:
+    found = case(framework="Modalities", notes="HYBRID_SHARD", num_gpus=16, zero_stage=None)
+    assert found.scenario.software.name == "torch-trainer+fsdp1"
+
+
+@pytest.mark.parametrize(("overlap", "hidden"), [("True", 1.0), ("False", 0.0)])
+def test_internevo_may_wait_for_its_weights(overlap: str, hidden: float) -> None:
+    notes = f"isp, weight=dict(size=8, overlap={overlap}, memory_pool=True)"
+    found = case(framework="InternEvo", notes=notes, num_gpus=8)
+    assert found.scenario.software.overlap.data_parallel == hidden
 
 
 def test_the_kind_of_node_gives_memory_and_gpus() -> None:

@@ -350,6 +350,7 @@ def test_kinds_of_memory(words: str, expected: tuple[str, str]) -> None:
 
 SOFTWARE = {
     "nemo": [
+        "Megatron-LM",  # on an H100
         "Megatron-Core",
         "Megatron-LM (core 0.6.0)",
         "Megatron-LM with TE, 2023",
@@ -372,8 +373,8 @@ SOFTWARE = {
         "InternLM training framework",
         "internevo 0.5",
     ],
-    "megatron": ["Megatron-LM"],
-    "megatron-deepspeed": [
+    "megatron": ["Megatron-LM (2022)"],
+    "megatron+deepspeed-bf16-optimizer": [
         "Megatron-DeepSpeed",
         "gpt-neox",
         "Megatron-LM + DeepSpeed",
@@ -735,10 +736,12 @@ def test_the_first_mention_of_a_setting_counts(text: str, first: str, second: st
 
 
 def test_a_trainer_that_does_not_shard_as_the_row_says_is_composed_with_one_that_does() -> None:
-    found = case(framework="Megatron-DeepSpeed", zero_stage=3)
+    found = case(framework="Megatron-DeepSpeed", zero_stage=3, precision="fp16")
     assert found.scenario.software.name == "megatron-deepspeed+deepspeed-zero3"
     assert "megatron-deepspeed has no ZeRO stage 3: sharded as by deepspeed-zero3" in found.defaults
-    own = case(framework="Megatron-LM", zero_stage=2)
+    other = case(framework="Megatron-DeepSpeed", zero_stage=2, precision="bf16")
+    assert other.scenario.software.name == "megatron+deepspeed-zero2"
+    own = case(framework="Megatron-LM (2022)", zero_stage=2)
     assert own.scenario.software.name == "megatron+fsdp2"
     bf16, fp16 = (
         case(framework="Megatron-DeepSpeed", zero_stage=1, precision=precision)

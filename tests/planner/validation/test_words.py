@@ -70,8 +70,8 @@ def test_no_entry_states_a_fact_about_one_source() -> None:
             assert not columns & {"source", "source_group", "row_id", "outcome", "num_gpus"}, entry
             assert "gpu" not in columns or name == "gpu", entry
             # Qwen's script looks for "chat" in a model's name; attention is a model's code; a suite
-            # of benchmarks has a configuration for each model
-            by_model = name in ("architecture", "attention", "trained_ends")
+            # of benchmarks, and some trainers, have a configuration for each model
+            by_model = name in ("architecture", "attention", "trained_ends", "suite_models")
             of_suite = {"flagperf", "mlperf"} & set(entry.when.get("framework", ()))
             assert "model" not in columns or by_model or of_suite, entry
 
