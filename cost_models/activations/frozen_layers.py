@@ -23,6 +23,7 @@ from cost_models.model.adapter_methods import METHODS
 from cost_models.model.lora import features
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.plan.plan import PlanTable
+from cost_models.plan.recompute import FULL
 from hardware_profiles.software.trainer import SoftwareProfile
 
 MLP_PARTS: Final = ("mlp", "shared_experts", "experts")
@@ -203,12 +204,20 @@ def _distinct_inputs(matrices: list[Weight]) -> int:
     return sum(blocks.values())
 
 
-def sharded_input_bytes(
+def kept_input_bytes(
     model: ModelSpec, compute_bytes: float, software: SoftwareProfile, table: PlanTable
 ) -> Real:
-    """Additional bytes a token and layer that a trainer with sharded frozen layers saves: n c h."""
-    if not software.frozen.layer_inputs or not any(w.frozen for w in model.embedding):
+    """Additional bytes a token of a recomputed layer until the backward pass ends: n c h.
+
+    FSDP1 reshards frozen weights by a hook on their layer's inputs, which stays. Under reentrant
+    checkpointing these are leaves: their input and its gradient, of which one counts as saved.
+    Source: torch 2.13, distributed/fsdp/_runtime_utils.py,
+    _register_post_backward_reshard_only_hook (autograd/graph.py, register_multi_grad_hook);
+    utils/checkpoint.py, detach_variable.
+    """
+    reentrant = software.kernels.recomputes_whole_layers and software.sharding.flat_parameters
+    if not reentrant or not any(w.frozen for w in model.embedding):
         return np.zeros(len(table))
-    sharded = (table.zero_stage >= 3) & (table.shard_ranks > 1)
+    hooked = (table.zero_stage >= 2) & (table.shard_ranks > 1) & (table.recompute == FULL)
     one = software.frozen.layer_inputs * compute_bytes * model.hidden_size
-    return np.where(sharded, one, 0.0)
+    return np.where(hooked, one, 0.0)

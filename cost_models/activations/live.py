@@ -28,7 +28,7 @@ from cost_models.activations.embedding_and_head import (
 from cost_models.activations.encoder_decoder import (
     shared_bytes_per_token,
 )
-from cost_models.activations.frozen_layers import sharded_input_bytes
+from cost_models.activations.frozen_layers import kept_input_bytes
 from cost_models.activations.layer import (
     LayerBackward,
     freed_with_layer,
@@ -245,10 +245,9 @@ def _layers(view: RankView) -> _RankBytes:
         if kind.forward_only or not holds(count):
             continue
         one = layer_activations(view, kind)
-        # copies that are made while later layers run backward
-        copies = copies + count * sharded_input_bytes(
-            model, view.workload.compute_bytes, software, table
-        )
+        # made while later layers run backward
+        kept = kept_input_bytes(model, view.workload.compute_bytes, software, table)
+        copies = copies + recomputed * kept
         saved = saved + recomputed * one.left + (count - recomputed) * one.saved
         if holds(np.less(recomputed, count)):
             kinds.append(SavedByLayers(count - recomputed, one.saved, False))

@@ -177,7 +177,7 @@ class Frozen(ProfileGroup, frozen=True, kw_only=True):
     unpacks_by_operators: bool  # of torch: what they give is kept for the backward pass
     whole_scales: bool  # of 4-bit matrices: no parameters, on every rank that shares these
     saves_inputs: bool  # a function of the trainer's own saves the inputs of frozen matrices
-    layer_inputs: Amount  # copies of each layer's input that sharded frozen layers keep
+    layer_inputs: Amount  # of FSDP1, that stay with recomputed frozen layers (``kept_input_bytes``)
 
 
 class Loss(ProfileGroup, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_models.activations.frozen_layers import sharded_input_bytes
+from cost_models.activations.frozen_layers import kept_input_bytes
 from cost_models.activations.live import layer_bytes
 from cost_models.activations.logits import logits_bytes_per_token
 from cost_models.memory.allocator import free_shares, shown_bytes
@@ -170,8 +170,27 @@ def test_fsdp1_shards_what_is_frozen_and_gathers_the_root() -> None:
     root = 2.0 * 2 * 32000 * 4096
     layer = 2.0 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     assert float(parts.buffers[0]) == pytest.approx(root + 2 * layer, rel=0.02)
-    copies = sharded_input_bytes(case.model, 2.0, case.software, PlanTable.from_plans([plan]))
+    copies = kept_input_bytes(case.model, 2.0, case.software, PlanTable.from_plans([plan]))
     assert float(copies[0]) == 2.0 * 4096  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "recompute", "kept"),
+    [
+        ("hf-trainer", "full", 1.0),
+        ("hf-trainer+early-stopping-checkpoints", "full", 0.0),
+        ("hf-trainer+fsdp2", "full", 0.0),
+        ("hf-trainer+deepspeed-zero3", "full", 0.0),
+        ("hf-trainer", "none", 0.0),
+    ],
+)
+def test_fsdp1_keeps_inputs_of_frozen_layers_that_reentrant_checkpoints_detach(
+    trainer: str, recompute: Any, kept: float
+) -> None:
+    case = scenario(MISTRAL, trainer, "q,k,v,o", gpus=2)
+    table = PlanTable.from_plans([Plan(data_parallel=2, zero_stage=3, recompute=recompute)])
+    found = kept_input_bytes(case.model, 2.0, case.software, table)
+    assert float(found[0]) == kept * 2.0 * 4096  # type: ignore[index]
 
 
 def test_fsdp1_gathers_no_layer_at_the_loss_but_the_one_that_comes() -> None:
