@@ -33,7 +33,7 @@ def with_power_limit(cluster: Cluster, watts: float) -> Cluster:
         )
     if not LEAST * board.value <= watts <= board.value:
         raise InputError(
-            f"--power {watts:g}: {accelerator.name} takes {LEAST * board.value:g} to "
+            f"--power {watts:.12g}: {accelerator.name} takes {LEAST * board.value:g} to "
             f"{board.value:g} watts"
         )
     before = "" if accelerator.power_limit is None else f"@{accelerator.power_limit.value:g}W"

@@ -79,7 +79,7 @@ def plan_text(
         lines += labelled("Tie", tie_words(tie, best, verbose=verbose))
     before = len(lines)
     if other is not None:
-        lines += labelled("Runner-up", _against_best(best, other, verbose=verbose))
+        lines += labelled("Runner-up", against_best(best, other, verbose=verbose))
     after = len(lines)
     if own.staged is not None:
         lines += labelled("Stages", stages_words(own.staged, verbose=verbose))
@@ -162,7 +162,7 @@ def tight_words(scenario: Scenario, plan: Plan) -> str:
     return "no plan fits with its whole interval; these may run out of memory"
 
 
-def _against_best(best: Assessment, other: Assessment, *, verbose: bool) -> str:
+def against_best(best: Assessment, other: Assessment, *, verbose: bool) -> str:
     """Return what the runner-up costs and saves, compared with the best plan."""
     slower = other.time.step_seconds - best.time.step_seconds
     more = other.memory.peak_bytes - best.memory.peak_bytes
@@ -179,7 +179,9 @@ def _against_best(best: Assessment, other: Assessment, *, verbose: bool) -> str:
     difference = after[lost] - before[lost]
     share = f"{100 * slower / best.time.step_seconds:.1f} %"
     by = f"{format_seconds(slower)} slower ({share})" if verbose else f"{share} slower"
-    return f"{by}: {TIME_WORDS[lost]} costs {format_seconds(difference)} more"
+    words = f"{by}: {TIME_WORDS[lost]} costs {format_seconds(difference)} more"
+    saved = difference - slower
+    return words if saved < 0.05 * slower else f"{words}, the rest {format_seconds(saved)} less"
 
 
 def stages_words(staged: StagedPlan, *, verbose: bool) -> str:

@@ -68,7 +68,7 @@ class Adapting(Struct, frozen=True):
         alpha = 2.0 * rank if self.alpha is None else float(self.alpha)
         if not 0.0 <= alpha <= 1e6:
             raise InputError(f"lora_alpha = {alpha:g} (must be a number from 0 to 1e6)")
-        targets = check_targets(self.targets or default_targets(model), "lora_targets")
+        targets = check_targets(_plain(self.targets or default_targets(model)), "lora_targets")
         return {
             "adapter": self.kind,
             "adapter_rank": rank,
@@ -81,6 +81,16 @@ class Adapting(Struct, frozen=True):
                 "quantisation", self.quantisation or "nf4", get_args(Quantisation)
             ),
         }
+
+
+def _plain(targets: str) -> str:
+    """Return matrices as options name them, of PEFT's names.
+
+    >>> _plain("q_proj, v_proj"), _plain("all-linear")
+    ('q,v', 'all')
+    """
+    names = [name.strip().removesuffix("_proj") for name in targets.split(",")]
+    return "all" if names == ["all-linear"] else ",".join(names)
 
 
 def default_targets(model: ModelSpec) -> str:

@@ -52,7 +52,7 @@ def test_option_and_cluster_argument_are_one_and_survive_plan_files_and_parts() 
     assert accelerator_name("16x8xH100@500W") == "H100"
 
 
-@pytest.mark.parametrize("watts", [100, 701])
+@pytest.mark.parametrize("watts", [100, 701, 1000000])
 def test_a_power_that_the_board_does_not_take_is_refused(watts: float) -> None:
     with pytest.raises(InputError, match=rf"--power {watts}: H100-SXM-80GB takes 175 to 700"):
         cluster_of("8xH100-SXM", watts)

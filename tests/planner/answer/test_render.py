@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -12,7 +13,7 @@ import planner
 from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
 from cost_models.step_time.parts import TIME_WORDS
-from planner.answer.plan_text import tight_words
+from planner.answer.plan_text import against_best, tight_words
 from planner.answer.ranked_table import ranked_table, runner_up
 from planner.cli.listing import model_text, models_text
 from planner.cli.outputs import coloured
@@ -225,3 +226,25 @@ def test_a_tight_plan_names_the_option_that_may_find_one_that_fits(
 ) -> None:
     scenario = make_scenario("llama", "1xRTX-4090", global_batch_size=1)
     assert ("--allow offload" in tight_words(scenario, Plan(offload=offload))) == names
+
+
+def test_what_the_runner_up_costs_and_saves_adds_up() -> None:
+    def seconds(number: str, unit: str) -> float:
+        return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[unit]
+
+    text = planner.plan(llama(), "8xA100-80GB", global_batch_size=64, top=12)
+    best, *others = [one.assessment for one in text.ranked]
+    compared = 0
+    for other in others:
+        slower = other.time.step_seconds - best.time.step_seconds
+        words = against_best(best, other, verbose=True)
+        figures = [
+            seconds(*found) for found in re.findall(r"([\d.]+) (s|ms|µs) (?:more|less)", words)
+        ]
+        if slower > 0.0 and len(figures) == 2:
+            costs, saves = figures
+            assert costs - saves == pytest.approx(slower, abs=0.01 * costs)
+            compared += 1
+        elif slower > 0.0 and figures:
+            assert figures[0] < 1.1 * slower, words
+    assert compared > 0
