@@ -20,7 +20,6 @@ Kind = Literal["measured", "published", "datasheet", "assumed"]
 Device = Literal["gpu", "cpu", "tpu"]
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
-DEVICES: Final[tuple[str, ...]] = get_args(Device)
 MAX_GPUS: Final = 10**6  # accelerators of a cluster
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 

@@ -37,14 +37,6 @@ from planner.refinement.stage_costs import Ranges, ranks_of, spread
 EPSILON: Final = 1e-3  # weight of recomputation: among equal longest stages the least
 
 
-def minimal_recompute_layers(
-    scenario: Scenario, plan: Plan, ranges: Ranges
-) -> tuple[int, ...] | None:
-    """Return the number of recomputed first layers of each stage; None if nothing fits."""
-    found = least_recompute(scenario, [(plan, ranges)])
-    return found[0].by_stage(scenario) if found else None
-
-
 class RankRecompute(NamedTuple):
     """The fewest recomputed layers with which a rank fits, and its seconds."""
 

@@ -106,13 +106,6 @@ class SimulatedStep:
     ranks: tuple[RankTimeline, ...]
     seconds: float
 
-    @property
-    def idle_share(self) -> float:
-        """Share of the pipeline's time in which its ranks wait for each other."""
-        end = max(rank.passes_end for rank in self.ranks)
-        busy = sum(each.end - each.start for rank in self.ranks for each in rank.passes)
-        return 1.0 - busy / (end * len(self.ranks))
-
 
 def shortened(plan: Plan) -> Plan:
     """Return the plan with the fewest micro-batches that show its schedule, for a drawing.

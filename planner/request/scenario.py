@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar, get_args
 
 from msgspec import Struct
@@ -335,9 +335,6 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> Any:
         text = f"{name} = {value!r} (must be one of {', '.join(known)})"
         raise InputError(f"{text}. {hint}" if hint else text)
     return value
-
-
-Measure = Callable[[int], None]  # measures this machine with a number of processes, into the cache
 
 
 def about_rates(software: SoftwareProfile) -> str:

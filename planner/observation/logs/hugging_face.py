@@ -14,7 +14,6 @@ from typing import Any, Final
 from planner.observation.logs.readings import Readings, numbers
 
 RATE: Final = r"'?train_steps_per_second'?\s*[=:]\s*'?([\d.]+)"
-RUNTIME: Final = "train_runtime"
 
 
 def is_trainer_state(document: Any) -> bool:

@@ -40,7 +40,6 @@ from planner.refinement.best_partition import (
 )
 from planner.refinement.minimal_recompute import (
     least_recompute,
-    minimal_recompute_layers,
     share_out,
 )
 from planner.refinement.rank_prices import rank_passes, rank_peaks
@@ -394,8 +393,8 @@ def test_no_fewer_layers_can_be_recomputed(stages: int, virtual: int, schedule: 
     low = max(peaks(scenario, plan, ranges, tuple(sizes)))
     high = max(peaks(scenario, plan, ranges, (0,) * len(sizes)))
     tight = with_budget(scenario, (low + 0.4 * (high - low)) * spread)
-    found = minimal_recompute_layers(tight, plan, ranges)
-    assert found is not None
+    (least,) = least_recompute(tight, [(plan, ranges)])
+    found = least.by_stage(tight)
     most = budget_bytes(tight.cluster) / spread
     assert max(peaks(tight, plan, ranges, found)) <= most
     best = min(
@@ -404,7 +403,7 @@ def test_no_fewer_layers_can_be_recomputed(stages: int, virtual: int, schedule: 
         if max(peaks(tight, plan, ranges, numbers)) <= most
     )
     assert simulated_step(tight, plan, ranges, found) == pytest.approx(best, rel=1e-9)
-    assert minimal_recompute_layers(with_budget(scenario, low * 0.5), plan, ranges) is None
+    assert not least_recompute(with_budget(scenario, low * 0.5), [(plan, ranges)])
 
 
 @given(
