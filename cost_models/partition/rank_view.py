@@ -162,6 +162,7 @@ class RankView(Struct, frozen=True, dict=True):
         if new:
             found = formula(self.with_table(self.table.rows(first[new])))
             priced = np.array([np.broadcast_to(column, len(new)) for column in found])
+            priced = priced.reshape(len(found), len(new))  # of no layers: no columns
             known.update(zip([rows[number] for number in new], priced.T.tolist(), strict=True))
         return list(np.array([known[row] for row in rows]).T[:, group])
 
