@@ -72,7 +72,7 @@ def test_lines_name_every_error() -> None:
     assert "1 plans: median 50.0%" in text
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=50)
 @pytest.mark.distributed
 def test_all_of_it_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--tiny", "--out", str(tmp_path)]) == 0

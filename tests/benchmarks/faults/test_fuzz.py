@@ -53,6 +53,6 @@ def test_the_harness_sees_what_a_reader_must_not_do(tmp_path: Path) -> None:
     assert caught(lambda: Path(tmp_path, "here").touch()) == "None"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_ten_thousand_mutated_files() -> None:
     assert [str(one) for one in fuzz(10_000)] == []

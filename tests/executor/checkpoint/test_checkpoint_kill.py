@@ -179,7 +179,7 @@ def test_killed_at_every_step_of_writing(tmp_path: Path):
     assert _moments(file, tmp_path, 0, 4) > 15
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_a_rank_that_is_killed_while_it_writes_its_share(tmp_path: Path):
     file = tiny(TWO, num_layers=1, optimizer="adamw")
     assert _moments(file, tmp_path, 1, 4) > 5

@@ -266,7 +266,7 @@ def test_the_tokenizer_travels_with_an_export(plan, run, tmp_path: Path, capfd):
     assert "exported: not empty; choose another -o" in capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 @pytest.mark.skipif(sys.platform != "linux", reason="kills processes")
 def test_a_torchrun_that_is_killed_goes_on_with_the_same_command(plan, run, tmp_path: Path, capfd):
     command = [sys.executable, "-m", "executor", "run", str(plan(DP2)), "--learning-rate", "0.01"]

@@ -305,7 +305,7 @@ def test_a_process_with_a_gpu_is_not_forked(write, monkeypatch, capsys):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 @pytest.mark.distributed
 def test_the_same_plan_gives_the_same_losses_however_ranks_start(write, run, tmp_path):
     arguments = (write(TWO), "--steps", 3, "--json", "--output")
@@ -447,7 +447,7 @@ def test_a_signal_stops_a_run_in_good_order(launcher, number, options, write, tm
     wait_until_ended(ranks)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 @pytest.mark.distributed
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_killed_rank_is_started_again_and_nothing_is_lost(write, run, tmp_path):

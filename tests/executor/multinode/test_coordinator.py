@@ -187,7 +187,7 @@ def test_a_node_with_another_plan_is_named(plan, tmp_path):
     assert "second host: exit code 2" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.distributed
 @needs_namespaces
 def test_a_node_that_does_not_come_back_is_planned_around(plan, tmp_path):
@@ -214,7 +214,7 @@ def test_a_node_that_does_not_come_back_is_planned_around(plan, tmp_path):
         assert losses[step] == pytest.approx(loss, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.distributed
 @needs_namespaces
 def test_all_nodes_begin_again_when_a_rank_is_killed(plan, tmp_path):

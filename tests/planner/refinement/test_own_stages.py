@@ -580,7 +580,7 @@ def test_a_pinned_option_never_improves_the_answer(draw: st.DataObject, **sizes:
     assert final_step(scenario, {name: getattr(plan, name)}) >= free * (1.0 - GAIN)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 @settings(max_examples=examples(3), deadline=None)
 @given(**SMALL, seed=st.integers(0, 2**32 - 1))
 @example(layers=7, vocab=32_000, nodes="2x2", share=0.8, batch=16, seed=0)

@@ -174,7 +174,7 @@ def test_no_drawn_plan_beats_the_winner(scenario: Scenario, seed: int) -> None:
     check(scenario, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=40)
 @given(problems(), st.integers(0, 2**32 - 1))
 @settings(max_examples=examples(40), **RELAXED)
 def test_no_drawn_plan_beats_the_winner_40_times(scenario: Scenario, seed: int) -> None:
