@@ -50,6 +50,7 @@ OTHERS: Final = re.compile(
 MIXTURES: Final = re.compile(r"moe|\d+x\d|\ba\d+(?:\.\d+)?b\b")
 LAYERS: Final = re.compile(r"[\s,(_-]+(\d+)[\s_-]?(?:layers?|l)\)?$|[\s_-]l(\d+)$", re.IGNORECASE)
 REMARK: Final = re.compile(r"\s*\([^)\d]*\)$")  # "Llama 8B (GQA)"
+SCALED: Final = re.compile("dinov2")  # whose layers scale what attention and MLP put out
 ENCODERS: Final = re.compile(r"\bvl\b|vision|llava")  # in names of models that see images
 SEES: Final = re.compile(r"\w*vl\b|internvl|vision|llava|minicpm-(?:llama3-)?v\b|4v\b|paligemma")
 DENSE_LAYERS: Final = "first_k_dense_replace"  # in a config.json
@@ -68,7 +69,7 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     if words.untied:
         config = {**config, "tie_word_embeddings": False}
     normed = look_up(words_table().normed_outputs, reading.row)
-    if normed is not None and normed.value:
+    if (normed is not None and normed.value) or SCALED.search(name.lower()):
         config = {**config, "_normed_outputs": True}
     dropout = words.dropout if words.of_presets else None
     if reading.row.dropout is not None:
@@ -86,8 +87,10 @@ def _spec(config: str, name: str) -> ModelSpec:
     values = json.loads(config)
     plain, dropout = values.pop("_plain_experts", False), values.pop("_dropout", None)
     classifies = values.pop("_classifies", False)
-    normed = values.pop("_normed_outputs", False)
+    normed, gated = values.pop("_normed_outputs", False), values.pop("_gates", False)
     spec = model_spec(values, name=name, where=name)
+    if gated:
+        spec = _with_gates(spec)
     if normed:
         spec = _with_normed_outputs(spec)
     if classifies:
@@ -102,7 +105,8 @@ def _spec(config: str, name: str) -> ModelSpec:
 def _with_normed_outputs(spec: ModelSpec) -> ModelSpec:
     """Return the model with norms of what attention and MLP put out, besides those of their inputs.
 
-    Peri-LN (Kim et al., arXiv:2502.02732), as in Gemma 2. Left out: the few weights of the norms.
+    Peri-LN (Kim et al., arXiv:2502.02732), as in Gemma 2; the scales of DINOv2 keep the same
+    tensors (timm: models/vision_transformer.py, LayerScale). Left out: the few weights of both.
     """
     kinds = (replace(kind, num_norms=4) if kind.num_norms == 2 else kind for kind in spec.kinds)
     return replace(spec, kinds=tuple(kinds))
@@ -120,6 +124,22 @@ def _with_classifier(spec: ModelSpec) -> ModelSpec:
         Weight("classifier.weight", (LABELS, hidden), "linear", "replicate", "head"),
     )
     return replace(spec, head=head, head_multiply=0, vocab_size=LABELS, tie_embeddings=False)
+
+
+def _with_gates(spec: ModelSpec) -> ModelSpec:
+    """Return an encoder with gated MLPs: its first matrix gives gates and products at once."""
+    kinds = []
+    for kind in spec.kinds:
+        width = kind.feed_forward.ffn_hidden_size
+        weights = tuple(
+            replace(w, shape=(2 * width, *w.shape[1:]))
+            if w.part == "mlp" and w.shape[0] == width and w.sharding == "column"
+            else w
+            for w in kind.weights
+        )
+        gated = replace(kind.feed_forward, gated=True, activation="silu")
+        kinds.append(replace(kind, weights=weights, feed_forward=gated))
+    return replace(spec, kinds=tuple(kinds))
 
 
 def _without_gates(spec: ModelSpec) -> ModelSpec:
@@ -364,7 +384,7 @@ def _config(reading: Reading, name: str) -> Mapping[str, Any]:
     if kind.startswith("moe"):
         return _mixture(reading, kind, gated)
     if kind in ("encoder", CLASSIFIER):
-        return _bert(reading, words)
+        return {**_bert(reading, words), "_gates": gated}
     if kind == "encoder-decoder":
         return _t5(reading)
     if kind != "dense":

@@ -477,6 +477,16 @@ def test_tokens_of_an_image(model: str, notes: str | None, tokens: int) -> None:
     assert any(default.startswith(f"seq_len {tokens} (") for default in found.defaults)
 
 
+def test_dinov2_has_scales_and_its_giant_gates() -> None:
+    names = ("vit_giant_patch14_dinov2.lvd142m", "vit_giant_patch14_224")
+    rows = [Row(line=2, model=name, gpu="H100-SXM", num_gpus=1) for name in names]
+    giant, plain = (case_of(row).scenario.model for row in rows)
+    assert giant.num_parameters == pytest.approx(1136e6, rel=0.002)  # timm's own count
+    assert giant.kinds[0].feed_forward.gated
+    assert not plain.kinds[0].feed_forward.gated
+    assert (giant.kinds[0].num_norms, plain.kinds[0].num_norms) == (4, 2)
+
+
 def test_a_model_of_text_needs_a_length() -> None:
     with pytest.raises(Unpriceable, match="seq_len is empty"):
         case_of(Row(line=2, model="bert-large", gpu="H100-SXM", num_gpus=1))
