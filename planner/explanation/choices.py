@@ -24,9 +24,10 @@ from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
 from planner.assessment.reach import load_of_peak
-from planner.search.exhaustive_recompute import every_count
 from planner.search.feasible import device_and_host
-from planner.search.partial_recompute import (
+from planner.search.priced_candidates import PricedCandidates
+from planner.search.sources.exhaustive_recompute import every_count
+from planner.search.sources.partial_recompute import (
     FULL,
     MOST_SAVED,
     ROUNDING,
@@ -34,7 +35,6 @@ from planner.search.partial_recompute import (
     stage_sizes,
     varies_layers,
 )
-from planner.search.priced_candidates import PricedCandidates
 from planner.search.space import enumerate_plans
 
 MOST_NUMBERED: Final = 100_000  # plans with numbers of recomputed layers

@@ -30,9 +30,9 @@ from planner.explanation.why_not import why_not as against
 from planner.refinement.best_partition import best_staged
 from planner.search.distinct import DISTINCT, TOP
 from planner.search.gc_pause import fewer_collections
-from planner.search.partial_recompute import PRICING
 from planner.search.priced_candidates import PricedCandidates
 from planner.search.search import search
+from planner.search.sources.partial_recompute import PRICING
 
 OtherPlan = str | Mapping[str, Any]
 # seconds, relative: prices, best plan, its stages, partial recomputation, other machines, batches,

@@ -20,9 +20,9 @@ from cost_models.scenario import Scenario
 from hardware_profiles.options import Declared, declared
 from planner.assessment.reach import fewest_recomputed
 from planner.assessment.too_small import too_small
-from planner.search.partial_recompute import varies_layers
 from planner.search.search import search
 from planner.search.simplicity import CLOSE
+from planner.search.sources.partial_recompute import varies_layers
 
 COMMON: Final[dict[str, Any]] = {
     "pipeline_schedule": "1f1b",

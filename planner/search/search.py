@@ -33,11 +33,14 @@ from planner.search.candidates import (
     more_stages_than_layers,
     varies_virtual_stages,
 )
-from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import fewer_collections
-from planner.search.listed_recompute import ListedRecompute, listed_recompute
-from planner.search.partial_recompute import (
+from planner.search.priced_candidates import PricedCandidates
+from planner.search.ranking import Ranked, Ranking
+from planner.search.simplicity import Tie, distinct_first, simplest_first
+from planner.search.sources.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
+from planner.search.sources.listed_recompute import ListedRecompute, listed_recompute
+from planner.search.sources.partial_recompute import (
     FULL,
     MOST_SAVED,
     PRICING,
@@ -48,13 +51,10 @@ from planner.search.partial_recompute import (
     rows_too_large,
     varies_layers,
 )
-from planner.search.priced_candidates import PricedCandidates
-from planner.search.ranking import Ranked, Ranking
-from planner.search.secondary_copies import SecondaryCopies, has_copies
-from planner.search.short_pieces import short_pieces
-from planner.search.simplicity import Tie, distinct_first, simplest_first
-from planner.search.sources import CandidateSource, EnumeratedSpace, Leaders
-from planner.search.virtual_stages import Interleaved, VirtualStages
+from planner.search.sources.secondary_copies import SecondaryCopies, has_copies
+from planner.search.sources.short_pieces import short_pieces
+from planner.search.sources.source import CandidateSource, EnumeratedSpace, Leaders
+from planner.search.sources.virtual_stages import Interleaved, VirtualStages
 
 Floats = NDArray[np.float64]
 # seconds of the stages of a search, relative: memory, steps, simulations, partial recomputation,

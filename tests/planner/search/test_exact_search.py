@@ -28,9 +28,9 @@ from planner.assessment.verdict import (
 )
 from planner.request.constraints import parse_requirements
 from planner.request.objectives import pareto_front
-from planner.search.exhaustive_recompute import KEPT
-from planner.search.partial_recompute import FULL, peaks_without
 from planner.search.search import search
+from planner.search.sources.exhaustive_recompute import KEPT
+from planner.search.sources.partial_recompute import FULL, peaks_without
 from planner.search.space import enumerate_plans
 from tests.samples import examples, llama, make_scenario, sample_model
 

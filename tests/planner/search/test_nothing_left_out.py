@@ -30,10 +30,10 @@ from planner.request.limits import searches_of
 from planner.request.objectives import pareto_front
 from planner.request.stage_layers import stage_ranges
 from planner.search import space
-from planner.search.partial_recompute import FULL
 from planner.search.search import search
+from planner.search.sources.partial_recompute import FULL
+from planner.search.sources.virtual_stages import LEAST_SHARE
 from planner.search.space import enumerate_plans
-from planner.search.virtual_stages import LEAST_SHARE
 from tests.planner.search.test_exact_search import verdicts, with_memory
 from tests.samples import examples, make_scenario, sample_model
 

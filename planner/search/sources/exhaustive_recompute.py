@@ -32,9 +32,15 @@ from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages, tracked
 from planner.search.feasible import Feasible
-from planner.search.partial_recompute import FULL, MOST_SAVED, PRICING, ROUNDING, stage_sizes
 from planner.search.ranking import Beaten, CandidateBatch, Ranking
-from planner.search.sources import Leaders
+from planner.search.sources.partial_recompute import (
+    FULL,
+    MOST_SAVED,
+    PRICING,
+    ROUNDING,
+    stage_sizes,
+)
+from planner.search.sources.source import Leaders
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]

@@ -29,7 +29,7 @@ from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
 from planner.search.candidates import grid_codes, space_of
 from planner.search.plan_product import PlanProduct
-from planner.search.sources import Leaders
+from planner.search.sources.source import Leaders
 
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.integer[Any]]

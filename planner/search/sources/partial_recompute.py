@@ -37,7 +37,7 @@ from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages
 from planner.search.feasible import Feasible
 from planner.search.ranking import CandidateBatch
-from planner.search.sources import Leaders
+from planner.search.sources.source import Leaders
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]

@@ -10,7 +10,7 @@ import pytest
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.schedules import LOOPED_CODES
 from cost_models.pricing.table import price_table, table_least_states
-from planner.search.short_pieces import family_bounds
+from planner.search.sources.short_pieces import family_bounds
 from tests.cost_models.pricing.test_table import SETTINGS, plans_of_all_kinds
 
 CLOSE = 1e-9

@@ -25,10 +25,10 @@ from hardware_profiles.progress import stages
 from planner.request.constraints import Constraint
 from planner.request.limits import limits_of_trainer
 from planner.search.feasible import Feasible
-from planner.search.partial_recompute import FULL, MOST_SAVED
 from planner.search.ranking import CandidateBatch
-from planner.search.sources import Leaders
-from planner.search.virtual_stages import VARIANTS, Interleaved, VirtualStages
+from planner.search.sources.partial_recompute import FULL, MOST_SAVED
+from planner.search.sources.source import Leaders
+from planner.search.sources.virtual_stages import VARIANTS, Interleaved, VirtualStages
 
 
 def listed_recompute(

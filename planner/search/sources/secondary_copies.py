@@ -29,10 +29,10 @@ from planner.request.constraints import Constraint
 from planner.request.divisors import divisors
 from planner.request.limits import limits_of_trainer
 from planner.search.feasible import Feasible
-from planner.search.partial_recompute import FULL, MOST_SAVED
 from planner.search.ranking import CandidateBatch
-from planner.search.sources import Leaders
-from planner.search.virtual_stages import VARIANTS, Interleaved, VirtualStages, times_first
+from planner.search.sources.partial_recompute import FULL, MOST_SAVED
+from planner.search.sources.source import Leaders
+from planner.search.sources.virtual_stages import VARIANTS, Interleaved, VirtualStages, times_first
 
 FIELD: Final = "secondary_ranks"
 Floats = NDArray[np.float64]

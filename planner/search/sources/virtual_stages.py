@@ -32,9 +32,10 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages, tracked
-from planner.search.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.feasible import Feasible, verdicts_of
-from planner.search.partial_recompute import (
+from planner.search.ranking import CandidateBatch
+from planner.search.sources.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
+from planner.search.sources.partial_recompute import (
     FULL,
     NONE,
     ROUNDING,
@@ -44,9 +45,8 @@ from planner.search.partial_recompute import (
     numbers_that_may_fit,
     stage_sizes,
 )
-from planner.search.ranking import CandidateBatch
-from planner.search.short_pieces import family_bounds
-from planner.search.sources import CandidateSource, Leaders
+from planner.search.sources.short_pieces import family_bounds
+from planner.search.sources.source import CandidateSource, Leaders
 from planner.search.space import enumerated_counts, virtual_stage_counts
 
 Floats = NDArray[np.float64]

@@ -1,0 +1,1 @@
+"""Sources of candidates: plans that a search may rank, with lower bounds."""
