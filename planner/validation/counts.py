@@ -117,23 +117,23 @@ def with_counts_in_words(reading: Reading) -> Reading:
     Words that give several numbers of one kind are of several runs.
     """
     row = reading.row
-    said = spaced(f"{row.words('framework')}; {row.words('notes')}")
-    said = THOUSANDS.sub(lambda found: str(1024 * int(found[1])), said)
+    text = spaced(f"{row.words('framework')}; {row.words('notes')}")
+    text = THOUSANDS.sub(lambda found: str(1024 * int(found[1])), text)
     found: dict[str, Any] = {}
-    if (batch := _batch_of_tokens(row, said)) is not None:
-        told = f"global_batch_size {batch}: the batch is given in tokens"
+    if (batch := _batch_of_tokens(row, text)) is not None:
+        note = f"global_batch_size {batch}: the batch is given in tokens"
         row = replace(row, global_batch_size=batch)
-        reading = Reading(row, [*reading.defaults, told])
-    said = TOKENS.sub(" ", said)
+        reading = Reading(row, [*reading.defaults, note])
+    text = TOKENS.sub(" ", text)
     for column, pattern in COUNTS.items():
-        numbers = {int(one or other) for one, other in pattern.findall(said)} - {0}
+        numbers = {int(one or other) for one, other in pattern.findall(text)} - {0}
         if row.get(column) is None and len(numbers) == 1:
             found[column] = numbers.pop()
-    sizes = {int(number) for number in BATCH.findall(said)}
+    sizes = {int(number) for number in BATCH.findall(text)}
     unsaid = row.micro_batch_size is None and row.global_batch_size is None
     if unsaid and len(sizes) == 1 and "hugging face" in terms_of(row, "framework"):
         found.setdefault("micro_batch_size", sizes.pop())
-    if row.num_gpus is None and (cards := _cards_in(f"{spaced(row.words('gpu'))}; {said}")):
+    if row.num_gpus is None and (cards := _cards_in(f"{spaced(row.words('gpu'))}; {text}")):
         found["num_gpus"] = cards
     tensor = row.tensor_parallel or found.get("tensor_parallel")
     if found.get("context_parallel", 0) in (1, tensor):  # "SP=1" and "TP8 + SP8" are Megatron's
@@ -150,16 +150,16 @@ def with_counts_in_words(reading: Reading) -> Reading:
     return Reading(replace(row, **found), [*reading.defaults, *words])
 
 
-def _batch_of_tokens(row: Row, said: str) -> int | None:
+def _batch_of_tokens(row: Row, text: str) -> int | None:
     """Return the sequences of a step whose batch the cell or the words give in tokens.
 
     A million is 1024 x 1024 where sequences divide it.
     """
     if row.seq_len is None:
         return None
-    given, stated = row.global_batch_size, TOKENS.search(said)
+    given, stated = row.global_batch_size, TOKENS.search(text)
     if given is not None:
-        many = IN_TOKENS.search(said) or given * row.seq_len > MOST_TOKENS
+        many = IN_TOKENS.search(text) or given * row.seq_len > MOST_TOKENS
         return max(1, round(given / row.seq_len)) if many and given >= row.seq_len else None
     if stated is None:
         return None
@@ -182,8 +182,8 @@ def with_patches(reading: Reading) -> Reading:
     named = IMAGE.search(spaced(f"{row.words('model')}; {row.words('notes')}"))
     image = int(next(filter(None, named.groups()))) if named else USUAL_IMAGE
     tokens = (image // patch) ** 2 + 1
-    told = f"seq_len {tokens} (default: patches of {patch}, an image of {image} pixels a side)"
-    return Reading(replace(row, seq_len=tokens), [*reading.defaults, told])
+    note = f"seq_len {tokens} (default: patches of {patch}, an image of {image} pixels a side)"
+    return Reading(replace(row, seq_len=tokens), [*reading.defaults, note])
 
 
 def with_layers_in_turn(row: Row) -> Row:

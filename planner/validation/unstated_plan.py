@@ -106,7 +106,7 @@ def with_usual_sequence_parallelism(reading: Reading, scenario: Scenario, plan: 
     return _that_fits(reading, scenario, plan, parallel, "sequence_parallel True")
 
 
-def _that_fits(reading: Reading, scenario: Scenario, plan: Plan, other: Plan, told: str) -> Plan:
+def _that_fits(reading: Reading, scenario: Scenario, plan: Plan, other: Plan, setting: str) -> Plan:
     """Return the plan, or the other one where that alone fits; the plan if neither has a price."""
     try:
         priced = price(scenario, PlanTable.from_plans([plan, other]))
@@ -118,7 +118,7 @@ def _that_fits(reading: Reading, scenario: Scenario, plan: Plan, other: Plan, to
     )
     if kept != "does_not_fit" or changed == "does_not_fit":
         return plan
-    reading.defaults.append(f"{told} (default: it does not fit without)")
+    reading.defaults.append(f"{setting} (default: it does not fit without)")
     return other
 
 
