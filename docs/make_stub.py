@@ -17,7 +17,7 @@ ROOT: Final = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import planner  # noqa: E402
-from planner.request.arguments import signature_of  # noqa: E402
+from planner.request.options.arguments import signature_of  # noqa: E402
 from planner.request.requests import FitRequest, PlanRequest  # noqa: E402
 
 STUB: Final = ROOT / "planner" / "__init__.pyi"

@@ -76,5 +76,5 @@ def __getattr__(name: str) -> Any:
         return import_module("importlib.metadata").version("shardplan")
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    documented = import_module("planner.request.arguments").documented
+    documented = import_module("planner.request.options.arguments").documented
     return documented(getattr(import_module(MODULES[name]), name))

@@ -11,7 +11,7 @@ from cost_models.scenario import Scenario
 from planner.assessment.assess import Assessment, assess
 from planner.refinement.best_partition import StagedPlan
 from planner.refinement.placement import PlacedPlan
-from planner.request.choices import Objective
+from planner.request.options.choices import Objective
 from planner.run_cost.failures import TrainingRun, training_run
 from planner.run_cost.training_run import RunRequest, StepCost
 

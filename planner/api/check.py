@@ -19,7 +19,7 @@ from planner.assessment.assess import amounts
 from planner.assessment.verdict import WORDS
 from planner.live.description import LiveModel, cluster_of_run, describe_model, what_was_read
 from planner.live.tracing import fit_live
-from planner.request.choices import ClusterLike
+from planner.request.options.choices import ClusterLike
 from planner.text.answer import Answer
 from planner.traced.answers import TracedFitAnswer
 

@@ -29,19 +29,19 @@ from planner.assessment.assess import assess
 from planner.assessment.host_memory import about_offload
 from planner.assessment.verdict import VERDICTS
 from planner.exchange.names import target_names
-from planner.request.arguments import takes
 from planner.request.clusters import cluster_of
 from planner.request.command import describe_plan
 from planner.request.config_file import notes_of, with_config
 from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.model import model_of
 from planner.request.optimal_tokens import with_optimal_tokens
+from planner.request.options.arguments import takes
+from planner.request.options.search import WholeRunOptions
+from planner.request.options.training import AdapterOptions, CommonOptions, LayerOptions
 from planner.request.pins import check_fixed, pinned_or_default
 from planner.request.requests import FitRequest, ServingOptions, plan_fields, values_of
 from planner.request.scenario import AssumedScenario, adapting, build_scenario
-from planner.request.search_options import WholeRunOptions
 from planner.request.stage_layers import without_list
-from planner.request.training_options import AdapterOptions, CommonOptions, LayerOptions
 from planner.run_cost.failures import training_run_with_notes
 from planner.run_cost.prices import parse_prices
 from planner.run_cost.training_run import parse_run_request

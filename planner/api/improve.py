@@ -23,8 +23,8 @@ from planner.exchange.job import Job, settings_of
 from planner.exchange.registry import open_config
 from planner.request.command import describe_plan
 from planner.request.executor_process import is_module
+from planner.request.options.search import WholeRunOptions
 from planner.request.requests import FitRequest, PlanRequest
-from planner.request.search_options import WholeRunOptions
 from planner.search.simplicity import CLOSE
 from planner.text.answer import SCHEMA_VERSION
 from planner.text.paragraphs import labelled

@@ -13,8 +13,6 @@ from hardware_profiles.options import check_value, declared
 from hardware_profiles.software.trainer import software_names
 from planner.answer.answers import PlanAnswer
 from planner.exchange.names import target_names
-from planner.request.arguments import takes
-from planner.request.choices import FINDS, OBJECTIVES, Objective
 from planner.request.clusters import clusters_of
 from planner.request.config_file import with_config
 from planner.request.constraints import Constraint, parse_requirements, require_consistent
@@ -22,12 +20,14 @@ from planner.request.executor_process import is_module, refuse_inputs
 from planner.request.limits import pins_of, require_possible, runnable
 from planner.request.model import model_of
 from planner.request.optimal_tokens import with_optimal_tokens
+from planner.request.options.arguments import takes
+from planner.request.options.choices import FINDS, OBJECTIVES, Objective
+from planner.request.options.search import SurveyOptions, WholeRunOptions
+from planner.request.options.training import AdapterOptions, CommonOptions, LayerOptions
 from planner.request.pins import SHORT_NAMES, check_fixed, parse_fixed
 from planner.request.requests import PlanRequest, values_of
 from planner.request.scenario import adapting, check_choice
-from planner.request.search_options import SurveyOptions, WholeRunOptions
 from planner.request.stage_layers import without_list
-from planner.request.training_options import AdapterOptions, CommonOptions, LayerOptions
 from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import parse_run_request
 from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error, survey_answer

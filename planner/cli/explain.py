@@ -7,7 +7,7 @@ from typing import Annotated
 from hardware_profiles.options import Option
 from planner.cli.options import Json, PlanPath, Verbose
 from planner.cli.outputs import print_answer
-from planner.request import proposals
+from planner.request.options import proposals
 
 
 def explain(

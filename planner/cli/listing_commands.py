@@ -8,7 +8,7 @@ from hardware_profiles.options import Option
 from hardware_profiles.software.trainer import software_names
 from hardware_profiles.terminal import show
 from planner.cli.options import Json
-from planner.request import proposals
+from planner.request.options import proposals
 
 
 def models(

@@ -11,8 +11,8 @@ from hardware_profiles.terminal import say, show
 from planner.cli.numpy_threads import import_numpy
 from planner.cli.options import Force, Json, Verbose
 from planner.cli.outputs import print_answer
+from planner.request.options.search import SEARCH
 from planner.request.requests import PlanRequest
-from planner.request.search_options import SEARCH
 
 if TYPE_CHECKING:
     from planner.api.plan import PlannedAnswer

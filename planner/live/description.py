@@ -19,9 +19,9 @@ from planner.live.adapters import LORA, adapter_options, frozen_parts, has_adapt
 from planner.live.batches import LiveBatch, batch_of
 from planner.live.optimizers import optimizer_of
 from planner.live.wrappers import LiveSharding, is_compiled, sharding_of, unwrapped
-from planner.request.choices import ClusterLike
 from planner.request.clusters import cluster_of
 from planner.request.executor_process import cluster_or_measure, is_here
+from planner.request.options.choices import ClusterLike
 
 SHORT: Final = {
     torch.bfloat16: "bf16",

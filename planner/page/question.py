@@ -24,9 +24,9 @@ from hardware_profiles.fields import parse_json
 from hardware_profiles.options import read_count
 from hardware_profiles.software.trainer import profile_names
 from planner.exchange.names import target_names
-from planner.request.choices import OBJECTIVES
 from planner.request.clusters import cluster_of, split_clusters
 from planner.request.model import named_model
+from planner.request.options.choices import OBJECTIVES
 
 Kind = Literal["text", "count", "choice", "amount"]
 SHORT: Final = 200  # characters of a field

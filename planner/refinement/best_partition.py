@@ -62,9 +62,9 @@ from planner.refinement.stage_search import (
     StageSplit,
     best_stages,
 )
-from planner.request.choices import Recomputed
 from planner.request.command import describe_plan
 from planner.request.constraints import Constraint, broken_by_plan, most_memory
+from planner.request.options.choices import Recomputed
 from planner.request.stage_layers import layers_option, stage_recompute_options
 
 BOUNDS: Final = (1.0, 2.0)  # seconds, relative: stages with other layers, with their own

@@ -53,10 +53,10 @@ from planner.refinement.rank_orders import (
     best_order,
     orders_that_may_win,
 )
-from planner.request.choices import Recomputed
 from planner.request.constraints import Constraint
 from planner.request.divisors import divisors
 from planner.request.objectives import pareto_front
+from planner.request.options.choices import Recomputed
 
 Floats = NDArray[np.float64]
 FIRST: Final = 40  # plans of the first search with bounds; the following ones find more

@@ -14,8 +14,8 @@ from hardware_profiles.cluster.power_limit import with_power_limit
 from hardware_profiles.cluster.schema import MAX_GPUS, Cluster, Figure
 from hardware_profiles.cluster.subset import part_of as part_of_tree
 from hardware_profiles.errors import InputError
-from planner.request.choices import ClusterLike
 from planner.request.divisors import divisors
+from planner.request.options.choices import ClusterLike
 
 MOST_CLUSTERS: Final = 1024  # of one question
 _RANGE: Final = re.compile(r"^\s*(?P<low>\d+)\s*\.\.\s*(?P<high>\d+)\s*[x*×](?P<rest>.+)$", re.I)

@@ -16,15 +16,15 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.options import Declared, declared
 from planner.exchange.job import adapter_options
+from planner.request.options.search import WholeRunOptions
+from planner.request.options.training import AdapterOptions, CommonOptions, LayerOptions
 from planner.request.scenario import DEFAULT_SOFTWARE, default_precision, default_seq_len
-from planner.request.search_options import WholeRunOptions
 from planner.request.stage_layers import (
     Ranges,
     layers_option,
     recompute_option,
     stage_recompute_options,
 )
-from planner.request.training_options import AdapterOptions, CommonOptions, LayerOptions
 
 TAKE_BACK: Final = " --recompute-layers 0"  # the number that was given before
 

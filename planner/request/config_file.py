@@ -15,9 +15,9 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.message import on_one_line
 from hardware_profiles.options import declared
-from planner.request.choices import ClusterLike
 from planner.request.clusters import cluster_of
 from planner.request.model import model_of
+from planner.request.options.choices import ClusterLike
 from planner.request.requests import FitRequest, PlanRequest
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.utilisation import counted_flops, peak_flops
 from cost_models.scenario import Scenario
-from planner.request.choices import Objective
+from planner.request.options.choices import Objective
 
 Floats = NDArray[np.float64]
 

@@ -2,8 +2,7 @@
 
 The Python functions take these fields as arguments and the command line as options; None means
 that an option was left out and takes its documented default. The fields of a plan are declared by
-:class:`~cost_models.plan.plan.Plan`, groups of options in ``training_options`` and
-``search_options``.
+:class:`~cost_models.plan.plan.Plan`, groups of options in ``options``.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from cost_models.plan.workload import (
 from cost_models.serving.number_formats import KV_PRECISIONS, WEIGHT_PRECISIONS
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import Option, declared, optional
-from planner.request import proposals
-from planner.request.choices import ClusterLike
 from planner.request.model import ModelLike
-from planner.request.search_options import SEARCH, SearchOptions, SurveyOptions, WholeRunOptions
-from planner.request.training_options import (
+from planner.request.options import proposals
+from planner.request.options.choices import ClusterLike
+from planner.request.options.search import SEARCH, SearchOptions, SurveyOptions, WholeRunOptions
+from planner.request.options.training import (
     BATCH_NAMES,
     AdapterOptions,
     CommonOptions,

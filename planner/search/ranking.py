@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
-from planner.request.choices import Objective
 from planner.request.objectives import pareto_front, sort_keys
+from planner.request.options.choices import Objective
 from planner.search.distinct import Standing, degrees_of
 from planner.search.feasible import Broken
 from planner.search.finalists import (

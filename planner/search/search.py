@@ -18,7 +18,6 @@ from cost_models.pricing.table import table_least_states, table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import report, stages
 from planner.assessment.verdict import budget_bytes
-from planner.request.choices import Objective, Recomputed
 from planner.request.constraints import (
     Constraint,
     broken_by_result,
@@ -27,6 +26,7 @@ from planner.request.constraints import (
 )
 from planner.request.limits import limits_of_trainer
 from planner.request.objectives import results
+from planner.request.options.choices import Objective, Recomputed
 from planner.search.candidates import (
     Candidates,
     joined,

@@ -34,7 +34,6 @@ from planner.refinement.placement import (
     can_be_placed,
     placed_front,
 )
-from planner.request.choices import ALLOWED, PARTS, Objective
 from planner.request.constraints import (
     Constraint,
     broken_by_result,
@@ -42,6 +41,7 @@ from planner.request.constraints import (
     only_breaks,
 )
 from planner.request.objectives import pareto_front, results
+from planner.request.options.choices import ALLOWED, PARTS, Objective
 from planner.request.scenario import AssumedScenario
 from planner.run_cost.prices import Prices, accelerator_cost
 from planner.run_cost.training_run import DAY, RunRequest, StepCost

@@ -9,13 +9,13 @@ from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import check_value, declared
 from hardware_profiles.progress import stages, tracked
-from planner.request.arguments import takes
 from planner.request.clusters import cluster_of
 from planner.request.executor_process import is_module
 from planner.request.model import model_of
+from planner.request.options.arguments import takes
+from planner.request.options.training import AdapterOptions, CommonOptions, LayerOptions
 from planner.request.requests import TechniquesRequest, values_of
 from planner.request.scenario import adapting, build_scenario
-from planner.request.training_options import AdapterOptions, CommonOptions, LayerOptions
 from planner.search.gc_pause import fewer_collections
 from planner.techniques.answer import TechniquesAnswer
 from planner.techniques.grids import KINDS, grid_lines

@@ -11,8 +11,8 @@ from msgspec import Meta
 from cost_models.plan.plan import Plan
 from hardware_profiles.options import Option, declared
 from planner.exchange.names import target_names
-from planner.request import proposals
-from planner.request.choices import ALLOWED, FINDS, OBJECTIVES
+from planner.request.options import proposals
+from planner.request.options.choices import ALLOWED, FINDS, OBJECTIVES
 
 WHOLE_RUN: Final = "whole run"
 SEARCH: Final = "search"
