@@ -4,6 +4,10 @@ Symbols   c compute_bytes   h hidden_size   F ffn_hidden_size   a, k query and k
           d, e sizes of a head   s seq_len   t tensor_parallel
 Units     bytes a token of one micro-batch. Columns of a plan table whose rows share the stages
           (``estimate``).
+
+Source: live tensors of traced backward passes, and tensors that autograd saves of the real modules
+of every family (``python -m benchmarks.memory_truth``). Leaves out: what the allocator reserves in
+addition to tensors (``memory.allocator``).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Units     bytes a token of all tensor-parallel ranks together, unless a name say
           function broadcasts over plan columns.
 
 Source: Korthikanti et al. (arXiv:2205.05198), eq. 1, generalised; tensors that autograd saves of
-the real modules of every family (``python -m benchmarks.memory_truth``).
+the real modules of every family (``python -m benchmarks.memory_truth``). Leaves out: what the
+allocator reserves in addition to tensors (``memory.allocator``).
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Symbols   c compute_bytes
           u group_operators · operator_seconds: the host's work around one group of weights
           d device seconds of an adapter's second matrix, scaling and addition included
 Units     bytes a token; seconds. Every function broadcasts over plan columns.
+
+Source: huggingface/peft, src/peft/utils/other.py (``fsdp_auto_wrap_policy``); torch 2.13,
+torch/distributed/fsdp/_limiter_utils.py.
 """
 
 from __future__ import annotations

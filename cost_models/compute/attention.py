@@ -5,7 +5,8 @@ Symbols   a num_heads   d head_dim   e value_head_dim   c compute_bytes   C toke
           beta memory bandwidth [bytes/s]
 Units     seconds; every function broadcasts over plan columns.
 
-Source: rates and efficiencies with their own sources in ``hardware_profiles``.
+Source: rates and efficiencies with their own sources in ``hardware_profiles``. Leaves out: the
+caches of cards with HBM, and of older ones, which may hold small tensors between two kernels.
 """
 
 from __future__ import annotations
