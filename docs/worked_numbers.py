@@ -121,6 +121,16 @@ JOBS: Final[Mapping[str, Mapping[str, Any]]] = {
         "concurrency": 32,
         "context_len": 8192,
     },
+    "I": {
+        "model": "llama-3-8b",
+        "cluster": "8xA100-80GB",
+        "seq_len": 512,
+        "lora": 16,
+        "data_parallel": 8,
+        "zero_stage": 3,
+        "recompute": "none",
+        "software": "hf-trainer",
+    },
 }
 
 
