@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from cost_models.activations import saved as activations
+from cost_models.activations.layer import backward_working_bytes_per_token
 from cost_models.activations.logits import logits_bytes_per_token
 from cost_models.communication import ring_and_tree as collectives
-from cost_models.compute import flops
+from cost_models.compute import elementwise, flops
 from cost_models.compute import layer as compute
 from cost_models.compute.head import head_seconds
 from cost_models.compute.rates import Rates
@@ -483,7 +484,7 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "kind_numel": lambda t: parameters.kind_numel(kind, t.tensor_parallel),
         "block_numel": lambda t: parameters.block_numel(model.head, t.tensor_parallel),
         "saved_bytes_per_token": saved,
-        "backward_working_bytes_per_token": lambda t: activations.backward_working_bytes_per_token(
+        "backward_working_bytes_per_token": lambda t: backward_working_bytes_per_token(
             kind, model.hidden_size, 2.0, t.tensor_parallel, software
         ),
         "logits_bytes_per_token": lambda t: (
@@ -495,7 +496,7 @@ def formulas() -> dict[str, Callable[[PlanTable], Any]]:
         "head_seconds": lambda t: (
             head_seconds(model, tokens(t), t.tensor_parallel, 2.0, rate, software).forward
         ),
-        "optimizer_seconds": lambda t: compute.optimizer_seconds(
+        "optimizer_seconds": lambda t: elementwise.optimizer_seconds(
             1e9 / t.data_parallel, rate, software.optimizer.moved_bytes
         ),
         "model_flops_per_step": lambda t: flops.model_flops_per_step(
