@@ -73,8 +73,8 @@ TIME_ALONE: Final = ("name", "description", "sources", "inherits", "communicatio
 UNKNOWN: Final = "unknown"  # a trainer that neither a profile describes nor its words
 # Of a model of which only the number of parameters is known: intervals that cover 90 % of (a preset
 # / a typical model of that size - 1): the 5th and the 95th percentile of the dense presets
-TYPICAL_TIME: Final = Spread(0.21, 0.25, "tests/planner/validation/test_typical_shapes.py")
-TYPICAL_MEMORY: Final = Spread(0.23, 1.8, "tests/planner/validation/test_typical_shapes.py")
+TYPICAL_TIME: Final = Spread(0.21, 0.25, "tests/planner/validation/rows/test_typical_shapes.py")
+TYPICAL_MEMORY: Final = Spread(0.23, 1.8, "tests/planner/validation/rows/test_typical_shapes.py")
 # Serving: weights and cache follow from shapes (published start-up logs of vLLM agree to 0.7 %).
 # Memory of kernels, graphs and libraries differs between engines and versions: published activation
 # peaks agree to 8 %, but CUDA graphs alone take 0.1 to 1.7 GiB.

@@ -31,7 +31,7 @@ from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
 from planner.assessment.verdict import budget_bytes
 from planner.search.search import search
-from planner.validation.case import Case
+from planner.validation.rows.case import Case
 from tests.samples import make_scenario
 
 # Megatron with all that it has, FSDP alone, a plan with context parallelism

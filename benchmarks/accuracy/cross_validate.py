@@ -47,8 +47,8 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import software_profile
-from planner.validation.case import Case
-from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.rows.case import Case
+from planner.validation.rows.runs_file import PUBLISHED, read_runs
 from planner.validation.statistics import FEWEST
 
 WRITTEN: Final = Path(__file__).with_name("left_out.csv")

@@ -30,8 +30,8 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
 from hardware_profiles.software.engine import PLUS
 from hardware_profiles.software.trainer import UNKNOWN
-from planner.validation.case import Case
-from planner.validation.runs_file import read_runs
+from planner.validation.rows.case import Case
+from planner.validation.rows.runs_file import read_runs
 
 PRICES: Final = Path(__file__).with_suffix(".csv")
 # tables of a round, which were priced with the same code or on the same day

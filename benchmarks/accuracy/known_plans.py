@@ -33,8 +33,8 @@ from planner.assessment.verdict import budget_bytes, plan_verdict_spread, verdic
 from planner.explanation.choices import Choices, priced_choices
 from planner.request.command import describe_plan
 from planner.search.first_plan import first_plan
-from planner.validation.case import Case
-from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.rows.case import Case
+from planner.validation.rows.runs_file import PUBLISHED, read_runs
 
 FEWEST_GPUS: Final = 64
 SAME: Final = 1e-9  # relative

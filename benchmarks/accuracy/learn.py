@@ -47,7 +47,7 @@ from planner.learning.refinement import refined
 from planner.learning.spreads import deviations
 from planner.learning.unexplained import distances_between, weights
 from planner.validation.measurement import faster_than_peak
-from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.rows.runs_file import PUBLISHED, read_runs
 
 AFTER: Final = (1, 2, 3, 5)  # runs
 FEWEST: Final = 4  # runs of a source, a trainer and an accelerator

@@ -4,8 +4,8 @@
 
 Prices every run of ``planner validate`` and of ``benchmarks/unseen/*.csv`` whose peak is known,
 twice: with its trainer's profile, and as if no profile described its trainer. For the second price
-only the entries ``unnamed`` of ``planner/validation/words.toml`` and the engines that a row's words
-name count: compiled or not, Liger's kernels, FSDP, DDP, DeepSpeed's stages, autocast.
+only the entries ``unnamed`` of ``planner/validation/rows/words.toml`` count, and the engines that a
+row's words name: compiled or not, Liger's kernels, FSDP, DDP, DeepSpeed's stages, autocast.
 
 For both, prints the errors of every source and the share of its runs inside the shortest interval
 that holds 90 % of the runs of all other sources (each source counts the same).
@@ -24,8 +24,8 @@ import pandas as pd
 import planner
 from benchmarks.intervals.shrunk import shortest
 from benchmarks.unseen import UNSEEN, validated
+from planner.validation.rows.words import without_trainers
 from planner.validation.statistics import verdict_figures
-from planner.validation.words import without_trainers
 
 WRITTEN: Final = Path(__file__).with_suffix(".csv")
 

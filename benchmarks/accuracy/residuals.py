@@ -42,8 +42,8 @@ from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.step_time.parts import TIME_WORDS
 from cost_models.uncertainty import compared_kind
 from hardware_profiles.errors import InputError
-from planner.validation.case import Case
-from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.rows.case import Case
+from planner.validation.rows.runs_file import PUBLISHED, read_runs
 
 SLOWER: Final = 0.02  # log of the factor by which rates fall for an elasticity
 MOST: Final = 0.5

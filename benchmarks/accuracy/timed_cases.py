@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from planner.validation.case import Case, case_of
 from planner.validation.measurement import faster_than_peak, measured_step, tests_time
 from planner.validation.pricing import why_impossible
-from planner.validation.reading import Unpriceable
-from planner.validation.runs_file import Row
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.reading import Unpriceable
+from planner.validation.rows.runs_file import Row
 
 
 def priced_cases(rows: Iterable[Row]) -> Iterator[Case]:

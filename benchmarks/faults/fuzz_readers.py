@@ -151,14 +151,14 @@ def _read_run(data: bytes, folder: Path) -> object:
 
 
 def _tables() -> list[bytes]:
-    from planner.validation.runs_file import PUBLISHED
+    from planner.validation.rows.runs_file import PUBLISHED
 
     lines = PUBLISHED.read_bytes().splitlines(keepends=True)
     return [b"".join([lines[0], *lines[start : start + 3]]) for start in (1, 200, 900)]
 
 
 def _read_table(data: bytes, folder: Path) -> object:
-    from planner.validation.runs_file import read_runs_file
+    from planner.validation.rows.runs_file import read_runs_file
 
     return read_runs_file(_file(folder, "RUNS.csv", data))
 

@@ -34,8 +34,8 @@ from benchmarks.intervals.shrunk import (
 )
 from benchmarks.unseen import UNSEEN
 from cost_models.uncertainty import MEMORY_COLUMNS, MEMORY_INTERVALS, UNKNOWN, memory_kind
-from planner.validation.runs_file import PUBLISHED, read_runs
-from planner.validation.trainer_of_row import is_described
+from planner.validation.rows.runs_file import PUBLISHED, read_runs
+from planner.validation.rows.trainer import is_described
 
 VERDICT: Final = 0.9  # share of the runs that a side of the verdict's interval holds
 RULE: Final = Rule(("trainer", "quantity", "assumed", "experts"), (1.0,) * 4)

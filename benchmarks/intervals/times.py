@@ -22,9 +22,9 @@ import pandas as pd
 from benchmarks.intervals.shrunk import Rule, coverage_lines, shortest
 from benchmarks.unseen import UNSEEN, validated
 from cost_models.uncertainty import TIME_COLUMNS, TIME_INTERVALS, Spread, compared_kind
-from planner.validation.cluster_of_row import accelerator_of
-from planner.validation.reading import Reading
-from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.rows.cluster import accelerator_of
+from planner.validation.rows.reading import Reading
+from planner.validation.rows.runs_file import PUBLISHED, read_runs
 
 # the prior of a kind: the mean of its trainer's and its accelerator's, and what experts add. One
 # run is half a source: of 1, 4 and 10 the intervals of sources left out are narrowest at 1

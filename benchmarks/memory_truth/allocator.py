@@ -53,9 +53,9 @@ from executor.verify.rehearsal import allocator_events
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import RunError
 from planner.assessment.verdict import budget_bytes
-from planner.validation.case import case_of
 from planner.validation.measurement import measured_memory
-from planner.validation.runs_file import read_runs
+from planner.validation.rows.case import case_of
+from planner.validation.rows.runs_file import read_runs
 
 CASES: Final = (
     "llama-3-8b:8 s512 fp32",

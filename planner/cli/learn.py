@@ -29,7 +29,7 @@ def learn(
 ) -> int:
     """Learn switches and rates of your trainer from your runs; 2 where cells cannot be read."""
     from planner.learning.answer import learn as ask
-    from planner.validation.runs_file import bad_cells_text
+    from planner.validation.rows.runs_file import bad_cells_text
 
     refuse_existing(output, force=force)
     answer = ask(runs, output, force=force)

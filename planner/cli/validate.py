@@ -17,7 +17,7 @@ def source_groups() -> list[str]:
     """Return the source groups of the published runs, for completion."""
     import csv
 
-    from planner.validation.runs_file import PUBLISHED
+    from planner.validation.rows.runs_file import PUBLISHED
 
     with PUBLISHED.open(encoding="utf-8", newline="") as file:
         return sorted({row["source_group"] for row in csv.DictReader(file)})
@@ -59,7 +59,7 @@ def validate(
     from planner.text.answer import json_text
     from planner.validation.answer import What, refuse_existing_files
     from planner.validation.answer import validate as ask
-    from planner.validation.runs_file import bad_cells_text
+    from planner.validation.rows.runs_file import bad_cells_text
 
     if time and memory:
         raise InputError("--time and --memory: choose one of them, or none for both")

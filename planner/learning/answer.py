@@ -37,10 +37,10 @@ from planner.learning.refinement import refined
 from planner.learning.spreads import learned_spreads
 from planner.learning.unexplained import distances_between, unexplained, weights
 from planner.text.answer import SCHEMA_VERSION, Answer
-from planner.validation.case import case_of
 from planner.validation.pricing import why_impossible
-from planner.validation.reading import Unpriceable
-from planner.validation.runs_file import BadCell, read_runs_file
+from planner.validation.rows.case import case_of
+from planner.validation.rows.reading import Unpriceable
+from planner.validation.rows.runs_file import BadCell, read_runs_file
 
 MOST_RUNS: Final = 20
 NOTHING: Final = "neither step time nor peak memory can be compared"

@@ -15,7 +15,6 @@ import numpy as np
 
 from hardware_profiles.progress import tracked
 from planner.learning.mechanisms import OWN, RATES, Figures, Prior, Rate, Switch, switches
-from planner.validation.case import Case
 from planner.validation.measurement import (
     is_partial,
     measured_memory,
@@ -24,6 +23,7 @@ from planner.validation.measurement import (
     tests_time,
 )
 from planner.validation.pricing import predict_cases
+from planner.validation.rows.case import Case
 
 Logs = np.ndarray[Any, np.dtype[np.float64]]
 SMALLEST = 1e-4  # of a logarithm: smaller effects are none

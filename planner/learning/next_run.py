@@ -18,9 +18,9 @@ from planner.assessment.verdict import budget_bytes
 from planner.learning.effects import Effects, log_predictions
 from planner.learning.mechanisms import Prior
 from planner.learning.posterior import Posterior, predictive
-from planner.validation.case import Case, case_of
 from planner.validation.pricing import predict_cases
-from planner.validation.reading import Unpriceable
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.reading import Unpriceable
 
 
 @dataclass(frozen=True, slots=True)

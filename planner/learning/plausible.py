@@ -13,7 +13,7 @@ from cost_models.units import GIB
 from hardware_profiles.errors import InputError
 from planner.learning.effects import Logs, MeasuredRun
 from planner.validation.measurement import faster_than_peak
-from planner.validation.runs_file import Row
+from planner.validation.rows.runs_file import Row
 
 # measured / predicted of 1,094 step times and 525 peaks lies between 0.28 and 23 (the runs of
 # `python -m benchmarks.accuracy.learn`); a wrong unit makes it a thousand times larger or smaller

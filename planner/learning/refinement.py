@@ -19,7 +19,7 @@ from hardware_profiles.software.trainer import SoftwareProfile
 from planner.learning.effects import Effects, Logs, log_predictions
 from planner.learning.mechanisms import Prior
 from planner.learning.posterior import Posterior, noise_of, option_priors, regression
-from planner.validation.case import Case
+from planner.validation.rows.case import Case
 
 PRICED: Final = 4  # combinations
 LEAST: Final = 0.01  # weight of one that is priced

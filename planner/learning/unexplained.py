@@ -22,7 +22,7 @@ from cost_models.step_time.unexplained import CHOICES, COUNTS, distances, likene
 from hardware_profiles.software.profile import LearnedRun, Unexplained
 from planner.learning.effects import Logs
 from planner.learning.mechanisms import Likeness
-from planner.validation.case import Case
+from planner.validation.rows.case import Case
 
 
 def as_learned(case: Case, weight: float = 0.0) -> LearnedRun:

@@ -19,10 +19,10 @@ from planner.request.clusters import cluster_of
 from planner.request.model import model_of
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.text.paragraphs import labelled_line
-from planner.validation.case import case_of
 from planner.validation.pricing import CasePrediction, predict_cases
-from planner.validation.reading import Unpriceable
-from planner.validation.runs_file import Row
+from planner.validation.rows.case import case_of
+from planner.validation.rows.reading import Unpriceable
+from planner.validation.rows.runs_file import Row
 
 WARM_UP: Final = 5  # logged steps that are left out
 

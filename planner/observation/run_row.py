@@ -15,7 +15,7 @@ from cost_models.units import GIB
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import write_text_atomically
 from planner.answer.answers import FitAnswer
-from planner.validation.runs_file import COLUMNS, csv_lines, without_formula
+from planner.validation.rows.runs_file import COLUMNS, csv_lines, without_formula
 
 Cells = dict[str, Any]
 # values of the column memory_definition

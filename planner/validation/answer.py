@@ -16,8 +16,6 @@ from hardware_profiles.fields import write_text_atomically
 from hardware_profiles.progress import tracked
 from hardware_profiles.software.trainer import software_profile
 from planner.text.answer import SCHEMA_VERSION, Answer
-from planner.validation.case import Case, case_of
-from planner.validation.counts import not_understood
 from planner.validation.measurement import (
     MeasuredMemory,
     denied_by,
@@ -31,8 +29,10 @@ from planner.validation.measurement import (
     tests_time,
 )
 from planner.validation.pricing import CasePrediction, predict_cases
-from planner.validation.reading import Unpriceable
-from planner.validation.runs_file import (
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.counts import not_understood
+from planner.validation.rows.reading import Unpriceable
+from planner.validation.rows.runs_file import (
     PUBLISHED,
     BadCell,
     Row,
@@ -40,7 +40,7 @@ from planner.validation.runs_file import (
     read_runs_file,
     without_formula,
 )
-from planner.validation.words import kind_of
+from planner.validation.rows.words import kind_of
 
 if TYPE_CHECKING:
     import pandas as pd

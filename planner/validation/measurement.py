@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.uncertainty import MemoryKind
-from planner.validation.case import Case, takes_layers_in_turn
-from planner.validation.runs_file import Row
-from planner.validation.words import look_up, words_table
+from planner.validation.rows.case import Case, takes_layers_in_turn
+from planner.validation.rows.runs_file import Row
+from planner.validation.rows.words import look_up, words_table
 
 GIB: Final = 2.0**30
 # The best matmul of a card over its data sheet: RTX 5090, whose clocks are above the sheet's

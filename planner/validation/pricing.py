@@ -36,10 +36,10 @@ from cost_models.uncertainty import (
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import tracked
 from planner.assessment.verdict import Verdict, budget_bytes
-from planner.validation.case import Case
 from planner.validation.measurement import measured_memory
-from planner.validation.trainer_of_row import compared_trainer
-from planner.validation.unstated_plan import checkpointed_otherwise, row_verdict
+from planner.validation.rows.case import Case
+from planner.validation.rows.trainer import compared_trainer
+from planner.validation.rows.unstated_plan import checkpointed_otherwise, row_verdict
 
 # rules of torch's schedules, of the executor and of releases that other trainers do not have
 PRICED_ANYWAY: Final = (

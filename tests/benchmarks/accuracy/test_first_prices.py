@@ -7,7 +7,7 @@ import pandas as pd
 
 from benchmarks.accuracy.first_prices import PRICES, ROUNDS, SHARES, fitted, lines
 from benchmarks.unseen import UNSEEN
-from planner.validation.runs_file import read_runs
+from planner.validation.rows.runs_file import read_runs
 
 
 def loops(round_: int, source: str, slower: float) -> pd.DataFrame:

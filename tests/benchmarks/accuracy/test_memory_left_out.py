@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from benchmarks.accuracy.memory_left_out import by_source, interval_of
-from planner.validation.case import case_of
-from planner.validation.runs_file import PUBLISHED, read_runs
-from planner.validation.words import without_trainers
+from planner.validation.rows.case import case_of
+from planner.validation.rows.runs_file import PUBLISHED, read_runs
+from planner.validation.rows.words import without_trainers
 
 
 def test_no_profile_describes_a_trainer() -> None:

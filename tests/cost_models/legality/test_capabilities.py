@@ -33,9 +33,9 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import parent_of, profile_names, software_profile
 from planner.search.search import search
 from planner.search.space import enumerate_plans
-from planner.validation.case import case_of
-from planner.validation.reading import Unpriceable
-from planner.validation.runs_file import PUBLISHED, Row, read_runs
+from planner.validation.rows.case import case_of
+from planner.validation.rows.reading import Unpriceable
+from planner.validation.rows.runs_file import PUBLISHED, Row, read_runs
 from tests.samples import make_scenario
 
 # parts of the plans of a trainer that have one value, and some that have several

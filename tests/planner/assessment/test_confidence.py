@@ -18,7 +18,7 @@ from planner.assessment.confidence import (
     confidence,
     confidence_words,
 )
-from planner.validation.runs_file import PUBLISHED
+from planner.validation.rows.runs_file import PUBLISHED
 from tests.planner.runs.recorded import machine
 from tests.samples import make_scenario
 

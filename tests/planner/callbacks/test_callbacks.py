@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 import planner  # noqa: E402
 from planner.callbacks.accelerate import AcceleratePreflight  # noqa: E402
 from planner.callbacks.watch import DoesNotFit  # noqa: E402
-from planner.validation.runs_file import read_runs  # noqa: E402
+from planner.validation.rows.runs_file import read_runs  # noqa: E402
 
 CLUSTER = "1xA100-80GB"
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256}

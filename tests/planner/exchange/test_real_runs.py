@@ -23,7 +23,7 @@ pytest.importorskip("transformers")
 import planner
 from planner.api.export import export
 from planner.observation.answer import observe
-from planner.validation.runs_file import Row, read_runs
+from planner.validation.rows.runs_file import Row, read_runs
 
 ROOT = Path(__file__).parents[3]
 TOY = Path(__file__).parent / "toy_runs"

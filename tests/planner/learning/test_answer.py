@@ -15,8 +15,8 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
 from planner.assessment.confidence import confidence_words
 from planner.learning.effects import log_predictions
-from planner.validation.case import case_of
-from planner.validation.runs_file import read_runs
+from planner.validation.rows.case import case_of
+from planner.validation.rows.runs_file import read_runs
 from tests.samples import make_scenario
 
 ROW: dict[str, Any] = {

@@ -17,7 +17,7 @@ from planner.observation.answer import observe
 from planner.observation.logs.deepspeed import read_deepspeed
 from planner.observation.logs.megatron import read_megatron
 from planner.observation.logs.torchtitan import read_torchtitan
-from planner.validation.runs_file import read_runs
+from planner.validation.rows.runs_file import read_runs
 
 MEGATRON = """\
   bf16 ............................................ True

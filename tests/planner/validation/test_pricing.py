@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
-from planner.validation.case import case_of
 from planner.validation.pricing import predict_cases
-from planner.validation.runs_file import PUBLISHED, Row, read_runs
-from planner.validation.unstated_plan import assumed_settings
+from planner.validation.rows.case import case_of
+from planner.validation.rows.runs_file import PUBLISHED, Row, read_runs
+from planner.validation.rows.unstated_plan import assumed_settings
 
 
 def test_pipelines_are_simulated() -> None:

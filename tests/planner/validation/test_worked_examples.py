@@ -8,10 +8,10 @@ from cost_models.compute.flops import model_flops_per_step
 from cost_models.model.families import model_spec
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
-from planner.validation.case import case_of
 from planner.validation.measurement import measured_step
 from planner.validation.pricing import predict_cases
-from planner.validation.runs_file import PUBLISHED, read_runs
+from planner.validation.rows.case import case_of
+from planner.validation.rows.runs_file import PUBLISHED, read_runs
 from tests.samples import GPT3, make_scenario
 
 

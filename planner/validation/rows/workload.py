@@ -19,10 +19,10 @@ from cost_models.plan.workload import (
 )
 from hardware_profiles.cluster.schema import Accelerator
 from planner.request.scenario import default_precision
-from planner.validation.reading import Reading, Unpriceable
-from planner.validation.runs_file import Row
-from planner.validation.vocabulary import ANYWHERE, BITS, terms_of, vocabulary
-from planner.validation.words import SoftwareEntry, entry_of, look_up, number_in, words_table
+from planner.validation.rows.reading import Reading, Unpriceable
+from planner.validation.rows.runs_file import Row
+from planner.validation.rows.vocabulary import ANYWHERE, BITS, terms_of, vocabulary
+from planner.validation.rows.words import SoftwareEntry, entry_of, look_up, number_in, words_table
 
 BEFORE_AMPERE: Final = ("Pascal", "Volta", "Turing")
 TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")

@@ -22,9 +22,9 @@ from hardware_profiles.cluster.local_machine import describe_here
 from hardware_profiles.cluster.power_limit import with_power_limit
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Node
 from hardware_profiles.errors import InputError, NeedsMeasurement
-from planner.validation.reading import Reading, Unpriceable
-from planner.validation.runs_file import Row
-from planner.validation.words import look_up, words_table
+from planner.validation.rows.reading import Reading, Unpriceable
+from planner.validation.rows.runs_file import Row
+from planner.validation.rows.words import look_up, words_table
 
 # words for the server, or the rack, around an accelerator
 BOARDS: Final = re.compile(

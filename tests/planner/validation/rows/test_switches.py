@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from cost_models.model.spec import ModelSpec
-from planner.validation.case import Case, case_of
 from planner.validation.pricing import predict_cases, why_impossible
-from planner.validation.reading import Unpriceable
-from planner.validation.runs_file import Row
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.reading import Unpriceable
+from planner.validation.rows.runs_file import Row
 
 LLAMA = {
     "model": "llama-2-7b",

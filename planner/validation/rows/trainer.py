@@ -18,10 +18,10 @@ from hardware_profiles.software.trainer import (
     parent_of,
     software_profile,
 )
-from planner.validation.reading import Reading
-from planner.validation.runs_file import Row
-from planner.validation.vocabulary import ANYWHERE, terms_of
-from planner.validation.words import EngineEntry, SoftwareEntry, entry_of, look_up, words_table
+from planner.validation.rows.reading import Reading
+from planner.validation.rows.runs_file import Row
+from planner.validation.rows.vocabulary import ANYWHERE, terms_of
+from planner.validation.rows.words import EngineEntry, SoftwareEntry, entry_of, look_up, words_table
 
 # sections of words.toml whose engines change figures of any trainer
 SWITCHES: Final = (

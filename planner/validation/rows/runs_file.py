@@ -22,7 +22,7 @@ from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.fields import read_text
 from hardware_profiles.message import escaped
 
-PUBLISHED: Final = Path(__file__).parent / "published_runs.csv"  # comes with shardplan
+PUBLISHED: Final = Path(__file__).parents[1] / "published_runs.csv"  # comes with shardplan
 MAX_ROWS: Final = 100_000
 MAX_ERRORS: Final = 50  # printed; the others are counted
 # words of options and of other tools, and the columns that they mean

@@ -26,8 +26,8 @@ from cost_models.model.presets import (
 )
 from cost_models.model.spec import ModelSpec, Weight
 from planner.request.model import LARGEST, SMALLEST, VOCAB_SIZE, shape_of_size
-from planner.validation.reading import Reading, Unpriceable
-from planner.validation.words import ArchitectureEntry, entry_of, kind_of, look_up, words_table
+from planner.validation.rows.reading import Reading, Unpriceable
+from planner.validation.rows.words import ArchitectureEntry, entry_of, kind_of, look_up, words_table
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
 GPT: Final = "gpt"

@@ -14,13 +14,13 @@ from cost_models.scenario import Scenario
 from cost_models.uncertainty import TYPICAL_MEMORY, peak_interval, verdict_spread, widened
 from hardware_profiles.errors import InputError
 from planner.assessment.verdict import Verdict, budget_bytes, memory_budget, verdict
-from planner.validation.cluster_of_row import smaller_accelerator
-from planner.validation.model_of_row import is_typical
-from planner.validation.reading import Reading
-from planner.validation.runs_file import Row
-from planner.validation.trainer_of_row import compared_trainer
-from planner.validation.vocabulary import ANYWHERE, terms_of
-from planner.validation.words import look_up, words_table
+from planner.validation.rows.cluster import smaller_accelerator
+from planner.validation.rows.model import is_typical
+from planner.validation.rows.reading import Reading
+from planner.validation.rows.runs_file import Row
+from planner.validation.rows.trainer import compared_trainer
+from planner.validation.rows.vocabulary import ANYWHERE, terms_of
+from planner.validation.rows.words import look_up, words_table
 
 COLUMN = "micro_batch_size"
 # settings that a peak hangs on, as texts of assumed ones begin. Of the known runs said to fit, 2 %

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from cost_models.plan.recompute import MODULES
-from planner.validation.case import Case, case_of
-from planner.validation.counts import not_understood
-from planner.validation.runs_file import Row
-from planner.validation.trainer_of_row import is_described
-from planner.validation.vocabulary import terms_of, tokens_of, vocabulary
-from planner.validation.words import words_table
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.counts import not_understood
+from planner.validation.rows.runs_file import Row
+from planner.validation.rows.trainer import is_described
+from planner.validation.rows.vocabulary import terms_of, tokens_of, vocabulary
+from planner.validation.rows.words import words_table
 
 LLAMA = {
     "model": "llama-2-7b",

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from hardware_profiles.fields import convert, read_toml
-from planner.validation.runs_file import Row
+from planner.validation.rows.runs_file import Row
 
 TABLE: Final = Path(__file__).parent / "vocabulary.toml"
 # columns with settings, all of which ``anywhere`` stands for

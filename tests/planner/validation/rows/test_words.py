@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from hardware_profiles.errors import InputError
-from planner.validation import words
-from planner.validation.runs_file import PUBLISHED, Row, read_runs
-from planner.validation.words import (
+from planner.validation.rows import words
+from planner.validation.rows.runs_file import PUBLISHED, Row, read_runs
+from planner.validation.rows.words import (
     TABLE,
     Conditions,
     Name,

@@ -13,10 +13,10 @@ from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
 from planner.assessment.verdict import budget_bytes
-from planner.validation.case import Case, case_of
 from planner.validation.measurement import denied_by, measured_memory, measured_step, rates
-from planner.validation.reading import Unpriceable
-from planner.validation.runs_file import PUBLISHED, Row, read_runs
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.reading import Unpriceable
+from planner.validation.rows.runs_file import PUBLISHED, Row, read_runs
 
 GPT = {
     "model": "a GPT",

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from planner.validation.case import Case, case_of
-from planner.validation.counts import not_understood
-from planner.validation.reading import Unpriceable
-from planner.validation.runs_file import read_runs
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.counts import not_understood
+from planner.validation.rows.reading import Unpriceable
+from planner.validation.rows.runs_file import read_runs
 
 USUAL = {
     "source_group": "x",

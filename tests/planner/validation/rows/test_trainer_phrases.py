@@ -9,13 +9,13 @@ import pytest
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.units import GIB
-from planner.validation.case import Case, case_of
-from planner.validation.counts import not_understood
 from planner.validation.measurement import measured_memory
 from planner.validation.pricing import why_impossible
-from planner.validation.reading import Unpriceable
-from planner.validation.runs_file import Row
-from planner.validation.vocabulary import vocabulary
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.counts import not_understood
+from planner.validation.rows.reading import Unpriceable
+from planner.validation.rows.runs_file import Row
+from planner.validation.rows.vocabulary import vocabulary
 
 CELLS = {"model": "llama-2-7b", "seq_len": 4096, "gpu": "A100-SXM4-80GB", "num_gpus": 16}
 

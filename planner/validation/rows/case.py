@@ -24,8 +24,8 @@ from cost_models.plan.recompute import MODULES, PREFIX, RECOMPUTE, read_setting
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from planner.validation.cluster_of_row import cluster_of
-from planner.validation.counts import (
+from planner.validation.rows.cluster import cluster_of
+from planner.validation.rows.counts import (
     STATE_RANKS,
     WEIGHT_RANKS,
     accumulation,
@@ -34,10 +34,10 @@ from planner.validation.counts import (
     with_layers_in_turn,
     with_patches,
 )
-from planner.validation.model_of_row import is_typical, model_of
-from planner.validation.reading import Reading, Unpriceable
-from planner.validation.runs_file import Row
-from planner.validation.trainer_of_row import (
+from planner.validation.rows.model import is_typical, model_of
+from planner.validation.rows.reading import Reading, Unpriceable
+from planner.validation.rows.runs_file import Row
+from planner.validation.rows.trainer import (
     DEEPSPEED,
     note_trainer,
     profile_of_trainer,
@@ -45,15 +45,15 @@ from planner.validation.trainer_of_row import (
     that_runs,
     trainer_of,
 )
-from planner.validation.unstated_plan import (
+from planner.validation.rows.unstated_plan import (
     may_checkpoint,
     with_usual_checkpointing,
     with_usual_micro_batch,
     with_usual_sequence_parallelism,
 )
-from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
-from planner.validation.words import SoftwareEntry, look_up, number_in, words_table
-from planner.validation.workload_of_row import workload_of
+from planner.validation.rows.vocabulary import ANYWHERE, terms_of, vocabulary
+from planner.validation.rows.words import SoftwareEntry, look_up, number_in, words_table
+from planner.validation.rows.workload import workload_of
 
 GPUS_A_NODE: Final = 8
 TPU: Final = "TPU"

@@ -9,9 +9,9 @@ import pytest
 from cost_models.model.families import model_spec
 from cost_models.model.presets import all_presets
 from cost_models.uncertainty import TYPICAL_MEMORY, TYPICAL_TIME, Spread
-from planner.validation.case import Case, case_of
 from planner.validation.pricing import predict_cases
-from planner.validation.runs_file import Row
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.runs_file import Row
 
 EVERY = (
     5  # presets that are compared; all of them, which the intervals are from, take half a minute

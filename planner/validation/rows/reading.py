@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.validation.runs_file import Row
+from planner.validation.rows.runs_file import Row
 
 
 class Unpriceable(Exception):

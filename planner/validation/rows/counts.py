@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from planner.validation.reading import Reading
-from planner.validation.runs_file import Row
-from planner.validation.vocabulary import READ_COLUMNS, Token, terms_of, tokens_of, vocabulary
-from planner.validation.words import look_up, words_table
+from planner.validation.rows.reading import Reading
+from planner.validation.rows.runs_file import Row
+from planner.validation.rows.vocabulary import READ_COLUMNS, Token, terms_of, tokens_of, vocabulary
+from planner.validation.rows.words import look_up, words_table
 
 # recipes of matmuls in 8 bits, which Megatron Core takes next to --bf16
 RECIPES: Final = frozenset(

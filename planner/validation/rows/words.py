@@ -25,8 +25,8 @@ from cost_models.plan.workload import AdapterMethod, AttentionKernel, Optimizer,
 from cost_models.uncertainty import MemoryKind
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import convert, read_toml
-from planner.validation.runs_file import COLUMNS, TEXTS, Row
-from planner.validation.vocabulary import ANYWHERE, terms_of, vocabulary
+from planner.validation.rows.runs_file import COLUMNS, TEXTS, Row
+from planner.validation.rows.vocabulary import ANYWHERE, terms_of, vocabulary
 
 TABLE: Final = Path(__file__).parent / "words.toml"
 

@@ -1,0 +1,8 @@
+"""Rows of RUNS.csv as cases: a row's words become settings of a plan and of its trainer.
+
+runs_file   the columns of RUNS.csv and their values
+vocabulary  phrases in cells as terms (vocabulary.toml)
+words       settings that terms stand for (words.toml)
+trainer     software profile of a row's trainer, like cluster, model, workload
+case        one row as model, cluster, workload, plan and software profile
+"""
