@@ -24,8 +24,8 @@ from executor.cli import parser as executor  # noqa: E402
 from hardware_profiles import command_line  # noqa: E402
 from hardware_profiles.command_line import Command, LazyGroup  # noqa: E402
 from planner.cli.app import COMMANDS, EXECUTOR, EXIT_CODES, app  # noqa: E402
-from planner.cli.executor_commands import EXPORT_EXAMPLES, EXPORT_HELP  # noqa: E402
-from planner.cli.export import export_plan  # noqa: E402
+from planner.cli.planning.export import export_plan  # noqa: E402
+from planner.cli.training.executor_commands import EXPORT_EXAMPLES, EXPORT_HELP  # noqa: E402
 
 PAGE: Final = DOCS / "reference" / "commands.md"
 HEAD: Final = """# Commands

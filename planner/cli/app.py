@@ -23,87 +23,87 @@ from planner.cli.examples import EXAMPLES
 # name: module and function, and the line of help; a module is imported when its command is called
 COMMANDS: Final = {
     "fit": (
-        "planner.cli.fit:fit",
+        "planner.cli.planning.fit:fit",
         "Will it fit? A verdict with a margin, the parts, and what to change.",
     ),
     "plan": (
-        "planner.cli.plan:plan",
+        "planner.cli.planning.plan:plan",
         "What is the best plan? A search over all parallelism, recompute and micro-batch size.",
     ),
     "run": (
-        "planner.cli.executor_commands:run",
+        "planner.cli.training.executor_commands:run",
         "Train with a plan.json, then compare the prediction with the measurement.",
     ),
     "export": (
-        "planner.cli.executor_commands:export",
+        "planner.cli.training.executor_commands:export",
         "Write the trained weights of a run, or a plan.json for another trainer (--to deepspeed).",
     ),
     "tokenize": (
-        "planner.cli.executor_commands:tokenize",
+        "planner.cli.training.executor_commands:tokenize",
         "Make a token file of text, JSONL or Parquet, once for many runs.",
     ),
     "explain": (
-        "planner.cli.explain:explain",
+        "planner.cli.planning.explain:explain",
         "Explain a plan: its limits, sensitivity of the choice, and comparisons with other plans.",
     ),
     "validate": (
-        "planner.cli.validate:validate",
+        "planner.cli.training.validate:validate",
         "How far is it off? Predictions compared with published runs, by row and by group.",
     ),
     "models": (
-        "planner.cli.listing_commands:models",
+        "planner.cli.listings.commands:models",
         "List the presets, or show the parts of one model.",
     ),
     "hardware": (
-        "planner.cli.listing_commands:hardware",
+        "planner.cli.listings.commands:hardware",
         "List the accelerators, or show the figures of one, each with its source.",
     ),
     "software": (
-        "planner.cli.listing_commands:software",
+        "planner.cli.listings.commands:software",
         "List the trainers, and the parts of trainers, that --software takes.",
     ),
     "replan": (
-        "planner.cli.runs:replan",
+        "planner.cli.training.runs:replan",
         "Plan again for fewer accelerators: the same model, precision, optimizer and batch.",
     ),
     "launch": (
-        "planner.cli.launch:launch",
+        "planner.cli.training.launch:launch",
         "Start a plan on Slurm, Kubernetes, SkyPilot, Ray or machines reached by ssh.",
     ),
     "compare": (
-        "planner.cli.runs:compare",
+        "planner.cli.training.runs:compare",
         "The differences, term by term, of two plans, or of a plan and a run of it.",
     ),
     "compare-techniques": (
-        "planner.cli.techniques:compare_techniques",
+        "planner.cli.planning.techniques:compare_techniques",
         "One line for every technique of the literature: memory, traffic, step, what runs it.",
     ),
     "report": (
-        "planner.cli.reports:report",
+        "planner.cli.planning.reports:report",
         "Write a plan, or a run of it, as one page to read, print and send.",
     ),
     "trace": (
-        "planner.cli.reports:trace",
+        "planner.cli.planning.reports:trace",
         "Write the simulated step, and the measured one of a run, as a trace for Perfetto.",
     ),
     "learn": (
-        "planner.cli.learn:learn",
+        "planner.cli.training.learn:learn",
         "Learn what your trainer does from one to five short runs; --software takes the result.",
     ),
     "observe": (
-        "planner.cli.observe:observe",
+        "planner.cli.training.observe:observe",
         "Read a log of another trainer: measured and predicted, a row for learn and validate.",
     ),
     "oom": (
-        "planner.cli.oom:oom",
+        "planner.cli.training.oom:oom",
         "Explain an out-of-memory error of torch: which tensor, where, what would help.",
     ),
     "calibrate": (
-        "planner.cli.runs:calibrate",
+        "planner.cli.training.runs:calibrate",
         "Improve predictions for a cluster: from runs, or by a new measurement of this machine.",
     ),
     "doctor": (
-        "planner.cli.doctor:doctor",
+        "planner.cli.listings.doctor:doctor",
         "Show versions, GPUs, the cache, and what to install for which command.",
     ),
     "serve": (

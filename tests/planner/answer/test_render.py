@@ -15,7 +15,7 @@ from cost_models.plan.plan import Plan
 from cost_models.step_time.parts import TIME_WORDS
 from planner.answer.plan_text import against_best, tight_words
 from planner.answer.ranked_table import ranked_table, runner_up
-from planner.cli.listing import model_text, models_text
+from planner.cli.listings.listing import model_text, models_text
 from planner.cli.outputs import coloured
 from planner.text.bars import BUDGET, part_bars
 from planner.text.paragraphs import LINES, MOMENT_WORDS
@@ -211,7 +211,7 @@ def test_columns_that_few_plans_need_are_shown_where_one_does() -> None:
 
 
 def test_model_listings_say_parts_and_flops() -> None:
-    from planner.cli.listing import model_listing, one_model
+    from planner.cli.listings.listing import model_listing, one_model
 
     assert "llama-3-8b" in models_text(model_listing())
     text = model_text(one_model("mixtral-8x7b"))

@@ -33,7 +33,7 @@ def test_an_ascii_terminal_gets_ascii(name: str) -> None:
     environment.pop("PYTHONIOENCODING", None)
     environment[name] = "ascii" if name == "PYTHONIOENCODING" else "C"
     program = (
-        "import planner.cli.listing as listing\n"
+        "import planner.cli.listings.listing as listing\n"
         "listing.models_text = lambda document: '✔ ██ 2 × 3 · 5'\n"
         "from planner.cli.app import main\n"
         "main(['models'])\n"
@@ -49,14 +49,14 @@ def test_commands_print_through_one_function() -> None:
     """So that the status line is erased first and closed pipes are handled."""
     import planner.cli
 
-    for path in Path(str(planner.cli.__file__)).parent.glob("*.py"):
+    for path in Path(str(planner.cli.__file__)).parent.rglob("*.py"):
         assert not re.search(r"\bprint\(", path.read_text()), path
 
 
 SLOW = """
 import time
 from hardware_profiles.progress import report, tracked
-import planner.cli.listing as listing
+import planner.cli.listings.listing as listing
 def slow(document):
     for _ in tracked(range(10), 'pricing way out {number}'):
         time.sleep(0.15)

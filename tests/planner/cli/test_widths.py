@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import planner.validation
-from planner.cli import app, doctor
+from planner.cli import app
+from planner.cli.listings import doctor
 from planner.cli.outputs import shows_colours
 
 PUBLISHED = Path(str(planner.validation.__file__)).with_name("published_runs.csv")

@@ -41,7 +41,7 @@ def plan(
     """Print the best plans, and write the best one to a file."""
     import_numpy()
     if improve:
-        from planner.cli.improve import print_improved
+        from planner.cli.planning.improve import print_improved
 
         print_improved(request, output, force=force, json=json)
         return

@@ -23,14 +23,14 @@ def models(
     json: Json = False,
 ) -> None:
     """List the presets, or show what one model is made of."""
-    from planner.cli.listing import model_listing, model_text, models_text, names_one_model
+    from planner.cli.listings.listing import model_listing, model_text, models_text, names_one_model
     from planner.text.answer import json_text
 
     listed = model_listing(name or "")
     if name is None or (len(listed["models"]) > 1 and not names_one_model(name)):
         show(json_text(listed) if json else models_text(listed))
         return
-    from planner.cli.listing import one_model
+    from planner.cli.listings.listing import one_model
 
     document = one_model(name)
     show(json_text(document) if json else model_text(document))
@@ -49,7 +49,7 @@ def hardware(
 ) -> None:
     """List the accelerators, or show the figures of one with their sources."""
     from hardware_profiles.cluster.parse import accelerator_name
-    from planner.cli.listing import (
+    from planner.cli.listings.listing import (
         accelerator_text,
         accelerators_text,
         hardware_listing,
@@ -80,7 +80,7 @@ def software(
     json: Json = False,
 ) -> None:
     """List the trainers and engines that ``--software`` takes."""
-    from planner.cli.listing import software_listing, software_text
+    from planner.cli.listings.listing import software_listing, software_text
     from planner.text.answer import json_text
 
     document = software_listing(name or "")

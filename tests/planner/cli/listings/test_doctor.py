@@ -12,9 +12,9 @@ import pytest
 
 from hardware_profiles.errors import InputError
 from planner.cli import app as cli
-from planner.cli import doctor
+from planner.cli.listings import doctor
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def refuse() -> None:

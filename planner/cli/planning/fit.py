@@ -40,7 +40,7 @@ def fit(
     import_numpy()
     from planner.answer.answers import FitAnswer
     from planner.api.fit import fit as ask
-    from planner.cli.draw import check_drawing, refuse_drawings, write_drawing
+    from planner.cli.planning.draw import check_drawing, refuse_drawings, write_drawing
     from planner.request.executor_process import cluster_or_measure, refuse_for_modules
 
     if request.inference:

@@ -1,0 +1,1 @@
+"""Commands that list what is known: models, hardware, software, and this machine (doctor)."""

@@ -1,0 +1,1 @@
+"""Commands that train, or read runs: run, launch, compare, learn, validate and others."""
