@@ -11,7 +11,7 @@ from typing import Any, Final
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError
 from planner.exchange.megatron_fields import Get
-from planner.exchange.python_document import parse_python
+from planner.exchange.syntax.python_document import parse_python
 
 # tokens that a tokenizer has, where its kind says so
 VOCABULARIES: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}

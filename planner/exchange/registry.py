@@ -13,7 +13,7 @@ from cost_models.legality.capabilities import capabilities
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
 from planner.exchange.names import target_names
-from planner.exchange.syntax import syntax_of
+from planner.exchange.syntax.documents import syntax_of
 from planner.exchange.target import ConfigReading, Target
 
 MAX_BYTES: Final = 300_000  # of a file: YAML is read at some 0.4 MB a second

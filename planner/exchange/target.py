@@ -15,7 +15,7 @@ from hardware_profiles.fields import read_text
 from hardware_profiles.message import on_one_line
 from planner.exchange.job import FOLLOWING, Job, is_default
 from planner.exchange.keys import MISSING, OMIT, Key, Source, UnknownWord, lookup, unknown_paths
-from planner.exchange.syntax import OWN_KEY, FileHeader, Syntax, stated_in_comments
+from planner.exchange.syntax.documents import OWN_KEY, FileHeader, Syntax, stated_in_comments
 
 # where a training script states what only PEFT and bitsandbytes read
 ADAPTERS_IN_SCRIPT: Final = {

@@ -17,10 +17,10 @@ from planner.exchange.edits.python_text import edit_python
 from planner.exchange.edits.shell_text import edit_shell, with_exports
 from planner.exchange.edits.toml_text import edit_toml
 from planner.exchange.edits.yaml_text import edit_yaml
-from planner.exchange.flags import LAUNCHER
 from planner.exchange.job import FOLLOWING, Job
 from planner.exchange.keys import MISSING, Source, leaves_of, lookup, placed
-from planner.exchange.syntax import OWN_KEY, STATED, STATED_IN_JSON, syntax_of
+from planner.exchange.syntax.documents import OWN_KEY, STATED, STATED_IN_JSON, syntax_of
+from planner.exchange.syntax.flags import LAUNCHER
 from planner.exchange.target import Target
 
 EDITORS: Final[Mapping[str, Editor]] = {

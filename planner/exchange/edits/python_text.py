@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from planner.exchange.edits.changes import REMOVED
-from planner.exchange.python_document import CALL, parse_python
-from planner.exchange.python_recipe import expression, import_lines, name_of
+from planner.exchange.syntax.python_document import CALL, parse_python
+from planner.exchange.syntax.python_recipe import expression, import_lines, name_of
 
 MOST_CALLS: Final = 80  # that are tried for a new argument
 Span = tuple[int, int]

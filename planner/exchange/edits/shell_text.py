@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from planner.exchange.edits.changes import REMOVED
-from planner.exchange.flags import ENVIRONMENT
+from planner.exchange.syntax.flags import ENVIRONMENT
 
 MOST_ANCHORS: Final = 60  # places that are tried for a new flag
 COMMON_WORDS: Final = frozenset(("use", "no", "num", "size", "model"))  # of flags of all kinds

@@ -23,7 +23,7 @@ from planner.exchange.keys import (
     words,
 )
 from planner.exchange.launch import accelerate_launch
-from planner.exchange.syntax import YAML
+from planner.exchange.syntax.documents import YAML
 from planner.exchange.target import ADAPTERS_IN_SCRIPT, Target
 from planner.exchange.targets.huggingface import (
     FSDP1,

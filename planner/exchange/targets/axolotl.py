@@ -21,7 +21,7 @@ from planner.exchange.keys import (
     without_effect,
     words,
 )
-from planner.exchange.syntax import YAML
+from planner.exchange.syntax.documents import YAML
 from planner.exchange.target import Target
 from planner.exchange.targets.huggingface import (
     ARGUMENTS,

@@ -14,7 +14,7 @@ from hardware_profiles.errors import InputError
 from planner.exchange.job import Job
 from planner.exchange.keys import OMIT, Key, Settings, Source, UnknownWord, same, without_effect
 from planner.exchange.launch import deepspeed_launch
-from planner.exchange.syntax import JSON
+from planner.exchange.syntax.documents import JSON
 from planner.exchange.target import ADAPTERS_IN_SCRIPT, Target
 
 FILE: Final = "ds_config.json"

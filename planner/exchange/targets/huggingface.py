@@ -283,7 +283,7 @@ def neighbour(name: str, source: Source, what: str) -> Mapping[str, Any]:
     A relative name starts in the folder of the naming file or in one above it, since people start
     their jobs at the root of a repository.
     """
-    from planner.exchange.syntax import parse_yaml
+    from planner.exchange.syntax.documents import parse_yaml
 
     folder = Path() if source.folder is None else source.folder
     above = [folder, *folder.resolve().parents]

@@ -24,9 +24,9 @@ from planner.exchange.keys import (
     without_effect,
 )
 from planner.exchange.launch import torchrun
-from planner.exchange.python_document import CALL, parse_calls
-from planner.exchange.python_recipe import Code, PythonTuple, expression, import_lines
-from planner.exchange.syntax import FileHeader, Syntax, parse_yaml, stated_in_comments
+from planner.exchange.syntax.documents import FileHeader, Syntax, parse_yaml, stated_in_comments
+from planner.exchange.syntax.python_document import CALL, parse_calls
+from planner.exchange.syntax.python_recipe import Code, PythonTuple, expression, import_lines
 from planner.exchange.target import ADAPTERS_IN_SCRIPT, Target
 from planner.exchange.targets.huggingface import STRATEGIES, on_cpu, read_deepspeed, truth
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from planner.exchange.flags import FLAGS, UNRESOLVED
 from planner.exchange.job import Job
 from planner.exchange.keys import Key, Settings, Source, without_effect
 from planner.exchange.megatron_fields import (
@@ -23,6 +22,7 @@ from planner.exchange.megatron_fields import (
     settings_of_fields,
 )
 from planner.exchange.megatron_model import config_of_fields, model_fields
+from planner.exchange.syntax.flags import FLAGS, UNRESOLVED
 from planner.exchange.target import Target
 
 FILE: Final = "megatron.sh"

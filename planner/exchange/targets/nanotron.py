@@ -15,7 +15,7 @@ from hardware_profiles.errors import InputError
 from planner.exchange.job import Job
 from planner.exchange.keys import Key, Settings, Source, UnknownWord, without_effect
 from planner.exchange.launch import torchrun
-from planner.exchange.syntax import YAML
+from planner.exchange.syntax.documents import YAML
 from planner.exchange.target import Target
 
 FILE: Final = "nanotron.yaml"

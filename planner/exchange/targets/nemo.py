@@ -25,8 +25,8 @@ from planner.exchange.megatron_recipes import (
     remarks,
     restate,
 )
-from planner.exchange.python_document import CALL
-from planner.exchange.python_recipe import FUNCTION, assignments
+from planner.exchange.syntax.python_document import CALL
+from planner.exchange.syntax.python_recipe import FUNCTION, assignments
 from planner.exchange.target import Target
 
 FILE: Final = "nemo_job.py"

@@ -26,8 +26,8 @@ from planner.exchange.keys import (
     without_effect,
 )
 from planner.exchange.launch import torchrun
-from planner.exchange.python_document import CALL
-from planner.exchange.python_recipe import FUNCTION, PYTHON
+from planner.exchange.syntax.python_document import CALL
+from planner.exchange.syntax.python_recipe import FUNCTION, PYTHON
 from planner.exchange.target import Target
 
 FILE: Final = "torchtitan_job.py"

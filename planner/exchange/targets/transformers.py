@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import parse_json
-from planner.exchange.flags import ENVIRONMENT, LAUNCHER, UNRESOLVED, parse_flags
 from planner.exchange.job import Job
 from planner.exchange.keys import (
     OMIT,
@@ -30,7 +29,8 @@ from planner.exchange.keys import (
     without_effect,
 )
 from planner.exchange.launch import torchrun
-from planner.exchange.syntax import BARE_JSON, FileHeader, parse_yaml, syntax_of
+from planner.exchange.syntax.documents import BARE_JSON, FileHeader, parse_yaml, syntax_of
+from planner.exchange.syntax.flags import ENVIRONMENT, LAUNCHER, UNRESOLVED, parse_flags
 from planner.exchange.target import ADAPTERS_IN_SCRIPT, ConfigReading, Target
 from planner.exchange.targets.huggingface import (
     ARGUMENTS,

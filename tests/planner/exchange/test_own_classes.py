@@ -23,8 +23,8 @@ from planner.exchange.job import Job
 from planner.exchange.keys import placed
 from planner.exchange.megatron_fields import CARRIES, fields_of
 from planner.exchange.megatron_model import model_fields
-from planner.exchange.python_document import CALL
 from planner.exchange.registry import target
+from planner.exchange.syntax.python_document import CALL
 from planner.exchange.targets.megatron import OF_MODEL
 from tests.planner.exchange.test_targets import MODELS, RANKS, files_of
 

@@ -12,10 +12,10 @@ import planner
 from cost_models.plan_file import write_plan_file
 from hardware_profiles.errors import InputError
 from planner.cli.app import main
-from planner.exchange.flags import parse_flags
-from planner.exchange.python_recipe import parse_recipe
 from planner.exchange.registry import read_config
-from planner.exchange.shell_script import read_script
+from planner.exchange.syntax.flags import parse_flags
+from planner.exchange.syntax.python_recipe import parse_recipe
+from planner.exchange.syntax.shell_script import read_script
 from planner.request.model import resolve_model
 
 REAL = Path(__file__).parent / "real"

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import MAX_DEPTH, nesting, parse_json
-from planner.exchange.python_document import parse_python
+from planner.exchange.syntax.python_document import parse_python
 
 MAX_VALUES: Final = 100_000  # of a document
 OWN_KEY: Final = "shardplan"  # of a JSON file, which has no comments

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError, did_you_mean
 from planner.exchange.keys import placed
-from planner.exchange.python_document import CALL, parse_functions
-from planner.exchange.syntax import FileHeader, Syntax, parse_yaml, stated_in_comments
+from planner.exchange.syntax.documents import FileHeader, Syntax, parse_yaml, stated_in_comments
+from planner.exchange.syntax.python_document import CALL, parse_functions
 
 FUNCTION: Final = "shardplan_job"
 WIDTH: Final = 100

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from planner.exchange.shell_expansion import Variables, expand, expand_to_text
-from planner.exchange.shell_words import ShellToken, tokens
+from planner.exchange.syntax.shell_expansion import Variables, expand, expand_to_text
+from planner.exchange.syntax.shell_words import ShellToken, tokens
 
 MAX_SCRIPTS: Final = 20  # of eval and bash -c inside each other
 MAX_COMMANDS: Final = 5_000

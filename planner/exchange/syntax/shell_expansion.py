@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from planner.exchange.python_document import parse_python
-from planner.exchange.shell_words import end_of_expansion, end_of_quotes
+from planner.exchange.syntax.python_document import parse_python
+from planner.exchange.syntax.shell_words import end_of_expansion, end_of_quotes
 
 MAX_WORDS: Final = 100_000
 MAX_VALUE: Final = 100_000  # characters

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
-from planner.exchange.shell_script import read_script
-from planner.exchange.syntax import FileHeader, Syntax, stated_in_comments
+from planner.exchange.syntax.documents import FileHeader, Syntax, stated_in_comments
+from planner.exchange.syntax.shell_script import read_script
 
 LAUNCHER, ENVIRONMENT, UNRESOLVED = "torchrun", "env", "unresolved"
 _NUMBER: Final = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
