@@ -89,7 +89,8 @@ def planner_page() -> str:
 def room_page(room: str) -> str:
     """Return the page about a room of ``cost_models``."""
     place = ROOT / PACKAGE / room
-    paths = sorted(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    paths = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    paths = [path for path in paths if path.parent.name != "families"]  # no formulas
     lines = [f"# {PACKAGE}.{room}", "", file_summary(paths[0]), ""]
     modules = []
     for path in paths:

@@ -20,7 +20,7 @@ from cost_models.arrays import Flag, Real
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.autocast_copies import absent_copies, gathered_bytes
-from cost_models.memory.fsdp1 import flat_buffers, flat_gradients, units
+from cost_models.memory.fsdp.fsdp1 import flat_buffers, flat_gradients, units
 from cost_models.memory.gradients import gradients_of
 from cost_models.memory.head_gradients import head_gradients
 from cost_models.memory.ledger import MOMENTS, Item, Point, added, either, most, product

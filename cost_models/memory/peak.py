@@ -29,7 +29,7 @@ from cost_models.memory.allocator import (
     untypical_bytes,
 )
 from cost_models.memory.autocast_copies import autocast_rows
-from cost_models.memory.fsdp2 import block_points
+from cost_models.memory.fsdp.fsdp2 import block_points
 from cost_models.memory.head_gradients import loss_copy_bytes
 from cost_models.memory.layerwise import layer_points
 from cost_models.memory.ledger import (

@@ -15,7 +15,7 @@ from cost_models.compute.flops import (
 )
 from cost_models.legality.frozen_rules import untrained_stage
 from cost_models.legality.rules import CODES, legality_codes
-from cost_models.memory.fsdp1 import units
+from cost_models.memory.fsdp.fsdp1 import units
 from cost_models.model.freezing import (
     with_frozen_parts,
     with_trained_layers,

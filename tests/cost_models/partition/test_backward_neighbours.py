@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cost_models.activations.live import live_activations
-from cost_models.memory.fsdp2 import BlockPoints
+from cost_models.memory.fsdp.fsdp2 import BlockPoints
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_parameters import rank_parameters

@@ -13,9 +13,9 @@ import numpy as np
 from cost_models.activations.layer import LayerBackward
 from cost_models.activations.live import LiveActivations
 from cost_models.arrays import Flag, Real, holds
-from cost_models.memory.blocks import LEFT_OVER, RUNNING, UNPACKED, Blocks, buffer
+from cost_models.memory.fsdp.blocks import LEFT_OVER, RUNNING, UNPACKED, Blocks, buffer
+from cost_models.memory.fsdp.layer_groups import LayerGroup
 from cost_models.memory.gradients import gradients_of
-from cost_models.memory.layer_groups import LayerGroup
 from cost_models.memory.ledger import Item, Point, added, either, most
 from cost_models.memory.saved_tensors import activation, logits, saved_rows
 from cost_models.partition.frozen_weights import (

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from cost_models.activations.layer import LayerBackward
 from cost_models.activations.live import LiveActivations, live_activations
-from cost_models.memory.fsdp2 import BlockPoints
+from cost_models.memory.fsdp.fsdp2 import BlockPoints
 from cost_models.memory.gradients import gradients_of
 from cost_models.memory.ledger import Item, Ledger, Point, part_sums, total
 from cost_models.model.families import model_spec

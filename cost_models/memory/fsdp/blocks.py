@@ -30,8 +30,8 @@ from cost_models.activations.layer import LayerBackward
 from cost_models.arrays import Flag, Real, everywhere, holds
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
+from cost_models.memory.fsdp.layer_groups import LayerBlock, LayerElements
 from cost_models.memory.gradients import rearranged_bytes
-from cost_models.memory.layer_groups import LayerBlock, LayerElements
 from cost_models.memory.ledger import Item, Point, added, either, least, product, total
 from cost_models.memory.model_states import gradients as gradient_row
 from cost_models.model.lora import embedding_is_frozen
