@@ -2,7 +2,7 @@
 
 A page for each room of ``cost_models``, lowest first as in their import-linter contract: every file
 with symbols or formulas, every public function whose docstring has a formula (indented lines) or a
-source. ``docs/docstrings.py`` reads the docstrings, ``docs/worked_numbers.py`` computes the worked
+source. ``docs/docstrings.py`` reads the docstrings, ``docs/worked/numbers.py`` computes the worked
 numbers.
 """
 
@@ -23,12 +23,11 @@ DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS)]
 
-import worked_jobs  # noqa: E402
-import worked_tables  # noqa: E402
 from docstrings import Described, describe, prose, symbols_in  # noqa: E402
 from generated import write_or_compare  # noqa: E402
 from rooms import PACKAGE, TITLES, rooms  # noqa: E402
-from worked_numbers import JOBS, Call, command_of, worked_calls  # noqa: E402
+from worked import jobs, tables  # noqa: E402
+from worked.numbers import JOBS, Call, command_of, worked_calls  # noqa: E402
 
 BOOK: Final = DOCS / "reference" / "formulas"
 HEAD: Final = """# Book of formulas
@@ -233,7 +232,7 @@ def main() -> None:
     """Write the pages, or exit with 1 where one is not what the docstrings say."""
     write_or_compare(
         BOOK,
-        pages() | {"jobs.md": worked_jobs.page(), "tables.md": worked_tables.page()},
+        pages() | {"jobs.md": jobs.page(), "tables.md": tables.page()},
         "make_formulas.py",
     )
 

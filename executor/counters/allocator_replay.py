@@ -63,12 +63,6 @@ class AllocatorReplay:
         """Largest reserved bytes."""
         return int(self.reserved.max(initial=0))
 
-    @property
-    def fragmentation(self) -> float:
-        """Share of the reserved bytes that no tensor uses, when live bytes are largest."""
-        at = int(self.live.argmax())
-        return 1.0 - float(self.live[at]) / max(1.0, float(self.reserved[at]))
-
 
 def replay(
     events: Iterable[AllocatorEvent], settings: AllocatorSettings | None = None

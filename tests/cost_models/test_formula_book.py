@@ -38,6 +38,6 @@ def test_every_worked_number_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["jobs", "tables"])
 def test_prices_are_those_of_the_page(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = module(f"worked_{name}", monkeypatch).page()
+    made = module(f"worked.{name}", monkeypatch).page()
     kept = (BOOK / f"{name}.md").read_text(encoding="utf-8")
     assert made.splitlines() == kept.splitlines()

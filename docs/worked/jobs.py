@@ -7,13 +7,9 @@ number of the page is typed by hand.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, Final
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 

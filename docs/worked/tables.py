@@ -7,17 +7,13 @@ less shows in the sum. No number of the page is typed by hand.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, get_args
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict
-from worked_jobs import TINY_MODELS
+from worked.jobs import TINY_MODELS
 
 from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.legality.capabilities import capabilities_of

@@ -10,23 +10,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct, structs
 
-ROOT: Final = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-import planner  # noqa: E402
-from cost_models.compute.hardware_flops import hardware_flops_per_step  # noqa: E402
-from cost_models.model.parameters import active_parameters  # noqa: E402
-from cost_models.partition.plan_stages import default_layer_ranges  # noqa: E402
-from cost_models.plan.plan import PlanTable  # noqa: E402
-from cost_models.units import format_bytes, format_seconds  # noqa: E402
-from planner.reports.simulated_step import simulated_step  # noqa: E402
+import planner
+from cost_models.compute.hardware_flops import hardware_flops_per_step
+from cost_models.model.parameters import active_parameters
+from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.plan.plan import PlanTable
+from cost_models.units import format_bytes, format_seconds
+from planner.reports.simulated_step import simulated_step
 
 MOST: Final = 6  # numbers of a result that are printed
 # job -> arguments of planner.fit; micro-batches of one sequence
