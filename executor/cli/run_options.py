@@ -122,7 +122,10 @@ class RunOptions:
     ] = False
     dry_run: Annotated[
         bool,
-        Option(common=True, help="build everything, run and measure two steps, write nothing"),
+        Option(
+            common=True,
+            help="build everything, run two steps, compare memory and traffic, write nothing",
+        ),
     ] = False
     output: Annotated[
         Path | None,

@@ -178,7 +178,8 @@ def check_machine(file: PlanFile, nodes: int = 1) -> int:
     if wanted > free:
         raise InputError(
             f"the plan's {needed} ranks need about {format_bytes(wanted)} of memory together, "
-            f"{format_bytes(free)} are free on this machine"
+            f"{format_bytes(free)} are free on this machine; run it on the plan's cluster "
+            "(shardplan launch), or plan a smaller model for this machine, here:4"
         )
     return 0
 

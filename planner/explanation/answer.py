@@ -295,14 +295,14 @@ def _sensitivity(found: Explanation, *, verbose: bool) -> list[str]:
         return []
     about = "this plan" if found.varied == found.plan else "the best plan"
     more = "" if verbose else " (-v: which)"
-    lines = labelled("Sensitive", f"what would make another plan better than {about}{more}:")
+    lines = labelled("Sensitive", f"values at which another plan is better than {about}{more}:")
     changing = [one for one in found.sensitivity if one.less or one.more]
     for one in found.sensitivity if verbose else changing:
         words = _figure(one, found.varied, found.scenario) if verbose else _threshold(one)
         lines += indented(words)
     without = [one.words for one in found.sensitivity if one not in changing]
     if without and not verbose:
-        words = "nothing changes from half to four times the value of "
+        words = "no change of plan from half to four times the value of "
         lines += indented(words + ", ".join(without))
     batches = []
     for batch in found.batches:
@@ -321,7 +321,7 @@ def _sensitivity(found: Explanation, *, verbose: bool) -> list[str]:
 
 def _threshold(one: Sensitivity) -> str:
     """Return the values of a figure from which on another plan is better."""
-    ends = (("below", one.less), ("from", one.more))
+    ends = (("below", one.less), ("above", one.more))
     words = [
         f"{word} {format_value(change.value, one.unit)} ({change.scale:.2f}x)"
         for word, change in ends
@@ -332,7 +332,7 @@ def _threshold(one: Sensitivity) -> str:
 
 def _figure(one: Sensitivity, best: Plan, scenario: Scenario) -> str:
     parts = []
-    for change, word, end in ((one.less, "below", "half"), (one.more, "from", "four times")):
+    for change, word, end in ((one.less, "below", "half"), (one.more, "above", "four times")):
         if change is None:
             parts.append(f"down to {end} of it" if word == "below" else f"up to {end}")
         else:
@@ -370,7 +370,7 @@ def _change(one: Sensitivity, change: Crossover, word: str, best: Plan) -> str:
     where = f"{word} {format_value(change.value, one.unit)} ({change.scale:.2f}x)"
     at = f"{where}: {changes(best, change.plan)}"
     if change.keeping_costs == float("inf"):
-        return f"{at} (it does not fit there)"
+        return f"{at} (the old choice does not fit there)"
     if change.keeping_costs <= 0.0:
         return at
     return f"{at} (at {change.end:g}x the old choice is {100 * change.keeping_costs:.1f} % slower)"

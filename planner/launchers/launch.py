@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -31,6 +32,11 @@ def require_program(system: System) -> None:
             f"--on {system}: {program} is not on the PATH; --dry-run writes the job file, to be "
             "submitted elsewhere"
         )
+
+
+def submit_command(system: System, job: LaunchJob, path: Path) -> str:
+    """Return the command that submits a job file."""
+    return shlex.join(_launcher(system).command(path, job))
 
 
 def submit(system: System, job: LaunchJob, text: str) -> None:

@@ -95,7 +95,7 @@ class LearnAnswer(Answer):
             (TITLES[one.verdict], one.mechanism, one.value, one.words) for one in self.conclusions
         ]
         yield table(shown, ("", "mechanism", "value", "evidence"))
-        words = f"wrote {self.path}: planner.fit(model, cluster, software={str(self.path)!r})"
+        words = f"wrote {self.path}; next: planner.fit(model, cluster, software={str(self.path)!r})"
         yield element("p", words, css="note")
 
     def __str__(self) -> str:

@@ -79,7 +79,7 @@ def about_switches(
             verdict = "unknown"
         else:
             verdict = "concluded" if after[top] >= SURE else "leaning"
-        words = f"{100 * after[top]:.0f} %, before {100 * before[top]:.0f} %"
+        words = f"{100 * after[top]:.0f} % sure, {100 * before[top]:.0f} % before"
         if after[top] < after.max():  # the sum of effects prefers another one
             verdict, words = "leaning", f"in the combination that explains the runs best; {words}"
         if not weighed:

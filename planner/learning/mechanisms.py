@@ -198,7 +198,7 @@ def switches(software: SoftwareProfile) -> tuple[Switch, ...]:
             {"fp32 under autocast": _engine("autocast")},
         ),
         Switch(
-            "attention kernel since Hopper",
+            "attention kernel (Hopper and newer)",
             {
                 "written for Ampere": {"kernels.flash_share_since_hopper": 0.6},
                 "written for Hopper": {"kernels.flash_share_since_hopper": 1.0},

@@ -67,7 +67,7 @@ def learned_text(
         name, reason = next(iter(skipped.items()))
         more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
         lines += textwrap.wrap(f"Left out: {name}: {reason}{more}", width())
-    lines += plain(f"wrote {path}: shardplan fit MODEL CLUSTER --software {path}")
+    lines += plain(f"wrote {path}; next: shardplan fit MODEL CLUSTER --software {path}")
     return "\n".join(lines)
 
 
@@ -114,12 +114,13 @@ def _left(runs: Sequence[ComparedRun]) -> Iterator[str]:
         )
         half = math.log(2.0) * published_prior().likeness.length
         words = (
-            f"{listed} of the step times. The file adds it to plans like these runs; half of it "
-            f"where batch, sequence, model and ranks differ by {half:.1g} doublings in all"
+            f"{listed} of the step times. The profile adds it to the steps of similar plans, and "
+            f"half of it where batch, sequence, model and ranks differ by {half:.1g} doublings "
+            "together"
         )
         yield from hanging(f"{'Unexplained':<12}", words)
     if len(runs) == 1:
-        words = "what this run has for itself counts as the machine's: learn from another plan, too"
+        words = "its peculiarities are taken as the trainer's: add a run of another plan"
         yield from hanging(f"{'One run':<12}", words)
 
 
@@ -143,5 +144,5 @@ def _next(runs: Sequence[NextRun]) -> Iterator[str]:
         return
     for number, run in enumerate(worth):
         head = "Next run" if number == 0 else ""
-        words = f"{run.words}: tells {run.nats / math.log(2.0):.1f} bits"
+        words = f"{run.words} (adds {run.nats / math.log(2.0):.1f} bits of information)"
         yield from hanging(f"{head:<12}", words)

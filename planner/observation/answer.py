@@ -133,7 +133,14 @@ def observe(
         }
     cells |= {name: value for name, value in given.items() if value is not None}
     if "seq_len" not in cells:
-        raise InputError(f"{log}: the sequence length is not in the log: --seq-len")
+        options = {
+            "--model MODEL": model is None and "hidden_size" not in cells,
+            "--cluster CLUSTER": "gpu" not in cells,
+            "--seq-len N": True,
+            "--global-batch-size N": "global_batch_size" not in cells,
+        }
+        missing = ", ".join(option for option, lacks in options.items() if lacks)
+        raise InputError(f"{log}: the log does not state everything; add {missing}")
     gpus, batch = cells.get("num_gpus"), cells.get("global_batch_size")
     tokens = cells["seq_len"] * batch / gpus if gpus and batch else None
     measured = readings.measured(warm_up, tokens, batch)
@@ -144,7 +151,7 @@ def observe(
     cells["derived"] = f"{measured.steps} steps after {warm_up} of warm-up"
     prediction, reason, defaults = _predict(cells)
     if "gpu" not in cells:
-        reason = "the accelerator is not in the log: --cluster"
+        reason = "the log does not state the accelerator; add --cluster CLUSTER"
     assumptions = (*assumed, *defaults)
     if output is not None:
         append_row(output, cells)

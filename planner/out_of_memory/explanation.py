@@ -107,11 +107,9 @@ class OutOfMemoryAnswer(Answer):
 
     def _what(self) -> list[str]:
         report = self.report
-        device = "" if report.device is None else f" on GPU {report.device}"
-        where = f" in the {report.phase}" if report.phase in ("loss", "optimizer") else ""
-        if report.phase and not where:
-            where = f", {report.phase}"
-        words = f"A tensor of {format_bytes(report.requested)} was refused{device}{where}."
+        device = "torch" if report.device is None else f"GPU {report.device}"
+        where = f" (during: {report.phase})" if report.phase else ""
+        words = f"{device} has no room for a tensor of {format_bytes(report.requested)}{where}."
         if report.place is None:
             return [words]
         code = "" if report.code is None else f": {report.code}"

@@ -95,7 +95,8 @@ def resolve_model(text: str) -> ModelSpec:
         return found
     path = _config_path(text)
     if path is not None:
-        return model_spec(read_json(path, "a model's config.json"), name=text, where=str(path))
+        name = text if Path(text).name else str(Path(text).resolve())  # of ".": the folder's
+        return model_spec(read_json(path, "a model's config.json"), name=name, where=str(path))
     return named_model(text)
 
 

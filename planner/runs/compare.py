@@ -108,6 +108,10 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
     """Compare a plan.json with another one, or with the folder of a run."""
     first, second = Path(first), Path(second)
     plan = _legal(first)
+    if not second.exists():
+        raise InputError(
+            f"{second}: no such file (another plan.json or the folder of a run expected)"
+        )
     if second.is_dir() or second.name == RUN_FILE:
         return compare_run(first, plan, read_run(second))
     return _plans(first, plan, second, _legal(second))
@@ -300,7 +304,7 @@ def _why_off(predicted: Prediction, run: RunRecord) -> Iterable[str]:
     missing = run.step_seconds - time.step_seconds
     word = "longer" if missing > 0 else "shorter"
     yield (
-        f"the step took {_signed(abs(missing)).lstrip('+')} {word} than predicted "
+        f"the measured step is {_signed(abs(missing)).lstrip('+')} {word} than predicted "
         f"({100 * missing / time.step_seconds:+.0f} %)"
     )
     measured = measured_phases(run)

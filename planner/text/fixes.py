@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import shorten
+from textwrap import shorten, wrap
 from typing import Final
 
 from msgspec import Struct
@@ -62,6 +62,7 @@ def fix_lines(fixes: Sequence[Fix], lines_before: int, *, verbose: bool) -> list
     aligned = max((len(fix.options) for fix in fixes if len(fix.options) <= room), default=0)
     most = len(fixes) if verbose else max(FEWEST, LINES - lines_before - 1)
     lines, complete = [], len(fixes) <= most
+    spare = LINES - lines_before - 1 - len(fixes)  # lines for options that need more than one
     for number, fix in enumerate(fixes[:most]):
         label = LABEL if number == 0 else ""
         start = f"{format_bytes(fix.peak):>9}  " + (f"{fix.pace:<{paces}}  " if paces else "")
@@ -74,6 +75,10 @@ def fix_lines(fixes: Sequence[Fix], lines_before: int, *, verbose: bool) -> list
             words = f"{fix.options}  ({fix.condition})" if fix.condition else fix.options
             words = words if len(words) <= room else fix.options
             lines.append(f"{label:<{INDENT}}{start}{words}")
+        elif len(options := wrap(fix.options, room, break_on_hyphens=False)) - 1 <= spare:
+            spare -= len(options) - 1
+            lines.append(f"{label:<{INDENT}}{start}{options[0]}")
+            lines += [f"{'':<{INDENT + len(start)}}{more}" for more in options[1:]]
         else:
             lines.append(f"{label:<{INDENT}}{start}{shorten(fix.change, room, placeholder=' …')}")
             complete = False

@@ -83,7 +83,12 @@ def plan(
     print_answer(answer, json=json, verbose=verbose)
     if output is not None and planned is not None:
         why = not_run(planned.scenario, planned.best)
-        following = f"next: shardplan run {shlex.quote(str(output))} --data FILE"
+        quoted = shlex.quote(str(output))
+        following = (
+            f"next: shardplan run {quoted} --data FILE"
+            if planned.scenario.cluster.num_nodes == 1
+            else f"next: shardplan launch {quoted} --on slurm -- --data FILE"
+        )
         say(f"{'':<11}wrote {output}; {following if why is None else why}")
     elif not json and planned is not None:
         following = "add -o plan.json to write the best plan; shardplan run trains it"

@@ -32,7 +32,7 @@ def launch(
 ) -> None:
     """Write the job file and submit it."""
     from hardware_profiles.fields import write_text_atomically
-    from planner.launchers.launch import job_file, require_program, submit
+    from planner.launchers.launch import job_file, require_program, submit, submit_command
 
     if output is not None:
         refuse_existing(output, force=force)
@@ -41,7 +41,8 @@ def launch(
         require_program(on)
     if output is not None:
         write_text_atomically(output, text, force=force)
-        say(f"wrote {output}")
+        following = f"; submit it: {submit_command(on, job, output)}" if dry_run else ""
+        say(f"wrote {output}{following}")
     elif dry_run:
         show(text.rstrip("\n"))
     if not dry_run:

@@ -84,7 +84,7 @@ def test_an_error_of_memory_is_recorded_and_explained(
 
     with pytest.raises(torch.OutOfMemoryError):
         fails()
-    assert "2.0 GiB was refused" in capsys.readouterr().err
+    assert "no room for a tensor of 2.0 GiB" in capsys.readouterr().err
     assert read_runs(runs)[0].outcome == "oom"
 
 

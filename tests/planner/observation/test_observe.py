@@ -103,7 +103,7 @@ def test_logs_of_other_trainers(tmp_path: Path) -> None:
     assert found.cells["memory_definition"] == "torch max_memory_reserved"
     unknown = str(observe(write(tmp_path, "u.log", titan), model="llama-3-8b", seq_len=8192))
     assert "tokens/s per device (for the step, give --global-batch-size)" in unknown
-    assert "Not priced: the accelerator is not in the log: --cluster" in unknown
+    assert "Not priced: the log does not state the accelerator; add --cluster CLUSTER" in unknown
     speed = "".join(
         f"[2026-01-01 00:00:00,000] [INFO] [timer.py:260:stop] epoch=0/micro_step={n}/global_step={n}, "
         "RunningAvgSamplesPerSec=3.0, CurrSamplesPerSec=4.0, MemAllocated=4.32GB, MaxMemAllocated=38.49GB\n"

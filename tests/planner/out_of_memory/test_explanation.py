@@ -109,7 +109,7 @@ def test_advice_follows_place_and_fragmentation() -> None:
         ("t.py", "main", "out = model(x)"), CALL, ("loss_utils.py", "cross_entropy", "")
     )
     answer = str(explain_out_of_memory(text))
-    assert "3.9 GiB was refused on GPU 3 in the loss" in answer
+    assert "GPU 3 has no room for a tensor of 3.9 GiB (during: loss)" in answer
     assert answer.index("expandable_segments") < answer.index("chunked")
     whole = NEW.format("7.00")
     assert "expandable_segments" not in str(explain_out_of_memory(whole))

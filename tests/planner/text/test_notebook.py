@@ -136,7 +136,7 @@ SAID: dict[Callable[[Path], Any], str] = {
     inverts: "micro-batch",
     explains: "FITS",
     compares: "Both take the same time",
-    compares_a_run: "The step took",
+    compares_a_run: "The measured step is",
     calibrates: "predicted now",
     validates: "1 of 1 runs predicted",
     learns: "Concluded",
