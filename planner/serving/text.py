@@ -216,7 +216,7 @@ def _reach(scenario: ServingScenario, reach: Mapping[str, Any]) -> list[str]:
     if reach.get("longest_context_len"):
         longest = reach["longest_context_len"]
         words = f"sequences of {longest:,} tokens"
-        parts.append(words + " (the model's longest)" * (longest == scenario.model.max_seq_len))
+        parts.append(words + " (model limit)" * (longest == scenario.model.max_seq_len))
     return labelled("Maximum", ", or ".join(parts)) if parts else []
 
 
