@@ -29,6 +29,7 @@ from planner.validation.rows.counts import (
     STATE_RANKS,
     WEIGHT_RANKS,
     accumulation,
+    adapters_in,
     spaced,
     with_counts_in_words,
     with_layers_in_turn,
@@ -177,6 +178,10 @@ def case_of(row: Row) -> Case:
 
 def _with_adapters(row: Row) -> Row:
     """Return a row whose empty cell of adapters is what the trainer's name or other cells say."""
+    if row.peft is None and (told := adapters_in(row)):
+        stated = replace(row, peft=told)
+        found = look_up(words_table().adapter, stated)
+        return stated if found is not None and found.value != "none" else row
     if row.peft is None and "kinds of adapters" in terms_of(row, "framework"):
         row = replace(row, peft=row.framework)
     kind = look_up(words_table().adapter, row)

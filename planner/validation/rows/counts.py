@@ -87,7 +87,13 @@ IMAGE: Final = re.compile(
 # usual patches (Dosovitskiy et al., arXiv:2010.11929; of giants Zhai et al., arXiv:2106.04560) and
 # images
 USUAL_PATCH, LARGE_PATCH, USUAL_IMAGE = 16, 14, 224
+NAME: Final = re.compile(r"^(?:--)?optim(?:izer)?(?:[_ ](?:name|type))?(?:\s*[=:]|\s)\s*")
 OPTIMIZER: Final = re.compile(r"optim|adam|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
+# options that name what is trained: --train_type hqq_dora (AnswerDotAI/fsdp_qlora: train.py),
+# tuner_type=lora (modelscope/ms-swift: swift/arguments/base_args), finetuning_type: lora
+TRAINED: Final = re.compile(r"\b(?:train|tuner|sft|peft|adapter|fine ?tuning) (?:type|method)\b")
+ADAPTED: Final = frozenset({"lora", "qlora", "adapter", "adapter v2"})
+OF_ADAPTERS: Final = re.compile(r"\b(?:lora|target|quant\w*|bnb|load in|n bits)(?!\w)")
 WITH_TENSOR_PARALLELISM: Final = frozenset({"deepspeed", "megatron", "megatron core", "nemo rl"})
 SEVERAL_NODES: Final = re.compile(r"(?<!single )(?<!one )\bnodes?\b(?<!per node)")
 # the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
@@ -207,7 +213,7 @@ def _cards_in(words: str) -> int | None:
 
 def _optimizer_in(row: Row) -> str | None:
     """Return the optimizer that stands alone between commas in the notes, if one does."""
-    parts = {part.strip() for part in re.split(r"[,;]", row.words("notes"))}
+    parts = {NAME.sub("", part) for part in _parts(row.words("notes"))}
     found = [
         part
         for part in parts
@@ -216,6 +222,26 @@ def _optimizer_in(row: Row) -> str | None:
         and look_up(words_table().optimizer, replace(row, optimizer=part, notes=None))
     ]
     return found[0] if len(found) == 1 else None
+
+
+def _parts(words: str) -> list[str]:
+    """Return what stands between commas, semicolons and the dashes of options."""
+    return [part.strip() for part in re.split(r"[,;]|(?:^|\s)--(?=[a-z])", words) if part.strip()]
+
+
+def adapters_in(row: Row) -> str | None:
+    """Return the parts of the notes that name adapters, and their settings; None without any.
+
+    A part is of adapters where their vocabulary knows all of its words.
+    """
+    parts = _parts(row.words("notes"))
+    read = {part: vocabulary().read("peft", part) for part in parts}
+    typed = [part for part in parts if TRAINED.search(spaced(part))]
+    named = [part for part in parts if not read[part].rest and read[part].terms.keys() & ADAPTED]
+    if not (typed or named):
+        return None
+    settings = [part for part in parts if OF_ADAPTERS.search(spaced(part)) and read[part].terms]
+    return ", ".join(dict.fromkeys((*typed, *named, *settings)))
 
 
 def _is_in_8_bits(row: Row) -> bool:
@@ -262,7 +288,11 @@ def spaced(words: str) -> str:
 def _is_unknown(setting: str, rest: Sequence[Token]) -> bool:
     """Whether the name of a setting, as ``name=value``, is in no phrase."""
     name = tokens_of(setting.partition("=")[0])
-    known = (*COUNTS.values(), STATE_RANKS, WEIGHT_RANKS, ACCUMULATION)
+    known = (*COUNTS.values(), STATE_RANKS, WEIGHT_RANKS, ACCUMULATION, BATCH)
     if any(pattern.fullmatch(spaced(setting)) for pattern in known):
+        return False
+    if NAME.match(setting):
+        return bool(vocabulary().read("optimizer", NAME.sub("", setting)).rest)
+    if OF_ADAPTERS.search(spaced(setting)) and vocabulary().read("peft", setting).terms:
         return False
     return bool(name) and name[-1].word in {token.word for token in rest}

@@ -2215,3 +2215,56 @@ def test_losses_and_buckets_of_megatron_deepspeed_in_16_bits() -> None:
     assert half.scenario.software.loss == brain.scenario.software.loss
     assert half.scenario.software.memory.buffer_bytes == 2e9
     assert brain.scenario.software.memory.buffer_bytes == 0.0  # BF16_Optimizer has none
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "adapter", "rank", "method"),
+    [
+        ("fsdp_qlora", "--train_type qlora --use_cpu_offload true --lora_rank 16", "qlora", 16, ""),
+        ("fsdp_qlora", "train_type=hqq_dora, n_bits=4, lora_rank=32", "qlora", 32, "dora"),
+        ("ms-swift", "tuner_type=lora, lora_rank=8, target_modules=all-linear", "lora", 8, ""),
+        ("ms-swift", "sft_type: lora; quantization_bit=4", "qlora", 8, ""),
+        ("ms-swift", "train_type=adalora; optimizer=adamw", "lora", 8, "adalora"),
+        ("LLaMA-Factory", "finetuning_type: lora, lora_rank: 64", "lora", 64, ""),
+        ("TRL", "LoRA r=32; packing", "lora", 32, ""),
+        ("ms-swift", "train_type=full; lora_rank=8", "none", 0, ""),
+        ("ms-swift", "tuner_type full, deepspeed zero3", "none", 0, ""),
+    ],
+)
+def test_adapters_among_the_options_of_notes(
+    framework: str, notes: str, adapter: str, rank: int, method: str
+) -> None:
+    found = case(framework=framework, notes=notes)
+    workload = found.scenario.workload
+    assert (workload.adapter, workload.adapter_rank) == (adapter, rank)
+    assert workload.adapter_method == (method or "lora")
+    assert not not_understood(found.row)
+
+
+@pytest.mark.parametrize(
+    ("notes", "optimizer"),
+    [
+        ("optimizer=lion; lr=1e-4", "lion"),
+        ("--optimizer sgd --batch_size 2", "sgd"),
+        ("optim: paged_adamw_8bit, warmup 10", "paged_adamw_8bit"),
+        ("optimizer_name=adamw", "adamw"),
+    ],
+)
+def test_an_optimizer_among_the_options_of_notes(notes: str, optimizer: str) -> None:
+    found = case(framework="fsdp_qlora", peft="qlora", notes=notes)
+    assert found.scenario.workload.optimizer == optimizer
+
+
+@pytest.mark.parametrize("notes", ["", "sharding_strategy=full_shard", "FSDP full shard"])
+@pytest.mark.parametrize(
+    ("peft", "wrapper"),
+    [
+        ("qlora", "fsdp1-adapters"),
+        ("custom_lora", "fsdp1-adapters"),
+        ("custom_qlora", "fsdp1-half-layers"),
+        ("hqq_lora", "fsdp1-half-layers"),
+    ],
+)
+def test_fsdp_qloras_units_whatever_else_is_said(notes: str, peft: str, wrapper: str) -> None:
+    found = case(framework="fsdp_qlora", peft=peft, notes=notes)
+    assert wrapper in found.scenario.software.name.split("+")
