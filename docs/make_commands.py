@@ -21,8 +21,9 @@ from docstrings import prose  # noqa: E402
 from make_defaults import default_of  # noqa: E402
 
 from executor.cli import parser as executor  # noqa: E402
-from hardware_profiles import command_line  # noqa: E402
-from hardware_profiles.command_line import Command, LazyGroup  # noqa: E402
+from hardware_profiles.command_line import declarations  # noqa: E402
+from hardware_profiles.command_line.command import Command  # noqa: E402
+from hardware_profiles.command_line.group import LazyGroup  # noqa: E402
 from planner.cli.app import COMMANDS, EXECUTOR, EXIT_CODES, app  # noqa: E402
 from planner.cli.planning.export import export_plan  # noqa: E402
 from planner.cli.training.executor_commands import EXPORT_EXAMPLES, EXPORT_HELP  # noqa: E402
@@ -66,7 +67,7 @@ def commands() -> Iterator[tuple[str, Command]]:
     )
     for name in COMMANDS:
         if name == "export":
-            plan = command_line.command(export_plan, name=name, help=EXPORT_HELP)
+            plan = declarations.command(export_plan, name=name, help=EXPORT_HELP)
             plan.examples = EXPORT_EXAMPLES
             yield "export: a plan for another trainer", plan
             yield "export: trained weights", _command(runs, context, name)

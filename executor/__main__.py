@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 from executor.cli.options import ExportOptions, MeasureOptions, TokenizeOptions, TraceOptions
 from executor.cli.parser import Options, parse
 from executor.processes.signals import stop_numbers
-from hardware_profiles.command_line import Interrupted
-from hardware_profiles.errors import ShardplanError
+from hardware_profiles.errors import Interrupted, ShardplanError
 from hardware_profiles.message import error_text
 from hardware_profiles.progress import status_line
 from hardware_profiles.terminal import prepare_streams, say, show, show_rest

@@ -45,8 +45,7 @@ from executor.records.recorder import FAILED, INTERRUPTED, STOPPED, Recorder
 from executor.records.report import SCHEMA_VERSION, as_text
 from executor.records.tensorboard import require_tensorboard
 from executor.run_folder import claimed_folder
-from hardware_profiles.command_line import Interrupted
-from hardware_profiles.errors import InputError, RunError, ShardplanError
+from hardware_profiles.errors import InputError, Interrupted, RunError, ShardplanError
 from hardware_profiles.progress import status_line
 from hardware_profiles.terminal import say, show
 

@@ -50,6 +50,12 @@ class RunError(ShardplanError):
     exit_code = 5
 
 
+class Interrupted(ShardplanError):
+    """The user interrupted a command."""
+
+    exit_code = 130
+
+
 def did_you_mean(name: str, known: Iterable[str], *, count: int = 3) -> str:
     """Return a hint such as ``Did you mean A100-SXM-80GB?``, or an empty string.
 

@@ -12,7 +12,7 @@ from cost_models.plan.workload import Precision
 from executor.config.bounds import Count
 from executor.config.data_options import DATA, SkipBadRows, TextField, Tokenizer
 from hardware_profiles.cluster.measurement import MAX_PROCESSES
-from hardware_profiles.command_line import OUTPUT
+from hardware_profiles.command_line.help import OUTPUT
 from hardware_profiles.options import Option
 
 Json = Annotated[bool, Option("--json", group=OUTPUT, help="one JSON document on stdout")]

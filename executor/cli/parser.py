@@ -7,8 +7,9 @@ from typing import Final
 
 from executor.cli.options import ExportOptions, MeasureOptions, TokenizeOptions, TraceOptions
 from executor.cli.run_options import RunOptions
-from hardware_profiles import command_line
-from hardware_profiles.command_line import HELP, LazyGroup
+from hardware_profiles.command_line import usage
+from hardware_profiles.command_line.group import LazyGroup
+from hardware_profiles.command_line.help import HELP
 
 # name: class of its options, and the line of help
 COMMANDS: Final = {
@@ -78,5 +79,5 @@ def parse(words: Sequence[str]) -> Options:
         context_settings=HELP,
     )
     own = bool(words) and words[0] in OWN_COMMANDS
-    options: Options = command_line.parse(app, words, "python -m executor" if own else "shardplan")
+    options: Options = usage.parse(app, words, "python -m executor" if own else "shardplan")
     return options

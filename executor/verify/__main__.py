@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
-from hardware_profiles.command_line import command, parse
+from hardware_profiles.command_line.declarations import command
+from hardware_profiles.command_line.usage import parse
 from hardware_profiles.errors import InputError, ShardplanError
 from hardware_profiles.message import error_text
 from hardware_profiles.options import Option

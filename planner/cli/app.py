@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import click
 
-from hardware_profiles.command_line import HELP, Interrupted, LazyGroup, usage_error
-from hardware_profiles.errors import ShardplanError
+from hardware_profiles.command_line.group import LazyGroup
+from hardware_profiles.command_line.help import HELP
+from hardware_profiles.command_line.usage import usage_error
+from hardware_profiles.errors import Interrupted, ShardplanError
 from hardware_profiles.message import error_text
 from hardware_profiles.progress import line_of_command
 from hardware_profiles.terminal import discard_output, prepare_streams, say, show, show_rest

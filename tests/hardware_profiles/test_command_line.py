@@ -9,7 +9,9 @@ import click
 import pytest
 from msgspec import Meta
 
-from hardware_profiles.command_line import LazyGroup, command, parse
+from hardware_profiles.command_line.declarations import command
+from hardware_profiles.command_line.group import LazyGroup
+from hardware_profiles.command_line.usage import parse
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import Option
 

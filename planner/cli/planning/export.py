@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from hardware_profiles.command_line import OUTPUT
+from hardware_profiles.command_line.help import OUTPUT
 from hardware_profiles.options import Option
 from hardware_profiles.terminal import say, show
 from planner.cli.options import Force, Json, PlanPath

@@ -49,7 +49,7 @@ def _names_a_plan(words: Sequence[str]) -> bool:
 
 def _export_plan(words: Sequence[str]) -> int:
     """Write a plan as another trainer's file."""
-    from hardware_profiles.command_line import command
+    from hardware_profiles.command_line.declarations import command
     from planner.cli.planning.export import export_plan
 
     made = command(export_plan, name="export", help=EXPORT_HELP, epilog="")

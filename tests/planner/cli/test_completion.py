@@ -12,8 +12,8 @@ import pytest
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from cost_models.plan.plan import SCHEDULES, Plan
+from hardware_profiles.command_line.shells import Bash, Fish, Zsh
 from hardware_profiles.options import declared
-from hardware_profiles.shells import Bash, Fish, Zsh
 from hardware_profiles.software.trainer import software_names
 from planner.cli import app as cli
 from planner.cli.app import COMMANDS, app

@@ -14,7 +14,9 @@ import pytest
 from cost_models.plan.plan import Plan
 from executor.cli.parser import COMMANDS as EXECUTOR_COMMANDS
 from executor.cli.parser import EXAMPLES as EXECUTOR_EXAMPLES
-from hardware_profiles.command_line import COMMON, OUTPUT, Command, HelpContext, LazyGroup
+from hardware_profiles.command_line.command import Command
+from hardware_profiles.command_line.group import LazyGroup
+from hardware_profiles.command_line.help import COMMON, OUTPUT, HelpContext
 from hardware_profiles.options import declared
 from planner.cli.app import COMMANDS, ORDER, app
 from planner.cli.examples import EXAMPLES

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cost_models.plan.plan import Plan
-from hardware_profiles.command_line import command, parse
+from hardware_profiles.command_line.declarations import command
+from hardware_profiles.command_line.usage import parse
 from hardware_profiles.options import declared
 from planner.api.fit import fit
 from planner.request.command import cluster_argument, describe_plan, plan_command

@@ -1,0 +1,1 @@
+"""Command lines from declarations of options, which the planner and the executor share."""
