@@ -38,6 +38,7 @@ from hardware_profiles.progress import tracked
 from planner.assessment.verdict import Verdict, budget_bytes
 from planner.validation.measurement import measured_memory
 from planner.validation.rows.case import Case
+from planner.validation.rows.stand_ins import ASSUMED_RATE, has_assumed_rate
 from planner.validation.rows.trainer import compared_trainer
 from planner.validation.rows.unstated_plan import checkpointed_otherwise, row_verdict
 
@@ -136,8 +137,33 @@ def _price(cases: Sequence[Case]) -> dict[str, CasePrediction]:
         if case.is_typical:
             times = widened(times, TYPICAL_TIME)
             peak = (peak[0], *widened(peak[1:], TYPICAL_MEMORY))
+        if has_assumed_rate(case.defaults):
+            times = widened(times, ASSUMED_RATE)
         found[case.row.name] = CasePrediction(step, *times, *peak, judged)
-    return found | _either_checkpointed(cases, found)
+    found |= _either_checkpointed(cases, found)
+    return found | {case.row.name: _with_others(case, found[case.row.name]) for case in cases}
+
+
+def _with_others(case: Case, stated: CasePrediction) -> CasePrediction:
+    """Return a prediction whose intervals reach to those of all that the row may stand for.
+
+    The verdict is tight where it hangs on that.
+    """
+    for other in case.others:
+        alone = replace(other, others=())
+        if why_impossible(alone) is not None:
+            continue
+        priced = _price_all([alone])[0].get(case.row.name)
+        if priced is not None:
+            stated = replace(
+                stated,
+                step_low=min(stated.step_low, priced.step_low),
+                step_high=max(stated.step_high, priced.step_high),
+                peak_low=min(stated.peak_low, priced.peak_low),
+                peak_high=max(stated.peak_high, priced.peak_high),
+                verdict=stated.verdict if stated.verdict == priced.verdict else "tight",
+            )
+    return stated
 
 
 def _either_checkpointed(
@@ -152,7 +178,7 @@ def _either_checkpointed(
         return {}
     others = _price(
         [
-            replace(case, plan=checkpointed_otherwise(case.plan), may_checkpoint=False)
+            replace(case, plan=checkpointed_otherwise(case.plan), may_checkpoint=False, others=())
             for case in unsaid
         ]
     )

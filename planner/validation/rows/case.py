@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import gcd, prod
@@ -21,7 +22,7 @@ from cost_models.model.lora import adapted, with_trained_ends
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import ContextMethod, Offload, Plan, Schedule
 from cost_models.plan.recompute import MODULES, PREFIX, RECOMPUTE, read_setting
-from cost_models.plan.workload import Workload
+from cost_models.plan.workload import PROJECTED, Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.validation.rows.cluster import cluster_of
@@ -38,6 +39,7 @@ from planner.validation.rows.counts import (
 from planner.validation.rows.model import is_typical, model_of
 from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.runs_file import Row
+from planner.validation.rows.stand_ins import with_assumed_figures
 from planner.validation.rows.trainer import (
     DEEPSPEED,
     note_trainer,
@@ -135,6 +137,7 @@ class Case:
     defaults: tuple[str, ...]
     key: tuple[Any, ...] = field(repr=False)  # of the scenario: equal keys are priced together
     may_checkpoint: bool = False  # nobody says whether layers are computed again
+    others: tuple[Case, ...] = ()  # that words without a meaning may stand for as well
 
     @property
     def plan_words(self) -> str:
@@ -166,14 +169,20 @@ class Case:
 
 def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
+    written = row
     row = _with_sharding(_with_adapters(with_layers_in_turn(row)))
     row = _with_kind_of_name(_of_suite(row))
     reading = with_patches(with_counts_in_words(Reading(row)))
     reading = _without_padding(_with_mode(reading))
     try:
-        return _case(reading)
+        case = _case(reading)
     except InputError as error:
         raise Unpriceable(str(error)) from None
+    others = []
+    for cells in reading.also:
+        with suppress(Unpriceable):
+            others.append(case_of(replace(written, **cells)))
+    return dataclasses.replace(case, others=tuple(others)) if others else case
 
 
 def _with_adapters(row: Row) -> Row:
@@ -314,15 +323,23 @@ def _case(reading: Reading) -> Case:
     row = reading.row
     if row.not_priced is not None:
         raise Unpriceable(row.not_priced)
+    reading.need("seq_len")
+    if row.peft is not None and look_up(words_table().adapter, row) is None:
+        reading.stand_in("peft", "LoRA", "none")
+        row = replace(row, peft="lora")
+        reading = Reading(row, reading.defaults, reading.also)
     cluster, cluster_key = cluster_of(reading)
     if cluster.accelerator.architecture == TPU and "xla" not in terms_of(row, "framework"):
         row = replace(row, framework=f"{row.framework or ''} xla".strip())  # all of its code
-        reading = Reading(row, reading.defaults)
+        reading = Reading(row, reading.defaults, reading.also)
     if terms_of(row, "framework").keys() == {"megatron"} and (
         cluster.accelerator.architecture in SINCE_2024
     ):
         row = replace(row, framework=f"{row.framework} 2024")
-        reading = Reading(row, [*reading.defaults, "Megatron-LM since 2024 (default: undated)"])
+        reading.defaults.append("Megatron-LM since 2024 (default: undated)")
+        reading = Reading(row, reading.defaults, reading.also)
+    reading = _with_stage_of_offload(reading)
+    row = reading.row
     trainer = trainer_of(row)
     note_trainer(reading)
     base, model_key = model_of(reading)
@@ -348,6 +365,7 @@ def _case(reading: Reading) -> Case:
             reading.defaults.append(f"{count} trained layers (default: it is not given)")
         model = with_trained_layers(model, count, copies=alone.copies, ends=alone.ends)
     stages = _stages(reading, plan, model.num_layers)
+    cluster = with_assumed_figures(reading, cluster, workload, software, plan)
     scenario = Scenario(model, cluster, workload, software, layer_ranges=stages)
     either = may_checkpoint(row, plan)
     if either:
@@ -358,10 +376,29 @@ def _case(reading: Reading) -> Case:
     memory = look_up(words_table().memory, row)
     if row.peak_memory_gib is not None and memory and memory.usual:
         reading.defaults.append(f"peak memory as {memory.value} (default: which kind is not said)")
-    key = (model_key, cluster_key, workload, software.name, changed, stages, first, ends, count)
+    host = cluster.accelerator.host_bandwidth
+    key: tuple[Any, ...] = (model_key, cluster_key, workload, software.name, changed, stages)
+    key = (*key, first, ends, count, host)
     if either and plan.recompute == "none":
         reading.defaults.append("memory from that with full recomputation upwards")
     return Case(row, scenario, plan, tuple(reading.defaults), key, either)
+
+
+def _with_stage_of_offload(reading: Reading) -> Reading:
+    """Return a row whose weights are offloaded with the stage that shards them, if it gives none.
+
+    One card has nothing to shard, and offloads under any stage.
+    """
+    row, entry = reading.row, look_up(words_table().offload, reading.row)
+    if entry is None or not entry.value.startswith("weights"):
+        return reading
+    stage = look_up(words_table().zero_stage, row)
+    if (stage is not None and stage.value == 3) or row.zero_stage == 3:
+        return reading
+    if row.zero_stage and (row.num_gpus or 1) > 1:
+        return reading
+    reading.defaults.append("zero_stage 3 (default: shards of the weights are offloaded)")
+    return Reading(replace(row, zero_stage=3), reading.defaults, reading.also)
 
 
 _MODELS: dict[tuple[str, str, int, str, str, bool, int, bool], ModelSpec] = {}
@@ -411,11 +448,24 @@ def _plan(
         reading.defaults.append("one micro-batch at a time: priced as a step of one")
         batch = micro * data
     stage = _zero_stage(reading)
-    offload = _offload(row, stage, trainer)
+    offload = _offload(reading, stage, trainer)
+    updates = look_up(words_table().optimizer, row)
+    if stage and row.zero_stage is None and updates and updates.value in PROJECTED:
+        stage = 0
+        reading.defaults.append("zero_stage 0 (default: gradients of whole matrices are projected)")
+    if offload.startswith("weights") and stage < 3:
+        # whole weights compute below stage 3, whatever is offloaded (torch: SHARD_GRAD_OP with
+        # CPUOffload; deepspeedai/DeepSpeed: runtime/zero/stage3.py alone reads offload_param)
+        reading.defaults.append(f"offload of the optimizer: ZeRO stage {stage} has whole weights")
+        offload = "optimizer+activations" if offload.endswith("activations") else "optimizer"
     alone = data * context == 1 and offload in ("none", "activations")
     recompute, layers = _recompute(reading, model, pipeline * virtual)
+    if recompute.startswith("ops:") and offload.endswith("activations"):
+        reading.defaults.append("recompute full (default: activations leave the device as a whole)")
+        recompute = "full"
     experts = _expert_parallel(reading, model, tensor, data * context)
     shard = _shard_ranks(row, data, context, experts, gpus_per_node)
+    sharded = stage > 0 and (shard or data) * context > 1
     return Plan(
         data_parallel=data,
         tensor_parallel=tensor,
@@ -428,7 +478,7 @@ def _plan(
         recompute_layers=layers,
         micro_batch_size=micro,
         num_microbatches=batch // (micro * data),
-        dp_replicate=data // shard if shard and data % shard == 0 else 1,
+        dp_replicate=data // shard if shard and data % shard == 0 and sharded else 1,
         context_parallel=context,
         context_parallel_method=method,
         expert_parallel=experts,
@@ -647,7 +697,7 @@ def _recompute(reading: Reading, model: ModelSpec, stages: int) -> tuple[Any, in
         return setting, 0
     share = _share_of_layers(row)
     if entry is None and row.recompute is not None and share is None:
-        raise Unpriceable(f"recompute {row.recompute!r} is not known")
+        reading.stand_in("recompute", "none", "full")
     usual = "none" if share is None else "full"  # "every 3rd layer"
     word = entry.value if entry else usual
     if entry and entry.full_from is not None and model.num_parameters >= entry.full_from:
@@ -716,12 +766,12 @@ def _modules(row: Row) -> str | None:
     return read_setting(PREFIX + "+".join(named)) if named else None
 
 
-def _offload(row: Row, stage: int, trainer: SoftwareEntry) -> Offload:
+def _offload(reading: Reading, stage: int, trainer: SoftwareEntry) -> Offload:
     """Return what a row offloads: what it names, or what the stage shards ("CPU offload").
 
     Left out: ``cpu_offloading`` of Megatron Core, which is of activations.
     """
-    table = words_table()
+    row, table = reading.row, words_table()
     entry = look_up(table.offload, row)
     said = terms_of(row, "framework").keys() | terms_of(row, "notes").keys()
     if entry is None and row.offload is None and "offloads to host" in said:
@@ -730,5 +780,5 @@ def _offload(row: Row, stage: int, trainer: SoftwareEntry) -> Offload:
     if entry is None and not vocabulary().read("offload", row.words("offload")).rest:
         entry = look_up(table.host_offload, replace(row, zero_stage=stage))
     if entry is None and row.offload is not None:
-        raise Unpriceable(f"offload {row.offload!r} is not priced")
+        reading.stand_in("offload", "none", "optimizer", "activations")
     return entry.value if entry else "none"

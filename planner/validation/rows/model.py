@@ -48,6 +48,9 @@ OTHERS: Final = re.compile(
     r"|swin|resnet|resnext|efficientnet|convnext|unet|diffusion|sdxl|\bflux|\bdit\b|yolo|lstm"
 )
 MIXTURES: Final = re.compile(r"moe|\d+x\d|\ba\d+(?:\.\d+)?b\b")
+OTHER_KINDS: Final = re.compile(
+    r"hybrid|ssm|state|diff|cnn|conv|u-?net|dit\b|gan\b|rnn|recurrent|moe|mla"
+)
 LAYERS: Final = re.compile(r"[\s,(_-]+(\d+)[\s_-]?(?:layers?|l)\)?$|[\s_-]l(\d+)$", re.IGNORECASE)
 REMARK: Final = re.compile(r"\s*\([^)\d]*\)$")  # "Llama 8B (GQA)"
 SCALED: Final = re.compile("dinov2")  # whose layers scale what attention and MLP put out
@@ -388,7 +391,9 @@ def _config(reading: Reading, name: str) -> Mapping[str, Any]:
     if kind == "encoder-decoder":
         return _t5(reading)
     if kind != "dense":
-        raise Unpriceable(f"model_kind {kind!r} is not priced")
+        if OTHERS.search(kind) or OTHER_KINDS.search(kind):
+            raise Unpriceable(f"model_kind {kind!r} is not priced")
+        reading.defaults.append(f"model_kind {kind!r} is priced as dense layers of a transformer")
     if gated:
         return {"model_type": "llama", **_sizes(reading)}
     if grouped:

@@ -14,9 +14,22 @@ class Unpriceable(Exception):
 class Reading:
     """A row and the defaults that replaced its empty cells, as texts."""
 
-    def __init__(self, row: Row, defaults: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        row: Row,
+        defaults: list[str] | None = None,
+        also: list[dict[str, Any]] | None = None,
+    ) -> None:
         self.row = row
         self.defaults: list[str] = [] if defaults is None else defaults
+        # cells of other rows that words without a meaning here may stand for as well
+        self.also: list[dict[str, Any]] = [] if also is None else also
+
+    def stand_in(self, column: str, taken: str, *others: str | None) -> None:
+        """Record what is priced in the place of a cell without a meaning, and what it may be."""
+        told = f"{column} {self.row.get(column)!r} has no meaning here: priced as {taken}"
+        self.defaults.append(told)
+        self.also += ({column: other} for other in others)
 
     def value(self, column: str, default: Any, why: str) -> Any:
         """Return a cell, or the default, which is recorded with its reason."""

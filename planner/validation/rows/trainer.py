@@ -49,6 +49,7 @@ SWITCHES: Final = (
     "activation_inputs",
     "weight_gathers",
 )
+DDP: Final = "ddp"
 DEEPSPEED: Final = "deepspeed"  # in the names of its engines
 # terms of weights that something else casts, or that a compiled step does
 SHARDED_OR_COMPILED: Final = {DEEPSPEED, "zero 1", "zero 2", "zero 3", "fsdp1", "fsdp2", "compile"}
@@ -70,7 +71,8 @@ def trainer_of(row: Row) -> SoftwareEntry:
     wrapper = _missing_engine(entry, row)
     if wrapper is None:
         return entry
-    others = [part for part in entry.profile.split(PLUS) if not part.startswith(f"{DEEPSPEED}-")]
+    replaced = (f"{DEEPSPEED}-", DDP)
+    others = [part for part in entry.profile.split(PLUS) if not part.startswith(replaced)]
     return replace(entry, profile=PLUS.join((*others, wrapper)))
 
 
@@ -91,7 +93,7 @@ def _with_autocast(row: Row) -> Row:
         trainer.master_weights
         and stated is not False
         and (precision is None or precision.value in ("bf16", "fp16"))
-        and (wrapper is None or wrapper.add == "ddp")
+        and (wrapper is None or wrapper.add == DDP)
         and not (row.zero_stage or (usual and usual.value) or terms.keys() & SHARDED_OR_COMPILED)
         and (row.tensor_parallel or 1) * (row.pipeline_parallel or 1) == 1
         and (row.peft is None or (adapter is not None and adapter.value == "none"))
@@ -175,7 +177,7 @@ def _with_engine(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
         profile = sharded if (row.zero_stage or 0) <= largest else profile
     table = words_table()
     casts = look_up(table.autocast, row)
-    shards = wrapper is not None and wrapper.add != "ddp"
+    shards = wrapper is not None and wrapper.add != DDP
     if casts is None and not shards and _casts_alone(entry, row):
         terms = terms_of(row, ANYWHERE)
         around = "liger-" if "liger" in terms else "compiled-" if "compile" in terms else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, get_args
 
+from cost_models.compute.rates import BEFORE_AMPERE, best_matmul
 from cost_models.model.lora import is_adapted
 from cost_models.model.spec import Attention, ModelSpec
 from cost_models.plan.plan import Plan
@@ -14,7 +15,6 @@ from cost_models.plan.workload import (
     Adapter,
     AttentionKernel,
     Optimizer,
-    Precision,
     Workload,
 )
 from hardware_profiles.cluster.schema import Accelerator
@@ -24,7 +24,6 @@ from planner.validation.rows.runs_file import Row
 from planner.validation.rows.vocabulary import ANYWHERE, BITS, terms_of, vocabulary
 from planner.validation.rows.words import SoftwareEntry, entry_of, look_up, number_in, words_table
 
-BEFORE_AMPERE: Final = ("Pascal", "Volta", "Turing")
 TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -44,20 +43,22 @@ def workload_of(
         reading.defaults.append(named.note)
     if named is None and {"mixed", *BITS} & terms_of(row, "precision").keys():
         reading.defaults.append(f"precision {precision} (default: 16 bits of that accelerator)")
+    elif named is None and row.precision is not None:
+        reading.stand_in("precision", f"{precision}, 16 bits of that accelerator", "fp32", "fp8")
     elif named is None:
         usual = look_up(words_table().usual_precision, row)
         whose = "accelerator" if usual is None else "trainer"
         word = reading.value("precision", usual.value if usual else precision, f"of that {whose}")
-    if word == "tf32" and accelerator.architecture in BEFORE_AMPERE:
-        word = "fp32"  # tensor cores before Ampere have no TF32: the setting changes nothing
-    if word not in get_args(Precision):
-        raise Unpriceable(f"precision {row.precision} is not priced")
+    if word == "tf32" and best_matmul(accelerator, word) is None:
+        word = "fp32"  # without TF32, as before Ampere, the setting changes nothing
     if "qat" in terms_of(row, ANYWHERE):
         reading.defaults.append("rounding of quantisation-aware training is left out")
     reading.value("optimizer", "adamw", "the usual one")
     optimizer = look_up(words_table().optimizer, row)
     if optimizer is None and row.optimizer is not None and not _names_no_optimizer(row):
-        raise Unpriceable(f"optimizer {row.optimizer!r} is not priced")
+        if "unpriced" in terms_of(row, "optimizer"):
+            raise Unpriceable(f"optimizer {row.optimizer!r} is not priced")
+        reading.stand_in("optimizer", "adamw", "sgd", "ademamix")
     updates: Optimizer = optimizer.value if optimizer else "adamw"
     states = look_up(words_table().states, row)
     gradients = look_up(words_table().gradients, row)

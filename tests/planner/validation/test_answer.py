@@ -94,18 +94,18 @@ def test_what_fit_predicts_is_what_validate_compares(runs: Path) -> None:
 
 
 def test_a_row_without_a_price_leaves_the_others(runs: Path) -> None:
-    """Nobody says how fast the host link of Trainium2 is: an offload over it has no price."""
-    names = RUNS.splitlines()[0] + ",offload"
+    """Trainium2 has no matmuls in 4 bits."""
+    names = RUNS.splitlines()[0] + ",precision"
     cells = "mine,torch,llama-3-8b,Trainium2,,16,4096,1,16,3,full,1,ok,9.0,,,time"
-    runs.write_text(f"{names}\nplain,{cells},\nhost,{cells},optimizer\nagain,{cells},\n")
+    runs.write_text(f"{names}\nplain,{cells},\nfour,{cells},nvfp4\nagain,{cells},\n")
     answer = planner.validate(runs)
     rows = answer.rows.set_index("row_id")
     assert rows.time_error.notna().to_list() == [True, False, True]
     assert rows.time_error["plain"] == rows.time_error["again"]
-    assert "host_bandwidth, which is not known" in rows.skipped["host"]
+    assert "no rate is known for fp4" in rows.skipped["four"]
     assert (answer.summary["rows"], answer.summary["priced"]) == (3, 2)
-    row = " ".join(str(answer).split("host  ")[1].split("again  ")[0].split())
-    assert row.startswith("line 3 is not priced: Trainium2: offload needs host_bandwidth")
+    row = " ".join(str(answer).split("four  ")[1].split("again  ")[0].split())
+    assert row.startswith("line 3 is not priced: Trainium2: no rate is known for fp4")
 
 
 def test_good_rows_are_priced_and_every_bad_cell_is_listed(

@@ -341,7 +341,7 @@ def test_a_cell_is_read(cells: dict[str, str], expected: dict[str, Any], tmp_pat
     assert rest == []
 
 
-@pytest.mark.parametrize("peft", ["bnb_prefix", "P-tuning v2", "prefix tuning"])
+@pytest.mark.parametrize("peft", ["bnb_llama_pro", "hqq llama pro"])
 def test_what_is_no_adapter_beside_a_matrix_is_refused(peft: str, tmp_path: Path) -> None:
     with pytest.raises(Unpriceable, match="is not priced"):
         case(tmp_path, peft=peft)

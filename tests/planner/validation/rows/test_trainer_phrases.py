@@ -1358,7 +1358,7 @@ def test_names_of_optimizers(words: str, optimizer: str) -> None:
     assert case(optimizer=words).scenario.workload.optimizer == optimizer
 
 
-@pytest.mark.parametrize("words", ["galore_adafactor", "shampoo"])
+@pytest.mark.parametrize("words", ["galore_adafactor", "L-BFGS"])
 def test_an_optimizer_of_other_states_is_not_priced_as_one_without_any(words: str) -> None:
     with pytest.raises(Unpriceable, match=f"optimizer {words!r} is not priced"):
         case(optimizer=words)
@@ -2059,10 +2059,12 @@ def test_adapters_by_their_rank_or_switch(words: str, expected: tuple[str, str])
     assert not not_understood(found.row)
 
 
-def test_prompts_are_refused_whatever_their_base() -> None:
-    for words in ("P-Tuning v2", "P-Tuning v2, quantization_bit=4", "prefix tuning, int4"):
-        with pytest.raises(Unpriceable, match=r"is not priced \(LoRA and its kin"):
-            case(framework="LLaMA-Factory", peft=words)
+def test_prompts_are_priced_as_adapters_whatever_their_base() -> None:
+    bases = {"P-Tuning v2": "lora", "P-Tuning v2, quantization_bit=4": "qlora"}
+    for words, adapter in (bases | {"prefix tuning, int4": "qlora"}).items():
+        found = case(framework="LLaMA-Factory", peft=words)
+        assert found.scenario.workload.adapter == adapter
+        assert f"{words}: priced as LoRA, which it is kin to" in found.defaults
 
 
 def test_switches_of_llama_factory_stand_in_notes_or_adapters() -> None:

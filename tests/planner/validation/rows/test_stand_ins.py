@@ -1,0 +1,192 @@
+"""Runs that exist are priced, whatever their rows leave unsaid or say in words of their own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from hardware_profiles.cluster.catalogue import accelerators
+from planner.validation.pricing import CasePrediction, predict_cases
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.reading import Unpriceable
+from planner.validation.rows.runs_file import Row
+
+USUAL: dict[str, Any] = {
+    "row_id": "row",
+    "gpu": "A100-SXM-80GB",
+    "num_gpus": 8,
+    "model": "llama-2-7b",
+    "framework": "torch",
+    "seq_len": 2048,
+    "micro_batch_size": 1,
+    "zero_stage": 3,
+    "recompute": "full",
+    "precision": "bf16",
+    "optimizer": "adamw",
+}
+
+
+def priced(**cells: Any) -> tuple[Case, CasePrediction]:
+    case = case_of(Row(**(USUAL | cells)))
+    found, refused = predict_cases([case])
+    assert refused == {}
+    return case, found["row"]
+
+
+@pytest.mark.parametrize(
+    ("column", "word", "others"),
+    [
+        ("optimizer", "SOAP", ("adamw", "sgd", "ademamix")),
+        ("recompute", "adaptive", ("none", "full")),
+        ("offload", "SuperOffload", ("none", "optimizer", "activations")),
+        ("peft", "Spectrum", ("lora", "none")),
+        ("precision", "W16", ("bf16", "fp32")),
+    ],
+)
+def test_an_interval_covers_what_an_unknown_word_may_mean(
+    column: str, word: str, others: tuple[str, ...]
+) -> None:
+    case, found = priced(**{column: word})
+    assert any(word in text and "has no meaning here" in text for text in case.defaults)
+    for other in others:
+        known = priced(**{column: other})[1]
+        assert found.step_low <= known.step_low
+        assert found.step_high >= known.step_high
+        assert found.peak_low <= known.peak_low
+        assert found.peak_high >= known.peak_high
+
+
+def test_two_unknown_words_cover_all_their_readings() -> None:
+    found = priced(optimizer="SOAP", recompute="adaptive")[1]
+    most = priced(optimizer="ademamix", recompute="none")[1]
+    assert found.peak_high >= most.peak_high
+
+
+def test_a_verdict_that_hangs_on_an_unknown_word_is_tight() -> None:
+    cells = {"num_gpus": 1, "zero_stage": 0, "model": "llama-3.2-3b"}
+    sgd, more = (priced(optimizer=word, **cells)[1].verdict for word in ("sgd", "ademamix"))
+    assert sgd != more
+    assert priced(optimizer="SOAP", **cells)[1].verdict == "tight"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "int8"])
+def test_every_accelerator_has_a_rate(precision: str) -> None:
+    cells = USUAL | {"model": "gpt2", "precision": precision, "num_gpus": 1}
+    cards = {frozenset(card.peak_flops) | {card.architecture}: card.name for card in accelerators()}
+    rows = [Row(**(cells | {"row_id": name, "gpu": name})) for name in cards.values()]
+    found, refused = predict_cases([case_of(row) for row in rows])
+    assert refused == {}
+    assert all(0.0 < one.step_low < one.step < one.step_high for one in found.values())
+
+
+def test_every_accelerator_has_a_link_to_its_host() -> None:
+    unknown = [card.name for card in accelerators() if card.host_bandwidth is None]
+    for name in unknown:
+        case, found = priced(gpu=name, model="gpt2", offload="optimizer")
+        assert any(f"{name}: 15.75 GB/s to its host" in text for text in case.defaults)
+        assert found.step_high > 1.3 * found.step
+
+
+def test_an_assumed_rate_is_said_and_widens() -> None:
+    case, found = priced(gpu="TPU-v4", precision="fp32", framework="MaxText", model="gpt2")
+    said = "fp32 on TPU-v4: its rate is assumed (that of bf16)"
+    assert said in case.defaults
+    known = priced(gpu="TPU-v4", framework="MaxText", model="gpt2")[1]
+    assert found.step_high / found.step > 1.3 * known.step_high / known.step
+
+
+def test_double_precision_follows_the_cores() -> None:
+    seconds = {
+        gpu: priced(gpu=gpu, precision="fp64", model="gpt2", num_gpus=1)[1].step
+        for gpu in ("A100-SXM-80GB", "V100-SXM2-32GB", "RTX-3090")
+    }
+    assert seconds["RTX-3090"] / seconds["V100-SXM2-32GB"] > 3.0
+    assert seconds["A100-SXM-80GB"] < seconds["V100-SXM2-32GB"]
+
+
+@pytest.mark.parametrize(("gpu", "precision"), [("A100-SXM-80GB", "fp8"), ("H100-SXM", "nvfp4")])
+def test_matmuls_that_a_card_does_not_have_are_refused(gpu: str, precision: str) -> None:
+    refused = predict_cases([case_of(Row(**(USUAL | {"gpu": gpu, "precision": precision})))])[1]
+    assert "no rate is known" in refused["row"]
+
+
+@pytest.mark.parametrize("stage", [None, 0, 2, 3])
+def test_offloaded_weights_find_a_stage(stage: int | None) -> None:
+    plan = priced(offload="parameters", zero_stage=stage)[0].plan
+    assert (plan.zero_stage, plan.offload) == ((2, "optimizer") if stage == 2 else (3, "weights"))
+
+
+def test_engines_of_torch_give_way_to_a_stage_that_they_do_not_have() -> None:
+    assert "ddp" not in priced(framework="DDP")[0].scenario.software.name
+
+
+COLUMNS: dict[str, tuple[Any, ...]] = {
+    "framework": (
+        None,
+        "torchtitan",
+        "Megatron-LM",
+        "DeepSpeed",
+        "TRL",
+        "MaxText",
+        "my-own",
+        "DDP",
+    ),
+    "precision": (None, "bf16", "fp16", "fp32", "tf32", "amp", "auto", "int8 mixed", "bfloat16"),
+    "optimizer": (
+        None,
+        "AdamW",
+        "Lion",
+        "Muon",
+        "Shampoo",
+        "SOAP",
+        "8-bit AdamW",
+        "Adafactor",
+        "CAME",
+    ),
+    "peft": (
+        None,
+        "none",
+        "LoRA r=16",
+        "QLoRA (nf4)",
+        "DoRA",
+        "LoRA HQQ",
+        "prefix tuning",
+        "BitFit",
+    ),
+    "recompute": (None, "none", "full", "selective", "50%", "partial", "every 2nd layer", "smart"),
+    "offload": (None, "none", "optimizer", "parameters", "activations", "cpu", "nvme", "partial"),
+    "model": (
+        "llama-2-7b",
+        "gpt2",
+        "Qwen2.5-0.5B",
+        "1.3B",
+        "bert-base",
+        "ViT-B/16",
+        "Mixtral 8x7B",
+    ),
+    "zero_stage": (None, 0, 1, 2, 3),
+    "num_gpus": (1, 2, 3, 6, 8, 12, 20, 64),
+    "micro_batch_size": (None, 1, 4),
+    "notes": (None, "FSDP full shard", "HSDP", "torch.compile", "ring attention", "packing"),
+}
+
+
+def test_no_row_of_a_sample_is_refused() -> None:
+    """Accelerators with settings of other columns, in several spellings."""
+    draw = random.Random(19)
+    refused, rows = {}, []
+    for number, accelerator in enumerate(accelerators()[::3]):
+        cells = {name: draw.choice(values) for name, values in COLUMNS.items()}
+        gpu = draw.choice((accelerator.name, *accelerator.aliases))
+        rows.append(Row(row_id=f"{number}", seq_len=512, gpu=gpu, **cells))
+    cases = []
+    for row in rows:
+        try:
+            cases.append(case_of(row))
+        except Unpriceable as reason:
+            refused[row.name] = f"{row}: {reason}"
+    found, unpriced = predict_cases(cases)
+    assert refused | unpriced == {}
+    assert len(found) == len(rows)
