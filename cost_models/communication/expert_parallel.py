@@ -17,7 +17,7 @@ from cost_models.communication.traffic import Traffic, no_traffic
 from cost_models.model.spec import FeedForward, ModelSpec
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.recompute import FULL, repeats_module
-from hardware_profiles.cluster.nvlink_domains import domains_spanned
+from hardware_profiles.cluster.links.nvlink_domains import domains_spanned
 from hardware_profiles.software.kernels import ForwardSoftware
 
 COUNT_BYTES = 8.0  # an int64

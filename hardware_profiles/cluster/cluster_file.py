@@ -158,7 +158,7 @@ def read_cluster_file(path: Path) -> Cluster:
 
 def with_levels(cluster: Cluster, levels: tuple[Level, ...]) -> Cluster:
     """Return the cluster with an irregular tree of links in the place of its tiers."""
-    from hardware_profiles.cluster.link_tree import (
+    from hardware_profiles.cluster.links.link_tree import (
         tiers_of_levels,  # numpy: only where it is needed
     )
 

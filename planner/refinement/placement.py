@@ -36,7 +36,7 @@ from cost_models.pricing.estimate import price, rank_communication
 from cost_models.pricing.simulated_steps import above, simulated_steps, with_simulated_steps
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
-from hardware_profiles.cluster.link_tree import ANY_ORDER, neighbour_link, ring_link, tree_of
+from hardware_profiles.cluster.links.link_tree import ANY_ORDER, neighbour_link, ring_link, tree_of
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.progress import report, tracked
 from planner.refinement.best_partition import (

@@ -23,7 +23,7 @@ from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
-from hardware_profiles.cluster.nvlink_domains import exchange_bandwidth
+from hardware_profiles.cluster.links.nvlink_domains import exchange_bandwidth
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 from tests.samples import rank_view, sample_model

@@ -13,7 +13,7 @@ from cost_models.communication.nccl_protocols import (
     nccl_seconds,
     seconds_by_choice,
 )
-from hardware_profiles.cluster.nvlink_domains import domains_spanned
+from hardware_profiles.cluster.links.nvlink_domains import domains_spanned
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.nccl import ALGORITHMS, LINKS, PROTOCOLS, nccl_tuning
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cost_models.serving.communication import ReplicaLinks
-from hardware_profiles.cluster.nvlink_domains import exchange_bandwidth
+from hardware_profiles.cluster.links.nvlink_domains import exchange_bandwidth
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.serving_engine import serving_engine
 

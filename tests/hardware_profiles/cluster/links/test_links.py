@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hardware_profiles.cluster import links
 from hardware_profiles.cluster.catalogue import find_accelerator
 from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
-from hardware_profiles.cluster.links import (
+from hardware_profiles.cluster.links.links import (
     group_link,
     link_graph,
     mean_hop_latency,
