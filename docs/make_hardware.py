@@ -18,7 +18,8 @@ sys.path[:0] = [str(ROOT), str(DOCS)]
 from docstrings import prose  # noqa: E402
 from generated import write_or_compare  # noqa: E402
 
-from hardware_profiles.cluster.catalogue import FOLDER, accelerators, nodes  # noqa: E402
+from hardware_profiles.cluster.catalogue import accelerators, nodes  # noqa: E402
+from hardware_profiles.cluster.catalogue_files import FOLDER  # noqa: E402
 from hardware_profiles.cluster.schema import (  # noqa: E402
     PRECISIONS,
     Accelerator,

@@ -132,8 +132,8 @@ def nic_share(
 
         nics · w · m / ranks of the node / oversubscription
 
-    That is what ``hardware_profiles.cluster.links.links.group_link`` gives each group: the bandwidth of
-    its own members. ``oversubscription``: bandwidth below a switch over that above it.
+    That is what ``hardware_profiles.cluster.links.groups.group_link`` gives each group: the
+    bandwidth of its own members. ``oversubscription``: bandwidth below a switch over that above it.
 
     >>> float(nic_share(25e9, 8, 1, 8)), float(nic_share(25e9, 4, 8, 8, 2.0))
     (25000000000.0, 50000000000.0)

@@ -25,7 +25,7 @@ from cost_models.communication.ring_and_tree import (
 )
 from cost_models.communication.seconds import achieved
 from cost_models.units import format_bytes, format_seconds
-from hardware_profiles.cluster.links.links import group_link, mean_hop_latency
+from hardware_profiles.cluster.links.groups import group_link, mean_hop_latency
 from hardware_profiles.cluster.links.nvlink_domains import domains_spanned
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.software.nccl import nccl_tuning

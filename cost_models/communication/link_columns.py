@@ -16,7 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.columnar.columns import on_distinct_rows
-from hardware_profiles.cluster.links.link_tree import is_regular
+from hardware_profiles.cluster.links.tree import is_regular
 from hardware_profiles.cluster.schema import Cluster, Figure, Tier
 
 

@@ -1,7 +1,7 @@
 """Seconds of one collective by every algorithm and protocol of NCCL, and NCCL's choice.
 
 Symbols   n ranks   N nodes (domains of the inner link) that they are in   B bytes of the tensor
-          W bytes/s of a ring (one way, per rank; ``hardware_profiles.cluster.links.links.group_link``)
+          W bytes/s of a ring (one way, per rank; ``group_link`` of ``cluster.links.groups``)
           h, H seconds of a message inside a node and between nodes   s share of W of a protocol
 Units     seconds; every number may be a column, everything broadcasts.
 

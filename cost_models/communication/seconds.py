@@ -28,9 +28,9 @@ from cost_models.communication.volumes import AXES, KINDS
 from cost_models.plan.plan import PlanTable
 from cost_models.uncertainty import ASSUMED_HOST, ASSUMED_LINK
 from hardware_profiles.cluster.catalogue import link_share
-from hardware_profiles.cluster.links.link_tree import levels_in_nodes, with_bandwidths
-from hardware_profiles.cluster.links.links import group_link, mean_hop_latency, point_to_point_link
+from hardware_profiles.cluster.links.groups import group_link, mean_hop_latency, point_to_point_link
 from hardware_profiles.cluster.links.nvlink_domains import exchange_bandwidth
+from hardware_profiles.cluster.links.tree import levels_in_nodes, with_bandwidths
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Tier
 from hardware_profiles.software.trainer import SoftwareProfile
 

@@ -18,7 +18,7 @@ from cost_models.communication.nccl_protocols import NcclGroup, direct_all_reduc
 from cost_models.communication.ring_and_tree import COLLECTIVE_START
 from cost_models.communication.seconds import achieved, traffic_seconds
 from cost_models.communication.traffic import Traffic
-from hardware_profiles.cluster.links.links import group_link, mean_hop_latency, point_to_point_link
+from hardware_profiles.cluster.links.groups import group_link, mean_hop_latency, point_to_point_link
 from hardware_profiles.cluster.links.nvlink_domains import domains_spanned, exchange_bandwidth
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.nccl import link_class

@@ -1,24 +1,4 @@
-"""The catalogue: accelerators, kinds of nodes and the latencies of links, as data in TOML files.
-
-    data/accelerators/*.toml   [[accelerator]]  one table a device, grouped by family
-    data/nodes/*.toml          [[node]]         servers, cloud instances, racks
-    data/links.toml            [latency]        seconds a message by kind of link
-                               [share]          of the line rate, by kind of link
-    data/sources.toml          [sources]        short key = where a number was read
-    data/not_priced.toml       [[not_priced]]   names of devices that are not priced, and the reason
-
-Every number carries a kind and the key of a source; ``note`` adds words to it. Kinds: *measured* by
-us; *published*: measured by others; *datasheet*: the vendor's figure, read where the source says;
-*assumed*: nobody's figure, the source says why.
-
-Memory capacity is the driver's figure, if published. Otherwise the nominal size is read as GiB
-(NVIDIA cards with HBM report 99.5 to 100 % of that, AMD's the whole) and the figure is marked as
-assumed. Cards with GDDR and error correction switched on report 1/16 less; B300 and GB300 report
-288 · 10⁹ bytes and less. CUDA reserves a part of it: torch's total capacity is ``usable_memory``,
-if published.
-
-Prices are those of one provider on one day, if published; the user states the actual ones
-(``shardplan plan --price``, or ``price`` in the accelerator of a cluster's file).
+"""The catalogue: accelerators, kinds of nodes and latencies of links by their names.
 
 Names are matched without regard to case, separators and a vendor's name. A size of memory behind
 the name of a card of one size replaces that size (``RTX-4090-48GB``, which has chips of twice the
@@ -31,19 +11,23 @@ declares is an error that lists them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from msgspec import Meta, Struct, defstruct
-
-from hardware_profiles.cluster.schema import PRECISIONS, Accelerator, Figure, Kind, Node
+from hardware_profiles.cluster.catalogue_files import (
+    FOLDER,
+    accelerators_of,
+    link_figures,
+    nodes_of,
+    reasons_not_priced,
+)
+from hardware_profiles.cluster.schema import Accelerator, Figure, Node
 from hardware_profiles.errors import InputError, similar
-from hardware_profiles.fields import Line, Positive, convert, read_toml, struct_of
+from hardware_profiles.fields import Line
 
-FOLDER: Final = Path(__file__).parent / "data"
 _VENDORS: Final = re.compile(
     r"^(nvidia|tesla|geforce|quadro|amd|instinct|intel|habana|google|aws|apple(?=m))+"
 )
@@ -225,7 +209,7 @@ def link_latency(link: str) -> Figure:
     >>> link_latency("NVLink3").value, link_latency("InfiniBand HDR").value
     (3.4e-06, 1.4e-05)
     """
-    known = _links().latency
+    known = link_figures().latency
     return known[_longest_key(link, known) or "other"]
 
 
@@ -236,7 +220,7 @@ def link_share(link: str) -> Figure | None:
     >>> share is not None and share.value, link_share("InfiniBand HDR")
     (0.54, None)
     """
-    known = _links().share
+    known = link_figures().share
     key = _longest_key(link, known)
     return None if key is None else known[key]
 
@@ -293,111 +277,10 @@ def _choice(name: str, what: str, choices: list[str]) -> str:
     return f"{name} names several {what}, and none is the usual one: {listed}. Choose one"
 
 
-# --- reading the files ---
-
-
-class _CatalogueFigure(Struct, frozen=True, forbid_unknown_fields=True):
-    """``{ value, kind, source, note }``."""
-
-    value: Positive
-    kind: Kind
-    source: Line
-    note: Line | None = None
-
-
-class _CatalogueShare(_CatalogueFigure, frozen=True, forbid_unknown_fields=True):
-    value: Annotated[float, Meta(ge=1e-12, le=1.0)]
-
-
-_Rate = Annotated[float, Meta(ge=1.0, le=1e30)]
-_Count = Annotated[int, Meta(ge=1, le=10**9)]
-_Rates: Final = defstruct(  # { bf16 = …, fp16 = …, kind, source, note }: rates by precision
-    "Rates",
-    [
-        *((precision, _Rate | None, None) for precision in PRECISIONS),
-        ("kind", Kind),
-        ("source", str),
-        ("note", str | None, None),
-    ],
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-)
-_OPTIONAL: Final = (
-    "usable_memory",
-    "host_bandwidth",
-    "host_memory_bandwidth",
-    "power",
-    "power_limit",
-    "price",
-    "compute_units",
-    "l2_cache",
-    "kernel_launch",
-)
-_FIGURES: Final[dict[str, Any]] = {
-    "memory_capacity": _CatalogueFigure,
-    "memory_bandwidth": _CatalogueFigure,
-    "peak_flops": tuple[_Rates, ...],  # type: ignore[valid-type]
-    "achievable_flops": (tuple[_Rates, ...], ()),  # type: ignore[valid-type]
-    "link_bandwidth": _CatalogueFigure,
-    "link_share": _CatalogueShare | None,
-    **dict.fromkeys(_OPTIONAL, _CatalogueFigure | None),
-}
-_MEASURED: Final = ("score_seconds", "core_share")  # of a CPU process, never in a file
-_Accelerator: Final = struct_of(Accelerator, without=_MEASURED, **_FIGURES)
-_Listed: Final = struct_of(  # an accelerator of the catalogue
-    Accelerator,
-    without=_MEASURED,
-    **_FIGURES,
-    node=str,
-    assumed_aliases=(dict[str, str], {}),
-)
-_Node: Final = struct_of(
-    Node,
-    gpus_per_node=_Count,
-    network_bandwidth=_CatalogueFigure,
-    domain_size=(_Count | None, None),
-    nodes=_Count,
-    host_links=Annotated[int, Meta(ge=0, le=10**9)],
-    link_bandwidth=_CatalogueFigure | None,
-    peer_bandwidth=_CatalogueFigure | None,
-    torus_from=_Count,
-    power=_CatalogueFigure | None,
-    host_memory=_CatalogueFigure | None,
-    nvme=_CatalogueFigure | None,
-    assumed_aliases=(dict[str, str], {}),
-)
-
-
-class _LinkTables(Struct, frozen=True, forbid_unknown_fields=True):
-    latency: dict[str, _CatalogueFigure]
-    share: dict[str, _CatalogueShare]
-
-
-class _LinkFigures(Struct, frozen=True):
-    latency: dict[str, Figure]
-    share: dict[str, Figure]
-
-
-class _Sources(Struct, frozen=True, forbid_unknown_fields=True):
-    sources: dict[str, str]
-
-
-class _NotPriced(Struct, frozen=True, forbid_unknown_fields=True):
-    names: tuple[str, ...]
-    reason: str
-
-
-class _AllNotPriced(Struct, frozen=True, forbid_unknown_fields=True):
-    not_priced: tuple[_NotPriced, ...]
-
-
 @lru_cache(maxsize=1)
 def _not_priced() -> dict[str, str]:
     """Return why devices are not priced, by their normalised names."""
-    path = FOLDER / "not_priced.toml"
-    found = convert(read_toml(path, "devices"), _AllNotPriced, path.name)
-    return {normalised(name): group.reason for group in found.not_priced for name in group.names}
+    return {normalised(name): reason for name, reason in reasons_not_priced().items()}
 
 
 @cache
@@ -411,7 +294,7 @@ def _accelerator_index(
     index: _Index[Accelerator] = _Index()
     usual: dict[str, str] = {}
     for path in _texts("accelerators") if files is None else files:
-        for accelerator, table, where in _accelerators(path):
+        for accelerator, table, where in accelerators_of(path):
             index.add(accelerator, table.assumed_aliases, where)
             usual[accelerator.name] = table.node
     return index, usual
@@ -421,20 +304,9 @@ def _accelerator_index(
 def _node_index(files: tuple[Path, ...] | None = None) -> _Index[Node]:
     index: _Index[Node] = _Index()
     for path in _texts("nodes") if files is None else files:
-        for node, table, where in _nodes(path):
+        for node, table, where in nodes_of(path):
             index.add(node, table.assumed_aliases, where)
     return index
-
-
-@cache
-def _accelerators(path: Path) -> list[tuple[Accelerator, Any, str]]:
-    tables = _tables(path, "accelerator", _Listed)
-    return [(_accelerator(table, at, _catalogue_source), table, at) for table, at in tables]
-
-
-@cache
-def _nodes(path: Path) -> list[tuple[Node, Any, str]]:
-    return [(_node(table), table, where) for table, where in _tables(path, "node", _Node)]
 
 
 @cache
@@ -449,86 +321,3 @@ def _mentioning(folder: str, name: str) -> tuple[Path, ...]:
     """Return the files of a folder that mention a name: the others need not be read for it."""
     wanted = normalised(name).encode()
     return tuple([path for path, letters in _texts(folder).items() if wanted in letters])
-
-
-@lru_cache(maxsize=1)
-def _links() -> _LinkFigures:
-    path = FOLDER / "links.toml"
-    found = convert(read_toml(path, "links"), _LinkTables, path.name)
-    return _LinkFigures(
-        *(
-            {link: _figure(entry, _catalogue_source) for link, entry in table.items()}
-            for table in (found.latency, found.share)
-        )
-    )
-
-
-@lru_cache(maxsize=1)
-def _sources() -> dict[str, str]:
-    path = FOLDER / "sources.toml"
-    return convert(read_toml(path, "sources"), _Sources, path.name).sources
-
-
-def _tables(path: Path, key: str, kind: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the tables ``[[key]]`` of a file, and where each one is."""
-    for values in read_toml(path, "part of the catalogue")[key]:
-        where = f"{path.name}: {values.get('name')}"
-        yield convert(values, kind, where), where
-
-
-def _figure(entry: _CatalogueFigure, cited: Callable[[str], str]) -> Figure:
-    return Figure(entry.value, entry.kind, _with_note(entry, cited))
-
-
-def _with_note(entry: Any, cited: Callable[[str], str]) -> str:
-    source = cited(entry.source)
-    return source if entry.note is None else f"{source} ({entry.note})"
-
-
-def _catalogue_source(key: str) -> str:
-    return _sources()[key]
-
-
-def _by_precision(groups: Iterable[Any], cited: Callable[[str], str]) -> dict[str, Figure]:
-    """Return the rates of several groups, each with one source."""
-    rates: dict[str, Figure] = {}
-    for group in groups:
-        source = _with_note(group, cited)
-        for precision in PRECISIONS:
-            if (value := getattr(group, precision)) is not None:
-                rates[precision] = Figure(value, group.kind, source)
-    return rates
-
-
-def accelerator_from_table(values: Mapping[str, Any], where: str) -> Accelerator:
-    """Read the table [accelerator] of a cluster's file, which cites its sources in words."""
-    return _accelerator(convert(values, _Accelerator, where), where, str)
-
-
-def _accelerator(table: Any, where: str, cited: Callable[[str], str]) -> Accelerator:
-    """Return the accelerator of a table; ``cited`` turns a source's key into words."""
-    values = _plain(table, Accelerator, cited)
-    values["peak_flops"] = _by_precision(table.peak_flops, cited)
-    values["achievable_flops"] = _by_precision(table.achievable_flops, cited)
-    if not values["peak_flops"]:
-        raise InputError(f"{where}: peak_flops is missing")
-    return Accelerator(**values)
-
-
-def _node(table: Any) -> Node:
-    """Return the node of a table, whose ``network_bandwidth`` is that of a whole server."""
-    values = _plain(table, Node, _catalogue_source)
-    whole = values["network_bandwidth"]
-    values["network_bandwidth"] = replace(whole, value=whole.value / table.gpus_per_node)
-    values["domain_size"] = table.domain_size or table.gpus_per_node
-    return Node(**values)
-
-
-def _plain(table: Any, cls: type, cited: Callable[[str], str]) -> dict[str, Any]:
-    """Return the values of a table that a dataclass has, with figures instead of entries."""
-    names = {field.name for field in fields(cls)} & set(table.__struct_fields__)
-    values = {name: getattr(table, name) for name in names}
-    return {
-        name: _figure(value, cited) if isinstance(value, _CatalogueFigure) else value
-        for name, value in values.items()
-    }

@@ -49,11 +49,11 @@ from msgspec import Meta, Struct
 
 from hardware_profiles.cluster.build import build_cluster, network_note
 from hardware_profiles.cluster.catalogue import (
-    accelerator_from_table,
     link_latency,
     match_accelerator,
     usual_node,
 )
+from hardware_profiles.cluster.catalogue_files import accelerator_from_table
 from hardware_profiles.cluster.cluster_json import cluster_from_dict
 from hardware_profiles.cluster.irregular_tree import LevelTable, levels_of_file, read_rank_order
 from hardware_profiles.cluster.schema import (
@@ -158,7 +158,7 @@ def read_cluster_file(path: Path) -> Cluster:
 
 def with_levels(cluster: Cluster, levels: tuple[Level, ...]) -> Cluster:
     """Return the cluster with an irregular tree of links in the place of its tiers."""
-    from hardware_profiles.cluster.links.link_tree import (
+    from hardware_profiles.cluster.links.tree import (
         tiers_of_levels,  # numpy: only where it is needed
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hardware_profiles.cluster.links.link_tree import part_of_levels, tiers_of_levels
+from hardware_profiles.cluster.links.tree import part_of_levels, tiers_of_levels
 from hardware_profiles.cluster.schema import Cluster, Figure
 from hardware_profiles.errors import InputError
 

@@ -11,8 +11,8 @@ from cost_models.partition.schedules import SPLIT
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.units import format_seconds
-from hardware_profiles.cluster.links.link_tree import is_regular, neighbour_link, ring_link
-from hardware_profiles.cluster.links.links import group_link, point_to_point_link
+from hardware_profiles.cluster.links.groups import group_link, point_to_point_link
+from hardware_profiles.cluster.links.tree import is_regular, neighbour_link, ring_link
 from hardware_profiles.cluster.schema import Cluster
 
 ZERO: Final = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cost_models.compute.rates import best_matmul
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.cluster_file import with_levels
-from hardware_profiles.cluster.links.link_tree import with_bandwidths
+from hardware_profiles.cluster.links.tree import with_bandwidths
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Tier
 
 MEMORY = "memory"

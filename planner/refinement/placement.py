@@ -4,7 +4,7 @@ A plan that is slower than another one with rank i on accelerator i (the default
 faster in an order of its own, so that plan and order are searched together:
 
     1. every plan is bounded by its step on links that are no slower than in any order
-       (``link_tree.ANY_ORDER``): the search itself runs with these links, and returns the plans
+       (``links.tree.ANY_ORDER``): the search itself runs with these links, and returns the plans
        whose bounds beat the best step known;
     2. of their grids of ranks, the lowest bound first: the orders that may win
        (``rank_orders``); all plans of the grid are priced in each, and simulated in the order of
@@ -36,7 +36,7 @@ from cost_models.pricing.estimate import price, rank_communication
 from cost_models.pricing.simulated_steps import above, simulated_steps, with_simulated_steps
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
-from hardware_profiles.cluster.links.link_tree import ANY_ORDER, neighbour_link, ring_link, tree_of
+from hardware_profiles.cluster.links.tree import ANY_ORDER, neighbour_link, ring_link, tree_of
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.progress import report, tracked
 from planner.refinement.best_partition import (

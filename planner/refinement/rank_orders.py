@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from hardware_profiles.cluster.links.link_tree import Tree, groups_of, links_of_groups
+from hardware_profiles.cluster.links.tree import Tree, groups_of, links_of_groups
 
 Order = tuple[int, ...]
 Orders = NDArray[np.intp]  # (orders, ranks)

@@ -31,7 +31,7 @@ from cost_models.techniques.tensor_grids import (
     tensor_3d,
 )
 from cost_models.uncertainty import peak_interval
-from hardware_profiles.cluster.links.links import group_link
+from hardware_profiles.cluster.links.groups import group_link
 from planner.assessment.verdict import budget_bytes, plan_verdict_spread, verdict
 from planner.request.divisors import divisors
 from planner.techniques.line import TechniqueLine

@@ -47,7 +47,7 @@ from cost_models.traced.graph import ModuleNodes, nodes_of
 from cost_models.traced.memory import OPTIMIZER_COPIES
 from cost_models.traced.module import OUTSIDE
 from cost_models.uncertainty import MEMORY, interval
-from hardware_profiles.cluster.links.links import point_to_point_link
+from hardware_profiles.cluster.links.groups import point_to_point_link
 from planner.assessment.verdict import memory_budget
 from planner.request.divisors import divisors
 from planner.traced.scenario import TracedScenario

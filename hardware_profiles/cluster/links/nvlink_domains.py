@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from hardware_profiles.cluster.links.link_tree import is_regular, with_network_share
-from hardware_profiles.cluster.links.links import Column, Count, group_link, mesh_bandwidth
+from hardware_profiles.cluster.links.groups import Column, Count, group_link, mesh_bandwidth
+from hardware_profiles.cluster.links.tree import is_regular, with_network_share
 from hardware_profiles.cluster.schema import Cluster
 
 

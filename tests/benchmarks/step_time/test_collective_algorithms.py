@@ -21,7 +21,7 @@ from benchmarks.step_time.collective_algorithms import (
 )
 from benchmarks.step_time.collectives import table
 from cost_models.communication.ring_and_tree import ring_all_reduce
-from hardware_profiles.cluster.links.links import group_link
+from hardware_profiles.cluster.links.groups import group_link
 from hardware_profiles.cluster.parse import parse_cluster
 
 EVERY = (

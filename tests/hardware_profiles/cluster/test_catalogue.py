@@ -11,7 +11,6 @@ import pytest
 from cost_models.uncertainty import ASSUMED_HOST
 from hardware_profiles.cluster import catalogue
 from hardware_profiles.cluster.catalogue import (
-    FOLDER,
     accelerators,
     accelerators_named,
     find_accelerator,
@@ -22,6 +21,7 @@ from hardware_profiles.cluster.catalogue import (
     nodes,
     usual_node,
 )
+from hardware_profiles.cluster.catalogue_files import FOLDER
 from hardware_profiles.cluster.schema import KINDS, Accelerator, Figure, Node
 from hardware_profiles.errors import InputError
 

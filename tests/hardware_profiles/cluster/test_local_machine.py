@@ -13,7 +13,7 @@ from hardware_profiles.cluster import local_machine as here
 from hardware_profiles.cluster import measurement
 from hardware_profiles.cluster.build import describe
 from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
-from hardware_profiles.cluster.links.links import group_link
+from hardware_profiles.cluster.links.groups import group_link
 from hardware_profiles.cluster.local_machine import cpu_cluster, describe_here
 from hardware_profiles.cluster.measurement import (
     MachineMeasurement,

@@ -22,8 +22,8 @@ from cost_models.pricing.table import price_table
 from cost_models.units import format_seconds
 from hardware_profiles.cluster.cluster_file import with_levels
 from hardware_profiles.cluster.irregular_tree import levels_of_graph
-from hardware_profiles.cluster.links.link_tree import neighbour_link, ring_link, tree_of
-from hardware_profiles.cluster.links.links import link_graph
+from hardware_profiles.cluster.links.groups import link_graph
+from hardware_profiles.cluster.links.tree import neighbour_link, ring_link, tree_of
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster, Figure, Level
 from planner.assessment.assess import assess

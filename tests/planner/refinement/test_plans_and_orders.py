@@ -16,7 +16,7 @@ from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.cluster_file import with_levels
-from hardware_profiles.cluster.links.link_tree import (
+from hardware_profiles.cluster.links.tree import (
     ANY_ORDER,
     neighbour_link,
     ring_link,

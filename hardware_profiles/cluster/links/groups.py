@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles.cluster.links.link_tree import (
+from hardware_profiles.cluster.links.tree import (
     GroupLink,
     is_regular,
     neighbour_link,

@@ -15,13 +15,13 @@ from hardware_profiles.cluster.build import describe
 from hardware_profiles.cluster.cluster_file import with_levels
 from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
 from hardware_profiles.cluster.irregular_tree import levels_of_graph
-from hardware_profiles.cluster.links.link_tree import groups_of
-from hardware_profiles.cluster.links.links import (
+from hardware_profiles.cluster.links.groups import (
     group_link,
     link_graph,
     mean_hop_latency,
     point_to_point_link,
 )
+from hardware_profiles.cluster.links.tree import groups_of
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Figure, Level
 from hardware_profiles.cluster.subset import part_of

@@ -1,6 +1,6 @@
 """Bandwidth and latency of groups of ranks on a tree of any shape, for ranks in any order.
 
-``links.group_link`` is a closed form for equal domains and ranks in the accelerators' order. Here
+``groups.group_link`` is a closed form for equal domains and ranks in the accelerators' order. Here
 every group is placed on the tree, so a domain may contain any number of accelerators, a link may be
 slower than the sum of those below it (an oversubscribed uplink), and ranks may be in any order
 (``Cluster.rank_order``: grid rank r runs on accelerator rank_order[r]).
@@ -80,7 +80,7 @@ def tree_of(cluster: Cluster) -> Tree:
 def ring_link(cluster: Cluster, size: int, stride: int, world_size: int) -> GroupLink:
     """Return bandwidth and latency of a ring over the slowest group (formulas: module docstring).
 
-    Groups are those of ``links.group_link``: ``size`` ranks with a ``stride`` between them.
+    Groups are those of ``groups.group_link``: ``size`` ranks with a ``stride`` between them.
     """
     return _link(_key(cluster), size, stride, world_size, ring=True)
 

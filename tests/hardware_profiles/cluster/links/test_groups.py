@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware_profiles.cluster import links
 from hardware_profiles.cluster.catalogue import find_accelerator
 from hardware_profiles.cluster.cluster_json import cluster_from_dict, cluster_to_dict
-from hardware_profiles.cluster.links.links import (
+from hardware_profiles.cluster.links import groups
+from hardware_profiles.cluster.links.groups import (
     group_link,
     link_graph,
     mean_hop_latency,
@@ -254,13 +254,13 @@ def test_a_graph_of_131072_accelerators_adds_every_edge_once(monkeypatch):
 
 
 def test_a_million_rows_take_as_many_calls_as_ten(monkeypatch):
-    calls, members = [], links._members
+    calls, members = [], groups._members
 
     def counted(*arguments):
         calls.append(arguments)
         return members(*arguments)
 
-    monkeypatch.setattr(links, "_members", counted)
+    monkeypatch.setattr(groups, "_members", counted)
     cluster, size = parse_cluster("16384x8xH100-SXM"), 2 ** np.arange(10)
     few = group_link(cluster, size, 4)
     once = len(calls)
