@@ -31,7 +31,7 @@ PLACE: Final = DOCS / "reference" / "hardware"
 # families of data/accelerators by vendor, in the order of the pages
 VENDORS: Final[Mapping[str, tuple[str, ...]]] = {
     "NVIDIA": ("blackwell", "hopper", "ada", "ampere", "turing", "volta", "pascal"),
-    "AMD": ("cdna",),
+    "AMD": ("cdna", "rdna"),
     "Google": ("tpu",),
     "Amazon": ("trainium",),
     "Intel": ("gaudi",),

@@ -16,6 +16,7 @@ from hardware_profiles.cluster.catalogue import (
     find_accelerator,
     match_accelerator,
     match_node,
+    nodes,
     usual_node,
 )
 from hardware_profiles.cluster.local_machine import describe_here
@@ -39,7 +40,7 @@ VARIANT: Final = re.compile(r"\b(?:laptop|mobile|max|super|ti|nvl|pcie)\b", re.I
 INSTANCE: Final = re.compile(r"\b\w+\.\d*x?large\b", re.IGNORECASE)  # of AWS
 # around a name: how many, the kind of its memory, its power, the instance
 AROUND: Final = re.compile(
-    r"^\s*\d+\s*[x×*]\s*(?=[a-z])|[x×*]\s*\d+$|\bhbm\w*|\bgddr\w*|\b\d+ ?w\b|\bsxm\d?\W*$"
+    r"^\s*\d+\s*[x×*]\s*(?=[a-z])|(?<![a-z])[x×*]\s*\d+$|\bhbm\w*|\bgddr\w*|\b\d+ ?w\b|\bsxm\d?\W*$"
     rf"|{INSTANCE.pattern}",
     re.IGNORECASE,
 )
@@ -188,6 +189,9 @@ def accelerator_of(reading: Reading) -> Accelerator:
         return found.entry
     if len(kinds := _nodes_in(name)) == 1:
         return find_accelerator(kinds[0].accelerator)
+    if (family := _of_family(name)) is not None:
+        reading.defaults.append(f"gpu {name}: {family.name}, as other instances of its family")
+        return family
     unknown = f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)"
     raise Unpriceable(_not_priced(name) or _not_priced(bare) or unknown)
 
@@ -212,6 +216,20 @@ def _names_within(name: str, memory: float | None) -> Iterator[str]:
     stated = MEMORY.search(name)
     if stated and not VARIANT.search(name[stated.end() :]):  # "H100 64GB MareNostrum 5"
         yield f"{name[: stated.start()].strip()}-{stated[1]}GB"
+
+
+def _of_family(name: str) -> Accelerator | None:
+    """Return the accelerator of the instances of a family: of g5.12xlarge that of g5.48xlarge."""
+    instance = INSTANCE.search(name)
+    if instance is None:
+        return None
+    family = f"{instance[0].partition('.')[0]}.".lower()
+    kinds = {
+        node.accelerator
+        for node in nodes()
+        if any(word.lower().startswith(family) for word in node.aliases)
+    }
+    return find_accelerator(kinds.pop()) if len(kinds) == 1 else None
 
 
 def smaller_accelerator(row: Row) -> Accelerator | None:

@@ -190,3 +190,26 @@ def test_no_row_of_a_sample_is_refused() -> None:
     found, unpriced = predict_cases(cases)
     assert refused | unpriced == {}
     assert len(found) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("2x RTX 3090", "RTX-3090"),
+        ("RTX 3090 x2", "RTX-3090"),
+        ("g5.12xlarge", "A10G"),
+        ("RTX 4060 Ti", "RTX-4060-Ti-8GB"),
+        ("RTX 4060 Ti 16GB", "RTX-4060-Ti-16GB"),
+        ("NVIDIA GeForce RTX 3050 8GB", "RTX-3050"),
+        ("RTX PRO 6000 Blackwell Max-Q", "RTX-PRO-6000-Max-Q"),
+        ("RTX PRO 5000 72GB", "RTX-PRO-5000-72GB"),
+        ("GeForce RTX 5090 Laptop GPU", "RTX-5090-Laptop"),
+        ("Radeon RX 9070 XT", "RX-9070-XT"),
+        ("Huawei Ascend 910C", "Ascend-910C-die"),
+        ("trn1.32xlarge", "Trainium1"),
+    ],
+)
+def test_cards_as_people_write_them(words: str, name: str) -> None:
+    case, found = priced(gpu=words, model="gpt2")
+    assert case.scenario.cluster.accelerator.name == name
+    assert found.step > 0.0
