@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.uncertainty import MemoryKind
-from planner.validation.rows.case import Case, takes_layers_in_turn
+from planner.validation.rows.case import Case
+from planner.validation.rows.plan import takes_layers_in_turn
 from planner.validation.rows.runs_file import Row
 from planner.validation.rows.words import look_up, words_table
 

@@ -128,8 +128,8 @@ def with_counts_in_words(reading: Reading) -> Reading:
     found: dict[str, Any] = {}
     if (batch := _batch_of_tokens(row, text)) is not None:
         note = f"global_batch_size {batch}: the batch is given in tokens"
-        row = replace(row, global_batch_size=batch)
-        reading = Reading(row, [*reading.defaults, note])
+        reading = reading.changed(note, global_batch_size=batch)
+        row = reading.row
     text = TOKENS.sub(" ", text)
     for column, pattern in COUNTS.items():
         numbers = {int(one or other) for one, other in pattern.findall(text)} - {0}
@@ -153,7 +153,7 @@ def with_counts_in_words(reading: Reading) -> Reading:
     if not found:
         return reading
     words = [f"{column} {value} (default: as the words say)" for column, value in found.items()]
-    return Reading(replace(row, **found), [*reading.defaults, *words])
+    return reading.changed(*words, **found)
 
 
 def _batch_of_tokens(row: Row, text: str) -> int | None:
@@ -189,7 +189,7 @@ def with_patches(reading: Reading) -> Reading:
     image = int(next(filter(None, named.groups()))) if named else USUAL_IMAGE
     tokens = (image // patch) ** 2 + 1
     note = f"seq_len {tokens} (default: patches of {patch}, an image of {image} pixels a side)"
-    return Reading(replace(row, seq_len=tokens), [*reading.defaults, note])
+    return reading.changed(note, seq_len=tokens)
 
 
 def with_layers_in_turn(row: Row) -> Row:

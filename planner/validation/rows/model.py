@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
-from msgspec.structs import replace as replace_cells
-
 from cost_models.model.families import model_spec
 from cost_models.model.presets import (
     Preset,
@@ -178,7 +176,7 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
             return _preset(reading, plain)
         if layers is None or reading.row.num_layers not in (None, layers):
             return None
-        return _preset(_changed(reading, num_layers=layers), LAYERS.sub("", name))
+        return _preset(reading.changed(num_layers=layers), LAYERS.sub("", name))
     if SEES.search(name.lower()):
         reading.defaults.append(f"{name}: its language model {found.name} alone")
     row, spec = reading.row, _spec(json.dumps(found.config, sort_keys=True), name)
@@ -237,14 +235,10 @@ def _with_kind(reading: Reading) -> Reading:
     if row.model_kind is None:  # a published shape may name it
         return reading
     if kind != VISION:
-        return reading if kind == row.words("model_kind") else _changed(reading, model_kind=kind)
+        return reading if kind == row.words("model_kind") else reading.changed(model_kind=kind)
     vocabulary = row.vocab_size or PATCH
     dropout = 0.0 if row.dropout is None else row.dropout
-    return _changed(reading, model_kind=CLASSIFIER, vocab_size=vocabulary, dropout=dropout)
-
-
-def _changed(reading: Reading, **cells: Any) -> Reading:
-    return Reading(replace_cells(reading.row, **cells), reading.defaults)
+    return reading.changed(model_kind=CLASSIFIER, vocab_size=vocabulary, dropout=dropout)
 
 
 def _first_layers(config: Mapping[str, Any], whole: int, layers: int) -> Mapping[str, Any]:
@@ -269,16 +263,17 @@ def _with_published_shape(reading: Reading, name: str) -> Reading:
     if shape is not None and row.hidden_size in (None, shape["hidden_size"]):
         sizes = {column: value for column, value in shape.items() if row.get(column) is None}
         if sizes:
-            reading.defaults.append(f"the published sizes of {name}: {', '.join(sizes)}")
-        row = replace_cells(row, **sizes)
+            note = f"the published sizes of {name}: {', '.join(sizes)}"
+            reading = reading.changed(note, **sizes)
+            row = reading.row
     usual = {}
     if row.num_layers is not None and row.hidden_size is not None:
         if row.num_heads is None and row.hidden_size % HEAD == 0:
             usual["num_heads"] = row.hidden_size // HEAD
         if row.vocab_size is None:
             usual["vocab_size"] = 32_000 if row.gated_mlp else 51_200
-    reading.defaults.extend(f"{column} {value} (default)" for column, value in usual.items())
-    return Reading(replace_cells(row, **usual), reading.defaults)
+    notes = (f"{column} {value} (default)" for column, value in usual.items())
+    return reading.changed(*notes, **usual)
 
 
 def _shape(name: str, rounded: float) -> Mapping[str, Any] | None:
@@ -330,7 +325,7 @@ def _with_typical_shape(reading: Reading, name: str) -> Reading:
     cells = {column: value for column, value in shape.items() if row.get(column) is None}
     told = ", ".join(f"{column} {value}" for column, value in cells.items())
     reading.defaults.append(f"{name}: {ASSUMED} a typical model of its size is taken ({told})")
-    return _changed(reading, **cells)
+    return reading.changed(**cells)
 
 
 def _typical_gpt(parameters: float) -> Mapping[str, Any]:
@@ -383,7 +378,7 @@ def _config(reading: Reading, name: str) -> Mapping[str, Any]:
         whole = 4 * row.get("hidden_size")
         width = -(-(2 * whole // 3) // WIDTH) * WIDTH
         reading.defaults.append(f"ffn_hidden_size {width}: gated, two thirds of {whole}")
-        reading = _changed(reading, ffn_hidden_size=width)
+        reading = reading.changed(ffn_hidden_size=width)
     if kind.startswith("moe"):
         return _mixture(reading, kind, gated)
     if kind in ("encoder", CLASSIFIER):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from planner.validation.rows.runs_file import Row
 
 
@@ -24,6 +26,11 @@ class Reading:
         self.defaults: list[str] = [] if defaults is None else defaults
         # cells of other rows that words without a meaning here may stand for as well
         self.also: list[dict[str, Any]] = [] if also is None else also
+
+    def changed(self, *notes: str, **cells: Any) -> Reading:
+        """Return the reading with other cells; the notes say which and why."""
+        self.defaults.extend(notes)
+        return Reading(replace(self.row, **cells), self.defaults, self.also)
 
     def stand_in(self, column: str, taken: str, *others: str | None) -> None:
         """Record what is priced in the place of a cell without a meaning, and what it may be."""

@@ -1,0 +1,193 @@
+"""Cells of a row that its other cells imply: adapters, engines, the case of a suite, samples."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from msgspec.structs import replace
+
+from planner.validation.rows.counts import (
+    WEIGHT_RANKS,
+    adapters_in,
+)
+from planner.validation.rows.reading import Reading
+from planner.validation.rows.runs_file import Row
+from planner.validation.rows.trainer import (
+    shards_nothing,
+)
+from planner.validation.rows.vocabulary import ANYWHERE, terms_of, vocabulary
+from planner.validation.rows.words import look_up, words_table
+
+# tasks, suites and trainers after a model's name: "BERT-Large pretraining", "llama2_7b-deepspeed"
+AROUND_MODEL: Final = re.compile(
+    r"(?:[\s,(_-]+(?:mlperf|pre-?training|pretrain|phase[\s_-]?\d|fine-?tun(?:ing|e)"
+    r"|continuetrain|container|pytorch|paddle|megatron|deepspeed|flagscale)\)?)+$",
+    re.IGNORECASE,
+)
+VENDORS: Final = {
+    "rocm": re.compile(r"\bmi\d{3}|instinct"),
+    "gaudi": re.compile(r"gaudi|\bhl-?\d"),
+    "xla": re.compile("tpu"),
+}
+ADAPTED: Final = re.compile(r"(?<![a-z])q?lora(?![a-z])")  # "llama2_70b_lora"
+UNHIDDEN: Final = re.compile(
+    r"(?<![a-z_])overlap ?[=:]? ?(?:false|off|0\b)|\b(?:no|without) overlap\b"
+)
+# of torchao, whose runs in 8 bits are torchtitan's (pytorch/ao: benchmarks/float8/training)
+ITS_OWN: Final = frozenset(
+    {"torchao", "torch loop", "fsdp2", "zero 3", "compile", "tensorwise", "rowwise"}
+)
+
+
+def with_adapters(row: Row) -> Row:
+    """Return a row whose empty cell of adapters is what the trainer's name or other cells say."""
+    if row.peft is None and (told := adapters_in(row)):
+        stated = replace(row, peft=told)
+        found = look_up(words_table().adapter, stated)
+        return stated if found is not None and found.value != "none" else row
+    if row.peft is None and "kinds of adapters" in terms_of(row, "framework"):
+        row = replace(row, peft=row.framework)
+    kind = look_up(words_table().adapter, row)
+    if row.peft is None and kind is None and (named := ADAPTED.search(row.words("model"))):
+        return replace(row, peft=named[0])
+    return replace(row, peft=kind.value) if row.peft is None and kind is not None else row
+
+
+def with_sharding(row: Row) -> Row:
+    """Return a row of Hugging Face's modules with the library that shards, which its notes name.
+
+    A stage of ZeRO is DeepSpeed's, unless the row says FSDP. ms-swift takes a stage for DeepSpeed's
+    itself, and FSDP for the first version, as accelerate does (``fsdp_version``); Qwen's scripts
+    have a stage but on one card.
+    """
+    named, words = terms_of(row, "framework"), f"{row.words('notes')}; {row.words('offload')}"
+    staged = row.zero_stage or {"zero 2", "zero 3"} & terms_of(row, ANYWHERE).keys()
+    if {"deepspeed", "swift"} <= named.keys() and staged:
+        return replace(row, framework=re.sub("(?i)deep ?speed", "", row.framework or ""))
+    if "qwen" in named and not shards_nothing(row):
+        stage = look_up(words_table().zero_stage, row)
+        return row if stage is None or row.zero_stage else replace(row, zero_stage=stage.value)
+    if "hugging face" not in named or {"deepspeed", "qwen", "mlperf"} & named.keys():
+        return row
+    fsdp = re.search("fsdp|full(y|_| )?shard", f"{row.words('framework')} {words}")
+    if "swift" in named:
+        first = fsdp and "fsdp2" not in terms_of(row, ANYWHERE)
+        return replace(row, notes=f"{row.notes or ''}; fsdp1") if first else row
+    said = vocabulary().read("notes", words).terms
+    if fsdp or not {"deepspeed", "zero 2", "zero 3"} & said.keys():
+        return row
+    return replace(row, framework=f"{row.framework} with DeepSpeed")
+
+
+def with_case_of_suite(row: Row) -> Row:
+    """Return a row of a suite of benchmarks with the model and the trainer of the case it names."""
+    words = row.model and AROUND_MODEL.sub("", row.model)
+    row = replace(row, framework=_trainer_of_case(row), model=words or row.model)
+    own = look_up(words_table().suite_trainers, row)
+    if own is not None:
+        stated = re.search(r"\d", row.peft or "")
+        peft = row.peft if stated else f"{row.peft} {own.adapters}"
+        row = replace(row, framework=own.value, peft=peft)
+    named = look_up(words_table().suite_models, row)
+    if named is not None and row.words("model") == named.when["model"][0]:
+        row = replace(row, model=named.value)
+    return row
+
+
+def _trainer_of_case(row: Row) -> str | None:
+    """Return the trainer of a row, with that of its case where it names a suite or a library.
+
+    A suite is no trainer: the notes or the model's cell may name it ("llama2_7b-deepspeed"), and of
+    FlagPerf's own cases only those of Megatron cut a model. MLPerf's submissions differ by vendor.
+    Nor is torchao a trainer.
+    """
+    named, notes = terms_of(row, "framework").keys(), row.words("notes")
+    found = ""
+    if "mlperf" in named:
+        found = next((word for word, gpu in VENDORS.items() if gpu.search(row.words("gpu"))), "")
+    elif "torchao" in named:
+        trainer = re.search("torchtitan|torchtune", notes)
+        eights = "fp8" in terms_of(row, "precision") and named <= ITS_OWN
+        found = trainer[0] if trainer else "torchtitan" if eights else ""
+    elif "flagperf" in named and not look_up(words_table().software, row):
+        said = f"{row.words('model')} {notes}"
+        trainer = re.search("deepspeed|megatron|paddle|torchtitan", said)
+        sizes = (row.tensor_parallel, row.pipeline_parallel, row.expert_parallel)
+        megatron = "aquila" in said or any((size or 1) > 1 for size in sizes)
+        found = trainer[0] if trainer else "Megatron" if megatron else ""
+    return f"{row.framework} {found}" if found else row.framework
+
+
+def without_padding(reading: Reading) -> Reading:
+    """Return the reading with full sequences in the place of samples whose padding is left out.
+
+    A step computes as many tokens in fewer sequences; attention stays inside of a sample. Of packed
+    samples the micro-batch counts sequences (mlcommons: training_results_v3.1, BATCHSIZE), the
+    global batch samples.
+    """
+    row, entry = reading.row, look_up(words_table().samples_a_sequence, reading.row)
+    if entry is None or entry.value == 1.0 or row.document_length or row.seq_len is None:
+        return reading
+    micro, batch = row.micro_batch_size, row.global_batch_size
+    if micro and "packed samples" in terms_of(row, ANYWHERE):
+        least = micro * (row.num_gpus or 1)
+        batch = max(least, round(batch / entry.value / least) * least) if batch else None
+    elif micro:
+        fewer = max(1, round(micro / entry.value))
+        batch = round(batch * fewer / micro) if batch else None
+        micro = fewer
+    elif batch:
+        batch = max(1, round(batch / entry.value))
+    length = round(row.seq_len / entry.value)
+    return reading.changed(
+        f"sequences of {row.seq_len} tokens hold {entry.value} samples: no padding is computed",
+        micro_batch_size=micro,
+        global_batch_size=batch,
+        document_length=length,
+    )
+
+
+def with_mode(reading: Reading) -> Reading:
+    """Return a row of InternEvo with ranks that no mode but ISP has as one of that mode.
+
+    They share weights, or a sequence alone (internlm/initialize/launch.py, parallel.tensor.mode).
+    Its weights are gathered as they are needed where ``overlap`` of parallel.weight is off
+    (internlm/core/parallel/comm/isp.py, weight_hook).
+    """
+    row, terms = reading.row, terms_of(reading.row, ANYWHERE)
+    if "internevo" not in terms_of(row, "framework"):
+        return reading
+    if "isp" in terms:
+        waits = UNHIDDEN.search(row.words("notes"))
+        notes = f"{row.notes}; overlap_comm=False" if waits else row.notes
+        return reading.changed(notes=notes)
+    weight = WEIGHT_RANKS.search(f"{row.words('framework')} {row.words('notes')}")
+    others = {"sequence parallel", "plain tensor parallel"} & terms.keys()
+    if (row.context_parallel or 1) > 1 or (weight and int(weight[1]) > 1 and not others):
+        return reading.changed(notes=f"{row.notes or ''}; isp")
+    return reading
+
+
+def with_kind_of_name(row: Row) -> Row:
+    """Return a row whose empty kind is that of a BERT, by which trainers differ."""
+    if row.model_kind is None and re.search(r"(?<![a-z])bert(?![a-z])", row.words("model")):
+        return replace(row, model_kind="encoder")
+    return row
+
+
+def with_stage_of_offload(reading: Reading) -> Reading:
+    """Return a row whose weights are offloaded with the stage that shards them, if it gives none.
+
+    One card has nothing to shard, and offloads under any stage.
+    """
+    row, entry = reading.row, look_up(words_table().offload, reading.row)
+    if entry is None or not entry.value.startswith("weights"):
+        return reading
+    stage = look_up(words_table().zero_stage, row)
+    if (stage is not None and stage.value == 3) or row.zero_stage == 3:
+        return reading
+    if row.zero_stage and (row.num_gpus or 1) > 1:
+        return reading
+    note = "zero_stage 3 (default: shards of the weights are offloaded)"
+    return reading.changed(note, zero_stage=3)
