@@ -168,7 +168,7 @@ def read_plan_file(path: Path) -> PlanFile:
     Values are checked one by one and against each other (batch, layers); whether the plan is legal
     for the model and the cluster is checked by ``cost_models.legality.rules``.
     """
-    return plan_file_from_dict(read_json(path, "a plan"), str(path))
+    return plan_file_from_dict(read_json(path, "a plan.json of shardplan plan -o"), str(path))
 
 
 def plan_file_from_dict(values: Mapping[str, Any], where: str) -> PlanFile:
@@ -178,6 +178,10 @@ def plan_file_from_dict(values: Mapping[str, Any], where: str) -> PlanFile:
         for key, value in values.items()
         if value is not None
     }
+    if "schema_version" not in values:
+        raise InputError(
+            f"{where}: schema_version is missing; a plan.json of shardplan plan -o is expected"
+        )
     version = convert(values, _Version, where).schema_version
     if version != SCHEMA_VERSION:
         raise InputError(

@@ -21,7 +21,7 @@ TIME_WORDS: Final = {
     "recompute": "recomputation",
     "host": "waiting for the host",
     "tensor_communication": "tensor-parallel communication",
-    "expert_communication": "tokens to experts and back",
+    "expert_communication": "expert-parallel communication",
     "context_communication": "exposed context-parallel communication",
     "pipeline_communication": "pipeline sends",
     "bubble": "pipeline bubble",

@@ -23,7 +23,7 @@ from planner.request.constraints import (
     broken_by_result,
     parse_requirements,
 )
-from planner.request.pins import parse_fixed
+from planner.request.pins import SHORT_NAMES, parse_fixed
 from planner.search.candidates import Candidates
 from planner.search.priced_candidates import with_batch
 from planner.search.search import search
@@ -161,7 +161,10 @@ def _of_constraint(
         return bool(search(scenario, fixed, require=changed, offloads=offloads, top=1).plans)
 
     value = _nearest(_values(scenario, fixed, one.name, one.value, offloads), found)
-    return None if value is None else Relaxation(one.text, f"{one.name}=={value}")
+    if value is None:
+        return None
+    short = next((key for key, name in SHORT_NAMES.items() if name == one.name), one.name)
+    return Relaxation(one.text, f"{short}=={value}")
 
 
 def _nearest(values: Iterator[int], found: Callable[[int | None], bool]) -> int | None:

@@ -295,7 +295,7 @@ def _sensitivity(found: Explanation, *, verbose: bool) -> list[str]:
         return []
     about = "this plan" if found.varied == found.plan else "the best plan"
     more = "" if verbose else " (-v: which)"
-    lines = labelled("Sensitive", f"values at which another plan is better than {about}{more}:")
+    lines = labelled("Sensitive", f"values at which another plan beats {about}{more}:")
     changing = [one for one in found.sensitivity if one.less or one.more]
     for one in found.sensitivity if verbose else changing:
         words = _figure(one, found.varied, found.scenario) if verbose else _threshold(one)
@@ -385,7 +385,7 @@ def _why_not(reason: WhyNot) -> list[str]:
         return _illegal(label, reason)
     assert reason.plan is not None
     assert reason.assessment is not None
-    completed = f"{requested}? Best completed to {reason.options}"
+    completed = f"{requested}? The best such plan is {reason.options}"
     if reason.kind == "same":
         return labelled(label, f"{requested}? This plan is the best one with it.")
     if reason.kind in ("too_large", "tight"):

@@ -162,7 +162,9 @@ def job_of(
     return LaunchJob(
         name=name,
         plan=path.resolve(),
-        contents=json.dumps(read_json(path, "a plan"), indent=2),  # ASCII, whatever it was
+        contents=json.dumps(
+            read_json(path, "a plan.json of shardplan plan -o"), indent=2
+        ),  # ASCII, whatever it was
         nodes=nodes,
         ranks_per_node=file.plan.world_size // nodes,
         gpus_per_node=file.cluster.gpus_per_node,

@@ -56,6 +56,7 @@ def plan(
         is_module,
         refuse_for_modules,
     )
+    from planner.request.scenario import DEFAULT_SOFTWARE
     from planner.text.answer import json_text
     from planner.text.paragraphs import labelled
 
@@ -84,6 +85,8 @@ def plan(
     if output is not None and planned is not None:
         why = not_run(planned.scenario, planned.best)
         quoted = shlex.quote(str(output))
+        if planned.scenario.software.name != DEFAULT_SOFTWARE:
+            why = f"{why}; next: shardplan export {quoted} --to {request.to or 'TARGET'}"
         following = (
             f"next: shardplan run {quoted} --data FILE"
             if planned.scenario.cluster.num_nodes == 1

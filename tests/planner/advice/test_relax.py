@@ -38,13 +38,13 @@ def test_a_result_is_relaxed_to_the_best_there_is(required: str) -> None:
 
 
 def test_a_part_is_relaxed_to_the_nearest_value() -> None:
-    assert changes("tp>=8") == [Relaxation("--require 'tp>=8'", "tensor_parallel==4")]
+    assert changes("tp>=8") == [Relaxation("--require 'tp>=8'", "tp==4")]
     assert changes(fixed="tp=3")[0].change == "--fix tensor_parallel=2"
 
 
 def test_each_of_two_is_relaxed_alone() -> None:
     both = changes("tp>=4, dp>=4")
-    assert [change.change for change in both] == ["tensor_parallel==1", "data_parallel==1"]
+    assert [change.change for change in both] == ["tp==1", "dp==1"]
 
 
 @pytest.mark.slow
