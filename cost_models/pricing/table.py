@@ -1,27 +1,26 @@
 """Step, peak and host bytes of many plans: the formulas of ``estimate`` on distinct rows.
 
-Plans are grouped by the kinds of contents of their pipeline ranks; the number of layers of each
-kind is a column as any other. The formulas of one rank see columns of distinct rows (``columns``).
-The results equal those of ``estimate.price`` bit for bit, up to the order of summation of the parts
-of the peak.
+The formulas of one rank of a group of plans (``plan_groups``) see columns of distinct rows
+(``columns``). The results equal those of ``estimate.price`` bit for bit, up to the order of
+summation of the parts of the peak.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from cost_models.columnar.columns import FactoredColumn, align, expand, on_distinct_rows
+from cost_models.columnar.columns import FactoredColumn, align, expand
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.largest_sums import MISSING, largest_sums
-from cost_models.columnar.projections import Frame, Index, Projection, distinct
+from cost_models.columnar.projections import Index, Projection
 from cost_models.memory.allocator import free_bytes, free_shares
 from cost_models.memory.host import HostBytes, rank_host_bytes
 from cost_models.memory.ledger import total
@@ -29,12 +28,9 @@ from cost_models.memory.model_states import rank_weights
 from cost_models.memory.optimizer_states import optimizer_rows
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.peak import rank_ledger
-from cost_models.partition.in_flight import late_rank
-from cost_models.partition.plan_stages import STAGES_BY, stages_of
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.partition.stages import PipelineRank
-from cost_models.plan.factored import distinct_plans, factored, find_projections, mask_of
+from cost_models.plan.factored import distinct_plans
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.plan.recompute import NONE
 from cost_models.pricing.estimate import (
@@ -44,19 +40,16 @@ from cost_models.pricing.estimate import (
     seconds_by_pipeline,
     seconds_of,
 )
-from cost_models.pricing.rank_rows import RankRows, formulas_of, joint_rank, kind_of, late_position
+from cost_models.pricing.plan_groups import PlanGroup, groups_of_plans, groups_of_ranks, ranks_of
+from cost_models.pricing.rank_rows import formulas_of, joint_rank
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds, TimeParts
 from cost_models.step_time.pipeline_bound import balanced_bound, owners, pipeline_bound
-from hardware_profiles.progress import advance
 
 Floats = NDArray[np.float64]
-AT_ONCE: Final = 1_000_000  # plans of one group
-ONE_GROUP: Final = 50_000  # plans below which all are one group
 ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
-ONE_KIND: Final = 20_000  # plans up to which first and last ranks are rows of one table, too
 IN_CACHE: Final = 32_768  # passes of ranks whose pipelines are bounded together
 FEW: Final = 2_000  # plans for which distinct rows are not worth finding
 
@@ -93,7 +86,7 @@ def table_memory(
         return peak, host
     used, outside, memory, nvme = (np.zeros(len(table)) for _ in range(4))
     moved = decode(table.offload) != OFFLOADS.index("none")  # every rank uses the host
-    for rows, group in _groups_of_ranks(
+    for rows, group in groups_of_ranks(
         scenario, table, lambda rows: (used[rows] <= enough) | moved[rows]
     ):
         found = _peaks(scenario, group, enough), *_hosts(scenario, group)
@@ -114,7 +107,7 @@ def table_steps(scenario: Scenario, table: PlanTable) -> Floats:
     if by_row(scenario, table):
         return step_times(scenario, table.plain())[0]
     step = np.empty(len(table))
-    for rows, group in _groups(scenario, table):
+    for rows, group in groups_of_plans(scenario, table):
         step[rows] = _steps(scenario, group)
         group.frame.release()
     return step
@@ -126,7 +119,7 @@ def _steps_and_ends(scenario: Scenario, table: PlanTable) -> tuple[Floats, Float
         step, _, once = step_times(scenario, table.plain())
         return step, once
     step, once = np.empty(len(table)), np.empty(len(table))
-    for rows, group in _groups(scenario, table):
+    for rows, group in groups_of_plans(scenario, table):
         time, size = _time(scenario, group), len(group.plain)
         step[rows] = expand(time.step, size)
         once[rows] = expand(time.data_communication + time.optimizer, size)
@@ -171,7 +164,7 @@ def table_step_bounds(
     if number is None and by_row(scenario, table):
         return step_times(scenario, table.plain())[:2]
     seconds, least = np.empty(len(table)), np.empty(len(table))
-    for rows, group in _groups(scenario, table, number):
+    for rows, group in groups_of_plans(scenario, table, number):
         there = scenario
         if columns is not None and group.clusters is not None:
             there = dataclasses.replace(scenario, columns=columns(*group.clusters))
@@ -212,7 +205,7 @@ def table_balanced_steps(
             for bound, values in zip(astuple(bounds), found, strict=True):
                 bound[mine] = values
         return bounds
-    for rows, group in _groups(scenario, table, most_stages):
+    for rows, group in groups_of_plans(scenario, table, most_stages):
         stages: Any = np.ones(1) if group.clusters is None else FactoredColumn(*group.clusters)
         ranks = list(zip(group.numbers(), _seconds_of_ranks(scenario, group), strict=True))
         found = _balanced(scenario, group.table, ranks, stages)
@@ -259,7 +252,7 @@ def table_least_states(scenario: Scenario, table: PlanTable) -> Floats:
     number of layers, and one rank has no fewer than all on average.
     """
     found = np.zeros(len(table))
-    for rows, group in _groups(scenario, table):
+    for rows, group in groups_of_plans(scenario, table):
         plans, kept = group.table, outside_bytes(scenario.software, scenario.cluster, group.table)
         for number, rank in zip(group.numbers(), group.ranks, strict=True):
             view = RankView(scenario, plans, rank)
@@ -276,183 +269,11 @@ def by_row(scenario: Scenario, table: PlanTable) -> bool:
     return not scenario.on_gpu or len(table) < FEW
 
 
-def _groups(
-    scenario: Scenario, table: PlanTable, cluster: Index | None = None
-) -> Iterator[tuple[Index, _Group]]:
-    """Yield groups of plans that are priced together, with their rows of the table.
-
-    Few plans are one group, so that all ranks share the results of operations; others are grouped
-    by the kinds of their ranks. ``cluster``: number of each row's cluster.
-    """
-    block, contents = stages_of(scenario, table)
-    groups: dict[Any, list[int]] = {}
-    for number, ranks in enumerate(contents):
-        key = () if len(table) < ONE_GROUP else tuple(dict.fromkeys(map(kind_of, ranks)))
-        groups.setdefault(key, []).append(number)
-    done = 0
-    for blocks in groups.values():
-        kinds = dict.fromkeys(kind_of(rank) for number in blocks for rank in contents[number])
-        mine = np.zeros(len(contents), dtype=bool)
-        mine[blocks] = True
-        rows = np.flatnonzero(mine[block])
-        for part in np.array_split(rows, -(-len(rows) // AT_ONCE)):
-            present, position = distinct(block[part])
-            of_blocks = [contents[b] for b in present]
-            own = None if cluster is None else cluster[part]
-            yield part, _Group.of(table.rows(part), position, of_blocks, tuple(kinds), kind_of, own)
-            done += len(part)
-            advance(done / len(table))
-
-
-def _groups_of_ranks(
-    scenario: Scenario, table: PlanTable, wanted: Callable[[Index], NDArray[np.bool_]]
-) -> Iterator[tuple[Index, _Group]]:
-    """Yield one group for each kind of rank: a row for each such rank of each plan.
-
-    The rows of the table are repeated for plans with several ranks of a kind; of many plans, those
-    with the most layers come first. ``wanted``: which rows are, when a group begins.
-    """
-    block, blocks = stages_of(scenario, table)
-    bound: Any = late_rank(table.plain())
-    kind = formulas_of if len(table) <= ONE_KIND else kind_of
-    groups: dict[Any, list[RankRows]] = {}
-    for position, ranks in enumerate(blocks):
-        rows, known = np.flatnonzero(block == position), set[Any]()
-        for rank in sorted(ranks, key=lambda one: -sum(one.kind_counts)):
-            late = late_position(rank.positions, bound[rows])
-            for index in np.unique([rank.index, *np.unique(late)])[::-1].tolist():
-                own = rows if index == rank.index else rows[late == index]
-                key = kind(rank), kind(rank) in known and len(table) > ONE_GROUP
-                known.add(kind(rank))
-                alike = groups.setdefault(key, [])
-                alike.append((own, replace(rank, index=index, positions=(index,))))
-    done, whole = 0, sum(len(rows) for alike in groups.values() for rows, _ in alike)
-    for (key, _), alike in sorted(groups.items(), key=lambda one: one[0][1]):
-        every = np.concatenate([rows for rows, _ in alike])
-        number = np.repeat(np.arange(len(alike)), [len(rows) for rows, _ in alike])
-        kept = wanted(every)
-        every, number = every[kept], number[kept]
-        if len(every) == 0:
-            continue
-        contents: list[Sequence[PipelineRank]] = [[rank] for _, rank in alike]
-        yield every, _Group.of(table.rows(every), number, contents, (key,), kind, block_by=())
-        done += len(every)
-        advance(done / whole)
-
-
-class _Group(Struct, frozen=True):
-    """Plans whose ranks are of the same kinds, and these ranks with columns of numbers."""
-
-    plain: PlanTable
-    table: PlanTable
-    frame: Frame
-    block: Any  # column: index into ``contents``
-    contents: list[Sequence[PipelineRank]]
-    # of each rank below, its index in the contents of each block; None: not in that block
-    slots: list[list[int | None]]
-    ranks: list[PipelineRank]
-    memory_ranks: list[PipelineRank]
-    clusters: tuple[Projection, Index] | None  # column of the rows' clusters, and their numbers
-
-    @classmethod
-    def of(
-        cls,
-        plain: PlanTable,
-        block: Index,
-        contents: list[Sequence[PipelineRank]],
-        kinds: tuple[Any, ...],
-        key_of: Callable[[PipelineRank], Any],
-        cluster: Index | None = None,
-        *,
-        block_by: Sequence[str] = STAGES_BY,
-    ) -> _Group:
-        """Align the ranks of all blocks; a block with fewer ranks of a kind repeats its last one.
-
-        ``kinds``: values of ``key_of`` of the ranks; ``block_by``: columns that determine a row's
-        block.
-        """
-        slots: list[list[int | None]] = []
-        kinds_of = [[key_of(rank) for rank in ranks] for ranks in contents]
-        for kind in kinds:
-            alike = [[i for i, own in enumerate(those) if own == kind] for those in kinds_of]
-            for place in range(max(map(len, alike))):
-                slots.append(
-                    [found[min(place, len(found) - 1)] if found else None for found in alike]
-                )
-        table, frame = factored(plain)
-        number = np.zeros(1, dtype=np.intp)
-        if len(contents) > 1:
-            projection = frame.add(block, len(contents), source=mask_of(table, block_by))
-            number = FactoredColumn(projection, np.arange(len(contents)))  # type: ignore[assignment]
-        clusters = None
-        if cluster is not None:
-            present, codes = distinct(cluster)
-            clusters = frame.add(codes, len(present)), present
-        find_projections(table, frame)
-        columns = [_columns(_ranks_of(contents, slot), number) for slot in slots]
-        memory_ranks = list(columns)
-        bound = late_rank(table)
-        for slot, rank in zip(slots, columns, strict=True):
-            late = _late_index([own.positions for own in _ranks_of(contents, slot)], number, bound)
-            if np.any(late > rank.index):
-                memory_ranks.append(replace(rank, index=late))
-        return cls(plain, table, frame, number, contents, slots, columns, memory_ranks, clusters)
-
-    def numbers(self) -> Iterator[Any]:
-        """Yield how many ranks of a pipeline each of ``ranks`` stands for, as columns."""
-        seen: list[set[int | None]] = [set() for _ in self.contents]
-        for slot in self.slots:
-            alike = [
-                0 if index is None or index in known else len(own[index].positions)
-                for index, known, own in zip(slot, seen, self.contents, strict=True)
-            ]
-            for index, known in zip(slot, seen, strict=True):
-                known.add(index)
-            yield self.of_block(alike)
-
-    def of_block(self, values: Sequence[Any]) -> Any:
-        """Return a column with the value of each row's block."""
-        if len(self.contents) == 1:
-            return values[0]
-        return FactoredColumn(self.block.projection, np.array(values)[self.block.values])
-
-
-def _ranks_of(
-    contents: Sequence[Sequence[PipelineRank]], slot: Sequence[int | None]
-) -> list[PipelineRank]:
-    """Return a rank of each block; another block's where it has none."""
-    found = [None if i is None else ranks[i] for ranks, i in zip(contents, slot, strict=True)]
-    any_rank = next(rank for rank in found if rank is not None)
-    return [rank or any_rank for rank in found]
-
-
-def _late_index(positions: Sequence[tuple[int, ...]], number: Any, bound: Any) -> Any:
-    """Return ``late_position`` of a rank; ``positions``: by block, ``number``: of a row's block."""
-
-    @on_distinct_rows
-    def index(number: Any, bound: Any) -> Any:
-        number, bound = np.broadcast_arrays(number, bound)
-        found = np.empty(len(number), dtype=np.intp)
-        for block in np.unique(number).tolist():
-            rows = number == block
-            found[rows] = late_position(positions[block], bound[rows])
-        return found
-
-    return index(number, bound)
-
-
-def _columns(ranks: list[PipelineRank], number: Any) -> PipelineRank:
-    """Return one rank whose numbers are columns, where they differ between the blocks."""
-    return joint_rank(
-        ranks, lambda values: FactoredColumn(number.projection, np.array(values)[number.values])
-    )
-
-
-def _steps(scenario: Scenario, group: _Group) -> Floats:
+def _steps(scenario: Scenario, group: PlanGroup) -> Floats:
     return expand(_time(scenario, group).step, len(group.plain))
 
 
-def _steps_and_bounds(scenario: Scenario, group: _Group) -> tuple[Floats, Floats]:
+def _steps_and_bounds(scenario: Scenario, group: PlanGroup) -> tuple[Floats, Floats]:
     """Return steps, and steps without the bubbles of schedules that split the backward pass."""
     time, size = _time(scenario, group), len(group.plain)
     splits = np.isin(group.table.pipeline_schedule, SPLIT_CODES)
@@ -460,7 +281,7 @@ def _steps_and_bounds(scenario: Scenario, group: _Group) -> tuple[Floats, Floats
     return expand(step, size), expand(np.where(splits, step - time.bubble, step), size)
 
 
-def _time(scenario: Scenario, group: _Group) -> TimeParts:
+def _time(scenario: Scenario, group: PlanGroup) -> TimeParts:
     seconds = [
         _where_present(group, slot, rank)
         for slot, rank in zip(group.slots, _seconds_of_ranks(scenario, group), strict=True)
@@ -470,9 +291,9 @@ def _time(scenario: Scenario, group: _Group) -> TimeParts:
     return time
 
 
-def _seconds_of_ranks(scenario: Scenario, group: _Group) -> list[RankSeconds]:
+def _seconds_of_ranks(scenario: Scenario, group: PlanGroup) -> list[RankSeconds]:
     """Return the seconds of each of the group's ranks; of those with the same formulas at once."""
-    of_slots = [_ranks_of(group.contents, slot) for slot in group.slots]
+    of_slots = [ranks_of(group.contents, slot) for slot in group.slots]
     alike: dict[Any, list[int]] = {}
     for number, (rank, *_) in enumerate(of_slots):
         alike.setdefault(formulas_of(rank), []).append(number)
@@ -486,7 +307,7 @@ def _seconds_of_ranks(scenario: Scenario, group: _Group) -> list[RankSeconds]:
     return [found[number] for number in range(len(of_slots))]
 
 
-def _column_of_ranks(group: _Group, times: int, values: Sequence[Any]) -> FactoredColumn:
+def _column_of_ranks(group: PlanGroup, times: int, values: Sequence[Any]) -> FactoredColumn:
     """Return a column of repeated rows, one repetition for each rank.
 
     ``values``: of each rank in each block.
@@ -504,7 +325,9 @@ def _of_rank(value: Any, number: int) -> Any:
     return value.repetition(number) if type(value) is FactoredColumn else value
 
 
-def _where_present(group: _Group, slot: Sequence[int | None], seconds: RankSeconds) -> RankSeconds:
+def _where_present(
+    group: PlanGroup, slot: Sequence[int | None], seconds: RankSeconds
+) -> RankSeconds:
     """Return the seconds of a rank; 0 in blocks without it, so that it is never the slowest."""
     present = np.array([index is not None for index in slot])
     if present.all():
@@ -513,7 +336,7 @@ def _where_present(group: _Group, slot: Sequence[int | None], seconds: RankSecon
     return RankSeconds(*(np.where(exists, value, 0) for value in astuple(seconds)))
 
 
-def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
+def _bound(group: PlanGroup, seconds: list[RankSeconds]) -> Any:
     """Return ``pipeline_bound`` of the distinct rows of its arguments."""
     names = ("forward_pass", "backward_pass", "weights")
     passes = [getattr(rank, name) for name in names for rank in seconds]
@@ -536,14 +359,14 @@ def _bound(group: _Group, seconds: list[RankSeconds]) -> Any:
     return FactoredColumn(projection, found)
 
 
-def _slots_of_ranks(group: _Group, number: int) -> Index:
+def _slots_of_ranks(group: PlanGroup, number: int) -> Index:
     """Return the slot of each pipeline rank of a block."""
     slot_of = {slot[number]: position for position, slot in reversed(list(enumerate(group.slots)))}
     contents = owners([rank.positions for rank in group.contents[number]])
     return np.array([slot_of[each] for each in contents.tolist()])
 
 
-def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
+def _peaks(scenario: Scenario, group: PlanGroup, enough: float = np.inf) -> Floats:
     """Return the largest bytes of any rank at any point of a step, or some above ``enough``.
 
     Of tensors, and of the free blocks that they need.
@@ -586,7 +409,7 @@ def _peaks(scenario: Scenario, group: _Group, enough: float = np.inf) -> Floats:
     )
 
 
-def _hosts(scenario: Scenario, group: _Group) -> tuple[Floats, Floats]:
+def _hosts(scenario: Scenario, group: PlanGroup) -> tuple[Floats, Floats]:
     """Return the bytes of a node of each plan in host memory and on drives."""
     gpus = scenario.cluster.gpus_per_node
     hosts = [

@@ -62,5 +62,5 @@ def test_no_other_rank_is_fuller(
     np.testing.assert_allclose(price_memory(scenario, table)[0], alone, rtol=1e-12)
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
     for most in (10**6, 0):
-        monkeypatch.setattr("cost_models.pricing.table.ONE_GROUP", most)
+        monkeypatch.setattr("cost_models.pricing.plan_groups.ONE_GROUP", most)
         np.testing.assert_allclose(table_memory(scenario, table)[0], alone, rtol=1e-12)

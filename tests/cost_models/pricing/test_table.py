@@ -191,7 +191,7 @@ def test_largest_sums_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_peak_that_is_too_large_may_be_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cost_models.pricing.table.FEW", 0)
-    monkeypatch.setattr("cost_models.pricing.table.ONE_GROUP", 0)
+    monkeypatch.setattr("cost_models.pricing.plan_groups.ONE_GROUP", 0)
     monkeypatch.setattr("cost_models.columnar.largest_sums.SUMS_OF_GROUP", 0)
     scenario = SETTINGS["llama"]()
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})

@@ -133,7 +133,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = make_scenario("llama", "8xA100-80GB")
     whole = search(scenario)
     monkeypatch.setattr("planner.search.space.SLAB", 17)
-    monkeypatch.setattr("cost_models.pricing.table.AT_ONCE", 500)
+    monkeypatch.setattr("cost_models.pricing.plan_groups.AT_ONCE", 500)
     chunked = search(scenario)
     assert chunked.plans == whole.plans
     assert chunked.counts == structs.replace(whole.counts, seconds=chunked.counts.seconds)
