@@ -74,7 +74,9 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     if total % each and usual and total % usual.gpus_per_node == 0:  # a rack: its trays
         each = usual.gpus_per_node
     if total % each:
-        raise Unpriceable(f"{total} accelerators are no whole nodes of {each}")
+        whole = max(size for size in range(1, each) if total % size == 0)
+        reading.defaults.append(f"nodes of {whole}: {total} are no whole ones of {each}")
+        each = whole
     speed = row.get("inter_link_gbps_per_gpu") if total > each else None
     if speed is None and several and total > each:
         speed = min(several)

@@ -187,7 +187,8 @@ def with_stage_of_offload(reading: Reading) -> Reading:
     stage = look_up(words_table().zero_stage, row)
     if (stage is not None and stage.value == 3) or row.zero_stage == 3:
         return reading
-    if row.zero_stage and (row.num_gpus or 1) > 1:
+    said = row.zero_stage or (stage is not None and not stage.usual and stage.value)
+    if said and (row.num_gpus or 1) > 1:
         return reading
     note = "zero_stage 3 (default: shards of the weights are offloaded)"
     return reading.changed(note, zero_stage=3)

@@ -89,7 +89,10 @@ def plan_of(
         offload = "optimizer+activations" if offload.endswith("activations") else "optimizer"
     alone = data * context == 1 and offload in ("none", "activations")
     recompute, layers = recompute_of(reading, model, pipeline * virtual)
-    if recompute.startswith("ops:") and offload.endswith("activations"):
+    if model.bridge and recompute not in ("none", "selective", "full"):
+        reading.defaults.append(f"recompute selective: {recompute} is not priced of two stacks")
+        recompute = "selective"
+    if recompute.startswith(("ops:", "selective_ops")) and offload.endswith("activations"):
         reading.defaults.append("recompute full (default: activations leave the device as a whole)")
         recompute = "full"
     experts = _expert_parallel(reading, model, tensor, data * context)

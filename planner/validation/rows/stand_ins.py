@@ -40,6 +40,8 @@ FP64_SHARE: Final[Mapping[str, float]] = {
 # of 16 bits: an Ascend 910B has 94 of 376 TFLOP/s, an MLU370-X8 24 of 96
 FP32_SHARE: Final = 0.25
 TPU: Final = "TPU"
+# NVIDIA RTX Blackwell GPU Architecture: 1,676 TFLOPS in fp4, 104.8 in fp32 (RTX 5090)
+RTX: Final = "Blackwell RTX"
 HOST: Final = 15.75e9  # bytes/s of PCIe 3 x16, the slowest link that a server of today has
 # Convention, not a measurement: a factor by which an assumed rate or link may be off
 ASSUMED_RATE: Final = Spread(1.0 / 3.0, 0.5, "a factor of 1.5, as of an assumed link")
@@ -87,6 +89,8 @@ def _rate(accelerator: Accelerator, precision: str) -> tuple[float, str] | None:
     share = FP64_SHARE.get(accelerator.architecture)
     if precision == "fp64" and single is not None and share is not None:
         return single * share, f"{share:.3g} of fp32's, as others of {accelerator.architecture}"
+    if precision == "fp4" and single is not None and accelerator.architecture == RTX:
+        return 16.0 * single, "sixteen times fp32's, as an RTX 5090"
     if sixteen is None:
         return None
     if precision == "fp16" or (precision == "fp32" and accelerator.architecture == TPU):

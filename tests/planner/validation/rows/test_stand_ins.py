@@ -213,3 +213,26 @@ def test_cards_as_people_write_them(words: str, name: str) -> None:
     case, found = priced(gpu=words, model="gpt2")
     assert case.scenario.cluster.accelerator.name == name
     assert found.step > 0.0
+
+
+@pytest.mark.parametrize(
+    ("model", "millions"),  # of the published models, without pooler and heads
+    [
+        ("answerdotai/ModernBERT-base", 149),
+        ("google/electra-large-discriminator", 334),
+        ("BAAI/bge-large-en-v1.5", 335),
+        ("sentence-transformers/all-MiniLM-L6-v2", 22.7),
+        ("facebook/bart-large", 406),
+        ("DINOv2-L", 304),
+        ("DeiT-S", 22),
+    ],
+)
+def test_encoders_by_name_have_their_size(model: str, millions: float) -> None:
+    spec = priced(model=model, precision="fp32")[0].scenario.model
+    assert spec.num_parameters / 1e6 == pytest.approx(millions, rel=0.06)
+
+
+def test_nodes_of_unequal_size_are_parted_evenly() -> None:
+    case = priced(num_gpus=12, gpus_per_node=8)[0]
+    assert (case.scenario.cluster.num_nodes, case.scenario.cluster.gpus_per_node) == (2, 6)
+    assert "nodes of 6: 12 are no whole ones of 8" in case.defaults
