@@ -14,7 +14,8 @@ from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import report
 from planner.refinement.best_partition import StagedPlan, best_staged
-from planner.refinement.placement import SMALL, PlacedPlan, best_placed, can_be_placed
+from planner.refinement.placed_plan import PlacedPlan
+from planner.refinement.placement import SMALL, best_placed, can_be_placed
 from planner.refinement.rank_orders import Order
 from planner.request.constraints import Constraint, holds_if_faster
 from planner.request.limits import searches_of

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from planner.advice.trainers import BestOfTrainer
     from planner.answer.ranked_plan import RankedPlan
     from planner.refinement.best_partition import StagedPlan
-    from planner.refinement.placement import AxisPlace, PlacedPlan
+    from planner.refinement.placed_plan import AxisPlace, PlacedPlan
     from planner.search.search import Counts
     from planner.search.simplicity import Tie
 
@@ -238,7 +238,7 @@ def placed_words(placed: PlacedPlan, *, verbose: bool = True) -> str:
 def _links_of_axis(place: AxisPlace) -> str:
     """Return the links of the groups of an axis, in this order and in the default order.
 
-    >>> from planner.refinement.placement import AxisPlace
+    >>> from planner.refinement.placed_plan import AxisPlace
     >>> _links_of_axis(AxisPlace("tensor", 2, 1.25e9, "PCIe switch", 25e9, "UPI", 5e9))
     'tensor groups of 2 (1.25 GB a step) talk over PCIe switch, 25 GB/s, instead of UPI, 5 GB/s'
     """

@@ -10,7 +10,7 @@ from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from planner.assessment.assess import Assessment, assess
 from planner.refinement.best_partition import StagedPlan
-from planner.refinement.placement import PlacedPlan
+from planner.refinement.placed_plan import PlacedPlan
 from planner.request.options.choices import Objective
 from planner.run_cost.failures import TrainingRun, training_run
 from planner.run_cost.training_run import RunRequest, StepCost

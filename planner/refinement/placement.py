@@ -21,22 +21,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.columnar.projections import distinct_rows
-from cost_models.communication.seconds import achieved_by, axis_groups
-from cost_models.partition.plan_stages import default_layer_ranges
+from cost_models.communication.seconds import achieved_by
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.pricing.estimate import price, rank_communication
-from cost_models.pricing.simulated_steps import above, simulated_steps, with_simulated_steps
+from cost_models.pricing.estimate import price
+from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
-from hardware_profiles.cluster.links.tree import ANY_ORDER, neighbour_link, ring_link, tree_of
+from hardware_profiles.cluster.links.tree import ANY_ORDER, tree_of
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.progress import report, tracked
 from planner.refinement.best_partition import (
@@ -44,6 +42,15 @@ from planner.refinement.best_partition import (
     all_stage_candidates,
     least_steps,
     stages_below,
+)
+from planner.refinement.placed_plan import (
+    PlacedPlan,
+    grid_of,
+    groups_of,
+    ordered_step,
+    places_of,
+    rank_groups,
+    with_order,
 )
 from planner.refinement.rank_orders import (
     EXACT,
@@ -98,71 +105,6 @@ Known: TypeAlias = tuple[float, float, Plan]  # seconds of a step, peak bytes, p
 Search: TypeAlias = Callable[[Scenario, int, float], Fastest]
 
 
-class AxisPlace(Struct, frozen=True):
-    """Links and traffic of the groups of one axis."""
-
-    axis: str
-    size: int  # ranks of a group
-    sent: float  # bytes of one rank in one step, counted as whole tensors
-    level: str
-    bandwidth: float  # bytes/s of the slowest group, one way
-    usual_level: str  # in the default order
-    usual_bandwidth: float
-
-    @property
-    def moved(self) -> bool:
-        """Whether the groups use other links than in the default order."""
-        return (self.level, self.bandwidth) != (self.usual_level, self.usual_bandwidth)
-
-
-class PlacedPlan(Struct, frozen=True):
-    """A plan with its own order of ranks."""
-
-    rank: int | None  # position among the plans of the search, from 0; None: not among them
-    plan: Plan
-    scenario: Scenario  # with the order of ranks and the plan's own stages
-    step: float  # simulated seconds
-    usual_step: float  # simulated seconds of the best plan in the default order
-    proven: bool  # whether no plan is faster in any order
-    places: tuple[AxisPlace, ...]  # most bytes first
-
-    @property
-    def order(self) -> Order:
-        """The accelerator of each rank."""
-        order = self.scenario.cluster.rank_order
-        assert order is not None
-        return order
-
-    @property
-    def gain(self) -> float:
-        """Share of the step time that is saved."""
-        return 1.0 - self.step / self.usual_step
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "rank": self.rank,
-            "plan": self.plan.to_dict(),
-            "rank_order": list(self.order),
-            "step_seconds": self.step,
-            "usual_step_seconds": self.usual_step,
-            "gain": self.gain,
-            "proven": self.proven,
-            "axes": [
-                {
-                    "axis": place.axis,
-                    "ranks": place.size,
-                    "bytes": place.sent,
-                    "level": place.level,
-                    "bandwidth": place.bandwidth,
-                    "usual_level": place.usual_level,
-                    "usual_bandwidth": place.usual_bandwidth,
-                }
-                for place in self.places
-            ],
-        }
-
-
 def can_be_placed(cluster: Cluster) -> bool:
     """Whether to search for an order of ranks: on irregular trees of GPUs without a given one."""
     gpus = cluster.accelerator.device != "cpu"
@@ -207,7 +149,7 @@ def best_placed(
         return None
     plan, ordered = placement.best
     rank = next((place for place, other in enumerate(plans) if other == plan), None)
-    places = tuple(_places(ordered, plan))
+    places = tuple(places_of(ordered, plan))
     return PlacedPlan(rank, plan, ordered, placement.limit, usual, placement.proven, places)
 
 
@@ -227,7 +169,7 @@ def placed_front(
     if not has_exact_orders(scenario.cluster) or not usual.plans:
         return []
     grids = _grids_of_orders(scenario, fixed)
-    ordered = [scenario, *(_ordered(scenario, one) for one in grids)]
+    ordered = [scenario, *(with_order(scenario, one) for one in grids)]
     wanted = [None, *map(_HasGrid.of, grids.values())]
     pairs = list(zip(ordered, wanted, strict=True))
     steps, peaks = np.zeros(0), np.zeros(0)
@@ -245,7 +187,7 @@ def placed_front(
         place, plan = rows[row]
         before = np.min(steps[:number][peaks[:number] <= peaks[row]], initial=np.inf)
         if place and steps[row] < before * (1.0 - GAIN):
-            places = tuple(_places(ordered[place], plan))
+            places = tuple(places_of(ordered[place], plan))
             step, least = float(steps[row]), float(min(before, ordered_step(scenario, plan, None)))
             found.append(PlacedPlan(None, plan, ordered[place], step, least, True, places))
     return found
@@ -279,7 +221,7 @@ def _grids_of_orders(
             )
             grid = tuple(int(getattr(plan, name)) for name in GRID)
             if all(value == fixed.get(name, value) for name, value in zip(GRID, grid, strict=True)):
-                groups = _groups(plan)
+                groups = rank_groups(plan)
                 if frozenset(groups) not in known:
                     known[frozenset(groups)] = orders_that_may_win(tree, groups, count)
                 for order in known[frozenset(groups)]:
@@ -334,7 +276,7 @@ class _Placement:
     @property
     def _bounds(self) -> Scenario:
         """The scenario with links that are no slower than in any order."""
-        return _ordered(self.scenario, ANY_ORDER)
+        return with_order(self.scenario, ANY_ORDER)
 
     def place_even(self, search: Search) -> None:
         """Try all plans of the search whose bounds are below the limit."""
@@ -363,7 +305,7 @@ class _Placement:
         for rows in self._by_grid(candidates, bounds):
             some = candidates.rows(rows)
             for order in self._orders(some.plan(0)):
-                ordered = _ordered(self.scenario, order)
+                ordered = with_order(self.scenario, order)
                 found, proven = stages_below(
                     ordered, some, self.limit, recomputed=self.recomputed, require=self.require
                 )
@@ -375,7 +317,7 @@ class _Placement:
         """Try a plan with stages of its own."""
         own = staged.scenario(self.scenario)
         for order in self._orders(staged.plan):
-            self._keep(staged.plan, _ordered(own, order), ordered_step(own, staged.plan, order))
+            self._keep(staged.plan, with_order(own, order), ordered_step(own, staged.plan, order))
 
     @property
     def _is_exact(self) -> bool:
@@ -399,7 +341,7 @@ class _Placement:
     def _place_grid(self, table: PlanTable) -> None:
         """Simulate plans of one grid in all of its orders, by their steps in closed form."""
         orders = self._orders(table.plan(0))
-        ordered = [_ordered(self.scenario, order) for order in orders]
+        ordered = [with_order(self.scenario, order) for order in orders]
         steps = np.array([table_steps(one, table) for one in ordered]).reshape(-1, len(table))
         for place in np.argsort(steps, axis=None, kind="stable").tolist():
             number, row = divmod(place, len(table))
@@ -419,7 +361,7 @@ class _Placement:
             if groups_of(plan):
                 if self._is_exact:
                     tree = tree_of(achieved_by(self.scenario.software, self.scenario.cluster))
-                    found = orders_that_may_win(tree, _groups(plan), plan.world_size)
+                    found = orders_that_may_win(tree, rank_groups(plan), plan.world_size)
                 else:
                     found, self.proven = [place(self.scenario, plan).order], False
             self.orders[key] = [one for one in found if one != tuple(range(plan.world_size))]
@@ -434,80 +376,11 @@ def _grid(table: PlanTable, row: int) -> tuple[int, ...]:
     return tuple(int(getattr(table, name)[row]) for name in GRID)
 
 
-def _ordered(scenario: Scenario, order: Order | None) -> Scenario:
-    return replace(scenario, cluster=replace(scenario.cluster, rank_order=order))
-
-
 def place(scenario: Scenario, plan: Plan) -> BestOrder:
     """Return the order of ranks with the shortest simulated step of a plan."""
     return best_order(
         tree_of(achieved_by(scenario.software, scenario.cluster)),
-        _groups(plan),
+        rank_groups(plan),
         grid_of(plan),
         lambda order: ordered_step(scenario, plan, order),
     )
-
-
-def _groups(plan: Plan) -> list[Groups]:
-    return [
-        Groups(size, stride, axis != "pipeline") for axis, (size, stride) in groups_of(plan).items()
-    ]
-
-
-def grid_of(plan: Plan) -> tuple[int, ...]:
-    """Return the number of ranks along each axis, innermost last."""
-    return (
-        plan.pipeline_parallel,
-        plan.dp_replicate,
-        plan.dp_shard,
-        plan.context_parallel,
-        plan.tensor_parallel,
-    )
-
-
-def ordered_step(scenario: Scenario, plan: Plan, order: Order | None) -> float:
-    """Return the simulated step of a plan with an order of ranks, in seconds."""
-    ordered = _ordered(scenario, order)
-    table = PlanTable.from_plans([plan])
-    priced = with_simulated_steps(ordered, table, price(ordered, table))
-    return float(priced.step[0])
-
-
-def groups_of(plan: Plan) -> dict[str, tuple[int, int]]:
-    """Return size and stride of the groups of every axis whose links depend on the order."""
-    layout = axis_groups(PlanTable.from_plans([plan]))
-    silent = () if plan.experts_apart else ("expert", "expert_data")
-    pairs = {
-        axis: (int(np.ravel(size)[0]), int(np.ravel(stride)[0]))
-        for axis, (size, stride) in layout.items()
-        if axis not in silent
-    }
-    # a ring of all ranks uses the same links in every order
-    most = {"pipeline": plan.world_size}
-    return {
-        axis: pair
-        for axis, pair in pairs.items()
-        if 1 < pair[0] <= most.get(axis, plan.world_size - 1)
-    }
-
-
-def _places(scenario: Scenario, plan: Plan) -> list[AxisPlace]:
-    """Return links and traffic of every axis, in the plan's order and in the default order."""
-    by_rank = rank_communication(scenario, plan, default_layer_ranges(scenario, plan))
-    usual = replace(scenario.cluster, rank_order=None)
-    places = []
-    for axis, (size, stride) in groups_of(plan).items():
-        sent = max(
-            sum(float(np.ravel(t.size)[0]) for (a, _), t in traffic.items() if a == axis)
-            for traffic in by_rank
-        )
-        if sent > 0.0:
-            sides = [_link(cluster, axis, size, stride) for cluster in (scenario.cluster, usual)]
-            places.append(AxisPlace(axis, size, sent, *sides[0], *sides[1]))
-    return sorted(places, key=lambda one: -one.sent)
-
-
-def _link(cluster: Cluster, axis: str, size: int, stride: int) -> tuple[str, float]:
-    link = neighbour_link if axis == "pipeline" else ring_link
-    found = link(cluster, size, stride, cluster.num_gpus)
-    return cluster.levels[found.level].name, found.bandwidth

@@ -28,12 +28,8 @@ from planner.answer.ranked_plan import RankedPlan
 from planner.assessment.assess import Assessment, assess, assess_plans
 from planner.assessment.too_small import too_small
 from planner.refinement.best_partition import StagedPlan, best_staged
-from planner.refinement.placement import (
-    PlacedPlan,
-    best_placed,
-    can_be_placed,
-    placed_front,
-)
+from planner.refinement.placed_plan import PlacedPlan
+from planner.refinement.placement import best_placed, can_be_placed, placed_front
 from planner.request.constraints import (
     Constraint,
     broken_by_result,

@@ -28,7 +28,8 @@ from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster, Figure, Level
 from planner.assessment.assess import assess
 from planner.cli.app import main
-from planner.refinement.placement import groups_of, ordered_step, place
+from planner.refinement.placed_plan import groups_of, ordered_step
+from planner.refinement.placement import place
 from planner.refinement.rank_orders import Groups, best_order, orders_of_axes
 from planner.search.space import enumerate_plans
 from tests.samples import make_scenario

@@ -26,13 +26,8 @@ from hardware_profiles.cluster.schema import Cluster
 from planner.advice.trainers import best_of_trainers
 from planner.refinement import placement
 from planner.refinement.best_partition import best_staged
-from planner.refinement.placement import (
-    GAIN,
-    best_placed,
-    grid_of,
-    ordered_step,
-    placed_front,
-)
+from planner.refinement.placed_plan import grid_of, ordered_step
+from planner.refinement.placement import GAIN, best_placed, placed_front
 from planner.request.objectives import pareto_front
 from planner.search.search import SearchResult, search
 from planner.search.space import enumerate_plans
