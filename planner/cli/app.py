@@ -110,7 +110,7 @@ COMMANDS: Final = {
     ),
     "serve": (
         "planner.cli.serve:serve",
-        "Open a page on this machine: models, clusters and plans, priced while they change.",
+        "Open a page on this machine: estimates that follow every change of model, cluster and plan.",
     ),
     "completion": (
         "planner.cli.completion:completion",

@@ -142,7 +142,7 @@ def test_a_question_without_script(browser: Any, address: str) -> None:
     page.set_default_timeout(WAIT)
     page.goto(address)
     page.get_by_label("Tensor parallel").select_option("2")
-    page.get_by_role("button", name="Price this plan").click()
+    page.get_by_role("button", name="Estimate this plan").click()
     page.wait_for_url(re.compile("tp=2"))
     assert "--tp 2" in page.locator("#verdict").inner_text()
     context.close()
