@@ -66,6 +66,8 @@ OPTIMIZER_TRAITS: Final[dict[Optimizer, OptimizerTraits]] = {
     "lamb": OptimizerTraits(2.0, 2.0, foreach_copies=1.0),
     # Chen et al. (arXiv:2302.06675), alg. 2: the sign of an interpolation is a copy
     "lion": OptimizerTraits(1.0, 1.0, foreach_copies=1.0),
+    # bitsandbytes, optim/lion.py: Lion8bit has one state, in blocks
+    "lion_8bit": OptimizerTraits(1.0, 1.0, bits=8),
     # Shazeer, Stern (arXiv:1804.04235), alg. 4; torch 2.13 optim/_adafactor.py: the estimate of
     # the second moments is written out
     "adafactor": OptimizerTraits(0.0, 0.0, factored=True, foreach_copies=1.0),

@@ -43,6 +43,7 @@ Optimizer = Literal[
     "galore_adamw",
     "galore_adamw_8bit",
     "apollo_adamw",
+    "lion_8bit",
 ]
 KeptPrecision = Literal["auto", "fp32", "bf16"]
 AttentionKernel = Literal["flash", "eager"]
@@ -92,6 +93,7 @@ STATE_BITS: Final = {
     "adamw_4bit": 4,
     "ademamix_8bit": 8,
     "galore_adamw_8bit": 8,
+    "lion_8bit": 8,
 }
 # states of a layer's matrices are of gradients that are projected to a lower rank: onto their
 # singular vectors, or at random

@@ -30,6 +30,8 @@ CLASSES: Final = {
     "pagedadamw8bit": "paged_adamw_8bit",
     "pagedadam8bit": "paged_adamw_8bit",
     "pagedlion": "lion",
+    "lion8bit": "lion_8bit",
+    "pagedlion8bit": "lion_8bit",
     "ademamix": "ademamix",
     "ademamix32bit": "ademamix",
     "ademamix8bit": "ademamix_8bit",
@@ -52,6 +54,8 @@ NAMES: Final = {
     "paged_adamw_8bit": "paged_adamw_8bit",
     "lion_32bit": "lion",
     "paged_lion_32bit": "lion",
+    "lion_8bit": "lion_8bit",
+    "paged_lion_8bit": "lion_8bit",
 }
 WRAPPED: Final = ("optimizer", "optim")  # attributes of accelerate's and DeepSpeed's wrappers
 

@@ -34,6 +34,7 @@ OPTIMIZERS: Final = {
     "paged_adamw_8bit": "paged_adamw_8bit",
     "adafactor": "adafactor",
     "lion": "lion_32bit",
+    "lion_8bit": "lion_8bit",
     "ademamix": "ademamix",
     "ademamix_8bit": "ademamix_8bit",
     "sgd": "sgd",

@@ -29,7 +29,7 @@ COUNTS: Final = {
         rf"|\b(\d+) way (?:{words}|{column.partition('_')[0]})\b"
     )
     for column, words in {
-        "tensor_parallel": r"tp|tensor (?:model )?parallel(?:ism)?|tensor|mp"
+        "tensor_parallel": r"(?:auto ?)?tp|tensor (?:model )?parallel(?:ism)?|tensor|mp"
         r"|(?<!pipeline )(?<!expert )model parallel(?:ism)?",
         "pipeline_parallel": r"pp|pipeline (?:model )?parallel(?:ism)?|pipeline",
         "context_parallel": r"cp|context parallel(?:ism)?|(?<!sh\d )sp|sequence parallel|ulysses",
@@ -67,8 +67,11 @@ CARDS: Final = re.compile(
 )
 # a micro-batch, as Hugging Face's trainers count: "batch_size 4", "bsz 1"
 BATCH: Final = re.compile(
-    r"(?<!global )(?<!total )(?<!effective )\b(?:batch(?: size)?|bsz?)[ =:]*(\d+)\b"
+    r"(?<!global )(?<!total )(?<!effective )\b(?:batch(?: ?size)?|bsz?)[ =:]*(\d+)\b"
 )
+# trainers and suites whose batch is that of a card (BATCHSIZE of MLPerf's BERT; FlagOpen/FlagPerf:
+# training/benchmarks/*/pytorch/config/_base.py, train_batch_size)
+BY_CARD: Final = frozenset({"hugging face", "mlperf", "flagperf"})
 # cards that take turns: "2 MP + 2 DDP", "model parallel 2", "MP"
 TURNS: Final = re.compile(
     r"(?:\b(\d+) ?)?\b(?<!tensor )(?<!pipeline )(?<!fp16 )(?<!bf16 )(?<!int8 )(?<!fp8 )"
@@ -87,6 +90,8 @@ IMAGE: Final = re.compile(
 # usual patches (Dosovitskiy et al., arXiv:2010.11929; of giants Zhai et al., arXiv:2106.04560) and
 # images
 USUAL_PATCH, LARGE_PATCH, USUAL_IMAGE = 16, 14, 224
+# of a data rank's step: MINIBS (mlcommons/training_results_v4.1: NVIDIA/benchmarks/llama2_70b_lora)
+SAMPLES: Final = re.compile(r"\bmini ?bs[ =:]*(\d+)\b")
 NAME: Final = re.compile(r"^(?:--)?optim(?:izer)?(?:[_ ](?:name|type))?(?:\s*[=:]|\s)\s*")
 OPTIMIZER: Final = re.compile(r"optim|adam|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
 # options that name what is trained: --train_type hqq_dora (AnswerDotAI/fsdp_qlora: train.py),
@@ -113,7 +118,10 @@ ACCUMULATION: Final = re.compile(
 
 def accumulation(row: Row) -> int | None:
     """Return the micro-batches of a step that the notes give; None without any."""
-    found = ACCUMULATION.search(spaced(row.words("notes")))
+    said = spaced(row.words("notes"))
+    if samples := SAMPLES.search(said):
+        return max(1, int(samples[1]) // (row.micro_batch_size or 1))
+    found = ACCUMULATION.search(said)
     return None if found is None else max(1, int(found[1] or found[2]))
 
 
@@ -137,7 +145,7 @@ def with_counts_in_words(reading: Reading) -> Reading:
             found[column] = numbers.pop()
     sizes = {int(number) for number in BATCH.findall(text)}
     unsaid = row.micro_batch_size is None and row.global_batch_size is None
-    if unsaid and len(sizes) == 1 and "hugging face" in terms_of(row, "framework"):
+    if unsaid and len(sizes) == 1 and BY_CARD & terms_of(row, "framework").keys():
         found.setdefault("micro_batch_size", sizes.pop())
     if row.num_gpus is None and (cards := _cards_in(f"{spaced(row.words('gpu'))}; {text}")):
         found["num_gpus"] = cards
@@ -241,7 +249,10 @@ def adapters_in(row: Row) -> str | None:
     if not (typed or named):
         return None
     settings = [part for part in parts if OF_ADAPTERS.search(spaced(part)) and read[part].terms]
-    return ", ".join(dict.fromkeys((*typed, *named, *settings)))
+    told = dict.fromkeys((*typed, *named, *settings))
+    if any("qlora" in read[part].terms for part in named):  # --use_lora --q_lora
+        told = {part: None for part in told if part not in ("use_lora", "use-lora", "lora")}
+    return ", ".join(told)
 
 
 def _is_in_8_bits(row: Row) -> bool:
@@ -281,18 +292,22 @@ SETTING: Final = re.compile(r"[a-z_][\w-]*=[\w.+-]+")
 
 
 def spaced(words: str) -> str:
-    """Return words with spaces for hyphens, underscores and ``=dict(``, and within "tp1pp2mbs1"."""
-    return GLUED.sub(" ", re.sub(r"[-_]+|=dict\(", " ", words))
+    """Return words with spaces for hyphens, underscores and ``=dict(``, and within "tp1pp2mbs1".
+
+    The sign of "=-1" stays: all ranks are no single one.
+    """
+    return GLUED.sub(" ", re.sub(r"_+|(?<![=:])(?<![=:] )-+|=dict\(", " ", words))
 
 
 def _is_unknown(setting: str, rest: Sequence[Token]) -> bool:
     """Whether the name of a setting, as ``name=value``, is in no phrase."""
     name = tokens_of(setting.partition("=")[0])
-    known = (*COUNTS.values(), STATE_RANKS, WEIGHT_RANKS, ACCUMULATION, BATCH)
-    if any(pattern.fullmatch(spaced(setting)) for pattern in known):
+    known = (*COUNTS.values(), STATE_RANKS, WEIGHT_RANKS, ACCUMULATION, BATCH, SAMPLES)
+    words = spaced(setting)
+    if any(one.end() == len(words) for pattern in known for one in pattern.finditer(words)):
         return False
     if NAME.match(setting):
         return bool(vocabulary().read("optimizer", NAME.sub("", setting)).rest)
-    if OF_ADAPTERS.search(spaced(setting)) and vocabulary().read("peft", setting).terms:
+    if OF_ADAPTERS.search(words) and vocabulary().read("peft", setting).terms:
         return False
     return bool(name) and name[-1].word in {token.word for token in rest}

@@ -158,15 +158,13 @@ def with_mode(reading: Reading) -> Reading:
     row, terms = reading.row, terms_of(reading.row, ANYWHERE)
     if "internevo" not in terms_of(row, "framework"):
         return reading
-    if "isp" in terms:
-        waits = UNHIDDEN.search(row.words("notes"))
-        notes = f"{row.notes}; overlap_comm=False" if waits else row.notes
-        return reading.changed(notes=notes)
     weight = WEIGHT_RANKS.search(f"{row.words('framework')} {row.words('notes')}")
     others = {"sequence parallel", "plain tensor parallel"} & terms.keys()
-    if (row.context_parallel or 1) > 1 or (weight and int(weight[1]) > 1 and not others):
-        return reading.changed(notes=f"{row.notes or ''}; isp")
-    return reading
+    shared = (row.context_parallel or 1) > 1 or (weight and int(weight[1]) > 1 and not others)
+    if not ("isp" in terms or shared):
+        return reading
+    waits = "; overlap_comm=False" if UNHIDDEN.search(row.words("notes")) else ""
+    return reading.changed(notes=f"{row.notes or ''}; isp{waits}")
 
 
 def with_kind_of_name(row: Row) -> Row:

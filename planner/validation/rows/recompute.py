@@ -42,7 +42,7 @@ SWITCHED_MODULES: Final = re.compile(
 # of a stage, in chunks of the method "block" (Megatron Core: --recompute-num-layers; NeMo's ACL in
 # MLPerf; SimuMax: recompute_layer_num); "uniform" recomputes all of them
 RECOMPUTED_LAYERS: Final = re.compile(
-    r"\b(?:recompute|checkpoint)\w* (?:num layers|layers? num|layers)\b\W*(\d+)|\bacl\W+(\d+)"
+    r"\b(?:recompute|checkpoint|ckpt)\w* (?:num layers|layers? num|layers)\b\W*(\d+)|\bacl\W+(\d+)"
 )
 BLOCK: Final = re.compile(
     r"\bacl\W+\d|(?<!each )(?<!every )(?<!per )(?<!fp8 )\bblock\b(?! (?:wise|scal))"
@@ -88,9 +88,11 @@ def _recomputed_layers(row: Row) -> int | None:
     """Return the layers of a stage that the method "block" recomputes; None if nothing says so."""
     cell, notes = (spaced(row.words(column)) for column in ("recompute", "notes"))
     said = f"{cell}; {notes}"
+    found = RECOMPUTED_LAYERS.search(said)
+    if found and found[1] == "0":
+        return 0
     if not BLOCK.search(said) or "uniform" in said or _share_of_layers(row) is not None:
         return None
-    found = RECOMPUTED_LAYERS.search(said)
     if found is None and BLOCK.search(cell):
         found = BLOCK_LAYERS.search(cell)
     return None if found is None else int(found[1] or found[2])

@@ -136,7 +136,7 @@ def _named_trainer(row: Row) -> SoftwareEntry:
         entry = _with_engine(entry, row)
     entry = _with_switches(entry, row)
     launches = look_up(table.launches, row)
-    if launches is None:
+    if launches is None or not launches.add:
         return entry
     return replace(entry, profile=f"{entry.profile}{PLUS}{launches.add}")
 

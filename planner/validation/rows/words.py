@@ -451,8 +451,11 @@ def _place(column: str, word: str, row: Row) -> int | None:
 
 
 def _whole_number(word: str) -> str:
-    """Pattern after a word: a final number must end there (after letters digits may follow)."""
-    return r"(?!\d)" if word[-1:].isdigit() else ""
+    """Pattern after a word: a final number must end there (after letters digits may follow).
+
+    An encoder is no encoder-decoder.
+    """
+    return r"(?!\d)" if word[-1:].isdigit() else "(?!-decoder)"
 
 
 def number_in(section: Sequence[Pattern], row: Row) -> int | None:

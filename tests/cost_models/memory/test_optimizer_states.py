@@ -155,6 +155,12 @@ def test_4_bit_adam_has_half_a_byte_a_state_and_a_scale_for_128() -> None:
     assert resident("adamw_4bit", MATRIX) < 0.55 * resident("adamw_8bit", MATRIX)
 
 
+def test_8_bit_lion_has_a_byte_and_a_scale_for_256() -> None:
+    """Chen et al., arXiv:2302.06675, alg. 2, and bitsandbytes' Lion8bit: one state."""
+    assert resident("lion_8bit", MATRIX) == 0.5 * resident("adamw_8bit", MATRIX)
+    assert resident("lion_8bit", MATRIX) == MATRIX.numel * (1 + 4 / BLOCKS[8])
+
+
 def test_paged_states_leave_the_device_but_for_scales_and_small_tensors() -> None:
     big, small = states("paged_adamw", MATRIX), states("paged_adamw", NORM)
     assert (float(big.resident[0]), float(big.paged[0])) == (0, 8 * MATRIX.numel)  # type: ignore[index]

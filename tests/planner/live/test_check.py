@@ -104,6 +104,7 @@ def test_other_heads_than_a_language_models_are_traced() -> None:
     [
         ("adamw_torch_fused", "adamw", "fused"),
         ("PagedAdamW8bit", "paged_adamw_8bit", None),
+        ("PagedLion8bit", "lion_8bit", None),
         (torch.optim.Adafactor, "adafactor", None),
         (torch.optim.SGD([torch.zeros(1)], 0.1, momentum=0.9), "sgd_momentum", None),
         (torch.optim.AdamW([torch.zeros(1)], foreach=False), "adamw", "for-loop"),

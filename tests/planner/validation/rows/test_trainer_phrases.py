@@ -2270,3 +2270,172 @@ def test_an_optimizer_among_the_options_of_notes(notes: str, optimizer: str) -> 
 def test_fsdp_qloras_units_whatever_else_is_said(notes: str, peft: str, wrapper: str) -> None:
     found = case(framework="fsdp_qlora", peft=peft, notes=notes)
     assert wrapper in found.scenario.software.name.split("+")
+
+
+SUBMISSION = {"model": "llama-2-70b", "gpu": "H100", "precision": "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("notes", "graphs"),
+    [
+        ("CUDA graphs", "layers"),
+        ("MC_CUDA_GRAPH=True; SHARP", "layers"),
+        ("MC_CUDA_GRAPH=True; FULL_CUDA_GRAPH=True", "iteration"),
+        ("no CUDA graphs", "none"),
+        ("CUDA graphs: moe_router, moe_preprocess", "none"),
+        ("CUDA graphs (attn, moe_router)", "none"),
+        ("CUDA graph of the step", "iteration"),
+        ("SHARP", "none"),
+    ],
+)
+def test_graphs_of_cuda_whose_kind_nobody_states(notes: str, graphs: str) -> None:
+    found = case(**{**CELLS, **SUBMISSION}, framework="MLPerf Training v5.0", notes=notes)
+    assert found.scenario.software.host.cuda_graphs == graphs
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "stage"),
+    [
+        ("LAMB", 0),
+        ("DistributedFusedLAMB", 1),
+        ("LAMB sharded", 1),
+        ("distributed LAMB (sharded)", 1),
+    ],
+)
+def test_lamb_whose_states_are_sharded(optimizer: str, stage: int) -> None:
+    cells = {"model": "bert-large", "seq_len": 512, "precision": "fp16", "optimizer": optimizer}
+    found = case(framework="MLPerf Training v2.1 BERT", num_gpus=8, notes="BATCHSIZE=56", **cells)
+    assert (found.plan.zero_stage, found.scenario.workload.optimizer) == (stage, "lamb")
+    assert found.plan.micro_batch_size == 28  # sequences of two samples
+    assert not not_understood(found.row)
+    nodes = case(framework="MLPerf Training v2.1 BERT", num_gpus=32, **cells)
+    assert nodes.plan.dp_shard == (8 if stage else 32)
+
+
+@pytest.mark.parametrize(
+    ("words", "samples"), [("MINIBS=36", 36), ("MINIBS=36 MBS=2", 18), ("minibs: 8, MBS=4", 2)]
+)
+def test_samples_of_a_data_ranks_step(words: str, samples: int) -> None:
+    notes = f"TP=4 PP=2 {words} USE_DIST_OPTIMIZER=True MC_TP_OVERLAP_AG=True"
+    found = case(**{**CELLS, **SUBMISSION}, framework="MLPerf v5.0, NeMo", notes=notes)
+    assert found.plan.num_microbatches == samples
+    assert found.scenario.software.overlap.chunked_tensor_traffic
+    assert not not_understood(found.row)
+
+
+@pytest.mark.parametrize(
+    ("framework", "profile"),
+    [
+        ("MLPerf reference (HF)", "hf-trainer+deepspeed-zero3"),
+        ("MLPerf v4.0 (HF reference)", "hf-trainer+deepspeed-zero3"),
+    ],
+)
+def test_the_reference_of_mlperfs_lora(framework: str, profile: str) -> None:
+    cells = {**CELLS, **SUBMISSION, "precision": "bf16", "peft": "lora"}
+    assert case(**cells, framework=framework).scenario.software.name == profile
+
+
+@pytest.mark.parametrize(
+    "notes",
+    ["ACT_CKPT_NUM_LAYERS=0", "recompute_granularity=full, recompute_num_layers=0", "ACL=0"],
+)
+def test_no_layers_are_computed_again(notes: str) -> None:
+    cells = {**CELLS, "model": "gpt3-175b", "seq_len": 2048, "num_gpus": 512}
+    found = case(**cells, framework="MLPerf v3.1 GPT-3", notes=f"TP=4 PP=8 VP=6; {notes}")
+    assert found.plan.recompute == "none"
+
+
+@pytest.mark.parametrize(
+    ("precision", "notes", "stage"),
+    [
+        ("bf16", "ZERO_STAGE=0", 1),
+        ("bf16", "ZERO_STAGE=1", 1),
+        ("fp16", "ZERO_STAGE=0", 0),
+    ],
+)
+def test_bf16_optimizer_has_partitions_at_stage_0(precision: str, notes: str, stage: int) -> None:
+    cells = {**CELLS, "model": "bloom-7b1", "num_gpus": 64, "precision": precision}
+    found = case(**cells, framework="Megatron-DeepSpeed (BigScience)", notes=f"TP=4 PP=4 {notes}")
+    assert found.plan.zero_stage == stage
+
+
+@pytest.mark.parametrize("kind", ["encoder", "encoder-decoder"])
+def test_an_encoder_is_no_encoder_decoder(kind: str) -> None:
+    model = {"encoder": "bert-large", "encoder-decoder": "t5-small"}[kind]
+    found = case(**{**CELLS, "model": model, "seq_len": 512}, framework="FlagPerf", model_kind=kind)
+    assert (found.scenario.software.name == "apex-bert") == (kind == "encoder")
+
+
+@pytest.mark.parametrize(
+    ("notes", "overlapped"),
+    [
+        ("isp, wp=8, sp=4; weight=dict(size=8, overlap=False, memory_pool=True)", 0.0),
+        ("WP 8, SP 4, weight overlap=False", 0.0),
+        ("WP 8, SP 4, overlap=True", 1.0),
+    ],
+)
+def test_weights_of_internevos_ranks_are_gathered_behind_or_before(
+    notes: str, overlapped: float
+) -> None:
+    found = case(framework="InternEvo", notes=notes)
+    assert (found.plan.zero_stage, found.plan.context_parallel) == (3, 4)
+    assert found.scenario.software.overlap.data_parallel == overlapped
+    assert not not_understood(found.row)
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "part"),
+    [
+        ("Modalities", "optimizer: AdamW, fused: true, foreach: false", "adamw-fused"),
+        ("Modalities", "foreach=false", "adamw-for-loop"),
+        (
+            "ms-swift",
+            "tuner_type=full; deepspeed=zero1, deepspeed_autotp_size=2",
+            "deepspeed-zero1",
+        ),
+    ],
+)
+def test_engines_among_the_options_of_notes(framework: str, notes: str, part: str) -> None:
+    found = case(framework=framework, notes=notes)
+    assert part in found.scenario.software.name.split("+")
+    assert not not_understood(found.row)
+
+
+@pytest.mark.parametrize(
+    "notes", ["attn_implementation=sdpa", "attention_implementation: pytorch_flash", ""]
+)
+@pytest.mark.parametrize("framework", ["nanotron", "TRL", "Modalities"])
+def test_names_of_attention_that_is_not_written_out(framework: str, notes: str) -> None:
+    found = case(framework=framework, notes=notes)
+    assert found.scenario.workload.attention_kernel == "flash"
+    assert not not_understood(found.row)
+
+
+@pytest.mark.parametrize(
+    ("framework", "cells"),
+    [
+        ("TRL", {"offload": "params to CPU"}),
+        ("DeepSpeed", {"offload": "weights"}),
+        ("LLaMA-Factory", {"notes": "deepspeed offload_param cpu"}),
+    ],
+)
+def test_offloaded_weights_are_sharded(framework: str, cells: dict[str, Any]) -> None:
+    found = case(framework=framework, **cells)
+    assert (found.plan.zero_stage, found.plan.offload) == (3, "weights")
+    assert why_impossible(found) is None
+    stated = case(framework=framework, zero_stage=2, **cells)
+    assert stated.plan.zero_stage == 2
+
+
+@pytest.mark.parametrize("notes", ["data_parallel_shard_degree=-1", "dp_shard: -1", ""])
+def test_minus_one_is_all_ranks(notes: str) -> None:
+    found = case(framework="torchtitan", notes=f"{notes}; tensor_parallel_degree=2")
+    assert (found.plan.dp_shard, found.plan.tensor_parallel) == (8, 2)
+
+
+def test_a_flag_of_lora_beside_one_of_qlora() -> None:
+    flags = "--use_lora --q_lora --deepspeed finetune/ds_config_zero2.json"
+    found = case(framework="Qwen finetune.py", model="qwen-7b", num_gpus=2, notes=flags)
+    named = case(framework="Qwen finetune.py", model="qwen-7b", num_gpus=2, notes="Q-LoRA, ZeRO-2")
+    assert found.scenario.workload == named.scenario.workload
+    assert found.scenario.model.num_parameters == named.scenario.model.num_parameters

@@ -119,6 +119,8 @@ OPTIMIZERS = {
     "lamb": ["LAMB", "FusedLAMB", "fused lamb"],
     "sgd_momentum": ["SGD with momentum", "sgd, momentum 0.9", "momentum"],
     "adafactor": ["adafactor", "Adafactor", "Ada-Factor"],
+    "lion": ["Lion", "lion_32bit", "DecoupledLionW"],
+    "lion_8bit": ["8-bit Lion", "Lion8bit", "lion_8bit", "paged_lion_8bit", "bnb 8-bit Lion"],
 }
 
 
