@@ -6,7 +6,7 @@ the first rule that a row breaks; only functions for a single plan turn a code i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -368,6 +368,7 @@ RULES: tuple[Rule, ...] = (
     Rule("trainer", beyond_trainer, beyond_trainer_in_words),
 )
 CODES = ("legal", *(rule.code for rule in RULES))
+EVERY_RULE: Final = range(1, len(CODES))
 
 
 def fewest_microbatches(scenario: Scenario, table: PlanTable) -> Any:
@@ -386,14 +387,17 @@ def _fewest(scenario: Scenario, schedule: str, plans: Any) -> Any:
     ]
 
 
-def broken_rules(scenario: Scenario, table: PlanTable) -> dict[int, Any]:
+def broken_rules(
+    scenario: Scenario, table: PlanTable, positions: Sequence[int] = EVERY_RULE
+) -> dict[int, Any]:
     """Return the rules that some row breaks, by their position in CODES, the last one first.
 
     The value of each marks the broken rows: a column of the table's length, or one flag for all.
+    ``positions``: of the rules that rows may break.
     """
     found = {}
-    for position, rule in reversed(list(enumerate(RULES, start=1))):
-        broken = rule.broken(scenario, table)
+    for position in sorted(positions, reverse=True):
+        broken = RULES[position - 1].broken(scenario, table)
         if holds(broken):
             found[position] = broken
     return found

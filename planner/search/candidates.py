@@ -77,18 +77,22 @@ def joined(tables: Sequence[PlanTable]) -> PlanTable:
     return PlanTable(**{n: concatenate([getattr(each, n) for each in tables]) for n in names})
 
 
-def grid_codes(scenario: Scenario, product: PlanProduct) -> NDArray[np.int16]:
+def grid_codes(scenario: Scenario, product: PlanProduct) -> tuple[NDArray[np.int16], list[int]]:
     """Return, for every grid of ranks, 0 or the first rule that all of its plans break.
 
-    Of the rules that read no other column than the degrees of the grid.
+    Of the rules that read no other column than the degrees of the grid. And the positions of the
+    other rules that some plan breaks.
     """
     few, frame = product.factored()
     codes = np.zeros(len(product.num_plans), dtype=np.int16)
+    others = []
     for position, broken in broken_rules(scenario, few).items():
         if isinstance(broken, FactoredColumn) and broken.projection.mask == 0:
             codes[values_at(broken.projection, broken)] = position
+        else:
+            others.append(position)
     frame.release()
-    return codes
+    return codes, others
 
 
 class Candidates(Struct, frozen=True):
@@ -114,7 +118,7 @@ class Candidates(Struct, frozen=True):
         legal = []
         space = space_of(scenario, fixed, require, offloads)
         whole = space.product(with_short=scenario.on_gpu)
-        of_grids = grid_codes(scenario, whole)
+        of_grids, others = grid_codes(scenario, whole)
         broken_grids = np.bincount(of_grids, weights=whole.num_plans, minlength=len(CODES))
         counts += (broken_grids * (np.arange(len(CODES)) > 0)).astype(np.int64)
         for code, grid in zip(*np.unique(of_grids, return_index=True), strict=True):
@@ -124,7 +128,7 @@ class Candidates(Struct, frozen=True):
         legal.append(whole.first_of(0).rows(slice(0, 0)))
         for product in slabs(whole.grids(np.flatnonzero(of_grids == 0))):
             few, frame = product.factored()
-            broken = broken_rules(scenario, few)
+            broken = broken_rules(scenario, few, others)
             projection = frame.prefix(common_projection(frame, list(broken.values())))
             codes = np.zeros(projection.size, dtype=np.int16)
             for position, flags in broken.items():

@@ -88,8 +88,8 @@ class Space(Struct, frozen=True):
         """
         fixed = self.fixed
         blocks = list(self._blocks(self._wanted("context_parallel", self._contexts())))
-        if with_short and not _are_many(self._short_blocks()):
-            blocks += self._short_blocks()
+        if with_short:
+            blocks += self._few_short_blocks() or ()
         if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
             tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
             context = fixed.get("context_parallel", 1)
@@ -105,10 +105,20 @@ class Space(Struct, frozen=True):
 
         Those are more than FEW.
         """
-        if not _are_many(self._short_blocks()):
+        if self._few_short_blocks() is not None:
             return None
         blocks = list(self._short_blocks())
         return PlanProduct.of(blocks, _pinned(self.fixed, blocks[0]))
+
+    def _few_short_blocks(self) -> list[ProductBlock] | None:
+        """Return the ``_short_blocks`` if they have at most FEW candidates."""
+        blocks, size = [], 0
+        for block in self._short_blocks():
+            blocks.append(block)
+            size += block.size
+            if size > FEW:
+                return None
+        return blocks
 
     def _short_blocks(self) -> Iterator[ProductBlock]:
         """Return the products of grids that leave fewer tokens than MIN_TOKENS on each rank."""
@@ -208,11 +218,6 @@ def enumerate_plans(
 ) -> PlanTable:
     """Return all candidates of ``Space``, legal or not; ``options``: its further fields."""
     return Space(model, workload, num_gpus, fixed, **options).plans()
-
-
-def _are_many(short: Iterable[ProductBlock]) -> bool:
-    """Whether blocks have more than FEW candidates; the others are not made."""
-    return any(number > FEW for number in itertools.accumulate(block.size for block in short))
 
 
 def slabs(product: PlanProduct) -> Iterator[PlanProduct]:

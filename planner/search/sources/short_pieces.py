@@ -59,7 +59,8 @@ def short_pieces(
     product = space_of(scenario, fixed, require, offloads).short_product()
     if product is None:
         return
-    legal = np.flatnonzero(grid_codes(scenario, product) == 0)
+    of_grids, others = grid_codes(scenario, product)
+    legal = np.flatnonzero(of_grids == 0)
     if len(legal) == 0:
         return
     product = product.grids(legal).choices_first(OF_PASSES)
@@ -68,7 +69,7 @@ def short_pieces(
     sizes = len(OF_PASSES), of_family, len(product.choices)
     passes, families, every = (frame.project((1 << size) - 1) for size in sizes)
     variants = every.size // families.size  # of each family
-    rules = list(broken_rules(scenario, few).values())
+    rules = list(broken_rules(scenario, few, others).values())
     if not all(isinstance(rule, FactoredColumn) for rule in rules):  # every plan breaks it
         return
     of_plans = [rule for rule in rules if rule.projection.mask & ~families.mask]
