@@ -98,6 +98,7 @@ def grid_codes(scenario: Scenario, product: PlanProduct) -> tuple[NDArray[np.int
 class Candidates(Struct, frozen=True):
     """Legal candidates, and counts of the others by broken rule."""
 
+    space: Space
     legal: PlanTable  # dictionary-encoded: legal plans that satisfy the requirements
     codes: NDArray[np.int64]  # number of candidates for each of CODES
     examples: Mapping[str, str]  # for each broken rule, its message for one candidate
@@ -146,7 +147,7 @@ class Candidates(Struct, frozen=True):
                 excluded.append(broken_codes[broken_codes > 0])
                 plans = plans.rows(broken_codes == 0)
             legal.append(plans)
-        return cls(joined(legal), counts, examples, np.concatenate(excluded))
+        return cls(space, joined(legal), counts, examples, np.concatenate(excluded))
 
     @property
     def illegal(self) -> dict[str, int]:

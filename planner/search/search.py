@@ -171,7 +171,7 @@ def search(
             leaders, feasible = Leaders(ranking, [*known]), Feasible(scenario, require, verdict)
             more: Iterable[_Space] = short
             if verdict == 0:
-                tables = _reported(short_pieces(scenario, pins, require, offloads, leaders))
+                tables = _reported(short_pieces(scenario, candidates.space, require, leaders))
                 more = (_Space.of(t, ranking, pins, require, offloads, None, begin) for t in tables)
             for part in itertools.chain([space], more):
                 if part is not space and verdict == 0:

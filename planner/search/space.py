@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from math import gcd
 from typing import Any, Final, NamedTuple
 
@@ -46,7 +47,7 @@ class DegreeGrid(NamedTuple):
     copies: int  # replicas of the shards
 
 
-class Space(Struct, frozen=True):
+class Space(Struct, frozen=True, dict=True):
     """What a search chooses among.
 
     Degrees are the divisors of the number of accelerators. Numbers of virtual stages are 2 and
@@ -89,7 +90,7 @@ class Space(Struct, frozen=True):
         fixed = self.fixed
         blocks = list(self._blocks(self._wanted("context_parallel", self._contexts())))
         if with_short:
-            blocks += self._few_short_blocks() or ()
+            blocks += self._few_short_blocks or ()
         if not blocks:  # contradictory pins: one candidate, for which legality reports the rule
             tensor, pipeline = fixed.get("tensor_parallel", 1), fixed.get("pipeline_parallel", 1)
             context = fixed.get("context_parallel", 1)
@@ -105,11 +106,12 @@ class Space(Struct, frozen=True):
 
         Those are more than FEW.
         """
-        if self._few_short_blocks() is not None:
+        if self._few_short_blocks is not None:
             return None
         blocks = list(self._short_blocks())
         return PlanProduct.of(blocks, _pinned(self.fixed, blocks[0]))
 
+    @cached_property
     def _few_short_blocks(self) -> list[ProductBlock] | None:
         """Return the ``_short_blocks`` if they have at most FEW candidates."""
         blocks, size = [], 0

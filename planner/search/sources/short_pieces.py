@@ -11,7 +11,7 @@ It holds for every schedule, number of stages, layers of each stage, ZeRO stage 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,9 +27,10 @@ from cost_models.plan.recompute import FULL, NONE
 from cost_models.pricing.table import table_balanced_steps, table_least_steps
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
-from planner.search.candidates import grid_codes, space_of
+from planner.search.candidates import grid_codes
 from planner.search.plan_product import PlanProduct
 from planner.search.sources.source import Leaders
+from planner.search.space import Space
 
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.integer[Any]]
@@ -47,16 +48,12 @@ VARIED: Final = ("recompute", "offload")  # the last choices
 
 
 def short_pieces(
-    scenario: Scenario,
-    fixed: Mapping[str, Any],
-    require: Sequence[Constraint],
-    offloads: Sequence[str],
-    leaders: Leaders,
+    scenario: Scenario, space: Space, require: Sequence[Constraint], leaders: Leaders
 ) -> Iterator[PlanTable]:
     """Yield the legal plans with short pieces that may beat the leaders, in tables."""
     if not scenario.on_gpu:
         return
-    product = space_of(scenario, fixed, require, offloads).short_product()
+    product = space.short_product()
     if product is None:
         return
     of_grids, others = grid_codes(scenario, product)
