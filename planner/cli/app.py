@@ -110,7 +110,7 @@ COMMANDS: Final = {
     ),
     "serve": (
         "planner.cli.serve:serve",
-        "Open a page on this machine: estimates that follow every change of model, cluster and plan.",
+        "Open a page on this machine: estimates follow each change of model, cluster, plan.",
     ),
     "completion": (
         "planner.cli.completion:completion",
