@@ -34,7 +34,7 @@ VENDORS: Final[Mapping[str, tuple[str, ...]]] = {
     "AMD": ("cdna", "rdna"),
     "Google": ("tpu",),
     "Amazon": ("trainium",),
-    "Intel": ("gaudi",),
+    "Intel": ("gaudi", "arc"),
     "Huawei": ("ascend",),
     "Others": ("china",),
 }

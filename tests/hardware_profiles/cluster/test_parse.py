@@ -90,7 +90,7 @@ BAD = {
     "v5p-64": "write 32xTPU-v5p",
     "tpu-v6e-8": "write 8xTPU-v6e",
     "8xcpu": "here:8 stands for eight processes",
-    "2xA770": "A770: it is not priced",
+    "2xStrix-Halo": "Strix-Halo: it is not priced",
     "8xRTX-4090-480GB": "RTX-4090-480GB: no such accelerator",
     "8xA100-60GB": "Did you mean A100-SXM-80GB",
     "4xA100-80GB+4xH100": "two kinds in one cluster are not priced",

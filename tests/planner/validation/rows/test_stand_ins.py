@@ -205,6 +205,7 @@ def test_no_row_of_a_sample_is_refused() -> None:
         ("RTX PRO 5000 72GB", "RTX-PRO-5000-72GB"),
         ("GeForce RTX 5090 Laptop GPU", "RTX-5090-Laptop"),
         ("Radeon RX 9070 XT", "RX-9070-XT"),
+        ("Intel Arc B580 12GB", "Arc-B580"),
         ("Huawei Ascend 910C", "Ascend-910C-die"),
         ("trn1.32xlarge", "Trainium1"),
     ],
