@@ -48,11 +48,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from hardware_profiles.cluster.build import build_cluster, network_note
-from hardware_profiles.cluster.catalogue import (
-    link_latency,
-    match_accelerator,
-    usual_node,
-)
+from hardware_profiles.cluster.catalogue import link_latency, match_accelerator, usual_node
 from hardware_profiles.cluster.catalogue_files import accelerator_from_table
 from hardware_profiles.cluster.cluster_json import cluster_from_dict
 from hardware_profiles.cluster.irregular_tree import LevelTable, levels_of_file, read_rank_order

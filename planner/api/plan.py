@@ -39,13 +39,7 @@ from planner.survey.cases import (
     scenarios_of,
     sizes_of,
 )
-from planner.survey.compare_cases import (
-    SurveyCase,
-    SurveyRequest,
-    offloads_of,
-    ranked,
-    survey,
-)
+from planner.survey.compare_cases import SurveyCase, SurveyRequest, offloads_of, ranked, survey
 from planner.survey.inverse import InverseAnswer, answer_inverse, models_of
 
 if TYPE_CHECKING:

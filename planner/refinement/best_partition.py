@@ -37,11 +37,7 @@ from cost_models.partition.schedules import V_CODES, V_SHAPED
 from cost_models.plan.factored import distinct_plans
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, Plan, PlanTable
 from cost_models.plan.recompute import FULL, NONE, SELECTIVE
-from cost_models.pricing.table import (
-    BalancedSteps,
-    table_balanced_steps,
-    table_least_steps,
-)
+from cost_models.pricing.table import BalancedSteps, table_balanced_steps, table_least_steps
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import longest_stage
 from hardware_profiles.progress import stages, tracked

@@ -16,10 +16,7 @@ from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.links.tree import neighbour_link, ring_link
 from hardware_profiles.cluster.schema import Cluster
-from planner.refinement.rank_orders import (
-    Groups,
-    Order,
-)
+from planner.refinement.rank_orders import Groups, Order
 
 
 class AxisPlace(Struct, frozen=True):

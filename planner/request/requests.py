@@ -10,18 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Final,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from cost_models.plan.plan import TRAINING, Plan
-from cost_models.plan.workload import (
-    Batch,
-)
+from cost_models.plan.workload import Batch
 from cost_models.serving.number_formats import KV_PRECISIONS, WEIGHT_PRECISIONS
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.options import Option, declared, optional

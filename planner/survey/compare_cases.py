@@ -30,12 +30,7 @@ from planner.assessment.too_small import too_small
 from planner.refinement.best_partition import StagedPlan, best_staged
 from planner.refinement.placed_plan import PlacedPlan
 from planner.refinement.placement import best_placed, can_be_placed, placed_front
-from planner.request.constraints import (
-    Constraint,
-    broken_by_result,
-    holds_if_faster,
-    only_breaks,
-)
+from planner.request.constraints import Constraint, broken_by_result, holds_if_faster, only_breaks
 from planner.request.objectives import pareto_front, results
 from planner.request.options.choices import ALLOWED, PARTS, Objective
 from planner.request.scenario import AssumedScenario

@@ -15,11 +15,7 @@ from cost_models.legality.capabilities import capabilities
 from cost_models.model.parameters import active_parameters, parameters_by_part
 from cost_models.model.presets import is_preset, load_preset, preset_names
 from cost_models.units import format_bytes, format_count
-from hardware_profiles.cluster.catalogue import (
-    accelerators,
-    accelerators_named,
-    match_accelerator,
-)
+from hardware_profiles.cluster.catalogue import accelerators, accelerators_named, match_accelerator
 from hardware_profiles.cluster.schema import Accelerator, Figure
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.software.engine import engine, engine_names

@@ -22,11 +22,7 @@ from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.validation.rows.cluster import cluster_of
-from planner.validation.rows.counts import (
-    with_counts_in_words,
-    with_layers_in_turn,
-    with_patches,
-)
+from planner.validation.rows.counts import with_counts_in_words, with_layers_in_turn, with_patches
 from planner.validation.rows.implied import (
     with_adapters,
     with_case_of_suite,
@@ -41,12 +37,7 @@ from planner.validation.rows.plan import plan_of, stages_of, takes_layers_in_tur
 from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.runs_file import Row
 from planner.validation.rows.stand_ins import with_assumed_figures
-from planner.validation.rows.trainer import (
-    note_trainer,
-    profile_of_trainer,
-    that_runs,
-    trainer_of,
-)
+from planner.validation.rows.trainer import note_trainer, profile_of_trainer, that_runs, trainer_of
 from planner.validation.rows.unstated_plan import (
     may_checkpoint,
     with_usual_checkpointing,

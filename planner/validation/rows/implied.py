@@ -7,15 +7,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from planner.validation.rows.counts import (
-    WEIGHT_RANKS,
-    adapters_in,
-)
+from planner.validation.rows.counts import WEIGHT_RANKS, adapters_in
 from planner.validation.rows.reading import Reading
 from planner.validation.rows.runs_file import Row
-from planner.validation.rows.trainer import (
-    shards_nothing,
-)
+from planner.validation.rows.trainer import shards_nothing
 from planner.validation.rows.vocabulary import ANYWHERE, terms_of, vocabulary
 from planner.validation.rows.words import look_up, words_table
 

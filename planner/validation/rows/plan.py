@@ -12,18 +12,11 @@ from msgspec.structs import replace
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import ContextMethod, Offload, Plan, Schedule
 from cost_models.plan.workload import PROJECTED
-from planner.validation.rows.counts import (
-    STATE_RANKS,
-    WEIGHT_RANKS,
-    accumulation,
-)
+from planner.validation.rows.counts import STATE_RANKS, WEIGHT_RANKS, accumulation
 from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.recompute import recompute_of
 from planner.validation.rows.runs_file import Row
-from planner.validation.rows.trainer import (
-    DEEPSPEED,
-    profile_of_trainer,
-)
+from planner.validation.rows.trainer import DEEPSPEED, profile_of_trainer
 from planner.validation.rows.vocabulary import ANYWHERE, terms_of, vocabulary
 from planner.validation.rows.words import SoftwareEntry, look_up, words_table
 

@@ -8,9 +8,7 @@ from typing import Any, Final
 
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.recompute import MODULES, PREFIX, RECOMPUTE, read_setting
-from planner.validation.rows.counts import (
-    spaced,
-)
+from planner.validation.rows.counts import spaced
 from planner.validation.rows.reading import Reading
 from planner.validation.rows.runs_file import Row
 from planner.validation.rows.vocabulary import terms_of, vocabulary
