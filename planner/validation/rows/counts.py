@@ -92,6 +92,7 @@ IMAGE: Final = re.compile(
 USUAL_PATCH, LARGE_PATCH, USUAL_IMAGE = 16, 14, 224
 # of a data rank's step: MINIBS (mlcommons/training_results_v4.1: NVIDIA/benchmarks/llama2_70b_lora)
 SAMPLES: Final = re.compile(r"\bmini ?bs[ =:]*(\d+)\b")
+BETWEEN: Final = re.compile(r"[,;]|(?:^|\s)--(?=[a-z])|\s(?=[a-z_][\w-]*=)")
 NAME: Final = re.compile(r"^(?:--)?optim(?:izer)?(?:[_ ](?:name|type))?(?:\s*[=:]|\s)\s*")
 OPTIMIZER: Final = re.compile(r"optim|adam|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
 # options that name what is trained: --train_type hqq_dora (AnswerDotAI/fsdp_qlora: train.py),
@@ -233,8 +234,8 @@ def _optimizer_in(row: Row) -> str | None:
 
 
 def _parts(words: str) -> list[str]:
-    """Return what stands between commas, semicolons and the dashes of options."""
-    return [part.strip() for part in re.split(r"[,;]|(?:^|\s)--(?=[a-z])", words) if part.strip()]
+    """Return what stands between commas, semicolons and options (``--name value``, name=value)."""
+    return [part.strip() for part in BETWEEN.split(words) if part.strip()]
 
 
 def adapters_in(row: Row) -> str | None:

@@ -2229,6 +2229,8 @@ def test_losses_and_buckets_of_megatron_deepspeed_in_16_bits() -> None:
         ("ms-swift", "train_type=adalora; optimizer=adamw", "lora", 8, "adalora"),
         ("LLaMA-Factory", "finetuning_type: lora, lora_rank: 64", "lora", 64, ""),
         ("TRL", "LoRA r=32; packing", "lora", 32, ""),
+        ("fsdp_qlora", "train_type=qlora lora_rank=16 batch_size=2", "qlora", 16, ""),
+        ("FlagPerf", "LoRA finetune peft bs=1", "lora", 8, ""),
         ("ms-swift", "train_type=full; lora_rank=8", "none", 0, ""),
         ("ms-swift", "tuner_type full, deepspeed zero3", "none", 0, ""),
     ],
@@ -2250,6 +2252,7 @@ def test_adapters_among_the_options_of_notes(
         ("--optimizer sgd --batch_size 2", "sgd"),
         ("optim: paged_adamw_8bit, warmup 10", "paged_adamw_8bit"),
         ("optimizer_name=adamw", "adamw"),
+        ("batch_size=2 optimizer=sgd lr=1e-4", "sgd"),
     ],
 )
 def test_an_optimizer_among_the_options_of_notes(notes: str, optimizer: str) -> None:
