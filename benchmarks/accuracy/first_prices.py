@@ -2,11 +2,12 @@
 
     python -m benchmarks.accuracy.first_prices
 
-``first_prices.csv`` has the prices that runs of ``benchmarks/unseen/*.csv`` got before anybody had
-looked at them, with the code of that day (``blind_rounds.csv`` names the commits). Later prices of
-these runs gain from what was learned from them; only first ones show how far off the next unseen
-run may be. Prints errors and bias of every round, and of the runs that are priced as a trainer
-without a profile today: as they were, and with ``rate_share`` fitted on the rounds before.
+``benchmarks/unseen/first_prices.csv`` has the prices that runs of ``benchmarks/unseen/*.csv`` got
+before anybody had looked at them, with the code of that day (``blind_rounds.csv`` names the
+commits). Later prices of these runs gain from what was learned from them; only first ones show how
+far off the next unseen run may be. Prints errors and bias of every round, and of the runs that are
+priced as a trainer without a profile today: as they were, and with ``rate_share`` fitted on the
+rounds before.
 
 A price with another ``rate_share`` is the first one times what it changes in today's price. The fit
 is that of ``benchmarks.accuracy.cross_validate``: the value with the smallest mean over sources.
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -25,7 +25,7 @@ import pandas as pd
 from benchmarks.accuracy.cross_validate import MOST
 from benchmarks.accuracy.timed_cases import timed_cases
 from benchmarks.intervals.shrunk import quantile, source_weights
-from benchmarks.unseen import UNSEEN
+from benchmarks.unseen import UNSEEN, first_prices
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
 from hardware_profiles.software.engine import PLUS
@@ -33,7 +33,6 @@ from hardware_profiles.software.trainer import UNKNOWN
 from planner.validation.rows.case import Case
 from planner.validation.rows.runs_file import read_runs
 
-PRICES: Final = Path(__file__).with_suffix(".csv")
 # tables of a round, which were priced with the same code or on the same day
 ROUNDS: Final = (
     ("trainers", "peaks"),
@@ -56,13 +55,13 @@ SHARES: Final = tuple(round(0.8 + 0.02 * n, 2) for n in range(13))  # of the rat
 OWN: Final = ["round", "source_group", "measured", "first"]  # one run in two tables of a round
 
 
-def first_prices() -> pd.DataFrame:
+def compared_prices() -> pd.DataFrame:
     """Return a row for each run: round, source, measured and first price, what shares change.
 
     Columns 0.8 to 1.04: logarithm of the price at this ``rate_share`` over that at the round's own;
     empty under trainers with a profile.
     """
-    first = pd.read_csv(PRICES).set_index(["table", "row_id"]).seconds
+    first = first_prices().seconds.dropna()
     numbers = {table: number for number, tables in enumerate(ROUNDS, 1) for table in tables}
     rows = []
     for table, number in numbers.items():
@@ -144,7 +143,7 @@ def compared(rows: pd.DataFrame, logs: pd.DataFrame) -> str:
 
 def main() -> None:
     """Print the tables."""
-    print(*lines(first_prices()), sep="\n")
+    print(*lines(compared_prices()), sep="\n")
 
 
 if __name__ == "__main__":

@@ -40,9 +40,10 @@ def compared_runs(*, described: bool) -> pd.DataFrame:
     else:
         with without_trainers():
             tables = [_peaks(path) for path in (None, *UNSEEN.values())]
-    rows = pd.concat(tables, ignore_index=True)
-    found_later = np.repeat([number > 0 for number in range(len(tables))], list(map(len, tables)))
-    rows = rows.assign(found_later=found_later)
+    names = np.repeat(["published", *UNSEEN], list(map(len, tables)))
+    rows = pd.concat(tables, ignore_index=True).assign(
+        table=names, found_later=names != "published"
+    )
     rows = rows[rows.tests_memory & ~rows.partial.astype(bool) & rows.verdict.notna()]
     known = rows.memory_is_stated  # otherwise nobody knows what the peak is a peak of
     rows = rows.assign(memory_error=rows.memory_error.where(known))

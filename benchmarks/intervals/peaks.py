@@ -32,7 +32,7 @@ from benchmarks.intervals.shrunk import (
     shortest,
     source_weights,
 )
-from benchmarks.unseen import UNSEEN
+from benchmarks.unseen import UNSEEN, with_first_prices
 from cost_models.uncertainty import MEMORY_COLUMNS, MEMORY_INTERVALS, UNKNOWN, memory_kind
 from planner.validation.rows.runs_file import PUBLISHED, read_runs
 from planner.validation.rows.trainer import is_described
@@ -46,7 +46,8 @@ def all_runs() -> tuple[pd.DataFrame, pd.DataFrame]:
 
     Unknown: no profile describes the trainer, or the price changes without any.
     """
-    described = _kinds(memory_left_out.compared_runs(described=True))
+    described = memory_left_out.compared_runs(described=True)
+    described = _kinds(with_first_prices(described, "bytes", "predicted_peak_bytes"))
     unknown = ~described.row_id.isin(_described_runs())
     without = _kinds(memory_left_out.compared_runs(described=False)).assign(trainer=UNKNOWN)
     profile = described.set_index("row_id").software

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.intervals.shrunk import Rule, coverage_lines, shortest
-from benchmarks.unseen import UNSEEN, validated
+from benchmarks.unseen import UNSEEN, validated, with_first_prices
 from cost_models.uncertainty import TIME_COLUMNS, TIME_INTERVALS, Spread, compared_kind
 from planner.validation.rows.cluster import accelerator_of
 from planner.validation.rows.reading import Reading
@@ -42,9 +42,11 @@ def compared_runs() -> pd.DataFrame:
 def _described(rows: pd.DataFrame, table: str) -> pd.DataFrame:
     named = {row.name: row for row in read_runs(UNSEEN.get(table, PUBLISHED))}
     cards = [accelerator_of(Reading(named[name])) for name in rows.row_id]
+    errors = 1.0 / (1.0 + rows.time_error.astype(float)) - 1.0
+    rows = rows.assign(error=errors, table=table)
+    rows = with_first_prices(rows, "seconds", "predicted_step_seconds")
     return rows.assign(
-        error=1.0 / (1.0 + rows.time_error.astype(float)) - 1.0,
-        log_error=-np.log1p(rows.time_error.astype(float)),
+        log_error=np.log1p(rows.error),
         experts=rows.model_kind.fillna("").str.startswith("moe"),
         card=cards,
         architecture=[card.architecture for card in cards],

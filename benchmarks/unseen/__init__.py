@@ -4,6 +4,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import pandas as pd
+
 import planner
 from planner.validation.answer import ValidateAnswer
 
@@ -38,6 +41,26 @@ UNSEEN: Final = {
         "2026_12_04_peaks",
     )
 }
+# by table and run: the seconds and bytes that were predicted before anybody had looked at the run
+FIRST_PRICES: Final = Path(__file__).with_name("first_prices.csv")
+
+
+@cache
+def first_prices() -> pd.DataFrame:
+    """Return the first predictions, by table and run; empty where the quantity was not measured."""
+    return pd.read_csv(FIRST_PRICES).set_index(["table", "row_id"])
+
+
+def with_first_prices(rows: pd.DataFrame, quantity: str, predicted: str) -> pd.DataFrame:
+    """Return runs with the errors of their first prices, which gain nothing from their results.
+
+    ``rows``: with ``table`` and ``error`` (measured / predicted - 1 of the column ``predicted``).
+    ``quantity``: of ``first_prices``. A run without a first price keeps the error of today's.
+    """
+    runs = pd.MultiIndex.from_frame(rows[["table", "row_id"]])
+    first = first_prices()[quantity].reindex(runs).to_numpy()
+    changes = np.where(np.isfinite(first), rows[predicted].astype(float) / first, 1.0)
+    return rows.assign(error=(1.0 + rows.error) * changes - 1.0)
 
 
 @cache

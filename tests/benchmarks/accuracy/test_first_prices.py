@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 
-from benchmarks.accuracy.first_prices import PRICES, ROUNDS, SHARES, fitted, lines
-from benchmarks.unseen import UNSEEN
+from benchmarks.accuracy.first_prices import ROUNDS, SHARES, fitted, lines
+from benchmarks.unseen import FIRST_PRICES, UNSEEN, with_first_prices
 from planner.validation.rows.runs_file import read_runs
 
 
@@ -18,11 +19,21 @@ def loops(round_: int, source: str, slower: float) -> pd.DataFrame:
 
 
 def test_every_first_price_is_of_a_run_and_every_table_has_a_round() -> None:
-    prices = pd.read_csv(PRICES)
-    assert set(prices.table) == {table for tables in ROUNDS for table in tables}
+    prices = pd.read_csv(FIRST_PRICES)
+    assert not prices.duplicated(["table", "row_id"]).any()
+    timed = prices[prices.seconds.notna()]
+    assert set(timed.table) == {table for tables in ROUNDS for table in tables}
     for table, part in prices.groupby("table"):
         assert set(part.row_id) <= {row.name for row in read_runs(UNSEEN[str(table)])}
-    assert (prices.seconds > 0).all()
+    assert prices[["seconds", "bytes"]].max(axis=1).gt(0).all()
+
+
+def test_a_run_has_the_error_of_its_first_price_where_one_is_known() -> None:
+    first = pd.read_csv(FIRST_PRICES).dropna(subset="seconds").iloc[0]
+    runs = {"table": [first.table, "published"], "row_id": [first.row_id] * 2}
+    rows = pd.DataFrame({**runs, "error": 0.1, "predicted_step_seconds": 2.0 * first.seconds})
+    found = with_first_prices(rows, "seconds", "predicted_step_seconds")
+    assert found.error.to_list() == pytest.approx([1.2, 0.1])  # the first price was half of today's
 
 
 def test_slower_runs_give_a_smaller_share_and_each_source_counts_once() -> None:
