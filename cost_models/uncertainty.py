@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -219,23 +219,21 @@ def _memory(software: str, of_run: tuple[MemoryKind, bool, bool], ends: tuple[st
     trainers = {trainer for trainer, *_ in _intervals(MEMORY_INTERVALS)}
     if trainer in trainers - {UNKNOWN}:
         return _memory_of(trainer, *of_run, ends)
-    # unknown: as wide as the widest; described but never compared: as the middle one, or wider,
-    # as if a setting were assumed
+    others = sorted(trainers - {ANY, UNKNOWN})
+    # described but never compared: as the middle one, or wider, as if a setting were assumed
+    cautious = of_run[0], True, of_run[2]
+    alike = _memory_of(ANY, *cautious, ends)
+    compared = [_memory_of(one, *cautious, ends) for one in others]
+    below = max(alike.below, float(np.median([spread.below for spread in compared])))
+    above = max(alike.above, float(np.median([spread.above for spread in compared])))
     if trainer != UNKNOWN:
-        of_run = (of_run[0], True, of_run[2])
-    own_kind = _memory_of(trainer, *of_run, ends)
-    spreads = [
-        own_kind,
-        *(_memory_of(one, *of_run, ends) for one in sorted(trainers - {ANY, UNKNOWN})),
-    ]
-    wide: Callable[[list[float]], float] = max if trainer == UNKNOWN else _middle_or_more
-    below, above = wide([s.below for s in spreads]), wide([s.above for s in spreads])
-    return Spread(below, above, own_kind.source)
-
-
-def _middle_or_more(ends: list[float]) -> float:
-    """Return the first end, or the middle one of all if it is larger."""
-    return max(ends[0], float(np.median(ends[1:])))
+        return Spread(below, above, alike.source)
+    # unknown: as wide as the widest
+    own = _memory_of(UNKNOWN, *of_run, ends)
+    spreads = [own, *(_memory_of(one, *of_run, ends) for one in others)]
+    below = max(below, *(spread.below for spread in spreads))
+    above = max(above, *(spread.above for spread in spreads))
+    return Spread(below, above, own.source)
 
 
 def _memory_of(

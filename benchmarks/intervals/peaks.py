@@ -46,8 +46,8 @@ def all_runs() -> tuple[pd.DataFrame, pd.DataFrame]:
 
     Unknown: no profile describes the trainer, or the price changes without any.
     """
-    described = memory_left_out.compared_runs(described=True)
-    described = _kinds(with_first_prices(described, "bytes", "predicted_peak_bytes"))
+    described = _kinds(memory_left_out.compared_runs(described=True))
+    described = with_first_prices(described, "bytes", "predicted_peak_bytes")
     unknown = ~described.row_id.isin(_described_runs())
     without = _kinds(memory_left_out.compared_runs(described=False)).assign(trainer=UNKNOWN)
     profile = described.set_index("row_id").software

@@ -9,7 +9,9 @@ expected to err nearly as much as its properties say.
 
 Ends of intervals are multiples of the expected size, the same for all kinds: the shortest pair that
 holds 90 % of the runs, each divided by the size expected without its source, with a source counted
-as its runs, at most ``MOST``.
+as its runs, at most ``MOST``. Sizes follow from the errors of today's predictions (``log_error``),
+multiples from those of the first ones (``error``), before anybody had looked at the run, where they
+are known: today's are smaller, because the formulas have learned from these runs.
 """
 
 from __future__ import annotations
@@ -94,13 +96,16 @@ class Rule:
     def relative_errors(
         self, rows: pd.DataFrame, cells: pd.DataFrame, used: np.ndarray
     ) -> pd.Series:
-        """Return log errors over the sizes expected without their source, of the cells ``used``."""
+        """Return first errors over the sizes expected without their source, of the cells ``used``.
+
+        All of them as logarithms.
+        """
         source, cell = cells.source_group.to_numpy(), rows.cell.to_numpy()
         sizes = np.full(len(cells), np.nan)
         for one in np.unique(source[used]):
             own = source == one
             sizes[own] = np.exp(self.expected_sizes(cells, used & ~own).of_kind)[own]
-        return (rows.log_error / sizes[cell])[used[cell]]
+        return (np.log1p(rows.error) / sizes[cell])[used[cell]]
 
     def ends_of(self, rows: pd.DataFrame, cells: pd.DataFrame, used: np.ndarray) -> Ends:
         """Return the ends of intervals in expected sizes, from the cells that are ``used``."""
