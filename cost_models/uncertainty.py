@@ -229,11 +229,11 @@ def _memory(software: str, of_run: tuple[MemoryKind, bool, bool], ends: tuple[st
     if trainer != UNKNOWN:
         return Spread(below, above, alike.source)
     # unknown: as wide as the widest
-    own = _memory_of(UNKNOWN, *of_run, ends)
-    spreads = [own, *(_memory_of(one, *of_run, ends) for one in others)]
+    undescribed = _memory_of(UNKNOWN, *of_run, ends)
+    spreads = [undescribed, *(_memory_of(one, *of_run, ends) for one in others)]
     below = max(below, *(spread.below for spread in spreads))
     above = max(above, *(spread.above for spread in spreads))
-    return Spread(below, above, own.source)
+    return Spread(below, above, undescribed.source)
 
 
 def _memory_of(
