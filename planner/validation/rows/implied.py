@@ -184,4 +184,6 @@ def with_stage_of_offload(reading: Reading) -> Reading:
     if said and (row.num_gpus or 1) > 1:
         return reading
     note = "zero_stage 3 (default: shards of the weights are offloaded)"
+    if row.offload not in (None, "optimizer") and (row.num_gpus or 1) > 1:
+        reading.also.append({"offload": "optimizer"})  # as under ZeRO stage 2
     return reading.changed(note, zero_stage=3)

@@ -118,6 +118,14 @@ def test_offloaded_weights_find_a_stage(stage: int | None) -> None:
     assert (plan.zero_stage, plan.offload) == ((2, "optimizer") if stage == 2 else (3, "weights"))
 
 
+def test_weights_that_may_stay_on_the_accelerator_widen_the_interval() -> None:
+    found = priced(offload="parameters", zero_stage=None)[1]
+    stays = priced(offload="optimizer", zero_stage=None)[1]
+    stated = priced(offload="parameters")[1]
+    assert stated.peak_high < stays.peak_high <= found.peak_high
+    assert found.peak_low <= stated.peak_low
+
+
 def test_engines_of_torch_give_way_to_a_stage_that_they_do_not_have() -> None:
     assert "ddp" not in priced(framework="DDP")[0].scenario.software.name
 
