@@ -171,7 +171,7 @@ def main() -> int:
     """Write the prices and compare them."""
     paths = [name for name in sys.argv[1:] if name != "--quick"]
     quick = "--quick" in sys.argv
-    if len(paths) not in (1, 2):
+    if len(paths) not in (1, 2) or any(name.startswith("-") for name in paths):
         print(__doc__, file=sys.stderr)
         return 2
     found = dict(_training(profile_names()[:: 5 if quick else 1]))
