@@ -49,7 +49,8 @@ def all_runs() -> tuple[pd.DataFrame, pd.DataFrame]:
     described = _kinds(memory_left_out.compared_runs(described=True))
     described = with_first_prices(described, "bytes", "predicted_peak_bytes")
     unknown = ~described.row_id.isin(_described_runs())
-    without = _kinds(memory_left_out.compared_runs(described=False)).assign(trainer=UNKNOWN)
+    without = _kinds(memory_left_out.compared_runs(described=False))
+    without = without.assign(trainer=UNKNOWN, blind=False)
     profile = described.set_index("row_id").software
     changed = (without.software != without.row_id.map(profile)).to_numpy()
     others = [described[unknown].assign(trainer=UNKNOWN), without[changed]]

@@ -57,12 +57,14 @@ def with_first_prices(rows: pd.DataFrame, quantity: str, predicted: str) -> pd.D
     """Return runs with the errors of their first prices, which gain nothing from their results.
 
     ``rows``: with ``table`` and ``error`` (measured / predicted - 1 of the column ``predicted``).
-    ``quantity``: of ``first_prices``. A run without a first price keeps the error of today's.
+    ``quantity``: of ``first_prices``. A run without a first price keeps the error of today's;
+    ``blind`` says which has one.
     """
     runs = pd.MultiIndex.from_frame(rows[["table", "row_id"]])
     first = first_prices()[quantity].reindex(runs).to_numpy()
-    changes = np.where(np.isfinite(first), rows[predicted].astype(float) / first, 1.0)
-    return rows.assign(error=(1.0 + rows.error) * changes - 1.0)
+    blind = np.isfinite(first)
+    changes = np.where(blind, rows[predicted].astype(float) / first, 1.0)
+    return rows.assign(error=(1.0 + rows.error) * changes - 1.0, blind=blind)
 
 
 @cache

@@ -34,6 +34,7 @@ def test_a_run_has_the_error_of_its_first_price_where_one_is_known() -> None:
     rows = pd.DataFrame({**runs, "error": 0.1, "predicted_step_seconds": 2.0 * first.seconds})
     found = with_first_prices(rows, "seconds", "predicted_step_seconds")
     assert found.error.to_list() == pytest.approx([1.2, 0.1])  # the first price was half of today's
+    assert found.blind.to_list() == [True, False]
 
 
 def test_slower_runs_give_a_smaller_share_and_each_source_counts_once() -> None:

@@ -1,0 +1,87 @@
+"""Intervals judged round by round: ``python -m benchmarks.intervals.rounds``.
+
+For every round of runs that were found later (tables of ``benchmarks/unseen`` of a day): intervals
+from the published runs and the rounds before, and the share of the round's first predictions whose
+interval holds what was measured. It is what the next round may expect. The same with errors of
+today's predictions in the place of first ones (``shrunk``): those of runs that the formulas have
+learned from are too small, and so are the intervals that they give. A source counts as at most ten
+runs; the last lines are about all rounds from ``FROM`` on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.intervals import peaks, times
+from benchmarks.intervals.shrunk import Rule, source_weights
+from benchmarks.unseen import UNSEEN
+
+ROUNDS: Final = tuple(
+    dict.fromkeys(name.removesuffix("_times").removesuffix("_peaks") for name in UNSEEN)
+)
+FROM: Final = 4  # rounds before any is judged
+
+
+def in_rounds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with the number of their round (0: published); a source of two counts as two."""
+    names = rows.table.str.removesuffix("_times").str.removesuffix("_peaks")
+    numbers = names.map({name: number for number, name in enumerate(ROUNDS, 1)}).fillna(0)
+    return rows.assign(number=numbers, source_group=rows.source_group + ", " + names)
+
+
+def judged(rows: pd.DataFrame, rule: Rule, *, first: bool) -> pd.DataFrame:
+    """Return the blind runs of all rounds, with their interval and whether they are inside.
+
+    ``first``: whether intervals are made from the errors of first predictions, or of today's.
+    """
+    rows = rule.with_cells(rows.reset_index(drop=True))
+    errors = rows.error if first else np.expm1(rows.log_error)
+    cells, known = rule.cells_of(rows), rows.assign(error=errors)
+    number = rows.groupby("cell").number.first().to_numpy()
+    parts = []
+    for one in sorted(set(rows.number[rows.blind & (rows.number >= FROM)])):
+        used, own = number < one, rows[rows.blind & (rows.number == one)]
+        below, above = rule.ends_of(known, cells, used)
+        sizes = np.exp(rule.expected_sizes(cells, used).of_kind)[own.cell]
+        low, high = -np.expm1(-below * sizes), np.expm1(above * sizes)
+        inside = (own.error >= -low) & (own.error <= high)
+        parts.append(own.assign(below=low, above=high, inside=inside))
+    return pd.concat(parts, ignore_index=True)
+
+
+def lines(rows: pd.DataFrame, rule: Rule) -> Iterator[str]:
+    """Yield the share inside of every round and of all, with both errors."""
+    rows = in_rounds(rows)
+    both = [judged(rows, rule, first=first) for first in (True, False)]
+    for number, part in both[0].groupby("number"):
+        other = both[1][both[1].number == number]
+        yield f"{ROUNDS[int(number) - 1]:<20} {len(part):4d} {_share(part)} {_share(other)}"
+    yield f"{'all':<20} {len(both[0]):4d} {_share(both[0])} {_share(both[1])}"
+
+
+def _share(part: pd.DataFrame) -> str:
+    weights = source_weights(part)
+    inside, below, above = (
+        100.0 * np.average(part[name], weights=weights) for name in ("inside", "below", "above")
+    )
+    return f"{inside:6.1f} % (-{below:.0f} % +{above:.0f} %)"
+
+
+def main() -> None:
+    """Print the three tables."""
+    described, unknown = peaks.all_runs()
+    for what, rows, rule in (
+        ("step time", times.all_runs(), times.RULE),
+        ("peaks, trainers with a profile", described, peaks.RULE),
+        ("peaks, other trainers", unknown, peaks.RULE),
+    ):
+        print(f"\n{what}: runs, inside with first predictions, inside with today's")
+        print(*lines(rows, rule), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
