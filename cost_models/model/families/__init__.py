@@ -70,6 +70,10 @@ _FAMILIES: Final[dict[str, tuple[Builder, Defaults]]] = {
     "qwen2_moe": (qwen_moe.qwen2_moe, qwen_moe.QWEN2_MOE),
     "qwen3": (llama_like.qwen3, llama_like.QWEN3),
     "qwen3_moe": (qwen_moe.qwen3_moe, qwen_moe.QWEN3_MOE),
+    "qwen3_5": (qwen3_next.qwen3_5, qwen3_next.QWEN3_5),
+    "qwen3_5_moe": (qwen3_next.qwen3_5_moe, qwen3_next.QWEN3_5_MOE),
+    "qwen3_5_moe_text": (qwen3_next.qwen3_5_moe_text, qwen3_next.QWEN3_5_MOE),
+    "qwen3_5_text": (qwen3_next.qwen3_5_text, qwen3_next.QWEN3_5),
     "qwen3_next": (qwen3_next.qwen3_next, qwen3_next.QWEN3_NEXT),
     "roberta": (encoder.roberta, encoder.ROBERTA),
     "smollm3": (llama_like.smollm3, llama_like.SMOLLM3),
@@ -127,10 +131,11 @@ def _family(config: Mapping[str, Any], where: str) -> str:
         return _SAME_AS.get(family, family)
     custom = " (its custom code is never run)" if config.get("auto_map") is not None else ""
     hint = did_you_mean(family, FAMILIES)
+    listed = ", ".join(name for name in FAMILIES if not name.endswith("_text"))
     raise InputError(
         f"{where}: model_type = {family[:60]!r} is not known{custom}. "
         + (f"{hint} " if hint else "")
-        + f"Known: {', '.join(FAMILIES)}. Any other model is traced: module:package.path:factory "
+        + f"Known: {listed}. Any other model is traced: module:package.path:factory "
         "(docs/how-to/any_module.md)"
     )
 

@@ -1,7 +1,8 @@
-"""Qwen3-Next: linear attention by the gated delta rule, gated attention in every fourth layer."""
+"""Qwen3-Next and Qwen3.5: gated delta rule, and gated attention in every fourth layer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from cost_models.model.families.blocks import (
@@ -16,6 +17,7 @@ from cost_models.model.families.blocks import (
     read_sizes,
     rotary_fraction,
     stack,
+    text_model,
 )
 from cost_models.model.families.llama_like import (
     FULL,
@@ -77,16 +79,77 @@ QWEN3_NEXT = Defaults(
         "mlp_only_layers": (),
     }
 )
+_QWEN3_5 = {
+    **QWEN3_NEXT.values,
+    "vocab_size": 248320,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+}
+_EXPERTS: Final = (
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "num_experts_per_tok",
+    "num_experts",
+)
+_SPARSITY: Final = ("decoder_sparse_step", "mlp_only_layers")
+QWEN3_5 = Defaults({k: v for k, v in _QWEN3_5.items() if k not in (*_EXPERTS, *_SPARSITY)})
+QWEN3_5_MOE = Defaults(
+    {
+        **{k: v for k, v in _QWEN3_5.items() if k not in ("intermediate_size", *_SPARSITY)},
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "hidden_size": 2048,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    }
+)
 _WITHOUT_PREDICTION: Final = "multi-token prediction layers are left out, as in transformers"
 
 
 def qwen3_next(config: Config) -> ModelSpec:
     """Qwen3-Next (qwen.ai/blog, September 2025): Gated DeltaNet (arXiv:2412.06464) and mixtures."""
+    sparse = read_shared_mixture(config)
+    with_experts = sparse_layers(config, read_sizes(config).num_layers, sparse.num_experts)
+    dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
+    return _hybrid(config, dense, sparse, with_experts, _fused_projections)
+
+
+def qwen3_5_text(config: Config) -> ModelSpec:
+    """Qwen3.5 0.8B to 27B (transformers: modeling_qwen3_5.py): dense, projections of their own."""
+    dense = FeedForward(ffn_size(config), gated=True, activation=config.activation("hidden_act"))
+    return _hybrid(config, dense, dense, set(), _separate_projections)
+
+
+def qwen3_5_moe_text(config: Config) -> ModelSpec:
+    """Qwen3.5-35B-A3B to 397B-A17B (modeling_qwen3_5_moe.py): a mixture in every layer."""
+    sparse = read_shared_mixture(config)
+    with_experts = set(range(read_sizes(config).num_layers)) if sparse.num_experts else set()
+    return _hybrid(config, sparse, sparse, with_experts, _separate_projections)
+
+
+def qwen3_5(config: Config) -> ModelSpec:
+    """Qwen3.5 with vision: the text model only, as ``qwen3_5_text``."""
+    return text_model(config, "qwen3_5_text", QWEN3_5, qwen3_5_text)
+
+
+def qwen3_5_moe(config: Config) -> ModelSpec:
+    """Qwen3.5's mixtures with vision: the text model only, as ``qwen3_5_moe_text``."""
+    return text_model(config, "qwen3_5_moe_text", QWEN3_5_MOE, qwen3_5_moe_text)
+
+
+def _hybrid(
+    config: Config,
+    dense: FeedForward,
+    sparse: FeedForward,
+    with_experts: set[int],
+    projections: Callable[[int, Attention], Weights],
+) -> ModelSpec:
+    """Build a decoder of linear and full attention; ``projections``: the inputs of the former."""
     sizes = read_sizes(config)
     rotated = rotary_fraction(config, "partial_rotary_factor", default=ROTATED)
     check_rotary(config, sizes.head_dim, rotated)
-    sparse = read_shared_mixture(config)
-    dense = FeedForward(ffn_size(config), gated=True, activation=sparse.activation)
     linear_attention = _linear_attention(config)
     full = ordinary_attention(
         sizes, qk_norm="head", rotary_dim=int(sizes.head_dim * rotated), gated=True
@@ -96,7 +159,7 @@ def qwen3_next(config: Config) -> ModelSpec:
     def build(key: tuple[bool, bool]) -> LayerKind:
         is_sparse, is_linear = key
         mixer = (
-            _delta_net_weights(hidden_size, linear_attention)
+            _delta_net_weights(hidden_size, linear_attention, projections)
             if is_linear
             else _gated_attention_weights(hidden_size, full, bias=bias)
         )
@@ -114,7 +177,6 @@ def qwen3_next(config: Config) -> ModelSpec:
             weights=(*mixer, *mlp, *rms_norms(hidden_size, *PRE_NORMS)),
         )
 
-    with_experts = sparse_layers(config, sizes.num_layers, sparse.num_experts)
     keys = [(i in with_experts, kind == LINEAR) for i, kind in enumerate(_types(config, sizes))]
     kinds, pattern = stack(keys, build)
     return causal_lm(config, sizes, kinds, pattern, assumptions=(_WITHOUT_PREDICTION,))
@@ -153,11 +215,37 @@ def _gated_attention_weights(hidden_size: int, attention: Attention, *, bias: bo
     )
 
 
-def _delta_net_weights(hidden_size: int, attention: Attention) -> Weights:
-    """Return the tensors of linear attention; those of one key head are neighbours.
+def _fused_projections(hidden_size: int, attention: Attention) -> Weights:
+    """Return one matrix of queries, keys, values and gates, one of learning rates and decays.
 
-    in_proj_qkvz  queries, keys, values and gates   in_proj_ba  learning rates and decays
+    The rows of one key head are neighbours.
     """
+    keys = attention.num_kv_heads * attention.head_dim
+    values = attention.num_heads * attention.value_head_dim
+    return (
+        *linear("linear_attn.in_proj_qkvz", hidden_size, 2 * keys + 2 * values, "column"),
+        *linear("linear_attn.in_proj_ba", hidden_size, 2 * attention.num_heads, "column"),
+    )
+
+
+def _separate_projections(hidden_size: int, attention: Attention) -> Weights:
+    """Return the matrices of queries, keys and values, of gates, learning rates and decays."""
+    keys = attention.num_kv_heads * attention.head_dim
+    values = attention.num_heads * attention.value_head_dim
+    return (
+        *linear("linear_attn.in_proj_qkv", hidden_size, 2 * keys + values, "column"),
+        *linear("linear_attn.in_proj_z", hidden_size, values, "column"),
+        *linear("linear_attn.in_proj_b", hidden_size, attention.num_heads, "column"),
+        *linear("linear_attn.in_proj_a", hidden_size, attention.num_heads, "column"),
+    )
+
+
+def _delta_net_weights(
+    hidden_size: int,
+    attention: Attention,
+    projections: Callable[[int, Attention], Weights],
+) -> Weights:
+    """Return the tensors of linear attention."""
     keys = attention.num_kv_heads * attention.head_dim
     values = attention.num_heads * attention.value_head_dim
     kernel = attention.delta_rule.conv_kernel if attention.delta_rule else 0
@@ -173,8 +261,7 @@ def _delta_net_weights(hidden_size: int, attention: Attention) -> Weights:
             "heads",
             parts=(keys, keys, values),
         ),
-        *linear(f"{name}.in_proj_qkvz", hidden_size, 2 * keys + 2 * values, "column"),
-        *linear(f"{name}.in_proj_ba", hidden_size, 2 * attention.num_heads, "column"),
+        *projections(hidden_size, attention),
         *norm(f"{name}.norm", attention.value_head_dim),
         *linear(f"{name}.out_proj", values, hidden_size, "row"),
     )

@@ -1,4 +1,4 @@
-"""Saved bytes of Qwen3-Next's attentions against the tensors that autograd saves of the module."""
+"""Saved bytes of Qwen3-Next's and Qwen3.5's attentions against what autograd saves of modules."""
 
 from __future__ import annotations
 
@@ -45,13 +45,16 @@ TINY: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"],
     "pad_token_id": None,
 }
+FAMILIES = ("qwen3_next", "qwen3_5_text")
 SPEC = model_spec({"model_type": "qwen3_next", **TINY}, name="tiny")
 BYTES = {torch.bfloat16: 2.0, torch.float32: 4.0}
 
 
-def saved_bytes(layer: int, sequences: int, seq_len: int, dtype: torch.dtype) -> float:
+def saved_bytes(
+    layer: int, sequences: int, seq_len: int, dtype: torch.dtype, family: str = "qwen3_next"
+) -> float:
     """Bytes a token of the storages that the attention of a layer saves, without parameters."""
-    config = CONFIG_MAPPING["qwen3_next"](**TINY)
+    config = CONFIG_MAPPING[family](**TINY)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype)
     hidden = torch.randn(sequences, seq_len, TINY["hidden_size"], dtype=dtype, requires_grad=True)
     tables = model.model.rotary_emb(hidden, torch.arange(seq_len)[None])
@@ -83,26 +86,31 @@ def rule_of(attention: Attention) -> DeltaRule:
     return attention.delta_rule
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("shape", [(1, 128), (2, 64), (2, 192), (2, 100), (3, 16)])
-def test_linear_attention_saves_what_is_traced(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_linear_attention_saves_what_is_traced(
+    dtype: torch.dtype, shape: tuple[int, int], family: str
+) -> None:
     attention, compute = attention_of(0), BYTES[dtype]
     ours = around_rule_bytes(attention, compute) + compute * SPEC.hidden_size  # its input
     ours += float(rule_bytes(attention, rule_of(attention), shape[1], "eager", compute))
     # of a single chunk autograd saves views of some tensors, and no state
     bound = 0.01 if shape[1] > rule_of(attention).chunk else 0.035
-    assert ours == pytest.approx(saved_bytes(0, *shape, dtype), rel=bound)
+    assert ours == pytest.approx(saved_bytes(0, *shape, dtype, family), rel=bound)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shape", [(1, 128), (3, 32)])
-def test_a_gate_adds_its_sigmoid_and_the_gated_output(shape: tuple[int, int]) -> None:
+def test_a_gate_adds_its_sigmoid_and_the_gated_output(shape: tuple[int, int], family: str) -> None:
     """Beside them, transformers copies the output of attention once for all heads."""
     attention = attention_of(1)
     norms = 2.0 * 4.0 * (4 + 2) * 24 + 4.0 * (4 + 2)  # of queries and keys: two fp32 copies each
     flash = float(score_bytes(attention, shape[1], "flash", False, software_profile("shardplan")))
     ours = attention_bytes(attention, 2.0) + flash + norms + 2.0 * SPEC.hidden_size
     copied = 2.0 * attention.num_heads * attention.value_head_dim
-    assert ours + copied == pytest.approx(saved_bytes(1, *shape, torch.bfloat16), rel=0.02)
+    traced = saved_bytes(1, *shape, torch.bfloat16, family)
+    assert ours + copied == pytest.approx(traced, rel=0.02)
     plain = attention_bytes(replace(attention, gated=False), 2.0)
     assert attention_bytes(attention, 2.0) - plain == 2 * copied
 

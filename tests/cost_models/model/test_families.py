@@ -55,6 +55,9 @@ QWEN3_NEXT = QWEN2_MOE | {
     "linear_value_head_dim": 14,
     "full_attention_interval": 2,
 }
+_EXPERTS = set(QWEN2_MOE) - set(LLAMA)
+QWEN3_5 = {k: v for k, v in QWEN3_NEXT.items() if k not in _EXPERTS}
+QWEN3_5_MOE = {k: v for k, v in QWEN3_NEXT.items() if k != "intermediate_size"}
 DEEPSEEK = LLAMA | {
     "num_key_value_heads": 4,
     "moe_intermediate_size": 24,
@@ -222,6 +225,17 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
             {"linear_num_key_heads": 6, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True},
         ],
     ),
+    "qwen3_5_text": (
+        QWEN3_5,
+        [
+            {"layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+            {"linear_num_key_heads": 6, "tie_word_embeddings": True, "attention_bias": True},
+        ],
+    ),
+    "qwen3_5_moe_text": (
+        QWEN3_5_MOE,
+        [{"num_experts": 4, "linear_conv_kernel_dim": 3}, {"tie_word_embeddings": True}],
+    ),
     "deepseek_v2": (
         DEEPSEEK,
         [{"q_lora_rank": None, "attention_bias": True, "mlp_bias": True}],
@@ -253,7 +267,12 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
     return model_spec(config, name="test")
 
 
-WITH_VISION = {"gemma3": "gemma3_text", "llama4": "llama4_text"}  # and their text models
+WITH_VISION = {  # and their text models
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 
 
 def tiny(family: str, **changes: Any) -> dict[str, Any]:

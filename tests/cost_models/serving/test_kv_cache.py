@@ -30,30 +30,40 @@ from executor.verify.tiny_models import CONFIGS
 GIB = 2.0**30
 SEQUENCES, TOKENS = 2, 12
 SHAPE = {"vocab_size": 128, "hidden_size": 64, "num_attention_heads": 8}
+QWEN3_5 = {
+    **SHAPE,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 3,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 14,
+    "full_attention_interval": 2,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
 MORE: dict[str, dict[str, Any]] = {  # what the executor does not train
     "bloom": {"vocab_size": 128, "hidden_size": 64, "n_head": 8},
     "falcon": {**SHAPE, "multi_query": True, "alibi": False},
     "glm4_moe": {**SHAPE, "num_key_value_heads": 4, "head_dim": 8},
     "nemotron": {**SHAPE, "num_key_value_heads": 4},
     "llama4_text": {**SHAPE, "num_key_value_heads": 4, "head_dim": 8, "attention_chunk_size": 8},
-    "qwen3_next": {
-        **SHAPE,
-        "num_key_value_heads": 4,
-        "head_dim": 8,
-        "linear_num_value_heads": 6,
-        "linear_num_key_heads": 3,
-        "linear_key_head_dim": 10,
-        "linear_value_head_dim": 14,
-        "full_attention_interval": 2,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 24,
-    },
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": QWEN3_5 | EXPERTS,
+    "qwen3_next": QWEN3_5 | EXPERTS,
     "deepseek_v2": {**CONFIGS["deepseek_v3"], "n_group": 1, "topk_group": 1},
 }
 ENCODERS = ("bert", "roberta")
-VISION = ("gemma3", "llama4")  # their text models are families of their own
+VISION = (
+    "gemma3",
+    "llama4",
+    "qwen3_5",
+    "qwen3_5_moe",
+)  # their text models are families of their own
 LAYERS = {"gpt2": "n_layer", "bloom": "n_layer", "t5": "num_layers"}
 FAMILY_CASES = sorted(set(FAMILIES) - {*ENCODERS, *VISION})
 
