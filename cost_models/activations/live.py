@@ -125,7 +125,8 @@ def live_activations(view: RankView) -> LiveActivations:
         layers=tuple(layers.kinds),
         on_device=on_device,
         in_transfer=in_transfer,
-        shared_per_token=shared,
+        # what a frozen embedding spares the first layer; offloaded, that layer has left the device
+        shared_per_token=np.where(table.offloads_activations, np.maximum(shared, 0.0), shared),
         operands_per_token=layers.operands,
         tables=_table_bytes(view, in_flight),
         # offloaded tensors are not on the device

@@ -22,7 +22,7 @@ from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price, rank_memories
 from cost_models.scenario import Scenario
 from tests.drawn_plans import SETTINGS, asked, cluster_of, is_legal, plans, scenario_of
-from tests.samples import LLAMA
+from tests.samples import LLAMA, make_scenario
 
 SAME = 1 + 1e-12
 # a stage that DualPipeV turns around while its activations are on the host
@@ -174,3 +174,21 @@ def test_extreme_sizes_stay_finite_and_positive(
     for line in lines:
         for each in line:
             assert all(np.isfinite(value) and value >= 0.0 for value in numbers(each))
+
+
+def test_a_frozen_embedding_spares_nothing_of_layers_that_are_offloaded() -> None:
+    """Of many micro-batches in flight, the first layer's norms alone are more than two layers."""
+    plan = Plan(
+        data_parallel=2,
+        pipeline_parallel=2,
+        pipeline_schedule="gpipe",
+        num_microbatches=64,
+        offload="activations",
+    )
+    workload = {"seq_len": 64, "global_batch_size": 128, "adapter": "lora", "adapter_rank": 8}
+    model = model_spec(LLAMA | {"num_hidden_layers": 4}, name="tiny")
+    scenario = make_scenario(model, "4xA100-80GB", **workload)
+    scenario = replace(scenario, model=adapted(model, scenario.workload))
+    for line in timelines(scenario, plan, default_layer_ranges(scenario, plan)):
+        for each in line:
+            assert min(numbers(each)) >= 0.0

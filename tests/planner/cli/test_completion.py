@@ -175,7 +175,7 @@ def test_fish_proposes(words: str, proposals: list[str], program: dict[str, str]
         ("plan a b --fix tp = 2,schedule = zb", "zbv"),
         ("plan a b --fix tp = 2,z", "-o nospace 2,zero="),
         ("plan a b --fix = zero = 3", "3"),
-        ("fit a b --optimizer = li", "lion"),
+        ("fit a b --optimizer = li", "lion lion_8bit"),
         ("explain p --why-not sp =", "on off"),
     ],
 )
