@@ -20,16 +20,15 @@ from benchmarks.intervals import peaks, times
 from benchmarks.intervals.shrunk import Rule, source_weights
 from benchmarks.unseen import UNSEEN
 
-ROUNDS: Final = tuple(
-    dict.fromkeys(name.removesuffix("_times").removesuffix("_peaks") for name in UNSEEN)
-)
+ROUND_OF: Final = {name: name.removesuffix("_times").removesuffix("_peaks") for name in UNSEEN}
+ROUNDS: Final = tuple(dict.fromkeys(ROUND_OF.values()))
 FROM: Final = 4  # rounds before any is judged
 
 
 def in_rounds(rows: pd.DataFrame) -> pd.DataFrame:
     """Return runs with the number of their round (0: published); a source of two counts as two."""
-    names = rows.table.str.removesuffix("_times").str.removesuffix("_peaks")
-    numbers = names.map({name: number for number, name in enumerate(ROUNDS, 1)}).fillna(0)
+    names = rows.table.map(ROUND_OF).fillna("published")
+    numbers = names.map({name: number for number, name in enumerate(("published", *ROUNDS))})
     return rows.assign(number=numbers, source_group=rows.source_group + ", " + names)
 
 
@@ -44,12 +43,10 @@ def judged(rows: pd.DataFrame, rule: Rule, *, first: bool) -> pd.DataFrame:
     number = rows.groupby("cell").number.first().to_numpy()
     parts = []
     for one in sorted(set(rows.number[rows.blind & (rows.number >= FROM)])):
-        used, own = number < one, rows[rows.blind & (rows.number == one)]
-        below, above = rule.ends_of(known, cells, used)
-        sizes = np.exp(rule.expected_sizes(cells, used).of_kind)[own.cell]
-        low, high = -np.expm1(-below * sizes), np.expm1(above * sizes)
-        inside = (own.error >= -low) & (own.error <= high)
-        parts.append(own.assign(below=low, above=high, inside=inside))
+        below, above = rule.intervals(known, cells, number < one)
+        inside = (rows.error >= -below) & (rows.error <= above)
+        every = rows.assign(below=below, above=above, inside=inside)
+        parts.append(every[rows.blind & (rows.number == one)])
     return pd.concat(parts, ignore_index=True)
 
 

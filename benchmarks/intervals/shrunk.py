@@ -112,6 +112,14 @@ class Rule:
         relative = self.relative_errors(rows, cells, used)
         return shortest(relative.to_numpy(), source_weights(rows.loc[relative.index]))
 
+    def intervals(
+        self, rows: pd.DataFrame, cells: pd.DataFrame, used: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return how far every run's interval reaches below and above, from the cells ``used``."""
+        below, above = self.ends_of(rows, cells, used)
+        sizes = np.exp(self.expected_sizes(cells, used).of_kind)[rows.cell.to_numpy()]
+        return -np.expm1(-below * sizes), np.expm1(above * sizes)
+
     def left_out(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Add to every run the interval that the other sources give, and whether it is inside."""
         cells = self.cells_of(rows)
@@ -119,11 +127,9 @@ class Rule:
         found = rows.assign(below=np.nan, above=np.nan)
         for one in np.unique(source):
             used = source != one
-            below, above = self.ends_of(rows, cells, used)
-            sizes = np.exp(self.expected_sizes(cells, used).of_kind)[cell]
+            below, above = self.intervals(rows, cells, used)
             own = ~used[cell]
-            found.loc[own, "below"] = -np.expm1(-below * sizes[own])
-            found.loc[own, "above"] = np.expm1(above * sizes[own])
+            found.loc[own, "below"], found.loc[own, "above"] = below[own], above[own]
         inside = (found.error >= -found.below) & (found.error <= found.above)
         others = found.groupby(list(self.properties)).source_group.transform("nunique") - 1
         return found.assign(inside=inside, others=others)
