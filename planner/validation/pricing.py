@@ -150,10 +150,9 @@ def _with_others(case: Case, stated: CasePrediction) -> CasePrediction:
     The verdict is tight where it hangs on that.
     """
     for other in case.others:
-        alone = replace(other, others=())
-        if why_impossible(alone) is not None:
+        if why_impossible(other) is not None:
             continue
-        priced = _price_all([alone])[0].get(case.row.name)
+        priced = _price_all([other])[0].get(case.row.name)
         if priced is not None:
             stated = replace(
                 stated,

@@ -96,20 +96,24 @@ class Case:
 
 def case_of(row: Row) -> Case:
     """Return a row as a case; raises Unpriceable with the reason."""
-    written = row
+    case, also = _alone(row)
+    others = []
+    for cells in also:
+        with suppress(Unpriceable):
+            others.append(_alone(replace(row, **cells))[0])
+    return dataclasses.replace(case, others=tuple(others)) if others else case
+
+
+def _alone(row: Row) -> tuple[Case, list[dict[str, Any]]]:
+    """Return the case of a row without ``others``, and the cells that these would have."""
     row = with_sharding(with_adapters(with_layers_in_turn(row)))
     row = with_kind_of_name(with_case_of_suite(row))
     reading = with_patches(with_counts_in_words(Reading(row)))
     reading = without_padding(with_mode(reading))
     try:
-        case = _case(reading)
+        return _case(reading), reading.also
     except InputError as error:
         raise Unpriceable(str(error)) from None
-    others = []
-    for cells in reading.also:
-        with suppress(Unpriceable):
-            others.append(case_of(replace(written, **cells)))
-    return dataclasses.replace(case, others=tuple(others)) if others else case
 
 
 def _case(reading: Reading) -> Case:
