@@ -215,13 +215,20 @@ def _gated_attention_weights(hidden_size: int, attention: Attention, *, bias: bo
     )
 
 
+def _channels(attention: Attention) -> tuple[int, int]:
+    """Return the channels of all keys (as many as of all queries), and of all values."""
+    return (
+        attention.num_kv_heads * attention.head_dim,
+        attention.num_heads * attention.value_head_dim,
+    )
+
+
 def _fused_projections(hidden_size: int, attention: Attention) -> Weights:
     """Return one matrix of queries, keys, values and gates, one of learning rates and decays.
 
     The rows of one key head are neighbours.
     """
-    keys = attention.num_kv_heads * attention.head_dim
-    values = attention.num_heads * attention.value_head_dim
+    keys, values = _channels(attention)
     return (
         *linear("linear_attn.in_proj_qkvz", hidden_size, 2 * keys + 2 * values, "column"),
         *linear("linear_attn.in_proj_ba", hidden_size, 2 * attention.num_heads, "column"),
@@ -230,8 +237,7 @@ def _fused_projections(hidden_size: int, attention: Attention) -> Weights:
 
 def _separate_projections(hidden_size: int, attention: Attention) -> Weights:
     """Return the matrices of queries, keys and values, of gates, learning rates and decays."""
-    keys = attention.num_kv_heads * attention.head_dim
-    values = attention.num_heads * attention.value_head_dim
+    keys, values = _channels(attention)
     return (
         *linear("linear_attn.in_proj_qkv", hidden_size, 2 * keys + values, "column"),
         *linear("linear_attn.in_proj_z", hidden_size, values, "column"),
@@ -246,8 +252,7 @@ def _delta_net_weights(
     projections: Callable[[int, Attention], Weights],
 ) -> Weights:
     """Return the tensors of linear attention."""
-    keys = attention.num_kv_heads * attention.head_dim
-    values = attention.num_heads * attention.value_head_dim
+    keys, values = _channels(attention)
     kernel = attention.delta_rule.conv_kernel if attention.delta_rule else 0
     name = "linear_attn"
     return part(
