@@ -179,7 +179,7 @@ def check_machine(file: PlanFile, nodes: int = 1) -> int:
         raise InputError(
             f"the plan's {needed} ranks need about {format_bytes(wanted)} of memory together, "
             f"{format_bytes(free)} are free on this machine; run it on the plan's cluster "
-            "(shardplan launch), or plan a smaller model for this machine, here:4"
+            f"(shardplan launch), or plan a smaller model for this machine, here:{needed}"
         )
     return 0
 
