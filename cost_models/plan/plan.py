@@ -84,7 +84,7 @@ class Ranks(Generic[Value]):
     @property
     def shard_ranks(self) -> Value:
         """Ranks over which ZeRO shards: those that share tokens share the weights too."""
-        return self.dp_shard * self.context_parallel
+        return self.data_parallel * self.context_parallel // self.dp_replicate
 
     @property
     def expert_tensor(self) -> Value:

@@ -50,6 +50,8 @@ PRICED_ANYWAY: Final = (
     "sequence_length",
     "positions",
     "context_dropout",
+    "dp_replicate",  # of ranks that share a sequence, some share weights (InternEvo's mode ISP)
+    "dp_replicate_alone",
     "trainer",  # of a profile that the row names, or that has none to inherit
 )
 

@@ -53,7 +53,7 @@ def plan_of(
     virtual = _virtual_stages(reading, model.num_layers, pipeline) if pipeline > 1 else 1
     method = _context_method(reading, context)
     if "isp" in terms_of(row, ANYWHERE):
-        tensor, context, method = 1, context * tensor, "ulysses"
+        tensor, context, method = 1, max(context, tensor), "ulysses"  # one group of ranks
         if any(kind.attention.num_heads % context for kind in model.kinds):
             method = "ring"
             reading.defaults.append(f"ISP over {context} ranks: priced as ring (its sequence_2D)")
@@ -89,7 +89,7 @@ def plan_of(
         reading.defaults.append("recompute full (default: activations leave the device as a whole)")
         recompute = "full"
     experts = _expert_parallel(reading, model, tensor, data * context)
-    shard = _shard_ranks(row, data, context, experts, gpus_per_node)
+    shard = _shard_ranks(row, data, experts, gpus_per_node)
     sharded = stage > 0 and (shard or data) * context > 1
     return Plan(
         data_parallel=data,
@@ -103,7 +103,7 @@ def plan_of(
         recompute_layers=layers,
         micro_batch_size=micro,
         num_microbatches=batch // (micro * data),
-        dp_replicate=data // shard if shard and data % shard == 0 and sharded else 1,
+        dp_replicate=_replicas(row, data, context, shard) if sharded else 1,
         context_parallel=context,
         context_parallel_method=method,
         expert_parallel=experts,
@@ -165,21 +165,29 @@ def takes_layers_in_turn(row: Row) -> bool:
     return "device map" in terms_of(row, ANYWHERE) and not row.zero_stage
 
 
-def _shard_ranks(row: Row, data: int, context: int, experts: int, gpus_per_node: int) -> int | None:
+def _replicas(row: Row, data: int, context: int, shard: int | None) -> int:
+    """Return the replicas of the shards of weights.
+
+    InternEvo's weight-parallel ranks are a group of their own: fewer than those that share a
+    sequence, or several times these (internlm/core/context/process_group_initializer.py, wp).
+    """
+    weight = WEIGHT_RANKS.search(f"{row.words('framework')} {row.words('notes')}")
+    if weight and "isp" in terms_of(row, ANYWHERE):
+        ranks = max(1, int(weight[1]))
+        return data * context // ranks if data * context % ranks == 0 else 1
+    return data // shard if shard and data % shard == 0 else 1
+
+
+def _shard_ranks(row: Row, data: int, experts: int, gpus_per_node: int) -> int | None:
     """Return the data ranks of a sharding group, if the row says which; None: all of them.
 
     MaxText's expert ranks are an axis of their mesh next to that of FSDP, and weights are sharded
     over both (AI-Hypercomputer/maxtext: configs/base.yml, logical_axis_rules of embed and exp).
-    InternEvo's weight-parallel ranks are those of its sequence, and as many data ranks as it takes
-    (internlm/core/parallel/comm/isp.py).
     """
     if row.dp_shard is not None:
         axes = experts if "maxtext" in terms_of(row, "framework") else 1
         return min(data, row.dp_shard * axes)
     words = f"{row.words('framework')} {row.words('notes')}"
-    weight = WEIGHT_RANKS.search(words)
-    if weight and "isp" in terms_of(row, ANYWHERE):
-        return max(1, int(weight[1]) // context)
     states = STATE_RANKS.search(words)
     if states and "internevo" in terms_of(row, "framework") and int(states[1]) > 0:
         return int(states[1])

@@ -901,6 +901,25 @@ def test_internevo_shares_weights_over_some_data_ranks(words: str) -> None:
     assert case(framework="InternEvo", notes=f"isp, {words}").plan.dp_replicate == 2
 
 
+@pytest.mark.parametrize(("sequence", "weight"), [(16, 4), (8, 2), (16, 1), (4, 8)])
+def test_weights_of_isp_are_a_group_of_their_own(sequence: int, weight: int) -> None:
+    """Fewer ranks than a sequence has may share weights; all of them share the states."""
+    found = case(framework="InternEvo", notes=f"isp, sp={sequence}, wp={weight}")
+    assert found.plan.context_parallel == sequence
+    assert found.plan.shard_ranks == weight
+    assert why_impossible(found) is None
+    memory = price(found.scenario, PlanTable.from_plans([found.plan])).memory
+    parameters = found.scenario.model.num_parameters
+    assert float(memory.weights[0]) == pytest.approx(parameters * (2 / weight + 4 / 16))
+    assert float(memory.optimizer[0]) == pytest.approx(8 * parameters / 16)
+
+
+@pytest.mark.parametrize("cells", [{"tensor_parallel": 4}, {"context_parallel": 16}])
+def test_isp_has_one_group_of_a_sequence(cells: dict[str, int]) -> None:
+    found = case(framework="InternEvo", notes="isp, sp=16, wp=4", **cells)
+    assert (found.plan.tensor_parallel, found.plan.context_parallel) == (1, 16)
+
+
 @pytest.mark.parametrize("words", ["HYBRID_SHARD", "hsdp", "FSDP, hybrid sharding"])
 def test_hybrid_shards_are_those_of_a_node_that_no_cell_describes(words: str) -> None:
     assert case(framework="modalities", notes=words).plan.dp_replicate == 2
@@ -1196,9 +1215,19 @@ def test_simumaxs_scripts_hide_no_traffic() -> None:
     overlap = found.scenario.software.overlap
     assert (overlap.data_parallel, overlap.weight_gathers) == (0.0, False)
     assert not overlap.chunked_tensor_traffic
+    assert not found.scenario.software.communication.exchanges_once_a_node
     assert found.plan.zero_stage == 1
     stated = case(framework="SimuMax", notes="overlap_grad_reduce, overlap_param_gather")
     assert stated.scenario.software.overlap.weight_gathers
+
+
+@pytest.mark.parametrize(
+    ("notes", "method"), [("cp2", "ulysses"), ("cp2, cp_comm_type=p2p", "ring")]
+)
+def test_simumaxs_scripts_exchange_heads(notes: str, method: str) -> None:
+    for framework in ("SimuMax", "Megatron-Core (SimuMax)"):
+        plan = case(framework=framework, model="llama-3-8b", notes=notes).plan
+        assert (plan.context_parallel, plan.context_parallel_method) == (2, method)
 
 
 def test_dense_layers_before_mixtures() -> None:
