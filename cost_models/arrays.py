@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +30,11 @@ def everywhere(flag: Flag) -> bool:
     return bool(flag.all()) if type(flag) is np.ndarray else bool(np.all(flag))
 
 
+def among(column: Any, codes: Sequence[int]) -> Any:
+    """Return which rows have one of a few codes; quicker than ``np.isin``."""
+    return reduce(or_, [column == code for code in codes])
+
+
 def pick(columns: list[Real], index: Real) -> Real:
     """Return ``columns[index]`` row by row."""
     shape = np.shape(index)
@@ -38,8 +46,12 @@ def pick(columns: list[Real], index: Real) -> Real:
         if index.size == 1 or np.all(index == number):  # nothing to stack
             chosen = columns[number]
             return chosen if np.shape(chosen) == shape else np.broadcast_to(chosen, shape)
-    stacked = np.stack([c if np.shape(c) == shape else np.broadcast_to(c, shape) for c in columns])
-    picked: Real = np.take_along_axis(stacked, np.stack([index]), axis=0)[0]
+    columns = [c if np.shape(c) == shape else np.broadcast_to(c, shape) for c in columns]
+    picked: Real
+    if type(index) is np.ndarray and index.ndim == 1:
+        picked = np.array(columns)[index, np.arange(index.size)]
+    else:
+        picked = np.take_along_axis(np.stack(columns), np.stack([index]), axis=0)[0]
     return picked
 
 

@@ -38,7 +38,7 @@ from cost_models.activations.layer import (
     with_recomputation,
 )
 from cost_models.activations.operators import saves_input
-from cost_models.arrays import Real, holds, pick
+from cost_models.arrays import Real, among, holds, pick
 from cost_models.communication.context_parallel import (
     is_blockwise,
 )
@@ -313,7 +313,7 @@ def messages(view: RankView, in_flight: Real) -> Real:
     received = (apart + rank.hidden_states_received - inputs) * in_flight
     under_way: Real = 2.0
     if holds(rank.first):
-        follows = np.isin(table.pipeline_schedule, (GPIPE, ONE_F_ONE_B)) & (in_flight > 1.0)
+        follows = among(table.pipeline_schedule, (GPIPE, ONE_F_ONE_B)) & (in_flight > 1.0)
         receives = np.logical_not(rank.first) | np.greater(rank.num_stages, 1)
         under_way = np.where(follows | receives, 2.0, 1.0)
     last_kind = model.kinds[model.pattern[-1]]

@@ -15,6 +15,7 @@ Array = NDArray[Any]
 NEARLY_ALL: Final = 0.95  # a projection with more than this share of its parent's rows is not built
 MAX_SCANNED_CODES: Final = 64  # up to this many codes are searched for one by one
 DENSE_KEYS: Final = 1 << 16  # key ranges up to this size are counted in a full table
+ZEROS: Final = np.broadcast_to(np.intp(0), 1 << 40)  # the codes of constant columns
 
 
 class Projection:
@@ -286,10 +287,10 @@ def distinct(values: Any) -> tuple[Array, Array]:
     if isinstance(values, DictionaryColumn):
         return _distinct_coded(values)
     if values.strides == (0,):
-        return values[:1], np.broadcast_to(np.intp(0), len(values))
+        return values[:1], ZEROS[: len(values)]
     least, most = values.min(), values.max()
     if least == most:
-        return values[:1], np.broadcast_to(np.intp(0), len(values))
+        return values[:1], ZEROS[: len(values)]
     if values.dtype == bool:
         return np.array([False, True]), values.astype(np.int32)
     span = int(most) - int(least) + 1
@@ -307,7 +308,7 @@ def _distinct_coded(column: DictionaryColumn) -> tuple[Array, Array]:
     present = np.flatnonzero(_occurring(column.codes, len(column.values)))
     values, number = np.unique(column.values[present], return_inverse=True)
     if len(values) == 1:
-        return values, np.broadcast_to(np.intp(0), len(column))
+        return values, ZEROS[: len(column)]
     if len(values) == len(column.values) and (number == present).all():
         return values, column.codes
     place = np.zeros(len(column.values), dtype=column.codes.dtype)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cost_models.arrays import Count, Real
+from cost_models.arrays import Count, Real, among
 from cost_models.communication.context_parallel import computed_score_share, is_blockwise
 from cost_models.compute.flops import (
     CORE_BACKWARD,
@@ -221,7 +221,7 @@ def _avoided_flops(model: ModelSpec, table: PlanTable, repeats: Sequence[Real]) 
     whole = [w for w in reads if w.sharding == "replicate" and w.name not in cut]
     idle = sum(2.0 * w.numel for w in reads if w not in whole)
     idle *= 1.0 + bool(model.bridge)  # a decoder's first matrices are of the encoder's sizes
-    plain = (table.tensor_parallel == 1) & ~np.isin(table.pipeline_schedule, SPLIT_CODES)
+    plain = (table.tensor_parallel == 1) & ~among(table.pipeline_schedule, SPLIT_CODES)
     avoided = avoided + _matmul_flops_of_ranks(whole, table, first)
     return avoided + np.where(plain, idle, 0.0)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
-
+from cost_models.arrays import among
 from cost_models.legality.rule import Rule
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import Plan, PlanTable
@@ -51,7 +50,7 @@ FP8_RULES: tuple[Rule, ...] = (
         "fp8",
         # "and": columns are evaluated only where matmuls are in fp8
         lambda s, t: (
-            _in_fp8(s) and ((t.tensor_parallel > 1) | np.isin(t.pipeline_schedule, SPLIT_CODES))
+            _in_fp8(s) and ((t.tensor_parallel > 1) | among(t.pipeline_schedule, SPLIT_CODES))
         ),
         _words,
     ),

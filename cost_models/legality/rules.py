@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.arrays import holds
+from cost_models.arrays import among, holds
 from cost_models.columnar.columns import expand
 from cost_models.legality.capabilities import beyond_trainer, beyond_trainer_in_words
 from cost_models.legality.fp8_rules import FP8_RULES
@@ -170,7 +170,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "virtual_stages",
         lambda s, t: np.select(
-            [np.isin(t.pipeline_schedule, V_CODES), np.isin(t.pipeline_schedule, LOOPED_CODES)],
+            [among(t.pipeline_schedule, V_CODES), among(t.pipeline_schedule, LOOPED_CODES)],
             [
                 (t.virtual_stages != 2) | (t.pipeline_parallel < 2),
                 (t.virtual_stages < 2) | (t.pipeline_parallel < 2),
@@ -196,7 +196,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "interleaved_microbatches",
         lambda s, t: (
-            np.isin(t.pipeline_schedule, LOOPED_CODES)
+            among(t.pipeline_schedule, LOOPED_CODES)
             & (t.num_microbatches % t.pipeline_parallel != 0)
         ),
         lambda s, p: (
@@ -207,7 +207,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "pipeline_schedule",
         lambda s, t: (
-            np.isin(t.pipeline_schedule, SPLIT_CODES) & (not s.software.pipeline.splits_backward)
+            among(t.pipeline_schedule, SPLIT_CODES) & (not s.software.pipeline.splits_backward)
         ),
         lambda s, p: (
             f"pipeline_schedule = {p.pipeline_schedule}: this trainer does not compute weight "

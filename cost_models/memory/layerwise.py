@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from cost_models.activations.live import LiveActivations
-from cost_models.arrays import Flag, Real
+from cost_models.arrays import Flag, Real, among
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.autocast_copies import absent_copies, gathered_bytes
@@ -93,7 +93,7 @@ def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
     # late weight gradients are reduced while others are still pending: the copy in the precision of
     # the reduction, and its result next to the accumulated gradient
     ranks = np.where(sharded, np.multiply(1.0, table.shard_ranks), 1.0)
-    split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+    split = among(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
     at_end = np.where(split & copied, reduction * (1.0 + 1.0 / ranks) + compute * mixed, 0.0)
     gathering = np.where(zero_3, 2.0, np.where(sharded & np.logical_not(several), 1.0, 0.0))
     left_over = _block("left over from a reduction", "r", reduction, every & several, last_block)

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from cost_models.arrays import Count, Real, holds
+from cost_models.arrays import Count, Real, among, holds
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import ONE_F_ONE_B, SCHEDULES, PlanTable
@@ -67,7 +67,7 @@ def in_flight_peaks(
             flying = np.select(chosen, [f for f, _ in of_each], flying)
             due = np.select(chosen, [d for _, d in of_each], 0.0)
         if extra is not None:
-            whole = ~np.isin(schedule, SPLIT_CODES) | (pipeline == 1)
+            whole = ~among(schedule, SPLIT_CODES) | (pipeline == 1)
             more = np.minimum(flying + extra, virtual * microbatches)
             flying = np.where(whole, more, flying)
         found.append((flying, due))
@@ -100,7 +100,7 @@ def weight_gradients_pending_at_end(table: PlanTable, rank: PipelineRank) -> Rea
     One stage for one stage a rank; with several stages the others' are pending as well, at most r +
     1.
     """
-    split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+    split = among(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
     stages = np.where(np.equal(rank.num_stages, 1), 1.0, rank.index + 1.0)
     return np.where(split, stages / rank.num_stages, 0.0)
 
@@ -123,7 +123,7 @@ def late_rank(table: PlanTable) -> Count:
     microbatches, virtual = table.num_microbatches, table.virtual_stages
     inputs = virtual * microbatches - (virtual - 1) * _per_round(microbatches, pipeline)
     return np.select(
-        [schedule == ONE_F_ONE_B, schedule == INTERLEAVED, np.isin(schedule, SPLIT_CODES)],
+        [schedule == ONE_F_ONE_B, schedule == INTERLEAVED, among(schedule, SPLIT_CODES)],
         [pipeline - microbatches + 1, pipeline - inputs // 2, pipeline],
         0,
     )

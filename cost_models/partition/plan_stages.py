@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-import numpy as np
-
+from cost_models.arrays import among
 from cost_models.columnar.dictionary_encoding import map_values
 from cost_models.columnar.projections import Index, distinct_rows
 from cost_models.partition.recomputed_layers import RecomputedLayers, recomputed_layers
@@ -38,7 +37,7 @@ def stages_of(
     scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
 ) -> tuple[Index, list[Sequence[PipelineRank]]]:
     """Return the index of the pipeline contents of each plan, and the list of distinct contents."""
-    v_shaped = map_values(lambda codes: np.isin(codes, V_CODES), table.pipeline_schedule)
+    v_shaped = map_values(lambda codes: among(codes, V_CODES), table.pipeline_schedule)
     group, first = distinct_rows(
         table.pipeline_parallel,
         table.virtual_stages,

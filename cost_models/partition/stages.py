@@ -206,6 +206,8 @@ def even_split_contents(
 
 def _counts(model: ModelSpec, kinds: list[int]) -> tuple[int, ...]:
     """Count layers by kind."""
+    if len(model.kinds) == 1:
+        return (len(kinds),)
     return tuple(kinds.count(kind) for kind in range(len(model.kinds)))
 
 

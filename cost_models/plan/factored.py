@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import reduce
 from operator import or_
 from typing import Final
 
 from cost_models.columnar.columns import FactoredColumn
 from cost_models.columnar.projections import Frame, Index, distinct, distinct_rows
-from cost_models.plan.plan import PlanTable
+from cost_models.plan.plan import COLUMNS, PlanTable
 
 # columns that much does not depend on: distinct rows of all others are found first, and from them
 # those of fewer columns
@@ -36,11 +35,11 @@ APART: Final = (
 def factored(table: PlanTable) -> tuple[PlanTable, Frame]:
     """Return the same plans with factored columns, and the frame of these columns."""
     frame, columns = Frame(len(table)), {}
-    for f in fields(PlanTable):
-        values, codes = distinct(getattr(table, f.name))
-        columns[f.name] = values
+    for name in COLUMNS:
+        values, codes = distinct(getattr(table, name))
+        columns[name] = values
         if len(values) > 1:
-            columns[f.name] = FactoredColumn(frame.add(codes, len(values)), values)  # type: ignore[assignment]
+            columns[name] = FactoredColumn(frame.add(codes, len(values)), values)  # type: ignore[assignment]
     return PlanTable(**columns), frame
 
 
@@ -62,4 +61,4 @@ def distinct_plans(table: PlanTable, without: Sequence[str] = ()) -> tuple[Index
 
     ``without``: columns in which plans may differ.
     """
-    return distinct_rows(*(getattr(table, f.name) for f in fields(table) if f.name not in without))
+    return distinct_rows(*(getattr(table, name) for name in COLUMNS if name not in without))

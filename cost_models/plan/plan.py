@@ -476,13 +476,17 @@ def _picked(column: Column, index: Any) -> Column:
     """Return some rows; of one value for all (``np.broadcast_to``), that value again."""
     import numpy as np
 
-    from cost_models.columnar.dictionary_encoding import DictionaryColumn
-
-    if isinstance(column, DictionaryColumn):
-        return column.rows(index)  # type: ignore[return-value]
-    if column.strides == (0,) and len(column) and isinstance(index, np.ndarray):
-        return np.broadcast_to(column[:1].reshape(()), len(index))
-    rows: Column = column[index]
+    if type(column) is not np.ndarray:
+        return column.rows(index)  # type: ignore[attr-defined, no-any-return]  # encoded
+    rows: Column
+    if type(index) is not np.ndarray:
+        rows = column[index]
+    elif column.strides != (0,) or not len(column):
+        rows = column.take(index)
+    elif len(index) <= len(column):
+        rows = column[: len(index)]
+    else:
+        rows = np.broadcast_to(column[:1].reshape(()), len(index))
     return rows
 
 
@@ -546,7 +550,7 @@ class PlanTable(Ranks[Any]):
         """Turn plans into columns."""
         import numpy as np
 
-        columns = {f.name: [*map(attrgetter(f.name), plans)] for f in fields(cls)}
+        columns = {name: [*map(attrgetter(name), plans)] for name in COLUMNS}
         columns |= {name: [*map(WORDS[name].index, columns[name])] for name in WORDS}
         return cls(**{name: np.array(values) for name, values in columns.items()})
 
@@ -556,19 +560,22 @@ class PlanTable(Ranks[Any]):
 
         if isinstance(index, np.ndarray) and index.dtype == bool:
             index = np.flatnonzero(index)
-        return PlanTable(**{f.name: _picked(getattr(self, f.name), index) for f in fields(self)})
+        return PlanTable(*[_picked(getattr(self, name), index) for name in COLUMNS])
 
     def plain(self) -> PlanTable:
         """Return the same plans with full-length columns."""
         from cost_models.columnar.dictionary_encoding import decode
 
-        return PlanTable(**{f.name: decode(getattr(self, f.name)) for f in fields(self)})
+        return PlanTable(*[decode(getattr(self, name)) for name in COLUMNS])
 
     def plan(self, row: int) -> Plan:
         """Return one row as a Plan."""
-        values = {f.name: getattr(self, f.name)[row].item() for f in fields(self)}
+        values = {name: getattr(self, name)[row].item() for name in COLUMNS}
         values |= {name: words[values[name]] for name, words in WORDS.items()}
         return Plan(**values)
 
     def __iter__(self) -> Iterator[Plan]:
         return (self.plan(row) for row in range(len(self)))
+
+
+COLUMNS: Final = tuple(column.name for column in fields(PlanTable))

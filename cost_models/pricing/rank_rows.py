@@ -153,7 +153,8 @@ def of_ranks(
         rank = joint_rank([rank for _, rank in alike], column)
         rows = np.concatenate([rows for rows, _ in alike])
         record = formula(RankView(scenario, table.rows(rows), rank))
-        columns = [np.broadcast_to(value, len(rows)) for value in astuple(record)]
+        shape, values = (len(rows),), astuple(record)
+        columns = [v if np.shape(v) == shape else np.broadcast_to(v, shape) for v in values]
         end = 0
         for number, size in zip(numbers, sizes, strict=True):
             here = slice(end, end := end + size)

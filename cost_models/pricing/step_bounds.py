@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cost_models.arrays import among
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import Floats, block_time, seconds_by_pipeline
@@ -26,7 +27,7 @@ def step_times(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats, Fl
     for rows, positions, of_ranks in seconds_by_pipeline(scenario, table):
         few = table.rows(rows)
         parts, _ = block_time(scenario, few, positions, of_ranks)
-        splits = np.isin(few.pipeline_schedule, SPLIT_CODES)
+        splits = among(few.pipeline_schedule, SPLIT_CODES)
         seconds[rows] = parts.step
         least[rows] = np.where(splits, parts.step - parts.bubble, parts.step)
         once[rows] = parts.data_communication + parts.optimizer

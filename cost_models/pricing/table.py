@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
+from cost_models.arrays import among
 from cost_models.columnar.columns import FactoredColumn, align, expand
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.largest_sums import MISSING, largest_sums
@@ -51,7 +52,7 @@ from cost_models.step_time.pipeline_bound import balanced_bound, owners, pipelin
 Floats = NDArray[np.float64]
 ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
 IN_CACHE: Final = 32_768  # passes of ranks whose pipelines are bounded together
-FEW: Final = 2_000  # plans for which distinct rows are not worth finding
+FEW: Final = 4_000  # plans for which distinct rows are not worth finding
 
 
 class PricedTable(Struct, frozen=True):
@@ -276,7 +277,7 @@ def _steps(scenario: Scenario, group: PlanGroup) -> Floats:
 def _steps_and_bounds(scenario: Scenario, group: PlanGroup) -> tuple[Floats, Floats]:
     """Return steps, and steps without the bubbles of schedules that split the backward pass."""
     time, size = _time(scenario, group), len(group.plain)
-    splits = np.isin(group.table.pipeline_schedule, SPLIT_CODES)
+    splits = among(group.table.pipeline_schedule, SPLIT_CODES)
     step = time.step
     return expand(step, size), expand(np.where(splits, step - time.bubble, step), size)
 

@@ -30,7 +30,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from cost_models.arrays import Real
+from cost_models.arrays import Real, among
 from cost_models.partition.schedules import SPLIT, SPLIT_CODES
 from cost_models.plan.plan import SCHEDULES, PlanTable
 
@@ -211,7 +211,7 @@ def balanced_bound(table: PlanTable, whole: Real, forward: Real, stages: Real = 
     """
     p, m = 1.0 * table.pipeline_parallel, 1.0 * table.num_microbatches
     schedule = table.pipeline_schedule
-    share = np.where(np.isin(schedule, SPLIT_CODES), forward, 1.0) / stages
+    share = np.where(among(schedule, SPLIT_CODES), forward, 1.0) / stages
     unequal = share * whole / (1.0 - (1.0 - np.minimum(1.0, share / m)) ** p)
     full = (schedule == SCHEDULES.index("1f1b")) & (m > p)
     full = full | (schedule == SCHEDULES.index("gpipe"))

@@ -18,7 +18,7 @@ from msgspec.structs import astuple, replace
 from cost_models.activations.document_masks import as_computed
 from cost_models.activations.fp8 import gathered_bytes, gathered_matrix_share
 from cost_models.activations.live import layer_bytes
-from cost_models.arrays import Real, holds
+from cost_models.arrays import Real, among, holds
 from cost_models.communication.context_parallel import (
     computed_score_share,
     context_bytes_moved_per_token,
@@ -291,7 +291,7 @@ def deferred_seconds(
     Those by which the pass, with all that it waits for (``host``), is longer than without them: the
     first half waits for its own launches and for what is loaded.
     """
-    split = np.isin(view.table.pipeline_schedule, SPLIT_CODES)
+    split = among(view.table.pipeline_schedule, SPLIT_CODES)
     if not holds(split):
         return device.weights
     first = replace(device, backward=device.backward - device.weights)

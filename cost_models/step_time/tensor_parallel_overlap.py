@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.arrays import Real
+from cost_models.arrays import Real, among
 from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import FULL
@@ -42,7 +42,7 @@ def tensor_seconds(
             chunked_seconds(backward, 2.0 * weights, chunks, share),
         )
     if software.overlap.tensor_reduction:
-        split = np.isin(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
+        split = among(table.pipeline_schedule, SPLIT_CODES) & (table.pipeline_parallel > 1)
         backward = backward - np.where(split, 0.0, np.minimum(forward, weights))
     return forward, backward
 

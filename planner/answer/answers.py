@@ -245,7 +245,9 @@ class PlanAnswer(DetailedAnswer):
             return ()
         from planner.advice.savings import savings
 
-        even = assess(self.scenario, self.result.plans[0])
+        first = self.result.plans[0]
+        even = next((o.assessment for o in self.ranked if not o.is_own and o.plan == first), None)
+        even = even or assess(self.scenario, first)
         fastest = self.ranked[0].step.seconds
         return savings(self.scenario, even, self.result, self.fixed, self.require, fastest)
 

@@ -224,7 +224,7 @@ def _with_target(request: PlanRequest) -> tuple[PlanRequest, str | None]:
     if request.software is not None:
         request = replace(request, software=trainer_named(request.software))
     named = None if request.software in software_names() else request.software
-    target = request.to or (named if named in target_names() else None)
+    target = request.to or (named if named and named in target_names() else None)
     if target is not None:
         capabilities(target)  # the name exists
         if named == target:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cost_models.columnar.columns import FactoredColumn, common_projection, values_at
 from cost_models.columnar.dictionary_encoding import concatenate
 from cost_models.legality.rules import CODES, RULES, broken_rules
-from cost_models.plan.plan import ENDS, PlanTable, split_layers
+from cost_models.plan.plan import COLUMNS, ENDS, PlanTable, split_layers
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
 from planner.request.divisors import divisors
@@ -73,8 +73,7 @@ def more_stages_than_layers(
 
 def joined(tables: Sequence[PlanTable]) -> PlanTable:
     """Return the plans of several tables, one after the other."""
-    names = [column.name for column in fields(PlanTable)]
-    return PlanTable(**{n: concatenate([getattr(each, n) for each in tables]) for n in names})
+    return PlanTable(**{n: concatenate([getattr(each, n) for each in tables]) for n in COLUMNS})
 
 
 def grid_codes(scenario: Scenario, product: PlanProduct) -> tuple[NDArray[np.int16], list[int]]:

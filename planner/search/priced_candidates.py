@@ -7,14 +7,14 @@ the candidates of all batches are priced as one table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from cost_models.plan.plan import WORDS, PlanTable
+from cost_models.plan.plan import COLUMNS, WORDS
 from cost_models.pricing.table import table_step_bounds
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages, tracked
@@ -76,7 +76,7 @@ def candidates_table(priced: PricedCandidates) -> pd.DataFrame:
     import pandas as pd
 
     plans = priced.candidates.legal.plain()
-    columns = {f.name: np.asarray(getattr(plans, f.name)) for f in fields(PlanTable)}
+    columns = {name: np.asarray(getattr(plans, name)) for name in COLUMNS}
     for name, words in WORDS.items():
         columns[name] = np.array(words)[columns[name]]
     verdicts = np.array(VERDICTS)[priced.verdicts]

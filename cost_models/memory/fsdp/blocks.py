@@ -27,7 +27,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from cost_models.activations.layer import LayerBackward
-from cost_models.arrays import Flag, Real, everywhere, holds
+from cost_models.arrays import Flag, Real, among, everywhere, holds
 from cost_models.columnar.columns import by_value
 from cost_models.communication.zero_plus_plus import gathering_buffer, reducing_buffer
 from cost_models.memory.fsdp.layer_groups import LayerBlock, LayerElements
@@ -140,7 +140,7 @@ class Blocks:
         self.some_zero_3, self.some_free = holds(self.zero_3), holds(self.frees)
         self.some_tied = holds(self.tied)
         # weight gradients are computed after those of inputs
-        self.split = by_value(np.isin(schedule, SPLIT_CODES) & pipelined)
+        self.split = by_value(among(schedule, SPLIT_CODES) & pipelined)
 
     def _fresh(self, elements: Real, at_once: Real | None = None) -> Item:
         """Return a block's gradients before they are accumulated.

@@ -18,19 +18,20 @@ is priced.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from cost_models.columnar.dictionary_encoding import concatenate, decode
+from cost_models.columnar.dictionary_encoding import decode
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import OFFLOADS, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages, tracked
+from planner.search.candidates import joined
 from planner.search.feasible import Feasible
 from planner.search.ranking import Beaten, CandidateBatch, Ranking
 from planner.search.sources.partial_recompute import (
@@ -183,10 +184,6 @@ class EveryNumber(Struct):
             tables.append(table.rows(rows))
             columns.append((grid[rows], step[rows], peak[rows]))
         grid, step, peak = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-        names = [f.name for f in fields(PlanTable)]
-        joint = PlanTable(
-            **{name: concatenate([getattr(t, name) for t in tables]) for name in names}
-        )
-        table = joint.plain()
+        table = joined(tables).plain()
         order = self.ranking.order(table, np.arange(len(table)), step, peak)
         yield CandidateBatch(table, order, step, peak, family=grid)

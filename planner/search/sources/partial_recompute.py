@@ -20,7 +20,7 @@ they keep less but transfer more (``exhaustive_recompute``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from cost_models.columnar.dictionary_encoding import DictionaryColumn, decode
 from cost_models.legality.capabilities import capabilities_of
 from cost_models.legality.rules import legality_codes
-from cost_models.plan.plan import PlanTable
+from cost_models.plan.plan import COLUMNS, PlanTable
 from cost_models.plan.recompute import RECOMPUTE
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
@@ -71,8 +71,7 @@ def peaks_without(table: PlanTable, peak: Floats, max_offset: int) -> Floats:
     """
     found = np.full(len(table), np.nan)
     recompute = decode(table.recompute)
-    names = [f.name for f in fields(PlanTable) if f.name != "recompute"]
-    columns = [getattr(table, name) for name in names]
+    columns = [getattr(table, name) for name in COLUMNS if name != "recompute"]
     values = [
         column.codes if isinstance(column, DictionaryColumn) else column for column in columns
     ]

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.arrays import among
 from cost_models.columnar.columns import FactoredColumn
 from cost_models.columnar.product_projections import ProductProjection
 from cost_models.legality.rules import broken_rules, legality_codes
@@ -161,9 +162,9 @@ def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> F
 def family_bounds(scenario: Scenario, families: PlanTable) -> tuple[NDArray[np.float64], Flags]:
     """Return lower bounds of the steps of families, and which hold for all numbers of stages."""
     zeros = np.zeros_like(families.recompute)
-    every = np.isin(families.pipeline_schedule, LOOPED_CODES) & (families.virtual_stages == 2)
+    every = among(families.pipeline_schedule, LOOPED_CODES) & (families.virtual_stages == 2)
     most = np.maximum(2, scenario.model.num_layers // families.pipeline_parallel)
-    bent = np.isin(families.pipeline_schedule, V_CODES)  # work of both ends as if in a line
+    bent = among(families.pipeline_schedule, V_CODES)  # work of both ends as if in a line
     straight = replace(
         families,
         recompute=zeros + NONE,
