@@ -3,8 +3,8 @@
 torch casts a weight when a matrix first needs it, keeps the copy until the forward pass has ended,
 and autograd keeps it until that matrix's backward pass; a recomputed layer casts its weights again.
 Source: torch 2.13, aten/src/ATen/autocast_mode.cpp (cached_cast); transformers' Trainer wraps the
-forward pass, loss included. Compared with transformers' Llama in
-``tests/cost_models/memory/test_autocast_copies.py``.
+forward pass, loss included. It keeps no copy of frozen weights: only autograd does. Compared with
+transformers' Llama in ``tests/cost_models/memory/test_autocast_copies.py``.
 
 Leaves out: weights that several matrices share, other than the tied embedding.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cost_models.arrays import Real, holds
-from cost_models.memory.ledger import BACKWARD, LAST_LAYER, LATER_BACKWARD, MOMENTS, Item
+from cost_models.arrays import Flag, Real, holds
+from cost_models.memory.ledger import BACKWARD, LAST_LAYER, LATER_BACKWARD, Item
 from cost_models.model.lora import frozen_part, has_frozen
 from cost_models.partition.rank_parameters import RankParameters, rank_parameters
 from cost_models.partition.rank_view import RankView
@@ -23,10 +23,13 @@ from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
 
-def absent_copies(view: RankView, params: RankParameters) -> tuple[Real, ...]:
+def absent_copies(
+    view: RankView, params: RankParameters, *, cached: bool = True
+) -> tuple[Real, ...]:
     """Elements of copies that do not exist at each of ``MOMENTS``.
 
         forward pass of the loss     E        an embedding is looked up in fp32, unless tied
+                                     E + R    where autograd alone keeps copies (not ``cached``)
         its backward pass, the head  E + R    recomputed layers cast theirs later
         backward pass of a layer     P - K    its own copies are in the buffers
         from the last layer on       P
@@ -45,7 +48,8 @@ def absent_copies(view: RankView, params: RankParameters) -> tuple[Real, ...]:
         again = again + repeated * size
         kept = kept + (count - repeated) * size
     below = every - np.maximum(kept - params.largest_layer, 0.0)
-    return (lookup, lookup + again, lookup + again, below, below, every, every, every)
+    first = lookup if cached else lookup + again
+    return (first, lookup + again, lookup + again, below, below, every, every, every)
 
 
 def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float:
@@ -62,30 +66,29 @@ def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float:
 
 
 def autocast_rows(view: RankView) -> list[Item]:
-    """Return the copies next to fp32 weights that ZeRO-3 shards: c P less the absent ones.
+    """Return the copies next to fp32 weights that are sharded or frozen: c P less the absent ones.
 
-    Without ZeRO-3 the copies are the weights in compute precision of ``model_states``. A layer's
-    own copies live during its backward pass. Of weights that are views of a flat parameter
-    autocast caches no copy, but autograd keeps what a matrix multiplied. Shapes: columns.
+    Without ZeRO-3 the copies of trained weights are the weights in compute precision of
+    ``model_states``. A layer's own copies live during its backward pass. Frozen weights in a flat
+    parameter with trained ones count as those. Shapes: columns.
     """
     workload, software, table = view.workload, view.software, view.table
-    compute = workload.compute_bytes
+    compute, sharded = workload.compute_bytes, view.table.zero_stage >= 3
     if not software.precision.autocasts_weights or compute == workload.master_bytes:
         return []
-    if not holds(table.zero_stage >= 3):
-        return []
-    parts = [view.parameters]
+    parts: list[tuple[RankParameters, Flag, bool]] = []
+    if holds(sharded):
+        parts.append((view.parameters, sharded, True))
     if has_frozen(view.model) and software.frozen.in_fp32:
-        parts.append(rank_parameters(frozen_part(view.model, quantised=False), view.rank, table))
+        frozen = rank_parameters(frozen_part(view.model, quantised=False), view.rank, table)
+        flat = software.gradients.include_frozen
+        parts += [(frozen, sharded, flat), (frozen, np.logical_not(sharded), False)]
     rows = []
-    sizes = [np.zeros(len(table)) for _ in MOMENTS]
-    for params in parts:
-        for moment, missing in enumerate(absent_copies(view, params)):
-            sizes[moment] = sizes[moment] + compute * (params.total - missing)
-        for moment in (BACKWARD, LATER_BACKWARD, LAST_LAYER):
-            sizes[moment] = sizes[moment] + compute * params.largest_layer
-    for moment, size in enumerate(sizes):
-        copies = np.where(table.zero_stage >= 3, size, 0.0)
-        formula = "c · (P − weights without a copy)"
-        rows.append(Item("buffers", "autocast's copies", copies, formula=formula).during(moment))
+    for params, there, cached in parts:
+        for moment, missing in enumerate(absent_copies(view, params, cached=cached)):
+            own = moment in (BACKWARD, LATER_BACKWARD, LAST_LAYER)
+            size = compute * (params.total - missing + own * params.largest_layer)
+            copies, formula = np.where(there, size, 0.0), "c · (P − weights without a copy)"
+            row = Item("buffers", "autocast's copies", copies, formula=formula)
+            rows.append(row.during(moment))
     return rows

@@ -8,10 +8,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cost_models.legality.rules import require_legal
+from cost_models.memory.autocast_copies import autocast_rows
 from cost_models.memory.ledger import MOMENTS, first, total
 from cost_models.memory.model_states import MASTER, rank_weights
 from cost_models.memory.peak import rank_timeline
 from cost_models.model.families import model_spec
+from cost_models.model.lora import adapted
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
@@ -118,3 +120,75 @@ def test_replicas_hold_copies_and_no_rank_shards() -> None:
     require_legal(eight, Plan(data_parallel=8))
     with pytest.raises(InputError, match="this trainer shards up to stage 0"):
         require_legal(eight, Plan(data_parallel=8, zero_stage=1))
+
+
+class Adapted(torch.nn.Module):
+    """A frozen matrix beside an adapter of rank 4."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = torch.nn.Linear(base.in_features, 4, bias=False)
+        self.up = torch.nn.Linear(4, base.out_features, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.base(hidden) + self.up(self.down(hidden))
+        return found
+
+
+def counted_beside_a_frozen_base(layers: int, *, reentrant: bool | None) -> float:
+    """Bytes that a step of adapters allocates beside frozen weights in fp32."""
+    config = LlamaConfig(num_hidden_layers=layers, attn_implementation="sdpa", **SIZES)  # type: ignore[arg-type]
+    config.use_cache = False
+    model = LlamaForCausalLM(config).train().requires_grad_(requires_grad=False)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    ids = torch.randint(0, SIZES["vocab_size"], (1, 8))
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+
+    return peak_allocated(step, *model.parameters())
+
+
+def predicted_copies(layers: int, plan: Plan, software: str, gpus: int) -> float:
+    """The most bytes of autocast's copies at once."""
+    config = {"model_type": "llama", "num_hidden_layers": layers, **SIZES}
+    workload = Workload(8, gpus, adapter="lora", adapter_rank=4, adapter_targets="q")
+    model = adapted(model_spec(config, name="llama"), workload)
+    case = Scenario(model, parse_cluster(f"{gpus}xA100-80GB"), workload, software_profile(software))
+    rank = pipeline_rank(case, plan, default_layer_ranges(case, plan), 0)
+    table = PlanTable.from_plans([plan])
+    rows = autocast_rows(rank_view(case.model, case.workload, case.software, table, rank))
+    return max(
+        sum(first(row.size) for row in rows if row.created == moment)
+        for moment in range(len(MOMENTS))
+    )
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`:FutureWarning")
+@pytest.mark.parametrize(
+    ("reentrant", "recompute"), [(None, "none"), (True, "full"), (False, "full")]
+)
+def test_copies_of_a_frozen_base_are_kept_by_autograd_alone(
+    *, reentrant: bool | None, recompute: str
+) -> None:
+    software = "hf-trainer+autocast+fp32-frozen"
+    plan = Plan(recompute=recompute)  # type: ignore[arg-type]
+    few, many = (counted_beside_a_frozen_base(n, reentrant=reentrant) for n in (2, 6))
+    layer = 4 * 128**2 + 3 * 128 * 352
+    grown = predicted_copies(6, plan, software, 1) - predicted_copies(2, plan, software, 1)
+    assert grown == pytest.approx(4 * 2 * layer if recompute == "none" else 0.0, rel=0.01, abs=1.0)
+    assert (many - few) / (4 * 2 * layer) == pytest.approx(grown / (4 * 2 * layer), abs=0.15)
+
+
+def test_sharded_adapters_apart_leave_no_copy_of_a_recomputed_base() -> None:
+    plan = Plan(data_parallel=2, zero_stage=3, recompute="full")
+    software = "hf-trainer+fsdp1-adapters+autocast+fp32-frozen"
+    few, many = (predicted_copies(layers, plan, software, 2) for layers in (2, 6))
+    assert few == pytest.approx(many, rel=0.02)
