@@ -113,7 +113,11 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         hidden_forward=sent[0][0] + sent[1][0] - inside[0],
         hidden_backward=sent[0][1] + sent[1][1] - inside[1],
         context_communication=context[0] + context[1],
-        pipeline_communication=by_axis["pipeline"] / microbatches,
+        pipeline_communication=(
+            by_axis["pipeline"]
+            + traffic["pipeline", "send"].count * view.software.host.message_seconds
+        )
+        / microbatches,
         backward=backward + host[1],
         host_backward=host[1],
         weights=deferred_seconds(view, rate, device, inside, starts, link, host),

@@ -235,6 +235,7 @@ class TrainerHost(Host, frozen=True, kw_only=True):
     expert_operators_forward: Amount  # per expert of the rank, in addition; 0: one kernel for all
     expert_operators_backward: Amount
     step_seconds: Amount  # that the device waits for the training loop: data, logging
+    message_seconds: Amount  # that it waits around a message between stages: shapes, launches
     synchronous: bool  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)
     launch_latency: Amount  # seconds from a launch to its kernel, waited for if synchronous
     cuda_graphs: CudaGraphs  # what one launch replays: no graphs, layers, the whole iteration

@@ -39,6 +39,16 @@ def table(**plan: Any) -> PlanTable:
 # --- stage messages -------------------------------------------------------------------------------
 
 
+def test_a_trainer_may_wait_around_each_message() -> None:
+    """Once a micro-batch at both ends of a pipeline: m + p - 1 times a step."""
+    plans = table(pipeline_parallel=2, data_parallel=8, micro_batch_size=1, num_microbatches=4)
+    steps = [
+        float(price(megatron({"host.message_seconds": seconds}), plans).step[0])
+        for seconds in (0.0, 0.01)
+    ]
+    assert steps[1] - steps[0] == pytest.approx((4 + 2 - 1) * 0.01, rel=0.05)
+
+
 @pytest.mark.parametrize("sequence", [False, True])
 def test_each_tensor_rank_sends_its_part_to_the_next_stage(sequence: bool) -> None:
     scenario = megatron({})
