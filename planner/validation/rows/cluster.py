@@ -17,6 +17,7 @@ from hardware_profiles.cluster.catalogue import (
     match_accelerator,
     match_node,
     nodes,
+    normalised,
     usual_node,
 )
 from hardware_profiles.cluster.local_machine import describe_here
@@ -59,6 +60,8 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     total = reading.need("num_gpus")
     if row.node is None and (kinds := _nodes_in(row.gpu or "")):  # "p3.8xlarge (V100)"
         row = replace_cells(row, node=" + ".join(kind.name for kind in kinds))
+    if (row.node is None or match_node(row.node) is None) and (site := _node_of_site(row)):
+        row = replace_cells(row, node=site.name)
     accelerator = _slowest_of_nodes(reading, accelerator)
     named = None if row.node is None else match_node(row.node)
     several = [] if named is not None or row.node is None else _nodes_of(row.node)
@@ -84,6 +87,17 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     node = None if named is None else row.node
     key = (accelerator.name, total // each, each, speed, node, row.power)
     return _build(*key), key
+
+
+def _node_of_site(row: Row) -> Node | None:
+    """Return the kind of node of a site that the words of a row name: of "Jean Zay" with A100."""
+    words = " ".join(map(row.words, ("node", "framework", "model", "notes")))
+    for kind in nodes():
+        site, _, family = kind.name.rpartition("-")
+        named = "-" in site and re.search(rf"\b{site.lower().replace('-', '[ _-]?')}\b", words)
+        if named and normalised(row.gpu or "").removeprefix("nvidia").startswith(family.lower()):
+            return kind
+    return None
 
 
 def _nodes_of(words: str) -> list[float]:

@@ -17,11 +17,15 @@ from planner.validation.rows.words import look_up, words_table
 # tasks, suites and trainers after a model's name: "BERT-Large pretraining", "llama2_7b-deepspeed"
 AROUND_MODEL: Final = re.compile(
     r"(?:[\s,(_-]+(?:mlperf|pre-?training|pretrain|phase[\s_-]?\d|fine-?tun(?:ing|e)"
-    r"|continuetrain|container|pytorch|paddle|megatron|deepspeed|flagscale)\)?)+$",
+    r"|continuetrain|container|in|pytorch|torch|paddle|megatron|pai|deepspeed|flagscale"
+    r"|transformers)\)?)+$",
     re.IGNORECASE,
 )
+# by accelerator, whose submissions have settings of their own
 VENDORS: Final = {
+    "rocm mi300x": re.compile(r"\bmi300x"),
     "rocm": re.compile(r"\bmi\d{3}|instinct"),
+    "blackwell": re.compile(r"\bg?b[23]00\b"),
     "gaudi": re.compile(r"gaudi|\bhl-?\d"),
     "xla": re.compile("tpu"),
 }
@@ -29,6 +33,11 @@ ADAPTED: Final = re.compile(r"(?<![a-z])q?lora(?![a-z])")  # "llama2_70b_lora"
 UNHIDDEN: Final = re.compile(
     r"(?<![a-z_])overlap ?[=:]? ?(?:false|off|0\b)|\b(?:no|without) overlap\b"
 )
+# runs of BigScience, whose fork of Megatron-DeepSpeed is of 2021 and 2022
+OF_BIGSCIENCE: Final = re.compile(r"\bbloom|\bbig ?science|\btr(?:1|8|8b|11)[a-z]?[- _]\d")
+LATER: Final = frozenset({"bigscience", "since 2023", "since 2024"})
+# beside which AMP is automatic mixed precision, or is named by itself
+OTHERS_WITH_AMP: Final = re.compile(r"py ?torch|\btorch|lightning|fabric|fsdp|\bddp|megatron")
 # of torchao, whose runs in 8 bits are torchtitan's (pytorch/ao: benchmarks/float8/training)
 ITS_OWN: Final = frozenset(
     {"torchao", "torch loop", "fsdp2", "zero 3", "compile", "tensorwise", "rowwise"}
@@ -95,7 +104,8 @@ def _trainer_of_case(row: Row) -> str | None:
 
     A suite is no trainer: the notes or the model's cell may name it ("llama2_7b-deepspeed"), and of
     FlagPerf's own cases only those of Megatron cut a model. MLPerf's submissions differ by vendor.
-    Nor is torchao a trainer.
+    Nor is torchao a trainer, nor AMP, which plans for Megatron-LM v1.1.5 under DeepSpeed
+    (DachengLi1/AMP: amp_utils.py, simulate).
     """
     named, notes = terms_of(row, "framework").keys(), row.words("notes")
     found = ""
@@ -105,12 +115,23 @@ def _trainer_of_case(row: Row) -> str | None:
         trainer = re.search("torchtitan|torchtune", notes)
         eights = "fp8" in terms_of(row, "precision") and named <= ITS_OWN
         found = trainer[0] if trainer else "torchtitan" if eights else ""
-    elif "flagperf" in named and not look_up(words_table().software, row):
-        said = f"{row.words('model')} {notes}"
-        trainer = re.search("deepspeed|megatron|paddle|torchtitan", said)
+    elif "megatron deepspeed" in named and OF_BIGSCIENCE.search(
+        f"{row.words('framework')} {row.words('model')} {notes}"
+    ):
+        found = "" if named & LATER else "bigscience"
+    elif re.match(r"amp\b", row.words("framework")):
+        others = OTHERS_WITH_AMP.search(row.words("framework"))
+        known = others or named & {"hugging face", "own code", "xla"}
+        found = "" if known else "Megatron-LM, DeepSpeed"
+    elif "flagperf" in named and (
+        {"megatron", "megatron core"} & named or not look_up(words_table().software, row)
+    ):
+        said = f"{row.words('framework')} {row.words('model')} {notes}"
+        trainer = re.search("megatron-deepspeed|deepspeed|megatron|paddle|torchtitan", said)
         sizes = (row.tensor_parallel, row.pipeline_parallel, row.expert_parallel)
-        megatron = "aquila" in said or any((size or 1) > 1 for size in sizes)
+        megatron = "aquila" in said or "flagscale" in said or any((size or 1) > 1 for size in sizes)
         found = trainer[0] if trainer else "Megatron" if megatron else ""
+        found = found if found != "megatron-deepspeed" else f"{found} 2023"
     return f"{row.framework} {found}" if found else row.framework
 
 

@@ -210,11 +210,16 @@ def _context_method(reading: Reading, context: int) -> ContextMethod:
 
 
 def _expert_parallel(reading: Reading, model: ModelSpec, tensor: int, ranks: int) -> int:
-    """Return the ranks that share experts: as given, else of some trainers those of a node."""
+    """Return the ranks that share experts: as given, else of some trainers.
+
+    Those of a node, unless the trainer's own configuration says how many.
+    """
     entry = look_up(words_table().expert_parallelism, reading.row)
     if not model.has_experts or entry is None or not entry.value:
         return reading.row.get("expert_parallel") or 1
     experts = gcd(ranks, *(kind.feed_forward.num_experts for kind in model.kinds))
+    if entry.ranks is not None:
+        return int(reading.value("expert_parallel", gcd(experts, entry.ranks), "of that trainer"))
     node = max(1, (reading.row.get("gpus_per_node") or GPUS_A_NODE) // tensor)
     most = max(size for size in range(1, experts + 1) if experts % size == 0 and size <= node)
     return int(reading.value("expert_parallel", most, "as many ranks of a node as divide experts"))

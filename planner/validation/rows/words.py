@@ -63,6 +63,12 @@ class Flag(Conditions, frozen=True, kw_only=True):
     value: bool = field(name="is")
 
 
+class ExpertsEntry(Flag, frozen=True, kw_only=True):
+    """Whether ranks share the experts of a mixture; ``ranks``: how many, whatever a node holds."""
+
+    ranks: Count | None = None
+
+
 class OffloadEntry(Conditions, frozen=True, kw_only=True):
     """Offloaded parts of the model state."""
 
@@ -243,7 +249,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     context_parallelism: tuple[ContextEntry, ...]
     dispatch: tuple[EngineEntry, ...]
     engines: tuple[EngineEntry, ...]
-    expert_parallelism: tuple[Flag, ...]
+    expert_parallelism: tuple[ExpertsEntry, ...]
     experts: tuple[EngineEntry, ...]
     flash: tuple[EngineEntry, ...]
     flops: tuple[FlopsEntry, ...]

@@ -53,8 +53,8 @@ def workload_of(
         word = "fp32"  # without TF32, as before Ampere, the setting changes nothing
     if "qat" in terms_of(row, ANYWHERE):
         reading.defaults.append("rounding of quantisation-aware training is left out")
-    reading.value("optimizer", "adamw", "the usual one")
     optimizer = look_up(words_table().optimizer, row)
+    reading.value("optimizer", optimizer.value if optimizer else "adamw", "the usual one")
     if optimizer is None and row.optimizer is not None and not _names_no_optimizer(row):
         if "unpriced" in terms_of(row, "optimizer"):
             raise Unpriceable(f"optimizer {row.optimizer!r} is not priced")

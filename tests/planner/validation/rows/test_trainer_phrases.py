@@ -2140,7 +2140,16 @@ def test_the_rank_of_adapters_may_stand_in_notes() -> None:
         ({"framework": "FlagPerf", "model": "bert-pytorch"}, "bert-large", "apex-bert"),
         ({"framework": "FlagPerf", "model": "bert_hf"}, "bert_hf", "torch-trainer"),
         ({"framework": "FlagPerf", "model": "gpt2", "seq_len": 1024}, "gpt2-medium", "megatron"),
-        ({"framework": "FlagPerf", "model": "aquila2_7B_container"}, "aquila2_7B", "nemo"),
+        (
+            {"framework": "FlagPerf", "model": "aquila2_7B_container"},
+            "aquila2_7B",
+            "megatron+unfused-swiglu",
+        ),
+        (
+            {"framework": "FlagPerf", "model": "llama2_7b-megatron-deepspeed", "precision": "bf16"},
+            "llama2_7b",
+            "megatron+deepspeed-zero1+unfused-swiglu",
+        ),
         (
             {"framework": "FlagPerf", "model": "llama2_7b-deepspeed"},
             "llama2_7b",

@@ -1,0 +1,133 @@
+"""Rows of suites of benchmarks and of projects: the settings of their own configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.counts import not_understood
+from planner.validation.rows.runs_file import Row
+
+CELLS = {"seq_len": 2048, "gpu": "A100-80GB", "num_gpus": 8, "precision": "bf16"}
+
+
+def case(**cells: Any) -> Case:
+    return case_of(Row(line=2, **{**CELLS, **cells}))
+
+
+def test_flagscale_is_flagperfs_megatron() -> None:
+    found = case(framework="FlagPerf (flagscale)", model="llama2_7b_finetune")
+    assert not found.scenario.software.overlap.data_parallel
+    assert not found.scenario.software.overlap.weight_gathers
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen1.5_MoE-megatron", "qwen1.5_14B_MoE-megatron-pai", "qwen1.5_MoE"]
+)
+def test_flagperfs_mixture_of_qwen_has_eight_experts(name: str) -> None:
+    found = case(framework="FlagPerf megatron", model=name)
+    mixture = found.scenario.model.kinds[-1].feed_forward
+    assert (mixture.num_experts, mixture.experts_per_token) == (8, 2)
+    assert 7e9 < found.scenario.model.num_parameters < 8e9
+    assert found.plan.expert_parallel == 1
+
+
+def test_flagperfs_mixtral_shares_experts_across_nodes() -> None:
+    cells = {"framework": "FlagPerf Megatron", "model": "mixtral_8x7B", "tensor_parallel": 4}
+    assert case(**cells, num_gpus=32).plan.expert_parallel == 8
+    assert case(**cells, num_gpus=32, expert_parallel=2).plan.expert_parallel == 2
+    assert case(**cells, num_gpus=8).plan.expert_parallel == 2  # data ranks that there are
+
+
+def test_settings_of_flagperfs_cases() -> None:
+    llava = case(framework="FlagPerf", model="llava1.5_7b-deepspeed", micro_batch_size=16)
+    assert llava.plan.recompute == "full"
+    piped = case(framework="FlagPerf", model="llama2_7b-megatron-deepspeed", tensor_parallel=2)
+    assert piped.scenario.workload.attention_kernel == "flash"
+    assert (piped.plan.zero_stage, piped.plan.sequence_parallel) == (1, False)
+    aquila = case(framework="FlagPerf", model="aquila2_7b-flagscale", tensor_parallel=2)
+    assert not aquila.plan.sequence_parallel
+
+
+@pytest.mark.parametrize("framework", ["AMP", "AMP (NeurIPS 2022)", "AMP + DeepSpeed"])
+def test_amp_plans_for_megatron(framework: str) -> None:
+    cells = {"gpu": "T4", "precision": "fp16", "pipeline_parallel": 4}
+    found = case(framework=framework, model="gpt2-medium", **cells)
+    assert found.scenario.software.name == "megatron-2021+unfused-megatron"
+    assert found.scenario.workload.attention_kernel == "eager"
+    assert found.plan.recompute == "none"
+
+
+@pytest.mark.parametrize("framework", ["PyTorch AMP", "AMP, own loop", "AMP (Lightning)"])
+def test_automatic_mixed_precision_is_no_planner(framework: str) -> None:
+    found = case(framework=framework, model="gpt2-medium")
+    assert "megatron" not in found.scenario.software.name
+
+
+@pytest.mark.parametrize(
+    ("cells", "graphs"),
+    [
+        ({"model": "llama2_70b_lora", "gpu": "GB200", "framework": "MLPerf v5.0"}, "layers"),
+        ({"model": "llama2_70b_lora", "gpu": "B200", "framework": "MLPerf v4.1"}, "none"),
+        ({"model": "llama2_70b_lora", "gpu": "H200", "framework": "MLPerf v5.0"}, "none"),
+        ({"model": "llama2_70b_lora", "gpu": "H100", "notes": "CUDA graphs"}, "layers"),
+        ({"model": "llama31_8b", "gpu": "H200"}, "iteration"),
+        ({"model": "llama31_8b", "gpu": "MI355X"}, "none"),
+        ({"model": "llama31_8b", "gpu": "B200", "notes": "cuda graph off"}, "none"),
+        ({"model": "llama31_405b", "gpu": "GB200", "notes": "CUDA graphs"}, "iteration"),
+        ({"model": "llama31_405b", "gpu": "H100"}, "none"),
+    ],
+)
+def test_graphs_of_mlperfs_submissions(cells: dict[str, Any], graphs: str) -> None:
+    found = case(**{"framework": "MLPerf v5.1", "precision": "fp8", "num_gpus": 512, **cells})
+    assert found.scenario.software.host.cuda_graphs == graphs
+
+
+def test_settings_of_mlperfs_submissions() -> None:
+    lora = {"framework": "MLPerf v5.1", "model": "llama2_70b_lora", "precision": "fp8"}
+    assert case(**lora, gpu="MI300X").plan.recompute == "full"
+    assert case(**lora, gpu="MI300X").plan.recompute_layers == 21
+    assert case(**lora, gpu="MI325X").plan.recompute == "none"
+    bert = {"model": "bert", "seq_len": 512, "gpu": "H100"}
+    assert case(framework="MLPerf v3.1", **bert).scenario.workload.optimizer == "lamb"
+    assert case(framework="NVIDIA", **bert).scenario.workload.optimizer == "adamw"
+    large = case(framework="MLPerf v5.1", model="llama31_405b", gpu="GB200", num_gpus=512)
+    assert large.scenario.software.pipeline.stages == "ends"
+    row = Row(line=2, framework="MLPerf v4.1, Dell PowerEdge XE9680", notes="SHARP=False")
+    assert not not_understood(row)
+
+
+@pytest.mark.parametrize(
+    ("cells", "synchronous"),
+    [
+        ({"model": "BLOOM-176B"}, True),
+        ({"model": "GPT", "notes": "tr11-176B-ml"}, True),
+        ({"model": "BLOOM-176B", "framework": "Megatron-DeepSpeed 2024"}, False),
+        ({"model": "bloom-7b1", "precision": "fp16"}, False),
+        ({"model": "llama-2-7b"}, False),
+    ],
+)
+def test_bigsciences_models_run_under_its_fork(cells: dict[str, Any], synchronous: bool) -> None:
+    sizes = {"num_layers": 70, "hidden_size": 14336, "num_heads": 112, "vocab_size": 250880}
+    sized = {**sizes, **cells} if cells["model"] == "GPT" else cells
+    found = case(**{"framework": "Megatron-DeepSpeed", "num_gpus": 384, **sized})
+    assert found.scenario.software.host.synchronous is synchronous
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"node": "Jean-Zay-A100"},
+        {"node": "Jean Zay, A100 partition (4 x Omni-Path 100 Gb/s)"},
+        {"notes": "48 nodes of Jean-Zay"},
+        {"framework": "Megatron-DeepSpeed (Jean Zay)"},
+    ],
+)
+def test_a_site_that_words_name_has_its_own_nodes(cells: dict[str, Any]) -> None:
+    usual = {"framework": "Megatron-DeepSpeed", "model": "bloom-7b1", "num_gpus": 16}
+    found = case(**{**usual, **cells})
+    assert found.scenario.cluster.tiers[-1].name == "Omni-Path"
+    other = case(**{**usual, **cells, "gpu": "H100", "node": None})
+    assert other.scenario.cluster.tiers[-1].name != "Omni-Path"
