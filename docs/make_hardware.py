@@ -127,6 +127,7 @@ def figures_of(one: Accelerator) -> list[tuple[str, Figure | None]]:
         ("price", one.price),
         ("units", one.compute_units),
         ("L2 cache", one.l2_cache),
+        ("rows of a systolic array", one.systolic_array),
     ]
 
 

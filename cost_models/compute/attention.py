@@ -24,7 +24,7 @@ from cost_models.compute.flops import (
     delta_rule_flops_per_token,
     keys_per_token,
 )
-from cost_models.compute.matmul import matmul_seconds
+from cost_models.compute.matmul import in_arrays, matmul_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention
 from hardware_profiles.software.kernels import ForwardSoftware
@@ -165,15 +165,23 @@ def _flash_waits(attention: Attention, rate: Rates) -> float:
 
         ((4 d' + x) / d) / ((4 128 + x) / 128)    d' = d in full pieces; x FLOP in an exponential
         1                                         larger heads
+        ([d] + [e]) / (d + e)                     [d]: d in whole systolic arrays
 
-    A score takes 4 d FLOP and one exponential, whatever d is. Source: Shah et al.,
+    A score takes 4 d FLOP and one exponential, whatever d is. Queries, keys and values lie in a
+    systolic array with their d or e elements (``in_arrays``). Source: Shah et al.,
     arXiv:2407.08608, sec. 1. Leaves out: that larger heads wait less, and need more registers.
 
     >>> from cost_models.compute.rates import Rates
     >>> hopper = Rates(1e12, 1e12, 0.0, False, exponential=256.0)
     >>> [round(_flash_waits(Attention(8, 8, d, d), hopper), 2) for d in (64, 80, 128, 256)]
     [1.33, 1.33, 1.0, 1.0]
+    >>> tpu = Rates(1e12, 1e12, 0.0, False, array=256.0)
+    >>> [_flash_waits(Attention(8, 8, d, d), tpu) for d in (64, 128, 256)]
+    [4.0, 2.0, 1.0]
     """
+    if rate.array:
+        sizes = attention.head_dim, attention.value_head_dim
+        return float(sum(in_arrays(size, rate.array) for size in sizes) / sum(sizes))
     size = 0.5 * (attention.head_dim + attention.value_head_dim)
     if not rate.exponential or size >= FLASH_HEAD:
         return 1.0

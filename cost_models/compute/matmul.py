@@ -84,15 +84,15 @@ def matmul_seconds(
         memory    c B (m k + k n + m n) / beta
 
     and the longer of the two. Where the number of multiprocessors is unknown, and on a CPU, 2 B m
-    k n / R stands for the tiles. Source: tiles and waves: NVIDIA, Matrix Multiplication Background
-    User's Guide, sec. 3; the longer of the two: Williams, Waterman, Patterson, Roofline (CACM 52,
-    2009).
+    k n / R stands for the tiles, with k and n in whole systolic arrays (``in_arrays``). Source:
+    tiles and waves: NVIDIA, Matrix Multiplication Background User's Guide, sec. 3; the longer of
+    the two: Williams, Waterman, Patterson, Roofline (CACM 52, 2009).
 
     >>> float(matmul_seconds(1024.0, 1024.0, 1024.0, 2.0, Rates(1e12, 1e12, 0.0, False)))
     0.002147483648
     """
     traffic = (0.5 if rate.shares_operands else 1.0) * OPERAND_TRAFFIC * rate.setup
-    achieved = rate.matmul, rate.memory, rate.setup, traffic, rate.units
+    achieved = rate.matmul, rate.memory, rate.setup, traffic, rate.units, rate.array
     slower = misalignment(in_memory, compute_bytes, rate)
     if batched:
         slower = np.where(slower > 1.0, np.maximum(slower, rate.misaligned_batches), slower)
@@ -120,6 +120,20 @@ def misalignment(lengths: Sequence[Real], compute_bytes: float, rate: Rates) -> 
     return np.where(slower > 1.0, rate.over_ampere * slower, 1.0)
 
 
+def in_arrays(length: Real, array: float) -> Real:
+    """Return the length of an operand that a matrix unit multiplies: padded to whole arrays.
+
+    Both dimensions of the operand that lies in a systolic array are.
+
+    Source: jax-ml/scaling-book, tpus.md, Key Takeaways. Leaves out: single matrices of few tokens,
+    which may lie in the array themselves.
+
+    >>> [float(in_arrays(d, 256.0)) for d in (64.0, 128.0, 256.0, 300.0)], in_arrays(64.0, 0.0)
+    ([256.0, 256.0, 256.0, 512.0], 64.0)
+    """
+    return array * np.ceil(length / array) if array else length
+
+
 @lru_cache(maxsize=4096)  # layers, and questions about one model, repeat their lengths
 def _kept_slowdown(shape: tuple[int, ...], lengths: bytes) -> Real:
     return _slowdown(np.frombuffer(lengths).reshape(shape))
@@ -145,6 +159,7 @@ def _matmul_seconds(
     setup: Real,
     traffic: Real,
     units: float,
+    array: float,
 ) -> Real:
     """Return ``matmul_seconds``.
 
@@ -153,7 +168,8 @@ def _matmul_seconds(
     m, k, n = (np.multiply(1.0, size) for size in (rows, summed, columns))
     moved: Real = compute_bytes * batch * (m * k + k * n + m * n) / memory
     if not units:
-        roofline: Real = np.maximum(2.0 * batch * m * k * n / matmul, moved)
+        filled = in_arrays(k, array) * in_arrays(n, array)
+        roofline: Real = np.maximum(2.0 * batch * m * filled / matmul, moved)
         return roofline
     given = (m, k, n, batch, slower, matmul, memory, setup, traffic)
     sizes = np.broadcast(*given)

@@ -138,6 +138,7 @@ class Rates(Struct, frozen=True):
     halves_tensor_cores: bool = False  # GeForce: adds up in fp32 at half the rate, feeds any row
     single: float | None = None  # FLOP/s in fp32, without tensor cores; None: not known
     cache: float = 0.0  # bytes of an L2 that saves memory traffic between kernels; 0: none
+    array: float = 0.0  # rows, and columns, of a systolic array; 0: none
 
     @property
     def of_core(self) -> Rates:
@@ -191,7 +192,7 @@ def rates(
         best = sustained(accelerator, precision, best)
         eight = None if eight is None else sustained(accelerator, "bf16", eight)
     launch, units = accelerator.kernel_launch, accelerator.compute_units
-    cache = accelerator.l2_cache
+    cache, array = accelerator.l2_cache, accelerator.systolic_array
     share = 1.0 if measured else software.kernels.rate_share
     single = None if measured else best_matmul(accelerator, "fp32")
     clock = None if halved else TENSOR_FLOP_A_CLOCK.get(accelerator.architecture)
@@ -218,6 +219,7 @@ def rates(
         over_ampere=1.0 if clock is None else clock / TENSOR_FLOP_A_CLOCK["Ampere"],
         exponential=0.0 if of_flash is None else of_flash / EXPONENTIALS_A_CLOCK,
         cache=0.0 if cache is None else cache.value,
+        array=0.0 if array is None else array.value,
     )
 
 

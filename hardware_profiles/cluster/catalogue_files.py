@@ -74,6 +74,7 @@ _OPTIONAL: Final = (
     "price",
     "compute_units",
     "l2_cache",
+    "systolic_array",
     "kernel_launch",
 )
 _FIGURES: Final[dict[str, Any]] = {

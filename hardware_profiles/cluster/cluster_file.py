@@ -33,7 +33,7 @@ all cards and large messages). A table ``[accelerator]`` has the keys of the fil
 link_bandwidth and, where they are known, link_share (of it, what large collectives reach),
 usable_memory, achievable_flops, host_bandwidth, host_memory_bandwidth (bytes/s of a node's host
 memory, where its accelerators have no peer-to-peer), power, price (dollars an hour), compute_units,
-l2_cache, kernel_launch.
+l2_cache, systolic_array, kernel_launch.
 
 A file that ``shardplan calibrate -o`` wrote holds one table [cluster] with every figure instead.
 """

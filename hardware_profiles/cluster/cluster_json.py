@@ -67,6 +67,7 @@ _FIGURES: Final[dict[str, Any]] = {  # names and types of the figures of an acce
     "price": _Figure | None,
     "compute_units": _Figure | None,
     "l2_cache": _Figure | None,
+    "systolic_array": _Figure | None,
     "kernel_launch": _Figure | None,
     "score_seconds": _Figure | None,
     "core_share": _Figure | None,

@@ -57,6 +57,7 @@ class Accelerator:
     price: Figure | None = None  # dollars an hour of one, on demand
     compute_units: Figure | None = None  # multiprocessors (NVIDIA), compute units (AMD)
     l2_cache: Figure | None = None  # bytes, where it saves time between kernels (GDDR memory)
+    systolic_array: Figure | None = None  # rows, and columns, of a matrix unit that pads operands
     kernel_launch: Figure | None = None  # host seconds per kernel or operator, where measured
     # of a CPU process, measured
     score_seconds: Figure | None = None  # an attention score, forward, without its matmuls

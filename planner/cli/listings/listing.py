@@ -187,6 +187,7 @@ def one_accelerator(name: str) -> dict[str, Any]:
         "price_dollars_per_hour": accelerator.price,
         "compute_units": accelerator.compute_units,
         "l2_cache_bytes": accelerator.l2_cache,
+        "systolic_array_rows": accelerator.systolic_array,
         **{f"peak_{p}_flops": f for p, f in accelerator.peak_flops.items()},
         **{f"achievable_{p}_flops": f for p, f in accelerator.achievable_flops.items()},
     }
