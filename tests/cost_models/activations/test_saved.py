@@ -267,3 +267,24 @@ def test_new_gelu_keeps_what_autograd_saves(
     profile = software_profile("hf-trainer+autocast" if autocast else "hf-trainer")
     copies = activation_copies(model.kinds[0].feed_forward, profile)
     assert sum(saved.values()) == 2.0 * copies * x.numel()
+
+
+TRACED = {"hidden_size": 512, "intermediate_size": 1792, "num_attention_heads": 8}
+
+
+@pytest.mark.parametrize(
+    ("software", "kv_heads", "expected"),
+    [("nanotron", 8, 44.0), ("internevo", 8, 48.0), ("internevo", 2, 43.5)],
+)
+def test_layers_of_trainers_as_traced(software: str, kv_heads: int, expected: float) -> None:
+    """By torch's saved tensors; InternEvo keeps the fused matrix's output for its values."""
+    model = llama(**TRACED, num_key_value_heads=kv_heads)
+    found = layer_bytes(model, 256, software=software, kernel="flash")
+    statistics = 2 * 4 + 8 * 4  # of both norms, and of the softmax of each head, in fp32
+    assert float(found) == pytest.approx(expected * 512 + statistics)
+
+
+def test_norms_of_internevo_that_run_again_keep_their_inputs_once() -> None:
+    model = llama(**TRACED, num_key_value_heads=8)
+    found = layer_bytes(model, 256, 8, software="internevo", kernel="flash")
+    assert float(found) == pytest.approx(8 * 512 + 40 * 512 / 8 + 8 * 4 / 8 + 2 * 4)
