@@ -147,6 +147,9 @@ def layer_activations(view: RankView, kind: LayerKind) -> LayerActivations:
     left = _saved(view, regions, table.recompute)
     full = table.recompute == FULL
     left = left + software.activations.layer_input_extra_bytes * model.hidden_size * full
+    if not software.kernels.recomputes_attention:  # output and log-sum-exp of each head
+        each = compute * kind.attention.value_head_dim + FP32
+        left = left + each * kind.attention.num_heads / table.tensor_parallel * full
     if software.activations.keeps_cache and kind.attention.delta_rule is None:
         attention = kind.attention
         width = attention.num_kv_heads * (attention.head_dim + attention.value_head_dim)

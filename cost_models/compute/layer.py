@@ -335,6 +335,7 @@ def with_fp8_casts(work: LayerWork, forward: Real, inputs: Real) -> tuple[Real, 
 def recompute_seconds(work: LayerWork, forward: Real, core: Real, moved: Real) -> Real:
     """Seconds of recomputation: forward pass without its last matrix, or its parts.
 
+    Without the core, too, where a trainer keeps what that gives (``recomputes_attention``).
     Parts: the core, all elementwise operators, those of norms or of the activation, and matrices.
     """
     again = np.where(work.recompute_core, core, 0.0) + np.where(work.recompute_around, moved, 0.0)
@@ -357,7 +358,9 @@ def recompute_seconds(work: LayerWork, forward: Real, core: Real, moved: Real) -
     norms, activation = of_hidden * norms, of_inner * activation
     again = again + np.where(work.recompute_norms, work.each * norms, 0.0)
     again = again + np.where(work.recompute_activation, work.each * activation, 0.0)
-    return np.where(work.recompute_full, forward - _matrices_of(work, last).forward, again)
+    whole = forward - _matrices_of(work, last).forward
+    whole = whole - (0.0 if work.software.kernels.recomputes_attention else core)
+    return np.where(work.recompute_full, whole, again)
 
 
 def _trained(work: LayerWork) -> Real:

@@ -210,6 +210,7 @@ class TrainerKernels(ForwardKernels, frozen=True, kw_only=True):
     backward_access_ratio: Amount  # backward accesses / forward accesses
     rank_spread: Amount  # standard deviation of the ranks' rates, over their mean
     recomputes_whole_layers: bool  # up to their outputs, beyond the last tensor that is needed
+    recomputes_attention: bool  # with its layer; otherwise what a flash kernel gives is kept
 
 
 class TrainerHost(Host, frozen=True, kw_only=True):

@@ -97,6 +97,10 @@ def test_recomputation_is_the_forward_pass_or_the_core() -> None:
     whole = SOFTWARE.changed({"kernels.recomputes_whole_layers": True})
     full = layer(model, BOTH, 512.0, 128, recompute_full=True, software=whole)
     assert float(full.recompute) == float(full.forward)
+    kept = whole.changed({"kernels.recomputes_attention": False})
+    without = layer(model, BOTH, 512.0, 128, recompute_full=True, software=kept)
+    core = layer(model, BOTH, 512.0, 128, recompute_core=True, software=kept).recompute
+    assert float(full.recompute - without.recompute) == pytest.approx(float(core))
     selective = layer(model, COMPUTE_BOUND, 512.0, 128, recompute_core=True)
     matrices = 512 * linear_flops_per_token(model.kinds[0]) / 1e12
     assert float(selective.recompute) == pytest.approx(float(selective.forward) - matrices)

@@ -901,6 +901,27 @@ def test_internevo_shares_weights_over_some_data_ranks(words: str) -> None:
     assert case(framework="InternEvo", notes=f"isp, {words}").plan.dp_replicate == 2
 
 
+@pytest.mark.parametrize(
+    ("cells", "setting", "again"),
+    [
+        ({"notes": "checkpoint=True"}, "full", True),
+        ({"notes": "checkpoint=True, selective_checkpoint=True"}, "full", False),
+        ({"notes": "checkpoint=False, selective_checkpoint=False"}, "none", True),
+        ({"recompute": "full", "notes": "selective ckpt on"}, "full", False),
+        ({"recompute": "full", "notes": "isp, wp=8; selective_checkpoint"}, "full", False),
+        ({"recompute": "full", "notes": "selective_checkpoint=False"}, "full", True),
+        ({"recompute": "full (selective_checkpoint=False)"}, "full", True),
+    ],
+)
+def test_internevo_keeps_attention_of_layers_that_run_again(
+    cells: dict[str, str], setting: str, again: bool
+) -> None:
+    found = case(framework="InternEvo", **cells)
+    assert found.plan.recompute == setting
+    assert found.scenario.software.kernels.recomputes_attention == again
+    assert not not_understood(found.row)
+
+
 @pytest.mark.parametrize(("sequence", "weight"), [(16, 4), (8, 2), (16, 1), (4, 8)])
 def test_weights_of_isp_are_a_group_of_their_own(sequence: int, weight: int) -> None:
     """Fewer ranks than a sequence has may share weights; all of them share the states."""
