@@ -255,8 +255,3 @@ def test_a_swiglu_that_nothing_fuses_keeps_what_silu_gives() -> None:
         for name in ("nanotron", "internevo", "megatron")
     }
     assert silu == {"nanotron": 1.0, "internevo": 1.0, "megatron": 0.0}
-
-
-def test_internevo_keeps_both_summands_of_a_checkpointed_norm() -> None:
-    saved = view_of("internevo", Plan()).software.activations.rms_norm_saved
-    assert saved == 1.0 + view_of("megatron", Plan()).software.activations.rms_norm_saved
