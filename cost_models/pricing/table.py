@@ -114,8 +114,10 @@ def table_steps(scenario: Scenario, table: PlanTable) -> Floats:
     return step
 
 
-def _steps_and_ends(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
+def table_steps_and_ends(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats]:
     """Return the steps of legal plans, and their seconds that follow or precede all passes."""
+    if len(table) == 0:
+        return np.zeros(0), np.zeros(0)
     if by_row(scenario, table):
         step, _, once = step_times(scenario, table.plain())
         return step, once
@@ -137,15 +139,15 @@ def table_least_steps(scenario: Scenario, table: PlanTable, limit: float = np.in
     none = dataclasses.replace(table, recompute=np.full_like(table.recompute, NONE))
     family, first = distinct_plans(none)
     if by_row(scenario, some := none.rows(first)):
-        step, once = (each[family] for each in _steps_and_ends(scenario, some))
+        step, once = (each[family] for each in table_steps_and_ends(scenario, some))
         rows = np.flatnonzero(step - once < limit)
         ends = np.zeros(len(table))
-        ends[rows] = _steps_and_ends(scenario, table.rows(rows))[1]
+        ends[rows] = table_steps_and_ends(scenario, table.rows(rows))[1]
     else:  # the columns of both in common
         both = table.rows(np.tile(np.arange(len(table)), 2))
         recompute = np.concatenate([none.recompute, table.recompute])
         both = dataclasses.replace(both, recompute=recompute)
-        seconds = _steps_and_ends(scenario, both)
+        seconds = table_steps_and_ends(scenario, both)
         (step, _), (once, ends) = (column.reshape(2, -1) for column in seconds)
     least: Floats = step - np.maximum(0.0, once - ends)
     return least

@@ -150,6 +150,7 @@ def search_document(counts: Counts) -> dict[str, Any]:
         "too_large": counts.too_large,
         "tight": counts.tight,
         "priced": counts.priced,
+        "slow": counts.slow,
         "simulated": counts.simulated,
         "bounded_away": counts.bounded_away,
         "short_pieces": counts.short_pieces,

@@ -198,9 +198,10 @@ def searched(counts: Counts) -> str:
     illegal = list(counts.illegal.items())
     shown = ", ".join(f"{code} {number:,}" for code, number in illegal[:MOST_REASONS])
     excluded = sum(counts.excluded.values())
+    slow = f"{counts.slow:,} slower than the best, " if counts.slow else ""
     words = (
         f"{counts.enumerated:,} candidates in {format_seconds(counts.seconds)}: "
-        f"{counts.priced:,} legal and priced, {counts.too_large:,} too large, "
+        f"{counts.priced:,} legal, {slow}{counts.too_large:,} too large, "
         f"{counts.tight:,} tight, {counts.fitting:,} fit"
     )
     if excluded:

@@ -37,10 +37,16 @@ from cost_models.partition.schedules import V_CODES, V_SHAPED
 from cost_models.plan.factored import distinct_plans
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, Plan, PlanTable
 from cost_models.plan.recompute import FULL, NONE, SELECTIVE
-from cost_models.pricing.table import BalancedSteps, table_balanced_steps, table_least_steps
+from cost_models.pricing.table import (
+    BalancedSteps,
+    table_balanced_steps,
+    table_least_steps,
+    table_memory,
+)
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import longest_stage
 from hardware_profiles.progress import stages, tracked
+from planner.assessment.verdict import budget_bytes
 from planner.refinement.minimal_recompute import least_recompute
 from planner.refinement.rank_prices import table_passes
 from planner.refinement.stage_costs import (
@@ -72,6 +78,8 @@ MOST_PLANS: Final = 1500  # whose stages are priced
 Rows = NDArray[np.intp]
 MOST_LOOPED: Final = 512  # the same with several stages on a rank
 MANY: Final = 4_000
+NEAR: Final = 1.5  # budgets: no stages are chosen with larger peaks, which need not be exact
+FEW: Final = 10_000  # candidates that a search has priced
 FEWEST_NODES: Final = 40  # of the search for the stages of one of many plans
 FEWEST_SIMULATED: Final = 2
 GAIN: Final = 1e-3  # smallest gain, as a share of the step, that is worth uneven stages
@@ -353,7 +361,7 @@ class _Search:
         uneven = chooses_layers(candidates)
         order = np.argsort(kept, kind="stable")
         tried = (kept < self.limit) & (uneven | (self.recomputed == "by_stage"))
-        order = order[tried[order]]
+        order = self._near(candidates, order[tried[order]], MOST_PLANS)
         parts = order[:FIRST], order[FIRST:MOST_PLANS]
         numbers = [(np.sum(uneven[rows]), np.sum(~uneven[rows])) for rows in parts]
         sizes = [each for n, others in numbers for each in (float(n), RECOMPUTED * others)]
@@ -369,12 +377,35 @@ class _Search:
         self.proven = self.proven and not np.any(kept[left] < self.limit)
         self._choose_looped(candidates, bounds)
 
+    def _near(self, table: PlanTable, rows: Rows, most: int) -> Rows:
+        """Return the rows that may fit with stages of their own; more than ``most`` may be a part.
+
+        Those whose peak with even stages is at most NEAR budgets. Of few plans, a search has left
+        out all others.
+        """
+        if len(table) <= FEW:
+            return rows
+        budget, found = NEAR * budget_bytes(self.scenario.cluster), [rows[:0]]
+        for some in np.array_split(rows, -(-len(rows) // FEW) or 1):
+            few = table.rows(some)
+            uncut = few.num_stages > self.scenario.model.num_layers  # priced with own stages alone
+            even = np.flatnonzero(~uncut)
+            peak, _ = table_memory(self.scenario, few.rows(even), budget)
+            uncut[even] = peak <= budget
+            found.append(some[uncut])
+            if sum(map(len, found)) > most:
+                break
+        return np.concatenate(found)
+
     def _choose_looped(self, table: PlanTable, bounds: BalancedSteps) -> None:
         """Choose the layers of plans with several stages on a rank: all if they are few."""
         if len(self.scenario.model.kinds) > 1:
             self.proven = self.proven and not np.any(is_looped(table))
             return
-        table, bounds = self._looped(table, bounds)
+        rows = np.flatnonzero(is_looped(table) & (bounds.step < self.limit))
+        rows = self._near(table, rows, MANY)
+        bounds = BalancedSteps(*(bound[rows] for bound in astuple(bounds)))
+        table, bounds = self._looped(table.rows(rows), bounds)
         if len(table) > MOST_LOOPED:
             self.proven = False
             first = PlanTable.from_plans(list(self.first[:MOST_LOOPED]))

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from cost_models.columnar.dictionary_encoding import decode
 from cost_models.plan.plan import Plan, PlanTable
 from planner.search.simplicity import CLOSE
 
@@ -31,7 +32,7 @@ def degrees_of(table: Plan | PlanTable) -> Any:
     35184388878337
     """
     tensor, pipeline, context, experts = (
-        np.asarray(column).astype(np.uint64)
+        np.asarray(decode(column)).astype(np.uint64)
         for column in (
             table.tensor_parallel,
             table.pipeline_parallel,

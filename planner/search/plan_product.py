@@ -102,13 +102,13 @@ class PlanProduct(Struct, frozen=True):
         choices = tuple(self.choices[n] for n in order)
         return structs.replace(self, choices=choices, sizes=self.sizes[order])
 
-    def first_values(self, kept: int) -> PlanProduct:
-        """Return every combination of the first ``kept`` choices, with first values of the others.
+    def first_values(self, kept: Sequence[int]) -> PlanProduct:
+        """Return every combination of some choices, with the first values of the others.
 
         A plan is a row of the projection to these choices.
         """
         choices, sizes = list(self.choices), self.sizes.copy()
-        for number in range(kept, len(choices)):
+        for number in set(range(len(choices))) - set(kept):
             begins = np.cumsum(sizes[number]) - sizes[number]
             choices[number] = {name: codes[begins] for name, codes in choices[number].items()}
             sizes[number] = 1

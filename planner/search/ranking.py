@@ -54,6 +54,11 @@ class Ranking(Struct, frozen=True):
     distinct: int = 0  # not with the objective memory, nor with a front
     below: float = np.inf  # seconds; plans with longer steps are not wanted
 
+    @property
+    def by_step(self) -> bool:
+        """Whether plans that are slower than enough others are not wanted."""
+        return not self.front and self.objective != "memory"
+
     def order(self, table: PlanTable, rows: Rows, step: Floats, peak: Floats) -> Rows:
         """Sort rows of a table by the bound on the objective; simpler plans first among ties."""
         keys = (_complexity(table), *sort_keys(self.objective, step, peak))
@@ -88,7 +93,7 @@ class Ranking(Struct, frozen=True):
     def longest(self, known: Sequence[Ranked], table: PlanTable) -> Floats:
         """Return the step in seconds that every plan has to beat; infinity: none."""
         if self.distinct:
-            return self._standing(known).limit(degrees_of(table))
+            return np.minimum(self._standing(known).limit(degrees_of(table)), self.below)
         last = known[self.top - 1][0] if len(known) >= self.top else np.inf
         return np.full(len(table), min(last, self.below))
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from cost_models.columnar.dictionary_encoding import decode
@@ -33,16 +34,16 @@ from planner.search.candidates import (
     more_stages_than_layers,
     varies_virtual_stages,
 )
+from planner.search.fast_plans import SLOW, fast_plans
 from planner.search.feasible import Feasible, verdicts_of
 from planner.search.gc_pause import fewer_collections
 from planner.search.priced_candidates import PricedCandidates
 from planner.search.ranking import Ranked, Ranking
-from planner.search.simplicity import Tie, distinct_first, simplest_first
+from planner.search.simplicity import CLOSE, Tie, distinct_first, simplest_first
 from planner.search.sources.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
 from planner.search.sources.listed_recompute import ListedRecompute, listed_recompute
 from planner.search.sources.partial_recompute import (
     FULL,
-    MOST_SAVED,
     PRICING,
     ROUNDING,
     Families,
@@ -69,10 +70,11 @@ class Counts(Struct, frozen=True):
 
     enumerated: int
     illegal: Mapping[str, int]
-    priced: int
+    priced: int  # legal plans that satisfy the requirements
     too_large: int
     tight: int
     seconds: float
+    slow: int = 0  # slower than the best plans, so that their memory is not priced
     simulated: int = 0
     bounded_away: int = 0  # not simulated: the closed form exceeds the best simulated steps
     excluded: Mapping[str, int] = {}  # legal, but break a requirement
@@ -89,7 +91,7 @@ class Counts(Struct, frozen=True):
     @property
     def fitting(self) -> int:
         """Plans that fit with their whole interval."""
-        return self.priced - self.too_large - self.tight
+        return self.priced - self.slow - self.too_large - self.tight
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,8 @@ def search(
     tally = _Tally()
     with stages(*SIZES) as begin:
         begin(f"searching {len(candidates.legal):,} plans")
-        space = _Space.of(candidates.legal, ranking, pins, require, offloads, priced, begin)
+        limits = Leaders(ranking, [*known])
+        space = _Space.of(candidates.legal, None, limits, pins, require, offloads, priced, begin)
         short: list[_Space] = []  # complete if the first verdict leaves no leaders
         tally.broken += [candidates.excluded, space.broken[space.verdicts < 2]]
         for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
@@ -172,7 +175,8 @@ def search(
             more: Iterable[_Space] = short
             if verdict == 0:
                 tables = _reported(short_pieces(scenario, candidates.space, require, leaders))
-                more = (_Space.of(t, ranking, pins, require, offloads, None, begin) for t in tables)
+                asked = leaders, pins, require, offloads, None, begin
+                more = (_Space.of(table, bound, *asked) for table, bound in tables)
             for part in itertools.chain([space], more):
                 if part is not space and verdict == 0:
                     short.append(part)
@@ -189,12 +193,15 @@ def search(
     near = None
     if with_near and chooses_stages(scenario, require):
         ends = more_stages_than_layers(scenario, pins, require, offloads)
-        near = joined([*(part.near for part in (space, *short)), *ends]).plain()
+        most = (1.0 + CLOSE) * min((seconds for seconds, *_ in leaders.plans), default=np.inf)
+        fast = [part.near.rows(part.near_bound <= most) for part in (space, *short)]
+        near = joined([*fast, *ends]).plain()
     counts = Counts(
         enumerated=int(candidates.codes.sum()),
         illegal=candidates.illegal,
         priced=len(candidates.legal),
-        too_large=len(candidates.legal) - int(np.sum(space.verdicts < 2)),
+        slow=space.slow,
+        too_large=len(candidates.legal) - space.slow - int(np.sum(space.verdicts < 2)),
         tight=int(np.sum(space.verdicts == 1)),
         seconds=time.perf_counter() - started,
         simulated=tally.simulated,
@@ -256,7 +263,9 @@ class _Tally(Struct):
             self.part_recomputed += source.priced
 
 
-def _reported(tables: Iterator[PlanTable]) -> Iterator[PlanTable]:
+def _reported(
+    tables: Iterator[tuple[PlanTable, Floats]],
+) -> Iterator[tuple[PlanTable, Floats]]:
     """Yield tables of plans with short pieces; name the activity that finds each."""
     while True:
         report("finding plans with short pieces of sequences")
@@ -276,6 +285,7 @@ class _Space(Struct, frozen=True):
     step: Floats  # seconds, lower bound
     verdicts: NDArray[np.int8]
     number: int  # of legal plans
+    slow: int  # of these: they cannot be among the best
     broken: NDArray[np.int16]  # position (from 1) of a constraint that the bounds break; 0: none
     fewest: bool  # the fewest recomputed layers that fit are the best
     every: FullRecompute | None  # plans whose every number of recomputed layers is a candidate
@@ -284,6 +294,7 @@ class _Space(Struct, frozen=True):
     smallest_peak: float  # bytes
     smaller: bool  # plans with a larger peak than with full recomputation cannot be the best
     near: PlanTable  # legal plans that may fit with stages of their own
+    near_bound: Floats  # seconds, of the steps of these with any stages; 0: unknown
     copies: bool  # the weights of ZeRO 3 may have a secondary copy
     policies: Sequence[str]  # further values of recompute that the trainer has
 
@@ -291,54 +302,79 @@ class _Space(Struct, frozen=True):
     def of(
         cls,
         legal: PlanTable,
-        ranking: Ranking,
+        bound: Floats | None,
+        leaders: Leaders,
         fixed: Mapping[str, Any],
         require: Sequence[Constraint],
         offloads: Sequence[str],
         priced: PricedCandidates | None,
         begin: Callable[[str], None],
     ) -> _Space:
-        """Price the legal plans; ``begin`` names what is done."""
-        scenario, objective = ranking.scenario, ranking.objective
+        """Price the legal plans that may beat the leaders.
+
+        ``bound``: of the steps of their families in seconds (``fast_plans``), if it is known;
+        ``begin`` names what is done.
+        """
+        ranking = leaders.ranking
+        scenario, objective, below = ranking.scenario, ranking.objective, ranking.below < np.inf
         varies = varies_layers(scenario, fixed)
-        loops = "virtual_stages" not in fixed and varies_virtual_stages(scenario, require)
-        interleaved, steps = None, None if priced is None else priced.step
+        policies = listed_recompute(scenario, fixed, require)
+        copies = objective != "memory" and has_copies(scenario, fixed, require)
         number, states, most = len(legal), np.zeros(len(legal)), _most_bytes(scenario)
         if priced is None and scenario.on_gpu and len(legal) > FEW:
             states = table_least_states(scenario, legal) * (1.0 - ROUNDING)
-        whole, legal = (legal, states), legal.rows(np.flatnonzero(states <= most))
-        if ranking.below < np.inf:
-            if loops:
-                unknown = np.zeros(len(legal))
-                interleaved, loops = Interleaved.of(scenario, legal, unknown, unknown), False
-            legal, steps = _faster(scenario, legal, ranking.below, varies=varies)
-        if priced is None:
-            enough = max(most, NEAR * budget_bytes(scenario.cluster))
-            peak, verdicts = verdicts_of(scenario, legal, enough)
-            lowest = np.min(peak, initial=np.inf)
-            if lowest > most and ranking.below == np.inf and np.any(states > most):
-                legal = whole[0].rows(np.flatnonzero(whole[1] <= lowest))
-                peak, verdicts = verdicts_of(scenario, legal, enough)
+        whole, rows = (legal, states), np.flatnonzero(states <= most)
+        legal, bound = legal.rows(rows), None if bound is None else bound[rows]
+        enough = max(most, NEAR * budget_bytes(scenario.cluster))
+        max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
+        # in an order of its own, or with copies, a slow plan may be among the best
+        by_time = scenario.on_gpu and not (scenario.cluster.levels or copies)
+        by_time = by_time and (bool(leaders.plans) or len(legal) > FEW)
+        by_time = by_time and ranking.by_step
+        if bound is None and not (by_time and len(legal) > FEW):
+            bound = np.zeros(len(legal))
+        slow, steps = 0, None
+        if priced is not None:
+            peak, steps, verdicts = priced.peak, priced.step, priced.verdicts
+        elif by_time or below:
+            feasible, offset = (
+                Feasible(scenario, require, 0),
+                max_offset if varies or policies else 0,
+            )
+            fast = fast_plans(leaders, feasible, legal, bound, enough, max_offset=offset)
+            slow = len(legal) - int(np.sum(fast.verdicts != SLOW))
+            legal, steps, peak, verdicts, bound = astuple(fast)
         else:
-            peak, verdicts = priced.peak, priced.verdicts
+            peak, verdicts = verdicts_of(scenario, legal, enough)
+        lowest = np.min(peak, initial=np.inf)
+        if lowest > most and not slow and np.any(whole[1] > most):
+            legal, steps = whole[0].rows(np.flatnonzero(whole[1] <= lowest)), None
+            bound = np.zeros(len(legal))
+            peak, verdicts = verdicts_of(scenario, legal, enough)
         smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
         smallest_peak = float(np.min(peak, initial=np.inf))
-        max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
         fewest = objective != "memory" and not ranking.front and fewest_layers_are_best(require)
         leaves_some = any("activations" in words for words in offloads)
-        none = peaks_without(legal, peak, max_offset) if varies else np.full(len(legal), np.nan)
-        every = None
+        known = np.where(peak < np.inf, peak, np.nan)
+        none = peaks_without(legal, known, max_offset) if varies else np.full(len(legal), np.nan)
+        interleaved, every = None, None
         if varies and (leaves_some or not fewest):
-            every = FullRecompute.of(legal, peak, none, offloaded=fewest)
-        if loops:
-            interleaved = Interleaved.of(scenario, legal, peak, none)
+            rows = np.flatnonzero(peak < np.inf)
+            every = FullRecompute.of(legal.rows(rows), peak[rows], none[rows], offloaded=fewest)
+        if "virtual_stages" not in fixed and varies_virtual_stages(scenario, require):
+            interleaved = Interleaved.of(scenario, legal, known, none)
         rows = np.flatnonzero(verdicts < 2)
         if varies and fewest:
             tight = Feasible(scenario, require, 1)
             limits = tight.max_peak, tight.max_peak_at(1)
             rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, limits))
+        near = known <= NEAR * budget_bytes(scenario.cluster)
+        if not below:
+            near |= np.isnan(known)
+        near_rows = _near(legal, near)
+        near_bound = np.zeros(len(legal)) if bound is None else bound
         begin(f"pricing the steps of {len(rows):,} plans")
-        table, whole_peak, peak = legal.rows(rows).plain(), peak, peak[rows]
+        table, peak = legal.rows(rows).plain(), peak[rows]
         step = table_steps(scenario, table) if steps is None else steps[rows]
         at_best = results(scenario, table, step, peak)
         return cls(
@@ -348,6 +384,7 @@ class _Space(Struct, frozen=True):
             step=step,
             verdicts=verdicts[rows],
             number=number,
+            slow=slow,
             broken=broken_by_result(require, at_best, len(table), at_best=True),
             fewest=varies and fewest,
             every=every,
@@ -355,9 +392,10 @@ class _Space(Struct, frozen=True):
             smallest=smallest,
             smallest_peak=smallest_peak,
             smaller=objective == "memory" and not any(c.of_result for c in require),
-            near=legal.rows(_near(legal, whole_peak, NEAR * budget_bytes(scenario.cluster))),
-            copies=objective != "memory" and has_copies(scenario, fixed, require),
-            policies=listed_recompute(scenario, fixed, require),
+            near=legal.rows(near_rows),
+            near_bound=near_bound[near_rows],
+            copies=copies,
+            policies=policies,
         )
 
     def sources(
@@ -438,25 +476,12 @@ def _most_bytes(scenario: Scenario) -> float:
     return Feasible(scenario, (), 1).max_peak_at(1)
 
 
-def _faster(
-    scenario: Scenario, legal: PlanTable, below: float, *, varies: bool
-) -> tuple[PlanTable, Floats]:
-    """Return plans whose steps may be below some seconds, or those with fewer recomputed layers.
-
-    And their steps in seconds.
-    """
-    step = table_steps(scenario, legal)
-    saved = np.where(decode(legal.recompute) == FULL, MOST_SAVED, 0.0) if varies else 0.0
-    rows = np.flatnonzero(step * (1.0 - saved) < below)
-    return legal.rows(rows), step[rows]
-
-
-def _near(legal: PlanTable, peak: Floats, most: float) -> NDArray[np.intp]:
-    """Return plans with a peak up to ``most`` bytes.
+def _near(legal: PlanTable, small: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Return plans whose peak is small enough for stages of their own, or unknown.
 
     Without a pipeline, every number of recomputed layers is a candidate of the search already.
     """
-    rows = np.flatnonzero(peak <= most)
+    rows = np.flatnonzero(small)
     piped = decode(legal.pipeline_parallel)[rows] > 1
     found: NDArray[np.intp] = rows[piped | (decode(legal.recompute)[rows] != FULL)]
     return found

@@ -189,6 +189,7 @@ def total_counts(cases: tuple[SurveyCase, ...]) -> Counts:
         enumerated=sum(c.enumerated for c in every),
         illegal=_summed([c.illegal for c in every]),
         priced=sum(c.priced for c in every),
+        slow=sum(c.slow for c in every),
         too_large=sum(c.too_large for c in every),
         tight=sum(c.tight for c in every),
         seconds=sum(c.seconds for c in every),

@@ -25,17 +25,20 @@ from cost_models.legality.rules import broken_rules, legality_codes
 from cost_models.partition.schedules import LOOPED_CODES, V_CODES
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, PlanTable
 from cost_models.plan.recompute import FULL, NONE
-from cost_models.pricing.table import table_balanced_steps, table_least_steps
+from cost_models.pricing.table import table_balanced_steps, table_least_states, table_least_steps
 from cost_models.scenario import Scenario
 from planner.request.constraints import Constraint, broken_by_plan
 from planner.search.candidates import grid_codes
+from planner.search.feasible import Feasible
 from planner.search.plan_product import PlanProduct
 from planner.search.sources.source import Leaders
 from planner.search.space import Space
 
 Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 Rows = NDArray[np.integer[Any]]
 FEW: Final = 3_000  # families of plans that are priced without their own bounds
+ROUNDING: Final = 1e-9
 FIRST: Final = 200_000  # candidates in the first table, whose best plans bound the others
 LARGE: Final = 4_000_000  # candidates in a further table
 # columns of the choices that the bound depends on
@@ -50,8 +53,12 @@ VARIED: Final = ("recompute", "offload")  # the last choices
 
 def short_pieces(
     scenario: Scenario, space: Space, require: Sequence[Constraint], leaders: Leaders
-) -> Iterator[PlanTable]:
-    """Yield the legal plans with short pieces that may beat the leaders, in tables."""
+) -> Iterator[tuple[PlanTable, Floats]]:
+    """Yield the legal plans with short pieces that may beat the leaders, in tables.
+
+    With a lower bound of their steps in seconds (0: not known), of all that differ in recomputation
+    and offload, and of all with other stages where these are varied.
+    """
     if not scenario.on_gpu:
         return
     product = space.short_product()
@@ -74,6 +81,7 @@ def short_pieces(
     of_families = [rule for rule in rules if not rule.projection.mask & ~families.mask]
     table = _first_plans(product, len(OF_PASSES), np.arange(passes.size))
     bound, longest = _least_steps(scenario, table), _longest(leaders, table)
+    states, fit = _small_states(scenario, product)
     order = np.argsort(bound, kind="stable")
     order = order[bound[order] < longest[order]]
     plans_before = np.cumsum(passes.num_plans()[order])
@@ -82,6 +90,9 @@ def short_pieces(
         rows = order[part == number]
         rows = rows[bound[rows] < _longest(leaders, table.rows(rows))]
         mine = families.rows_below(passes, rows)
+        if leaders.plans:  # else the smallest plan may be wanted
+            (number_of,) = families.numbers_in([frame.project(states)], mine)
+            mine = mine[fit[number_of]]
         mine = mine[_breaks_none(of_families, families, mine)]
         if of_plans:
             may = _breaks_none(of_plans, every, every.rows_below(families, mine))
@@ -89,14 +100,15 @@ def short_pieces(
         if require:
             may = broken_by_plan(require, product.plans(families, mine).plain()) == 0
             mine = mine[np.any(may.reshape(len(mine), variants), axis=1)]
-        mine = mine[_may_be_fast(scenario, _first_plans(product, of_family, mine), leaders)]
+        may, least = _may_be_fast(scenario, _first_plans(product, of_family, mine), leaders)
+        mine, least = mine[may], np.repeat(least[may], variants)
         plans = product.plans(families, mine)
         if require or of_plans:
             plain = plans.plain()
             kept = (legality_codes(scenario, plain) == 0) & (broken_by_plan(require, plain) == 0)
-            plans = plans.rows(np.flatnonzero(kept))
+            plans, least = plans.rows(np.flatnonzero(kept)), least[kept]
         if len(plans):
-            yield plans
+            yield plans, least
     frame.release()
 
 
@@ -109,23 +121,40 @@ def _breaks_none(rules: Sequence[FactoredColumn], of: ProductProjection, rows: R
     return legal
 
 
+def _small_states(scenario: Scenario, product: PlanProduct) -> tuple[int, Flags]:
+    """Return a mask of choices, and for each row of their projection whether plans may fit.
+
+    By the model states alone (``table_least_states``), if all plans have the same offload.
+    """
+    alike = bool(np.all(product.sizes[-1] == 1))
+    names = {"expert_parallel", "zero_stage"} if alike else set[str]()
+    kept = [number for number, choice in enumerate(product.choices) if names & set(choice)]
+    few = product.first_values(kept)
+    frame = few.factored()[1]
+    table = few.plans(frame.project(0), np.arange(len(few.num_plans)))
+    frame.release()
+    least = (
+        table_least_states(scenario, table) * (1.0 - ROUNDING) if alike else np.zeros(len(table))
+    )
+    most = Feasible(scenario, (), 1).max_peak_at(1)
+    return sum(1 << number for number in kept), least <= most
+
+
 def _first_plans(product: PlanProduct, kept: int, rows: Rows) -> PlanTable:
     """Return a plan for some rows of the projection to the first ``kept`` choices."""
-    few = product.first_values(kept)
+    few = product.first_values(range(kept))
     frame = few.factored()[1]
     plans = few.plans(frame.project((1 << kept) - 1), rows).plain()
     frame.release()
     return plans
 
 
-def _longest(leaders: Leaders, table: PlanTable) -> NDArray[np.float64]:
+def _longest(leaders: Leaders, table: PlanTable) -> Floats:
     """Return the steps that plans have to beat; infinity where slow plans may be wanted, too."""
-    ranking = leaders.ranking
-    by_time = not ranking.front and ranking.objective != "memory"
-    return leaders.longest(table) if by_time else np.full(len(table), np.inf)
+    return leaders.longest(table) if leaders.ranking.by_step else np.full(len(table), np.inf)
 
 
-def _least_steps(scenario: Scenario, table: PlanTable) -> NDArray[np.float64]:
+def _least_steps(scenario: Scenario, table: PlanTable) -> Floats:
     """Return the bounds of the steps of plans with the passes of each row, legal or not."""
     same = {
         "zero_stage": 0,
@@ -136,12 +165,12 @@ def _least_steps(scenario: Scenario, table: PlanTable) -> NDArray[np.float64]:
     }
     few = replace(table, **{n: np.full_like(getattr(table, n), v) for n, v in same.items()})
     passes = table_balanced_steps(scenario, few).whole
-    bound: NDArray[np.float64] = few.num_microbatches * passes / few.pipeline_parallel
+    bound: Floats = few.num_microbatches * passes / few.pipeline_parallel
     return bound
 
 
-def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> Flags:
-    """Return which plans may beat the leaders with their own schedule.
+def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> tuple[Flags, Floats]:
+    """Return which plans may beat the leaders with their own schedule, and bounds of all steps.
 
     ``families``: a plan for all that differ in recomputation and offload, which have one bound. It
     holds for any layers of the stages (``table_balanced_steps``), and that of interleaved plans
@@ -150,16 +179,16 @@ def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> F
     """
     longest = _longest(leaders, families)
     if len(families) < FEW or not np.all(np.isfinite(longest)):
-        return np.ones(len(families), dtype=np.bool_)
+        return np.ones(len(families), dtype=np.bool_), np.zeros(len(families))
     bound, every = family_bounds(scenario, families)
     fast = bound < longest
     rows = np.flatnonzero(fast & (families.virtual_stages > 1) & ~every)
     full = replace(families.rows(rows), recompute=np.full(len(rows), FULL))
     fast[rows] = table_least_steps(scenario, full) < longest[rows]
-    return fast
+    return fast, bound
 
 
-def family_bounds(scenario: Scenario, families: PlanTable) -> tuple[NDArray[np.float64], Flags]:
+def family_bounds(scenario: Scenario, families: PlanTable) -> tuple[Floats, Flags]:
     """Return lower bounds of the steps of families, and which hold for all numbers of stages."""
     zeros = np.zeros_like(families.recompute)
     every = among(families.pipeline_schedule, LOOPED_CODES) & (families.virtual_stages == 2)

@@ -28,7 +28,7 @@ from cost_models.columnar.dictionary_encoding import decode, encode
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.schedules import LOOPED_CODES, SPLIT_CODES
 from cost_models.plan.factored import distinct_plans
-from cost_models.plan.plan import PlanTable
+from cost_models.plan.plan import OFFLOADS, SEARCHED_RECOMPUTE, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages, tracked
@@ -41,8 +41,10 @@ from planner.search.sources.partial_recompute import (
     ROUNDING,
     Families,
     FewestLayers,
+    Whole,
     least_step,
     numbers_that_may_fit,
+    peaks_without,
     stage_sizes,
 )
 from planner.search.sources.short_pieces import family_bounds
@@ -51,6 +53,8 @@ from planner.search.space import enumerated_counts, virtual_stage_counts
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
+# rows of a search between a plan and the same one without recomputation, at most
+MOST_BETWEEN: Final = len(OFFLOADS) * SEARCHED_RECOMPUTE.index("full")
 LEAST_SHARE: Final = 2.0 / 3.0  # of the peak with two stages a rank
 MAX_TABLE: Final = 1_000_000  # plans priced in one table
 MOST_ALONE: Final = 20_000  # plans that are priced without recomputation in the same table
@@ -64,19 +68,32 @@ class Interleaved(Struct, frozen=True):
     """Legal plans with two virtual stages, which stand for all larger numbers."""
 
     table: PlanTable
-    least: Floats  # bytes, lower bound of the peak with any number of stages
+    least: Floats  # bytes, lower bound of the peak with any number of stages; nan: unknown
     least_without: Floats  # the same without recomputation; nan: unknown
 
     @classmethod
     def of(cls, scenario: Scenario, legal: PlanTable, peak: Floats, none: Floats) -> Interleaved:
-        """Select them from legal plans; ``peak``, ``none``: bytes, ``none`` if none recomputes."""
+        """Select them from legal plans.
+
+        ``peak``, ``none``: bytes, ``none`` if none recomputes; nan: unknown.
+        """
         looped = np.isin(decode(legal.pipeline_schedule), LOOPED_CODES)
         rows = (looped & (decode(legal.virtual_stages) == 2)).nonzero()[0]
-        even = len(scenario.model.kinds) == 1 and scenario.software.pipeline.stages == "even"
-        share, table = LEAST_SHARE * (1.0 - ROUNDING) if even else 0.0, legal.rows(rows)
+        table, share = legal.rows(rows), LEAST_SHARE * (1.0 - ROUNDING)
+        if len(scenario.model.kinds) > 1 or scenario.software.pipeline.stages != "even":
+            return cls(table, np.zeros(len(rows)), np.full(len(rows), np.nan))
         smaller = np.isin(decode(table.pipeline_schedule), SPLIT_CODES)
         smaller &= decode(table.recompute) == FULL
         return cls(table, np.where(smaller, 0.0, share * peak[rows]), share * none[rows])
+
+    def priced(self, scenario: Scenario, rows: Rows) -> Interleaved:
+        """Return the same plans with the bounds of some rows known."""
+        rows = rows[np.isnan(self.least[rows])]
+        table, least, without = self.table.rows(rows), self.least.copy(), self.least_without.copy()
+        peak, _ = verdicts_of(scenario, table)
+        found = Interleaved.of(scenario, table, peak, peaks_without(table, peak, MOST_BETWEEN))
+        least[rows], without[rows] = found.least, found.least_without
+        return Interleaved(self.table, least, without)
 
     def rows(self, index: Any) -> Interleaved:
         """Return a selection of rows."""
@@ -120,12 +137,13 @@ class VirtualStages(Struct):
         max_peak = self.feasible.max_peak_at(self.feasible.verdict)
         some, full = self.interleaved, decode(self.interleaved.table.recompute) == FULL
         partial = full & (self.fewest or self.every)
-        some = some.rows(((some.least <= max_peak) | partial).nonzero()[0])
+        some = some.rows((~(some.least > max_peak) | partial).nonzero()[0])
         if len(some.table) == 0:
             return
         with stages(*SIZES, joint=True) as begin:
             begin(PRICING)
             row, number = self._pairs(some.table, leaders)
+            some = some.priced(self.scenario, np.unique(row))
             begin(PRICING)
             slabs = [slice(first, first + MAX_TABLE) for first in range(0, len(row), MAX_TABLE)]
             for here in tracked(slabs):
@@ -166,6 +184,7 @@ class VirtualStages(Struct):
         """Yield the plans of one table, then those that recompute fewer layers."""
         begin(PRICING)
         scenario, feasible, ranking = self.scenario, self.feasible, leaders.ranking
+        some = some.rows(self._may_fit(some, leaders).nonzero()[0])
         some = some.rows((legality_codes(scenario, some.table.plain()) == 0).nonzero()[0])
         table, beaten = some.table.plain(), ranking.beaten(leaders.plans)
         self.priced += len(table)
@@ -206,6 +225,24 @@ class VirtualStages(Struct):
             yield from source.batches(leaders)
             self.part_recomputed += source.priced
 
+    def _may_fit(self, some: Interleaved, leaders: Leaders) -> NDArray[np.bool_]:
+        """Return plans that may fit, with fewer recomputed layers or as they are."""
+        fits: NDArray[np.bool_] = some.least <= self.feasible.max_peak_at(self.feasible.verdict)
+        full = decode(some.table.recompute) == FULL
+        if self.every:
+            fits |= full
+        elif self.fewest:
+            rows = (full & ~fits).nonzero()[0]
+            fewest, last = self._numbers(some.rows(rows), leaders)
+            fits[rows] = fewest <= last
+        return fits
+
+    def _numbers(self, some: Interleaved, leaders: Leaders) -> tuple[Whole, Whole]:
+        """Return ``numbers_that_may_fit`` of recomputed layers."""
+        sizes = stage_sizes(self.scenario, some.table.plain())
+        bounds, most = (some.least, some.least_without), self._largest_peak(leaders)
+        return numbers_that_may_fit(self.scenario, sizes, *bounds, most)
+
     def _may_recompute_fewer(
         self,
         some: Interleaved,
@@ -222,11 +259,11 @@ class VirtualStages(Struct):
         """
         if not self.fewest:
             return np.zeros(0, dtype=np.intp)
-        sizes, max_peak = stage_sizes(self.scenario, table), self._largest_peak(leaders)
-        bounds = some.least, some.least_without
-        fewest, last = numbers_that_may_fit(self.scenario, sizes, *bounds, max_peak)
+        fewest, last = self._numbers(some, leaders)
         few = (table.recompute == FULL) & ~table.offloads_activations & (fewest <= last)
-        few &= least_step(self.scenario, step, fewest, sizes[1]) < leaders.longest(table)
+        few &= least_step(
+            self.scenario, step, fewest, stage_sizes(self.scenario, table)[1]
+        ) < leaders.longest(table)
         rows: Rows = few.nonzero()[0]
         if timed:
             least = replace(table.rows(rows), recompute_layers=fewest[rows])
@@ -268,8 +305,7 @@ class VirtualStages(Struct):
 def times_first(leaders: Leaders, table: PlanTable) -> bool:
     """Whether slow plans are dropped before their memory is priced."""
     ranking = leaders.ranking
-    by_time = not ranking.front and ranking.objective != "memory"
-    return by_time and bool(np.all(leaders.longest(table.plain()) < np.inf))
+    return ranking.by_step and bool(np.all(leaders.longest(table.plain()) < np.inf))
 
 
 def _without(table: PlanTable) -> PlanTable:

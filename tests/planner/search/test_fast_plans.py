@@ -1,0 +1,52 @@
+"""Plans that are left out by a bound of their steps change no answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.refinement import best_partition
+from planner.refinement.best_partition import best_staged
+from planner.request.constraints import parse_requirements
+from planner.search import fast_plans
+from planner.search import search as of_search
+from planner.search.search import SearchResult, search
+from tests.planner.search.test_exact_search import with_memory
+from tests.samples import llama, make_scenario
+
+FEW, ALL = 100, 10**9  # plans that are priced without bounds
+
+
+def answer(scenario: Any, **options: Any) -> tuple[SearchResult, Any]:
+    found = search(scenario, {}, top=5, distinct=4, with_near=True, **options)
+    staged = best_staged(scenario, found.plans, found.near, min(found.seconds, default=0.0))
+    return found, staged
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("require", ["", "tp<=2", "memory<=2GiB"])
+@pytest.mark.parametrize("share", [1.0, 0.05, 0.01])
+@pytest.mark.parametrize("model", ["llama", "mixtral", "wide"])
+@pytest.mark.parametrize("software", ["shardplan", "megatron-core", "torchtitan"])
+def test_the_answer_is_that_of_pricing_every_plan(
+    model: str, share: float, require: str, software: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of: Any = llama(hidden_size=512, vocab_size=32_000) if model == "wide" else model
+    scenario = make_scenario(
+        of, "2x4xH100-SXM", seq_len=512, global_batch_size=32, software=software
+    )
+    scenario = with_memory(scenario, share)
+    asked = {"require": parse_requirements(require)} if require else {}
+    monkeypatch.setattr(of_search, "FEW", ALL)
+    whole, staged = answer(scenario, **asked)
+    monkeypatch.setattr(of_search, "FEW", FEW)
+    monkeypatch.setattr(fast_plans, "FIRST", FEW)
+    monkeypatch.setattr(best_partition, "FEW", FEW)
+    found, again = answer(scenario, **asked)
+    assert whole.counts.slow == 0
+    assert (found.counts.slow > 0) == whole.fits
+    assert (found.plans, found.seconds, found.fits) == (whole.plans, whole.seconds, whole.fits)
+    assert again == staged
+    if not whole.plans:
+        assert found.smallest == whole.smallest
