@@ -1,18 +1,76 @@
-"""Two runs that everybody knows, worked out: docs/explanation/step_time.md prints these numbers."""
+"""Steps worked out: docs/explanation/step_time.md prints these numbers."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from cost_models.compute.attention import core_ratio
 from cost_models.compute.flops import model_flops_per_step
+from cost_models.compute.layer import (
+    accumulation_seconds,
+    elementwise_seconds,
+    layer_matrices,
+    layer_seconds,
+)
+from cost_models.compute.rates import training_rates
 from cost_models.model.families import model_spec
+from cost_models.model.presets import load_preset
+from cost_models.partition.rank_view import RankView
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
+from cost_models.step_time.rank_time import layer_work
 from planner.validation.measurement import measured_step
 from planner.validation.pricing import predict_cases
 from planner.validation.rows.case import case_of
 from planner.validation.rows.runs_file import PUBLISHED, read_runs
 from tests.samples import GPT3, make_scenario
+
+
+def test_the_parts_of_a_step_of_llama_3_8b_on_eight_a100() -> None:
+    scenario = make_scenario(
+        model_spec(load_preset("llama-3-8b").config, name="llama-3-8b"),
+        seq_len=4096,
+        global_batch_size=32,
+        software="megatron",
+    )
+    plan = Plan(
+        tensor_parallel=2,
+        sequence_parallel=True,
+        data_parallel=4,
+        zero_stage=1,
+        num_microbatches=8,
+        recompute="none",
+    )
+    table = PlanTable.from_plans([plan])
+    parts = price(scenario, table).time
+    seconds = [
+        np.sum(part)
+        for part in (
+            parts.compute,
+            parts.tensor_communication,
+            parts.data_communication,
+            parts.optimizer,
+            parts.host,
+        )
+    ]
+    assert seconds == pytest.approx([4.00, 0.18, 0.08, 0.02, 0.0], abs=0.005)
+
+    workload, software = scenario.workload, scenario.software
+    view = RankView(scenario, table, even_split_contents(scenario.model, 1, 1)[0])
+    rate = training_rates(scenario.cluster.accelerator, workload.precision, software, 8)
+    work = layer_work(view, view.layers[0].kind, rate)
+    layer, matrices = layer_seconds(work), layer_matrices(work)
+    of_layer = [
+        *(matrices.forward, matrices.inputs + matrices.weights),
+        *(layer.core, core_ratio(work.kernel, rate) * layer.core),
+        *elementwise_seconds(work),
+        accumulation_seconds(work),
+        layer.forward + layer.backward,
+    ]
+    expected = [4.05, 8.07, 0.35, 1.03, 0.23, 0.47, 0.36, 14.6]
+    assert [1e3 * np.sum(part) for part in of_layer] == pytest.approx(expected, abs=0.05)
 
 
 def test_llama_3_405b_on_8192_and_16384_h100() -> None:
