@@ -51,8 +51,9 @@ OPERAND_TRAFFIC = 42.0  # the smaller a tile, the more often its operands are re
 # work a clock: odd matrices of an RTX 4090 lose what their waves of tiles explain (pytorch/pytorch
 # issue 181718). Newer architectures multiply such rows with Ampere's instructions (Hopper's TMA
 # needs strides of 16 bytes: CUDA C++ Programming Guide, asynchronous data copies), half the work a
-# clock there: an H200 makes 109, 128 and 97 TFLOP/s for an odd vocabulary, summed dimension and
-# number of columns, 680 to 700 aligned (hardware_profiles/cluster/measured/H200-SXM-141GB-*).
+# clock there, and twice on cards of GA10x and Ada (``rates.WIDE_TENSOR_FLOP_A_CLOCK``): an H200
+# makes 109, 128 and 97 TFLOP/s for an odd vocabulary, summed dimension and number of columns, 680
+# to 700 aligned (hardware_profiles/cluster/measured/H200-SXM-141GB-*).
 # Leaves out: 0.9 where rows are a multiple of 8, not of 16.
 ODD_SLOWDOWN: Final = 3.0
 EVEN_SLOWDOWN: Final = 1.8
@@ -117,7 +118,7 @@ def misalignment(lengths: Sequence[Real], compute_bytes: float, rate: Rates) -> 
             slower = np.maximum(slower, _kept_slowdown(length.shape, length.tobytes()))
         else:
             slower = np.maximum(slower, _slowdown(length))
-    return np.where(slower > 1.0, rate.over_ampere * slower, 1.0)
+    return np.where(slower > 1.0, np.maximum(1.0, rate.over_ampere * slower), 1.0)
 
 
 def in_arrays(length: Real, array: float) -> Real:

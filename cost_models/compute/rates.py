@@ -98,6 +98,9 @@ TENSOR_FLOP_A_CLOCK: Final[Mapping[str, float]] = {
     "Blackwell": 8192.0,
     "Blackwell Ultra": 8192.0,
 }
+# The same of multiprocessors with 128 lanes of fp32 (RTX A6000, L40S: 155, 362 TFLOP/s of 84, 142
+# multiprocessors at 1.80 and 2.49 GHz)
+WIDE_TENSOR_FLOP_A_CLOCK: Final = 1024.0
 EXPONENTIALS_A_CLOCK: Final = 16.0
 # Keys that a token visits beyond half the sequence under a causal mask, in kernels for Hopper:
 # those of blocks on the diagonal, and multiprocessors that wait for others with longer rows.
@@ -195,7 +198,7 @@ def rates(
     cache, array = accelerator.l2_cache, accelerator.systolic_array
     share = 1.0 if measured else software.kernels.rate_share
     single = None if measured else best_matmul(accelerator, "fp32")
-    clock = None if halved else TENSOR_FLOP_A_CLOCK.get(accelerator.architecture)
+    clock = None if halved else _tensor_flop_a_clock(accelerator)
     since_hopper = software.kernels.flash_share_since_hopper
     flash, masked_keys, of_flash = _flash_kernel(accelerator.architecture, since_hopper, clock)
     return Rates(
@@ -359,6 +362,13 @@ def _usual_share(accelerator: Accelerator) -> float:
     return ACHIEVABLE_SHARE_BEFORE_HOPPER if older else ACHIEVABLE_SHARE
 
 
+def _tensor_flop_a_clock(accelerator: Accelerator) -> float | None:
+    """Return the 16-bit FLOP of a multiprocessor's tensor cores a clock, or None."""
+    if _has_wide_multiprocessors(accelerator):
+        return WIDE_TENSOR_FLOP_A_CLOCK
+    return TENSOR_FLOP_A_CLOCK.get(accelerator.architecture)
+
+
 def _share_of_wide_multiprocessors(accelerator: Accelerator) -> float | None:
     """Return the share of fp32's peak in reach where a multiprocessor has 128 lanes of it, or None.
 
@@ -366,10 +376,14 @@ def _share_of_wide_multiprocessors(accelerator: Accelerator) -> float | None:
     """
     if accelerator.architecture in SINCE_HOPPER:
         return FP32_SHARE_SINCE_HOPPER
-    peaks = accelerator.peak_flops
-    narrow = "bf16" in peaks and peaks["bf16"].value > 8.0 * peaks["fp32"].value
-    doubled = accelerator.architecture in DOUBLED_LANES and not narrow
-    return FP32_SHARE_OF_DOUBLED_LANES if doubled else None
+    return FP32_SHARE_OF_DOUBLED_LANES if _has_wide_multiprocessors(accelerator) else None
+
+
+def _has_wide_multiprocessors(accelerator: Accelerator) -> bool:
+    """Return whether a multiprocessor has 128 lanes of fp32, of an architecture with both kinds."""
+    single, sixteen = (accelerator.peak_flops.get(name) for name in ("fp32", "bf16"))
+    narrow = single is not None and sixteen is not None and sixteen.value > 8.0 * single.value
+    return accelerator.architecture in DOUBLED_LANES and not narrow
 
 
 def _is_geforce(accelerator: Accelerator) -> bool:

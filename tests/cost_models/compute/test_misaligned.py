@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from cost_models.compute.attention import attention_core_seconds
-from cost_models.compute.matmul import matmul_seconds
+from cost_models.compute.matmul import matmul_seconds, misalignment
 from cost_models.compute.matrices import linear_seconds
 from cost_models.compute.rates import Rates, rates
 from cost_models.model.families import model_spec
@@ -96,3 +96,15 @@ def test_tokens_of_no_multiple_of_8_are_as_fast() -> None:
 def test_compilers_pad() -> None:
     padded = {n: software_profile(n).kernels.pads_matmuls for n in ("xla", "torchtitan", "peft")}
     assert padded == {"xla": True, "torchtitan": True, "peft": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "odd", "even"), [("A30", 3.0, 1.8), ("RTX-A6000", 1.5, 1.0), ("L40S", 1.5, 1.0)]
+)
+def test_cards_of_half_an_a100s_work_a_clock_lose_half_as_much(
+    name: str, odd: float, even: float
+) -> None:
+    """The kernels load as many elements a clock: 492 FLOP of an A100's, 341 of an RTX 4090's."""
+    rate = rates(find_accelerator(name), "bf16", EAGER)
+    assert misalignment([50257.0], 2.0, rate) == odd
+    assert misalignment([50258.0], 2.0, rate) == even
