@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, TextIO, TypeVar
+
+from msgspec import Struct
 
 from hardware_profiles.message import escaped
 
@@ -219,8 +220,7 @@ def time_words(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-@dataclass(frozen=True)
-class _Passed:
+class _Passed(Struct, frozen=True):
     """Activities that are passed on."""
 
     update: Callable[[Activity], None]

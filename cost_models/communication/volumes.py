@@ -218,19 +218,19 @@ def _sharded_traffic(
     sizes = _unit_sizes(view, parts, options.matrix_share, of_experts=of_experts)
     for unit, (numel, shards, gathered_shards) in zip(parts, sizes, strict=True):
         repeats = 1.0 * unit.repeats
-        once = Traffic(np.where(numel > 0, repeats, 0.0), zero)
+        once = np.where(numel > 0, repeats, 0.0)
         gathers = np.where(table.zero_stage == 3, unit.gathers * m, 1.0)
         # the backward pass gathers from the secondary copy, if any
         again = np.where(has_second, (unit.gathers - 1.0) * m, 0.0)
         first_way = repeats * gathered_bytes(compute, table) * d * gathered_shards
         each = _gathers_of(view, unit.weights, frozen=False)
-        gathered += (once.times(each) + Traffic(zero, first_way)).times(gathers - again)
-        near += (once + Traffic(zero, repeats * compute * d * shards)).times(again)
+        gathered += Traffic(once * each, first_way).times(gathers - again)
+        near += Traffic(once, repeats * compute * d * shards).times(again)
         scatters = np.where((table.zero_stage >= 2) & np.logical_not(options.reduces_once), m, 1.0)
-        reduced += (once + Traffic(zero, repeats * reduction * numel)).times(scatters)
+        reduced += Traffic(once, repeats * reduction * numel).times(scatters)
         scattered_size = repeats * scattered_bytes(reduction, table) * d * shards
-        scattered_stage_messages += (once + Traffic(zero, scattered_size)).times(scatters)
-        copied += once + Traffic(zero, repeats * reduction * shards)
+        scattered_stage_messages += Traffic(once, scattered_size).times(scatters)
+        copied += Traffic(once, repeats * reduction * shards)
     sums = (table.zero_stage == 0) | ((table.zero_stage <= 2) & options.all_reduces)
     whole = np.where((d > 1) & sums, 1.0, 0.0)
     sharded = np.where((d > 1) & (table.zero_stage >= 1), 1.0, 0.0)

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from msgspec import Struct
 
+from cost_models.arrays import among
 from cost_models.plan.plan import FLAGS, WORDS, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
@@ -150,7 +151,7 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
         """Return which rows of a table of plans the trainer can run."""
         rows: Any = np.ones(len(table), dtype=bool)
         for name, allowed in self.limits().items():
-            within = np.isin(getattr(table, name), [_code(name, value) for value in allowed])
+            within = among(getattr(table, name), [_code(name, value) for value in allowed])
             if name in ONLY_WITH:
                 within = within | (getattr(table, ONLY_WITH[name]) == 1)
             rows = rows & within
@@ -161,7 +162,7 @@ class Capabilities(Struct, frozen=True, forbid_unknown_fields=True):
                 broken = broken & (
                     column > 1
                     if wanted == SEVERAL
-                    else np.isin(column, [_code(name, value) for value in wanted])
+                    else among(column, [_code(name, value) for value in wanted])
                 )
             rows = rows & np.logical_not(broken)
         return rows

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, Generic, TypeVar
+
+from msgspec import Struct
 
 from hardware_profiles.cluster.catalogue_files import (
     FOLDER,
@@ -39,20 +41,18 @@ _DROPPED: Final = bytes({*range(256)} - {*b'abcdefghijklmnopqrstuvwxyz0123456789
 Entry = TypeVar("Entry", Accelerator, Node)
 
 
-@dataclass(frozen=True, slots=True)
-class Match(Generic[Entry]):
+class Match(Struct, Generic[Entry], frozen=True):
     """The entry of a name, and the convention that resolved it."""
 
     entry: Entry
     note: Line | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Index(Generic[Entry]):
+class _Index(Struct, Generic[Entry], frozen=True):
     """Entries by every normalised name."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
-    matches: dict[str, Match[Entry]] = field(default_factory=dict)
+    entries: dict[str, Entry] = {}
+    matches: dict[str, Match[Entry]] = {}
 
     def add(self, entry: Entry, assumed: Mapping[str, str], where: str) -> None:
         """Enter an entry under its name and aliases; two entries cannot share one."""

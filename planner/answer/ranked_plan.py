@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from msgspec import Struct
 
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
@@ -16,8 +17,7 @@ from planner.run_cost.failures import TrainingRun, training_run
 from planner.run_cost.training_run import RunRequest, StepCost
 
 
-@dataclass(frozen=True)
-class RankedPlan:
+class RankedPlan(Struct, frozen=True, dict=True):
     """One plan of one case with its assessment, cost and training run."""
 
     scenario: Scenario

@@ -30,9 +30,9 @@ from planner.request.scenario import adapting, check_choice
 from planner.request.stage_layers import without_list
 from planner.run_cost.prices import parse_prices, require_known
 from planner.run_cost.training_run import parse_run_request
-from planner.survey.answer import SurveyAnswer, assumptions_of, no_plan_error, survey_answer
 from planner.survey.cases import (
     WorkloadRequest,
+    models_of,
     read_at_most,
     read_batches,
     read_precisions,
@@ -40,9 +40,10 @@ from planner.survey.cases import (
     sizes_of,
 )
 from planner.survey.compare_cases import SurveyCase, SurveyRequest, offloads_of, ranked, survey
-from planner.survey.inverse import InverseAnswer, answer_inverse, models_of
 
 if TYPE_CHECKING:
+    from planner.survey.answer import SurveyAnswer
+    from planner.survey.inverse import InverseAnswer
     from planner.traced.answers import TracedPlanAnswer
 
     PlannedAnswer = PlanAnswer | SurveyAnswer | InverseAnswer
@@ -105,6 +106,8 @@ def plan(request: PlanRequest) -> PlanAnswers:
     )
     at_most, precisions = read_at_most(request.gpus_at_most), read_precisions(request.precision)
     if request.find is not None:
+        from planner.survey.inverse import answer_inverse
+
         return answer_inverse(request.find, job, models, clusters, precisions, options, at_most)
     sizes = sizes_of(clusters, at_most, fewer=bool(_objectives(options) & {"cost", "energy"}))
     whole_run = options.job.is_given
@@ -299,6 +302,8 @@ def _rank(answer: PlanAnswers) -> tuple[bool, float]:
 
 
 def _answer(cases: tuple[SurveyCase, ...], survey_request: SurveyRequest) -> SurveyAnswer:
+    from planner.survey.answer import assumptions_of, no_plan_error, survey_answer
+
     best = ranked(cases, survey_request)
     if not best:
         raise no_plan_error(cases, survey_request)

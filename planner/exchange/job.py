@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
+
+from msgspec import Struct
 
 from cost_models.legality.capabilities import ONLY_WITH
 from cost_models.model.presets import is_preset, load_preset
@@ -43,8 +44,7 @@ ALWAYS: Final = (
 FOLLOWING: Final = ("data_parallel", "num_microbatches", "recompute_layers", "recompute_every")
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Struct, frozen=True, dict=True):
     """A plan file, and what a writer asks about it."""
 
     file: PlanFile

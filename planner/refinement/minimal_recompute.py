@@ -14,10 +14,10 @@ that the longest stage is as short as possible:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.partition.recomputed_layers import RecomputedLayers
 from cost_models.partition.schedules import SPLIT, ranks_of_stages
@@ -61,13 +61,12 @@ class RankRecompute(NamedTuple):
         return min(self.without.once, self.whole.once)
 
 
-@dataclass
-class LeastRecompute:
+class LeastRecompute(Struct):
     """Fewest recomputed layers on each rank of a plan with given stages."""
 
     plan: Plan
     ranges: Ranges
-    of_rank: dict[int, RankRecompute] = field(default_factory=dict)  # some, or all
+    of_rank: dict[int, RankRecompute] = {}  # some, or all
 
     @property
     def ranks(self) -> list[RankRecompute]:

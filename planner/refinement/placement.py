@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.columnar.projections import distinct_rows
@@ -230,8 +230,7 @@ def _grids_of_orders(
     return {order: frozenset(grids) for order, grids in found.items() if order != usual}
 
 
-@dataclass(frozen=True, slots=True)
-class _HasGrid(Constraint):
+class _HasGrid(Constraint, frozen=True):
     """That the ranks of a plan form one of some grids."""
 
     grids: frozenset[tuple[int, ...]] = frozenset()
@@ -261,8 +260,7 @@ def _factors(count: int, number: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-@dataclass
-class _Placement:
+class _Placement(Struct):
     """The best plan in an order of its own, and the step in seconds that others have to beat."""
 
     scenario: Scenario
@@ -271,7 +269,7 @@ class _Placement:
     require: Sequence[Constraint]
     best: tuple[Plan, Scenario] | None = None
     proven: bool = True
-    orders: dict[tuple[int, ...], list[Order]] = field(default_factory=dict)  # by grid
+    orders: dict[tuple[int, ...], list[Order]] = {}  # by grid
 
     @property
     def _bounds(self) -> Scenario:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.recomputed_layers import RecomputedLayers, recomputed_layers
@@ -42,8 +42,7 @@ class StageCost(NamedTuple):
     seconds: Seconds
 
 
-@dataclass
-class StageContents:
+class StageContents(Struct, dict=True):
     """Contents of the stages of a pipeline with one stage on each rank.
 
     The time of a stage depends on its layers and on whether it is the first or the last one; its
@@ -57,9 +56,9 @@ class StageContents:
     model: ModelSpec
     stages: int
     owner: tuple[int, ...] = ()  # the rank of each stage; empty: one stage on each rank
-    _contents: dict[tuple[int, int, int, int], PipelineRank] = field(default_factory=dict)
-    _keys: dict[tuple[int, int, int], Any] = field(default_factory=dict)
-    _ranges: dict[tuple[int, int], list[Pair]] = field(default_factory=dict)
+    _contents: dict[tuple[int, int, int, int], PipelineRank] = {}
+    _keys: dict[tuple[int, int, int], Any] = {}
+    _ranges: dict[tuple[int, int], list[Pair]] = {}
 
     @classmethod
     def of_plan(cls, model: ModelSpec, plan: Plan) -> StageContents:
@@ -178,8 +177,7 @@ class StageContents:
         return sorted({0, min(1, self.stages - 1), self.stages - 1})
 
 
-@dataclass
-class StageCosts:
+class StageCosts(Struct):
     """Costs of the stages of a plan (``StageContents``), filled by ``price_stages``.
 
     ``limit``: seconds of a step; stages with which it takes longer are left out. ``longest``:
@@ -195,9 +193,9 @@ class StageCosts:
     longest: Sequence[float] = ()
     by_stage: bool = True
     most_bytes: float = np.inf  # largest peak that is allowed
-    sizes: list[Pair] = field(default_factory=list)  # fewest and most layers of each stage
-    seconds: dict[Any, Seconds] = field(default_factory=dict)
-    found: dict[Any, StageCost | None] = field(default_factory=dict)
+    sizes: list[Pair] = []  # fewest and most layers of each stage
+    seconds: dict[Any, Seconds] = {}
+    found: dict[Any, StageCost | None] = {}
 
     @classmethod
     def of(

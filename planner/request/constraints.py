@@ -14,11 +14,11 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from cost_models.plan.plan import FLAGS, WORDS, Plan, PlanTable
@@ -81,8 +81,7 @@ _NUMBER: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
+class Constraint(Struct, frozen=True):
     """One comparison: the column or result, how, with what, and as it was typed."""
 
     name: str  # a column of PlanTable, or a key of RESULTS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct
@@ -16,8 +16,7 @@ from hardware_profiles.software.trainer import profile_names, software_profile
 from planner.request.constraints import Constraint
 
 
-@dataclass(frozen=True, slots=True)
-class Runnable(Constraint):
+class Runnable(Constraint, frozen=True):
     """That a target can run a plan."""
 
     limits: Capabilities

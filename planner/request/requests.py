@@ -45,7 +45,7 @@ else:
     PlanOptions = optional(Plan, "PlanOptions", "The fields of a plan; None: left out.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Subject:
     """The model and the cluster."""
 
@@ -87,7 +87,7 @@ class Subject:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ServingOptions:
     """Options of inference alone."""
 
@@ -186,23 +186,6 @@ class FitRequest(
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class StatedRun(
-    ConfigOptions, AdapterOptions, PlanOptions, LayerOptions, CommonOptions, MachineOptions
-):
-    """A run as it was started, of a model on a cluster."""
-
-    CHECKS_ITSELF: ClassVar = True
-
-    model: Annotated[
-        str | None,
-        Option("--model", metavar="MODEL", common=True, help="price fixes: the model of the run"),
-    ] = None
-    cluster: Annotated[
-        str | None, Option("--cluster", metavar="CLUSTER", common=True, help="and its cluster")
-    ] = None
-
-
 @dataclass(frozen=True)
 class PlanRequest(
     SurveyOptions,
@@ -243,16 +226,6 @@ class PlanRequest(
             group=TRAINING,
         ),
     ] = field(default=None, kw_only=True)  # type: ignore[assignment]
-
-
-_MICRO_BATCH = declared(Plan)["micro_batch_size"].option
-
-
-@dataclass(frozen=True)
-class TechniquesRequest(AdapterOptions, LayerOptions, CommonOptions, MachineOptions, Subject):
-    """Techniques of training compared for one model on one cluster."""
-
-    micro_batch_size: Annotated[int | None, _MICRO_BATCH] = field(default=None, kw_only=True)
 
 
 def values_of(request: object, group: type) -> dict[str, Any]:

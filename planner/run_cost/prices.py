@@ -6,7 +6,6 @@ and answers that need it report an error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
@@ -32,8 +31,7 @@ class AcceleratorCost(Struct, frozen=True):
     notes: tuple[str, ...]  # sources
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(Struct, frozen=True):
     """Dollars an hour of one accelerator as given by the user: for all, or by name."""
 
     every: float | None = None

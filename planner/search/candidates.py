@@ -115,7 +115,7 @@ class Candidates(Struct, frozen=True):
         counts = np.zeros(len(CODES), dtype=np.int64)
         examples: dict[str, str] = {}
         excluded: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
-        legal = []
+        legal: list[PlanTable] = []
         space = space_of(scenario, fixed, require, offloads)
         whole = space.product(with_short=scenario.on_gpu)
         of_grids, others = grid_codes(scenario, whole)
@@ -125,7 +125,6 @@ class Candidates(Struct, frozen=True):
             if code:
                 plan = whole.first_of(int(grid)).plan(0)
                 examples[CODES[code]] = RULES[code - 1].words(scenario, plan)
-        legal.append(whole.first_of(0).rows(slice(0, 0)))
         for product in slabs(whole.grids(np.flatnonzero(of_grids == 0))):
             few, frame = product.factored()
             broken = broken_rules(scenario, few, others)
@@ -146,6 +145,7 @@ class Candidates(Struct, frozen=True):
                 excluded.append(broken_codes[broken_codes > 0])
                 plans = plans.rows(broken_codes == 0)
             legal.append(plans)
+        legal = legal or [whole.first_of(0).rows(slice(0, 0))]
         return cls(space, joined(legal), counts, examples, np.concatenate(excluded))
 
     @property

@@ -21,6 +21,7 @@ from hardware_profiles.cluster.schema import MAX_GPUS, Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import read_count
 from planner.request.clusters import parts_of
+from planner.request.model import ModelLike
 from planner.request.scenario import (
     MAX_BATCH,
     AssumedScenario,
@@ -30,12 +31,25 @@ from planner.request.scenario import (
     default_seq_len,
 )
 
+MOST_MODELS: Final = 64
 MOST_AUTOMATIC: Final = 8  # clusters up to which parts of them are tried by default
 OF_LARGEST: Final = "default: one micro-batch for each accelerator of the largest cluster"
 BEST_BATCH: Final = (
     "default for comparisons: about {tokens} tokens, the best batch for {flops:.2g} FLOP "
     "(arXiv:2401.02954), the same on every cluster"
 )
+
+
+def models_of(model: ModelLike, find: str | None) -> list[ModelLike]:
+    """Return the named models: several, separated by commas, only for ``largest-model``."""
+    if not isinstance(model, str) or "," not in model:
+        return [model]
+    names = [name.strip() for name in model.split(",")]
+    if find != "largest-model":
+        raise InputError(f"{model[:60]}: several models are only for --find largest-model")
+    if not all(names) or len(names) > MOST_MODELS:
+        raise InputError(f"{model[:60]}: must be 1 to {MOST_MODELS} models, separated by commas")
+    return list(dict.fromkeys(names))
 
 
 class DefaultBatch(NamedTuple):

@@ -44,7 +44,6 @@ from planner.text.answer import DetailedAnswer
 
 COARSEST: Final = 4096  # tokens; largest step between sequence lengths
 FINEST: Final = 128
-MOST_MODELS: Final = 64
 COMPARES: Final = ("cheapest-cluster", "most-tokens")  # clusters, by what they cost
 
 
@@ -117,18 +116,6 @@ class InverseAnswer(DetailedAnswer):
         lines = inverse_lines(self.find, self.words, beyond, tried=bool(self.tried))
         answer = self.answer.text(verbose=verbose, lines_before=len(lines))
         return "\n".join([*lines, answer])
-
-
-def models_of(model: ModelLike, find: str | None) -> list[ModelLike]:
-    """Return the named models: several, separated by commas, only for ``largest-model``."""
-    if not isinstance(model, str) or "," not in model:
-        return [model]
-    names = [name.strip() for name in model.split(",")]
-    if find != "largest-model":
-        raise InputError(f"{model[:60]}: several models are only for --find largest-model")
-    if not all(names) or len(names) > MOST_MODELS:
-        raise InputError(f"{model[:60]}: must be 1 to {MOST_MODELS} models, separated by commas")
-    return list(dict.fromkeys(names))
 
 
 class _Inverse(Struct, frozen=True):

@@ -8,28 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, Final
 
-from cost_models.model.families import (
-    cohere,
-    encoder,
-    falcon,
-    gemma,
-    glm4,
-    gpt_like,
-    llama4,
-    llama_like,
-    mla,
-    moe,
-    nemotron,
-    opt,
-    phi,
-    phi3,
-    qwen3_next,
-    qwen_moe,
-    starcoder2,
-    t5,
-)
 from cost_models.model.families.reader import Config, Defaults
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError, did_you_mean
@@ -37,48 +18,48 @@ from hardware_profiles.fields import wrong_value
 
 Builder = Callable[[Config], ModelSpec]
 
-# model_type: (builder, defaults of its config class)
-_FAMILIES: Final[dict[str, tuple[Builder, Defaults]]] = {
-    "bert": (encoder.bert, encoder.BERT),
-    "bloom": (gpt_like.bloom, gpt_like.BLOOM),
-    "cohere": (cohere.cohere, cohere.COHERE),
-    "deepseek_v2": (mla.deepseek_v2, mla.DEEPSEEK_V2),
-    "deepseek_v3": (mla.deepseek_v3, mla.DEEPSEEK_V3),
-    "falcon": (falcon.falcon, falcon.FALCON),
-    "gemma": (gemma.gemma, gemma.GEMMA),
-    "gemma2": (gemma.gemma2, gemma.GEMMA2),
-    "gemma3": (gemma.gemma3, gemma.GEMMA3),
-    "gemma3_text": (gemma.gemma3_text, gemma.GEMMA3),
-    "glm4": (glm4.glm4, glm4.GLM4),
-    "glm4_moe": (glm4.glm4_moe, glm4.GLM4_MOE),
-    "gpt2": (gpt_like.gpt2, gpt_like.GPT2),
-    "gpt_neox": (gpt_like.gpt_neox, gpt_like.GPT_NEOX),
-    "gpt_oss": (moe.gpt_oss, moe.GPT_OSS),
-    "granite": (llama_like.granite, llama_like.GRANITE),
-    "llama": (llama_like.llama, llama_like.LLAMA),
-    "llama4": (llama4.llama4, llama4.LLAMA4),
-    "llama4_text": (llama4.llama4_text, llama4.LLAMA4),
-    "mistral": (llama_like.mistral, llama_like.MISTRAL),
-    "mixtral": (moe.mixtral, moe.MIXTRAL),
-    "nemotron": (nemotron.nemotron, nemotron.NEMOTRON),
-    "olmo2": (llama_like.olmo2, llama_like.OLMO2),
-    "olmoe": (moe.olmoe, moe.OLMOE),
-    "opt": (opt.opt, opt.OPT),
-    "phi": (phi.phi, phi.PHI),
-    "phi3": (phi3.phi3, phi3.PHI3),
-    "qwen2": (llama_like.qwen2, llama_like.QWEN2),
-    "qwen2_moe": (qwen_moe.qwen2_moe, qwen_moe.QWEN2_MOE),
-    "qwen3": (llama_like.qwen3, llama_like.QWEN3),
-    "qwen3_moe": (qwen_moe.qwen3_moe, qwen_moe.QWEN3_MOE),
-    "qwen3_5": (qwen3_next.qwen3_5, qwen3_next.QWEN3_5),
-    "qwen3_5_moe": (qwen3_next.qwen3_5_moe, qwen3_next.QWEN3_5_MOE),
-    "qwen3_5_moe_text": (qwen3_next.qwen3_5_moe_text, qwen3_next.QWEN3_5_MOE),
-    "qwen3_5_text": (qwen3_next.qwen3_5_text, qwen3_next.QWEN3_5),
-    "qwen3_next": (qwen3_next.qwen3_next, qwen3_next.QWEN3_NEXT),
-    "roberta": (encoder.roberta, encoder.ROBERTA),
-    "smollm3": (llama_like.smollm3, llama_like.SMOLLM3),
-    "starcoder2": (starcoder2.starcoder2, starcoder2.STARCODER2),
-    "t5": (t5.t5, t5.T5),
+# model_type: module, builder and defaults of its config class; a family is loaded where it is used
+_FAMILIES: Final = {
+    "bert": ("encoder", "bert", "BERT"),
+    "bloom": ("gpt_like", "bloom", "BLOOM"),
+    "cohere": ("cohere", "cohere", "COHERE"),
+    "deepseek_v2": ("mla", "deepseek_v2", "DEEPSEEK_V2"),
+    "deepseek_v3": ("mla", "deepseek_v3", "DEEPSEEK_V3"),
+    "falcon": ("falcon", "falcon", "FALCON"),
+    "gemma": ("gemma", "gemma", "GEMMA"),
+    "gemma2": ("gemma", "gemma2", "GEMMA2"),
+    "gemma3": ("gemma", "gemma3", "GEMMA3"),
+    "gemma3_text": ("gemma", "gemma3_text", "GEMMA3"),
+    "glm4": ("glm4", "glm4", "GLM4"),
+    "glm4_moe": ("glm4", "glm4_moe", "GLM4_MOE"),
+    "gpt2": ("gpt_like", "gpt2", "GPT2"),
+    "gpt_neox": ("gpt_like", "gpt_neox", "GPT_NEOX"),
+    "gpt_oss": ("moe", "gpt_oss", "GPT_OSS"),
+    "granite": ("llama_like", "granite", "GRANITE"),
+    "llama": ("llama_like", "llama", "LLAMA"),
+    "llama4": ("llama4", "llama4", "LLAMA4"),
+    "llama4_text": ("llama4", "llama4_text", "LLAMA4"),
+    "mistral": ("llama_like", "mistral", "MISTRAL"),
+    "mixtral": ("moe", "mixtral", "MIXTRAL"),
+    "nemotron": ("nemotron", "nemotron", "NEMOTRON"),
+    "olmo2": ("llama_like", "olmo2", "OLMO2"),
+    "olmoe": ("moe", "olmoe", "OLMOE"),
+    "opt": ("opt", "opt", "OPT"),
+    "phi": ("phi", "phi", "PHI"),
+    "phi3": ("phi3", "phi3", "PHI3"),
+    "qwen2": ("llama_like", "qwen2", "QWEN2"),
+    "qwen2_moe": ("qwen_moe", "qwen2_moe", "QWEN2_MOE"),
+    "qwen3": ("llama_like", "qwen3", "QWEN3"),
+    "qwen3_moe": ("qwen_moe", "qwen3_moe", "QWEN3_MOE"),
+    "qwen3_5": ("qwen3_next", "qwen3_5", "QWEN3_5"),
+    "qwen3_5_moe": ("qwen3_next", "qwen3_5_moe", "QWEN3_5_MOE"),
+    "qwen3_5_moe_text": ("qwen3_next", "qwen3_5_moe_text", "QWEN3_5_MOE"),
+    "qwen3_5_text": ("qwen3_next", "qwen3_5_text", "QWEN3_5"),
+    "qwen3_next": ("qwen3_next", "qwen3_next", "QWEN3_NEXT"),
+    "roberta": ("encoder", "roberta", "ROBERTA"),
+    "smollm3": ("llama_like", "smollm3", "SMOLLM3"),
+    "starcoder2": ("starcoder2", "starcoder2", "STARCODER2"),
+    "t5": ("t5", "t5", "T5"),
 }
 FAMILIES: Final = tuple(sorted(_FAMILIES))
 # a model_type whose custom code is that of a family of transformers with other sizes: the family
@@ -103,7 +84,7 @@ def model_spec(config: Mapping[str, Any], *, name: str, where: str = "config.jso
     6738415616
     """
     family = _family(config, where)
-    build, defaults = _FAMILIES[family]
+    build, defaults = builder_of(family)
     given = config["model_type"]
     reader = Config({**config, "model_type": family}, where, family, defaults)
     spec = build(reader)
@@ -113,6 +94,13 @@ def model_spec(config: Mapping[str, Any], *, name: str, where: str = "config.jso
         config=dict(spec.config),
         assumptions=(*_read_as(given, family), *_assumptions(reader), *spec.assumptions),
     )
+
+
+def builder_of(family: str) -> tuple[Builder, Defaults]:
+    """Return the builder of a family's specs, and the defaults of its config class."""
+    name, builder, defaults = _FAMILIES[family]
+    module = import_module(f"{__name__}.{name}")
+    return getattr(module, builder), getattr(module, defaults)
 
 
 def _read_as(given: str, family: str) -> tuple[str, ...]:

@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from hardware_profiles.cluster.schema import Cluster, Figure, Level, Tier
@@ -51,8 +52,7 @@ class GroupLink(NamedTuple):
     level: int  # the outermost level in use by some group
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """A cluster's links as arrays; ``N`` accelerators."""
 
     places: tuple[

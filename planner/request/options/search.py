@@ -18,7 +18,7 @@ WHOLE_RUN: Final = "whole run"
 SEARCH: Final = "search"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class WholeRunOptions:
     """Cost of a whole training run."""
 
@@ -83,7 +83,7 @@ def pinnable() -> list[str]:
     return [one.short for one in declared(Plan).values() if one.option is not None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SearchOptions:
     """Freedom and objective of a search."""
 
@@ -123,7 +123,7 @@ class SearchOptions:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SurveyOptions:
     """Constraints, several clusters, and inverse questions: of models whose layers are known."""
 

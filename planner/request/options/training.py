@@ -27,7 +27,7 @@ TUNING: Final = "adapters and frozen parts"
 BATCH_NAMES: Final = ("batch_size", "gbs", "train_batch_size", "batch", "bs")  # of other tools
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class MachineOptions:
     """How the machine is run."""
 
@@ -45,7 +45,7 @@ class MachineOptions:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class CommonOptions:
     """Training options of every model."""
 
@@ -114,7 +114,7 @@ def layers_in(group: str) -> Option:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class LayerOptions:
     """Training options of models whose layers are known."""
 
@@ -255,7 +255,7 @@ class LayerOptions:
     layers: Annotated[str | Sequence[int] | None, layers_in(PARALLELISM)] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class AdapterOptions:
     """LoRA and QLoRA."""
 
@@ -324,7 +324,7 @@ class AdapterOptions:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ModuleOptions:
     """Options of a traced nn.Module alone."""
 
@@ -343,7 +343,7 @@ class ModuleOptions:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ConfigOptions:
     """The configuration of another trainer."""
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING
 
-from cost_models.model.families import _FAMILIES, FAMILIES, model_spec
+from cost_models.model.families import FAMILIES, builder_of, model_spec
 from cost_models.model.families.reader import ACTIVATIONS
 from cost_models.model.parameters import active_parameters, parameters_by_part
 from cost_models.model.spec import LayerKind, ModelSpec
@@ -333,7 +333,7 @@ def window_of(layer: Any) -> int | None:
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in WITH_VISION])
 def test_defaults_are_those_of_the_config_class(family: str) -> None:
     fields = {f.name: f for f in dataclasses.fields(CONFIG_MAPPING[family])}
-    for key, ours in _FAMILIES[family][1].values.items():
+    for key, ours in builder_of(family)[1].values.items():
         theirs = fields[key].default
         assert ours == (() if theirs is None and key == "mlp_only_layers" else theirs), key
 
@@ -568,7 +568,7 @@ def test_second_names_of_keys() -> None:
 
 # --- properties --------------------------------------------------------------------------------
 
-KEYS = sorted({key for _, defaults in _FAMILIES.values() for key in defaults.values})
+KEYS = sorted({key for family in FAMILIES for key in builder_of(family)[1].values})
 JUNK_KEYS = ["layer_types", "rope_parameters", "text_config", "architectures", "auto_map", "foo"]
 SCALARS = (
     st.none()
@@ -607,7 +607,7 @@ def test_garbage_is_an_input_error(family: Any, junk: dict[str, Any]) -> None:
 @given(data=st.data(), family=st.sampled_from(sorted(CASES)))
 def test_garbage_in_one_key_of_a_good_config(data: st.DataObject, family: str) -> None:
     config = tiny(family)
-    key = data.draw(st.sampled_from(sorted({*config, *_FAMILIES[family][1].values})))
+    key = data.draw(st.sampled_from(sorted({*config, *builder_of(family)[1].values})))
     config[key] = data.draw(JSON)
     try:
         spec = spec_of(config)
