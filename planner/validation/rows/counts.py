@@ -105,7 +105,9 @@ SEVERAL_NODES: Final = re.compile(r"(?<!single )(?<!one )\bnodes?\b(?<!per node)
 # the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
 GLUED: Final = re.compile(r"(?<=\d)x?(?=(?:e?tp|[pdces]p|vpp?|[mg]bs|mbc|acc|sh)\d)")
 SIZE: Final = r"[ .,:=_(-]*(?:dict\(?)?[ .,:=_-]*(?:group[ _-]?)?size"
-STATE_RANKS: Final = re.compile(rf"\bzero1?(?:{SIZE}|[ _-]group|(?= (?!1\b)|[=:]))[ =:]+(-?\d+)")
+STATE_RANKS: Final = re.compile(
+    rf"\bzero1?(?:[ _-]parallel)?(?:{SIZE}|[ _-]group|(?= (?!1\b)|[=:]))[ =:]+(-?\d+)"
+)
 WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")
 # nanotron: batch_accumulation_per_replica, "acc8"; InternEvo: micro_num; SimuMax: mbc
 ACCUMULATION: Final = re.compile(

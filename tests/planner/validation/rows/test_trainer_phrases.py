@@ -881,6 +881,7 @@ def test_gradients_that_nobody_clips(cells: dict[str, Any], reads: float) -> Non
     [
         *("zero1.size=4", "zero1 size 4", "zero1=4", "ZeRO1: 4", "zero 4", "zero1 group 4"),
         *("zero1: size 4, fsdp False", "zero1=dict(size=4)", "zero_size=4"),
+        *("zero1 parallel 4, tp 1", "zero1_parallel_size=4"),
     ],
 )
 def test_internevo_shares_states_over_some_data_ranks(words: str) -> None:
@@ -911,6 +912,8 @@ def test_internevo_shares_weights_over_some_data_ranks(words: str) -> None:
         ({"recompute": "full", "notes": "isp, wp=8; selective_checkpoint"}, "full", False),
         ({"recompute": "full", "notes": "selective_checkpoint=False"}, "full", True),
         ({"recompute": "full (selective_checkpoint=False)"}, "full", True),
+        ({"notes": "selective checkpoint offload"}, "full", False),
+        ({"recompute": "none", "notes": "selective_checkpoint=True"}, "none", False),
     ],
 )
 def test_internevo_keeps_attention_of_layers_that_run_again(
@@ -1223,6 +1226,16 @@ def test_the_width_of_a_gated_mlp(framework: str, width: int, notes: str, counte
     cells = {"model": "own-gpt", "framework": framework, "vocab_size": 50304, "notes": notes}
     model = case(**cells, **shape).scenario.model
     assert model.num_parameters / 1e9 == pytest.approx(counted, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "hidden"),
+    [("7B", 32, 4096), ("20B", 60, 5120), ("30B", 60, 6656), ("65B", 80, 8192)],
+)
+def test_internevos_configurations_by_their_sizes(size: str, layers: int, hidden: int) -> None:
+    model = case(framework="InternEvo", model=size).scenario.model
+    assert (model.num_layers, model.hidden_size) == (layers, hidden)
+    assert model.kinds[0].attention.num_kv_heads == model.kinds[0].attention.num_heads
 
 
 def test_internevos_mixtures_share_their_experts() -> None:
