@@ -30,13 +30,15 @@ BLOCK_OF_SCALES: Final = 256
 QUANTISED_BYTES: Final = 0.5 + 4.0 / BLOCK
 # Bytes of an element, and of a row (output) of its matrix. int8: one fp32 scale a row (Dettmers et
 # al., LLM.int8, arXiv:2208.07339, sec. 2.1; bitsandbytes Int8Params.SCB). int4: groups of 128 with
-# an fp16 scale and a 4-bit zero point (GPTQ, Frantar et al., arXiv:2210.17323)
+# an fp16 scale and a 4-bit zero point (GPTQ, Frantar et al., arXiv:2210.17323). int2: groups of 64,
+# a scale and a zero point of 8 bits (mobiusml/hqq: BaseQuantizeConfig, quant_zero, quant_scale)
 GROUP: Final = 128
 STORED_BYTES: Final[dict[Quantisation, tuple[float, float]]] = {
     "nf4": (QUANTISED_BYTES, 0.0),
     "nf4_double": (0.5 + 1.0 / BLOCK + 4.0 / (BLOCK * BLOCK_OF_SCALES), 0.0),
     "int8": (1.0, 4.0),
     "int4": (0.5 + (2.0 + 0.5) / GROUP, 0.0),
+    "int2": (0.25 + 2.0 / BLOCK, 0.0),
 }
 # Matrices of each target, by a part of their name; fused matrices belong to several targets
 TARGETS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -54,7 +56,7 @@ DEQUANTISED_AT_ONCE: Final = 1 << 22
 
 def quantised_bytes(kind: Quantisation, *, scales: bool = True) -> float:
     """Bytes of a quantised element, with its share of the scales or without."""
-    return STORED_BYTES[kind][0] if scales else 1.0 if kind == "int8" else 0.5
+    return STORED_BYTES[kind][0] if scales else {"int8": 1.0, "int2": 0.25}.get(kind, 0.5)
 
 
 def is_adapted(weight: Weight, targets: str) -> bool:

@@ -34,6 +34,7 @@ def frozen_bytes(view: RankView) -> Real:
     nf4_double   0.5 + 1/64 + 4/(64 · 256)    (4.127 bits)
     int8         1 byte, and 4 bytes for each output of a matrix
     int4         0.5 + 2.5/128                (4.156 bits)
+    int2         0.25 + 2/64                  (2.25 bits)
     fp8, fp4     1 or 0.5, and its share of the scales: matrices of a base that is trained in few
                  bits, where the trainer stores them so
 

@@ -52,7 +52,8 @@ Adapter = Literal["none", "lora", "qlora"]
 AdapterMethod = Literal["lora", "dora", "adalora", "loha", "lokr", "vera", "ia3", "oft"]
 AdapterTargets = Literal["all", "attention"]  # or TARGET_NAMES with commas: "q,v"
 TARGET_NAMES: Final = ("q", "k", "v", "o", "gate", "up", "down")
-Quantisation = Literal["nf4", "nf4_double", "int8", "int4"]  # of the frozen matrices of qlora
+# of the frozen matrices of qlora
+Quantisation = Literal["nf4", "nf4_double", "int8", "int4", "int2"]
 MAX_ADAPTER_RANK: Final = 4096
 MAX_SEQ_LEN: Final = 10**8
 SeqLen = Annotated[int, Meta(ge=1, le=MAX_SEQ_LEN)]

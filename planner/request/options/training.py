@@ -318,8 +318,8 @@ class AdapterOptions:
             help="frozen matrices of --qlora: {values}",
             group=TUNING,
             default="nf4: 4 bits and an fp32 scale for each block of 64",
-            why="as the executor trains; nf4_double, int8 and int4 (groups of 128, GPTQ) are "
-            "priced only",
+            why="as the executor trains; nf4_double, int8, int4 (groups of 128, GPTQ) and int2 (of "
+            "64, HQQ) are priced only",
         ),
     ] = None
 

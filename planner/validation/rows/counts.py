@@ -18,6 +18,9 @@ RECIPES: Final = frozenset(
     {"delayed", "tensorwise", "rowwise", "rowwise, 16-bit weight gradients", "blockwise", "mx"}
     | {"fp8 format", "fp8 gathers"}
 )
+BASELINE: Final = re.compile(
+    r"\b(?:bf16|bfloat16) baseline\b|\b(?:no|without|not) (?:float8|fp8)\b"
+)
 ALONE: Final = 3  # words, in which a precision stands alone: "torchao 0.8 float8"
 PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
 # numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1",
@@ -263,9 +266,14 @@ def _is_in_8_bits(row: Row) -> bool:
     named = vocabulary().read("precision", row.words("precision")).terms.keys()
     if named & PRECISIONS != {"bf16"}:
         return bool(RECIPES & named) and look_up(words_table().precision, row) is None
-    parts = (_precision_in(row.words(column)) or "" for column in ("notes", "framework"))
-    told = {term for part in parts for term in vocabulary().read("precision", part).terms}
-    return bool(RECIPES & terms_of(row, "notes").keys()) or "fp8" in told
+    said = terms_of(row, "notes").keys()
+    parts = [_precision_in(row.words(column)) or "" for column in ("notes", "framework")]
+    notes, framework = ({*vocabulary().read("precision", part).terms} for part in parts)
+    if notes & PRECISIONS == {"bf16"} or (
+        BASELINE.search(row.words("notes")) and not said & RECIPES
+    ):
+        return False
+    return bool(RECIPES & said) or "fp8" in notes | framework
 
 
 def _precision_in(words: str) -> str | None:

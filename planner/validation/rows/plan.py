@@ -34,6 +34,8 @@ LAYERS_A_STAGE: Final = re.compile(
     r"\bnum[ _-]layers[ _-]per[ _-](?:virtual[ _-])?(?:pipeline[ _-])?stage[ =:]*(\d+)"
 )
 MESH: Final = re.compile(r"\bhsdp[ (=:]*(\d+) ?[x×*] ?(\d+)\b")
+# NPROC_PER_NODE=2 next to four visible cards (modelscope/ms-swift: swift/cli/main.py, use_torchrun)
+PROCESSES: Final = re.compile(r"\bnproc[ _]per[ _]node[ =:]*(\d+)|\b(\d+) process(?:es)?\b")
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 ENDS: Final = "ends-as-layers"
 
@@ -47,16 +49,18 @@ def plan_of(
     tensor = reading.value("tensor_parallel", *_usual_tensor(row, num_gpus, gpus_per_node))
     context = reading.value("context_parallel", 1, "none")
     mapped = takes_layers_in_turn(row)
-    others = tensor * context * (row.data_parallel or 1)
-    usual = (num_gpus // others, "layers over all cards") if mapped else (1, "none")
+    others = tensor * context * (row.data_parallel or _processes(row))
+    usual = (max(1, num_gpus // others), "layers over all cards") if mapped else (1, "none")
     pipeline = reading.value("pipeline_parallel", *usual)
     virtual = _virtual_stages(reading, model.num_layers, pipeline) if pipeline > 1 else 1
     method = _context_method(reading, context)
     if "isp" in terms_of(row, ANYWHERE):
         tensor, context, method = 1, max(context, tensor), "ulysses"  # one group of ranks
-        if any(kind.attention.num_heads % context for kind in model.kinds):
-            method = "ring"
-            reading.defaults.append(f"ISP over {context} ranks: priced as ring (its sequence_2D)")
+    if method == "ulysses" and any(k.attention.num_heads % (tensor * context) for k in model.kinds):
+        # Ulysses over what divides the heads, rings of these (modelscope/ms-swift: swift/trainers/
+        # sequence_parallel; InternLM/InternEvo: sequence_2D)
+        method = "ring"
+        reading.defaults.append(f"{context} ranks do not divide the heads: priced as ring")
     ranks = tensor * pipeline * context
     if num_gpus % ranks:
         raise Unpriceable(f"{ranks} model-parallel ranks do not divide {num_gpus} accelerators")
@@ -163,6 +167,14 @@ def takes_layers_in_turn(row: Row) -> bool:
     pipeline of one micro-batch.
     """
     return "device map" in terms_of(row, ANYWHERE) and not row.zero_stage
+
+
+def _processes(row: Row) -> int:
+    """Return the processes whose models lie on several cards each: DDP around a device map."""
+    if not (takes_layers_in_turn(row) and "ddp" in terms_of(row, ANYWHERE)):
+        return 1
+    stated = PROCESSES.search(row.words("notes"))
+    return int(stated[1] or stated[2]) if stated else 2
 
 
 def _replicas(row: Row, data: int, context: int, shard: int | None) -> int:

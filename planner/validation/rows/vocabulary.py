@@ -32,7 +32,9 @@ READ_COLUMNS: Final = (
     "precision",
     "offload",
 )
-BITS: Final = frozenset({"nf4", "int4", "int8", "double quantisation"})  # of quantised bases
+BITS: Final = frozenset(
+    {"nf4", "int2", "int4", "int8", "double quantisation"}
+)  # of quantised bases
 OF_BASE: Final = BITS | {"qlora", "gptq", "hqq", "kept in 16 bits"}
 ANYWHERE: Final = "anywhere"  # the section of phrases that every column may contain
 NEGATIONS: Final = frozenset({"no", "not", "without", "non", "disable", "disabled"})
@@ -52,6 +54,8 @@ REPLACED: Final = (
     (r"\b((?:q|ga|do)?lora|galore)(?=\d)", r"\1 "),  # "LoRA8", "galore128"
     (r"\bsel[.]?(?=[\s,;)]|$)", "selective"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
+    (r"\bmp_(?=(?:bf|fp)16)", ""),  # mp_bf16_autocast
+    (r"(offload\w*)\s*[,;+]\s*(?=activations? (?:checkpoint|recomput))", r"\1 and "),
     (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
     (r"\bfloat[\s_-]?(?=(?:16|32|64)\b)", "fp"),
     (r"^\s*(half|single|double)(?=\s*(?:[,;(/]|$))", r"\1 precision"),
@@ -289,6 +293,10 @@ def _adapter_terms(row: Row) -> Mapping[str, int]:
     """
     text = row.words("peft")
     own = vocabulary().read("peft", text).terms
+    if is_rounded(row):  # in the bits to which weights are rounded, nothing is stored
+        return {name: at for name, at in own.items() if name not in OF_BASE}
+    if "hqq" in own and "int2" in vocabulary().read("notes", row.words("notes")).terms:
+        return {**own, "int2": len(text)}
     cells = [("precision", row.words("precision"))]
     if "lora" in own and not own.keys() & {"adapter", "qlora", *BITS}:
         cells += [("peft", row.words("model")), ("notes", row.words("notes"))]
@@ -298,6 +306,17 @@ def _adapter_terms(row: Row) -> Mapping[str, int]:
         if found.keys() & {"qlora", *BITS}:
             return {name: len(text) + found[name] for name in OF_BASE & found.keys()} | dict(own)
     return own
+
+
+def is_rounded(row: Row) -> bool:
+    """Whether weights are rounded to few bits as they are used: quantisation-aware training."""
+    said = {
+        term
+        for column in READ_COLUMNS
+        for term in vocabulary().read(column, row.words(column)).terms
+        if term in ("qat", "not qat")
+    }
+    return said == {"qat"}
 
 
 @lru_cache(maxsize=1024)  # a row is looked up in some sixty sections

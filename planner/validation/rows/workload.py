@@ -21,7 +21,7 @@ from hardware_profiles.cluster.schema import Accelerator
 from planner.request.scenario import default_precision
 from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.runs_file import Row
-from planner.validation.rows.vocabulary import ANYWHERE, BITS, terms_of, vocabulary
+from planner.validation.rows.vocabulary import BITS, is_rounded, terms_of, vocabulary
 from planner.validation.rows.words import SoftwareEntry, entry_of, look_up, number_in, words_table
 
 TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
@@ -51,7 +51,7 @@ def workload_of(
         word = reading.value("precision", usual.value if usual else precision, f"of that {whose}")
     if word == "tf32" and best_matmul(accelerator, word) is None:
         word = "fp32"  # without TF32, as before Ampere, the setting changes nothing
-    if "qat" in terms_of(row, ANYWHERE):
+    if is_rounded(row):
         reading.defaults.append("rounding of quantisation-aware training is left out")
     optimizer = look_up(words_table().optimizer, row)
     reading.value("optimizer", optimizer.value if optimizer else "adamw", "the usual one")

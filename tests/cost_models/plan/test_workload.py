@@ -55,7 +55,7 @@ def test_left_out_values_are_the_documented_defaults() -> None:
         ({"gradient_precision": 16}, "gradient_precision = 16"),
         ({"master_weights": "no"}, "master_weights"),
         ({"quantisation": "int8"}, "of qlora's frozen matrices (adapter is none)"),
-        ({"quantisation": "int2"}, "must be one of nf4, nf4_double, int8, int4"),
+        ({"quantisation": "int3"}, "must be one of nf4, nf4_double, int8, int4, int2"),
         (
             {"master_weights": False, "precision": "fp32"},
             "must be true; false needs bf16, fp16, fp8",

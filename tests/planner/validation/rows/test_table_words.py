@@ -412,7 +412,7 @@ def test_logits_of_qwen_are_of_16_bits_under_deepspeed(
 
 @pytest.mark.parametrize(
     "optimizer",
-    ["q_galore_adamw_8bit", "Q-GaLore", "paged AdEMAMix 8bit"],
+    ["paged AdEMAMix 8bit", "MeZO"],
 )
 def test_an_optimizer_without_a_price_is_refused(optimizer: str, tmp_path: Path) -> None:
     """Not priced as the AdamW whose name it has."""

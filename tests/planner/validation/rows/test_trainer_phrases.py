@@ -847,6 +847,7 @@ def test_logits_of_torchaos_loops(cells: dict[str, Any], copies: tuple[float, fl
         ({"optimizer": "AdamW", "notes": "optim_cpu_offload=ao"}, False),
         ({"optimizer": "AdamW", "notes": "optim_cpu_offload=ao_offload_grads"}, True),
         ({"optimizer": "AdamW, ao CPU offload, offload gradients"}, True),
+        ({"optimizer": "ao offload_gradients"}, True),
     ],
 )
 def test_gradients_that_leave_with_torchaos_optimizer(cells: dict[str, Any], early: bool) -> None:
@@ -1432,6 +1433,7 @@ def test_an_optimizer_of_other_states_is_not_priced_as_one_without_any(words: st
     [
         ("GaLore AdamW, rank 64", "galore_adamw", 64),
         ("galore_adamw_8bit", "galore_adamw_8bit", 128),
+        ("Q-GaLore", "galore_adamw_8bit", 128),
         ("apollo_adamw", "apollo_adamw", 1),
         ("APOLLO-Mini", "apollo_adamw", 1),
         ("adamw", "adamw", 128),
@@ -1465,6 +1467,7 @@ def test_a_recipe_in_the_cell_of_the_precision(words: str) -> None:
         ("vit_huge_patch14_224", 632.0),
         ("vit_giant_patch14_dinov2.lvd142m", 1136.0),
         ("vit_giant_patch14_224", 1013.0),
+        ("ViT-g/14", 1013.0),
     ],
 )
 def test_timms_names_of_models(words: str, millions: float) -> None:
@@ -2514,3 +2517,118 @@ def test_a_flag_of_lora_beside_one_of_qlora() -> None:
     named = case(framework="Qwen finetune.py", model="qwen-7b", num_gpus=2, notes="Q-LoRA, ZeRO-2")
     assert found.scenario.workload == named.scenario.workload
     assert found.scenario.model.num_parameters == named.scenario.model.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("cells", "quantisation", "profile"),
+    [
+        ({"framework": "fsdp_qlora", "peft": "hqq_lora", "notes": "n_bits 2"}, "int2", "+hqq"),
+        ({"framework": "fsdp_qlora", "peft": "hqq_lora 2-bit"}, "int2", "+hqq"),
+        (
+            {"framework": "fsdp_qlora", "peft": "hqq_dora", "notes": "n_bits=4"},
+            "nf4_double",
+            "+hqq",
+        ),
+        ({"framework": "swift", "model": "llama2-7b-aqlm-2bit-1x16", "peft": "lora"}, "int2", ""),
+        ({"framework": "swift", "peft": "lora", "notes": "quantization_bit 2"}, "int2", ""),
+        ({"framework": "swift", "model": "qwen-7b-chat-int4", "peft": "lora"}, "int4", ""),
+    ],
+)
+def test_bases_in_two_bits(cells: dict[str, Any], quantisation: str, profile: str) -> None:
+    found = case(num_gpus=2, precision="bf16", **cells).scenario
+    assert (found.workload.adapter, found.workload.quantisation) == ("qlora", quantisation)
+    assert profile in found.software.name
+
+
+@pytest.mark.parametrize(
+    ("cells", "precision"),
+    [
+        ({"precision": "bf16", "notes": "none (bfloat16)"}, "bf16"),
+        ({"precision": "bf16", "notes": "bf16 baseline, compile"}, "bf16"),
+        ({"precision": "bf16", "notes": "without float8"}, "bf16"),
+        ({"precision": "bf16", "notes": "compile"}, "fp8"),
+        ({"precision": "bf16", "notes": "tensorwise scaling"}, "fp8"),
+    ],
+)
+def test_the_base_of_a_comparison_in_8_bits(cells: dict[str, Any], precision: str) -> None:
+    found = case(framework="torchtitan (torchao float8)", **cells)
+    assert found.scenario.workload.precision == precision
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"precision": "bf16", "peft": "LoRA r=8 (QAT)", "notes": "int4 QAT + LoRA"},
+        {"precision": "nvfp4 QAT"},
+        {"precision": "int8", "notes": "QAT, fake quantized weights"},
+        {"precision": "bf16", "notes": "8da4w-qat: int8 activations, int4 weights"},
+    ],
+)
+def test_rounded_weights_are_stored_and_multiplied_in_16_bits(cells: dict[str, Any]) -> None:
+    found = case(framework="torchtune (torchao)", num_gpus=8, **cells)
+    assert found.scenario.workload.precision == "bf16"
+    assert found.scenario.workload.adapter != "qlora"
+    assert any("rounding" in note for note in found.defaults)
+
+
+def test_a_run_without_rounding_is_none_of_its_suite() -> None:
+    found = case(framework="torchtune (QAT baseline)", num_gpus=8, notes="no QAT")
+    assert not any("rounding" in note for note in found.defaults)
+
+
+@pytest.mark.parametrize(
+    ("notes", "data", "stages"),
+    [
+        ("DDP + device_map; NPROC_PER_NODE=2", 2, 4),
+        ("DDP + device_map", 2, 4),
+        ("ddp, device_map auto, 4 processes", 4, 2),
+        ("device_map auto", 1, 8),
+    ],
+)
+def test_processes_whose_model_lies_on_several_cards(notes: str, data: int, stages: int) -> None:
+    plan = case(framework="ms-swift", num_gpus=8, peft="lora", notes=notes).plan
+    assert (plan.data_parallel, plan.pipeline_parallel) == (data, stages)
+
+
+def test_ulysses_over_ranks_that_divide_no_heads_is_a_ring() -> None:
+    found = case(
+        framework="ms-swift 3.8",
+        model="qwen2.5-7b",
+        num_gpus=8,
+        notes="deepspeed zero3, sequence_parallel_size 8",
+    )
+    assert (found.plan.context_parallel, found.plan.context_parallel_method) == (8, "ring")
+    assert why_impossible(found) is None
+
+
+@pytest.mark.parametrize(
+    ("notes", "recompute", "offload"),
+    [
+        ("zero3 offload, activation checkpointing", "full", "weights"),
+        ("zero2 offload, activation checkpointing", "full", "optimizer"),
+        ("zero3; offload activations", "none", "activations"),
+    ],
+)
+def test_what_is_offloaded_ends_at_a_comma(notes: str, recompute: str, offload: str) -> None:
+    plan = case(framework="DeepSpeed", notes=notes).plan
+    assert (plan.recompute, plan.offload) == (recompute, offload)
+
+
+def test_zero_offload_on_one_card_keeps_16_bit_weights_alone() -> None:
+    cells = {"framework": "DeepSpeed", "optimizer": "ZeRO-Offload", "precision": "bf16"}
+    found = case(num_gpus=1, seq_len=512, **cells)
+    assert "deepspeed-zero2" in found.scenario.software.name
+    assert found.plan.offload == "optimizer"
+
+
+@pytest.mark.parametrize("words", ["mp_bf16_autocast", "bf16_autocast"])
+def test_autocast_of_fsdp_qlora(words: str) -> None:
+    found = case(framework="fsdp_qlora", num_gpus=2, peft="lora", precision=words)
+    assert "autocast+fp32-frozen" in found.scenario.software.name
+    assert not_understood(found.row) == []
+
+
+@pytest.mark.parametrize(("peft", "notes"), [("unsloth+qlora", ""), ("lora", "use_unsloth")])
+def test_unsloth_is_a_tuner_of_swift(peft: str, notes: str) -> None:
+    found = case(framework="ms-swift", num_gpus=1, peft=peft, notes=notes)
+    assert found.scenario.software.name.startswith("hf-trainer-foak")
