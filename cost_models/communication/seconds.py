@@ -44,6 +44,9 @@ STAGED_SHARE: Final = 0.73
 # ep-backend-comparison/RESULTS.md and RESULTS-p5.md: bus bandwidth of alltoall_perf over EFA, of
 # which (n - m)/(n - 1) leaves a node with m of n ranks)
 EXCHANGE_SHARE: Final = 0.75
+# bytes/s of a node that NCCL reaches by TCP on any link that is as fast: 1.7 GB/s of 25 Gb/s
+# (NVIDIA/nccl-tests, issue 83), where the host's processors are the limit; a slower line is full
+TCP_BANDWIDTH: Final = 1.7e9
 _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Cluster, SoftwareProfile]] = {}
 
 
@@ -88,7 +91,7 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
     ``inside``: share of the bandwidth on the innermost tier, between the accelerators of a node or
     rack, unless that of the accelerator's own link is measured (``link_share``). ``between``: share
     on the network, less where the catalogue has a smaller one for that kind of link (TCP) and its
-    bandwidth was not measured.
+    bandwidth was not measured, but no less than ``TCP_BANDWIDTH`` of a node.
     """
     if _is_own_link(cluster.accelerator, cluster.tiers[0]):
         inside = _own_share(cluster, inside)
@@ -106,14 +109,15 @@ def achieved(cluster: Cluster, inside: float, between: float) -> Cluster:
 
     innermost = cluster.gpus_per_node if cluster.levels else cluster.tiers[0].domain_size
     alone = innermost == 1  # one accelerator a node: network only
-    outer = [_network_share(tier.name, tier.bandwidth, between) for tier in cluster.tiers]
+    each = cluster.gpus_per_node
+    outer = [_network_share(tier.name, tier.bandwidth, between, each) for tier in cluster.tiers]
     shares = outer if alone else [inside, *outer[1:]]
     tiers = tuple(lowered(tier, share) for tier, share in zip(cluster.tiers, shares, strict=True))
     if not cluster.levels:
         return replace(cluster, tiers=tiers)
     levels = []
     for level, in_nodes in zip(cluster.levels, levels_in_nodes(cluster), strict=True):
-        network = _network_share(level.name, level.bandwidth[0], between)
+        network = _network_share(level.name, level.bandwidth[0], between, each)
         levels.append(with_bandwidths(level, inside if in_nodes and not alone else network))
     return replace(cluster, tiers=tiers, levels=tuple(levels))
 
@@ -143,9 +147,12 @@ def _is_own_link(chip: Accelerator, tier: Tier) -> bool:
     return tier.name == chip.link and (slower or here.value == own.value)
 
 
-def _network_share(link: str, bandwidth: Figure, usual: float) -> float:
+def _network_share(link: str, bandwidth: Figure, usual: float, gpus_per_node: int) -> float:
     share = link_share(link)
-    return usual if share is None or bandwidth.kind == "measured" else min(usual, share.value)
+    if share is None or bandwidth.kind == "measured":
+        return usual
+    slow = TCP_BANDWIDTH / (gpus_per_node * bandwidth.value)
+    return min(usual, max(share.value, slow))
 
 
 def links_may_differ(cluster: Cluster) -> float:

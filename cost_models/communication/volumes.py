@@ -99,7 +99,7 @@ def shared_gradient_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     tensor    g S of replicated tensors with partial gradients: with sequence parallelism all
               replicated tensors, else norms of q and k heads and those of routed experts
     pipeline  g S of a tensor on several stages (tied embeddings), from rank to rank, and the sum
-              back
+              back; c S where the trainer sums in it (ties_in_compute_precision)
 
     Source: Korthikanti et al. (arXiv:2205.05198), sec. 4.2.2 (gradients of norms); Shoeybi et al.
     (arXiv:1909.08053), sec. 3 (tied embeddings); Megatron-LM
@@ -111,7 +111,7 @@ def shared_gradient_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
         summands = _partial_sum_traffic(view).times(np.where(table.tensor_parallel > 1, 1.0, 0.0))
     sent = no_traffic(len(table))
     for weight, times in () if embedding_is_frozen(view.model) else view.rank.shared_gradients:
-        size = view.workload.reduction_bytes * _reduced_numel(weight, table)
+        size = _tied_bytes(view) * _reduced_numel(weight, table)
         sent += Traffic(np.ones(len(table)), size).times(float(times))
     piped = np.where(table.pipeline_parallel > 1, 1.0, 0.0)
     return {("tensor", "all_reduce"): summands, ("pipeline", "send"): sent.times(piped)}
@@ -309,6 +309,14 @@ def world_traffic(table: PlanTable) -> dict[tuple[str, str], Traffic]:
     """One all_reduce of three fp64 numbers a step: loss, squared norm, and stop requests."""
     active = np.where(table.world_size > 1, 1.0, 0.0)
     return {("world", "all_reduce"): Traffic(active, 24.0 * active)}
+
+
+def _tied_bytes(view: RankView) -> float:
+    """Bytes of an element of a gradient that stages sum up."""
+    workload = view.workload
+    narrow = view.software.gradients.ties_in_compute_precision
+    narrow = narrow and workload.gradient_precision == "auto"
+    return workload.compute_bytes if narrow else workload.reduction_bytes
 
 
 def _partial_sum_traffic(view: RankView) -> Traffic:

@@ -44,6 +44,7 @@ class TrainerGradients(ProfileGroup, frozen=True, kw_only=True):
     reduced_once_under_pipeline: bool  # with the last micro-batch
     accumulated_unsharded: bool  # no_sync: unsharded gradients until the last micro-batch
     reduced_in_compute_precision: bool  # of sharding ranks, and kept so while they are whole
+    ties_in_compute_precision: bool  # of a tensor that several stages have and sum up
     include_frozen: bool  # gradients of flat parameters span the frozen weights in them
     accumulation_bytes: Amount  # moved per parameter when a micro-batch's gradient is added
     zeroed: bool  # filled with zeros after a step instead of released

@@ -51,3 +51,15 @@ def test_lanes_limit_what_collectives_reach(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(CARDS.replace("8", "2") + "[link]\nbandwidth = 7.75e9\n")
     assert reached(str(path)) == pytest.approx(reached("2xRTX3090") / 4)
+
+
+@pytest.mark.parametrize(
+    ("gigabits", "of_line"), [(1, 0.94), (10, 0.94), (20, 0.68), (25, 0.544), (100, 0.54)]
+)
+def test_tcp_fills_slow_lines_alone(tmp_path: Path, gigabits: float, of_line: float) -> None:
+    """1.7 GB/s of a node, or 0.54 of a line that is faster."""
+    path, rate = tmp_path / "own.toml", gigabits / 8 * 1e9
+    network = f'[network]\nname = "Ethernet"\nbandwidth = {rate / 8:.9g}\n'
+    path.write_text(CARDS.replace("nodes = 1", "nodes = 2") + network)
+    found = achieved(parse_cluster(str(path)), 0.764, 0.94).tiers[-1].bandwidth.value
+    assert 8 * found == pytest.approx(of_line * rate)

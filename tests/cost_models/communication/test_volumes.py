@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from cost_models.communication.traffic import Traffic, TrafficOptions
-from cost_models.communication.volumes import AXES, KINDS, pass_traffic, rank_traffic
+from cost_models.communication.volumes import (
+    AXES,
+    KINDS,
+    pass_traffic,
+    rank_traffic,
+    shared_gradient_traffic,
+)
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.model.spec import ModelSpec, Weight
@@ -244,3 +250,21 @@ def test_deepspeed_gathers_matrices_one_by_one():
     (layer, apart), layers = count.values(), _model("llama").num_layers
     assert (layer, apart) == (2 * layers + 2, 2 * 7 * layers + 2)
     assert len({*size.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("software", "share"),
+    [("megatron", 1.0), ("megatron-deepspeed", 0.5), ("megatron+deepspeed-bf16-optimizer", 1.0)],
+)
+def test_deepspeeds_stages_sum_a_tied_tables_gradient_in_16_bits(software: str, share: float):
+    model = model_spec(CONFIGS["gpt2"], name="tied")
+    first, _ = even_split_contents(model, 2, 1)
+    table = PlanTable.from_plans([Plan(1, 1, 2, num_microbatches=2)])
+
+    def sent(software: str) -> float:
+        scenario = make_scenario(model, software=software)
+        found = shared_gradient_traffic(RankView(scenario, table, first))
+        return float(found["pipeline", "send"].size[0])
+
+    assert sent(software) == pytest.approx(share * sent("shardplan"))
+    assert sent(software) > 0
