@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
 
+import planner
 from cost_models.legality.rules import CODES, legality_codes
 from cost_models.memory.allocator import most_over_typical
 from cost_models.plan.plan import Plan, PlanTable
@@ -121,6 +123,15 @@ def test_counts_add_up() -> None:
 
 
 @pytest.mark.slow
+def test_the_page_of_the_search_counts_one() -> None:
+    page = Path(__file__).parents[3] / "docs" / "explanation" / "search.md"
+    counts = planner.plan("llama-3-8b", "8xA100-80GB").result.counts
+    numbers = [counts.enumerated, *counts.illegal.values(), counts.legal, counts.too_large]
+    numbers += [counts.tight, counts.fitting, counts.simulated, counts.bounded_away]
+    example = page.read_text(encoding="utf-8").split("## Exact")[0]
+    assert [number for number in numbers if f"{number:,}" not in example] == []
+
+
 def test_a_larger_top_only_adds_plans() -> None:
     scenario = make_scenario("llama", "8xA100-80GB")
     ten, three = search(scenario, top=10).plans, search(scenario, top=3).plans
