@@ -1230,6 +1230,21 @@ def test_the_width_of_a_gated_mlp(framework: str, width: int, notes: str, counte
 
 
 @pytest.mark.parametrize(
+    ("name", "billions", "latent"),
+    [
+        ("deepseek-1b", 4.61, 512),
+        ("deepseek_16b", 15.71, 512),
+        ("DeepSeek-32B", 31.37, 512),
+        ("mixtral_8x1b", 6.07, 0),
+    ],
+)
+def test_simumaxs_own_models(name: str, billions: float, latent: int) -> None:
+    model = case(framework="Megatron-Core (SimuMax)", model=name, num_gpus=8).scenario.model
+    assert model.num_parameters / 1e9 == pytest.approx(billions, abs=0.01)
+    assert (model.kinds[-1].attention.kv_lora_rank or 0) == latent
+
+
+@pytest.mark.parametrize(
     ("size", "layers", "hidden"),
     [("7B", 32, 4096), ("20B", 60, 5120), ("30B", 60, 6656), ("65B", 80, 8192)],
 )
