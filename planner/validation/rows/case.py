@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from cost_models.compute.rates import BEFORE_AMPERE
 from cost_models.legality.rule import multiplies_in_fp32
 from cost_models.model.freezing import with_trained_layers, without_adapters_before
 from cost_models.model.lora import adapted, with_trained_ends
@@ -37,7 +38,13 @@ from planner.validation.rows.plan import plan_of, stages_of, takes_layers_in_tur
 from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.runs_file import Row
 from planner.validation.rows.stand_ins import with_assumed_figures
-from planner.validation.rows.trainer import note_trainer, profile_of_trainer, that_runs, trainer_of
+from planner.validation.rows.trainer import (
+    casts_nothing_unless_told,
+    note_trainer,
+    profile_of_trainer,
+    that_runs,
+    trainer_of,
+)
 from planner.validation.rows.unstated_plan import (
     may_checkpoint,
     with_usual_checkpointing,
@@ -179,6 +186,10 @@ def _on_accelerator(reading: Reading, architecture: str) -> Reading:
     if architecture in SINCE_2024 and named == {"megatron"}:
         note = "Megatron-LM since 2024 (default: undated)"
         return reading.changed(note, framework=f"{row.framework} 2024")
+    if architecture in BEFORE_AMPERE and casts_nothing_unless_told(row):
+        reading.also.append({"precision": "fp16"})
+        note = "precision fp32 (default: of that trainer, which casts nothing unless told to)"
+        return reading.changed(note, precision="fp32")
     return reading
 
 

@@ -101,6 +101,25 @@ def _with_autocast(row: Row) -> Row:
     return replace(row, notes=f"{row.notes or ''}; autocast") if casts else row
 
 
+def casts_nothing_unless_told(row: Row) -> bool:
+    """Whether a row says no precision, and its trainer multiplies in fp32 if it is told none.
+
+    torch makes weights in fp32 and casts under autocast alone, which Hugging Face's Trainer enters
+    with ``fp16`` or ``bf16`` (huggingface/transformers: training_args.py, both False). Left out:
+    that authors who say nothing turn it on where the accelerator multiplies bf16, as most do.
+    """
+    named, adapter = terms_of(row, "framework").keys(), look_up(words_table().adapter, row)
+    return (
+        row.precision is None
+        and row.software is None
+        and bool(named & {"hugging face", "torch loop"})
+        and not (row.zero_stage or named & SHARDED_OR_COMPILED)
+        and not terms_of(row, ANYWHERE).keys() & {"autocast", "apex o2", "compile"}
+        and look_up(words_table().usual_precision, row) is None
+        and (row.peft is None or (adapter is not None and adapter.value == "none"))
+    )
+
+
 def _missing_recipe(entry: SoftwareEntry, row: Row) -> str | None:
     """Return a recipe of matmuls in 8 bits for cut matrices, which the profile lacks; or None."""
     precision = look_up(words_table().precision, row)

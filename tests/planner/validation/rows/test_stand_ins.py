@@ -245,3 +245,40 @@ def test_nodes_of_unequal_size_are_parted_evenly() -> None:
     case = priced(num_gpus=12, gpus_per_node=8)[0]
     assert (case.scenario.cluster.num_nodes, case.scenario.cluster.gpus_per_node) == (2, 6)
     assert "nodes of 6: 12 are no whole ones of 8" in case.defaults
+
+
+LOOP: dict[str, Any] = {"framework": "plain PyTorch", "zero_stage": None, "num_gpus": 1}
+
+
+@pytest.mark.parametrize("framework", ["plain PyTorch", "HF Trainer", "plain PyTorch DDP"])
+def test_trainers_before_ampere_cast_nothing_unless_told(framework: str) -> None:
+    """torch makes weights in fp32, and TrainingArguments has fp16=False and bf16=False."""
+    cells = LOOP | {"framework": framework, "model": "gpt2", "seq_len": 512, "gpu": "T4"}
+    case, found = priced(**cells, precision=None)
+    assert case.scenario.workload.precision == "fp32"
+    assert "autocast" not in case.scenario.software.name
+    assert any(text.startswith("precision fp32 (default: ") for text in case.defaults)
+    for said in ("fp32", "fp16"):
+        known = priced(**cells, precision=said)[1]
+        assert found.step_low <= known.step_low
+        assert found.peak_high >= known.peak_high
+    assert found.step == priced(**cells, precision="fp32")[1].step
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"gpu": "A100-SXM-80GB"},
+        {"notes": "autocast"},
+        {"notes": "torch.compile"},
+        {"framework": "plain PyTorch, DeepSpeed"},
+        {"framework": "Megatron-LM"},
+        {"peft": "lora r=8"},
+    ],
+)
+def test_others_train_in_16_bits_where_they_say_nothing(cells: dict[str, Any]) -> None:
+    case = priced(
+        **(LOOP | {"gpu": "V100-SXM2-32GB", "model": "gpt2", "seq_len": 512} | cells),
+        precision=None,
+    )[0]
+    assert case.scenario.workload.precision in ("bf16", "fp16")
