@@ -30,6 +30,16 @@ def runs(tmp_path: Path) -> Path:
     return path
 
 
+def test_the_page_shows_what_validate_prints(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "reference" / "validate.md"
+    table, printed = page.read_text(encoding="utf-8").split("```text\n")[1:3]
+    path = tmp_path / "runs.csv"
+    path.write_text(table.split("```")[0])
+    answer = planner.validate(path)
+    assert answer.text().split("\n") == printed.split("```")[0].rstrip().split("\n")
+    assert answer.rows.software.tolist() == ["fms-fsdp", "torch-trainer+deepspeed-zero3"]
+
+
 def test_rows_are_compared_or_say_why_not(runs: Path) -> None:
     answer = planner.validate(runs)
     rows = answer.rows.set_index("row_id")
