@@ -60,8 +60,10 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     total = reading.need("num_gpus")
     if row.node is None and (kinds := _nodes_in(row.gpu or "")):  # "p3.8xlarge (V100)"
         row = replace_cells(row, node=" + ".join(kind.name for kind in kinds))
-    if (row.node is None or match_node(row.node) is None) and (site := _node_of_site(row)):
-        row = replace_cells(row, node=site.name)
+    if row.node is None or match_node(row.node) is None:
+        alone = _nodes_in(row.node) if row.node else []  # "4 x p3.8xlarge"
+        kind = alone[0] if len(alone) == 1 else _node_of_site(row)
+        row = replace_cells(row, node=kind.name) if kind is not None else row
     accelerator = _slowest_of_nodes(reading, accelerator)
     named = None if row.node is None else match_node(row.node)
     several = [] if named is not None or row.node is None else _nodes_of(row.node)

@@ -18,7 +18,7 @@ from planner.validation.rows.words import look_up, words_table
 AROUND_MODEL: Final = re.compile(
     r"(?:[\s,(_-]+(?:mlperf|pre-?training|pretrain|phase[\s_-]?\d|fine-?tun(?:ing|e)"
     r"|continuetrain|container|in|pytorch|torch|paddle|megatron|pai|deepspeed|flagscale"
-    r"|transformers)\)?)+$",
+    r"|transformers|tr\d+[a-z]?(?:-[\w.]+)*)\)?)+$",
     re.IGNORECASE,
 )
 # by accelerator, whose submissions have settings of their own
@@ -34,10 +34,14 @@ UNHIDDEN: Final = re.compile(
     r"(?<![a-z_])overlap ?[=:]? ?(?:false|off|0\b)|\b(?:no|without) overlap\b"
 )
 # runs of BigScience, whose fork of Megatron-DeepSpeed is of 2021 and 2022
-OF_BIGSCIENCE: Final = re.compile(r"\bbloom|\bbig ?science|\btr(?:1|8|8b|11)[a-z]?[- _]\d")
+OF_BIGSCIENCE: Final = re.compile(r"\bbloom|\bbig ?science|\btr(?:1|8|11)[a-z]?\b")
 LATER: Final = frozenset({"bigscience", "since 2023", "since 2024"})
 # beside which AMP is automatic mixed precision, or is named by itself
 OTHERS_WITH_AMP: Final = re.compile(r"py ?torch|\btorch|lightning|fabric|fsdp|\bddp|megatron")
+# FlagPerf's cases that DeepSpeed alone trains (FlagOpen/FlagPerf: training/benchmarks)
+ITS_DEEPSPEED: Final = re.compile("llava|baichuan|chatglm3")
+# "llama1_13B-paddle TP2PP4SH1SP1"
+GLUED: Final = re.compile(r"[\s_-]+(tp\d+pp\d+\w*)$", re.IGNORECASE)
 # of torchao, whose runs in 8 bits are torchtitan's (pytorch/ao: benchmarks/float8/training)
 ITS_OWN: Final = frozenset(
     {"torchao", "torch loop", "fsdp2", "zero 3", "compile", "tensorwise", "rowwise"}
@@ -86,6 +90,9 @@ def with_sharding(row: Row) -> Row:
 
 def with_case_of_suite(row: Row) -> Row:
     """Return a row of a suite of benchmarks with the model and the trainer of the case it names."""
+    if glued := GLUED.search(row.model or ""):
+        notes = f"{row.notes or ''}; {glued[1]}"
+        row = replace(row, model=(row.model or "")[: glued.start()], notes=notes)
     words = row.model and AROUND_MODEL.sub("", row.model)
     row = replace(row, framework=_trainer_of_case(row), model=words or row.model)
     own = look_up(words_table().suite_trainers, row)
@@ -111,6 +118,8 @@ def _trainer_of_case(row: Row) -> str | None:
     found = ""
     if "mlperf" in named:
         found = next((word for word, gpu in VENDORS.items() if gpu.search(row.words("gpu"))), "")
+        if found == "gaudi" and "gpt" in row.words("model"):
+            found = "" if "megatron deepspeed" in named else "Megatron-DeepSpeed"
     elif "torchao" in named:
         trainer = re.search("torchtitan|torchtune", notes)
         eights = "fp8" in terms_of(row, "precision") and named <= ITS_OWN
@@ -128,6 +137,8 @@ def _trainer_of_case(row: Row) -> str | None:
     ):
         said = f"{row.words('framework')} {row.words('model')} {notes}"
         trainer = re.search("megatron-deepspeed|deepspeed|megatron|paddle|torchtitan", said)
+        if trainer is None and ITS_DEEPSPEED.search(row.words("model")):
+            return f"{row.framework} deepspeed"
         sizes = (row.tensor_parallel, row.pipeline_parallel, row.expert_parallel)
         megatron = "aquila" in said or "flagscale" in said or any((size or 1) > 1 for size in sizes)
         found = trainer[0] if trainer else "Megatron" if megatron else ""

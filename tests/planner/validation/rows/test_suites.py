@@ -131,3 +131,46 @@ def test_a_site_that_words_name_has_its_own_nodes(cells: dict[str, Any]) -> None
     assert found.scenario.cluster.tiers[-1].name == "Omni-Path"
     other = case(**{**usual, **cells, "gpu": "H100", "node": None})
     assert other.scenario.cluster.tiers[-1].name != "Omni-Path"
+
+
+@pytest.mark.parametrize(
+    ("framework", "kernel", "shared"),
+    [
+        ("MLPerf v3.0, Megatron-DeepSpeed", "eager", False),
+        ("MLPerf Training 3.0 (Intel)", "eager", False),
+        ("MLPerf v3.1 (Habana)", "flash", True),
+    ],
+)
+def test_habanas_gpt_runs_under_megatron_deepspeed(
+    framework: str, kernel: str, shared: bool
+) -> None:
+    cells = {"gpu": "Gaudi2", "num_gpus": 384, "tensor_parallel": 8, "pipeline_parallel": 8}
+    found = case(framework=framework, model="GPT-3 175B", **cells)
+    assert "deepspeed-bf16-optimizer" in found.scenario.software.name
+    assert found.scenario.workload.attention_kernel == kernel
+    assert (found.plan.recompute, found.plan.sequence_parallel) == ("selective", shared)
+
+
+def test_a_counted_node_of_one_kind_is_that_kind() -> None:
+    cells = {"framework": "AMP", "model": "gpt2-medium", "gpu": "V100-16GB", "num_gpus": 16}
+    for node in ("4x p3.8xlarge", "4 x AWS p3.8xlarge", "p3.8xlarge"):
+        cluster = case(**cells, precision="fp16", node=node).scenario.cluster
+        assert (cluster.gpus_per_node, cluster.tiers[-1].name) == (4, "AWS"), node
+
+
+def test_words_of_suites_in_a_models_name() -> None:
+    found = case(framework="FlagPerf", model="llama1_13B-paddle TP2PP4SH1SP1")
+    plan = found.plan
+    assert (plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel) == (2, 4, 1)
+    llava = case(framework="FlagPerf (torch)", model="llava1.5_13b", gpu="Ascend 910B")
+    assert llava.plan.zero_stage == 3
+    cells = {"gpu": "V100-32GB", "num_gpus": 16, "precision": "fp16"}
+    base = case(framework="Megatron-DeepSpeed (BigScience)", model="13B (tr1)", **cells)
+    assert base.scenario.model.num_layers == 40
+    assert not base.scenario.model.kinds[0].feed_forward.gated
+
+
+def test_selective_checkpoints_in_either_order() -> None:
+    for notes in ("recompute selective", "selective recompute"):
+        found = case(framework="NeMo", model="llama-2-7b", notes=notes)
+        assert found.plan.recompute == "selective", notes
