@@ -32,6 +32,7 @@ def elementwise_bytes_per_token(
     hidden_dropout: bool = False,
     expert_parallel: Count = 1,
     inner_bytes: float | None = None,
+    gather_share: float = 1.0,
 ) -> tuple[Real, Real]:
     """Bytes a token that kernels on hidden states and the MLP's activation move, forward.
 
@@ -41,7 +42,8 @@ def elementwise_bytes_per_token(
     Tokens are permuted into the order of their k experts (one read, k written) and summed
     afterwards (k read, one written; weighting reads k more: 3 k + 1 with the reads of the matmuls).
     With expert parallelism they are permuted by rank before the exchange and by expert after it,
-    and both once more on the way back: 4 k more. One-hot masks move them in products.
+    and both once more on the way back: 4 k more; at ``gather_share`` of the memory bandwidth, as
+    so many bytes more. One-hot masks move them in products.
     """
     inner = compute_bytes if inner_bytes is None else inner_bytes
     norms, activation = norm_and_activation_bytes(
@@ -56,7 +58,8 @@ def elementwise_bytes_per_token(
     feed_forward = kind.feed_forward
     if feed_forward.num_experts and not software.kernels.one_hot_capacity:
         copies = np.where(np.greater(expert_parallel, 1), 7.0, 3.0)
-        whole = whole + inner * hidden_size * (copies * feed_forward.experts_per_token + 1.0)
+        permuted = copies * feed_forward.experts_per_token + 1.0
+        whole = whole + inner * hidden_size * permuted / gather_share
     attention = kind.attention
     query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
     split = software.kernels.rotary_accesses * query_key * attention.rotary

@@ -254,6 +254,7 @@ def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
         hidden_dropout=work.hidden_dropout,
         expert_parallel=work.expert_parallel,
         inner_bytes=work.inner,
+        gather_share=work.rate.gather,
     )
     ratio = software.kernels.backward_access_ratio
     adapters = adapter_bytes_per_token(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cost_models.compute.attention import attention_core_seconds
+from cost_models.compute.layer import LayerWork, layer_seconds
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates, rates
+from cost_models.model.families import model_spec
+from cost_models.model.presets import load_preset
 from cost_models.model.spec import Attention
 from hardware_profiles.cluster.catalogue import accelerators, find_accelerator
 from hardware_profiles.software.trainer import software_profile
@@ -49,3 +54,49 @@ def test_a_product_of_wide_operands_loses_nothing() -> None:
 def test_tpus_alone_have_an_array_in_the_catalogue() -> None:
     have = {one.name for one in accelerators() if one.systolic_array is not None}
     assert have == {one.name for one in accelerators() if one.architecture == "TPU"}
+
+
+def mixture_seconds(name: str, experts: int, chosen: int, width: int, tokens: float) -> float:
+    """Seconds of a layer of Mixtral with other experts, without its attention, computed again."""
+    config = load_preset("mixtral-8x7b").config | {
+        "num_local_experts": experts,
+        "num_experts_per_tok": chosen,
+        "intermediate_size": width,
+    }
+    kind = model_spec(config, name="mixture").kinds[0]
+    alone = replace(kind, weights=tuple(w for w in kind.weights if w.role == "expert"))
+    found = layer_seconds(
+        LayerWork(
+            alone,
+            4096,
+            1,
+            tokens,
+            tensor_parallel=1,
+            sequence_parallel=False,
+            recompute_full=True,
+            recompute_core=False,
+            kernel="flash",
+            compute_bytes=2.0,
+            rate=rates_of(name),
+            software=XLA,
+        )
+    )
+    return float(found.forward + found.backward + found.recompute)
+
+
+def test_tokens_of_many_experts_halve_the_utilisation_of_a_tpu() -> None:
+    """MFU of 50.4 and 28 % of a v5p: AI-Hypercomputer/maxtext, issue 1256."""
+    tokens = 65536.0
+    reached = [
+        6.0 * tokens * 3 * 2 * 4096 * 14336 / mixture_seconds("TPU-v5p", *sizes, tokens) / 459e12
+        for sizes in ((8, 2, 14336), (56, 14, 2048))
+    ]
+    assert reached == pytest.approx([0.504, 0.28], rel=0.08)
+
+
+def test_a_gpu_moves_tokens_at_the_rate_of_its_memory() -> None:
+    few, many = (
+        mixture_seconds("H100-SXM-80GB", *sizes, 65536.0)
+        for sizes in ((8, 2, 14336), (56, 14, 2048))
+    )
+    assert many < 1.15 * few
