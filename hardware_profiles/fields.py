@@ -113,8 +113,13 @@ def read_json(path: Path, what: str, *, max_bytes: int = MAX_FILE_BYTES) -> dict
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Read a TOML file."""
+    return parse_toml(read_text(path, what), path)
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """Parse TOML of a file, or of a part of it."""
     try:
-        values = tomllib.loads(read_text(path, what))
+        values = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise InputError(f"{path}: not TOML: {error}") from None
     except RecursionError:

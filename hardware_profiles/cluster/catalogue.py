@@ -14,17 +14,17 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
 from hardware_profiles.cluster.catalogue_files import (
-    FOLDER,
-    accelerators_of,
+    Section,
+    accelerator_of,
     link_figures,
-    nodes_of,
+    node_of,
     reasons_not_priced,
+    sections,
 )
 from hardware_profiles.cluster.schema import Accelerator, Figure, Node
 from hardware_profiles.errors import InputError, similar
@@ -285,39 +285,38 @@ def _not_priced() -> dict[str, str]:
 
 @cache
 def _accelerator_index(
-    files: tuple[Path, ...] | None = None,
+    some: tuple[Section, ...] | None = None,
 ) -> tuple[_Index[Accelerator], dict[str, str]]:
     """Return the index and, by name, the kind of node in which each one usually comes.
 
-    ``files``: read alone; None: all.
+    ``some``: read alone; None: all.
     """
     index: _Index[Accelerator] = _Index()
     usual: dict[str, str] = {}
-    for path in _texts("accelerators") if files is None else files:
-        for accelerator, table, where in accelerators_of(path):
-            index.add(accelerator, table.assumed_aliases, where)
-            usual[accelerator.name] = table.node
+    for section in _texts("accelerators") if some is None else some:
+        accelerator, table, where = accelerator_of(section)
+        index.add(accelerator, table.assumed_aliases, where)
+        usual[accelerator.name] = table.node
     return index, usual
 
 
 @cache
-def _node_index(files: tuple[Path, ...] | None = None) -> _Index[Node]:
+def _node_index(some: tuple[Section, ...] | None = None) -> _Index[Node]:
     index: _Index[Node] = _Index()
-    for path in _texts("nodes") if files is None else files:
-        for node, table, where in nodes_of(path):
-            index.add(node, table.assumed_aliases, where)
+    for section in _texts("nodes") if some is None else some:
+        node, table, where = node_of(section)
+        index.add(node, table.assumed_aliases, where)
     return index
 
 
 @cache
-def _texts(folder: str) -> dict[Path, bytes]:
-    """Return the files of a folder, and the letters of each as ``normalised`` has them."""
-    paths = sorted((FOLDER / folder).glob("*.toml"))
-    letters = {path: path.read_bytes().lower().translate(None, _DROPPED) for path in paths}
-    return {path: re.sub(rb"(?<=\d)gi?b", b"g", each) for path, each in letters.items()}
+def _texts(folder: str) -> dict[Section, bytes]:
+    """Return the sections of a folder, and the letters of each as ``normalised`` has them."""
+    letters = {one: one.text.encode().lower().translate(None, _DROPPED) for one in sections(folder)}
+    return {one: re.sub(rb"(?<=\d)gi?b", b"g", each) for one, each in letters.items()}
 
 
-def _mentioning(folder: str, name: str) -> tuple[Path, ...]:
-    """Return the files of a folder that mention a name: the others need not be read for it."""
+def _mentioning(folder: str, name: str) -> tuple[Section, ...]:
+    """Return the sections of a folder that mention a name: others need not be read for it."""
     wanted = normalised(name).encode()
-    return tuple([path for path, letters in _texts(folder).items() if wanted in letters])
+    return tuple([one for one, letters in _texts(folder).items() if wanted in letters])

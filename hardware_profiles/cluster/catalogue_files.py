@@ -23,17 +23,26 @@ Prices are those of one provider on one day, if published; the user states the a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from msgspec import Meta, Struct, defstruct
 
 from hardware_profiles.cluster.schema import PRECISIONS, Accelerator, Figure, Kind, Node
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import Line, Positive, convert, read_toml, struct_of
+from hardware_profiles.fields import (
+    Line,
+    Positive,
+    convert,
+    parse_toml,
+    read_text,
+    read_toml,
+    struct_of,
+)
 
 FOLDER: Final = Path(__file__).parent / "data"
 
@@ -144,17 +153,32 @@ def reasons_not_priced() -> dict[str, str]:
     return {name: group.reason for group in found.not_priced for name in group.names}
 
 
-@cache
-def accelerators_of(path: Path) -> list[tuple[Accelerator, Any, str]]:
-    """Return the accelerators of a file, each with its table and where that is."""
-    tables = _tables(path, "accelerator", _Listed)
-    return [(_accelerator(table, at, _catalogue_source), table, at) for table, at in tables]
+class Section(NamedTuple):
+    """One table ``[[accelerator]]`` or ``[[node]]`` of a file, as text."""
+
+    path: Path
+    text: str
+
+
+def sections(folder: str) -> Iterator[Section]:
+    """Yield the tables of all files of a folder."""
+    for path in sorted((FOLDER / folder).glob("*.toml")):
+        text = read_text(path, "part of the catalogue")
+        yield from (Section(path, part) for part in re.split(r"(?m)^(?=\[\[)", text)[1:])
 
 
 @cache
-def nodes_of(path: Path) -> list[tuple[Node, Any, str]]:
-    """Return the kinds of nodes of a file, each with its table and where that is."""
-    return [(_node(table), table, where) for table, where in _tables(path, "node", _Node)]
+def accelerator_of(section: Section) -> tuple[Accelerator, Any, str]:
+    """Return an accelerator with its table and where that is."""
+    table, at = _table(section, "accelerator", _Listed)
+    return _accelerator(table, at, _catalogue_source), table, at
+
+
+@cache
+def node_of(section: Section) -> tuple[Node, Any, str]:
+    """Return a kind of node with its table and where that is."""
+    table, at = _table(section, "node", _Node)
+    return _node(table), table, at
 
 
 @lru_cache(maxsize=1)
@@ -176,11 +200,11 @@ def _sources() -> dict[str, str]:
     return convert(read_toml(path, "sources"), _Sources, path.name).sources
 
 
-def _tables(path: Path, key: str, kind: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the tables ``[[key]]`` of a file, and where each one is."""
-    for values in read_toml(path, "part of the catalogue")[key]:
-        where = f"{path.name}: {values.get('name')}"
-        yield convert(values, kind, where), where
+def _table(section: Section, key: str, kind: Any) -> tuple[Any, str]:
+    """Return the table ``[[key]]`` of a section, and where it is."""
+    (values,) = parse_toml(section.text, section.path)[key]
+    where = f"{section.path.name}: {values.get('name')}"
+    return convert(values, kind, where), where
 
 
 def _figure(entry: _CatalogueFigure, cited: Callable[[str], str]) -> Figure:
