@@ -35,6 +35,11 @@ def among(column: Any, codes: Sequence[int]) -> Any:
     return reduce(or_, [column == code for code in codes])
 
 
+def ascending(*columns: Any) -> NDArray[Any]:
+    """Return the distinct values of columns; ``np.unique`` alone imports numpy.ma for it."""
+    return np.unique(np.concatenate(columns), return_counts=True)[0]
+
+
 def pick(columns: list[Real], index: Real) -> Real:
     """Return ``columns[index]`` row by row."""
     shape = np.shape(index)

@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.arrays import ascending
 from cost_models.columnar.columns import common_projection
 from cost_models.columnar.projections import Frame, Index
 from cost_models.columnar.sum_grids import StackedTerms, SumGrids, TermTable
@@ -88,7 +89,7 @@ def _fill(
     ``groups``, in order.
     """
     (z, k), (a, partner) = one, other
-    for begin, end in pairwise(np.union1d(z.begins, a.begins).tolist()):
+    for begin, end in pairwise(ascending(z.begins, a.begins).tolist()):
         grid = grids.of(found, groups[begin])
         first, last = np.searchsorted(place, [begin, end])
         parts = -(-(last - first) * grid.size // MAX_SUMS_AT_ONCE)
@@ -121,7 +122,7 @@ def _exceeding(
     z, a = grids.one.terms.at(begins[0]), grids.other.terms.at(begins[1])
     best = np.argmax(z + a[:, partner_columns], axis=1)
     settled = np.zeros(grids.count, dtype=bool)
-    for k in np.unique(best):
+    for k in ascending(best):
         mine = np.flatnonzero(best == k)
         z_k, z_starts = grids.one.of_term(k, mine)
         a_k, a_starts = grids.other.of_term(partner_columns[k], mine)

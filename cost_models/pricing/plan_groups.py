@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from cost_models.arrays import ascending
 from cost_models.columnar.columns import FactoredColumn, on_distinct_rows
 from cost_models.columnar.projections import Frame, Index, Projection, distinct
 from cost_models.partition.in_flight import late_rank
@@ -78,7 +79,7 @@ def groups_of_ranks(
         rows, known = np.flatnonzero(block == position), set[Any]()
         for rank in sorted(ranks, key=lambda one: -sum(one.kind_counts)):
             late = late_position(rank.positions, bound[rows])
-            for index in np.unique([rank.index, *np.unique(late)])[::-1].tolist():
+            for index in ascending([rank.index], late)[::-1].tolist():
                 own = rows if index == rank.index else rows[late == index]
                 key = kind(rank), kind(rank) in known and len(table) > ONE_GROUP
                 known.add(kind(rank))
@@ -191,7 +192,7 @@ def _late_index(positions: Sequence[tuple[int, ...]], number: Any, bound: Any) -
     def index(number: Any, bound: Any) -> Any:
         number, bound = np.broadcast_arrays(number, bound)
         found = np.empty(len(number), dtype=np.intp)
-        for block in np.unique(number).tolist():
+        for block in ascending(number).tolist():
             rows = number == block
             found[rows] = late_position(positions[block], bound[rows])
         return found

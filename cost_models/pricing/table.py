@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from cost_models.arrays import among
+from cost_models.arrays import among, ascending
 from cost_models.columnar.columns import FactoredColumn, align, expand
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.largest_sums import MISSING, largest_sums
@@ -351,7 +351,7 @@ def _bound(group: PlanGroup, seconds: list[RankSeconds]) -> Any:
     slots = [_slots_of_ranks(group, number) for number in range(len(group.contents))]
     depth = np.array([len(each) for each in slots])
     first = len(seconds) * np.arange(len(names))[:, None, None]  # row of each name's first slot
-    for pipeline in np.unique(depth).tolist():
+    for pipeline in ascending(depth).tolist():
         mine = np.flatnonzero(depth == pipeline)
         owner = np.zeros((pipeline, len(slots)), dtype=np.intp)
         owner[:, mine] = np.stack([slots[number] for number in mine], axis=1)

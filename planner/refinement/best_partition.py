@@ -30,6 +30,7 @@ from msgspec import Struct, structs
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
+from cost_models.arrays import ascending
 from cost_models.columnar.projections import distinct_rows
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.plan_stages import default_layer_ranges
@@ -426,7 +427,7 @@ class _Search:
 
     def _choose_some_stages(self, table: PlanTable, bounds: BalancedSteps, rows: Rows) -> None:
         longest: dict[int, list[float]] = {}
-        for depth in np.unique(table.pipeline_parallel[rows]).tolist():
+        for depth in ascending(table.pipeline_parallel[rows]).tolist():
             alike = rows[table.pipeline_parallel[rows] == depth]
             most = self.limit - bounds.once[alike]
             every = longest_stage(table.rows(alike), bounds.whole[alike], most)

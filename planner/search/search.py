@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
+from cost_models.arrays import ascending
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_least_states, table_steps
@@ -367,7 +368,7 @@ class _Space(Struct, frozen=True):
         if varies and fewest:
             tight = Feasible(scenario, require, 1)
             limits = tight.max_peak, tight.max_peak_at(1)
-            rows = np.union1d(rows, rows_too_large(scenario, legal, peak, none, limits))
+            rows = ascending(rows, rows_too_large(scenario, legal, peak, none, limits))
         near = known <= NEAR * budget_bytes(scenario.cluster)
         if not below:
             near |= np.isnan(known)

@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from cost_models.arrays import ascending
 from cost_models.legality.executor_limits import SUPPORTED_FIELDS
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
@@ -62,7 +63,7 @@ class SecondaryCopies(Struct):
         cluster, table = self.scenario.cluster, self.table
         spans = table.tensor_parallel * table.shard_ranks > cluster.gpus_per_node
         rows = np.flatnonzero((table.zero_stage == 3) & (spans | bool(cluster.levels)))
-        numbers = {int(n): divisors(int(n))[1:-1] for n in np.unique(table.shard_ranks[rows])}
+        numbers = {int(n): divisors(int(n))[1:-1] for n in ascending(table.shard_ranks[rows])}
         rows = rows[[len(numbers[n]) > 0 for n in table.shard_ranks[rows].tolist()]]
         if len(rows) and times_first(leaders, table):
             some = table.rows(rows)

@@ -24,6 +24,7 @@ import numpy as np
 from msgspec import Struct, structs
 from numpy.typing import NDArray
 
+from cost_models.arrays import ascending
 from cost_models.columnar.dictionary_encoding import decode, encode
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.schedules import LOOPED_CODES, SPLIT_CODES
@@ -110,7 +111,7 @@ def other_counts(scenario: Scenario, pipelines: NDArray[np.int64]) -> tuple[Rows
     for pipeline in present.tolist():
         known = enumerated_counts(scenario.model, pipeline)
         legal = virtual_stage_counts(scenario.model.num_layers, pipeline)
-        left.append(np.setdiff1d(np.array(legal), np.array(known)).astype(np.intp))
+        left.append(np.array([v for v in legal if v not in known], dtype=np.intp))
     size = np.array([len(each) for each in left], dtype=np.intp)
     begin = np.cumsum(size) - size
     times = size[code]
@@ -143,7 +144,7 @@ class VirtualStages(Struct):
         with stages(*SIZES, joint=True) as begin:
             begin(PRICING)
             row, number = self._pairs(some.table, leaders)
-            some = some.priced(self.scenario, np.unique(row))
+            some = some.priced(self.scenario, ascending(row))
             begin(PRICING)
             slabs = [slice(first, first + MAX_TABLE) for first in range(0, len(row), MAX_TABLE)]
             for here in tracked(slabs):
@@ -202,14 +203,14 @@ class VirtualStages(Struct):
             none[few] = feasible.fits(_without(table.rows(few)))[1]
             some = structs.replace(some, least_without=np.fmax(none, some.least_without))
             more = self._may_recompute_fewer(some, table, step, leaders, timed=timed)
-            few = np.intersect1d(few, more)
-        every = np.union1d(rows, few)
+            few = few[np.isin(few, more, kind="table")]
+        every = ascending(rows, few)
         alone = few[: 0 if many else None]
         both = table.rows(np.concatenate([every, alone]))
         recompute = np.concatenate([table.recompute[every], np.full(len(alone), NONE)])
         fitting, peaks = feasible.fits(replace(both, recompute=recompute))
         (peak[every], none[alone]), fitting = np.split(peaks, [len(every)]), fitting[: len(every)]
-        rows = np.intersect1d(rows, every[fitting])
+        rows = rows[np.isin(rows, every[fitting], kind="table")]
         if not timed:
             step[rows] = table_steps(scenario, table.rows(rows))
         rows = rows[feasible.may_satisfy(table.rows(rows), step[rows], peak[rows])]
