@@ -809,6 +809,21 @@ def test_what_modalities_reduces_in(cells: dict[str, Any], narrow: bool) -> None
     assert gradients.reduced_in_compute_precision is narrow
 
 
+@pytest.mark.parametrize(
+    ("words", "repeated"),
+    [
+        ("", True),
+        ("attention_implementation: pytorch_flash", True),
+        ("attention_implementation: dao_flash", False),
+        ("FSDP1, flash-attn 2", False),
+    ],
+)
+def test_modalities_copies_keys_in_front_of_torchs_kernel(words: str, repeated: bool) -> None:
+    found = case(framework="modalities", model="llama-3-8b", notes=words or None)
+    assert found.scenario.software.activations.repeats_keys == repeated
+    assert not not_understood(found.row)
+
+
 def test_modalities_attention_by_hand() -> None:
     found = case(framework="modalities", notes="attention_implementation: manual")
     assert found.scenario.workload.attention_kernel == "eager"
