@@ -22,7 +22,7 @@ from cost_models.activations.encoder_decoder import (
     position_bias_backward_bytes_per_token,
     positions_gradient_bytes,
 )
-from cost_models.activations.fp8 import element_bytes, fp8_regions
+from cost_models.activations.fp8 import element_bytes, fp8_regions, matmul_inputs
 from cost_models.activations.frozen_layers import of_frozen_layer
 from cost_models.activations.layer_backward import backward_points
 from cost_models.activations.operators import (
@@ -278,6 +278,7 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
         element = element_bytes(workload, software)
         regions = fp8_regions(regions, kind, model.hidden_size, workload.compute_bytes, element)
     more = _attention_copies(view, kind, blockwise)
+    more = more + software.rounding.input_saved_bytes * matmul_inputs(kind, 1)
     regions = replace(regions, split=regions.split + more, core=regions.core + more)
     regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
     if not holds(by_operator(table.recompute)):

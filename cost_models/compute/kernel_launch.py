@@ -114,7 +114,8 @@ def _layer_operators(
     hooked = _hooked(kind, view.table, each)
     forward = forward + hooked * host.hook_operators_forward
     backward = backward + hooked * host.hook_operators_backward
-    if view.workload.precision in QUANTISED:
+    rounding, few = view.software.rounding, view.workload.precision in QUANTISED
+    if few or rounding.operators_forward:
         matrices = sum(
             each if weight.role == "expert" else 1.0
             for weight in kind.weights
@@ -122,8 +123,9 @@ def _layer_operators(
             and len(weight.shape) > 1
             and not weight.is_adapter
         )
-        forward = forward + matrices * host.fp8_operators_forward
-        backward = backward + matrices * host.fp8_operators_backward
+        casts = (host.fp8_operators_forward * few, host.fp8_operators_backward * few)
+        forward = forward + matrices * (casts[0] + rounding.operators_forward)
+        backward = backward + matrices * (casts[1] + rounding.operators_backward)
     return forward, backward
 
 

@@ -40,6 +40,7 @@ from cost_models.compute.one_hot_dispatch import one_hot_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import LayerKind, Weight
+from cost_models.partition.frozen_weights import rounded_elements
 from cost_models.partition.recomputed_layers import skipped_last_matrix
 from cost_models.partition.tensor_sharding import cut_ranks, sequence_shards
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -174,6 +175,8 @@ def layer_seconds(work: LayerWork) -> PassSeconds:
     inputs = matrices.inputs + unpacked_again + bias_back
     if work.rate.core is not None:  # fp8
         forward, inputs = with_fp8_casts(work, forward, inputs)
+    rounded, rounded_back = rounding_seconds(work)
+    forward, inputs = forward + rounded, inputs + rounded_back
     if work.autocasts:  # weights down, their gradients up
         each = autocast_bytes_per_element(work.compute_bytes) / work.rate.memory
         forward, inputs = forward + each * _trained(work), inputs + each * _trained(work)
@@ -306,6 +309,25 @@ def expert_loop_seconds(work: LayerWork) -> tuple[Real, Real]:
     """Seconds that a loop over experts adds to a forward and to a backward pass."""
     forward, backward = loop_bytes(work.kind, work.hidden_size, work.element, work.software)
     return forward * work.tokens / work.rate.memory, backward * work.tokens / work.rate.memory
+
+
+def rounding_seconds(work: LayerWork) -> tuple[Real, Real]:
+    """Seconds of rounding weights and inputs of all matrices, and of the gradients through it.
+
+        (bytes of an element of a matrix · P + bytes of an element of its input · b·s · in) / beta
+
+    Source: pytorch/ao: torchao/quantization/qat. Leaves out: operators that a compiler fuses.
+    """
+    rounding = work.software.rounding
+    if not (rounding.weight_bytes or rounding.input_bytes):
+        return 0.0, 0.0
+    rounded = rounded_elements(work.kind, work.tensor_parallel) / work.rate.memory
+    trained = _trained(work) / work.rate.memory
+    inputs = work.each * matmul_inputs(work.kind, work.tensor_parallel)
+    return (
+        rounding.weight_bytes * rounded + rounding.input_bytes * inputs,
+        rounding.weight_gradient_bytes * trained + rounding.input_gradient_bytes * inputs,
+    )
 
 
 def accumulation_seconds(work: LayerWork) -> Real:

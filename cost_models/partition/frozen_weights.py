@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cost_models.arrays import FP32, Flag, Real
+from cost_models.arrays import FP32, Count, Flag, Real
 from cost_models.model.adapter_methods import METHODS
 from cost_models.model.lora import (
     DEQUANTISED_AT_ONCE,
@@ -20,7 +20,7 @@ from cost_models.model.lora import (
     quantised_bytes,
 )
 from cost_models.model.parameters import shard_numel
-from cost_models.model.spec import Weight
+from cost_models.model.spec import LayerKind, Weight
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.recompute import FULL
@@ -175,13 +175,16 @@ def kept_unpacked_bytes(view: RankView) -> Real:
 def makes_matrices(view: RankView) -> bool:
     """Whether a pass unpacks frozen matrices, or makes matrices of adapters."""
     weights = [w for kind in view.model.kinds for w in kind.weights]
+    if view.software.rounding.weight_saved_bytes:
+        return True
     return any(w.quantised or (w.adapter and METHODS[w.adapter].temporary) for w in weights)
 
 
 def composed_buffers(view: RankView) -> tuple[Real, Real]:
     """Bytes of matrices that adapters make: in a layer's passes, and kept by all other layers.
 
-    kept        e N of every matrix to which a composed one is added, until its backward pass
+    kept        e N of every matrix to which a composed one is added, until its backward pass;
+                rounded matrices
     temporary   e (k N + j i^2) of the largest: ``Method.temporary`` and ``Method.identity``
 
     Source: huggingface/peft 0.21, tuners/loha, tuners/lokr and tuners/lora/dora.py. Leaves out:
@@ -199,7 +202,39 @@ def composed_buffers(view: RankView) -> tuple[Real, Real]:
             made = method.temporary * numel + method.identity * square
             largest = np.maximum(largest, made)
         total, layer = total + layers.count * own, np.maximum(layer, own)
-    return each * (layer + largest), each * (total - layer)
+    now, kept = _rounded_buffers(view)
+    return each * (layer + largest) + now, each * (total - layer) + kept
+
+
+def rounded_elements(kind: LayerKind, tensor_parallel: Count) -> Real:
+    """Elements on one rank of the matrices of a layer that quantisation-aware training rounds."""
+    return sum((shard_numel(w, tensor_parallel) for w in _rounded(kind)), 0.0)
+
+
+def _rounded(kind: LayerKind) -> list[Weight]:
+    return [w for w in kind.weights if is_multiplied(w) and not w.is_adapter and len(w.shape) > 1]
+
+
+def _rounded_buffers(view: RankView) -> tuple[Real, Real]:
+    """Bytes of rounded matrices of a layer in its backward pass, and of those of other layers.
+
+        r N_layer + t N_largest, and r N of all other layers
+
+    r, t bytes of an element: r is c of frozen ones, of which the rounded matrix alone is kept.
+    Source: pytorch/ao: torchao/quantization/qat/linear.py, FakeQuantizedLinear.
+    """
+    rounding, ranks = view.software.rounding, view.table.tensor_parallel
+    total, layer, largest = (np.zeros(len(view.table)) for _ in range(3))
+    if not rounding.weight_saved_bytes:
+        return total, total
+    for layers in view.layers:
+        own: Real = np.zeros(len(view.table))
+        for weight in _rounded(layers.kind):
+            numel = shard_numel(weight, ranks)
+            each = view.compute_bytes if weight.frozen else rounding.weight_saved_bytes
+            own, largest = own + each * numel, np.maximum(largest, numel)
+        total, layer = total + layers.count * own, np.maximum(layer, own)
+    return layer + rounding.temporary_bytes * largest, total - layer
 
 
 def _quantised_elements(view: RankView) -> Real:

@@ -117,6 +117,20 @@ class Fp8(ProfileGroup, frozen=True, kw_only=True):
     stores_frozen: bool  # frozen matrices are kept in few bits alone
 
 
+class Rounding(ProfileGroup, frozen=True, kw_only=True):
+    """Weights and inputs of matrices that are rounded as in few bits, in 16 bits (QAT)."""
+
+    weight_bytes: Amount  # moved for each element of a matrix, forward
+    weight_gradient_bytes: Amount  # the same, backward
+    input_bytes: Amount  # moved for each element that a matrix reads, forward
+    input_gradient_bytes: Amount
+    weight_saved_bytes: Amount  # kept with each element of a matrix for the backward pass
+    input_saved_bytes: Amount
+    temporary_bytes: Amount  # of an element of the matrix that is being rounded
+    operators_forward: Amount  # of each matrix
+    operators_backward: Amount
+
+
 class Activations(ProfileGroup, frozen=True, kw_only=True):
     """Activations that autograd saves for the backward pass.
 
@@ -288,6 +302,7 @@ class SoftwareProfile(Profile, frozen=True, kw_only=True):
     sharding: Sharding
     pipeline: TrainerPipeline
     fp8: Fp8
+    rounding: Rounding
     activations: Activations
     adapters: Adapters
     frozen: Frozen

@@ -45,6 +45,7 @@ SWITCHES: Final = (
     "caches",
     "stages",
     "recipes",
+    "rounding",
     "attention_bits",
     "activation_inputs",
     "weight_gathers",

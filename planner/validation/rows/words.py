@@ -282,6 +282,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     shapes: dict[str, dict[str, bool | int | float | str]]  # columns by the letters of a name
     quantisation: tuple[QuantisationEntry, ...]
     recipes: tuple[EngineEntry, ...]
+    rounding: tuple[EngineEntry, ...]
     recompute: tuple[RecomputeEntry, ...]
     reductions: tuple[EngineEntry, ...]
     reduction_precision: tuple[EngineEntry, ...]

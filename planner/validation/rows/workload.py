@@ -52,7 +52,9 @@ def workload_of(
     if word == "tf32" and best_matmul(accelerator, word) is None:
         word = "fp32"  # without TF32, as before Ampere, the setting changes nothing
     if is_rounded(row):
-        reading.defaults.append("rounding of quantisation-aware training is left out")
+        rounding = look_up(words_table().rounding, row)
+        how = "as torchao has it" if rounding and rounding.add else "is left out"
+        reading.defaults.append(f"rounding of quantisation-aware training: {how}")
     optimizer = look_up(words_table().optimizer, row)
     reading.value("optimizer", optimizer.value if optimizer else "adamw", "the usual one")
     if optimizer is None and row.optimizer is not None and not _names_no_optimizer(row):

@@ -2662,3 +2662,17 @@ def test_autocast_of_fsdp_qlora(words: str) -> None:
 def test_unsloth_is_a_tuner_of_swift(peft: str, notes: str) -> None:
     found = case(framework="ms-swift", num_gpus=1, peft=peft, notes=notes)
     assert found.scenario.software.name.startswith("hf-trainer-foak")
+
+
+@pytest.mark.parametrize(
+    ("notes", "bytes_saved"),
+    [
+        ("QAT, int8 activations, int4 weights", 6.0),
+        ("QAT int4 weight-only", 18.0),
+        ("QAT, torch.compile", 0.0),
+        ("no QAT", 0.0),
+    ],
+)
+def test_rounding_of_quantisation_aware_training(notes: str, bytes_saved: float) -> None:
+    found = case(framework="torchtune (torchao QAT)", num_gpus=8, precision="bf16", notes=notes)
+    assert found.scenario.software.rounding.weight_saved_bytes == bytes_saved
