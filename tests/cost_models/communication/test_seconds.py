@@ -63,3 +63,8 @@ def test_tcp_fills_slow_lines_alone(tmp_path: Path, gigabits: float, of_line: fl
     path.write_text(CARDS.replace("nodes = 1", "nodes = 2") + network)
     found = achieved(parse_cluster(str(path)), 0.764, 0.94).tiers[-1].bandwidth.value
     assert 8 * found == pytest.approx(of_line * rate)
+
+
+def test_cards_of_a_node_whose_links_were_measured_reach_more() -> None:
+    """T4 of g4dn.12xlarge: 50 Gb/s between two, where cards of such machines are taken to have 3 GB/s."""
+    assert 3.0 < reached("g4dn.12xlarge") < 6.25
