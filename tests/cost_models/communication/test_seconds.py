@@ -65,6 +65,6 @@ def test_tcp_fills_slow_lines_alone(tmp_path: Path, gigabits: float, of_line: fl
     assert 8 * found == pytest.approx(of_line * rate)
 
 
-def test_cards_of_a_node_whose_links_were_measured_reach_more() -> None:
-    """T4 of g4dn.12xlarge: 50 Gb/s between two, where cards of such machines are taken to have 3 GB/s."""
+def test_links_of_a_known_virtual_machine_reach_more() -> None:
+    """50 Gb/s between two T4 of g4dn.12xlarge; 3 GB/s are taken of cards without peer-to-peer."""
     assert 3.0 < reached("g4dn.12xlarge") < 6.25

@@ -134,7 +134,7 @@ def test_kept_scores_of_a_causal_mask_are_half() -> None:
 
 @pytest.mark.parametrize(
     ("cluster", "assumed"),
-    [("8xA100-80GB", False), ("2x8xH100-SXM", False), ("1xT4", False), ("4xT4", True)],
+    [("8xA100-80GB", False), ("2x8xH100-SXM", False), ("1xL4", False), ("4xL4", True)],
 )
 def test_an_assumed_link_widens_the_interval_by_its_part_of_the_step(
     cluster: str, assumed: bool
