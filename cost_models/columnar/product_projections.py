@@ -7,12 +7,14 @@ are counted, not searched for, and no row of the full table is stored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.columnar.projections import Frame, Index, Projection
+
+MAX_KEPT: Final = 100_000  # rows whose choices are kept for further projections
 
 
 class ProductFrame(Frame):
@@ -41,7 +43,7 @@ class ProductFrame(Frame):
 class ProductProjection(Projection):
     """Every combination of some choices of each grid, the last choice varying fastest."""
 
-    __slots__ = ("chosen", "counts", "product", "starts")
+    __slots__ = ("chosen", "counts", "every", "product", "starts")
 
     def __init__(self, product: ProductFrame, mask: int) -> None:
         sizes = product.sizes
@@ -49,6 +51,7 @@ class ProductProjection(Projection):
         self.chosen = [number for number in range(len(sizes)) if mask >> number & 1]
         self.counts = np.prod(sizes[self.chosen], axis=0)  # rows of each grid
         self.starts = np.cumsum(self.counts) - self.counts
+        self.every: tuple[Index, Mapping[int, Index]] | None = None  # ``grid_and_choices`` of all
         super().__init__(product, mask, int(self.counts.sum()), None, None, None)
 
     def num_plans(self) -> Index:
@@ -69,18 +72,24 @@ class ProductProjection(Projection):
             return None
         found: Index | None = self.indexes.get(coarser.mask)
         if found is None:
-            (found,) = self.numbers_in([coarser], np.arange(self.size))
-            self.indexes[coarser.mask] = found
+            places = self.every or self.grid_and_choices(np.arange(self.size))
+            if self.size <= MAX_KEPT:
+                self.every = places
+            found = self.indexes[coarser.mask] = self._number_in(coarser, *places)
         return found
 
     def numbers_in(self, coarser: Sequence[Any], rows: Index) -> Iterator[Index]:
         """Yield the row numbers of some rows in each of some projections to fewer choices."""
-        grid, digits = self.grid_and_choices(rows)
+        places = self.grid_and_choices(rows)
         for other in coarser:
-            found = np.zeros(len(rows), dtype=np.intp)
-            for number in other.chosen:
-                found = found * self.product.sizes[number][grid] + digits[number]
-            yield found + other.starts[grid]
+            yield self._number_in(other, *places)
+
+    def _number_in(self, coarser: Any, grid: Index, digits: Mapping[int, Index]) -> Index:
+        found: Index = np.zeros(len(grid), dtype=np.intp)
+        for number in coarser.chosen:
+            found = found * self.product.sizes[number][grid] + digits[number]
+        found += coarser.starts[grid]
+        return found
 
     def rows_below(self, prefix: ProductProjection, rows: Index) -> Index:
         """Return the rows that share some rows of a prefix of this projection's choices."""

@@ -9,7 +9,7 @@ and completion read, do without it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar, get_args
@@ -419,7 +419,7 @@ class Plan(Ranks[int]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return asdict(self)
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> Plan:

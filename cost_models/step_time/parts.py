@@ -5,7 +5,7 @@ Units: seconds, columns of a plan table.
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from typing import Final
 
@@ -65,7 +65,7 @@ class TimeParts(Struct, frozen=True):
         return inside + self.pipeline_communication + self.data_communication
 
 
-class RankSeconds(Struct, frozen=True):
+class RankSeconds(Struct, frozen=True, dict=True):
     """Seconds of one pipeline rank: of a micro-batch, and once a step."""
 
     compute: Real
@@ -96,20 +96,20 @@ class RankSeconds(Struct, frozen=True):
         longer = RankSeconds(*(part * factor for part in astuple(self)))
         return replace(longer, replicas_use_other_links=others)
 
-    @property
+    @cached_property
     def microbatch(self) -> Real:
         """One micro-batch, forward and backward."""
         found: Real = reduce(add, (getattr(self, name) for name in MICROBATCH_PARTS))
         return found
 
-    @property
+    @cached_property
     def backward_pass(self) -> Real:
         """The backward half of a micro-batch, with its share of the communication."""
         passes = self.compute + self.recompute + self.host
         surplus = self.tensor_surplus + self.context_surplus
         return self.backward + 0.5 * (self.microbatch - passes + surplus)
 
-    @property
+    @cached_property
     def forward_pass(self) -> Real:
         """The forward half."""
         return self.microbatch - self.backward_pass
