@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
 from msgspec import Meta, Struct, to_builtins
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from hardware_profiles.fields import Positive, convert
 
@@ -108,7 +108,7 @@ def profile_of(
         parent = to_builtins(parent_of(convert(values.pop("inherits"), str, f"{where}: inherits")))
         values.setdefault("capabilities", parent["capabilities"])
     sources: dict[str, str] = dict(parent.get("sources", {}))
-    for group in (f.name for f in fields(kind) if f.name not in Profile.__struct_fields__):
+    for group in kind.__struct_fields__[len(Profile.__struct_fields__) :]:
         entries = dict((shared or {}).get(group, {}))
         entries |= convert(values.get(group, {}), dict[str, Entry], f"{where}: {group}")
         sources.update((f"{group}.{name}", entry.source) for name, entry in entries.items())
