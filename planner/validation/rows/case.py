@@ -39,7 +39,7 @@ from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.runs_file import Row
 from planner.validation.rows.stand_ins import with_assumed_figures
 from planner.validation.rows.trainer import (
-    casts_nothing_unless_told,
+    computes_in_fp32_by_default,
     note_trainer,
     profile_of_trainer,
     that_runs,
@@ -186,9 +186,9 @@ def _on_accelerator(reading: Reading, architecture: str) -> Reading:
     if architecture in SINCE_2024 and named == {"megatron"}:
         note = "Megatron-LM since 2024 (default: undated)"
         return reading.changed(note, framework=f"{row.framework} 2024")
-    if architecture in BEFORE_AMPERE and casts_nothing_unless_told(row):
+    if architecture in BEFORE_AMPERE and computes_in_fp32_by_default(row):
         reading.also.append({"precision": "fp16"})
-        note = "precision fp32 (default: of that trainer, which casts nothing unless told to)"
+        note = "precision fp32 (default: of that trainer, which casts on request only)"
         return reading.changed(note, precision="fp32")
     return reading
 

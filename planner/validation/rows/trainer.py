@@ -102,8 +102,8 @@ def _with_autocast(row: Row) -> Row:
     return replace(row, notes=f"{row.notes or ''}; autocast") if casts else row
 
 
-def casts_nothing_unless_told(row: Row) -> bool:
-    """Whether a row says no precision, and its trainer multiplies in fp32 if it is told none.
+def computes_in_fp32_by_default(row: Row) -> bool:
+    """Whether a row states no precision, and its trainer then multiplies in fp32.
 
     torch makes weights in fp32 and casts under autocast alone, which Hugging Face's Trainer enters
     with ``fp16`` or ``bf16`` (huggingface/transformers: training_args.py, both False). Left out:

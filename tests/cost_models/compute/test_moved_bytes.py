@@ -359,8 +359,9 @@ def test_tcp_between_nodes_reaches_half_of_its_line_rate() -> None:
     measured = Figure(5e9, "measured", "nccl-tests")
     said = replace(cards, tiers=(cards.tiers[0], replace(network, bandwidth=measured)))
     assert achieved(said, 0.5, 0.9).tiers[1].bandwidth.value == 4.5e9
+    # 1.56 GB/s of a node, which TCP fills: as much as of any other network
     alone = achieved(parse_cluster("2x1xRTX-4090"), 0.5, 0.9)
-    assert alone.tiers[-1].bandwidth.value == 0.54 * network.bandwidth.value
+    assert alone.tiers[-1].bandwidth.value == 0.9 * network.bandwidth.value
 
 
 def test_collectives_in_chunks_leave_the_first_and_what_is_longer_than_the_matmuls() -> None:
