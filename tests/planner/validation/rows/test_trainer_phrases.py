@@ -2676,3 +2676,19 @@ def test_unsloth_is_a_tuner_of_swift(peft: str, notes: str) -> None:
 def test_rounding_of_quantisation_aware_training(notes: str, bytes_saved: float) -> None:
     found = case(framework="torchtune (torchao QAT)", num_gpus=8, precision="bf16", notes=notes)
     assert found.scenario.software.rounding.weight_saved_bytes == bytes_saved
+
+
+@pytest.mark.parametrize(
+    ("cells", "recompute"),
+    [
+        ({"num_gpus": 8}, "full"),
+        ({"num_gpus": 8, "peft": "none", "notes": "QAT"}, "full"),
+        ({"num_gpus": 1, "peft": "lora r=8", "notes": "lora_finetune_single_device"}, "full"),
+        ({"num_gpus": 2, "peft": "lora r=8"}, "none"),
+        ({"num_gpus": 2, "peft": "qlora"}, "full"),
+        ({"num_gpus": 8, "recompute": "none"}, "none"),
+        ({"num_gpus": 8, "notes": "no activation checkpointing"}, "none"),
+    ],
+)
+def test_checkpointing_of_torchtunes_configurations(cells: dict[str, Any], recompute: str) -> None:
+    assert case(framework="torchtune", **cells).plan.recompute == recompute
