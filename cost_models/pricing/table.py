@@ -52,7 +52,8 @@ from cost_models.step_time.pipeline_bound import balanced_bound, owners, pipelin
 Floats = NDArray[np.float64]
 ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
 IN_CACHE: Final = 32_768  # passes of ranks whose pipelines are bounded together
-FEW: Final = 4_000  # plans for which distinct rows are not worth finding
+FEW: Final = 4_000  # plans for whose steps distinct rows are not worth finding
+OF_MEMORY: Final = 3 / 8  # of these, for whose memory neither: it has more terms of few columns
 
 
 class PricedTable(Struct, frozen=True):
@@ -82,7 +83,7 @@ def table_memory(
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
-    if by_row(scenario, table):
+    if by_row(scenario, table, of_memory=True):
         peak, _, host = price_memory(scenario, table.plain())
         return peak, host
     used, outside, memory, nvme = (np.zeros(len(table)) for _ in range(4))
@@ -267,9 +268,9 @@ def table_least_states(scenario: Scenario, table: PlanTable) -> Floats:
     return found
 
 
-def by_row(scenario: Scenario, table: PlanTable) -> bool:
+def by_row(scenario: Scenario, table: PlanTable, *, of_memory: bool = False) -> bool:
     """Whether plans are priced row by row, without finding distinct rows."""
-    return not scenario.on_gpu or len(table) < FEW
+    return not scenario.on_gpu or len(table) < FEW * (OF_MEMORY if of_memory else 1.0)
 
 
 def _steps(scenario: Scenario, group: PlanGroup) -> Floats:

@@ -97,7 +97,7 @@ def device_and_host(
     scenario: Scenario, table: PlanTable, enough: float = np.inf
 ) -> tuple[Floats, Codes, Codes]:
     """Return peaks in bytes, and the verdict codes of the accelerator and of a node's host."""
-    if len(table) and by_row(scenario, table):
+    if len(table) and by_row(scenario, table, of_memory=True):
         peak, typical, host = price_memory(scenario, table.plain())
     else:
         with stages(*SIZES, joint=True) as begin:
