@@ -24,6 +24,7 @@ from planner.validation.rows.runs_file import Row
 from planner.validation.rows.vocabulary import BITS, is_rounded, terms_of, vocabulary
 from planner.validation.rows.words import SoftwareEntry, entry_of, look_up, number_in, words_table
 
+FEW_BITS: Final = ("fp8", "fp4")
 TARGETS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -39,6 +40,11 @@ def workload_of(
     row, precision = reading.row, default_precision(accelerator)
     named = look_up(words_table().precision, row)
     word: Any = precision if named is None else named.value
+    if is_rounded(row):  # multiplied in 16 bits (pytorch/ao: torchao/quantization/qat)
+        word = precision if word in FEW_BITS else word
+        rounding = look_up(words_table().rounding, row)
+        how = "as torchao has it" if rounding and rounding.add else "is left out"
+        reading.defaults.append(f"rounding of quantisation-aware training: {how}")
     if named is not None and named.note is not None:
         reading.defaults.append(named.note)
     if named is None and {"mixed", *BITS} & terms_of(row, "precision").keys():
@@ -51,10 +57,6 @@ def workload_of(
         word = reading.value("precision", usual.value if usual else precision, f"of that {whose}")
     if word == "tf32" and best_matmul(accelerator, word) is None:
         word = "fp32"  # without TF32, as before Ampere, the setting changes nothing
-    if is_rounded(row):
-        rounding = look_up(words_table().rounding, row)
-        how = "as torchao has it" if rounding and rounding.add else "is left out"
-        reading.defaults.append(f"rounding of quantisation-aware training: {how}")
     optimizer = look_up(words_table().optimizer, row)
     reading.value("optimizer", optimizer.value if optimizer else "adamw", "the usual one")
     if optimizer is None and row.optimizer is not None and not _names_no_optimizer(row):
