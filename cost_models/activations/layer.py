@@ -278,8 +278,8 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
         element = element_bytes(workload, software)
         regions = fp8_regions(regions, kind, model.hidden_size, workload.compute_bytes, element)
     more = _attention_copies(view, kind, blockwise)
-    more = more + software.rounding.input_saved_bytes * matmul_inputs(kind, 1)
-    regions = replace(regions, split=regions.split + more, core=regions.core + more)
+    rounded = software.rounding.input_saved_bytes * matmul_inputs(kind, 1)
+    regions = replace(regions, split=regions.split + more + rounded, core=regions.core + more)
     regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
     if not holds(by_operator(table.recompute)):
         return regions
