@@ -313,10 +313,10 @@ def world_traffic(table: PlanTable) -> dict[tuple[str, str], Traffic]:
 
 def _tied_bytes(view: RankView) -> float:
     """Bytes of an element of a gradient that stages sum up."""
-    workload = view.workload
-    narrow = view.software.gradients.ties_in_compute_precision
-    narrow = narrow and workload.gradient_precision == "auto"
-    return workload.compute_bytes if narrow else workload.reduction_bytes
+    workload, narrow = view.workload, view.software.gradients.ties_in_compute_precision
+    if narrow and workload.gradient_precision == "auto":
+        return workload.compute_bytes
+    return workload.reduction_bytes
 
 
 def _partial_sum_traffic(view: RankView) -> Traffic:

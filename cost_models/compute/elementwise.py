@@ -42,8 +42,8 @@ def elementwise_bytes_per_token(
     Tokens are permuted into the order of their k experts (one read, k written) and summed
     afterwards (k read, one written; weighting reads k more: 3 k + 1 with the reads of the matmuls).
     With expert parallelism they are permuted by rank before the exchange and by expert after it,
-    and both once more on the way back: 4 k more; at ``gather_share`` of the memory bandwidth, as
-    so many bytes more. One-hot masks move them in products.
+    and both once more on the way back: 4 k more. ``gather_share``: of the memory bandwidth, at
+    which tokens are permuted; their bytes are divided by it. One-hot masks move them in products.
     """
     inner = compute_bytes if inner_bytes is None else inner_bytes
     norms, activation = norm_and_activation_bytes(

@@ -123,9 +123,11 @@ def _layer_operators(
             and len(weight.shape) > 1
             and not weight.is_adapter
         )
-        casts = (host.fp8_operators_forward * few, host.fp8_operators_backward * few)
-        forward = forward + matrices * (casts[0] + rounding.operators_forward)
-        backward = backward + matrices * (casts[1] + rounding.operators_backward)
+        forward = forward + matrices * rounding.operators_forward
+        backward = backward + matrices * rounding.operators_backward
+        if few:
+            forward = forward + matrices * host.fp8_operators_forward
+            backward = backward + matrices * host.fp8_operators_backward
     return forward, backward
 
 

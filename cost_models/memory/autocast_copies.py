@@ -3,8 +3,8 @@
 torch casts a weight when a matrix first needs it, keeps the copy until the forward pass has ended,
 and autograd keeps it until that matrix's backward pass; a recomputed layer casts its weights again.
 Source: torch 2.13, aten/src/ATen/autocast_mode.cpp (cached_cast); transformers' Trainer wraps the
-forward pass, loss included. It keeps no copy of frozen weights: only autograd does. Compared with
-transformers' Llama in ``tests/cost_models/memory/test_autocast_copies.py``.
+forward pass, loss included. Of frozen weights the cache keeps no copy, autograd alone does.
+Compared with transformers' Llama in ``tests/cost_models/memory/test_autocast_copies.py``.
 
 Leaves out: weights that several matrices share, other than the tied embedding.
 """

@@ -110,22 +110,8 @@ def preset_of_shape(name: str) -> Preset | None:
 # words next to a model's name that change no shape
 _BESIDE: Final = _STAGES | {
     *("model", "dense", "full", "lora", "qlora", "sft", "dpo", "pretrain", "pretraining"),
-    *(
-        "int4",
-        "int8",
-        "gptq",
-        "awq",
-        "aqlm",
-        "bnb",
-        "4bit",
-        "8bit",
-        "2bit",
-        "1x16",
-        "hf",
-        "coder",
-        "math",
-        "code",
-    ),
+    *("int4", "int8", "gptq", "awq", "aqlm", "bnb", "4bit", "8bit", "2bit", "1x16"),
+    *("hf", "coder", "math", "code"),
     *("training", "finetuning", "finetune", "fine", "tuning", "causal", "lm", "bf16", "fp16"),
     *("megatron", "uncased", "cased", "fp8"),
 }

@@ -53,7 +53,7 @@ Floats = NDArray[np.float64]
 ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
 IN_CACHE: Final = 32_768  # passes of ranks whose pipelines are bounded together
 FEW: Final = 4_000  # plans for whose steps distinct rows are not worth finding
-OF_MEMORY: Final = 3 / 8  # of these, for whose memory neither: it has more terms of few columns
+OF_MEMORY: Final = 3 / 8  # of FEW, for their memory: more of its terms depend on few columns
 
 
 class PricedTable(Struct, frozen=True):
