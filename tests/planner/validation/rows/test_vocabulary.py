@@ -334,7 +334,14 @@ MEMORY = {
     ],
     ("allocated", "first"): ["max_memory_allocated of rank 0", "allocated, first stage"],
     ("reserved", "fullest"): ["torch max_memory_reserved", "reserved (torch)", "peak reserved, GB"],
-    ("device", "fullest"): ["nvidia-smi", "nvidia-smi memory.used", "NVML", "device level"],
+    ("device", "fullest"): [
+        "nvidia-smi",
+        "nvidia-smi memory.used",
+        "NVML",
+        "device level",
+        "GPU memory allocated, a tracker's system metric",
+        "wandb: GPU memory allocated",
+    ],
     ("allocated", "last"): ["torch allocated (last rank)", "allocated on the last stage"],
 }
 
