@@ -12,7 +12,7 @@ from planner.validation.rows.reading import Reading
 from planner.validation.rows.runs_file import Row
 from planner.validation.rows.trainer import shards_nothing
 from planner.validation.rows.vocabulary import ANYWHERE, terms_of, vocabulary
-from planner.validation.rows.words import look_up, words_table
+from planner.validation.rows.words import look_up, spelled, words_table
 
 # tasks, suites and trainers after a model's name: "BERT-Large pretraining", "llama2_7b-deepspeed"
 AROUND_MODEL: Final = re.compile(
@@ -101,49 +101,61 @@ def with_case_of_suite(row: Row) -> Row:
         peft = row.peft if stated else f"{row.peft} {own.adapters}"
         row = replace(row, framework=own.value, peft=peft)
     named = look_up(words_table().suite_models, row)
-    if named is not None and row.words("model") == named.when["model"][0]:
+    if named is not None and re.fullmatch(spelled(named.when["model"][0]), row.words("model")):
         row = replace(row, model=named.value)
     return row
 
 
 def _trainer_of_case(row: Row) -> str | None:
-    """Return the trainer of a row, with that of its case where it names a suite or a library.
+    """Return the trainer of a row, with that of its case where it names no trainer of its own.
 
-    A suite is no trainer: the notes or the model's cell may name it ("llama2_7b-deepspeed"), and of
-    FlagPerf's own cases only those of Megatron cut a model. MLPerf's submissions differ by vendor.
-    Nor is torchao a trainer, nor AMP, which plans for Megatron-LM v1.1.5 under DeepSpeed
-    (DachengLi1/AMP: amp_utils.py, simulate).
+    Suites are none, nor is torchao, nor AMP, which plans for Megatron-LM v1.1.5 under DeepSpeed
+    (DachengLi1/AMP: amp_utils.py, simulate). BLOOM's authors had a fork of Megatron-DeepSpeed.
     """
-    named, notes = terms_of(row, "framework").keys(), row.words("notes")
+    named, framework = terms_of(row, "framework").keys(), row.words("framework")
     found = ""
     if "mlperf" in named:
-        found = next((word for word, gpu in VENDORS.items() if gpu.search(row.words("gpu"))), "")
-        if found == "gaudi" and "gpt" in row.words("model"):
-            found = "" if "megatron deepspeed" in named else "Megatron-DeepSpeed"
+        found = _submission_of_mlperf(row)
     elif "torchao" in named:
-        trainer = re.search("torchtitan|torchtune", notes)
+        trainer = re.search("torchtitan|torchtune", row.words("notes"))
         eights = "fp8" in terms_of(row, "precision") and named <= ITS_OWN
         found = trainer[0] if trainer else "torchtitan" if eights else ""
     elif "megatron deepspeed" in named and OF_BIGSCIENCE.search(
-        f"{row.words('framework')} {row.words('model')} {notes}"
+        f"{framework} {row.words('model')} {row.words('notes')}"
     ):
         found = "" if named & LATER else "bigscience"
-    elif re.match(r"amp\b", row.words("framework")):
-        others = OTHERS_WITH_AMP.search(row.words("framework"))
-        known = others or named & {"hugging face", "own code", "xla"}
-        found = "" if known else "Megatron-LM, DeepSpeed"
+    elif re.match(r"amp\b", framework):
+        others = OTHERS_WITH_AMP.search(framework) or named & {"hugging face", "own code", "xla"}
+        found = "" if others else "Megatron-LM, DeepSpeed"
     elif "flagperf" in named and (
         {"megatron", "megatron core"} & named or not look_up(words_table().software, row)
     ):
-        said = f"{row.words('framework')} {row.words('model')} {notes}"
-        trainer = re.search("megatron-deepspeed|deepspeed|megatron|paddle|torchtitan", said)
-        if trainer is None and ITS_DEEPSPEED.search(row.words("model")):
-            return f"{row.framework} deepspeed"
-        sizes = (row.tensor_parallel, row.pipeline_parallel, row.expert_parallel)
-        megatron = "aquila" in said or "flagscale" in said or any((size or 1) > 1 for size in sizes)
-        found = trainer[0] if trainer else "Megatron" if megatron else ""
-        found = found if found != "megatron-deepspeed" else f"{found} 2023"
+        found = _case_of_flagperf(row)
     return f"{row.framework} {found}" if found else row.framework
+
+
+def _submission_of_mlperf(row: Row) -> str:
+    """Return the vendor whose settings a submission has, or the trainer where it differs."""
+    found = next((word for word, gpu in VENDORS.items() if gpu.search(row.words("gpu"))), "")
+    if found == "gaudi" and "gpt" in row.words("model"):
+        own = "megatron deepspeed" in terms_of(row, "framework")
+        return "" if own else "Megatron-DeepSpeed"
+    return found
+
+
+def _case_of_flagperf(row: Row) -> str:
+    """Return the trainer that words name ("llama2_7b-deepspeed"); of its own, Megatron cuts models.
+
+    Others are of torch: the empty word.
+    """
+    said = " ".join(map(row.words, ("framework", "model", "notes")))
+    if trainer := re.search("megatron-deepspeed|deepspeed|megatron|paddle|torchtitan", said):
+        return f"{trainer[0]} 2023" if trainer[0] == "megatron-deepspeed" else trainer[0]
+    if ITS_DEEPSPEED.search(row.words("model")):
+        return "deepspeed"
+    sizes = (row.tensor_parallel, row.pipeline_parallel, row.expert_parallel)
+    cut = any((size or 1) > 1 for size in sizes)
+    return "Megatron" if cut or re.search("aquila|flagscale", said) else ""
 
 
 def without_padding(reading: Reading) -> Reading:

@@ -32,9 +32,9 @@ READ_COLUMNS: Final = (
     "precision",
     "offload",
 )
-BITS: Final = frozenset(
-    {"nf4", "int2", "int4", "int8", "double quantisation"}
-)  # of quantised bases
+# of quantised bases
+BITS: Final = frozenset({"nf4", "int2", "int4", "int8", "double quantisation"})
+FOUR_BITS: Final = ("nf4", "int4")  # of methods by default, where a row does not say two
 OF_BASE: Final = BITS | {"qlora", "gptq", "hqq", "kept in 16 bits"}
 ANYWHERE: Final = "anywhere"  # the section of phrases that every column may contain
 NEGATIONS: Final = frozenset({"no", "not", "without", "non", "disable", "disabled"})
@@ -287,6 +287,14 @@ def vocabulary() -> CellVocabulary:
 
 
 def _adapter_terms(row: Row) -> Mapping[str, int]:
+    """Return the terms of adapters and of the bits of their base."""
+    found = _adapters_and_bits(row)
+    if "int2" not in found:
+        return found
+    return {name: at for name, at in found.items() if name not in FOUR_BITS}
+
+
+def _adapters_and_bits(row: Row) -> Mapping[str, int]:
     """Return the terms of adapters, with those of the bits of their base from other cells.
 
     Bits in a model's name and in notes are of LoRA; what else quantised weights serve, is not said.

@@ -451,10 +451,15 @@ def _places(entry: Conditions, cells: _Cells) -> list[int] | None:
 def _place(column: str, word: str, row: Row) -> int | None:
     """Return where a word stands in a text, 0 of an equal number; None if it does not."""
     if column in TEXTS:  # an A1000 is no A100
-        match = re.search(re.escape(word) + _whole_number(word), row.words(column))
+        match = re.search(spelled(word) + _whole_number(word), row.words(column))
         return match.start() if match else None
     value = row.get(column)
     return 0 if value is not None and f"{value:g}" == word else None
+
+
+def spelled(word: str) -> str:
+    """Pattern of a word of a text, whose hyphens may be underscores."""
+    return re.escape(word).replace(r"\-", "[-_]")
 
 
 def _whole_number(word: str) -> str:
