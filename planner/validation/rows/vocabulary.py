@@ -318,13 +318,8 @@ def _adapters_and_bits(row: Row) -> Mapping[str, int]:
 
 def is_rounded(row: Row) -> bool:
     """Whether weights are rounded to few bits as they are used: quantisation-aware training."""
-    said = {
-        term
-        for column in READ_COLUMNS
-        for term in vocabulary().read(column, row.words(column)).terms
-        if term in ("qat", "not qat")
-    }
-    return said == {"qat"}
+    said = terms_of(row, ANYWHERE)
+    return "qat" in said and "not qat" not in said
 
 
 @lru_cache(maxsize=1024)  # a row is looked up in some sixty sections

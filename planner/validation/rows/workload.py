@@ -43,7 +43,7 @@ def workload_of(
     if is_rounded(row):  # multiplied in 16 bits (pytorch/ao: torchao/quantization/qat)
         word = precision if word in FEW_BITS else word
         rounding = look_up(words_table().rounding, row)
-        how = "as torchao has it" if rounding and rounding.add else "is left out"
+        how = "as torchao does it" if rounding and rounding.add else "is left out"
         reading.defaults.append(f"rounding of quantisation-aware training: {how}")
     if named is not None and named.note is not None:
         reading.defaults.append(named.note)
