@@ -1,4 +1,4 @@
-"""A run as it was started, which a traceback follows: what ``oom`` takes."""
+"""The request of ``oom``: options of a run as it was started."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ Floats = NDArray[np.float64]
 # seconds of the stages of a search, relative: memory, steps, simulations, partial recomputation,
 # virtual stages
 SIZES: Final = (5.0, 1.0, 1.0, 4.0, 2.0)
-FEW: Final = 20_000  # plans whose model states alone are not priced before their peaks
+FEW: Final = 20_000  # plans that are all priced, not only what bounds of states and steps leave
 NEAR: Final = 1.5  # budgets: no stages are chosen with larger peaks, which need not be exact
 
 
@@ -71,7 +71,7 @@ class Counts(Struct, frozen=True):
 
     enumerated: int
     illegal: Mapping[str, int]
-    priced: int  # legal plans that satisfy the requirements
+    priced: int  # legal plans that satisfy the requirements, slow ones too
     too_large: int
     tight: int
     seconds: float
@@ -329,19 +329,16 @@ class _Space(Struct, frozen=True):
         enough = max(most, NEAR * budget_bytes(scenario.cluster))
         max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
         # in an order of its own, or with copies, a slow plan may be among the best
-        by_time = scenario.on_gpu and not (scenario.cluster.levels or copies)
+        by_time = ranking.by_step and scenario.on_gpu and not (scenario.cluster.levels or copies)
         by_time = by_time and (bool(leaders.plans) or len(legal) > FEW)
-        by_time = by_time and ranking.by_step
         if bound is None and not (by_time and len(legal) > FEW):
             bound = np.zeros(len(legal))
         slow, steps = 0, None
         if priced is not None:
             peak, steps, verdicts = priced.peak, priced.step, priced.verdicts
         elif by_time or below:
-            feasible, offset = (
-                Feasible(scenario, require, 0),
-                max_offset if varies or policies else 0,
-            )
+            feasible = Feasible(scenario, require, 0)
+            offset = max_offset if varies or policies else 0
             fast = fast_plans(leaders, feasible, legal, bound, enough, max_offset=offset)
             slow = len(legal) - int(np.sum(fast.verdicts != SLOW))
             legal, steps, peak, verdicts, bound = astuple(fast)

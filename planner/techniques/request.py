@@ -1,4 +1,4 @@
-"""What ``compare-techniques`` takes."""
+"""The request of ``compare-techniques``."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ from planner.request.constraints import Constraint, broken_by_plan
 from planner.search.candidates import grid_codes
 from planner.search.feasible import Feasible
 from planner.search.plan_product import PlanProduct
+from planner.search.sources.partial_recompute import ROUNDING
 from planner.search.sources.source import Leaders
 from planner.search.space import Space
 
@@ -38,7 +39,6 @@ Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Rows = NDArray[np.integer[Any]]
 FEW: Final = 3_000  # families of plans that are priced without their own bounds
-ROUNDING: Final = 1e-9
 FIRST: Final = 200_000  # candidates in the first table, whose best plans bound the others
 LARGE: Final = 4_000_000  # candidates in a further table
 # columns of the choices that the bound depends on
@@ -91,8 +91,8 @@ def short_pieces(
         rows = rows[bound[rows] < _longest(leaders, table.rows(rows))]
         mine = families.rows_below(passes, rows)
         if leaders.plans:  # else the smallest plan may be wanted
-            (number_of,) = families.numbers_in([frame.project(states)], mine)
-            mine = mine[fit[number_of]]
+            (row,) = families.numbers_in([frame.project(states)], mine)
+            mine = mine[fit[row]]
         mine = mine[_breaks_none(of_families, families, mine)]
         if of_plans:
             may = _breaks_none(of_plans, every, every.rows_below(families, mine))
@@ -133,11 +133,11 @@ def _small_states(scenario: Scenario, product: PlanProduct) -> tuple[int, Flags]
     frame = few.factored()[1]
     table = few.plans(frame.project(0), np.arange(len(few.num_plans)))
     frame.release()
-    least = (
-        table_least_states(scenario, table) * (1.0 - ROUNDING) if alike else np.zeros(len(table))
-    )
-    most = Feasible(scenario, (), 1).max_peak_at(1)
-    return sum(1 << number for number in kept), least <= most
+    mask = sum(1 << number for number in kept)
+    if not alike:
+        return mask, np.ones(len(table), dtype=np.bool_)
+    least = table_least_states(scenario, table) * (1.0 - ROUNDING)
+    return mask, least <= Feasible(scenario, (), 1).max_peak_at(1)
 
 
 def _first_plans(product: PlanProduct, kept: int, rows: Rows) -> PlanTable:

@@ -262,9 +262,8 @@ class VirtualStages(Struct):
             return np.zeros(0, dtype=np.intp)
         fewest, last = self._numbers(some, leaders)
         few = (table.recompute == FULL) & ~table.offloads_activations & (fewest <= last)
-        few &= least_step(
-            self.scenario, step, fewest, stage_sizes(self.scenario, table)[1]
-        ) < leaders.longest(table)
+        largest = stage_sizes(self.scenario, table)[1]
+        few &= least_step(self.scenario, step, fewest, largest) < leaders.longest(table)
         rows: Rows = few.nonzero()[0]
         if timed:
             least = replace(table.rows(rows), recompute_layers=fewest[rows])
