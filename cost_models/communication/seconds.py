@@ -44,8 +44,8 @@ STAGED_SHARE: Final = 0.73
 # ep-backend-comparison/RESULTS.md and RESULTS-p5.md: bus bandwidth of alltoall_perf over EFA, of
 # which (n - m)/(n - 1) leaves a node with m of n ranks)
 EXCHANGE_SHARE: Final = 0.75
-# bytes/s of a node that NCCL reaches by TCP on any link that is as fast: 1.7 GB/s of 25 Gb/s
-# (NVIDIA/nccl-tests, issue 83), where the host's processors are the limit; a slower line is full
+# bytes/s of a node that NCCL reaches by TCP where the host's processors are the limit: 1.7 GB/s of
+# 25 Gb/s (NVIDIA/nccl-tests, issue 83); slower lines are the limit themselves
 TCP_BANDWIDTH: Final = 1.7e9
 _FUNCTIONS: dict[Any, tuple[Callable[..., Any], Cluster, SoftwareProfile]] = {}
 

@@ -388,7 +388,7 @@ def _share_of_wide_multiprocessors(accelerator: Accelerator) -> float | None:
 
 
 def _has_wide_multiprocessors(accelerator: Accelerator) -> bool:
-    """Return whether a multiprocessor has 128 lanes of fp32, of an architecture with both kinds."""
+    """Return whether a multiprocessor has 128 lanes of fp32; an A100 of the same Ampere has 64."""
     single, sixteen = (accelerator.peak_flops.get(name) for name in ("fp32", "bf16"))
     narrow = single is not None and sixteen is not None and sixteen.value > 8.0 * single.value
     return accelerator.architecture in DOUBLED_LANES and not narrow

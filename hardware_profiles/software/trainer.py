@@ -118,7 +118,10 @@ class Fp8(ProfileGroup, frozen=True, kw_only=True):
 
 
 class Rounding(ProfileGroup, frozen=True, kw_only=True):
-    """Weights and inputs of matrices that are rounded as in few bits, in 16 bits (QAT)."""
+    """Quantisation-aware training: rounds weights and inputs to the values of few bits.
+
+    They are stored and multiplied in 16 bits.
+    """
 
     weight_bytes: Amount  # moved for each element of a matrix, forward
     weight_gradient_bytes: Amount  # the same, backward
@@ -225,7 +228,7 @@ class TrainerKernels(ForwardKernels, frozen=True, kw_only=True):
     backward_access_ratio: Amount  # backward accesses / forward accesses
     rank_spread: Amount  # standard deviation of the ranks' rates, over their mean
     recomputes_whole_layers: bool  # up to their outputs, beyond the last tensor that is needed
-    recomputes_attention: bool  # with its layer; otherwise what a flash kernel gives is kept
+    recomputes_attention: bool  # with its layer; if not, a flash kernel's results are kept
 
 
 class TrainerHost(Host, frozen=True, kw_only=True):

@@ -36,12 +36,12 @@ UNHIDDEN: Final = re.compile(
 # runs of BigScience, whose fork of Megatron-DeepSpeed is of 2021 and 2022
 OF_BIGSCIENCE: Final = re.compile(r"\bbloom|\bbig ?science|\btr(?:1|8|11)[a-z]?\b")
 LATER: Final = frozenset({"bigscience", "since 2023", "since 2024"})
-# beside which AMP is automatic mixed precision, or is named by itself
+# words beside which AMP is automatic mixed precision, or that name the trainer themselves
 OTHERS_WITH_AMP: Final = re.compile(r"py ?torch|\btorch|lightning|fabric|fsdp|\bddp|megatron")
 # FlagPerf's cases that DeepSpeed alone trains (FlagOpen/FlagPerf: training/benchmarks)
 ITS_DEEPSPEED: Final = re.compile("llava|baichuan|chatglm3")
 # "llama1_13B-paddle TP2PP4SH1SP1"
-GLUED: Final = re.compile(r"[\s_-]+(tp\d+pp\d+\w*)$", re.IGNORECASE)
+RANKS_AT_END: Final = re.compile(r"[\s_-]+(tp\d+pp\d+\w*)$", re.IGNORECASE)
 # of torchao, whose runs in 8 bits are torchtitan's (pytorch/ao: benchmarks/float8/training)
 ITS_OWN: Final = frozenset(
     {"torchao", "torch loop", "fsdp2", "zero 3", "compile", "tensorwise", "rowwise"}
@@ -90,9 +90,9 @@ def with_sharding(row: Row) -> Row:
 
 def with_case_of_suite(row: Row) -> Row:
     """Return a row of a suite of benchmarks with the model and the trainer of the case it names."""
-    if glued := GLUED.search(row.model or ""):
-        notes = f"{row.notes or ''}; {glued[1]}"
-        row = replace(row, model=(row.model or "")[: glued.start()], notes=notes)
+    if ranks := RANKS_AT_END.search(row.model or ""):
+        notes = f"{row.notes or ''}; {ranks[1]}"
+        row = replace(row, model=(row.model or "")[: ranks.start()], notes=notes)
     words = row.model and AROUND_MODEL.sub("", row.model)
     row = replace(row, framework=_trainer_of_case(row), model=words or row.model)
     own = look_up(words_table().suite_trainers, row)

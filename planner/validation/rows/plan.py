@@ -170,7 +170,7 @@ def takes_layers_in_turn(row: Row) -> bool:
 
 
 def _processes(row: Row) -> int:
-    """Return the processes whose models lie on several cards each: DDP around a device map."""
+    """Return the processes, two if unsaid, whose models lie on several cards each: DDP of those."""
     if not (takes_layers_in_turn(row) and "ddp" in terms_of(row, ANYWHERE)):
         return 1
     stated = PROCESSES.search(row.words("notes"))

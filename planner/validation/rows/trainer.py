@@ -106,8 +106,8 @@ def computes_in_fp32_by_default(row: Row) -> bool:
     """Whether a row states no precision, and its trainer then multiplies in fp32.
 
     torch makes weights in fp32 and casts under autocast alone, which Hugging Face's Trainer enters
-    with ``fp16`` or ``bf16`` (huggingface/transformers: training_args.py, both False). Left out:
-    that authors who say nothing turn it on where the accelerator multiplies bf16, as most do.
+    with ``fp16`` or ``bf16`` (huggingface/transformers: training_args.py, both False). For
+    accelerators without bf16: on others most authors who state no precision turn it on.
     """
     named, adapter = terms_of(row, "framework").keys(), look_up(words_table().adapter, row)
     return (
