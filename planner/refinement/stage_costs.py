@@ -169,6 +169,15 @@ class StageContents(Struct, dict=True):
             self._ranges[stage, size] = list(found.values())
         return self._ranges[stage, size]
 
+    def of_one_kind(self, stage: int, low: int, high: int) -> bool:
+        """Whether a stage with each number of layers can have those of one kind alone."""
+        if len(self.model.kinds) == 1:
+            return True
+        every = [self._ranges_of(stage, size) for size in range(low, high + 1)]
+        if self.model.bridge_layer is not None or any(len(pairs) != 1 for pairs in every):
+            return False
+        return len(set(self.model.pattern[slice(*every[-1][0])])) == 1
+
     @property
     def different(self) -> list[int]:
         """Return stages that differ in more than their position."""
@@ -267,8 +276,7 @@ def _price_stages(costs: Sequence[StageCosts], begin: Callable[[str], None]) -> 
     begin(words)
     _find_sizes(costs)
     begin(words)
-    if len(costs[0].scenario.model.kinds) == 1:
-        _fit_sizes([one for one in costs if one.possible])
+    _fit_sizes([one for one in costs if one.possible])
     items = [
         (number, stage, pair)
         for number, one in enumerate(costs)
@@ -400,9 +408,10 @@ def _fit_sizes(costs: Sequence[StageCosts]) -> None:
     For layers of one kind: more layers need more memory, and leave less time to recompute them.
     """
     places = [
-        (number, stage, *one.sizes[stage])
+        (number, stage, low, high)
         for number, one in enumerate(costs)
-        for stage in range(one.contents.stages)
+        for stage, (low, high) in enumerate(one.sizes)
+        if one.contents.of_one_kind(stage, low, high)
     ]
 
     def rank_of(place: int, removed: int) -> OfPlan:
@@ -416,14 +425,11 @@ def _fit_sizes(costs: Sequence[StageCosts]) -> None:
     most = [high - low for *_, low, high in places]
     plans, allowed = [one.plan for one in costs], costs[0].most_bytes
     removed = fewest_that_fit(costs[0].scenario, plans, most, rank_of, allowed)
-    largest = [
-        0 if number is None else high - number
-        for (*_, high), number in zip(places, removed, strict=True)
-    ]
-    end = 0
-    for one in costs:
-        here = slice(end, end := end + one.contents.stages)
-        one.sizes = sizes_of(largest[here], one.scenario.model.num_layers, one.contents.least)
+    largest = [[high for _, high in one.sizes] for one in costs]
+    for (number, stage, _, high), fewer in zip(places, removed, strict=True):
+        largest[number][stage] = 0 if fewer is None else high - fewer
+    for one, each in zip(costs, largest, strict=True):
+        one.sizes = sizes_of(each, one.scenario.model.num_layers, one.contents.least)
 
 
 def _price_seconds(
