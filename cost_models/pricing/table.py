@@ -131,7 +131,9 @@ def table_steps_and_ends(scenario: Scenario, table: PlanTable) -> tuple[Floats, 
     return step, once
 
 
-def table_least_steps(scenario: Scenario, table: PlanTable, limit: float = np.inf) -> Floats:
+def table_least_steps(
+    scenario: Scenario, table: PlanTable, limit: Floats | float = np.inf
+) -> Floats:
     """Return lower bounds of the steps of legal plans that recompute all of their layers or fewer.
 
     The step without recomputation, which may only hide communication at its ends. ``limit``:
@@ -139,17 +141,10 @@ def table_least_steps(scenario: Scenario, table: PlanTable, limit: float = np.in
     """
     none = dataclasses.replace(table, recompute=np.full_like(table.recompute, NONE))
     family, first = distinct_plans(none)
-    if by_row(scenario, some := none.rows(first)):
-        step, once = (each[family] for each in table_steps_and_ends(scenario, some))
-        rows = np.flatnonzero(step - once < limit)
-        ends = np.zeros(len(table))
-        ends[rows] = table_steps_and_ends(scenario, table.rows(rows))[1]
-    else:  # the columns of both in common
-        both = table.rows(np.tile(np.arange(len(table)), 2))
-        recompute = np.concatenate([none.recompute, table.recompute])
-        both = dataclasses.replace(both, recompute=recompute)
-        seconds = table_steps_and_ends(scenario, both)
-        (step, _), (once, ends) = (column.reshape(2, -1) for column in seconds)
+    step, once = (each[family] for each in table_steps_and_ends(scenario, none.rows(first)))
+    rows = np.flatnonzero(step - once < limit)
+    ends = np.zeros(len(table))
+    ends[rows] = table_steps_and_ends(scenario, table.rows(rows))[1]
     least: Floats = step - np.maximum(0.0, once - ends)
     return least
 

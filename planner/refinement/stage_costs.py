@@ -146,9 +146,10 @@ class StageContents(Struct, dict=True):
 
     def ranges(self, stage: int, sizes: Iterable[int]) -> list[Pair]:
         """Return layers that a stage may have, one range for each key."""
-        return [pair for size in sizes for pair in self._ranges_of(stage, size)]
+        return [pair for size in sizes for pair in self.ranges_of_size(stage, size)]
 
-    def _ranges_of(self, stage: int, size: int) -> list[Pair]:
+    def ranges_of_size(self, stage: int, size: int) -> list[Pair]:
+        """Return the same of one number of layers."""
         if self.owner:
             most = self.model.num_layers - sum(self.least) + self.least[stage]
             return [(0, size)] if self.least[stage] <= size <= most else []
@@ -173,7 +174,7 @@ class StageContents(Struct, dict=True):
         """Whether a stage with each number of layers can have those of one kind alone."""
         if len(self.model.kinds) == 1:
             return True
-        every = [self._ranges_of(stage, size) for size in range(low, high + 1)]
+        every = [self.ranges_of_size(stage, size) for size in range(low, high + 1)]
         if self.model.bridge_layer is not None or any(len(pairs) != 1 for pairs in every):
             return False
         return len(set(self.model.pattern[slice(*every[-1][0])])) == 1
@@ -396,7 +397,7 @@ def _largest(costs: StageCosts, least: int, most: int) -> list[int]:
         sizes = (
             size
             for size in range(most, least - 1, -1)
-            if any(costs.within(stage, pair) for pair in of.ranges(stage, [size]))
+            if any(costs.within(stage, pair) for pair in of.ranges_of_size(stage, size))
         )
         found.append(next(sizes, least - 1))
     return found
@@ -417,7 +418,7 @@ def _fit_sizes(costs: Sequence[StageCosts]) -> None:
     def rank_of(place: int, removed: int) -> OfPlan:
         number, stage, _, high = places[place]
         one = costs[number]
-        (pair,) = one.contents.ranges(stage, [high - removed])
+        (pair,) = one.contents.ranges_of_size(stage, high - removed)
         return number, one.contents.of(stage, *pair, one.most_recomputed(stage, pair))
 
     if not places:

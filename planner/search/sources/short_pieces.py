@@ -184,7 +184,7 @@ def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> t
     fast = bound < longest
     rows = np.flatnonzero(fast & (families.virtual_stages > 1) & ~every)
     full = replace(families.rows(rows), recompute=np.full(len(rows), FULL))
-    fast[rows] = table_least_steps(scenario, full) < longest[rows]
+    fast[rows] = table_least_steps(scenario, full, longest[rows]) < longest[rows]
     return fast, bound
 
 
