@@ -314,9 +314,10 @@ def expert_loop_seconds(work: LayerWork) -> tuple[Real, Real]:
 def rounding_seconds(work: LayerWork) -> tuple[Real, Real]:
     """Seconds of rounding weights and inputs of all matrices, and of the gradients through it.
 
-        (bytes of an element of a matrix · P + bytes of an element of its input · b·s · in) / beta
+        (r P + q b s i) / beta      r, q bytes moved for an element of a matrix, of its input
 
-    Source: pytorch/ao: torchao/quantization/qat. Leaves out: operators that a compiler fuses.
+    i: inputs of all matrices together. Source: pytorch/ao: torchao/quantization/qat. Leaves out:
+    operators that a compiler fuses.
     """
     rounding = work.software.rounding
     if not (rounding.weight_bytes or rounding.input_bytes):

@@ -122,9 +122,9 @@ def misalignment(lengths: Sequence[Real], compute_bytes: float, rate: Rates) -> 
 
 
 def in_arrays(length: Real, array: float) -> Real:
-    """Return the length of an operand that a matrix unit multiplies: padded to whole arrays.
+    """Return a dimension of the operand in a systolic array: padded to whole arrays.
 
-    Both dimensions of the operand that lies in a systolic array are.
+        A ceil(d / A)        A rows, and columns, of an array; d without one
 
     Source: jax-ml/scaling-book, tpus.md, Key Takeaways. Leaves out: single matrices of few tokens,
     which may lie in the array themselves.
