@@ -18,48 +18,49 @@ from hardware_profiles.fields import wrong_value
 
 Builder = Callable[[Config], ModelSpec]
 
-# model_type: module, builder and defaults of its config class; a family is loaded where it is used
+# model_type, which is the builder's name: its module, which is loaded where it is used, and the
+# defaults of its config class
 _FAMILIES: Final = {
-    "bert": ("encoder", "bert", "BERT"),
-    "bloom": ("gpt_like", "bloom", "BLOOM"),
-    "cohere": ("cohere", "cohere", "COHERE"),
-    "deepseek_v2": ("mla", "deepseek_v2", "DEEPSEEK_V2"),
-    "deepseek_v3": ("mla", "deepseek_v3", "DEEPSEEK_V3"),
-    "falcon": ("falcon", "falcon", "FALCON"),
-    "gemma": ("gemma", "gemma", "GEMMA"),
-    "gemma2": ("gemma", "gemma2", "GEMMA2"),
-    "gemma3": ("gemma", "gemma3", "GEMMA3"),
-    "gemma3_text": ("gemma", "gemma3_text", "GEMMA3"),
-    "glm4": ("glm4", "glm4", "GLM4"),
-    "glm4_moe": ("glm4", "glm4_moe", "GLM4_MOE"),
-    "gpt2": ("gpt_like", "gpt2", "GPT2"),
-    "gpt_neox": ("gpt_like", "gpt_neox", "GPT_NEOX"),
-    "gpt_oss": ("moe", "gpt_oss", "GPT_OSS"),
-    "granite": ("llama_like", "granite", "GRANITE"),
-    "llama": ("llama_like", "llama", "LLAMA"),
-    "llama4": ("llama4", "llama4", "LLAMA4"),
-    "llama4_text": ("llama4", "llama4_text", "LLAMA4"),
-    "mistral": ("llama_like", "mistral", "MISTRAL"),
-    "mixtral": ("moe", "mixtral", "MIXTRAL"),
-    "nemotron": ("nemotron", "nemotron", "NEMOTRON"),
-    "olmo2": ("llama_like", "olmo2", "OLMO2"),
-    "olmoe": ("moe", "olmoe", "OLMOE"),
-    "opt": ("opt", "opt", "OPT"),
-    "phi": ("phi", "phi", "PHI"),
-    "phi3": ("phi3", "phi3", "PHI3"),
-    "qwen2": ("llama_like", "qwen2", "QWEN2"),
-    "qwen2_moe": ("qwen_moe", "qwen2_moe", "QWEN2_MOE"),
-    "qwen3": ("llama_like", "qwen3", "QWEN3"),
-    "qwen3_moe": ("qwen_moe", "qwen3_moe", "QWEN3_MOE"),
-    "qwen3_5": ("qwen3_next", "qwen3_5", "QWEN3_5"),
-    "qwen3_5_moe": ("qwen3_next", "qwen3_5_moe", "QWEN3_5_MOE"),
-    "qwen3_5_moe_text": ("qwen3_next", "qwen3_5_moe_text", "QWEN3_5_MOE"),
-    "qwen3_5_text": ("qwen3_next", "qwen3_5_text", "QWEN3_5"),
-    "qwen3_next": ("qwen3_next", "qwen3_next", "QWEN3_NEXT"),
-    "roberta": ("encoder", "roberta", "ROBERTA"),
-    "smollm3": ("llama_like", "smollm3", "SMOLLM3"),
-    "starcoder2": ("starcoder2", "starcoder2", "STARCODER2"),
-    "t5": ("t5", "t5", "T5"),
+    "bert": ("encoder", "BERT"),
+    "bloom": ("gpt_like", "BLOOM"),
+    "cohere": ("cohere", "COHERE"),
+    "deepseek_v2": ("mla", "DEEPSEEK_V2"),
+    "deepseek_v3": ("mla", "DEEPSEEK_V3"),
+    "falcon": ("falcon", "FALCON"),
+    "gemma": ("gemma", "GEMMA"),
+    "gemma2": ("gemma", "GEMMA2"),
+    "gemma3": ("gemma", "GEMMA3"),
+    "gemma3_text": ("gemma", "GEMMA3"),
+    "glm4": ("glm4", "GLM4"),
+    "glm4_moe": ("glm4", "GLM4_MOE"),
+    "gpt2": ("gpt_like", "GPT2"),
+    "gpt_neox": ("gpt_like", "GPT_NEOX"),
+    "gpt_oss": ("moe", "GPT_OSS"),
+    "granite": ("llama_like", "GRANITE"),
+    "llama": ("llama_like", "LLAMA"),
+    "llama4": ("llama4", "LLAMA4"),
+    "llama4_text": ("llama4", "LLAMA4"),
+    "mistral": ("llama_like", "MISTRAL"),
+    "mixtral": ("moe", "MIXTRAL"),
+    "nemotron": ("nemotron", "NEMOTRON"),
+    "olmo2": ("llama_like", "OLMO2"),
+    "olmoe": ("moe", "OLMOE"),
+    "opt": ("opt", "OPT"),
+    "phi": ("phi", "PHI"),
+    "phi3": ("phi3", "PHI3"),
+    "qwen2": ("llama_like", "QWEN2"),
+    "qwen2_moe": ("qwen_moe", "QWEN2_MOE"),
+    "qwen3": ("llama_like", "QWEN3"),
+    "qwen3_moe": ("qwen_moe", "QWEN3_MOE"),
+    "qwen3_5": ("qwen3_next", "QWEN3_5"),
+    "qwen3_5_moe": ("qwen3_next", "QWEN3_5_MOE"),
+    "qwen3_5_moe_text": ("qwen3_next", "QWEN3_5_MOE"),
+    "qwen3_5_text": ("qwen3_next", "QWEN3_5"),
+    "qwen3_next": ("qwen3_next", "QWEN3_NEXT"),
+    "roberta": ("encoder", "ROBERTA"),
+    "smollm3": ("llama_like", "SMOLLM3"),
+    "starcoder2": ("starcoder2", "STARCODER2"),
+    "t5": ("t5", "T5"),
 }
 FAMILIES: Final = tuple(sorted(_FAMILIES))
 # a model_type whose custom code is that of a family of transformers with other sizes: the family
@@ -98,9 +99,9 @@ def model_spec(config: Mapping[str, Any], *, name: str, where: str = "config.jso
 
 def builder_of(family: str) -> tuple[Builder, Defaults]:
     """Return the builder of a family's specs, and the defaults of its config class."""
-    name, builder, defaults = _FAMILIES[family]
+    name, defaults = _FAMILIES[family]
     module = import_module(f"{__name__}.{name}")
-    return getattr(module, builder), getattr(module, defaults)
+    return getattr(module, family), getattr(module, defaults)
 
 
 def _read_as(given: str, family: str) -> tuple[str, ...]:
