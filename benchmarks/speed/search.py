@@ -6,9 +6,9 @@ included), and its largest memory. The best of some runs, since other work on th
 a run longer.
 
     candidates  plans that were enumerated
-    priced      legal plans: memory of every one of them, and time of those that can fit, with the
-                formulas that ``fit`` uses; further numbers of virtual stages and of recomputed
-                layers are priced where their bounds allow that they win
+    legal       plans that the trainer can run: each is priced with the formulas that ``fit`` uses,
+                or ruled out by a bound of its memory or its time; further numbers of virtual stages
+                and of recomputed layers are priced where their bounds allow that they win
 
 ``--write`` puts the table into docs/explanation/search.md.
 """
@@ -27,7 +27,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "explanation" / "search.md"
 BEGIN, END = "<!-- benchmarks.speed.search: begin -->\n", "<!-- benchmarks.speed.search: end -->"
 RUNS: Final = 2
 HEAD: Final = (
-    "| question | candidates | legal, priced | seconds of one core | memory |\n"
+    "| question | candidates | legal | seconds of one core | memory |\n"
     "| --- | ---: | ---: | ---: | ---: |\n"
 )
 QUESTIONS: Final = (
