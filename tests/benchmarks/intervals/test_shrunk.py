@@ -85,9 +85,12 @@ def test_the_stated_file_is_complete_and_verdicts_look_less_far() -> None:
     assert tuple(rows[0]) == MEMORY_COLUMNS
     assert [rows[0][name] for name in MEMORY_KIND] == [ANY] * len(MEMORY_KIND)
     for row in rows:
-        assert 0.0 < float(row["verdict_below"]) < float(row["below"]) < 0.6
-        # mixtures are widest: first predictions of some were half of the peak
-        assert 0.0 < float(row["verdict_above"]) < float(row["above"]) < 2.0
+        # no measured peak is zero
+        assert 0.0 < float(row["verdict_below"]) < float(row["below"]) < 1.0
+        assert 0.0 < float(row["verdict_above"]) < float(row["above"])
+    # of all; kinds are wider, mixtures most: first predictions of some were half of the peak
+    assert float(rows[0]["below"]) < 0.4
+    assert float(rows[0]["above"]) < 0.7
 
 
 def test_unknown_trainers_have_the_widest_intervals() -> None:
