@@ -203,4 +203,7 @@ def family_bounds(scenario: Scenario, families: PlanTable) -> tuple[Floats, Flag
         ),
     )
     stages = np.where(every, most, families.virtual_stages)
-    return table_balanced_steps(scenario, straight, stages).step, every
+    step = table_balanced_steps(scenario, straight, stages).step
+    # exchanges of gradients at the ends of a line are longer than those of both ends
+    passes = np.minimum(step, _least_steps(scenario, families))
+    return np.where(bent, passes, step), every

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+import planner
+from cost_models.plan.plan import PlanTable
+from cost_models.pricing.table import table_steps
+from planner.answer.answers import PlanAnswer
 from planner.refinement import best_partition
 from planner.refinement.best_partition import best_staged
 from planner.request.constraints import parse_requirements
 from planner.search import fast_plans
 from planner.search import search as of_search
 from planner.search.search import SearchResult, search
+from planner.search.sources.short_pieces import family_bounds
 from tests.planner.search.test_exact_search import with_memory
 from tests.samples import llama, make_scenario
 
@@ -50,3 +56,21 @@ def test_the_answer_is_that_of_pricing_every_plan(
     assert again == staged
     if not whole.plans:
         assert found.smallest == whole.smallest
+
+
+def test_bounds_hold_for_bidirectional_pipelines_with_replicas() -> None:
+    """Exchanges of gradients between replicas are shorter there than in a line of stages."""
+    answer = planner.plan("llama-3.2-1b", "16xL40S")
+    assert isinstance(answer, PlanAnswer)
+    table = PlanTable.from_plans(list(answer.result.plans))
+    assert {"zbv", "dualpipev"} & {plan.pipeline_schedule for plan in answer.result.plans}
+    assert max(plan.dp_replicate for plan in answer.result.plans) > 1
+    bound, _ = family_bounds(answer.scenario, table)
+    assert np.all(bound <= table_steps(answer.scenario, table) * (1.0 + 1e-9))
+    pinned = planner.plan(
+        "llama-3.2-1b",
+        "16xL40S",
+        fix={"tensor_parallel": 2, "pipeline_parallel": 2, "pipeline_schedule": "zbv"},
+    )
+    assert isinstance(pinned, PlanAnswer)
+    assert answer.result.seconds[0] <= pinned.result.seconds[0] * (1.0 + 1e-9)
