@@ -205,5 +205,6 @@ def family_bounds(scenario: Scenario, families: PlanTable) -> tuple[Floats, Flag
     stages = np.where(every, most, families.virtual_stages)
     step = table_balanced_steps(scenario, straight, stages).step
     # exchanges of gradients at the ends of a line are longer than those of both ends
-    passes = np.minimum(step, _least_steps(scenario, families))
-    return np.where(bent, passes, step), every
+    rows = np.flatnonzero(bent)
+    step[rows] = np.minimum(step[rows], _least_steps(scenario, families.rows(rows)))
+    return step, every
