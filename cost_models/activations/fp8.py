@@ -191,7 +191,7 @@ def cast_elements(
     inputs: Real = 0.0
     outputs: Real = 0.0
     for weight in kind.weights:
-        if weight.role not in ("linear", "expert") or weight.part == "router":
+        if not is_multiplied(weight):
             continue
         rows, columns = weight.shape[-2:]
         length, width = (rows, columns) if weight.transposed else (columns, rows)
@@ -211,7 +211,7 @@ def matmul_inputs(kind: LayerKind, tensor_parallel: Count) -> Real:
     """Elements a token of the inputs of all matrices, as often as matrices read them."""
     inputs: Real = 0.0
     for weight in kind.weights:
-        if weight.role not in ("linear", "expert") or weight.part == "router":
+        if not is_multiplied(weight):
             continue
         rows, columns = weight.shape[-2:]
         times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0

@@ -174,9 +174,9 @@ def kept_unpacked_bytes(view: RankView) -> Real:
 
 def makes_matrices(view: RankView) -> bool:
     """Whether a pass unpacks frozen matrices, or makes matrices of adapters."""
-    weights = [w for kind in view.model.kinds for w in kind.weights]
     if view.software.rounding.weight_saved_bytes:
         return True
+    weights = [w for kind in view.model.kinds for w in kind.weights]
     return any(w.quantised or (w.adapter and METHODS[w.adapter].temporary) for w in weights)
 
 

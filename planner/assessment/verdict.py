@@ -23,6 +23,7 @@ CPU_SHARE: Final = 0.9
 # (79.25 of 80 GiB on an A100; 14.56 of 15 GiB on a T4).
 MOST_KEPT: Final = 0.75 * GIB
 LARGEST_SHARE_KEPT: Final = 0.03
+NEAR: Final = 1.5  # budgets: no stages are chosen for plans with larger peaks
 
 
 class Budget(Struct, frozen=True):
@@ -60,6 +61,11 @@ def memory_budget(accelerator: Accelerator) -> Budget:
 def budget_bytes(cluster: Cluster) -> float:
     """Return the bytes that a plan may use on one accelerator."""
     return memory_budget(cluster.accelerator).size
+
+
+def near_budget(cluster: Cluster) -> float:
+    """Return the peak in bytes up to which stages are chosen; larger peaks need not be exact."""
+    return NEAR * budget_bytes(cluster)
 
 
 def plan_verdict_spread(scenario: Scenario) -> Spread:

@@ -47,7 +47,7 @@ from cost_models.pricing.table import (
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import longest_stage
 from hardware_profiles.progress import stages, tracked
-from planner.assessment.verdict import budget_bytes
+from planner.assessment.verdict import near_budget
 from planner.refinement.minimal_recompute import least_recompute
 from planner.refinement.rank_prices import table_passes
 from planner.refinement.stage_costs import (
@@ -79,7 +79,6 @@ MOST_PLANS: Final = 1500  # whose stages are priced
 Rows = NDArray[np.intp]
 MOST_LOOPED: Final = 512  # the same with several stages on a rank
 MANY: Final = 4_000
-NEAR: Final = 1.5  # budgets: no stages are chosen with larger peaks, which need not be exact
 FEW: Final = 10_000  # candidates that a search has priced
 FEWEST_NODES: Final = 40  # of the search for the stages of one of many plans
 FEWEST_SIMULATED: Final = 2
@@ -381,12 +380,12 @@ class _Search:
     def _near(self, table: PlanTable, rows: Rows, most: int) -> Rows:
         """Return the rows that may fit with stages of their own; more than ``most`` may be a part.
 
-        Those whose peak with even stages is at most NEAR budgets. Of few plans, a search has left
+        Those whose peak with even stages is near the budget. Of few plans, a search has left
         out all others.
         """
         if len(table) <= FEW:
             return rows
-        budget, found = NEAR * budget_bytes(self.scenario.cluster), [rows[:0]]
+        budget, found = near_budget(self.scenario.cluster), [rows[:0]]
         for some in np.array_split(rows, -(-len(rows) // FEW) or 1):
             few = table.rows(some)
             uncut = few.num_stages > self.scenario.model.num_layers  # priced with own stages alone

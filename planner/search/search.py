@@ -19,7 +19,7 @@ from cost_models.plan.plan import SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.pricing.table import table_least_states, table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import report, stages
-from planner.assessment.verdict import budget_bytes
+from planner.assessment.verdict import near_budget
 from planner.request.constraints import (
     Constraint,
     broken_by_result,
@@ -63,7 +63,6 @@ Floats = NDArray[np.float64]
 # virtual stages
 SIZES: Final = (5.0, 1.0, 1.0, 4.0, 2.0)
 FEW: Final = 20_000  # plans that are all priced, not only what bounds of states and steps leave
-NEAR: Final = 1.5  # budgets: no stages are chosen with larger peaks, which need not be exact
 
 
 class Counts(Struct, frozen=True):
@@ -326,7 +325,7 @@ class _Space(Struct, frozen=True):
             states = table_least_states(scenario, legal) * (1.0 - ROUNDING)
         whole, rows = (legal, states), np.flatnonzero(states <= most)
         legal, bound = legal.rows(rows), None if bound is None else bound[rows]
-        enough = max(most, NEAR * budget_bytes(scenario.cluster))
+        enough = max(most, near_budget(scenario.cluster))
         max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
         # in an order of its own, or with copies, a slow plan may be among the best
         by_time = ranking.by_step and scenario.on_gpu and not (scenario.cluster.levels or copies)
@@ -366,7 +365,7 @@ class _Space(Struct, frozen=True):
             tight = Feasible(scenario, require, 1)
             limits = tight.max_peak, tight.max_peak_at(1)
             rows = ascending(rows, rows_too_large(scenario, legal, peak, none, limits))
-        near = known <= NEAR * budget_bytes(scenario.cluster)
+        near = known <= near_budget(scenario.cluster)
         if not below:
             near |= np.isnan(known)
         near_rows = _near(legal, near)
