@@ -27,11 +27,7 @@ def nearest(title: str, searches: Iterable[TrainerSearch], command: str) -> str:
     for one in searches:
         found = search(one.scenario, one.pins, require=one.require, top=1, with_near=True)
         staged = best_staged(
-            one.scenario,
-            found.plans,
-            found.near,
-            recomputed=found.recomputed,
-            require=one.require,
+            one.scenario, found.plans, found.near, recomputed=found.recomputed, require=one.require
         )
         for plan in found.plans:
             scenario, options = one.scenario, describe_plan(plan)

@@ -38,10 +38,7 @@ SIZES: Final = (5.0, 1.0, 1.0, 2.0, 1.0)
 MOST_SOFTWARE: Final = 5  # ways on the same accelerators, without their host
 RANKS: Final = ("data_parallel", "tensor_parallel", "context_parallel")
 # kinds that are left out where one of others fits: more changes than needed
-NEEDLESS: Final = {
-    "both": ("micro-batch", "recompute"),
-    "batch": ("micro-batch",),
-}
+NEEDLESS: Final = {"both": ("micro-batch", "recompute"), "batch": ("micro-batch",)}
 MOST_WAYS: Final = MOST_SOFTWARE + 4  # offload, a larger accelerator, more of them, 16 bits
 
 

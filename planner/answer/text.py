@@ -10,14 +10,7 @@ from cost_models.plan.plan import Plan
 from cost_models.pricing.prediction import TimePrediction
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TIME_WORDS, TimeParts
-from cost_models.units import (
-    GIB,
-    format_bytes,
-    format_count,
-    format_gib,
-    format_rate,
-    format_step,
-)
+from cost_models.units import GIB, format_bytes, format_count, format_gib, format_rate, format_step
 from hardware_profiles.cluster.build import describe
 from hardware_profiles.cluster.schema import Cluster
 from planner.assessment.assess import Assessment, MemoryAssessment, PeakMemory, amounts

@@ -13,10 +13,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from cost_models.scenario import Scenario
-from cost_models.uncertainty import (
-    compared_as,
-    peak_was_compared,
-)
+from cost_models.uncertainty import compared_as, peak_was_compared
 from hardware_profiles.cluster.schema import Figure
 
 Confidence = Literal["measured", "published", "learned", "datasheet"]

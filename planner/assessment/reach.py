@@ -63,12 +63,7 @@ def with_seq_len(scenario: Scenario, seq_len: int) -> Scenario:
 
 
 def longest_sequence(
-    scenario: Scenario,
-    plan: Plan,
-    highest: int,
-    step: int = STEP,
-    *,
-    load_now: float | None = None,
+    scenario: Scenario, plan: Plan, highest: int, step: int = STEP, *, load_now: float | None = None
 ) -> int:
     """Return the longest sequence up to ``highest`` that fits, in steps of tokens; 0 if none.
 
@@ -85,11 +80,7 @@ def longest_sequence(
 
 
 def largest_micro_batch(
-    scenario: Scenario,
-    plan: Plan,
-    highest: int = MAX_MICRO_BATCH,
-    *,
-    load_now: float | None = None,
+    scenario: Scenario, plan: Plan, highest: int = MAX_MICRO_BATCH, *, load_now: float | None = None
 ) -> int:
     """Return the largest micro-batch size that fits with the same num_microbatches; 0 if none.
 

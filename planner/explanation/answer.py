@@ -178,11 +178,7 @@ class Explanation(DetailedAnswer):
         from planner.text.html_page import element, listed
 
         yield notebook.verdict(self.assessment, notebook.step_sentence(self.assessment))
-        yield notebook.about(
-            model_lines(self.scenario),
-            self.scenario.cluster,
-            self.options,
-        )
+        yield notebook.about(model_lines(self.scenario), self.scenario.cluster, self.options)
         yield listed(self.description)
         yield element("p", element("b", "Compared with the search: "), best_words(self))
         binds = self.binds()

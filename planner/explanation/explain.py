@@ -20,11 +20,7 @@ from planner.assessment.assess import assess
 from planner.explanation.answer import Explanation
 from planner.explanation.choices import priced_choices
 from planner.explanation.glossary import describe
-from planner.explanation.sensitivity import (
-    batch_sizes,
-    other_batches,
-    sensitivities,
-)
+from planner.explanation.sensitivity import batch_sizes, other_batches, sensitivities
 from planner.explanation.why_not import parse_other_plan
 from planner.explanation.why_not import why_not as against
 from planner.refinement.best_partition import best_staged

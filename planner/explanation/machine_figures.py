@@ -52,8 +52,7 @@ def figures(scenario: Scenario) -> tuple[ScaledFigure, ...]:
             "bytes/s",
             chip.memory_bandwidth.value,
             lambda factor: _with_chip(
-                cluster,
-                replace(chip, memory_bandwidth=_times(chip.memory_bandwidth, factor)),
+                cluster, replace(chip, memory_bandwidth=_times(chip.memory_bandwidth, factor))
             ),
         ),
     ]

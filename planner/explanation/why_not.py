@@ -136,12 +136,7 @@ def why_not(
 
 def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
     """Return the rules that all candidates break; else those that break most candidates first."""
-    table = enumerate_plans(
-        scenario.model,
-        scenario.workload,
-        scenario.cluster.num_gpus,
-        fixed,
-    )
+    table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed)
     broken = {
         position: int(np.sum(np.broadcast_to(rule.broken(scenario, table), (len(table),))))
         for position, rule in enumerate(RULES)
@@ -164,11 +159,7 @@ def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
 
 
 def _too_large(
-    scenario: Scenario,
-    text: str,
-    assessment: Assessment,
-    smallest: Plan,
-    result: SearchResult,
+    scenario: Scenario, text: str, assessment: Assessment, smallest: Plan, result: SearchResult
 ) -> WhyNot:
     """Compare the memory of the smallest plan, on its limiting stage, with this plan's."""
     other = assess(scenario, smallest)

@@ -22,12 +22,7 @@ from planner.learning.conclusions import (
     compared_runs,
     rate_range,
 )
-from planner.learning.effects import (
-    MeasuredRun,
-    effects,
-    log_predictions,
-    measured_run,
-)
+from planner.learning.effects import MeasuredRun, effects, log_predictions, measured_run
 from planner.learning.mechanisms import Prior, published_prior
 from planner.learning.next_run import NextRun, next_runs
 from planner.learning.plausible import require_plausible, require_positive

@@ -193,10 +193,7 @@ def switches(software: SoftwareProfile) -> tuple[Switch, ...]:
                 "segments of fixed size": {"memory.expandable_segments": False},
             },
         ),
-        Switch(
-            "weights",
-            {"fp32 under autocast": _engine("autocast")},
-        ),
+        Switch("weights", {"fp32 under autocast": _engine("autocast")}),
         Switch(
             "attention kernel (Hopper and newer)",
             {

@@ -37,11 +37,7 @@ class LearnedFigures:
 
 
 def figures_of(
-    effects: Effects,
-    software: SoftwareProfile,
-    options: Sequence[int],
-    rates: Logs,
-    prior: Prior,
+    effects: Effects, software: SoftwareProfile, options: Sequence[int], rates: Logs, prior: Prior
 ) -> dict[str, Any]:
     """Return the changed figures of a combination."""
     figures: dict[str, Any] = {}

@@ -160,9 +160,7 @@ def observe(
     )
 
 
-def _predict(
-    cells: Mapping[str, Any],
-) -> tuple[CasePrediction | None, str | None, tuple[str, ...]]:
+def _predict(cells: Mapping[str, Any]) -> tuple[CasePrediction | None, str | None, tuple[str, ...]]:
     """Return the prediction for a row, or the reason why it has none; and the defaults it takes."""
     try:
         row = msgspec.convert({"line": 1, **cells}, Row, strict=False)

@@ -17,12 +17,7 @@ from hardware_profiles.errors import InputError
 MAX_LINE: Final = 4000  # characters that are read
 UNITS: Final = {"": 1.0, "b": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
 # torch wrote GB for GiB once
-UNITS_10: Final = {
-    "kb": 2.0**10,
-    "mb": 2.0**20,
-    "gb": 2.0**30,
-    "tb": 2.0**40,
-}
+UNITS_10: Final = {"kb": 2.0**10, "mb": 2.0**20, "gb": 2.0**30, "tb": 2.0**40}
 _SIZE: Final = r"(?<![\d.])(?P<{0}>\d{{1,15}}(?:\.\d{{1,15}})?)\s*(?P<{0}_unit>[KMGT]i?B|B|bytes)"
 _FIGURES: Final = {
     "requested": ("Tried to allocate {}",),

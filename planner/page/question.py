@@ -100,15 +100,7 @@ ALONE: Final = {  # a field that is without effect at 1 of another one
     "cp_method": "context_parallel",
 }
 HELD: Final = ("zero", "recompute", "mbs")  # with these a plan is complete
-WORKLOAD_FIELDS: Final = (
-    "seq_len",
-    "batch",
-    "precision",
-    "optimizer",
-    "software",
-    "lora",
-    "qlora",
-)
+WORKLOAD_FIELDS: Final = ("seq_len", "batch", "precision", "optimizer", "software", "lora", "qlora")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,7 @@ from planner.page.workers import Answers, BusyError
 from planner.request.divisors import divisors
 
 FOLDER: Final = Path(__file__).parent
-STATIC: Final = {
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-}
+STATIC: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 TITLES: Final = {
     "price": "Will it fit?",
     "best": "Best plan",

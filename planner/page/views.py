@@ -9,13 +9,7 @@ from typing import Final
 from cost_models.memory.parts import PART_WORDS
 from cost_models.pricing.prediction import TimePrediction
 from cost_models.step_time.parts import TIME_WORDS
-from cost_models.units import (
-    GIB,
-    format_bytes,
-    format_gib,
-    format_per_second,
-    format_seconds,
-)
+from cost_models.units import GIB, format_bytes, format_gib, format_per_second, format_seconds
 from planner.assessment.assess import Assessment, amounts
 from planner.text.bars import ORDER, shown_scale, tick
 from planner.text.paragraphs import MOMENT_WORDS

@@ -51,10 +51,7 @@ class BestOrder(Struct, frozen=True):
 
 
 def best_order(
-    tree: Tree,
-    groups: Sequence[Groups],
-    grid: Sequence[int],
-    cost: Callable[[Order], float],
+    tree: Tree, groups: Sequence[Groups], grid: Sequence[int], cost: Callable[[Order], float]
 ) -> BestOrder:
     """Return the order with the least cost; the default order among ties.
 

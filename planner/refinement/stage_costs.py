@@ -20,13 +20,7 @@ from cost_models.plan.plan import Plan, split_layers
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_simulation import makespan
 from hardware_profiles.progress import stages
-from planner.refinement.rank_prices import (
-    OfPlan,
-    Seconds,
-    fewest_that_fit,
-    rank_passes,
-    rank_peaks,
-)
+from planner.refinement.rank_prices import OfPlan, Seconds, fewest_that_fit, rank_passes, rank_peaks
 
 Ranges = Sequence[tuple[int, int]]
 Pair = tuple[int, int]  # layers [first, last)

@@ -67,9 +67,7 @@ def alternatives(reported: ReportedPlan) -> Alternatives:
         front=tuple(assess_plans(free, front[::every])),
         runners_up=tuple(
             RunnerUp(
-                found,
-                changes(plan, found.plan),
-                reason(time_terms(free, found.plan, found, own)),
+                found, changes(plan, found.plan), reason(time_terms(free, found.plan, found, own))
             )
             for found in assess_plans(free, others)
         ),

@@ -35,12 +35,7 @@ from planner.assessment.verdict import WORDS
 from planner.explanation.glossary import MEMORY_EXPLANATIONS, describe, explain_time
 from planner.explanation.machine_figures import format_value
 from planner.reports.alternatives import Alternatives, alternatives, setup_reason
-from planner.reports.drawings import (
-    front_drawing,
-    memory_over_step,
-    passes,
-    roofline_drawing,
-)
+from planner.reports.drawings import front_drawing, memory_over_step, passes, roofline_drawing
 from planner.reports.reported_plan import Reportable, ReportedPlan, read_reported
 from planner.reports.roofline import roofline
 from planner.request.command import describe_with_stages

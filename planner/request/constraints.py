@@ -58,11 +58,7 @@ RESULTS: Final[Mapping[str, tuple[Mapping[str, float], float]]] = {
     "tokens_per_second_per_gpu": (RATE_UNITS, math.inf),
 }
 # of results that follow from the step, the comparisons that a longer step can only break
-LONGER: Final = {
-    "step": ("<=", "<"),
-    "mfu": (">=", ">"),
-    "tokens_per_second_per_gpu": (">=", ">"),
-}
+LONGER: Final = {"step": ("<=", "<"), "mfu": (">=", ">"), "tokens_per_second_per_gpu": (">=", ">")}
 RESULT_NAMES: Final = {
     "peak": "memory",
     "peak_memory": "memory",

@@ -15,11 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hardware_profiles.cluster.measurement import (
-    load_cached,
-    measurement_notes,
-    why_measure_again,
-)
+from hardware_profiles.cluster.measurement import load_cached, measurement_notes, why_measure_again
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NeedsMeasurement, RunError

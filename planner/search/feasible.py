@@ -110,10 +110,7 @@ def device_and_host(
             rows = rows[_undecided(scenario, peak[rows], ratio)]
             for some in tracked(np.array_split(rows, -(-len(rows) // AT_ONCE) or 1)):
                 peak[some], typical[some], _ = price_memory(scenario, table.rows(some).plain())
-    budget, spread = (
-        budget_bytes(scenario.cluster),
-        plan_verdict_spread(scenario),
-    )
+    budget, spread = (budget_bytes(scenario.cluster), plan_verdict_spread(scenario))
     codes = verdict_codes(*peak_interval(peak, typical, spread), budget)
     return peak, codes, host_codes(scenario.cluster, host)
 
@@ -123,10 +120,7 @@ def _undecided(scenario: Scenario, peak: Floats, ratio: Real) -> Flags:
 
     ``ratio``: the largest of a peak to that with typical free blocks.
     """
-    budget, spread = (
-        budget_bytes(scenario.cluster),
-        plan_verdict_spread(scenario),
-    )
+    budget, spread = (budget_bytes(scenario.cluster), plan_verdict_spread(scenario))
     low, high = peak_interval(peak, peak / ratio, spread)
     near_the_top = np.abs(high - budget) <= NEAR * budget
     over = peak * (1.0 - spread.below) > budget * (1.0 - NEAR)

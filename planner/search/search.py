@@ -263,9 +263,7 @@ class _Tally(Struct):
             self.part_recomputed += source.priced
 
 
-def _reported(
-    tables: Iterator[tuple[PlanTable, Floats]],
-) -> Iterator[tuple[PlanTable, Floats]]:
+def _reported(tables: Iterator[tuple[PlanTable, Floats]]) -> Iterator[tuple[PlanTable, Floats]]:
     """Yield tables of plans with short pieces; name the activity that finds each."""
     while True:
         report("finding plans with short pieces of sequences")
@@ -427,11 +425,7 @@ class _Space(Struct, frozen=True):
     ) -> Iterator[CandidateSource]:
         """Yield the other variants of the plans, which leaders of ``sources`` bound."""
         scenario = feasible.scenario
-        modes = {
-            "fewest": self.fewest,
-            "every": self.every is not None,
-            "smaller": self.smaller,
-        }
+        modes = {"fewest": self.fewest, "every": self.every is not None, "smaller": self.smaller}
         if self.interleaved is not None:
             begin("pricing virtual stages")
             yield VirtualStages(scenario, self.interleaved, feasible, **modes)

@@ -65,9 +65,7 @@ class ServingAnswer(DetailedAnswer):
 
         yield notebook.verdict(self.assessment)
         yield notebook.about(
-            model_lines(self.scenario),
-            self.scenario.cluster,
-            describe_serving(self.plan),
+            model_lines(self.scenario), self.scenario.cluster, describe_serving(self.plan)
         )
         if self.time is not None:
             yield element("pre", "\n".join(time_lines(self.scenario, self.time, verbose=False)))

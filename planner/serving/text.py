@@ -14,12 +14,7 @@ from hardware_profiles.cluster.build import describe
 from planner.answer.text import budget_words, cluster_words, verdict_lines
 from planner.request.stage_layers import layers_option
 from planner.serving.command import describe_serving, vllm_options
-from planner.serving.scenario import (
-    ServingAssessment,
-    ServingMemory,
-    ServingScenario,
-    sequences_of,
-)
+from planner.serving.scenario import ServingAssessment, ServingMemory, ServingScenario, sequences_of
 from planner.serving.times import ServingTimePrediction
 from planner.serving.ways_out import ServingWayOut
 from planner.text.assumed import assumed

@@ -21,11 +21,7 @@ from planner.refinement.rank_orders import EXACT
 from planner.run_cost.failures import failure_notes
 from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY
 from planner.search.search import Counts
-from planner.survey.compare_cases import (
-    SurveyCase,
-    SurveyRequest,
-    job_limits,
-)
+from planner.survey.compare_cases import SurveyCase, SurveyRequest, job_limits
 from planner.survey.text import reason_without_plan, survey_text
 from planner.text.answer import DetailedAnswer
 
@@ -309,10 +305,7 @@ def suggestions(
         if refusal.changes or refusal.ways_out:
             return {
                 name: [{"cluster": case.name, **one.to_dict()} for one in of_case]
-                for name, of_case in (
-                    ("changes", refusal.changes),
-                    ("ways_out", refusal.ways_out),
-                )
+                for name, of_case in (("changes", refusal.changes), ("ways_out", refusal.ways_out))
             }
     return {"changes": [], "ways_out": []}
 

@@ -405,11 +405,7 @@ def _between(ranked: Sequence[RankedPlan]) -> dict[int, str]:
 
 
 def inverse_lines(
-    find: str,
-    words: str,
-    next_attempt: tuple[str, Sequence[SurveyCase]] | None,
-    *,
-    tried: bool,
+    find: str, words: str, next_attempt: tuple[str, Sequence[SurveyCase]] | None, *, tried: bool
 ) -> list[str]:
     """Return the answer of ``plan --find`` above its plan; ``next_attempt``: the next candidate."""
     lines = labelled(LABELS[find], words)

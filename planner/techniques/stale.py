@@ -67,11 +67,7 @@ def stale_pipelines(scenario: Scenario, micro_batch_size: int | None) -> list[Te
 
 def _pipelines(scenario: Scenario, name: str) -> Technique:
     """Return 1F1B without ZeRO on each number of stages, with room left for further versions."""
-    budget = most_bytes(
-        budget_bytes(scenario.cluster),
-        plan_verdict_spread(scenario),
-        code=0,
-    )
+    budget = most_bytes(budget_bytes(scenario.cluster), plan_verdict_spread(scenario), code=0)
     variants: list[dict[str, Any]] = []
     for stages in divisors(scenario.world_size):
         if stages > 1:

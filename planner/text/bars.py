@@ -23,15 +23,7 @@ MARKS: Final = {
     "runtime": "·",
 }
 # from left to right; parts that are constant during a step come first
-ORDER: Final = (
-    "weights",
-    "optimizer",
-    "runtime",
-    "gradients",
-    "activations",
-    "logits",
-    "buffers",
-)
+ORDER: Final = ("weights", "optimizer", "runtime", "gradients", "activations", "logits", "buffers")
 MOST_BARS: Final = 5  # of a short answer; smaller parts share a bar
 FEWEST_BARS: Final = 3
 STEPS: Final = (1, 2, 5)
@@ -45,10 +37,7 @@ def bars_with_room(lines: int) -> int:
 
 
 def part_bars(
-    parts: Mapping[str, float],
-    budget: float,
-    most: int | None = None,
-    always: Collection[str] = (),
+    parts: Mapping[str, float], budget: float, most: int | None = None, always: Collection[str] = ()
 ) -> list[str]:
     """Return each part above zero and their sum as bars, largest first, with a mark at the budget.
 

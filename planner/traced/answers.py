@@ -173,9 +173,7 @@ class TracedPlanAnswer(DetailedAnswer):
         best = self.assessments[0]
         yield notebook.verdict(best, f"A step takes {time_line(best.time)}.")
         yield notebook.about(
-            model_lines(self.scenario),
-            self.scenario.cluster,
-            f"best: {short_plan(best.plan)}",
+            model_lines(self.scenario), self.scenario.cluster, f"best: {short_plan(best.plan)}"
         )
         (head, *rows), _ = ranked_rows(self.assessments)
         yield table(rows, head)

@@ -195,11 +195,7 @@ def _either_checkpointed(
 
 
 def _compared_peak(
-    case: Case,
-    parts: MemoryParts,
-    number: int,
-    device: float,
-    budget: float,
+    case: Case, parts: MemoryParts, number: int, device: float, budget: float
 ) -> tuple[float, float, float]:
     """Return the predicted peak of the kind and rank that the row measured, and its interval.
 

@@ -479,10 +479,7 @@ def _mixture(reading: Reading, kind: str, gated: bool) -> Mapping[str, Any]:
     if kind != "moe":
         raise Unpriceable(f"model_kind {kind!r} is not priced")
     experts = reading.need("num_experts")
-    config = {
-        **_sizes(reading),
-        "num_experts_per_tok": reading.need("experts_per_token"),
-    }
+    config = {**_sizes(reading), "num_experts_per_tok": reading.need("experts_per_token")}
     if not gated:
         config["_plain_experts"] = True
     expert = reading.value("moe_ffn_hidden_size", config["intermediate_size"], "ffn_hidden_size")

@@ -17,10 +17,7 @@ class Reading:
     """A row and the defaults that replaced its empty cells, as texts."""
 
     def __init__(
-        self,
-        row: Row,
-        defaults: list[str] | None = None,
-        also: list[dict[str, Any]] | None = None,
+        self, row: Row, defaults: list[str] | None = None, also: list[dict[str, Any]] | None = None
     ) -> None:
         self.row = row
         self.defaults: list[str] = [] if defaults is None else defaults
