@@ -1,10 +1,11 @@
-"""Tables of docs/accuracy.md and of the README: ``python -m benchmarks.accuracy --write``.
+"""Tables of errors in the documentation and README: ``python -m benchmarks.accuracy --write``.
 
 Prices every published run (``planner.validate``) in two minutes, and writes the tables between the
-``<!-- generated: NAME -->`` marks of both files. ``--check`` compares instead, and exits with 1
-where a table differs. Figures of slower commands come from files of this folder: ``left_out.csv``
-and ``memory_left_out.csv``, which ``benchmarks.accuracy.cross_validate --write`` writes,
-``blind_rounds.csv``, the first prices of each round, and ``recorded.toml``.
+``<!-- generated: NAME -->`` marks of PAGES. ``--check`` compares instead, and exits with 1
+where a table differs. Figures of slower commands come from files of this folder: ``left_out.csv``,
+``memory_left_out.csv`` and ``memory_verdicts.csv``, which
+``benchmarks.accuracy.cross_validate --write`` writes, ``blind_rounds.csv``, the first prices of
+each round, and ``recorded.toml``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from benchmarks.accuracy.published_step_times import TABLES
 from benchmarks.unseen import validated
 
 ROOT: Final = Path(__file__).parents[2]
-PAGES: Final = (ROOT / "docs" / "accuracy.md", ROOT / "README.md")
+PAGES: Final = tuple(
+    ROOT / name for name in ("docs/accuracy.md", "docs/reference/errors.md", "README.md")
+)
 HERE: Final = Path(__file__).parent
 MARKED: Final = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FIGURES: Final = ("median_absolute_error", "p90_absolute_error", "bias")
@@ -305,12 +308,22 @@ def ranking() -> str:
 
 
 def verdicts() -> str:
-    """Return how many verdicts were wrong."""
-    found = validated("published").summary["verdicts"]
-    return (
-        f"Verdicts: of {found['died']} runs that ran out of memory, {found['died_said_to_fit']} "
-        f"are said to fit; of {found['lived']} that did not, {found['lived_said_not_to_fit']} are "
-        f"said not to fit; {percent(found['tight_share'])} of all are called TIGHT.\n"
+    """Return how many verdicts were wrong: of published runs, then also of those found later."""
+    published = {
+        "prices": "published, with the profiles",
+        **validated("published").summary["verdicts"],
+    }
+    return table(
+        ("runs", "out of memory, said to fit", "ran, said not to fit", "TIGHT"),
+        (
+            [
+                row["prices"],
+                f"{row['died_said_to_fit']} of {int(row['died']):,}",
+                f"{row['lived_said_not_to_fit']} of {int(row['lived']):,}",
+                percent(row["tight_share"]),
+            ]
+            for row in (published, *rows_of("memory_verdicts"))
+        ),
     )
 
 

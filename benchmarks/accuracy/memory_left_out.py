@@ -2,6 +2,9 @@
 
     python -m benchmarks.accuracy.cross_validate --memory [--write]
 
+``--write`` keeps the errors in ``memory_left_out.csv`` and the counts of verdicts in
+``memory_verdicts.csv``.
+
 Prices every run of ``planner validate`` and of ``benchmarks/unseen/*.csv`` whose peak is known,
 twice: with its trainer's profile, and as if no profile described its trainer. For the second price
 only the entries ``unnamed`` of ``planner/validation/rows/words.toml`` count, and the engines that a
@@ -28,6 +31,7 @@ from planner.validation.rows.words import without_trainers
 from planner.validation.statistics import verdict_figures
 
 WRITTEN: Final = Path(__file__).with_suffix(".csv")
+VERDICTS: Final = WRITTEN.with_name("memory_verdicts.csv")
 
 
 def compared_runs(*, described: bool) -> pd.DataFrame:
@@ -81,7 +85,7 @@ def by_source(rows: pd.DataFrame) -> pd.DataFrame:
 
 def main() -> None:
     """Print both tables."""
-    tables = []
+    tables, counts = [], []
     for described in (True, False):
         rows = compared_runs(described=described)
         verdicts = verdict_figures(rows)
@@ -105,8 +109,14 @@ def main() -> None:
             f"{verdicts['lived_said_not_to_fit']} are said not to fit.\n"
         )
         tables.append(table)
+        prices = "with the profile of each trainer" if described else "as an undescribed trainer"
+        counts.append({"prices": prices, **verdicts})
     if "--write" in sys.argv[1:]:
         both = tables[0].merge(
             tables[1].drop(columns="runs"), on="source", suffixes=("", "_undescribed")
         )
         both.to_csv(WRITTEN, index=False, float_format="%.4f", lineterminator="\n")
+        columns = [name for name in counts[0] if not name.endswith("_rows")]
+        pd.DataFrame(counts, columns=columns).to_csv(
+            VERDICTS, index=False, float_format="%.4f", lineterminator="\n"
+        )
