@@ -38,12 +38,7 @@ BLOCK: Final = re.compile(
     r"|^```sh\n(.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-ENVIRONMENT: Final = {
-    **os.environ,
-    "COLUMNS": "80",
-    "NO_COLOR": "1",
-    "PYTHONPATH": str(ROOT),
-}
+ENVIRONMENT: Final = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
 
 
 @contextmanager

@@ -26,11 +26,7 @@ from cost_models.partition.recomputed_layers import (
 )
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
-from hardware_profiles.cluster.cluster_json import (
-    ClusterFields,
-    cluster_from_dict,
-    cluster_to_dict,
-)
+from hardware_profiles.cluster.cluster_json import ClusterFields, cluster_from_dict, cluster_to_dict
 from hardware_profiles.cluster.irregular_tree import read_rank_order
 from hardware_profiles.cluster.schema import PRECISIONS, Cluster
 from hardware_profiles.errors import InputError, did_you_mean

@@ -9,11 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cost_models.legality.executor_limits import (
-    unsupported_field,
-    untrained,
-    untrained_recompute,
-)
+from cost_models.legality.executor_limits import unsupported_field, untrained, untrained_recompute
 from cost_models.legality.rules import require_legal
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario

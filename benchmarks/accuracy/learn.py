@@ -34,13 +34,7 @@ from benchmarks.accuracy.timed_cases import priced_cases
 from benchmarks.intervals.shrunk import shortest
 from benchmarks.unseen import UNSEEN
 from cost_models.step_time.unexplained import likeness
-from planner.learning.effects import (
-    Effects,
-    MeasuredRun,
-    effects,
-    log_predictions,
-    measured_run,
-)
+from planner.learning.effects import Effects, MeasuredRun, effects, log_predictions, measured_run
 from planner.learning.mechanisms import RATES, Likeness, Prior, published_prior
 from planner.learning.posterior import posterior
 from planner.learning.refinement import refined

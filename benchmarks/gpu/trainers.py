@@ -266,10 +266,7 @@ def _trained(run: Run, model: Any, device: str) -> list[float]:
             disable_tqdm=True,
         )
         trainer = Trainer(
-            model=model,
-            args=settings,
-            train_dataset=_batches(run, model),
-            callbacks=[Clock()],
+            model=model, args=settings, train_dataset=_batches(run, model), callbacks=[Clock()]
         )
         torch.manual_seed(0)
         trainer.train()

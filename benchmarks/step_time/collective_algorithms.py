@@ -80,13 +80,7 @@ def in_network(size: Real, ranks: Count, bandwidth: Real, latency: Real) -> Real
 
 
 def hierarchical_all_reduce(
-    size: Real,
-    each: Count,
-    nodes: Count,
-    bandwidth: Real,
-    network: Real,
-    latency: Real,
-    hop: Real,
+    size: Real, each: Count, nodes: Count, bandwidth: Real, network: Real, latency: Real, hop: Real
 ) -> Real:
     """Reduce-scatter in every node, all-reduce of the parts over its NICs at once, all-gather.
 

@@ -101,10 +101,7 @@ def plans() -> Iterator[tuple[str, Plan]]:
     yield "tiny", plan(1, 1, 3, 2, 6)
     yield "wide", plan(3, 1, 1, 1, 2, zero_stage=2)
     yield "tiny", plan(2, 2, 1, 4, 2, zero_stage=1, sequence_parallel=True)
-    yield (
-        "tiny",
-        plan(1, 2, 2, 4, 4, virtual_stages=2, pipeline_schedule="interleaved_1f1b"),
-    )
+    yield ("tiny", plan(1, 2, 2, 4, 4, virtual_stages=2, pipeline_schedule="interleaved_1f1b"))
     yield "tiny", plan(4, 1, 1, 4, 1, zero_stage=2)
     yield "wide", plan(1, 1, 4, 1, 4)
     yield "wide", plan(2, 1, 2, 1, 2, zero_stage=1, recompute="selective")

@@ -43,11 +43,7 @@ def gated_output_bytes(attention: Attention, compute_bytes: float) -> float:
 
 
 def rule_bytes(
-    attention: Attention,
-    rule: DeltaRule,
-    seq_len: Count | Real,
-    kernel: str,
-    compute_bytes: float,
+    attention: Attention, rule: DeltaRule, seq_len: Count | Real, kernel: str, compute_bytes: float
 ) -> Real:
     """Bytes that convolution and rule save besides their inputs.
 
@@ -81,11 +77,7 @@ def rule_bytes(
 
 
 def rule_backward_bytes(
-    attention: Attention,
-    rule: DeltaRule,
-    seq_len: Count | Real,
-    kernel: str,
-    compute_bytes: float,
+    attention: Attention, rule: DeltaRule, seq_len: Count | Real, kernel: str, compute_bytes: float
 ) -> Real:
     """Bytes of gradients inside convolution and rule at their fullest, besides saved tensors.
 

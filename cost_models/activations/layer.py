@@ -48,13 +48,7 @@ from cost_models.communication.context_parallel import (
 )
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
-from cost_models.plan.recompute import (
-    FULL,
-    NONE,
-    SELECTIVE,
-    by_operator,
-    repeats_modules,
-)
+from cost_models.plan.recompute import FULL, NONE, SELECTIVE, by_operator, repeats_modules
 from cost_models.plan.workload import QUANTISED
 from hardware_profiles.software.trainer import SoftwareProfile
 

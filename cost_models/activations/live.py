@@ -25,9 +25,7 @@ from cost_models.activations.embedding_and_head import (
     rotary_table_bytes,
     window_mask_bytes,
 )
-from cost_models.activations.encoder_decoder import (
-    shared_bytes_per_token,
-)
+from cost_models.activations.encoder_decoder import shared_bytes_per_token
 from cost_models.activations.frozen_layers import kept_input_bytes
 from cost_models.activations.layer import (
     LayerBackward,
@@ -39,9 +37,7 @@ from cost_models.activations.layer import (
 )
 from cost_models.activations.operators import saves_input
 from cost_models.arrays import Real, among, holds, pick
-from cost_models.communication.context_parallel import (
-    is_blockwise,
-)
+from cost_models.communication.context_parallel import is_blockwise
 from cost_models.model.lora import trainable_part
 from cost_models.partition.in_flight import (
     in_flight_peaks,

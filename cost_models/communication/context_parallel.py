@@ -140,12 +140,7 @@ def context_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
 
 
 def exposed_context_seconds(
-    communication: Real,
-    core_forward: Real,
-    core_backward: Real,
-    view: RankView,
-    *,
-    overlaps: bool,
+    communication: Real, core_forward: Real, core_backward: Real, view: RankView, *, overlaps: bool
 ) -> tuple[Real, Real]:
     """Seconds of a micro-batch's context traffic that attention does not hide: forward, backward.
 

@@ -14,12 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from cost_models.arrays import FP32, Real, holds
-from cost_models.communication.traffic import (
-    EXECUTOR_OPTIONS,
-    Traffic,
-    TrafficOptions,
-    no_traffic,
-)
+from cost_models.communication.traffic import EXECUTOR_OPTIONS, Traffic, TrafficOptions, no_traffic
 from cost_models.model.lora import embedding_is_frozen, projection_is_frozen
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView

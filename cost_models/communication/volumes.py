@@ -30,12 +30,7 @@ from cost_models.arrays import Count, Real, holds
 from cost_models.communication.context_parallel import context_traffic
 from cost_models.communication.expert_parallel import expert_traffic
 from cost_models.communication.tensor_parallel import tensor_traffic
-from cost_models.communication.traffic import (
-    EXECUTOR_OPTIONS,
-    Traffic,
-    TrafficOptions,
-    no_traffic,
-)
+from cost_models.communication.traffic import EXECUTOR_OPTIONS, Traffic, TrafficOptions, no_traffic
 from cost_models.communication.zero_plus_plus import gathered_bytes, scattered_bytes
 from cost_models.model.lora import embedding_is_frozen, has_frozen
 from cost_models.model.spec import ModelSpec, Weight

@@ -173,11 +173,7 @@ class Rates(Struct, frozen=True):
 
 
 def rates(
-    accelerator: Accelerator,
-    precision: str,
-    software: ForwardSoftware,
-    *,
-    long_run: bool = True,
+    accelerator: Accelerator, precision: str, software: ForwardSoftware, *, long_run: bool = True
 ) -> Rates:
     """Return the rates of an accelerator in a precision; unknown is an error, not a guess.
 

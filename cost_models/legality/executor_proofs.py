@@ -10,11 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from cost_models.legality.executor_limits import (
-    unsupported_field,
-    untrained,
-    untrained_recompute,
-)
+from cost_models.legality.executor_limits import unsupported_field, untrained, untrained_recompute
 from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import Plan
 from cost_models.plan.recompute import modules_of
@@ -56,10 +52,7 @@ def unproven(model: ModelSpec, workload: Workload, plan: Plan) -> str | None:
         known = families[model.family] if axis in OF_FAMILY else everywhere
         if getattr(plan, axis) > 1 and axis not in known:
             return f"{axis} = {getattr(plan, axis)} with model_type {model.family} (only 1)"
-    words: dict[str, str] = {
-        "offload": plan.offload,
-        "adapter": workload.adapter,
-    }
+    words: dict[str, str] = {"offload": plan.offload, "adapter": workload.adapter}
     if plan.pipeline_parallel > 1:
         words["pipeline_schedule"] = plan.pipeline_schedule
     if plan.context_parallel > 1:

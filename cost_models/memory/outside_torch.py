@@ -63,9 +63,7 @@ def communicator_bytes(cluster: Cluster, table: PlanTable) -> Real:
     inside = np.maximum(1, cluster.gpus_per_node // table.tensor_parallel)
     experts = table.expert_parallel
     found = np.where(
-        experts > 1,
-        alone + memory.exchange * (np.minimum(experts, inside) - 1.0),
-        0.0,
+        experts > 1, alone + memory.exchange * (np.minimum(experts, inside) - 1.0), 0.0
     )
     groups = np.where(experts > 1, 1, 0)
     world: Real = table.data_parallel * table.tensor_parallel

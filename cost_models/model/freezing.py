@@ -43,11 +43,7 @@ def with_frozen_parts(model: ModelSpec, freeze: str) -> ModelSpec:
             kinds[key] = replace(model.kinds[kind], weights=weights, forward_only=key[2])
         pattern.append(list(kinds).index(key))
     found = replace(
-        model,
-        embedding=embedding,
-        head=head,
-        kinds=tuple(kinds.values()),
-        pattern=tuple(pattern),
+        model, embedding=embedding, head=head, kinds=tuple(kinds.values()), pattern=tuple(pattern)
     )
     if not found.num_trainable_parameters:
         raise InputError(f"freeze = {freeze}: no parameter of {model.name} is left to train")

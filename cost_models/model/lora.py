@@ -19,10 +19,7 @@ from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.plan.workload import AdapterMethod, Quantisation, Workload
 from hardware_profiles.errors import InputError
 
-ADAPTED_PARTS: Final = {
-    "all": ("attention", "mlp", "shared_experts"),
-    "attention": ("attention",),
-}
+ADAPTED_PARTS: Final = {"all": ("attention", "mlp", "shared_experts"), "attention": ("attention",)}
 # QLoRA, sec. 3: 4 bits an element, one fp32 scale for each block of 64; double quantisation keeps
 # scales in 8 bits, with one fp32 number for 256 of them
 BLOCK: Final = 64

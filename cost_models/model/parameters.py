@@ -102,9 +102,7 @@ def kind_numel(
     """Elements of one layer on one tensor-parallel rank: the sum of its shards."""
     others = tuple(w for w in kind.weights if not w.is_routed_expert)
     experts = routed_numel(
-        kind,
-        tensor_parallel if expert_tensor is None else expert_tensor,
-        expert_parallel,
+        kind, tensor_parallel if expert_tensor is None else expert_tensor, expert_parallel
     )
     return block_numel(others, tensor_parallel) + experts
 

@@ -195,11 +195,7 @@ def even_split_contents(
     ranges = split_layers(model.num_layers, pipeline_parallel * virtual_stages)
     return tuple(
         distinct_rank_contents(
-            model,
-            ranges,
-            pipeline_parallel,
-            v_shaped=v_shaped,
-            recomputed=recomputed,
+            model, ranges, pipeline_parallel, v_shaped=v_shaped, recomputed=recomputed
         )
     )
 

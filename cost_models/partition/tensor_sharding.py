@@ -86,10 +86,7 @@ def shards_within_experts(experts: Real, rows: Real, shard_ranks: Count | Real) 
 
 
 def data_shard(
-    weight: Weight,
-    tensor_parallel: Count,
-    shard_ranks: Count,
-    expert_parallel: Count = 1,
+    weight: Weight, tensor_parallel: Count, shard_ranks: Count, expert_parallel: Count = 1
 ) -> Real:
     """Elements of a tensor-parallel rank's shard on one data-parallel rank: ceil(n / d) rows.
 

@@ -37,12 +37,7 @@ Schedule = Literal[
 ContextMethod = Literal["ring", "ulysses", "allgather"]
 # weights: gradients and the optimizer go with them
 Offload = Literal[
-    "none",
-    "optimizer",
-    "activations",
-    "optimizer+activations",
-    "weights",
-    "weights+activations",
+    "none", "optimizer", "activations", "optimizer+activations", "weights", "weights+activations"
 ]
 OffloadDevice = Literal["cpu", "nvme"]
 Count = Annotated[int, Meta(ge=1, le=10**6)]

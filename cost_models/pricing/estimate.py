@@ -25,9 +25,7 @@ from cost_models.memory.parts import MemoryParts, stack_ranks
 from cost_models.memory.peak import rank_memory, stream_free_bytes
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank, stages_of
 from cost_models.partition.rank_view import RankView
-from cost_models.partition.stages import (
-    PipelineRank,
-)
+from cost_models.partition.stages import PipelineRank
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.rank_rows import RankRows, fullest_ranks, joined, of_ranks
 from cost_models.pricing.utilisation import counted_flops, peak_flops

@@ -29,11 +29,7 @@ from cost_models.pricing.estimate import (
     reserved_free_bytes,
     throughput_of,
 )
-from cost_models.pricing.utilisation import (
-    counted_flops,
-    hardware_utilisation,
-    time_interval,
-)
+from cost_models.pricing.utilisation import counted_flops, hardware_utilisation, time_interval
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
 from cost_models.uncertainty import MemoryKind, memory_spread, peak_interval

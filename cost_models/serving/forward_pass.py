@@ -353,10 +353,7 @@ def _layer_attention(stage: StagePass, kind: LayerKind, tokens: Real) -> Real:
                     attention,
                     rows.sequences,
                     mean_keys(
-                        rows.keys_before,
-                        rows.keys,
-                        attention.window,
-                        chunked=attention.chunked,
+                        rows.keys_before, rows.keys, attention.window, chunked=attention.chunked
                     ),
                     ranks,
                     token_bytes(attention, ranks, stored)

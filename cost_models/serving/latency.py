@@ -116,10 +116,7 @@ def prefill_seconds(
 
 
 def token_seconds(
-    replica: Replica,
-    machine: Machine,
-    ranks: Sequence[PipelineRank],
-    cached: tuple[Real, Real],
+    replica: Replica, machine: Machine, ranks: Sequence[PipelineRank], cached: tuple[Real, Real]
 ) -> tuple[Real, PassTime, Real]:
     """Mean seconds of an output token, its parts, and the seconds that stages wait for each other.
 

@@ -99,10 +99,7 @@ def tensor_2p5d(x: Real, a: Real, y: Real, side: Count, depth: Count) -> GridCos
     q, d = np.multiply(1.0, side), np.multiply(1.0, depth)
     square = q * q
     return GridCost(
-        a / square,
-        (x + y) / (d * square),
-        3.0 * (q - 1.0) / square * (x / d + a),
-        6.0 * (q - 1.0),
+        a / square, (x + y) / (d * square), 3.0 * (q - 1.0) / square * (x / d + a), 6.0 * (q - 1.0)
     )
 
 

@@ -78,10 +78,7 @@ def traced_time(
         + software.host.step_operators * rate.operator,
     )
     exposed = exposed_data_seconds(
-        seconds,
-        table,
-        Hiding.of(software),
-        on_gpu=not rate.host_is_device,
+        seconds, table, Hiding.of(software), on_gpu=not rate.host_is_device
     )
     times = table.num_microbatches
     parts = dict.fromkeys(TimeParts.__struct_fields__, zeros) | {

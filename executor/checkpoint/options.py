@@ -42,9 +42,7 @@ class CheckpointOptions:
     keep_every: Annotated[
         Count | None,
         Option(
-            metavar="N",
-            group=CHECKPOINTS,
-            help="never delete the checkpoint of every N-th step",
+            metavar="N", group=CHECKPOINTS, help="never delete the checkpoint of every N-th step"
         ),
     ] = None
     resume: Annotated[

@@ -75,8 +75,7 @@ class TraceOptions:
     """Options of ``trace``."""
 
     module: Annotated[
-        str,
-        Option("module:package.path:factory", help="a function that returns the nn.Module"),
+        str, Option("module:package.path:factory", help="a function that returns the nn.Module")
     ]
     inputs: Annotated[
         tuple[str, ...],

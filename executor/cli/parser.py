@@ -47,10 +47,7 @@ EXAMPLES: Final = {
         "shardplan export runs/first -o weights",
         "shardplan export runs/first -o half --dtype bfloat16",
     ),
-    "measure": (
-        "python -m executor measure --processes 2",
-        "python -m executor measure --json",
-    ),
+    "measure": ("python -m executor measure --processes 2", "python -m executor measure --json"),
     "trace-module": (
         "python -m executor trace-module module:net:build --input x=float32[B,8]",
         "python -m executor trace-module module:net:build --device cuda",

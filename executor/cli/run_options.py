@@ -80,8 +80,7 @@ class NodeOptions:
     elastic: Annotated[
         bool,
         Option(
-            group=MACHINES,
-            help="plan again for the remaining nodes when one does not come back",
+            group=MACHINES, help="plan again for the remaining nodes when one does not come back"
         ),
     ] = False
     node_timeout: Annotated[

@@ -14,8 +14,7 @@ PACKINGS: Final[tuple[str, ...]] = get_args(Packing)
 DATA: Final = "data"  # title of the options in the help
 
 Tokenizer = Annotated[
-    str | None,
-    Option(metavar="FOLDER", group=DATA, help="local tokenizer (default: bytes)"),
+    str | None, Option(metavar="FOLDER", group=DATA, help="local tokenizer (default: bytes)")
 ]
 TextField = Annotated[
     str,

@@ -56,8 +56,7 @@ class TrainingOptions:
     max_grad_norm: Annotated[
         Rate,
         Option(
-            group=TRAINING,
-            help="clip gradients to this norm (default: {default}; 0: do not clip)",
+            group=TRAINING, help="clip gradients to this norm (default: {default}; 0: do not clip)"
         ),
     ] = 1.0
     compile: Annotated[

@@ -7,11 +7,4 @@ from executor.config.data_options import SYNTHETIC, DataOptions
 from executor.data.corpus import Corpus, MarkovCorpus, require_same
 from executor.data.opening import open_corpus
 
-__all__ = [
-    "SYNTHETIC",
-    "Corpus",
-    "DataOptions",
-    "MarkovCorpus",
-    "open_corpus",
-    "require_same",
-]
+__all__ = ["SYNTHETIC", "Corpus", "DataOptions", "MarkovCorpus", "open_corpus", "require_same"]

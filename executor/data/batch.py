@@ -45,11 +45,7 @@ class Batch:
         here = slice(start - self.first_row, stop - self.first_row)
         starts = None if self.starts is None else self.starts[here]
         return replace(
-            self,
-            inputs=self.inputs[here],
-            labels=self.labels[here],
-            starts=starts,
-            first_row=start,
+            self, inputs=self.inputs[here], labels=self.labels[here], starts=starts, first_row=start
         )
 
     def split(self, size: int) -> list[Batch]:

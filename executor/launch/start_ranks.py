@@ -117,12 +117,7 @@ def single_node(file: PlanFile, supervision: Supervision) -> LocalRanks:
 
 
 def run_by_torchrun(
-    arguments: Sequence[str],
-    emit: Emit,
-    supervision: Supervision,
-    local: LocalRanks,
-    *,
-    gpus: bool,
+    arguments: Sequence[str], emit: Emit, supervision: Supervision, local: LocalRanks, *, gpus: bool
 ) -> Any:
     """Run ``python -m executor`` with the same arguments under torchrun.
 

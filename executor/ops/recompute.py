@@ -27,12 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from executor.compat import (
-    ATTENTION_OPERATORS,
-    KEPT_OPERATORS,
-    alias_below_autograd,
-    version_of,
-)
+from executor.compat import ATTENTION_OPERATORS, KEPT_OPERATORS, alias_below_autograd, version_of
 from executor.counters.collectives_and_flops import is_wrapped
 
 Result = TypeVar("Result")
@@ -187,11 +182,7 @@ def checkpointed_selectively(
         return _Catch(results, again=False), _Catch(results, again=True)
 
     result: Tensor = checkpoint(
-        function,
-        *arguments,
-        use_reentrant=False,
-        preserve_rng_state=random,
-        context_fn=contexts,
+        function, *arguments, use_reentrant=False, preserve_rng_state=random, context_fn=contexts
     )
     return result
 

@@ -54,10 +54,7 @@ class Channels:
         # the pairs of ranks that use a channel, in the order of the stages
         self.pairs: dict[str, dict[tuple[int, int], None]] = {}
         for stage in range(plan.num_stages - 1):
-            for kind, ends in (
-                ("forward", (stage, stage + 1)),
-                ("backward", (stage + 1, stage)),
-            ):
+            for kind, ends in (("forward", (stage, stage + 1)), ("backward", (stage + 1, stage))):
                 source, target = (self.rank_of[end] for end in ends)
                 if source != target:
                     name = self._name(kind, source, target)

@@ -139,11 +139,7 @@ def _work(pipe: Connection, rank: int, job: ForkedTask, parent: int) -> None:
         torch.set_num_threads(job.threads)
         limit = {} if job.timeout is None else {"timeout": datetime.timedelta(seconds=job.timeout)}
         dist.init_process_group(
-            "gloo",
-            init_method=f"file://{job.store}",
-            rank=rank,
-            world_size=job.processes,
-            **limit,
+            "gloo", init_method=f"file://{job.store}", rank=rank, world_size=job.processes, **limit
         )
         result = job.function(rank, *job.arguments)
         if dist.is_initialized():

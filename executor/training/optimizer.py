@@ -192,11 +192,7 @@ MOMENTUM: Final = 0.9  # of sgd_momentum
 
 
 def torch_optimizer(
-    name: OptimizerName,
-    groups: list[dict[str, Any]],
-    *,
-    betas: tuple[float, float],
-    epsilon: float,
+    name: OptimizerName, groups: list[dict[str, Any]], *, betas: tuple[float, float], epsilon: float
 ) -> torch.optim.Optimizer:
     """Return an elementwise optimizer, which works on any sharding of the tensors."""
     if name == "lion":

@@ -238,10 +238,7 @@ def _saved_results() -> Iterator[VerificationCase]:
 def _repeated_parts() -> Iterator[VerificationCase]:
     """Recomputation of some matmuls and of some modules, under every kind of parallelism."""
     second: dict[str, Any] = {"recompute": "ops:every-2nd-mm", "num_microbatches": 2}
-    blocks: dict[str, Any] = {
-        "recompute": "modules:core_attn+layernorm+mlp",
-        "num_microbatches": 2,
-    }
+    blocks: dict[str, Any] = {"recompute": "modules:core_attn+layernorm+mlp", "num_microbatches": 2}
     experts: dict[str, Any] = {
         "recompute": "modules:mla_up_proj+shared_experts+moe_act",
         "num_microbatches": 2,
@@ -276,11 +273,7 @@ def _combinations() -> Iterator[VerificationCase]:
     yield VerificationCase(
         "llama uneven stages, one, none and two of their layers recomputed",
         Plan(1, 2, 3, recompute="full", num_microbatches=4),
-        options={
-            "layer_ranges": uneven,
-            "num_layers": 6,
-            "stage_recompute_layers": (1, 0, 2),
-        },
+        options={"layer_ranges": uneven, "num_layers": 6, "stage_recompute_layers": (1, 0, 2)},
     )
     half: dict[str, Any] = {"recompute_layers": 1, "recompute_every": 2, "num_microbatches": 4}
     yield VerificationCase(

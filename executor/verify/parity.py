@@ -278,11 +278,7 @@ def exact(file: PlanFile) -> PlanFile:
     config = {key: 0.0 if key in _NO_DROPOUT else v for key, v in file.model.config.items()}
     config |= dict.fromkeys(_DROPOUT_BY_DEFAULT.get(file.model.family, ()), 0.0)
     model = replace(
-        file.model,
-        config=config,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        embedding_dropout=0.0,
+        file.model, config=config, hidden_dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0
     )
     return replace(
         file, model=model, workload=replace(file.workload, precision="fp64", optimizer="sgd")

@@ -98,11 +98,7 @@ _FIGURES: Final[dict[str, Any]] = {
 _MEASURED: Final = ("score_seconds", "core_share")  # of a CPU process, never in a file
 _Accelerator: Final = struct_of(Accelerator, without=_MEASURED, **_FIGURES)
 _Listed: Final = struct_of(  # an accelerator of the catalogue
-    Accelerator,
-    without=_MEASURED,
-    **_FIGURES,
-    node=str,
-    assumed_aliases=(dict[str, str], {}),
+    Accelerator, without=_MEASURED, **_FIGURES, node=str, assumed_aliases=(dict[str, str], {})
 )
 _Node: Final = struct_of(
     Node,

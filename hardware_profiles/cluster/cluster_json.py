@@ -10,13 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hardware_profiles.cluster.irregular_tree import check_above, check_levels
-from hardware_profiles.cluster.schema import (
-    MAX_GPUS,
-    Accelerator,
-    Cluster,
-    Kind,
-    Precision,
-)
+from hardware_profiles.cluster.schema import MAX_GPUS, Accelerator, Cluster, Kind, Precision
 from hardware_profiles.fields import Amount, Line, Positive, convert, struct_of, tidied, wrong_value
 
 _Count = Annotated[int, Meta(ge=1, le=MAX_GPUS)]

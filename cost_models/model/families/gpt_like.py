@@ -227,10 +227,7 @@ def bloom(config: Config) -> ModelSpec:
             *norm("input_layernorm", hidden_size, bias=True),
             *norm("post_attention_layernorm", hidden_size, bias=True),
             *four_linears(
-                hidden_size,
-                4 * hidden_size,
-                attention="self_attention",
-                qkv_size=3 * hidden_size,
+                hidden_size, 4 * hidden_size, attention="self_attention", qkv_size=3 * hidden_size
             ),
         ),
     )

@@ -151,11 +151,7 @@ def dense_then_sparse(
             feed_forward=sparse if is_sparse else dense,
             norm="rms",
             num_norms=2,
-            weights=(
-                *attention_weights,
-                *mlp,
-                *rms_norms(hidden_size, *PRE_NORMS),
-            ),
+            weights=(*attention_weights, *mlp, *rms_norms(hidden_size, *PRE_NORMS)),
         )
 
     return stack([i >= first_sparse for i in range(sizes.num_layers)], build)
@@ -167,10 +163,7 @@ def mixture(hidden_size: int, feed_forward: FeedForward, *, mlp_bias: bool = Fal
         *routed_experts(hidden_size, feed_forward),
         *router("mlp.gate", hidden_size, feed_forward.num_experts),
         *shared_expert(
-            hidden_size,
-            feed_forward.shared_ffn_hidden_size,
-            "mlp.shared_experts",
-            bias=mlp_bias,
+            hidden_size, feed_forward.shared_ffn_hidden_size, "mlp.shared_experts", bias=mlp_bias
         ),
     )
 

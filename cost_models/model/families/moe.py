@@ -27,12 +27,7 @@ from cost_models.model.families.llama_like import (
     rms_norms,
     windows_by_type,
 )
-from cost_models.model.families.reader import (
-    MAX_EXPERTS,
-    MAX_POSITIONS,
-    Config,
-    Defaults,
-)
+from cost_models.model.families.reader import MAX_EXPERTS, MAX_POSITIONS, Config, Defaults
 from cost_models.model.spec import FeedForward, LayerKind, ModelSpec, Weight
 
 MIXTRAL = Defaults(

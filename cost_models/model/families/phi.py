@@ -76,9 +76,7 @@ def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
     return LayerKind(
         name="layer",
         attention=ordinary_attention(
-            sizes,
-            rotary_dim=int(sizes.head_dim * fraction),
-            qk_norm="head" if qk_norm else "",
+            sizes, rotary_dim=int(sizes.head_dim * fraction), qk_norm="head" if qk_norm else ""
         ),
         feed_forward=FeedForward(
             ffn_hidden_size, gated=False, activation=config.activation("hidden_act")

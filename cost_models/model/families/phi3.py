@@ -77,9 +77,4 @@ def phi3(config: Config) -> ModelSpec:
             *rms_norms(hidden_size, *PRE_NORMS),
         ),
     )
-    return causal_lm(
-        config,
-        sizes,
-        (kind,),
-        hidden_dropout=config.dropout("resid_pdrop"),
-    )
+    return causal_lm(config, sizes, (kind,), hidden_dropout=config.dropout("resid_pdrop"))

@@ -33,21 +33,8 @@ from cost_models.model.families.qwen_moe import (
     read_shared_mixture,
     sparse_layers,
 )
-from cost_models.model.families.reader import (
-    MAX_HEADS,
-    MAX_LAYERS,
-    Config,
-    Defaults,
-    whole,
-)
-from cost_models.model.spec import (
-    Attention,
-    DeltaRule,
-    FeedForward,
-    LayerKind,
-    ModelSpec,
-    Weight,
-)
+from cost_models.model.families.reader import MAX_HEADS, MAX_LAYERS, Config, Defaults, whole
+from cost_models.model.spec import Attention, DeltaRule, FeedForward, LayerKind, ModelSpec, Weight
 
 LINEAR: Final = "linear_attention"
 MAX_CONV: Final = 1_000  # tokens of the convolution
@@ -247,9 +234,7 @@ def _separate_projections(hidden_size: int, attention: Attention) -> Weights:
 
 
 def _delta_net_weights(
-    hidden_size: int,
-    attention: Attention,
-    projections: Callable[[int, Attention], Weights],
+    hidden_size: int, attention: Attention, projections: Callable[[int, Attention], Weights]
 ) -> Weights:
     """Return the tensors of linear attention."""
     keys, values = _channels(attention)

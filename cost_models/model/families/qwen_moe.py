@@ -27,12 +27,7 @@ from cost_models.model.families.moe import (
     router_and_experts,
     shared_expert,
 )
-from cost_models.model.families.reader import (
-    MAX_FFN,
-    MAX_LAYERS,
-    Config,
-    Defaults,
-)
+from cost_models.model.families.reader import MAX_FFN, MAX_LAYERS, Config, Defaults
 from cost_models.model.spec import FeedForward, LayerKind, ModelSpec
 
 QWEN2_MOE = Defaults(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from cost_models.model.families.blocks import (
-    check_rotary,
-    ordinary_attention,
-    read_sizes,
-)
+from cost_models.model.families.blocks import check_rotary, ordinary_attention, read_sizes
 from cost_models.model.families.llama_like import causal_lm, plain_layer
 from cost_models.model.families.reader import MAX_POSITIONS, Config, Defaults
 from cost_models.model.spec import ModelSpec

@@ -119,10 +119,7 @@ def _block(
     hidden_size, is_decoder = sizes.hidden_size, stack_name == DECODER
     mlp = 2 if is_decoder else 1
     cross = (
-        (
-            *_attention("layer.1.EncDecAttention", sizes),
-            *norm("layer.1.layer_norm", hidden_size),
-        )
+        (*_attention("layer.1.EncDecAttention", sizes), *norm("layer.1.layer_norm", hidden_size))
         if is_decoder
         else ()
     )

@@ -45,10 +45,7 @@ class TensorFile:
     """A safetensors file being written; tensors are added in the declared order."""
 
     def __init__(
-        self,
-        path: Path,
-        tensors: Mapping[str, Declared],
-        metadata: Mapping[str, str] | None = None,
+        self, path: Path, tensors: Mapping[str, Declared], metadata: Mapping[str, str] | None = None
     ) -> None:
         self.path = path
         self.left = list(tensors.items())

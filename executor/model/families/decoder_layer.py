@@ -31,13 +31,7 @@ def run_layer(
         layer = replace(layer, core=replace(layer.core, documents=documents))
     if not module.training:  # evaluation: no dropout, no saved activations
         core = replace(layer.core, dropout=0.0, recompute=False)
-        layer = replace(
-            layer,
-            core=core,
-            dropout=0.0,
-            recompute="none",
-            offload=False,
-        )
+        layer = replace(layer, core=core, dropout=0.0, recompute="none", offload=False)
     if layer.offload:
         rest = partial(_run, layer, module, hidden, rotary)
         staying = [*module.parameters(), *module.buffers(), *(rotary or ())]
