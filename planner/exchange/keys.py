@@ -6,7 +6,7 @@ stands for all keys below.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,11 +34,13 @@ class Source:
         return default if found is MISSING or found is None else found
 
 
-def _nothing(value: Any, source: Source) -> Settings:
+def reads_nothing(value: Any, source: Source) -> Settings:
+    """Return what a key without a meaning states."""
     return {}
 
 
-def _omitted(job: Job) -> Any:
+def omitted(job: Job) -> Any:
+    """Return what writes no key."""
     return OMIT
 
 
@@ -53,14 +55,9 @@ class Key:
 
     path: str
     carries: tuple[str, ...] = ()
-    write: Callable[[Job], Any] = _omitted
-    read: Callable[[Any, Source], Mapping[str, Any]] = _nothing
+    write: Callable[[Job], Any] = omitted
+    read: Callable[[Any, Source], Mapping[str, Any]] = reads_nothing
     absent: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def reads_nothing(self) -> bool:
-        """Whether a value of the key states no option."""
-        return self.read is _nothing
 
 
 def same(path: str, name: str, *, unless: Any = OMIT, absent: Any = MISSING) -> Key:
@@ -109,14 +106,25 @@ def words(
     return Key(path, (name,), write, read, stated)
 
 
+def integer(name: str) -> Callable[[Any, Source], Settings]:
+    """Return the reader of an option that is a whole number."""
+    return lambda value, source: {name: int(value)}
+
+
 def constant(path: str, value: Any) -> Key:
     """Return a key that is always written so, and means nothing where it is read."""
     return Key(path, write=lambda job: value)
 
 
-def without_effect(*paths: str) -> tuple[Key, ...]:
-    """Return keys that a file may have and a price does not depend on."""
-    return tuple(Key(path) for path in paths)
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names of a text, which white space separates."""
+    return tuple(text.split())
+
+
+def without_effect(paths: str | Iterable[str], *, section: str = "") -> tuple[Key, ...]:
+    """Return keys of a section that a file may have and a price does not depend on."""
+    found = names_in(paths) if isinstance(paths, str) else paths
+    return tuple(Key(section + path) for path in found)
 
 
 def not_priced(*paths: str, advice: str = "") -> tuple[Key, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Settings, Source, leaves_of
+from planner.exchange.keys import Key, Settings, Source, leaves_of, names_in
 from planner.exchange.megatron_fields import (
     CARRIES,
     Get,
@@ -34,10 +34,10 @@ DIRECT: Final = {
     "seq_length": "seq_len",
 }
 # fields that recipes set for some models
-RESET: Final = (
-    *("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout"),
-    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
-)
+RESET: Final = names_in("""
+    virtual_pipeline_model_parallel_size pipeline_model_parallel_layout recompute_granularity
+    recompute_method recompute_num_layers recompute_modules
+""")
 
 
 def fields_in(document: Mapping[str, Any]) -> dict[str, Any]:

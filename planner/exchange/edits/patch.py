@@ -18,7 +18,7 @@ from planner.exchange.edits.shell_text import edit_shell, with_exports
 from planner.exchange.edits.toml_text import edit_toml
 from planner.exchange.edits.yaml_text import edit_yaml
 from planner.exchange.job import FOLLOWING, Job
-from planner.exchange.keys import MISSING, Source, leaves_of, lookup, placed
+from planner.exchange.keys import MISSING, Source, leaves_of, lookup, placed, reads_nothing
 from planner.exchange.syntax.documents import OWN_KEY, STATED, STATED_IN_JSON, syntax_of
 from planner.exchange.syntax.flags import LAUNCHER
 from planner.exchange.target import Target
@@ -204,7 +204,7 @@ class _Goal:
             or path.split(".")[0] == LAUNCHER
         ):
             return False
-        plain = any(key.path == path and key.reads_nothing for key in self.target.keys)
+        plain = any(key.path == path and key.read is reads_nothing for key in self.target.keys)
         return plain and type(self.leaves[path]) is int and self.leaves[path] in sizes
 
     def changes(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
@@ -19,6 +20,7 @@ from planner.exchange.keys import (
     Source,
     UnknownWord,
     constant,
+    integer,
     without_effect,
     words,
 )
@@ -29,6 +31,7 @@ from planner.exchange.targets.huggingface import (
     FSDP1,
     deepspeed_remarks,
     fsdp_keys,
+    of_deepspeed,
     on_cpu,
     read_deepspeed,
     truth,
@@ -42,6 +45,13 @@ PARALLEL: Final = "parallelism_config.parallelism_config_"
 METHODS: Final = {"ring": "alltoall", "allgather": "allgather"}
 DEEPSPEED: Final = "deepspeed_config"
 MEGATRON: Final = "megatron_lm_config.megatron_lm_"
+OF_MEGATRON: Final = {  # of the plugin for Megatron-LM, which is read alone
+    "tp_degree": "tensor_parallel",
+    "pp_degree": "pipeline_parallel",
+    "context_parallel_size": "context_parallel",
+    "expert_model_parallel_size": "expert_parallel",
+    "num_micro_batches": "num_microbatches",
+}
 MARKS: Final = ("compute_environment", "distributed_type", "fsdp_config", "mixed_precision")
 
 
@@ -57,20 +67,24 @@ def _grid(job: Job) -> bool:
     return plan.tensor_parallel > 1 or plan.context_parallel > 1 or plan.dp_replicate > 1
 
 
-def _degree(name: str, value: Callable[[Job], int], read: Callable[[int], Settings]) -> Key:
+def _degree(name: str, option: str, value: Callable[[Job], int], *, states: bool = True) -> Key:
+    """Return the key of a degree; ``states``: an option of ``fit``."""
+
     def write(job: Job) -> Any:
         return value(job) if _grid(job) else OMIT
 
-    def checked(found: Any, source: Source) -> Settings:
-        return read(int(found))
+    def read(found: Any, source: Source) -> Settings:
+        degree = int(found)
+        return {option: degree} if states else {}
 
-    carries = {"tp_size": "tensor_parallel", "cp_size": "context_parallel"}
-    carried = carries.get(name, "dp_replicate" if name == "dp_replicate_size" else "data_parallel")
-    return Key(f"{PARALLEL}{name}", (carried,), write, checked)
+    return Key(f"{PARALLEL}{name}", (option,), write, read)
 
 
-def _dp_replicate(job: Job) -> int:
-    return job.plan.dp_replicate
+def _read_ulysses(value: Any, source: Source) -> Settings:
+    degree = int(value)
+    if degree <= 1:
+        return {}
+    return {"context_parallel": degree, "context_parallel_method": "ulysses"}
 
 
 def _only_deepspeed(value: Callable[[Job], Any]) -> Callable[[Job], Any]:
@@ -113,15 +127,6 @@ def complete(settings: Settings, source: Source) -> Settings:
     return found | zero_of_wrapper(source, fsdp="fsdp_config", deepspeed=DEEPSPEED)
 
 
-def _megatron(name: str, read: Callable[[Any], Settings]) -> Key:
-    """Return a key of Accelerate's plugin for Megatron-LM, which is read alone."""
-    return Key(f"{MEGATRON}{name}", read=lambda value, source: read(value))
-
-
-def _recompute(value: Any) -> Settings:
-    return {"recompute": "selective" if truth(value) else "none"}
-
-
 def _launch(job: Job) -> str:
     """Return the command; its launcher starts several processes on CPUs only with MPI otherwise."""
     before = "ACCELERATE_USE_CPU=true " if on_cpu(job) else ""
@@ -136,9 +141,7 @@ def check(document: Mapping[str, Any], job: Job) -> None:
             "accelerators only (its processes on CPUs would not exchange gradients): --fix zero=0"
         )
     degrees = document.get("parallelism_config", {})
-    product = 1
-    for name, value in degrees.items():
-        product *= value if name.endswith("_size") else 1
+    product = prod(value for name, value in degrees.items() if name.endswith("_size"))
     if degrees and product != document["num_processes"]:
         raise InputError(
             f"parallelism_config: the product of the degrees is {product}, num_processes is "
@@ -161,45 +164,27 @@ KEYS: Final = (
     constant("same_network", True),
     Key("use_cpu", (), on_cpu),
     *fsdp_keys("fsdp_config.fsdp_", "fsdp_config.fsdp_version", recomputes=True),
-    _degree("dp_replicate_size", _dp_replicate, lambda n: {"dp_replicate": n}),
-    _degree("dp_shard_size", lambda job: job.plan.dp_shard, lambda n: {}),
-    _degree("tp_size", lambda job: job.plan.tensor_parallel, lambda n: {"tensor_parallel": n}),
-    _degree("cp_size", lambda job: job.plan.context_parallel, lambda n: {"context_parallel": n}),
+    _degree("dp_replicate_size", "dp_replicate", lambda job: job.plan.dp_replicate),
+    _degree("dp_shard_size", "data_parallel", lambda job: job.plan.dp_shard, states=False),
+    _degree("tp_size", "tensor_parallel", lambda job: job.plan.tensor_parallel),
+    _degree("cp_size", "context_parallel", lambda job: job.plan.context_parallel),
     words(f"{PARALLEL}cp_comm_strategy", "context_parallel_method", METHODS),
     *without_effect(
-        f"{PARALLEL}cp_backend",
-        f"{PARALLEL}sp_backend",
-        f"{PARALLEL}sp_attn_implementation",
-        f"{PARALLEL}sp_seq_length",
-        f"{PARALLEL}sp_seq_length_is_variable",
+        "cp_backend sp_backend sp_attn_implementation sp_seq_length sp_seq_length_is_variable",
+        section=PARALLEL,
     ),
-    Key(
-        f"{PARALLEL}sp_size",
-        read=lambda value, source: (
-            {
-                "context_parallel": int(value),
-                "context_parallel_method": "ulysses",
-            }
-            if int(value) > 1
-            else {}
-        ),
-    ),
+    Key(f"{PARALLEL}sp_size", read=_read_ulysses),
     Key(
         f"{DEEPSPEED}.zero_stage",
         ("zero_stage",),
         _only_deepspeed(lambda job: job.plan.zero_stage),
-        lambda value, source: {
-            "zero_stage": int(value),
-            "software": f"hf-trainer+deepspeed-zero{int(value)}"
-            if int(value)
-            else "hf-trainer-autocast",
-        },
+        lambda value, source: {"zero_stage": int(value), "software": of_deepspeed(int(value))},
     ),
     Key(
         f"{DEEPSPEED}.gradient_accumulation_steps",
         ("num_microbatches",),
         _only_deepspeed(lambda job: job.plan.num_microbatches),
-        lambda value, source: {"num_microbatches": int(value)},
+        integer("num_microbatches"),
     ),
     Key(
         f"{DEEPSPEED}.offload_optimizer_device",
@@ -215,35 +200,29 @@ KEYS: Final = (
     ),
     Key(f"{DEEPSPEED}.zero3_init_flag", (), _only_deepspeed(lambda job: job.plan.zero_stage == 3)),
     Key(f"{DEEPSPEED}.deepspeed_config_file", read=read_deepspeed),
-    _megatron("tp_degree", lambda value: {"tensor_parallel": int(value)}),
-    _megatron("pp_degree", lambda value: {"pipeline_parallel": int(value)}),
-    _megatron("context_parallel_size", lambda value: {"context_parallel": int(value)}),
-    _megatron("expert_model_parallel_size", lambda value: {"expert_parallel": int(value)}),
-    _megatron("num_micro_batches", lambda value: {"num_microbatches": int(value)}),
-    _megatron("sequence_parallelism", lambda value: {"sequence_parallel": truth(value)}),
-    _megatron("recompute_activations", _recompute),
-    *without_effect(f"{MEGATRON}gradient_clipping", f"{MEGATRON}use_distributed_optimizer"),
-    *without_effect(
-        *(
-            f"{DEEPSPEED}.{name}"
-            for name in (
-                *("gradient_clipping", "zero3_save_16bit_model", "deepspeed_multinode_launcher"),
-                *("deepspeed_hostfile", "deepspeed_inclusion_filter", "offload_param_nvme_path"),
-                *("deepspeed_exclusion_filter", "deepspeed_moe_layer_cls_names"),
-                "offload_optimizer_nvme_path",
-            )
-        ),
-        *("downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "gpu_ids", "fp8_config.*"),
-        *("main_process_ip", "main_process_port", "dynamo_config.*", "enable_cpu_affinity"),
-        *(
-            "commands",
-            "command_file",
-            "tpu_name",
-            "tpu_zone",
-            "mpirun_config.*",
-            "main_process_port",
-        ),
+    *(Key(f"{MEGATRON}{name}", read=integer(option)) for name, option in OF_MEGATRON.items()),
+    Key(
+        f"{MEGATRON}sequence_parallelism",
+        read=lambda value, source: {"sequence_parallel": truth(value)},
     ),
+    Key(
+        f"{MEGATRON}recompute_activations",
+        read=lambda value, source: {"recompute": "selective" if truth(value) else "none"},
+    ),
+    *without_effect("gradient_clipping use_distributed_optimizer", section=MEGATRON),
+    *without_effect(
+        """
+        gradient_clipping zero3_save_16bit_model deepspeed_multinode_launcher deepspeed_hostfile
+        deepspeed_inclusion_filter deepspeed_exclusion_filter deepspeed_moe_layer_cls_names
+        offload_param_nvme_path offload_optimizer_nvme_path
+        """,
+        section=f"{DEEPSPEED}.",
+    ),
+    *without_effect("""
+        downcast_bf16 tpu_env tpu_use_cluster tpu_use_sudo tpu_name tpu_zone gpu_ids fp8_config.*
+        main_process_ip main_process_port dynamo_config.* enable_cpu_affinity commands command_file
+        mpirun_config.*
+    """),
 )
 
 ELSEWHERE: Final = {

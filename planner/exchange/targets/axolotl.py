@@ -6,6 +6,7 @@ Source: axolotl-ai-cloud/axolotl 0.19.0, src/axolotl/utils/schemas (config, trai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
@@ -16,6 +17,7 @@ from planner.exchange.keys import (
     Settings,
     Source,
     UnknownWord,
+    integer,
     not_priced,
     same,
     without_effect,
@@ -28,36 +30,35 @@ from planner.exchange.targets.huggingface import (
     LIGER,
     MORE_OPTIMIZERS,
     OPTIMIZERS,
+    PRECISIONS,
     deepspeed_key,
     deepspeed_remarks,
     fp32_without,
     fsdp_keys,
     legacy_fsdp,
     module_names,
-    precision_keys,
     read_kernel,
+    read_recompute,
+    switch,
     target_names_of,
     truth,
     uses_fsdp,
+    with_adapter,
+    with_qlora,
 )
 
 FILE: Final = "axolotl.yaml"
 ADAPTERS: Final = ("lora", "qlora")
-
-
-def _adapter(job: Job) -> str:
-    return job.workload.adapter
-
-
-def _of_adapter(value: Callable[[Job], Any]) -> Callable[[Job], Any]:
-    return lambda job: OMIT if _adapter(job) == "none" else value(job)
+OLDER_KERNELS: Final = ("flash", "sdp", "xformers", "flex")  # with a switch each
 
 
 def _write_adapter(job: Job) -> Any:
     """Return the adapter; ``qlora`` means 4 bits, ``lora`` with ``load_in_8bit`` 8."""
-    if _adapter(job) == "qlora" and job.workload.quantisation == "int8":
-        return "lora"
-    return _adapter(job) if _adapter(job) != "none" else OMIT
+    return "lora" if job.workload.quantisation == "int8" else job.workload.adapter
+
+
+def _quantised_as(word: str) -> Callable[[Job], Any]:
+    return with_qlora(lambda job: True if job.workload.quantisation == word else OMIT)
 
 
 def _targets(job: Job) -> Any:
@@ -87,29 +88,16 @@ def _read_adapter(value: Any, source: Source) -> Settings:
 
 def _degree(path: str, name: str) -> Key:
     return Key(
-        path,
-        (name,),
-        lambda job: job[name] if job[name] > 1 else OMIT,
-        lambda value, source: {name: int(value)},
-        {name: 1},
-    )
-
-
-def _kernel(name: str) -> Key:
-    return Key(
-        name,
-        read=lambda value, source: {"attention_kernel": "flash"} if truth(value) else {},
+        path, (name,), lambda job: job[name] if job[name] > 1 else OMIT, integer(name), {name: 1}
     )
 
 
 def _checkpoints(value: Any, source: Source) -> Settings:
-    if value in ("offload", "offload_disk", "unsloth"):
-        return (
-            {"recompute": "full", "offload": "activations"}
-            if value == "offload"
-            else {"recompute": "full"}
-        )
-    return {"recompute": "full" if truth(value) else "none"}
+    if value == "offload":
+        return {"recompute": "full", "offload": "activations"}
+    if value in ("offload_disk", "unsloth"):
+        return {"recompute": "full"}
+    return read_recompute(value, source)
 
 
 def complete(settings: Settings, source: Source) -> Settings:
@@ -143,9 +131,7 @@ def remarks(source: Source) -> list[str]:
 def check(document: Mapping[str, Any], job: Job) -> None:
     """Raise where the degrees are not the processes."""
     names = ("dp_shard_size", "dp_replicate_size", "tensor_parallel_size", "context_parallel_size")
-    product = 1
-    for name in names:
-        product *= document.get(name, 1)
+    product = prod(document.get(name, 1) for name in names)
     if "dp_shard_size" in document and product != job.plan.world_size:
         raise InputError(f"the product of the degrees is {product}, not {job.plan.world_size}")
 
@@ -155,164 +141,67 @@ KEYS: Final = (
     same("sequence_len", "seq_len"),
     same("micro_batch_size", "micro_batch_size"),
     same("gradient_accumulation_steps", "num_microbatches"),
-    *precision_keys(),
-    Key("fp8", read=lambda value, source: {"precision": "fp8"} if truth(value) else {}),
-    words(
-        "optimizer",
-        "optimizer",
-        {**OPTIMIZERS, "muon": "muon"},
-        also=MORE_OPTIMIZERS,
-    ),
-    Key(
-        "adapter",
-        ADAPTERS,
-        _write_adapter,
-        _read_adapter,
-    ),
-    Key(
-        "load_in_4bit",
-        (),
-        lambda job: (
-            True if job.workload.adapter == "qlora" and job.workload.quantisation == "nf4" else OMIT
-        ),
-    ),
-    Key(
-        "load_in_8bit",
-        ("quantisation",),
-        lambda job: (
-            True
-            if job.workload.adapter == "qlora" and job.workload.quantisation == "int8"
-            else OMIT
-        ),
-    ),
-    Key("lora_r", (), _of_adapter(lambda job: job.workload.adapter_rank)),
-    Key("lora_alpha", ("lora_alpha",), _of_adapter(lambda job: int(job.workload.adapter_alpha))),
+    *PRECISIONS,
+    switch("fp8", precision="fp8"),
+    words("optimizer", "optimizer", {**OPTIMIZERS, "muon": "muon"}, also=MORE_OPTIMIZERS),
+    Key("adapter", ADAPTERS, with_adapter(_write_adapter), _read_adapter),
+    Key("load_in_4bit", (), _quantised_as("nf4")),
+    Key("load_in_8bit", ("quantisation",), _quantised_as("int8")),
+    Key("lora_r", (), with_adapter(lambda job: job.workload.adapter_rank)),
+    Key("lora_alpha", ("lora_alpha",), with_adapter(lambda job: int(job.workload.adapter_alpha))),
     Key(
         "lora_target_linear",
         ("lora_targets",),
-        _of_adapter(lambda job: True if _targets(job) is OMIT else OMIT),
+        with_adapter(lambda job: True if _targets(job) is OMIT else OMIT),
     ),
-    Key("lora_target_modules", ("lora_targets",), _of_adapter(_targets)),
+    Key("lora_target_modules", ("lora_targets",), with_adapter(_targets)),
     Key(
         "gradient_checkpointing",
         ("recompute",),
         lambda job: job.plan.recompute == "full",
         _checkpoints,
     ),
-    Key(
-        "activation_offloading",
-        read=lambda value, source: {"offload": "activations"} if truth(value) else {},
-    ),
+    switch("activation_offloading", offload="activations"),
     Key(
         "attn_implementation",
         ("attention_kernel",),
         lambda job: "flash_attention_2" if job["attention_kernel"] == "flash" else OMIT,
         read_kernel,
     ),
-    _kernel("flash_attention"),  # the older switches
-    _kernel("sdp_attention"),
-    _kernel("xformers_attention"),
-    _kernel("flex_attention"),
+    *(switch(f"{name}_attention", attention_kernel="flash") for name in OLDER_KERNELS),
     Key("dp_shard_size", (), lambda job: job.plan.dp_shard if uses_fsdp(job) else OMIT),
     _degree("dp_replicate_size", "dp_replicate"),
     _degree("tensor_parallel_size", "tensor_parallel"),
     _degree("context_parallel_size", "context_parallel"),
-    Key(
-        "sequence_parallel_degree",  # its older name
-        read=lambda value, source: {"context_parallel": int(value)},
-    ),
+    Key("sequence_parallel_degree", read=integer("context_parallel")),  # its older name
     Key("fsdp", read=legacy_fsdp),
     *fsdp_keys("fsdp_config.", "fsdp_version", recomputes=False),
     *(
-        key
+        Key(key.path, read=key.read)
         for key in fsdp_keys("fsdp_config.fsdp_", "fsdp_config.fsdp_version", recomputes=False)
-        for key in (Key(key.path, read=key.read),)
     ),
     deepspeed_key(),
-    *without_effect(
-        *("model_type", "tokenizer_type", "base_model_config", "tokenizer_config", "datasets"),
-        *(
-            "test_datasets",
-            "dataset_prepared_path",
-            "val_set_size",
-            "sample_packing",
-            "pad_to_sequence_len",
-        ),
-        *("eval_sample_packing", "lora_dropout", "lora_fan_in_fan_out", "lora_model_dir", "strict"),
-        *(
-            "wandb_project",
-            "wandb_entity",
-            "wandb_watch",
-            "wandb_name",
-            "wandb_log_model",
-            "plugins",
-        ),
-        *("num_epochs", "lr_scheduler", "train_on_inputs", "tf32", "xformers", "gptq_groupsize"),
-        *("special_tokens.*", "special_tokens", "tokens", "chat_template", "rl", "saves_per_epoch"),
-        *("evals_per_epoch", "eval_table_size", "eval_max_new_tokens", "early_stopping_patience"),
-        *("hub_model_id", "push_dataset_to_hub", "save_safetensors", "loss_watchdog_threshold"),
-        *(
-            "loss_watchdog_patience",
-            "cosine_min_lr_ratio",
-            "liger_*",
-            "cosine_constant_lr_ratio",
-            "eval_table_max_new_tokens",
-            "model_config.*",
-            "flex_attn_compile_kwargs.*",
-            "fp8_enable_fsdp_float8_all_gather",
-            "trust_remote_code",
-            "s2_attention",
-        ),
-        *("is_llama_derived_model", "is_falcon_derived_model", "is_mistral_derived_model", "seed"),
-        *(
-            "lora_mlp_kernel",
-            "lora_qkv_kernel",
-            "lora_o_kernel",
-            "lora_modules_to_save",
-            "resize_token_embeddings_to_32x",
-        ),
-        *("unfrozen_parameters", "noisy_embedding_alpha", "neftune_noise_alpha", "peft.*", "peft"),
-        *(
-            "liger_rope",
-            "liger_rms_norm",
-            "liger_glu_activation",
-            "liger_layer_norm",
-            "save_first_step",
-        ),
-        *(
-            "liger_fused_linear_cross_entropy",
-            "liger_cross_entropy",
-            "gpu_memory_limit",
-        ),
-        *(
-            "heads_k_stride",
-            "ring_attn_func",
-            "excess_length_strategy",
-            "dataset_processes",
-            "group_by_length",
-        ),
-        *(
-            "shuffle_merged_datasets",
-            "skip_prepare_dataset",
-            "remove_unused_columns",
-            "optim_args.*",
-            "cut_cross_entropy",
-        ),
-        *(
-            "pretraining_dataset",
-            "auto_resume_from_checkpoints",
-            "overrides_of_model_config.*",
-            "gptq",
-            "use_tensorboard",
-        ),
-        *(
-            "bnb_config_kwargs.*",
-            "model_config_type",
-            "revision_of_model",
-            "processor_type",
-            "debug",
-        ),
-    ),
+    *without_effect("""
+        model_type tokenizer_type base_model_config tokenizer_config datasets test_datasets
+        dataset_prepared_path val_set_size sample_packing pad_to_sequence_len eval_sample_packing
+        lora_dropout lora_fan_in_fan_out lora_model_dir strict wandb_project wandb_entity
+        wandb_watch wandb_name wandb_log_model plugins num_epochs lr_scheduler train_on_inputs tf32
+        xformers gptq_groupsize special_tokens.* special_tokens tokens chat_template rl
+        saves_per_epoch evals_per_epoch eval_table_size eval_max_new_tokens early_stopping_patience
+        hub_model_id push_dataset_to_hub save_safetensors loss_watchdog_threshold
+        loss_watchdog_patience cosine_min_lr_ratio liger_* cosine_constant_lr_ratio
+        eval_table_max_new_tokens model_config.* flex_attn_compile_kwargs.*
+        fp8_enable_fsdp_float8_all_gather trust_remote_code s2_attention is_llama_derived_model
+        is_falcon_derived_model is_mistral_derived_model seed lora_mlp_kernel lora_qkv_kernel
+        lora_o_kernel lora_modules_to_save resize_token_embeddings_to_32x unfrozen_parameters
+        noisy_embedding_alpha neftune_noise_alpha peft.* peft liger_rope liger_rms_norm
+        liger_glu_activation liger_layer_norm save_first_step liger_fused_linear_cross_entropy
+        liger_cross_entropy gpu_memory_limit heads_k_stride ring_attn_func excess_length_strategy
+        dataset_processes group_by_length shuffle_merged_datasets skip_prepare_dataset
+        remove_unused_columns optim_args.* cut_cross_entropy pretraining_dataset
+        auto_resume_from_checkpoints overrides_of_model_config.* gptq use_tensorboard
+        bnb_config_kwargs.* model_config_type revision_of_model processor_type debug
+    """),
     *not_priced("torch_compile", "peft_use_dora", "lora_on_cpu"),
     *ARGUMENTS,
 )

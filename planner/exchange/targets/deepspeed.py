@@ -81,10 +81,7 @@ def _read_device(part: str) -> Any:
             return {}
         if device not in ("cpu", "nvme"):
             raise UnknownWord(f"{ZERO}.offload_{part}.device = {device!r} (known: none, cpu, nvme)")
-        return {
-            "offload": "weights" if part == "param" else "optimizer",
-            "offload_device": device,
-        }
+        return {"offload": "weights" if part == "param" else "optimizer", "offload_device": device}
 
     return read
 
@@ -103,14 +100,11 @@ def _offload(part: str, offloads: Any) -> tuple[Key, ...]:
         Key(f"{section}.device", ("offload", "offload_device"), device, _read_device(part)),
         Key(f"{section}.nvme_path", (), path),
         *without_effect(
-            *(
-                f"{section}.{name}"
-                for name in (
-                    *("buffer_count", "buffer_size", "max_in_cpu", "pin_memory", "pipeline_read"),
-                    *("pipeline_write", "fast_init", "ratio", "super_offload", "fast_offload"),
-                    "cpuadam_cores_perc",
-                )
-            )
+            """
+            buffer_count buffer_size max_in_cpu pin_memory pipeline_read pipeline_write fast_init
+            ratio super_offload fast_offload cpuadam_cores_perc
+            """,
+            section=f"{section}.",
         ),
     )
 
@@ -170,58 +164,41 @@ def check(document: Mapping[str, Any], job: Job) -> None:
         )
 
 
-SECTIONS: Final = (
-    *("aio.*", "amp.*", "autotuning.*", "comms_logger.*", "csv_monitor.*", "data_efficiency.*"),
-    *(
-        "curriculum_learning.*",
-        "elasticity.*",
-        "flops_profiler.*",
-        "monitor_config.*",
-        "scheduler.*",
-    ),
-    *("tensorboard.*", "wandb.*", "comet.*", "checkpoint.*", "optimizer.params.*", "compile.*"),
-    *("nebula.*", "pipeline.*", "timers.*", "progressive_layer_drop.*", "eigenvalue.*"),
-)
-SCALARS: Final = (
-    *("activation_checkpointing.partition_activations", "activation_checkpointing.profile"),
-    "activation_checkpointing.contiguous_memory_optimization",
-    "activation_checkpointing.number_checkpoints",
-    "activation_checkpointing.synchronize_checkpoint_boundary",
-    *("bf16.immediate_grad_update", "bf16.check_grad_overflow", "bf16.bf16_optimizer_states"),
-    *("communication_data_type", "data_types.param_dtype", "dataloader_drop_last"),
-    *("disable_allgather", "dump_state", "fp16.auto_cast", "fp16.consecutive_hysteresis"),
-    *("fp16.fp16_master_weights_and_grads", "fp16.hysteresis", "fp16.initial_scale_power"),
-    *("fp16.loss_scale", "fp16.loss_scale_window", "fp16.min_loss_scale", "fp16.opt_level"),
-    "bfloat16.loss_scale",
-    *("gradient_accumulation_dtype", "gradient_clipping", "gradient_predivide_factor"),
-    *("log_level", "memory_breakdown", "optimizer.legacy_fusion", "prescale_gradients"),
-    *("seq_parallel_communication_data_type", "sparse_gradients", "steps_per_print"),
-    *("torch_autocast.dtype", "torch_autocast.lower_precision_safe_modules", "train_steps"),
-    *("use_data_before_expert_parallelism", "use_node_local_storage", "wall_clock_breakdown"),
-    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
-    *("tensor_parallel.tp_overlap_comm", "tensor_parallel.preset_model", "tensor_parallel.dtype"),
-)
-TUNING: Final = (
-    *(
-        "allgather_bucket_size",
-        "allgather_partitions",
-        "contiguous_gradients",
-        "elastic_checkpoint",
-    ),
-    *("ignore_unused_parameters", "load_from_fp32_weights", "memory_efficient_linear"),
-    *("overlap_comm", "parameter_alignment", "reduce_bucket_size", "reduce_scatter"),
-    *(
-        "round_robin_gradients",
-        "stage3_allgather_sequential",
-        "stage3_gather_fp16_weights_on_model_save",
-    ),
-    *("stage3_gather_16bit_weights_on_model_save", "stage3_max_live_parameters"),
-    *("stage3_max_reuse_distance", "stage3_model_persistence_threshold"),
-    *("stage3_module_granularity_threshold", "stage3_param_persistence_threshold"),
-    *("stage3_prefetch_bucket_size", "stage3_use_all_reduce_for_fetch_params", "sub_group_size"),
-    *("use_multi_rank_bucket_allreduce", "zero_quantized_nontrainable_weights", "leaf_module.*"),
-    *("load_optimizer_states", "cpu_offload_use_pin_memory", "find_unused_parameters"),
-)
+SECTIONS: Final = """
+    aio.* amp.* autotuning.* comms_logger.* csv_monitor.* data_efficiency.* curriculum_learning.*
+    elasticity.* flops_profiler.* monitor_config.* scheduler.* tensorboard.* wandb.* comet.*
+    checkpoint.* optimizer.params.* compile.* nebula.* pipeline.* timers.* progressive_layer_drop.*
+    eigenvalue.* compression_training.*
+"""
+SCALARS: Final = """
+    activation_checkpointing.partition_activations activation_checkpointing.profile
+    activation_checkpointing.contiguous_memory_optimization
+    activation_checkpointing.number_checkpoints
+    activation_checkpointing.synchronize_checkpoint_boundary bf16.immediate_grad_update
+    bf16.check_grad_overflow bf16.bf16_optimizer_states communication_data_type
+    data_types.param_dtype dataloader_drop_last disable_allgather dump_state fp16.auto_cast
+    fp16.consecutive_hysteresis fp16.fp16_master_weights_and_grads fp16.hysteresis
+    fp16.initial_scale_power fp16.loss_scale fp16.loss_scale_window fp16.min_loss_scale
+    fp16.opt_level bfloat16.loss_scale gradient_accumulation_dtype gradient_clipping
+    gradient_predivide_factor log_level memory_breakdown optimizer.legacy_fusion prescale_gradients
+    seq_parallel_communication_data_type sparse_gradients steps_per_print torch_autocast.dtype
+    torch_autocast.lower_precision_safe_modules train_steps use_data_before_expert_parallelism
+    use_node_local_storage wall_clock_breakdown zero_allow_untested_optimizer
+    zero_force_ds_cpu_optimizer tensor_parallel.tp_overlap_comm tensor_parallel.preset_model
+    tensor_parallel.dtype
+"""
+TUNING: Final = """
+    allgather_bucket_size allgather_partitions contiguous_gradients elastic_checkpoint
+    ignore_unused_parameters load_from_fp32_weights memory_efficient_linear overlap_comm
+    parameter_alignment reduce_bucket_size reduce_scatter round_robin_gradients
+    stage3_allgather_sequential stage3_gather_fp16_weights_on_model_save
+    stage3_gather_16bit_weights_on_model_save stage3_max_live_parameters stage3_max_reuse_distance
+    stage3_model_persistence_threshold stage3_module_granularity_threshold
+    stage3_param_persistence_threshold stage3_prefetch_bucket_size
+    stage3_use_all_reduce_for_fetch_params sub_group_size use_multi_rank_bucket_allreduce
+    zero_quantized_nontrainable_weights leaf_module.* load_optimizer_states
+    cpu_offload_use_pin_memory find_unused_parameters
+"""
 
 KEYS: Final = (
     Key(
@@ -258,9 +235,9 @@ KEYS: Final = (
     _ranks("tensor_parallel.autotp_size", "tensor_parallel", {"sequence_parallel": False}),
     _ranks("sequence_parallel_size", "context_parallel", {"context_parallel_method": "ulysses"}),
     Key("activation_checkpointing.cpu_checkpointing", read=_checkpoints),
-    *without_effect(
-        *SECTIONS, *SCALARS, *(f"{ZERO}.{name}" for name in TUNING), "compression_training.*"
-    ),
+    *without_effect(SECTIONS),
+    *without_effect(SCALARS),
+    *without_effect(TUNING, section=f"{ZERO}."),
 )
 
 ELSEWHERE: Final = {

@@ -20,10 +20,11 @@ from planner.exchange.keys import (
     Settings,
     Source,
     UnknownWord,
+    names_in,
     not_priced,
+    omitted,
     placed,
     without_effect,
-    words,
 )
 from planner.exchange.target import ConfigReading
 
@@ -75,6 +76,16 @@ def uses_fsdp(job: Job) -> bool:
     return job.plan.zero_stage >= 2 and not uses_deepspeed(job)
 
 
+def with_adapter(value: Callable[[Job], Any]) -> Callable[[Job], Any]:
+    """Return what writes a value for plans with adapters alone."""
+    return lambda job: OMIT if job.workload.adapter == "none" else value(job)
+
+
+def with_qlora(value: Callable[[Job], Any]) -> Callable[[Job], Any]:
+    """Return what writes a value for plans with quantised weights alone."""
+    return lambda job: value(job) if job.workload.adapter == "qlora" else OMIT
+
+
 def on_cpu(job: Job) -> bool:
     """Whether a plan runs on CPUs."""
     return job.cluster.accelerator.device == "cpu"
@@ -91,18 +102,22 @@ def truth(value: Any) -> bool:
     return bool(value)
 
 
-def precision_keys(bf16: str = "bf16", fp16: str = "fp16") -> tuple[Key, ...]:
-    """Return the two switches of 16-bit precision."""
+def switch(
+    path: str, carries: tuple[str, ...] = (), write: Callable[[Job], Any] = omitted, **settings: Any
+) -> Key:
+    """Return a key that states settings where it is on, and nothing where it is off."""
+    return Key(path, carries, write, lambda value, source: settings if truth(value) else {})
 
-    def switch(path: str, name: str) -> Key:
-        return Key(
-            path,
-            ("precision",),
-            lambda job: True if job["precision"] == name else OMIT,
-            lambda value, source: {"precision": name} if truth(value) else {},
-        )
 
-    return switch(bf16, "bf16"), switch(fp16, "fp16")
+def _precision_key(name: str) -> Key:
+    def write(job: Job) -> Any:
+        return True if job["precision"] == name else OMIT
+
+    return switch(name, ("precision",), write, precision=name)
+
+
+# the two switches of 16-bit precision
+PRECISIONS: Final = (_precision_key("bf16"), _precision_key("fp16"))
 
 
 def fp32_without(source: Source, *paths: str) -> Settings:
@@ -111,9 +126,9 @@ def fp32_without(source: Source, *paths: str) -> Settings:
     return {} if any(one == "auto" or truth(one) for one in given) else {"precision": "fp32"}
 
 
-def optimizer_key(path: str, theirs: Mapping[str, str] = OPTIMIZERS) -> Key:
-    """Return the key of the optimizer."""
-    return words(path, "optimizer", theirs, also=MORE_OPTIMIZERS)
+def of_deepspeed(stage: int) -> str:
+    """Return the software profile of a ZeRO stage of DeepSpeed."""
+    return f"hf-trainer+deepspeed-zero{stage}" if stage else "hf-trainer-autocast"
 
 
 def _zero_of_strategy(value: Any, source: Source) -> Settings:
@@ -125,7 +140,8 @@ def _zero_of_strategy(value: Any, source: Source) -> Settings:
     return {"zero_stage": STRATEGIES[word]}
 
 
-def _recompute(value: Any, source: Source) -> Settings:
+def read_recompute(value: Any, source: Source) -> Settings:
+    """Return whether layers are checkpointed."""
     return {"recompute": "full" if truth(value) else "none"}
 
 
@@ -138,6 +154,7 @@ def fsdp_keys(
     checkpointing for this trainer (else another key does); ``offload``: the written one of two
     names of a key.
     """
+    checkpointing = f"{section}activation_checkpointing"
 
     def on(value: Callable[[Job], Any]) -> Callable[[Job], Any]:
         return lambda job: value(job) if uses_fsdp(job) else OMIT
@@ -165,50 +182,38 @@ def fsdp_keys(
             on(lambda job: job.workload.adapter != "qlora"),
         ),
         *(
-            Key(
+            switch(
                 f"{section}{name}",
                 ("offload",),
                 on(lambda job: True if job.plan.offloads_weights else OMIT)
                 if name == offload
-                else lambda job: OMIT,
-                lambda value, source: {"offload": "weights"} if truth(value) else {},
+                else omitted,
+                offload="weights",
             )
             for name in ("offload_params", "cpu_offload")
         ),
-        *(
-            [
-                Key(
-                    f"{section}activation_checkpointing",
-                    ("recompute",),
-                    on(lambda job: job.plan.recompute == "full"),
-                    _recompute,
-                )
-            ]
-            if recomputes
-            else [
-                Key(
-                    f"{section}activation_checkpointing",
-                    read=lambda value, source: {"recompute": "full"} if truth(value) else {},
-                )
-            ]
-        ),
+        Key(
+            checkpointing,
+            ("recompute",),
+            on(lambda job: job.plan.recompute == "full"),
+            read_recompute,
+        )
+        if recomputes
+        else switch(checkpointing, recompute="full"),
         *without_effect(
-            *(
-                f"{section}{name}"
-                for name in (
-                    *("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"),
-                    *("backward_prefetch", "forward_prefetch", "use_orig_params", "min_num_params"),
-                    *("sync_module_states", "limit_all_gathers", "ignored_modules"),
-                    *("xla_fsdp_v2", "xla_fsdp_grad_ckpt", "final_state_dict_type"),
-                    *("xla_fsdp_settings.*", "backward_prefetch_policy"),
-                )
-            )
+            """
+            transformer_layer_cls_to_wrap transformer_cls_names_to_wrap backward_prefetch
+            forward_prefetch use_orig_params min_num_params sync_module_states limit_all_gathers
+            ignored_modules xla_fsdp_v2 xla_fsdp_grad_ckpt final_state_dict_type
+            xla_fsdp_settings.* backward_prefetch_policy
+            """,
+            section=section,
         ),
         *not_priced(f"{section}xla", f"{section}activation_checkpointing_offload"),
     )
 
 
-def deepspeed_key(path: str = "deepspeed") -> Key:
+def deepspeed_key() -> Key:
     """Return the key of DeepSpeed's configuration: a mapping, or the name of its file."""
 
     def write(job: Job) -> Any:
@@ -217,19 +222,13 @@ def deepspeed_key(path: str = "deepspeed") -> Key:
         section: dict[str, Any] = {"stage": job.plan.zero_stage}
         if job.plan.offloads_optimizer:
             section["offload_optimizer"] = {"device": job.plan.offload_device}
-        auto = dict.fromkeys(
-            (
-                "train_batch_size",
-                "train_micro_batch_size_per_gpu",
-                "gradient_accumulation_steps",
-                "bf16.enabled",
-                "fp16.enabled",
-            ),
-            "auto",
-        )
-        return placed({**auto, "zero_optimization": section})
+        automatic = names_in("""
+            train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps
+            bf16.enabled fp16.enabled
+        """)
+        return placed({**dict.fromkeys(automatic, "auto"), "zero_optimization": section})
 
-    return Key(path, ("zero_stage", "offload", "offload_device"), write, read_deepspeed)
+    return Key("deepspeed", ("zero_stage", "offload", "offload_device"), write, read_deepspeed)
 
 
 def read_deepspeed(value: Any, source: Source) -> Settings:
@@ -242,9 +241,7 @@ def read_deepspeed(value: Any, source: Source) -> Settings:
         kept += ["tensor_parallel", "sequence_parallel"]
     if found.get("context_parallel", 1) > 1:
         kept += ["context_parallel", "context_parallel_method"]
-    return {name: found[name] for name in kept if name in found} | {
-        "software": f"hf-trainer+deepspeed-zero{stage}" if stage else "hf-trainer-autocast"
-    }
+    return {name: found[name] for name in kept if name in found} | {"software": of_deepspeed(stage)}
 
 
 def _deepspeed_document(value: Any, source: Source) -> ConfigReading:
@@ -359,32 +356,23 @@ def module_names(targets: str) -> list[str]:
 
 LIGER: Final = " (--software hf-trainer-liger+fsdp2 prices its kernels)"
 # arguments of TrainingArguments on which a price does not depend
-ARGUMENTS: Final = without_effect(
-    *("output_dir", "overwrite_output_dir", "num_train_epochs", "max_steps", "learning_rate"),
-    *("lr_scheduler_type", "lr_scheduler_kwargs.*", "warmup_steps", "warmup_ratio", "optim_args"),
-    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "seed"),
-    *("label_smoothing_factor", "bf16_full_eval", "fp16_full_eval", "torch_compile_backend"),
-    *("torch_compile_mode", "neftune_noise_alpha", "logging_strategy", "logging_steps"),
-    *("logging_first_step", "logging_dir", "log_level", "log_level_replica", "disable_tqdm"),
-    *("report_to", "run_name", "project", "eval_strategy", "evaluation_strategy", "eval_steps"),
-    *("eval_delay", "per_device_eval_batch_size", "prediction_loss_only", "eval_on_start"),
-    *("eval_accumulation_steps", "save_strategy", "save_steps", "save_total_limit"),
-    *("save_only_model", "save_on_each_node", "save_safetensors", "push_to_hub", "hub_model_id"),
-    *("hub_strategy", "hub_private_repo", "hub_token", "load_best_model_at_end", "data_seed"),
-    *("metric_for_best_model", "greater_is_better", "ignore_data_skip", "full_determinism"),
-    *("dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory", "ddp_timeout"),
-    *("dataloader_persistent_workers", "dataloader_prefetch_factor", "remove_unused_columns"),
-    *("label_names", "group_by_length", "length_column_name", "ddp_find_unused_parameters"),
-    *("ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_backend", "do_train", "do_eval"),
-    *("do_predict", "resume_from_checkpoint", "local_rank", "train_sampling_strategy"),
-    *("gradient_checkpointing_kwargs.*", "activation_checkpointing_kwargs.*", "debug"),
-    *("accelerator_config.*", "include_num_input_tokens_seen", "average_tokens_across_devices"),
-    *("skip_memory_metrics", "torch_empty_cache_steps", "auto_find_batch_size", "use_cache"),
-    *(
-        "gradient_checkpointing_kwargs",
-        "lr_scheduler_kwargs",
-        "hub_revision",
-        "use_cpu",
-        "trackio_space_id",
-    ),
-)
+ARGUMENTS: Final = without_effect("""
+    output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type
+    lr_scheduler_kwargs.* warmup_steps warmup_ratio optim_args weight_decay adam_beta1 adam_beta2
+    adam_epsilon max_grad_norm seed label_smoothing_factor bf16_full_eval fp16_full_eval
+    torch_compile_backend torch_compile_mode neftune_noise_alpha logging_strategy logging_steps
+    logging_first_step logging_dir log_level log_level_replica disable_tqdm report_to run_name
+    project eval_strategy evaluation_strategy eval_steps eval_delay per_device_eval_batch_size
+    prediction_loss_only eval_on_start eval_accumulation_steps save_strategy save_steps
+    save_total_limit save_only_model save_on_each_node save_safetensors push_to_hub hub_model_id
+    hub_strategy hub_private_repo hub_token load_best_model_at_end data_seed metric_for_best_model
+    greater_is_better ignore_data_skip full_determinism dataloader_drop_last dataloader_num_workers
+    dataloader_pin_memory ddp_timeout dataloader_persistent_workers dataloader_prefetch_factor
+    remove_unused_columns label_names group_by_length length_column_name ddp_find_unused_parameters
+    ddp_bucket_cap_mb ddp_broadcast_buffers ddp_backend do_train do_eval do_predict
+    resume_from_checkpoint local_rank train_sampling_strategy gradient_checkpointing_kwargs.*
+    activation_checkpointing_kwargs.* debug accelerator_config.* include_num_input_tokens_seen
+    average_tokens_across_devices skip_memory_metrics torch_empty_cache_steps auto_find_batch_size
+    use_cache gradient_checkpointing_kwargs lr_scheduler_kwargs hub_revision use_cpu
+    trackio_space_id
+""")

@@ -19,7 +19,9 @@ from planner.exchange.keys import (
     Settings,
     Source,
     UnknownWord,
+    integer,
     placed,
+    reads_nothing,
     same,
     without_effect,
 )
@@ -49,6 +51,7 @@ PRECISIONS: Final = {  # fabric/plugins/precision/utils.py, its older words too
     "32": ("fp32", True),
     "transformer-engine": ("fp8", True),
 }
+STAGE_3_OFFLOAD: Final = {"stage": 3, "offload_optimizer": True, "offload_parameters": True}
 # registered names: class and arguments
 REGISTERED: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "ddp": ("DDPStrategy", {}),
@@ -62,19 +65,10 @@ REGISTERED: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "deepspeed_stage_2": ("DeepSpeedStrategy", {"stage": 2}),
     "deepspeed_stage_2_offload": ("DeepSpeedStrategy", {"stage": 2, "offload_optimizer": True}),
     "deepspeed_stage_3": ("DeepSpeedStrategy", {"stage": 3}),
-    "deepspeed_stage_3_offload": (
-        "DeepSpeedStrategy",
-        {"stage": 3, "offload_optimizer": True, "offload_parameters": True},
-    ),
+    "deepspeed_stage_3_offload": ("DeepSpeedStrategy", STAGE_3_OFFLOAD),
     "deepspeed_stage_3_offload_nvme": (
         "DeepSpeedStrategy",
-        {
-            "stage": 3,
-            "offload_optimizer": True,
-            "offload_parameters": True,
-            "offload_params_device": "nvme",
-            "offload_optimizer_device": "nvme",
-        },
+        {**STAGE_3_OFFLOAD, "offload_params_device": "nvme", "offload_optimizer_device": "nvme"},
     ),
     "auto": ("DDPStrategy", {}),
 }
@@ -97,16 +91,16 @@ def _on(strategy: str, value: Callable[[Job], Any]) -> Callable[[Job], Any]:
     return lambda job: value(job) if kind(job) == strategy else OMIT
 
 
-def _nothing(value: Any, source: Source) -> Settings:
-    return {}
-
-
-def _fsdp(name: str, value: Callable[[Job], Any], carried: str = "", read: Read = _nothing) -> Key:
+def _fsdp(
+    name: str, value: Callable[[Job], Any], carried: str = "", read: Read = reads_nothing
+) -> Key:
     carries = (carried,) if carried else ()
     return Key(f"{STRATEGY}.{name}", carries, _on("FSDPStrategy", value), read)
 
 
-def _deepspeed(name: str, value: Callable[[Job], Any], carried: str, read: Read = _nothing) -> Key:
+def _deepspeed(
+    name: str, value: Callable[[Job], Any], carried: str, read: Read = reads_nothing
+) -> Key:
     return Key(f"{STRATEGY}.{name}", (carried,), _on("DeepSpeedStrategy", value), read)
 
 
@@ -375,7 +369,7 @@ def _render(leaves: Mapping[str, Any], comments: Mapping[str, str], header: File
     return "\n".join(lines) + "\n"
 
 
-def _boolean(value: Any, source: Source) -> Settings:
+def _read_recompute(value: Any, source: Source) -> Settings:
     return {"recompute": "full" if value not in (None, False) else "none"}
 
 
@@ -409,9 +403,9 @@ KEYS: Final = (
         "activation_checkpointing_policy",
         lambda job: LAYERS if job.plan.recompute == "full" else OMIT,
         "recompute",
-        _boolean,
+        _read_recompute,
     ),
-    Key(f"{STRATEGY}.activation_checkpointing", read=_boolean),
+    Key(f"{STRATEGY}.activation_checkpointing", read=_read_recompute),
     _fsdp(
         "cpu_offload",
         lambda job: True if job.plan.offloads_weights else OMIT,
@@ -434,12 +428,7 @@ KEYS: Final = (
             name: each for name, each in read_deepspeed(value, source).items() if name != "software"
         },
     ),
-    _deepspeed(
-        "stage",
-        lambda job: job.plan.zero_stage,
-        "zero_stage",
-        lambda value, source: {"zero_stage": int(value)},
-    ),
+    _deepspeed("stage", lambda job: job.plan.zero_stage, "zero_stage", integer("zero_stage")),
     _deepspeed(
         "offload_optimizer",
         lambda job: True if job.plan.offload == "optimizer" else OMIT,
@@ -452,7 +441,7 @@ KEYS: Final = (
         f"{STRATEGY}.tensor_parallel_size",
         ("tensor_parallel",),
         _on("ModelParallelStrategy", lambda job: job.plan.tensor_parallel),
-        lambda value, source: {"tensor_parallel": int(value)},
+        integer("tensor_parallel"),
     ),
     Key(
         f"{STRATEGY}.data_parallel_size",
@@ -461,32 +450,30 @@ KEYS: Final = (
     ),
     same("data.batch_size", "micro_batch_size"),
     *without_effect(
-        *(
-            f"{STRATEGY}.{name}"
-            for name in (
-                *("state_dict_type", "mixed_precision", "process_group_backend", "timeout"),
-                *("find_unused_parameters", "gradient_as_bucket_view", "static_graph"),
-                *("save_distributed_checkpoint", "use_orig_params", "limit_all_gathers"),
-            )
-        ),
-        *(
-            f"{TRAINER}.{name}"
-            for name in (
-                *("logger", "callbacks", "fast_dev_run", "max_epochs", "min_epochs", "max_steps"),
-                *("min_steps", "max_time", "limit_train_batches", "limit_val_batches", "plugins"),
-                *("limit_test_batches", "limit_predict_batches", "overfit_batches", "profiler"),
-                *("val_check_interval", "check_val_every_n_epoch", "num_sanity_val_steps"),
-                *("log_every_n_steps", "enable_checkpointing", "enable_progress_bar"),
-                *("enable_model_summary", "gradient_clip_val", "gradient_clip_algorithm"),
-                *("deterministic", "benchmark", "inference_mode", "use_distributed_sampler"),
-                *("detect_anomaly", "barebones", "sync_batchnorm", "default_root_dir"),
-                *("reload_dataloaders_every_n_epochs", "model_registry", "resume_from_checkpoint"),
-            )
-        ),
-        *(f"{TRAINER}.{name}.*" for name in ("logger", "callbacks", "plugins", "profiler")),
-        *("data.*", "model.*", "optimizer.*", "lr_scheduler.*", "model", "data", "ckpt_path"),
-        *("seed_everything", "seed_everything_default", "optimizer", "lr_scheduler"),
+        """
+        state_dict_type mixed_precision process_group_backend timeout find_unused_parameters
+        gradient_as_bucket_view static_graph save_distributed_checkpoint use_orig_params
+        limit_all_gathers
+        """,
+        section=f"{STRATEGY}.",
     ),
+    *without_effect(
+        """
+        logger callbacks fast_dev_run max_epochs min_epochs max_steps min_steps max_time
+        limit_train_batches limit_val_batches plugins limit_test_batches limit_predict_batches
+        overfit_batches profiler val_check_interval check_val_every_n_epoch num_sanity_val_steps
+        log_every_n_steps enable_checkpointing enable_progress_bar enable_model_summary
+        gradient_clip_val gradient_clip_algorithm deterministic benchmark inference_mode
+        use_distributed_sampler detect_anomaly barebones sync_batchnorm default_root_dir
+        reload_dataloaders_every_n_epochs model_registry resume_from_checkpoint
+        logger.* callbacks.* plugins.* profiler.*
+        """,
+        section=f"{TRAINER}.",
+    ),
+    *without_effect("""
+        data.* model.* optimizer.* lr_scheduler.* model data ckpt_path seed_everything
+        seed_everything_default optimizer lr_scheduler
+    """),
 )
 
 _CONFIGURE: Final = "configure_model of the LightningModule"

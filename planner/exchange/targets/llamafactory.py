@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from planner.exchange.job import Job
 from planner.exchange.keys import (
     OMIT,
     Key,
@@ -26,17 +25,21 @@ from planner.exchange.target import Target
 from planner.exchange.targets.huggingface import (
     ARGUMENTS,
     LIGER,
+    MORE_OPTIMIZERS,
+    OPTIMIZERS,
+    PRECISIONS,
     deepspeed_key,
     deepspeed_remarks,
     fp32_without,
     fsdp_keys,
     legacy_fsdp,
     module_names,
-    optimizer_key,
-    precision_keys,
+    switch,
     target_names_of,
     truth,
     uses_fsdp,
+    with_adapter,
+    with_qlora,
     zero_of_wrapper,
 )
 from planner.exchange.targets.transformers import prepare
@@ -44,19 +47,6 @@ from planner.exchange.targets.transformers import prepare
 FILE: Final = "llamafactory.yaml"
 ATTENTION: Final = {"flash": "fa2", "eager": "disabled"}
 DEFAULT_RANK: Final = 8  # finetuning_args.py, lora_rank
-
-
-def adapter_of(job: Job) -> str:
-    """Return the adapter of a job."""
-    return job.workload.adapter
-
-
-def _of_adapter(value: Any) -> Any:
-    return lambda job: OMIT if adapter_of(job) == "none" else value(job)
-
-
-def _bits(job: Job) -> Any:
-    return 4 if adapter_of(job) == "qlora" else OMIT
 
 
 def complete(settings: Settings, source: Source) -> Settings:
@@ -89,15 +79,15 @@ KEYS: Final = (
     Key(
         "finetuning_type",
         ("lora", "qlora"),
-        lambda job: "full" if adapter_of(job) == "none" else "lora",
+        lambda job: "full" if job.workload.adapter == "none" else "lora",
         _frozen,
     ),
-    Key("lora_rank", ("lora", "qlora"), _of_adapter(lambda job: job.workload.adapter_rank)),
-    Key("lora_alpha", ("lora_alpha",), _of_adapter(lambda job: int(job.workload.adapter_alpha))),
+    Key("lora_rank", ("lora", "qlora"), with_adapter(lambda job: job.workload.adapter_rank)),
+    Key("lora_alpha", ("lora_alpha",), with_adapter(lambda job: int(job.workload.adapter_alpha))),
     Key(
         "lora_target",
         ("lora_targets",),
-        _of_adapter(
+        with_adapter(
             lambda job: (
                 "all"
                 if job.workload.adapter_targets == "all"
@@ -105,13 +95,11 @@ KEYS: Final = (
             )
         ),
     ),
-    Key("quantization_bit", ("qlora", "quantisation"), _bits),
+    Key("quantization_bit", ("qlora", "quantisation"), with_qlora(lambda job: 4)),
     Key(
         "double_quantization",
         ("quantisation",),
-        lambda job: (
-            OMIT if adapter_of(job) != "qlora" else job.workload.quantisation == "nf4_double"
-        ),
+        with_qlora(lambda job: job.workload.quantisation == "nf4_double"),
     ),
     same("cutoff_len", "seq_len"),
     constant("dataset", "c4_demo"),
@@ -119,15 +107,9 @@ KEYS: Final = (
     constant("output_dir", "out"),
     same("per_device_train_batch_size", "micro_batch_size"),
     same("gradient_accumulation_steps", "num_microbatches"),
-    *precision_keys(),
-    Key(
-        "pure_bf16",
-        ("master_weights",),
-        read=lambda value, source: (
-            {"precision": "bf16", "master_weights": False} if truth(value) else {}
-        ),
-    ),
-    optimizer_key("optim"),
+    *PRECISIONS,
+    switch("pure_bf16", ("master_weights",), precision="bf16", master_weights=False),
+    words("optim", "optimizer", OPTIMIZERS, also=MORE_OPTIMIZERS),
     Key(
         "disable_gradient_checkpointing",
         ("recompute",),
@@ -144,18 +126,15 @@ KEYS: Final = (
     Key("fsdp", (), lambda job: True if uses_fsdp(job) else OMIT, legacy_fsdp),
     *fsdp_keys("fsdp_config.", "fsdp_config.version", recomputes=False, offload="cpu_offload"),
     deepspeed_key(),
-    *without_effect(
-        *("trust_remote_code", "dataset_dir", "max_samples", "preprocessing_num_workers"),
-        *("plot_loss", "val_size", "lora_dropout", "quantization_method", "quantization_type"),
-        *("image_max_pixels", "video_max_pixels", "eval_dataset", "packing", "neat_packing"),
-        *("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
-        *("pref_beta", "pref_loss", "reward_model", "use_v1_kernels", "ref_model"),
-        *("mask_history", "train_on_prompt", "tf32"),
-        *("overwrite_cache", "streaming", "cache_dir", "additional_target", "buffer_size"),
-        *("loraplus_lr_ratio", "use_rslora", "upcast_layernorm", "dataset_shards"),
-        *("enable_thinking", "adapter_name_or_path", "ray_run_name"),
-        *(f"{name}_*" for name in ("galore", "apollo", "badam")),
-    ),
+    *without_effect("""
+        trust_remote_code dataset_dir max_samples preprocessing_num_workers plot_loss val_size
+        lora_dropout quantization_method quantization_type image_max_pixels video_max_pixels
+        eval_dataset packing neat_packing freeze_vision_tower freeze_multi_modal_projector
+        freeze_language_model pref_beta pref_loss reward_model use_v1_kernels ref_model mask_history
+        train_on_prompt tf32 overwrite_cache streaming cache_dir additional_target buffer_size
+        loraplus_lr_ratio use_rslora upcast_layernorm dataset_shards enable_thinking
+        adapter_name_or_path ray_run_name galore_* apollo_* badam_*
+    """),
     *not_priced("use_galore", "use_apollo", "use_badam", "use_dora", "use_unsloth", "use_kt"),
     *not_priced("torch_compile", "mixture_of_depths", "fp8"),
     *not_priced("enable_liger_kernel", advice=LIGER),

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Settings, Source, without_effect
+from planner.exchange.keys import Key, Settings, Source, names_in, without_effect
 from planner.exchange.megatron_fields import (
     CARRIES,
     ELSEWHERE,
@@ -46,14 +46,13 @@ MARKS: Final = (
     "use-distributed-optimizer",
 )
 # fields that are read besides those that are written
-ALSO_READ: Final = (
-    *("num_layers_per_virtual_pipeline_stage", "num_layers_in_first_pipeline_stage"),
-    *("num_layers_in_last_pipeline_stage", "account_for_embedding_in_pipeline_split"),
-    *("account_for_loss_in_pipeline_split", "use_torch_fsdp2", "use_custom_fsdp"),
-    *("torch_fsdp2_no_reshard_after_forward", "recompute_activations", "rampup_batch_size"),
-    *("mtp_num_layers", "cpu_offloading_num_layers", "fine_grained_activation_offloading"),
-    *("padded_vocab_size", "tokenizer_type"),
-)
+ALSO_READ: Final = names_in("""
+    num_layers_per_virtual_pipeline_stage num_layers_in_first_pipeline_stage
+    num_layers_in_last_pipeline_stage account_for_embedding_in_pipeline_split
+    account_for_loss_in_pipeline_split use_torch_fsdp2 use_custom_fsdp
+    torch_fsdp2_no_reshard_after_forward recompute_activations rampup_batch_size mtp_num_layers
+    cpu_offloading_num_layers fine_grained_activation_offloading padded_vocab_size tokenizer_type
+""")
 # flags that written scripts have, and that state something in another form
 OWN: Final = {
     "swiglu": "gated_linear_unit",
@@ -62,97 +61,43 @@ OWN: Final = {
     "grad-reduce-in-bf16": "grad_reduce_in_fp32",
     "accumulate-allreduce-grads-in-fp32": "grad_reduce_in_fp32",
 }
-NO_EFFECT: Final = (
-    *("lr*", "min-lr", "decoupled-lr", "decoupled-min-lr", "weight-decay*", "start-weight-decay"),
-    *("end-weight-decay", "adam-*", "clip-grad", "muon-*", "loss-scale*", "initial-loss-scale"),
-    *("min-loss-scale", "hysteresis", "init-method*", "embedding-init*", "use-cpu-initialization"),
-    *("train-iters", "train-samples", "train-data-path", "valid-data-path", "test-data-path"),
-    *("exit-*", "eval-*", "full-validation", "skip-train", "seed", "data-*", "per-split-*"),
-    *("split", "mock-data", "num-workers", "dataloader-type", "num-dataset-builder-threads"),
-    *("no-create-attention-mask-in-dataloader", "no-mmap-bin-files", "mmap-bin-files"),
-    *(
-        "tokenizer-*",
-        "tiktoken-*",
-        "vocab-file",
-        "merge-file",
-        "vocab-extra-ids",
-        "legacy-tokenizer",
-    ),
-    *("make-vocab-size-divisible-by", "reset-position-ids", "eod-mask-loss", "sft*"),
-    *("reset-attention-mask",),
-    *(
-        "save*",
-        "load*",
-        "no-save-*",
-        "no-load-*",
-        "ckpt-*",
-        "dist-ckpt*",
-        "use-dist-ckpt",
-        "finetune",
-    ),
-    *("async-save", "use-persistent-ckpt-worker", "use-checkpoint-*", "use-mp-args-from-*"),
-    *("override-opt*", "pretrained-checkpoint", "non-persistent-*", "auto-detect-ckpt-format"),
-    *(
-        "log-*",
-        "timing-*",
-        "tensorboard*",
-        "wandb*",
-        "profile*",
-        "use-pytorch-profiler",
-        "logging-*",
-    ),
-    *("record-memory-history", "memory-snapshot-path", "one-logger*", "enable-one-logger"),
-    *("no-log-*", "distributed-*", "local-rank", "lazy-mpu-init", "nccl-*", "use-nccl-ub"),
-    *("no-async-tensor-model-parallel-allreduce", "tp-comm-*", "overlap-*", "no-overlap-*"),
-    *("align-*", "no-align-*", "ddp-*", "high-priority-stream-groups", "use-sharp", "sharp-*"),
-    *("disable-gloo-process-groups", "enable-gloo-process-groups", "use-tp-pp-dp-mapping"),
-    *("delay-wgrad-compute", "defer-embedding-wgrad-compute", "wgrad-deferral-limit"),
-    *("batch-p2p-communication", "microbatch-group-size-per-virtual-pipeline-stage"),
-    *("manual-gc*", "empty-unused-memory-level", "check-for-*", "no-check-for-*", "rerun-mode"),
-    *("deterministic-mode", "enable-experimental", "use-mcore-models", "use-legacy-models", "spec"),
-    *("transformer-impl", "use-flash-attn", "fp8-*", "first-last-layers-bf16", "num-layers-at-*"),
-    *("te-rng-tracker", "cuda-graph-*", "enable-cuda-graph", "external-cuda-graph"),
-    *(
-        "no-gradient-accumulation-fusion",
-        "gradient-accumulation-fusion",
-        "no-masked-softmax-fusion",
-    ),
-    *(
-        "cross-entropy-*",
-        "no-bias-gelu-fusion",
-        "no-bias-swiglu-fusion",
-        "no-bias-dropout-fusion",
-        "no-rope-fusion",
-        "apply-rope-fusion",
-        "apply-layernorm-1p",
-        "use-fused-*",
-    ),
-    *("calculate-per-token-loss", "attention-softmax-in-fp32", "apply-query-key-layer-scaling"),
-    *("no-persist-layer-norm", "fp32-residual-connection", "no-position-embedding", "rotary-*"),
-    *("rope-*", "use-rope-scaling", "use-rotary-position-embeddings", "no-rope-freq", "mscale*"),
-    *("original-max-position-embeddings", "beta-*", "norm-epsilon", "layernorm-epsilon"),
-    *(
-        "moe-aux-loss-coeff",
-        "moe-z-loss-coeff",
-        "moe-router-*",
-        "moe-token-*",
-        "moe-permute-fusion",
-    ),
-    *(
-        "moe-shared-expert-overlap",
-        "moe-grouped-gemm",
-        "moe-enable-deepep",
-        "moe-per-layer-logging",
-    ),
-    *("moe-use-*", "moe-pad-*", "moe-expert-capacity-factor", "moe-flex-*", "moe-deepep-*"),
-    *("mtp-loss-scaling-factor", "mtp-num-layers", "no-weight-decay-cond-type", "kitchen-*"),
-    *("inference-*", "fsdp-*", "init-model-with-meta-device", "suggested-communication-unit-size"),
-    *("main-grads-dtype", "main-params-dtype", "overlap-cpu-optimizer-d2h-h2d"),
-    *("use-torch-optimizer-for-cpu-offload", "no-pin-cpu-*", "outer-dp-sharding-strategy"),
-    *("squared-relu", "quick-geglu", "window-attn-skip-freq", "softmax-type", "hidden-dropout"),
-    *("attention-dropout", "enable-ft-package", "calc-ft-timeouts", "test-mode", "rl-*", "grpo-*"),
-    *("env.*", "torchrun.*", UNRESOLVED),
-)
+NO_EFFECT: Final = f"""
+    lr* min-lr decoupled-lr decoupled-min-lr weight-decay* start-weight-decay end-weight-decay
+    adam-* clip-grad muon-* loss-scale* initial-loss-scale min-loss-scale hysteresis init-method*
+    embedding-init* use-cpu-initialization train-iters train-samples train-data-path valid-data-path
+    test-data-path exit-* eval-* full-validation skip-train seed data-* per-split-* split mock-data
+    num-workers dataloader-type num-dataset-builder-threads no-create-attention-mask-in-dataloader
+    no-mmap-bin-files mmap-bin-files tokenizer-* tiktoken-* vocab-file merge-file vocab-extra-ids
+    legacy-tokenizer make-vocab-size-divisible-by reset-position-ids eod-mask-loss sft*
+    reset-attention-mask save* load* no-save-* no-load-* ckpt-* dist-ckpt* use-dist-ckpt finetune
+    async-save use-persistent-ckpt-worker use-checkpoint-* use-mp-args-from-* override-opt*
+    pretrained-checkpoint non-persistent-* auto-detect-ckpt-format log-* timing-* tensorboard*
+    wandb* profile* use-pytorch-profiler logging-* record-memory-history memory-snapshot-path
+    one-logger* enable-one-logger no-log-* distributed-* local-rank lazy-mpu-init nccl-* use-nccl-ub
+    no-async-tensor-model-parallel-allreduce tp-comm-* overlap-* no-overlap-* align-* no-align-*
+    ddp-* high-priority-stream-groups use-sharp sharp-* disable-gloo-process-groups
+    enable-gloo-process-groups use-tp-pp-dp-mapping delay-wgrad-compute
+    defer-embedding-wgrad-compute wgrad-deferral-limit batch-p2p-communication
+    microbatch-group-size-per-virtual-pipeline-stage manual-gc* empty-unused-memory-level
+    check-for-* no-check-for-* rerun-mode deterministic-mode enable-experimental use-mcore-models
+    use-legacy-models spec transformer-impl use-flash-attn fp8-* first-last-layers-bf16
+    num-layers-at-* te-rng-tracker cuda-graph-* enable-cuda-graph external-cuda-graph
+    no-gradient-accumulation-fusion gradient-accumulation-fusion no-masked-softmax-fusion
+    cross-entropy-* no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion
+    apply-rope-fusion apply-layernorm-1p use-fused-* calculate-per-token-loss
+    attention-softmax-in-fp32 apply-query-key-layer-scaling no-persist-layer-norm
+    fp32-residual-connection no-position-embedding rotary-* rope-* use-rope-scaling
+    use-rotary-position-embeddings no-rope-freq mscale* original-max-position-embeddings beta-*
+    norm-epsilon layernorm-epsilon moe-aux-loss-coeff moe-z-loss-coeff moe-router-* moe-token-*
+    moe-permute-fusion moe-shared-expert-overlap moe-grouped-gemm moe-enable-deepep
+    moe-per-layer-logging moe-use-* moe-pad-* moe-expert-capacity-factor moe-flex-* moe-deepep-*
+    mtp-loss-scaling-factor mtp-num-layers no-weight-decay-cond-type kitchen-* inference-* fsdp-*
+    init-model-with-meta-device suggested-communication-unit-size main-grads-dtype main-params-dtype
+    overlap-cpu-optimizer-d2h-h2d use-torch-optimizer-for-cpu-offload no-pin-cpu-*
+    outer-dp-sharding-strategy squared-relu quick-geglu window-attn-skip-freq softmax-type
+    hidden-dropout attention-dropout enable-ft-package calc-ft-timeouts test-mode rl-* grpo-* env.*
+    torchrun.* {UNRESOLVED}
+"""
 
 
 def flag_of(name: str) -> str:
@@ -246,15 +191,11 @@ def _launcher(job: Job) -> dict[str, Any]:
     return {**(alone if nodes == 1 else where), "torchrun.program": PROGRAM}
 
 
-def _environment(job: Job) -> dict[str, Any]:
-    """Return what validate_args asks for: tensor parallelism needs it, FSDP forbids it."""
-    one_queue = job.plan.zero_stage < 2
-    return {"env.CUDA_DEVICE_MAX_CONNECTIONS": 1} if one_queue else {}
-
-
 def values(job: Job) -> dict[str, Any]:
     """Return the flags, the launcher's options and the exported variables of a job."""
-    return {**_environment(job), **_launcher(job), **_written(job)}
+    # validate_args: tensor parallelism needs one queue, FSDP forbids it
+    environment = {"env.CUDA_DEVICE_MAX_CONNECTIONS": 1} if job.plan.zero_stage < 2 else {}
+    return {**environment, **_launcher(job), **_written(job)}
 
 
 def _stated(name: str, value: Any, source: Source) -> Settings:
@@ -271,15 +212,13 @@ def complete(settings: Settings, source: Source) -> Settings:
 def remarks(source: Source) -> list[str]:
     """Return what the flags state that is not priced, and variables without a value."""
     get = getter(source.document)
-    found = [*notes_of_fields(get), *_about_model(get)]
+    found = list(notes_of_fields(get))
+    if remark := config_of_fields(get)[1]:
+        found.append(remark)
     empty = [name for name in COUNTS if source.document.get(flag_of(name)) is True]
     if empty and (unset := source.get(UNRESOLVED)):
         found.append(f"the script does not set {', '.join(unset)}")
     return found
-
-
-def _about_model(get: Get) -> list[str]:
-    return [remark] if (remark := config_of_fields(get)[1]) else []
 
 
 def model_config(source: Source) -> dict[str, Any] | None:
@@ -309,55 +248,43 @@ DIRECT: Final = {
     "seq_length": "seq_len",
 }
 COUNTS: Final = frozenset(
-    (
-        *(name for name in CARRIES if name.endswith(("_parallel_size", "_batch_size", "_length"))),
-        *("num_distributed_optimizer_instances", "recompute_num_layers", "num_layers"),
-        *(
-            "hidden_size",
-            "ffn_hidden_size",
-            "num_attention_heads",
-            "num_query_groups",
-            "vocab_size",
-        ),
-        *("kv_channels", "num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk"),
-        *("num_layers_per_virtual_pipeline_stage", "max_position_embeddings"),
-        *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
-        *("padded_vocab_size", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "v_head_dim"),
-        *("qk_pos_emb_head_dim", "moe_shared_expert_intermediate_size"),
-    )
+    name for name in CARRIES if name.endswith(("_parallel_size", "_batch_size", "_length"))
+) | set(
+    names_in("""
+    num_distributed_optimizer_instances recompute_num_layers num_layers hidden_size ffn_hidden_size
+    num_attention_heads num_query_groups vocab_size kv_channels num_moe_experts moe_ffn_hidden_size
+    moe_router_topk num_layers_per_virtual_pipeline_stage max_position_embeddings
+    num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage padded_vocab_size
+    q_lora_rank kv_lora_rank qk_head_dim v_head_dim qk_pos_emb_head_dim
+    moe_shared_expert_intermediate_size
+    """)
 )
-OF_MODEL: Final = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
-    *("kv_channels", "max_position_embeddings", "position_embedding_type", "normalization"),
-    *("layernorm_epsilon", "rotary_base", "rotary_percent", "window_size", "add_qkv_bias"),
-    *("qk_layernorm", "untie_embeddings_and_output_weights", "multi_latent_attention"),
-    *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
-    *("attention_dropout", "hidden_dropout", "num_moe_experts", "moe_router_topk"),
-    *("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq"),
-    *("moe_grouped_gemm", "moe_token_dispatcher_type", "vocab_size"),
-)
-_BOTH: Final = (*CARRIES, *OF_MODEL)
-_EXTRA: Final = ("squared-relu", "ckpt-format", "train-iters", "lr")
+OF_MODEL: Final = names_in("""
+    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels
+    max_position_embeddings position_embedding_type normalization layernorm_epsilon rotary_base
+    rotary_percent window_size add_qkv_bias qk_layernorm untie_embeddings_and_output_weights
+    multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
+    attention_dropout hidden_dropout num_moe_experts moe_router_topk moe_ffn_hidden_size
+    moe_shared_expert_intermediate_size moe_layer_freq moe_grouped_gemm moe_token_dispatcher_type
+    vocab_size
+""")
 _REPLACE: Final = ("replace with yours",)  # comment of the flags of data
-_LAUNCH: Final = (
-    "env.CUDA_DEVICE_MAX_CONNECTIONS",
-    *("torchrun.standalone", "torchrun.nnodes", "torchrun.nproc-per-node"),
-    *("torchrun.node-rank", "torchrun.master-addr", "torchrun.program"),
-)
 
 KEYS: Final = (
     *(
-        Key(
-            flag_of(name),
-            CARRIES.get(name, ()),
-            read=partial(_stated, name),
-        )
-        for name in _BOTH
-        if name not in ("grad_reduce_in_fp32",)
+        Key(flag_of(name), CARRIES.get(name, ()), read=partial(_stated, name))
+        for name in (*CARRIES, *OF_MODEL)
+        if name != "grad_reduce_in_fp32"
     ),
     *(Key(flag, CARRIES.get(name, ())) for flag, name in OWN.items()),
     *(Key(flag, _REPLACE) for flag in ("tokenizer-type", "mock-data")),
-    *without_effect(*_EXTRA, *_LAUNCH, *(flag_of(name) for name in ALSO_READ), *NO_EFFECT),
+    *without_effect("squared-relu ckpt-format train-iters lr"),
+    *without_effect("""
+        env.CUDA_DEVICE_MAX_CONNECTIONS torchrun.standalone torchrun.nnodes torchrun.nproc-per-node
+        torchrun.node-rank torchrun.master-addr torchrun.program
+    """),
+    *without_effect(map(flag_of, ALSO_READ)),
+    *without_effect(NO_EFFECT),
 )
 
 TARGET: Final = Target(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Source, without_effect
+from planner.exchange.keys import Key, Source, names_in, without_effect
 from planner.exchange.launch import torchrun
 from planner.exchange.megatron_fields import ELSEWHERE
 from planner.exchange.megatron_recipes import (
@@ -32,23 +32,21 @@ MIXED: Final = {
     "fp8": "bf16_with_fp8_delayed_scaling_mixed",
 }
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "model": (
-        *("tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size"),
-        *("virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout"),
-        *("context_parallel_size", "cp_comm_type", "expert_model_parallel_size"),
-        *("expert_tensor_parallel_size", "seq_length", "recompute_granularity"),
-        *("recompute_method", "recompute_num_layers", "recompute_modules"),
-    ),
+    "model": names_in("""
+        tensor_model_parallel_size sequence_parallel pipeline_model_parallel_size
+        virtual_pipeline_model_parallel_size pipeline_model_parallel_layout context_parallel_size
+        cp_comm_type expert_model_parallel_size expert_tensor_parallel_size seq_length
+        recompute_granularity recompute_method recompute_num_layers recompute_modules
+    """),
     "train": ("micro_batch_size", "global_batch_size"),
-    "ddp": (
-        *("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
-        *("use_megatron_fsdp", "data_parallel_sharding_strategy"),
-        *("num_distributed_optimizer_instances",),
-    ),
-    "optimizer": (
-        *("optimizer", "sgd_momentum", "use_distributed_optimizer", "optimizer_cpu_offload"),
-        *("optimizer_offload_fraction", "use_precision_aware_optimizer"),
-    ),
+    "ddp": names_in("""
+        use_distributed_optimizer overlap_grad_reduce overlap_param_gather use_megatron_fsdp
+        data_parallel_sharding_strategy num_distributed_optimizer_instances
+    """),
+    "optimizer": names_in("""
+        optimizer sgd_momentum use_distributed_optimizer optimizer_cpu_offload
+        optimizer_offload_fraction use_precision_aware_optimizer
+    """),
 }
 FOOTER: Final = (
     'if __name__ == "__main__":',
@@ -87,11 +85,12 @@ TARGET: Final = Target(
     keys=(
         *placed_keys(SECTIONS),
         Key("mixed_precision", ("precision",)),
-        *without_effect(CALL, "model", *(f"{section}.*" for section in SECTIONS)),
-        *without_effect("dataset.*", "tokenizer.*", "checkpoint.*", "logger.*", "scheduler.*"),
-        *without_effect("rng.*", "dist.*", "comm_overlap.*", "peft.*", "profiling.*", "ft.*"),
-        *without_effect("rerun_state_machine.*", "straggler.*", "nvrx_straggler.*", "comm_overlap"),
-        *without_effect("tensor_inspect.*", "inprocess_restart.*", "validation.*", "peft", "env.*"),
+        *without_effect(f"""
+            {CALL} model model.* train.* ddp.* optimizer.* dataset.* tokenizer.* checkpoint.*
+            logger.* scheduler.* rng.* dist.* comm_overlap.* peft.* profiling.* ft.*
+            rerun_state_machine.* straggler.* nvrx_straggler.* comm_overlap tensor_inspect.*
+            inprocess_restart.* validation.* peft env.*
+        """),
     ),
     elsewhere={**ELSEWHERE, "attention_kernel": "config.model.attention_backend"},
     recognises=lambda document: "train" in document and "model" in document,

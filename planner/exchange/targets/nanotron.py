@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Settings, Source, UnknownWord, without_effect
+from planner.exchange.keys import Key, Settings, Source, UnknownWord, names_in, without_effect
 from planner.exchange.launch import torchrun
 from planner.exchange.syntax.documents import YAML
 from planner.exchange.target import Target
@@ -23,11 +23,10 @@ SCHEDULES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
 DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 MODEL: Final = "model.model_config"
 # keys of a config.json that model_config has too
-OF_MODEL: Final = (
-    *("hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads"),
-    *("num_hidden_layers", "num_key_value_heads", "tie_word_embeddings", "vocab_size"),
-    *("hidden_act", "rope_theta", "rms_norm_eps"),
-)
+OF_MODEL: Final = names_in("""
+    hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers
+    num_key_value_heads tie_word_embeddings vocab_size hidden_act rope_theta rms_norm_eps
+""")
 
 
 def values(job: Job) -> dict[str, Any]:
@@ -169,22 +168,19 @@ CARRIES: Final = {
     "optimizer.accumulate_grad_in_fp32": ("gradient_precision",),
     "optimizer.optimizer_factory.name": ("optimizer",),
 }
-NO_EFFECT: Final = (
-    *("general.*", "checkpoints.*", "data_stages", "data.*", "logging.*", "lighteval.*"),
-    *("profiler.*", "s3_upload.*", "tokenizer.*", "metrics_logging.*", "model.*", "optimizer.*"),
-    *("checkpoints", "lighteval", "profiler", "logging", "s3_upload", "data", "metrics_logging"),
-    *("parallelism.tp_linear_async_communication", "parallelism.tp_recompute_allgather"),
-    *("parallelism.moe_layer_recompute", "tokens.train_steps", "tokens.val_check_interval"),
-    *("tokens.limit_test_batches", "tokens.limit_val_batches"),
-)
-
 TARGET: Final = Target(
     name="nanotron",
     file=FILE,
     syntax=YAML,
     keys=(
         *(Key(path, names, read=partial(_read, path)) for path, names in CARRIES.items()),
-        *without_effect(*NO_EFFECT),
+        *without_effect("""
+            general.* checkpoints.* data_stages data.* logging.* lighteval.* profiler.* s3_upload.*
+            tokenizer.* metrics_logging.* model.* optimizer.* checkpoints lighteval profiler logging
+            s3_upload data metrics_logging parallelism.tp_linear_async_communication
+            parallelism.tp_recompute_allgather parallelism.moe_layer_recompute tokens.train_steps
+            tokens.val_check_interval tokens.limit_test_batches tokens.limit_val_batches
+        """),
     ),
     elsewhere={
         "global_batch_size": "micro_batch_size x batch_accumulation_per_replica x dp",

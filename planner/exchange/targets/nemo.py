@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Settings, Source, without_effect
+from planner.exchange.keys import Key, Settings, Source, names_in, without_effect
 from planner.exchange.launch import torchrun
 from planner.exchange.megatron_fields import ELSEWHERE
 from planner.exchange.megatron_recipes import (
@@ -61,25 +61,24 @@ MODULES: Final = {
 PLUGINS: Final = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_mixed"}
 FP32_GRADIENTS: Final = ("gradient_precision", "fp32")
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "trainer.strategy": (
-        *("tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size"),
-        *("virtual_pipeline_model_parallel_size", "context_parallel_size"),
-        *("expert_model_parallel_size", "expert_tensor_parallel_size"),
-    ),
-    "trainer.strategy.ddp": (
-        *("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
-        *("num_distributed_optimizer_instances", "grad_reduce_in_fp32"),
-    ),
-    "model.config": (
-        *("seq_length", "cp_comm_type", "pipeline_model_parallel_layout"),
-        *("recompute_granularity", "recompute_method", "recompute_num_layers"),
-        *("recompute_modules",),
-    ),
+    "trainer.strategy": names_in("""
+        tensor_model_parallel_size sequence_parallel pipeline_model_parallel_size
+        virtual_pipeline_model_parallel_size context_parallel_size expert_model_parallel_size
+        expert_tensor_parallel_size
+    """),
+    "trainer.strategy.ddp": names_in("""
+        use_distributed_optimizer overlap_grad_reduce overlap_param_gather
+        num_distributed_optimizer_instances grad_reduce_in_fp32
+    """),
+    "model.config": names_in("""
+        seq_length cp_comm_type pipeline_model_parallel_layout recompute_granularity
+        recompute_method recompute_num_layers recompute_modules
+    """),
     "data": ("micro_batch_size", "global_batch_size", "seq_length"),
-    "optim.config": (
-        *("optimizer", "sgd_momentum", "use_distributed_optimizer", "optimizer_cpu_offload"),
-        *("optimizer_offload_fraction", "use_precision_aware_optimizer"),
-    ),
+    "optim.config": names_in("""
+        optimizer sgd_momentum use_distributed_optimizer optimizer_cpu_offload
+        optimizer_offload_fraction use_precision_aware_optimizer
+    """),
 }
 FOOTER: Final = (
     'if __name__ == "__main__":',
@@ -131,10 +130,11 @@ TARGET: Final = Target(
     keys=(
         *placed_keys(SECTIONS),
         Key(f"trainer.plugins.{CALL}", ("precision",)),
-        *without_effect(CALL, "0", "num_nodes", "num_gpus_per_node", "dir", "name", "fn"),
-        *without_effect("trainer.*", "model.*", "data.*", "optim.*", "log.*", "resume.*", "peft.*"),
-        *without_effect("log", "resume", "restore_from_path", "exp_manager.*", "run.*", "hydra.*"),
-        *without_effect("inference.*", "defaults"),
+        *without_effect(f"""
+            {CALL} 0 num_nodes num_gpus_per_node dir name fn trainer.* model.* data.* optim.*
+            log.* resume.* peft.* log resume restore_from_path exp_manager.* run.* hydra.*
+            inference.* defaults
+        """),
     ),
     elsewhere={**ELSEWHERE, "attention_kernel": "config.model.config.attention_backend"},
     processes=("num_gpus_per_node", "num_nodes"),

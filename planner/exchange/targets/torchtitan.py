@@ -23,6 +23,7 @@ from planner.exchange.keys import (
     Source,
     UnknownWord,
     lookup,
+    names_in,
     without_effect,
 )
 from planner.exchange.launch import torchrun
@@ -409,31 +410,23 @@ CARRIES: Final = {
     "parallelism.module_fqns_per_model_part": ("layers", "virtual_stages"),
     "activation_checkpoint": ("recompute",),
 }
-_OTHERS: Final = (
-    CALL,
-    "hf_model",
-    *(f"{part}.{CALL}" for part in ("loss", "model_spec", "optimizer", "dataloader", "training")),
-    *(f"{part}.{CALL}" for part in ("parallelism", "compile", "activation_checkpoint")),
-    *("loss.global_vocab_size", "model_spec.0", "model_spec.converters", "optimizer.lr"),
-    *("dataloader.dataset", "training.disable_cuda_graphs", "compile.enable"),
-)
-SECTIONS: Final = (
-    *("job.*", "profiling.*", "profiler.*", "metrics.*", "tokenizer.*", "dataloader.*", "comm.*"),
-    *("optimizer.*", "lr_scheduler.*", "checkpoint.*", "validator.*", "validation.*", "debug.*"),
-    *("override.*", "loss.*", "fault_tolerance.*", "quantize.*", "float8.*", "mx.*", "memory_*"),
-    *("model.*", "model_spec.*", "hf_assets_path", "dump_folder", "activation_checkpoint.*"),
-    *("compile.*", "training.dataset*", "training.steps", "training.max_norm", "training.seed"),
-    *("training.deterministic", "training.warmup_steps", "training.gc_*", "training.compile"),
-    *("training.mixed_precision_reduce", "training.batch_size", "training.data_parallel_*"),
-    *("training.tensor_parallel_degree", "training.enable_*", "training.debug_*"),
-    *("experimental.*", "parallelism.enable_*", "parallelism.context_parallel_*"),
-    *("parallelism.pipeline_parallel_*", "parallelism.disable_loss_parallel"),
-    *(
-        "parallelism.expert_tensor_parallel_degree",
-        "parallelism.spmd_backend",
-        "structured_logging.*",
-    ),
-)
+CALLED: Final = names_in("""
+    loss model_spec optimizer dataloader training parallelism compile activation_checkpoint
+""")
+NO_EFFECT: Final = """
+    hf_model loss.global_vocab_size model_spec.0 model_spec.converters optimizer.lr
+    dataloader.dataset training.disable_cuda_graphs compile.enable
+    job.* profiling.* profiler.* metrics.* tokenizer.* dataloader.* comm.* optimizer.*
+    lr_scheduler.* checkpoint.* validator.* validation.* debug.* override.* loss.* fault_tolerance.*
+    quantize.* float8.* mx.* memory_* model.* model_spec.* hf_assets_path dump_folder
+    activation_checkpoint.* compile.* training.dataset* training.steps training.max_norm
+    training.seed training.deterministic training.warmup_steps training.gc_* training.compile
+    training.mixed_precision_reduce training.batch_size training.data_parallel_*
+    training.tensor_parallel_degree training.enable_* training.debug_* experimental.*
+    parallelism.enable_* parallelism.context_parallel_* parallelism.pipeline_parallel_*
+    parallelism.disable_loss_parallel parallelism.expert_tensor_parallel_degree
+    parallelism.spmd_backend structured_logging.*
+"""
 
 
 def _read(path: str, value: Any, source: Source) -> Settings:
@@ -448,7 +441,9 @@ def _read(path: str, value: Any, source: Source) -> Settings:
 
 KEYS: Final = (
     *(Key(path, carried, read=partial(_read, path)) for path, carried in CARRIES.items()),
-    *without_effect(*_OTHERS, *SECTIONS),
+    *without_effect(CALL),
+    *without_effect(f"{part}.{CALL}" for part in CALLED),
+    *without_effect(NO_EFFECT),
 )
 
 TARGET: Final = Target(

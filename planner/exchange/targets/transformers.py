@@ -24,9 +24,12 @@ from planner.exchange.keys import (
     Source,
     UnknownWord,
     constant,
+    integer,
+    names_in,
     not_priced,
     same,
     without_effect,
+    words,
 )
 from planner.exchange.launch import torchrun
 from planner.exchange.syntax.documents import BARE_JSON, FileHeader, parse_yaml, syntax_of
@@ -35,6 +38,9 @@ from planner.exchange.target import ADAPTERS_IN_SCRIPT, ConfigReading, Target
 from planner.exchange.targets.huggingface import (
     ARGUMENTS,
     LIGER,
+    MORE_OPTIMIZERS,
+    OPTIMIZERS,
+    PRECISIONS,
     deepspeed_key,
     deepspeed_remarks,
     fp32_without,
@@ -42,9 +48,8 @@ from planner.exchange.targets.huggingface import (
     legacy_fsdp,
     neighbour,
     on_cpu,
-    optimizer_key,
-    precision_keys,
     read_kernel,
+    read_recompute,
     target_names_of,
     truth,
     uses_fsdp,
@@ -61,32 +66,21 @@ DEFAULT_RANK, DEFAULT_ALPHA = 16, 32  # trl/trainer/model_config.py
 # of ``accelerate launch``: its file, and flags that choose the sharding
 ACCELERATE: Final = ("config-file", "use-fsdp", "use-deepspeed")
 OF_DEEPSPEED: Final = ("zero_stage", "offload_", "deepspeed_config_file")
-SHARDING: Final = (  # what the launcher sets for any script
-    *("zero_stage", "offload", "offload_device", "software", "precision"),
-    *("tensor_parallel", "sequence_parallel", "dp_replicate"),
-    *("context_parallel", "context_parallel_method"),
-)
+SHARDING: Final = names_in("""
+    zero_stage offload offload_device software precision tensor_parallel sequence_parallel
+    dp_replicate context_parallel context_parallel_method
+""")
 MARKS: Final = ("per_device_train_batch_size", "output_dir", "gradient_accumulation_steps")
-FSDP_MARKS: Final = (  # of a file that holds ``fsdp_config`` alone
-    "transformer_layer_cls_to_wrap",
-    "fsdp_transformer_layer_cls_to_wrap",
-    "reshard_after_forward",
-    "backward_prefetch",
-    "fsdp_backward_prefetch",
-    "auto_wrap_policy",
-    "fsdp_auto_wrap_policy",
-    "use_orig_params",
-)
+# of a file that holds ``fsdp_config`` alone
+FSDP_MARKS: Final = names_in("""
+    transformer_layer_cls_to_wrap fsdp_transformer_layer_cls_to_wrap reshard_after_forward
+    backward_prefetch fsdp_backward_prefetch auto_wrap_policy fsdp_auto_wrap_policy use_orig_params
+""")
 
 
 def _recompute(job: Job) -> Any:
     """Return the Trainer's own switch, which FSDP replaces by its own."""
     return OMIT if uses_fsdp(job) else job.plan.recompute == "full"
-
-
-def read_recompute(value: Any, source: Source) -> Settings:
-    """Return whether layers are checkpointed."""
-    return {"recompute": "full" if truth(value) else "none"}
 
 
 def parse_arguments(text: str, where: str) -> dict[str, Any]:
@@ -247,23 +241,24 @@ KEYS: Final = (
     constant("output_dir", "out"),
     same("per_device_train_batch_size", "micro_batch_size"),
     same("gradient_accumulation_steps", "num_microbatches"),
-    *precision_keys(),
-    optimizer_key("optim"),
+    *PRECISIONS,
+    words("optim", "optimizer", OPTIMIZERS, also=MORE_OPTIMIZERS),
     Key("gradient_checkpointing", read=read_recompute),
     Key("activation_checkpointing", ("recompute",), _recompute, read_recompute),
     Key("use_cpu", (), lambda job: True if on_cpu(job) else OMIT),
     Key("fsdp", (), lambda job: True if uses_fsdp(job) else OMIT, legacy_fsdp),
     *fsdp_keys(FSDP, f"{FSDP}version", recomputes=True, offload="cpu_offload"),
     deepspeed_key(),
-    *(Key(name, read=lambda value, source: {"seq_len": int(value)}) for name in LENGTHS),
+    *(Key(name, read=integer("seq_len")) for name in LENGTHS),
     Key("attn_implementation", read=read_kernel),
     Key("model_name_or_path"),
-    *without_effect(*RANKS, "lora_alpha", "lora_dropout", "lora_target_modules", "use_peft"),
-    *without_effect("load_in_4bit", "load_in_8bit", "q_lora", "use_bnb_nested_quant", "dtype"),
-    *without_effect("torch_dtype", "model_revision", "trust_remote_code", "max_prompt_length"),
-    *without_effect("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params", "chat_template"),
-    *without_effect("tf32", "packing", "dataset_text_field", f"{LAUNCHER}.*", f"{ENVIRONMENT}.*"),
-    *without_effect("assistant_only_loss", "completion_only_loss", "dataset_num_proc", UNRESOLVED),
+    *without_effect(f"""
+        lora_r lora_rank lora_alpha lora_dropout lora_target_modules use_peft load_in_4bit
+        load_in_8bit q_lora use_bnb_nested_quant dtype torch_dtype model_revision trust_remote_code
+        max_prompt_length fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params chat_template tf32
+        packing dataset_text_field assistant_only_loss completion_only_loss dataset_num_proc
+        {LAUNCHER}.* {ENVIRONMENT}.* {UNRESOLVED}
+    """),
     *not_priced("use_liger_kernel", advice=LIGER),
     *not_priced("torch_compile", "use_dora", "use_unsloth"),
     *ARGUMENTS,
