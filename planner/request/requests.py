@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
@@ -33,6 +34,7 @@ from planner.request.options.training import (
 )
 
 INFERENCE: Final = "serving"
+serving = partial(Option, group=INFERENCE)
 
 if TYPE_CHECKING:
 
@@ -93,38 +95,34 @@ class ServingOptions:
 
     concurrency: Annotated[
         int | None,
-        Option(
+        serving(
             help="sequences at once",
             elsewhere=("max_num_seqs", "num_requests"),
-            group=INFERENCE,
             default="one sequence for each replica",
             why="the answer gives the largest number",
         ),
     ] = None
     context_len: Annotated[
         int | None,
-        Option(
+        serving(
             help="tokens of a sequence, prompt and answer",
             elsewhere=("max_model_len",),
-            group=INFERENCE,
             default="`--seq-len`, else the model's longest; 4096 where it has none",
             why="as vLLM's `--max-model-len`",
         ),
     ] = None
     prompt_len: Annotated[
         int | None,
-        Option(
+        serving(
             help="tokens of a prompt (default: half of the context)",
-            group=INFERENCE,
             default="half of the context; all of it for an encoder",
             why="the rest of the context is the answer; times alone depend on it",
         ),
     ] = None
     prefill_chunk: Annotated[
         int | None,
-        Option(
+        serving(
             help="tokens of prompts computed in one step",
-            group=INFERENCE,
             default="8192 tokens of all prompts in one step",
             why="as vLLM's `--max-num-batched-tokens` on large GPUs; the context length: one whole "
             "prompt",
@@ -132,22 +130,20 @@ class ServingOptions:
     ] = None
     kv_precision: Annotated[
         str | None,
-        Option(
+        serving(
             metavar="NAME",
             values=KV_PRECISIONS,
             help="precision of the cache: {values}",
-            group=INFERENCE,
             default="as `--precision`",
             why="vLLM's `--kv-cache-dtype auto`",
         ),
     ] = None
     weight_precision: Annotated[
         str | None,
-        Option(
+        serving(
             metavar="NAME",
             values=WEIGHT_PRECISIONS,
             help="format of the weights: {values}",
-            group=INFERENCE,
             default="the format in which the weights are published (`quantization_config`: fp8, "
             "mxfp4, gptq, awq), else `--precision`",
             why="what an engine loads",
@@ -155,10 +151,9 @@ class ServingOptions:
     ] = None
     cuda_graphs: Annotated[
         bool | None,
-        Option(
+        serving(
             "--cuda-graphs/--no-cuda-graphs",
             help="steps started as one graph, or eagerly",
-            group=INFERENCE,
             default="on",
             why="as vLLM; `--no-cuda-graphs` is its `--enforce-eager`",
         ),
@@ -181,8 +176,7 @@ class FitRequest(
     """Whether a plan of a model fits a cluster."""
 
     inference: Annotated[
-        bool,
-        Option("--inference", common=True, help="serve it, instead of training", group=INFERENCE),
+        bool, serving("--inference", common=True, help="serve it, instead of training")
     ] = False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
@@ -16,6 +17,8 @@ from planner.request.options.choices import ALLOWED, FINDS, OBJECTIVES
 
 WHOLE_RUN: Final = "whole run"
 SEARCH: Final = "search"
+whole_run = partial(Option, group=WHOLE_RUN)
+searching = partial(Option, group=SEARCH)
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -24,30 +27,27 @@ class WholeRunOptions:
 
     price: Annotated[
         str | float | None,
-        Option(
+        whole_run(
             metavar="DOLLARS",
             complete=proposals.prices,
             help="an accelerator's hour; of each: H100-SXM-80GB=3,…",
             elsewhere=("cost", "hourly", "price_per_hour"),
-            group=WHOLE_RUN,
         ),
     ] = None
     tokens: Annotated[
         str | float | None,
-        Option(
+        whole_run(
             metavar="COUNT",
             help="tokens of the whole run, such as 300B or 1.5T",
             elsewhere=("num_tokens", "total_tokens", "train_tokens", "max_tokens"),
-            group=WHOLE_RUN,
         ),
     ] = None
     compute_optimal: Annotated[
         bool | None,
-        Option(
+        whole_run(
             "--compute-optimal",
             help="tokens = 20 for each parameter that a token uses (Chinchilla)",
             elsewhere=("chinchilla",),
-            group=WHOLE_RUN,
             default="off",
             why="the most of a training run's FLOP; models that serve long are trained on more "
             "([goodput.md](../how-to/goodput.md))",
@@ -55,22 +55,20 @@ class WholeRunOptions:
     ] = None
     carbon: Annotated[
         str | float | None,
-        Option(
+        whole_run(
             metavar="GRAMS",
             help="CO2 of a kilowatt hour at the place of the run",
-            group=WHOLE_RUN,
             default="none: no CO₂ in the answer",
             why="grams a kilowatt hour differ by place tenfold",
         ),
     ] = None
     failures: Annotated[
         str | None,
-        Option(
+        whole_run(
             metavar="FIGURES",
             complete=proposals.failures,
             help="mtbf=HOURS of one accelerator, restart=MINUTES, stall=SECONDS of a checkpoint, "
             "storage=GB/s of a node (commas)",
-            group=WHOLE_RUN,
             default="mtbf 50,677 h of one accelerator, restart 11 min, stall 5 s, storage "
             "0.98 GB/s a node",
             why="published figures ([goodput.md](../how-to/goodput.md)); the answer lists them",
@@ -89,34 +87,31 @@ class SearchOptions:
 
     fix: Annotated[
         str | Mapping[str, Any] | None,
-        Option(
+        searching(
             metavar="NAME=VALUE,…",
             as_text=True,
             common=True,
             values=pinnable,
             complete=proposals.plan_parts,
             help="pin parts of the plan, such as tp=2,zero=1: {values}",
-            group=SEARCH,
             collects=Plan,
         ),
     ] = None
     objective: Annotated[
         str,
-        Option(
+        searching(
             metavar="NAME",
             common=True,
             values=OBJECTIVES,
             help="the least {values} (default: {default})",
-            group=SEARCH,
         ),
     ] = "time"
     top: Annotated[
         int | None,
         Meta(ge=1, le=1000),
-        Option(
+        searching(
             common=True,
             help="plans to show (default: as many as the answer has room for, 10 with -v)",
-            group=SEARCH,
             default="10, in a short answer as many as it has room for",
             why="an answer of at most 15 lines",
         ),
@@ -129,59 +124,51 @@ class SurveyOptions:
 
     require: Annotated[
         Sequence[str] | str | None,
-        Option(
+        searching(
             metavar="CONSTRAINT",
             common=True,
             help="tp<=8, zero!=3, schedule==1f1b, memory<=70GiB, step<=10s, mfu>=0.4 (several: "
             "commas)",
-            group=SEARCH,
         ),
     ] = None
     pareto: Annotated[
         str | Sequence[str] | None,
-        Option(
+        searching(
             metavar="A,B",
             as_text=True,
             values=OBJECTIVES,
             help="the exact front of two of {values}",
-            group=SEARCH,
         ),
     ] = None
     allow: Annotated[
         str | Sequence[str] | None,
-        Option(
+        searching(
             metavar="WHAT",
             as_text=True,
             values=ALLOWED,
             help="plans that are left out otherwise: {values}",
-            group=SEARCH,
         ),
     ] = None
     gpus_at_most: Annotated[
-        int | None,
-        Option(help="try parts of the cluster, up to this number of accelerators", group=SEARCH),
+        int | None, searching(help="try parts of the cluster, up to this number of accelerators")
     ] = None
-    budget: Annotated[
-        str | float | None, Option(metavar="DOLLARS", help="of the whole run", group=WHOLE_RUN)
-    ] = None
-    days: Annotated[
-        str | float | None, Option(metavar="COUNT", help="of the whole run", group=WHOLE_RUN)
-    ] = None
+    budget: Annotated[str | float | None, whole_run(metavar="DOLLARS", help="of the whole run")] = (
+        None
+    )
+    days: Annotated[str | float | None, whole_run(metavar="COUNT", help="of the whole run")] = None
     to: Annotated[
         str | None,
-        Option(
+        searching(
             metavar="TARGET",
             values=target_names,
             help="only plans that this trainer runs, which `export` writes: {values}",
-            group=SEARCH,
         ),
     ] = None
     find: Annotated[
         str | None,
-        Option(
+        searching(
             metavar="WHAT",
             values=FINDS,
             help="an inverse question: {values}; largest-model: MODEL lists them with commas",
-            group=SEARCH,
         ),
     ] = None

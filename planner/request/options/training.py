@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Final, get_args
 
 from cost_models.plan.plan import PARALLELISM, TRAINING
@@ -24,6 +25,8 @@ from hardware_profiles.options import Option
 from hardware_profiles.software.trainer import OPTIMIZER_KERNELS, software_names
 
 TUNING: Final = "adapters and frozen parts"
+training = partial(Option, group=TRAINING)
+tuning = partial(Option, group=TUNING)
 BATCH_NAMES: Final = ("batch_size", "gbs", "train_batch_size", "batch", "bs")  # of other tools
 
 
@@ -33,11 +36,10 @@ class MachineOptions:
 
     power: Annotated[
         float | None,
-        Option(
+        training(
             metavar="WATTS",
             help="power limit of every board; the same as CLUSTER@500W",
             elsewhere=("power_limit", "power_cap", "tdp", "watts"),
-            group=TRAINING,
             default="the board's own",
             why="matmuls of long runs slow down under a limit, memory does not "
             "([step_time.md](../explanation/step_time.md))",
@@ -51,11 +53,10 @@ class CommonOptions:
 
     global_batch_size: Annotated[
         Batch | None,
-        Option(
+        training(
             common=True,
             help="sequences of one optimizer step",
             elsewhere=BATCH_NAMES,
-            group=TRAINING,
             default="`plan`: one sequence for each accelerator; for several clusters and whole "
             "runs the best batch for the run's FLOP; `fit`: micro-batch × data parallel × "
             "(pipeline parallel)",
@@ -65,7 +66,7 @@ class CommonOptions:
     ] = None
     precision: Annotated[
         str | None,
-        Option(
+        training(
             metavar="NAME",
             common=True,
             values=get_args(Precision),
@@ -79,7 +80,6 @@ class CommonOptions:
                 "half=fp16",
             ),
             help="{values} (plan: bf16,fp8 takes the better)",
-            group=TRAINING,
             default="bf16 if the accelerator has it, else fp16, else fp32; fp32 on a CPU",
             why="16-bit compute with fp32 master weights. tf32, in memory as fp32, is priced only; "
             "fp8 is trained where matrices are whole, and as in Transformer Engine with "
@@ -88,12 +88,11 @@ class CommonOptions:
     ] = None
     optimizer: Annotated[
         str | None,
-        Option(
+        training(
             metavar="NAME",
             values=get_args(Optimizer),
             elsewhere=("optim", "adam8bit=adamw_8bit", "adamw8bit=adamw_8bit", "8bit=adamw_8bit"),
             help="{values}",
-            group=TRAINING,
             default="adamw",
             why="two fp32 states a parameter "
             "(`cost_models/memory/optimizer_states.py` lists the states of each, with its source)",
@@ -120,7 +119,7 @@ class LayerOptions:
 
     seq_len: Annotated[
         SeqLen | None,
-        Option(
+        training(
             common=True,
             help="tokens of a sequence: 4096, 8k",
             elsewhere=(
@@ -137,96 +136,87 @@ class LayerOptions:
                 "ctx_len",
                 "n_ctx",
             ),
-            group=TRAINING,
             default="the model's longest, at most 4096",
             why="a common training length",
         ),
     ] = None
     optimizer_rank: Annotated[
         int | None,
-        Option(
+        training(
             metavar="N",
             elsewhere=("galore_rank", "apollo_rank"),
             help="rank of the gradients that galore and apollo keep states of (APOLLO-Mini: 1)",
-            group=TRAINING,
             default="128",
             why="transformers' default of GaLore",
         ),
     ] = None
     optimizer_state_precision: Annotated[
         str | None,
-        Option(
+        training(
             "--optimizer-precision",
             metavar="NAME",
             values=get_args(KeptPrecision),
             help="optimizer states: {values} (auto: as the updated weights)",
-            group=TRAINING,
             default="auto: as the updated weights",
             why="fp32 states, or 16-bit ones without master weights",
         ),
     ] = None
     gradient_precision: Annotated[
         str | None,
-        Option(
+        training(
             metavar="NAME",
             values=get_args(KeptPrecision),
             help="gradients: {values} (auto: the trainer's)",
-            group=TRAINING,
             default="auto: the trainer's precision (its software profile)",
         ),
     ] = None
     optimizer_kernel: Annotated[
         str | None,
-        Option(
+        training(
             metavar="NAME",
             values=OPTIMIZER_KERNELS,
             help="the update: one kernel, lists of tensors, or tensor by tensor: {values}",
-            group=TRAINING,
             default="the trainer's (its software profile)",
             why="copies of states that live during the update; torch's default is foreach",
         ),
     ] = None
     gradient_copy: Annotated[
         bool | None,
-        Option(
+        training(
             "--gradient-copy/--no-gradient-copy",
             help="16-bit gradients are copied to fp32 for the update, or not",
-            group=TRAINING,
             default="the trainer's (its software profile)",
         ),
     ] = None
     master_weights: Annotated[
         bool | None,
-        Option(
+        training(
             "--master-weights/--no-master-weights",
             help="fp32 weights in addition to 16-bit ones, or none",
-            group=TRAINING,
             default="on in 16-bit precision",
             why="mixed precision; `--no-master-weights` is pure 16-bit training",
         ),
     ] = None
     attention_kernel: Annotated[
         str | None,
-        Option(
+        training(
             "--attention",
             metavar="NAME",
             values=get_args(AttentionKernel),
             elsewhere=("flash_attention=flash", "flash_attn=flash", "sdpa=flash"),
             help="attention kernel: {values}",
-            group=TRAINING,
             default="flash",
             why="torch's scaled_dot_product_attention",
         ),
     ] = None
     software: Annotated[
         str | None,
-        Option(
+        training(
             metavar="NAME",
             values=software_names,
             elsewhere=("trainer", "framework"),
             help="trainer that is priced, such as torchtitan, or parts with + between them: "
             "hf-trainer+fsdp2 (shardplan software lists all)",
-            group=TRAINING,
             default="shardplan",
             why="the bundled executor. `megatron` is Megatron-LM of 2021–22; "
             "`megatron-deepspeed`, `hf-trainer` (weights in 16 bits, or FSDP1; "
@@ -241,11 +231,10 @@ class LayerOptions:
     ] = None
     freeze: Annotated[
         str | None,
-        Option(
+        tuning(
             metavar="PART[,PART…]",
             values=NAMED,
             help="frozen parts: {values}, layers:0-15",
-            group=TUNING,
             default="nothing",
             why="all weights are trained. Frozen parts (`head`: its norm too) stay in the "
             "computation's precision without gradients and states; priced and trained under every "
@@ -261,50 +250,42 @@ class AdapterOptions:
 
     lora: Annotated[
         int | None,
-        Option(
+        tuning(
             metavar="RANK",
             common=True,
             elsewhere=("lora_r", "lora_rank", "rank", "r"),
             help="train adapters of this rank on a frozen base",
-            group=TUNING,
         ),
     ] = None
     qlora: Annotated[
         int | None,
-        Option(
+        tuning(
             metavar="RANK",
             help="as --lora, the frozen base in 4 bits",
             elsewhere=("load_in_4bit=16", "4bit=16"),
-            group=TUNING,
         ),
     ] = None
     adapter_method: Annotated[
         str | None,
-        Option(
+        tuning(
             metavar="NAME",
             values=get_args(AdapterMethod),
             help="what --lora and --qlora train: {values} (rslora, pissa, olora: as lora)",
             elsewhere=("use_dora=dora", "dora=dora"),
-            group=TUNING,
             default="lora",
             why="RANK is the rank of each but of ia3, which has none, and of oft: its block size",
         ),
     ] = None
     lora_alpha: Annotated[
         float | None,
-        Option(
-            help="scale of the adapters (default: twice the rank)",
-            group=TUNING,
-            default="twice the rank",
-        ),
+        tuning(help="scale of the adapters (default: twice the rank)", default="twice the rank"),
     ] = None
     lora_targets: Annotated[
         str | None,
-        Option(
+        tuning(
             metavar="NAMES",
             values=(*get_args(AdapterTargets), *TARGET_NAMES),
             help="matrices with adapters: {values}",
-            group=TUNING,
             default="all; mixtures of experts: attention",
             why="the matrices of attention and MLP; those of routed experts are one tensor, which "
             "takes no adapter",
@@ -312,11 +293,10 @@ class AdapterOptions:
     ] = None
     quantisation: Annotated[
         str | None,
-        Option(
+        tuning(
             metavar="NAME",
             values=get_args(Quantisation),
             help="frozen matrices of --qlora: {values}",
-            group=TUNING,
             default="nf4: 4 bits and an fp32 scale for each block of 64",
             why="as the executor trains; nf4_double, int8, int4 (groups of 128, GPTQ) and int2 (of "
             "64, HQQ) are priced only",
@@ -330,12 +310,11 @@ class ModuleOptions:
 
     inputs: Annotated[
         Sequence[str] | None,
-        Option(
+        training(
             "--input",
             metavar="NAME=DTYPE[B,…]",
             help="of a module:…:factory: an argument, such as x=float32[B,3,224,224] (may be "
             "repeated)",
-            group=TRAINING,
             default="`example_inputs(batch_size)` next to the factory; of a transformers module a "
             "guess from its config, which the answer names",
             why="`docs/how-to/any_module.md`",
@@ -349,11 +328,10 @@ class ConfigOptions:
 
     source: Annotated[
         str | None,
-        Option(
+        training(
             "--from",
             metavar="FILE",
             help="take options from a trainer's file, such as ds_config.json",
-            group=TRAINING,
             default="none: only the options that are given",
             why="`docs/how-to/exchange.md`; options that are given win over those of the file",
         ),
