@@ -52,7 +52,7 @@ def open_config(text: str) -> ConfigFile:
     match = _KIND.fullmatch(text)
     named = match is not None and match["kind"] in target_names()
     where = match["path"] if match is not None and named else text
-    path = _path(where)
+    path = Path(where.partition("::")[0]).expanduser()
     content = read_text(path, "a trainer's configuration", max_bytes=MAX_BYTES)
     one = target(match["kind"]) if match is not None and named else kind_of(content, where)
     return ConfigFile(one, content, where, path)
@@ -61,11 +61,6 @@ def open_config(text: str) -> ConfigFile:
 def read_config(text: str) -> ConfigReading:
     """Return what ``FILE`` or ``KIND:FILE`` states, another trainer's file."""
     return open_config(text).read()
-
-
-def _path(text: str) -> Path:
-    """Return the file of ``FILE`` or of ``FILE::NAME``, a function of a Python file."""
-    return Path(text.partition("::")[0]).expanduser()
 
 
 def kind_of(text: str, where: str) -> Target:

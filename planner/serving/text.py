@@ -89,7 +89,7 @@ def serving_text(
     most = None if verbose else bars_with_room(others)
     lines = [*above, *part_bars(parts, assessment.budget.size, most, ["kv_cache"]), *lines]
     if not fits:
-        lines += _fixes(ways_out, lines, verbose)
+        lines += fix_lines(fixes_of(ways_out), len(lines), verbose=verbose)
     return "\n".join(lines)
 
 
@@ -213,10 +213,6 @@ def _reach(scenario: ServingScenario, reach: Mapping[str, Any]) -> list[str]:
         words = f"sequences of {longest:,} tokens"
         parts.append(words + " (model limit)" * (longest == scenario.model.max_seq_len))
     return labelled("Maximum", ", or ".join(parts)) if parts else []
-
-
-def _fixes(ways_out: Sequence[ServingWayOut], before: Sequence[str], verbose: bool) -> list[str]:
-    return fix_lines(fixes_of(ways_out), len(before), verbose=verbose)
 
 
 def fixes_of(ways_out: Sequence[ServingWayOut]) -> list[Fix]:

@@ -117,12 +117,8 @@ def fit_text(
     others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
     most = None if verbose else bars_with_room(others)
     lines = [*above, *part_bars(sizes, assessment.budget.size, most), *lines]
-    lines += [] if fits else _fixes(ways_out, lines, verbose)
+    lines += [] if fits else fix_lines(fixes_of(ways_out), len(lines), verbose=verbose)
     return "\n".join(lines)
-
-
-def _fixes(ways_out: Sequence[TracedWayOut], before: Sequence[str], verbose: bool) -> list[str]:
-    return fix_lines(fixes_of(ways_out), len(before), verbose=verbose)
 
 
 def fixes_of(ways_out: Sequence[TracedWayOut]) -> list[Fix]:

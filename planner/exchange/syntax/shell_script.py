@@ -260,11 +260,7 @@ class _Reader:
             for w in raw
             if w not in ("]", "]]")
         ]
-        return _either(iter(_joined(words)))
-
-
-def _joined(words: list[str]) -> list[str]:
-    return [{"&&": "-a", "||": "-o"}.get(word, word) for word in words]
+        return _either(iter([{"&&": "-a", "||": "-o"}.get(word, word) for word in words]))
 
 
 def _either(words: Iterator[str]) -> bool:
