@@ -17,7 +17,15 @@ from cost_models.model.families.reader import (
     Config,
     Defaults,
 )
-from cost_models.model.spec import Attention, LayerKind, ModelSpec, Part, Sharding, Weight
+from cost_models.model.spec import (
+    Attention,
+    FeedForward,
+    LayerKind,
+    ModelSpec,
+    Part,
+    Sharding,
+    Weight,
+)
 
 Key = TypeVar("Key", bound=Hashable)
 Weights = tuple[Weight, ...]
@@ -73,23 +81,27 @@ def read_sizes(
     )
 
 
-def rotary_fraction(config: Config, *keys: str, default: float = 1.0) -> float:
-    """Return the rotated share of each head, from any of the places a config may give it."""
-    rope = config.values.get("rope_parameters")
+def rotary_dim(
+    config: Config, head_dim: int, default: float, key: str = "partial_rotary_factor"
+) -> int:
+    """Return the rotated elements of each head, from any of the places a config may give it."""
+    rope, fraction = config.values.get("rope_parameters"), default
     if isinstance(rope, Mapping) and rope.get("partial_rotary_factor") is not None:
         rope_config = Config(rope, f"{config.where}: rope_parameters", config.family, Defaults({}))
-        return rope_config.fraction("partial_rotary_factor")
-    present = [key for key in keys if config.has(key)]
-    return config.fraction(present[0]) if present else default
+        fraction = rope_config.fraction("partial_rotary_factor")
+    elif config.has(key):
+        fraction = config.fraction(key)
+    return check_rotary(config, head_dim, int(head_dim * fraction))
 
 
-def check_rotary(config: Config, head_dim: int, fraction: float = 1.0) -> None:
-    """Raise unless the rotated part of a head has an even width (it is rotated in pairs)."""
-    rotated = int(head_dim * fraction)
+def check_rotary(config: Config, head_dim: int, rotated: int | None = None) -> int:
+    """Return the rotated elements of a head, all by default; they are even (rotated in pairs)."""
+    rotated = head_dim if rotated is None else rotated
     if rotated % 2:
         raise config.wrong(
             "head_dim", head_dim, f"such that the {rotated} rotated elements of a head are even"
         )
+    return rotated
 
 
 def max_positions(config: Config, key: str = "max_position_embeddings") -> int:
@@ -102,39 +114,19 @@ def ffn_size(config: Config, key: str = "intermediate_size") -> int:
     return config.size(key, MAX_FFN)
 
 
-def ordinary_attention(
-    sizes: TransformerSizes,
-    *,
-    window: int | None = None,
-    chunked: bool = False,
-    rotary: bool = True,
-    causal: bool = True,
-    qk_norm: str = "",
-    capped: bool = False,
-    sinks: bool = False,
-    rotary_dim: int = 0,
-    rotary_table: str = "",
-    softmax_in_fp32: bool = True,
-    gated: bool = False,
-) -> Attention:
-    """Multi-head, grouped-query or multi-query attention."""
-    return Attention(
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        value_head_dim=sizes.head_dim,
-        causal=causal,
-        window=window,
-        chunked=chunked,
-        rotary=rotary,
-        rotary_dim=rotary_dim,
-        rotary_table=rotary_table,
-        sinks=sinks,
-        qk_norm=qk_norm,
-        capped=capped,
-        softmax_in_fp32=softmax_in_fp32,
-        gated=gated,
+def read_feed_forward(
+    config: Config, *, gated: bool, width: str = "intermediate_size", activation: str = "hidden_act"
+) -> FeedForward:
+    """Read an MLP without experts; ``width``, ``activation``: their keys."""
+    return FeedForward(
+        ffn_size(config, width), gated=gated, activation=config.activation(activation)
     )
+
+
+def ordinary_attention(sizes: TransformerSizes, **others: Any) -> Attention:
+    """Multi-head, grouped-query or multi-query attention; ``others``: its other fields."""
+    width = sizes.head_dim
+    return Attention(sizes.num_heads, sizes.num_kv_heads, width, width, **others)
 
 
 def linear(
@@ -227,22 +219,16 @@ def assemble(
     config: Config,
     sizes: TransformerSizes,
     *,
-    embedding: Weights,
-    kinds: tuple[LayerKind, ...],
     pattern: tuple[int, ...] = (),
     prefixes: Sequence[str],
-    head: Weights,
-    max_seq_len: int | None,
     tied: bool | None = None,
     max_seq_len_is_hard: bool = False,
     head_multiply: int = 0,
-    bridge: Weights = (),
     hidden_dropout: float = 0.0,
     attention_dropout: str = "attention_dropout",
-    embedding_dropout: float = 0.0,
-    assumptions: tuple[str, ...] = (),
+    **others: Any,
 ) -> ModelSpec:
-    """Assemble the blocks.
+    """Assemble the blocks; ``others``: the other fields of a model.
 
     ``pattern``: by default all layers are of one kind. ``tied``: by default as in the config.
     ``head_multiply``: by default hidden size times vocabulary. ``attention_dropout``: its key.
@@ -252,21 +238,15 @@ def assemble(
         family=config.family,
         hidden_size=sizes.hidden_size,
         vocab_size=sizes.vocab_size,
-        max_seq_len=max_seq_len,
         max_seq_len_is_hard=max_seq_len_is_hard,
         tie_embeddings=config.flag("tie_word_embeddings") if tied is None else tied,
         hidden_dropout=hidden_dropout,
         attention_dropout=config.dropout(attention_dropout),
-        embedding_dropout=embedding_dropout,
-        embedding=embedding,
-        kinds=kinds,
         pattern=pattern or (0,) * sizes.num_layers,
         layer_prefixes=tuple(prefixes),
-        bridge=bridge,
-        head=head,
         head_multiply=head_multiply or sizes.hidden_size * sizes.vocab_size,
         config=config.values,
-        assumptions=assumptions,
+        **others,
     )
 
 

@@ -5,30 +5,20 @@ from __future__ import annotations
 from cost_models.model.families.blocks import (
     Weights,
     check_rotary,
-    ffn_size,
     norm,
     ordinary_attention,
+    read_feed_forward,
     read_sizes,
 )
 from cost_models.model.families.llama_like import attention_weights, causal_lm, gated_mlp
-from cost_models.model.families.reader import Config, Defaults
-from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
+from cost_models.model.families.reader import Config, decoder_defaults
+from cost_models.model.spec import Attention, LayerKind, ModelSpec
 
-COHERE = Defaults(
-    {
-        "vocab_size": 256000,
-        "hidden_size": 8192,
-        "intermediate_size": 22528,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 64,
-        "num_key_value_heads": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "use_qk_norm": False,
-    }
+COHERE = decoder_defaults(
+    (256000, 8192, 22528, 40, 64, None, 8192),
+    tie_word_embeddings=True,
+    attention_bias=False,
+    use_qk_norm=False,
 )
 
 
@@ -36,21 +26,19 @@ def cohere(config: Config) -> ModelSpec:
     """Command R and R+ (Cohere, 2024); R+ norms queries and keys with separate weights per head."""
     sizes = read_sizes(config)
     check_rotary(config, sizes.head_dim)
-    hidden_size, ffn_hidden_size = sizes.hidden_size, ffn_size(config)
+    hidden_size, feed_forward = sizes.hidden_size, read_feed_forward(config, gated=True)
     bias, qk_norm = config.flag("attention_bias"), config.flag("use_qk_norm")
     attention = ordinary_attention(sizes, qk_norm="head" if qk_norm else "")
     kind = LayerKind(
         name="layer",
         attention=attention,
-        feed_forward=FeedForward(
-            ffn_hidden_size, gated=True, activation=config.activation("hidden_act")
-        ),
+        feed_forward=feed_forward,
         norm="layer_in_fp32",
         num_norms=1,
         weights=(
             *attention_weights(hidden_size, attention, bias=bias, output_bias=bias),
             *(_head_norms(attention) if qk_norm else ()),
-            *gated_mlp(hidden_size, ffn_hidden_size),
+            *gated_mlp(hidden_size, feed_forward.ffn_hidden_size),
             *norm("input_layernorm", hidden_size),
         ),
         parallel_residual=True,

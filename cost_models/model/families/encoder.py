@@ -7,7 +7,6 @@ from cost_models.model.families.blocks import (
     Weights,
     assemble,
     embedding,
-    ffn_size,
     linear,
     max_positions,
     norm,
@@ -16,10 +15,11 @@ from cost_models.model.families.blocks import (
     part,
     plain_mlp,
     positions,
+    read_feed_forward,
     read_sizes,
 )
 from cost_models.model.families.reader import MAX_VOCAB, Config, Defaults
-from cost_models.model.spec import FeedForward, LayerKind, ModelSpec, Weight
+from cost_models.model.spec import LayerKind, ModelSpec, Weight
 
 BERT = Defaults(
     {
@@ -104,11 +104,12 @@ def _encoder(config: Config, model: str, head: Weights, max_seq_len: int) -> Mod
 
 
 def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
-    hidden_size, inner = sizes.hidden_size, ffn_size(config)
+    hidden_size, feed_forward = sizes.hidden_size, read_feed_forward(config, gated=False)
+    inner = feed_forward.ffn_hidden_size
     return LayerKind(
         name="layer",
         attention=ordinary_attention(sizes, rotary=False, causal=False, softmax_in_fp32=False),
-        feed_forward=FeedForward(inner, gated=False, activation=config.activation("hidden_act")),
+        feed_forward=feed_forward,
         norm="layer",
         num_norms=2,
         norms_after=True,

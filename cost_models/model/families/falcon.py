@@ -6,18 +6,16 @@ from msgspec.structs import replace
 
 from cost_models.model.families.blocks import (
     TransformerSizes,
-    Weights,
     assemble,
     check_rotary,
     embedding,
     max_positions,
-    norm,
     norm_and_projection,
     numbered,
     ordinary_attention,
     read_sizes,
 )
-from cost_models.model.families.gpt_like import four_linears
+from cost_models.model.families.gpt_like import megatron_layer
 from cost_models.model.families.reader import MAX_FFN, MAX_HEADS, Config, Defaults
 from cost_models.model.spec import FeedForward, LayerKind, ModelSpec
 
@@ -73,28 +71,15 @@ def _sizes(config: Config) -> TransformerSizes:
 
 
 def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
-    hidden_size = sizes.hidden_size
-    ffn_hidden_size = config.optional_size("ffn_hidden_size", MAX_FFN) or 4 * hidden_size
-    norms = _norm_names(config)
-    bias = config.flag("bias")
-    weights: Weights = tuple(w for name in norms for w in norm(name, hidden_size, bias=True))
-    return LayerKind(
-        name="layer",
-        attention=ordinary_attention(sizes, rotary=not config.flag("alibi"), softmax_in_fp32=False),
-        feed_forward=FeedForward(
-            ffn_hidden_size, gated=False, activation=config.activation("activation")
-        ),
-        norm="layer",
-        num_norms=len(norms),
-        weights=weights
-        + four_linears(
-            hidden_size,
-            ffn_hidden_size,
-            attention="self_attention",
-            qkv_size=sizes.query_size + 2 * sizes.kv_size,
-            attention_bias=bias,
-            mlp_bias=bias,
-        ),
+    inner = config.optional_size("ffn_hidden_size", MAX_FFN) or 4 * sizes.hidden_size
+    bias, rotary = config.flag("bias"), not config.flag("alibi")
+    return megatron_layer(
+        sizes,
+        FeedForward(inner, gated=False, activation=config.activation("activation")),
+        ordinary_attention(sizes, rotary=rotary, softmax_in_fp32=False),
+        "self_attention",
+        norms=_norm_names(config),
+        biases=(bias, bias),
         parallel_residual=config.flag("parallel_attn") or config.flag("new_decoder_architecture"),
     )
 

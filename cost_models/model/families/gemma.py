@@ -16,27 +16,25 @@ from cost_models.model.families.llama_like import (
     decoder,
     windows_by_type,
 )
-from cost_models.model.families.reader import MAX_LAYERS, MAX_POSITIONS, Config, Defaults, whole
+from cost_models.model.families.reader import (
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    Config,
+    Defaults,
+    decoder_defaults,
+    whole,
+)
 from cost_models.model.spec import ModelSpec
 
 FOUR_NORMS: Final = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
-GEMMA = Defaults(
-    {
-        "vocab_size": 256000,
-        "hidden_size": 3072,
-        "intermediate_size": 24576,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "use_bidirectional_attention": None,
-    }
+GEMMA = decoder_defaults(
+    (256000, 3072, 24576, 28, 16, 16, 8192),
+    hidden_act="gelu_pytorch_tanh",
+    tie_word_embeddings=True,
+    head_dim=256,
+    attention_bias=False,
+    use_bidirectional_attention=None,
 )
 GEMMA2 = Defaults(
     {

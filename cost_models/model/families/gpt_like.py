@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from cost_models.model.families.blocks import (
     TransformerSizes,
-    Weights,
     assemble,
-    check_rotary,
     embedding,
-    ffn_size,
     linear,
     max_positions,
     norm,
@@ -18,11 +17,12 @@ from cost_models.model.families.blocks import (
     part,
     plain_mlp,
     positions,
+    read_feed_forward,
     read_sizes,
-    rotary_fraction,
+    rotary_dim,
 )
 from cost_models.model.families.reader import MAX_FFN, MAX_POSITIONS, Config, Defaults
-from cost_models.model.spec import FeedForward, LayerKind, ModelSpec, Sharding
+from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
 
 GPT2 = Defaults(
     {
@@ -110,18 +110,8 @@ def gpt2(config: Config) -> ModelSpec:
 def _gpt2_layer(config: Config, sizes: TransformerSizes) -> LayerKind:
     hidden_size = sizes.hidden_size
     inner = config.optional_size("n_inner", MAX_FFN) or 4 * hidden_size
-
-    def conv1d(
-        name: str,
-        in_features: int,
-        out_features: int,
-        sharding: Sharding,
-        parts: tuple[int, ...] = (),
-    ) -> Weights:
-        return linear(
-            name, in_features, out_features, sharding, bias=True, transposed=True, parts=parts
-        )
-
+    fused = 3 * (hidden_size,)  # queries, keys, values
+    conv1d = partial(linear, bias=True, transposed=True)
     return LayerKind(
         name="layer",
         attention=ordinary_attention(sizes, rotary=False, softmax_in_fp32=False),
@@ -134,7 +124,7 @@ def _gpt2_layer(config: Config, sizes: TransformerSizes) -> LayerKind:
             *norm("ln_1", hidden_size, bias=True),
             *part(
                 "attention",
-                *conv1d("attn.c_attn", hidden_size, 3 * hidden_size, "column", 3 * (hidden_size,)),
+                *conv1d("attn.c_attn", hidden_size, sum(fused), "column", parts=fused),
                 *conv1d("attn.c_proj", hidden_size, hidden_size, "row"),
             ),
             *norm("ln_2", hidden_size, bias=True),
@@ -147,63 +137,59 @@ def _gpt2_layer(config: Config, sizes: TransformerSizes) -> LayerKind:
     )
 
 
-def four_linears(
-    hidden_size: int,
-    ffn_hidden_size: int,
+def megatron_layer(
+    sizes: TransformerSizes,
+    feed_forward: FeedForward,
+    attention: Attention,
+    name: str,
     *,
-    attention: str,
-    qkv_size: int,
-    attention_bias: bool = True,
-    mlp_bias: bool = True,
-) -> Weights:
-    """Return the fused q, k, v; output; up; down projections under the names of Megatron's GPT."""
-    return (
-        *part(
-            "attention",
-            *linear(
-                f"{attention}.query_key_value", hidden_size, qkv_size, "column", bias=attention_bias
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"),
+    biases: tuple[bool, bool] = (True, True),
+    parallel_residual: bool = False,
+) -> LayerKind:
+    """Return a layer under the names of Megatron's GPT, with fused q, k, v.
+
+    ``name``: of its attention. ``biases``: of the matrices of attention, and of the MLP.
+    """
+    hidden_size, ffn_hidden_size = sizes.hidden_size, feed_forward.ffn_hidden_size
+    qkv_size, (bias, mlp_bias) = sizes.query_size + 2 * sizes.kv_size, biases
+    up, down = "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"
+    return LayerKind(
+        name="layer",
+        attention=attention,
+        feed_forward=feed_forward,
+        norm="layer",
+        num_norms=len(norms),
+        weights=(
+            *(w for one in norms for w in norm(one, hidden_size, bias=True)),
+            *part(
+                "attention",
+                *linear(f"{name}.query_key_value", hidden_size, qkv_size, "column", bias=bias),
+                *linear(f"{name}.dense", hidden_size, hidden_size, "row", bias=bias),
             ),
-            *linear(f"{attention}.dense", hidden_size, hidden_size, "row", bias=attention_bias),
+            *plain_mlp(up, down, hidden_size, ffn_hidden_size, bias=mlp_bias),
         ),
-        *plain_mlp(
-            "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", hidden_size, ffn_hidden_size, bias=mlp_bias
-        ),
+        parallel_residual=parallel_residual,
     )
 
 
 def gpt_neox(config: Config) -> ModelSpec:
     """GPT-NeoX-20B and Pythia (Black et al., arXiv:2204.06745): parallel attention and MLP."""
     sizes = read_sizes(config, kv_heads=None, head_dim=None)
-    fraction = rotary_fraction(config, "rotary_pct", default=0.25)
-    check_rotary(config, sizes.head_dim, fraction)
-    hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
-    ffn_hidden_size = ffn_size(config)
+    rotated = rotary_dim(config, sizes.head_dim, 0.25, "rotary_pct")
     dropout = config.dropout("hidden_dropout")
-    kind = LayerKind(
-        name="layer",
-        attention=ordinary_attention(sizes, rotary_dim=int(sizes.head_dim * fraction)),
-        feed_forward=FeedForward(
-            ffn_hidden_size, gated=False, activation=config.activation("hidden_act")
-        ),
-        norm="layer",
-        num_norms=2,
-        weights=(
-            *norm("input_layernorm", hidden_size, bias=True),
-            *norm("post_attention_layernorm", hidden_size, bias=True),
-            *four_linears(
-                hidden_size,
-                ffn_hidden_size,
-                attention="attention",
-                qkv_size=3 * hidden_size,
-                attention_bias=config.flag("attention_bias"),
-            ),
-        ),
+    kind = megatron_layer(
+        sizes,
+        read_feed_forward(config, gated=False),
+        ordinary_attention(sizes, rotary_dim=rotated),
+        "attention",
+        biases=(config.flag("attention_bias"), True),
         parallel_residual=config.flag("use_parallel_residual"),
     )
     return assemble(
         config,
         sizes,
-        embedding=embedding("gpt_neox.embed_in", vocab_size, hidden_size),
+        embedding=embedding("gpt_neox.embed_in", sizes.vocab_size, sizes.hidden_size),
         kinds=(kind,),
         prefixes=numbered("gpt_neox.layers", sizes.num_layers),
         head=norm_and_projection(config, sizes, "gpt_neox.final_layer_norm", bias=True),
@@ -217,20 +203,9 @@ def bloom(config: Config) -> ModelSpec:
     """BLOOM (arXiv:2211.05100): ALiBi instead of positions, a norm after the embedding."""
     sizes = read_sizes(config, layers="n_layer", heads="n_head", kv_heads=None, head_dim=None)
     hidden_size, vocab_size = sizes.hidden_size, sizes.vocab_size
-    kind = LayerKind(
-        name="layer",
-        attention=ordinary_attention(sizes, rotary=False),
-        feed_forward=FeedForward(4 * hidden_size, gated=False, activation="gelu_pytorch_tanh"),
-        norm="layer",
-        num_norms=2,
-        weights=(
-            *norm("input_layernorm", hidden_size, bias=True),
-            *norm("post_attention_layernorm", hidden_size, bias=True),
-            *four_linears(
-                hidden_size, 4 * hidden_size, attention="self_attention", qkv_size=3 * hidden_size
-            ),
-        ),
-    )
+    feed_forward = FeedForward(4 * hidden_size, gated=False, activation="gelu_pytorch_tanh")
+    attention = ordinary_attention(sizes, rotary=False)
+    kind = megatron_layer(sizes, feed_forward, attention, "self_attention")
     return assemble(
         config,
         sizes,

@@ -33,33 +33,22 @@ from cost_models.model.families.reader import (
     MAX_LAYERS,
     MAX_POSITIONS,
     Config,
-    Defaults,
+    decoder_defaults,
     whole,
 )
 from cost_models.model.spec import FeedForward, LayerKind, ModelSpec
 
 CHUNKED: Final = "chunked_attention"
-LLAMA4 = Defaults(
-    {
-        "vocab_size": 202048,
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
-        "intermediate_size_mlp": 16384,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "num_experts_per_tok": 1,
-        "num_local_experts": 16,
-        "use_qk_norm": True,
-        "attention_chunk_size": 8192,
-    },
+LLAMA4 = decoder_defaults(
+    (202048, 5120, 8192, 48, 40, 8, 131072),
     synonyms={"num_local_experts": ("num_experts",)},
+    intermediate_size_mlp=16384,
+    head_dim=128,
+    attention_bias=False,
+    num_experts_per_tok=1,
+    num_local_experts=16,
+    use_qk_norm=True,
+    attention_chunk_size=8192,
 )
 _ASSUMED: Final = (
     "routed experts are priced for the tokens that are sent to them; transformers' own module "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
@@ -13,7 +13,6 @@ from cost_models.model.families.blocks import (
     assemble,
     check_rotary,
     embedding,
-    ffn_size,
     linear,
     max_positions,
     norm,
@@ -22,10 +21,17 @@ from cost_models.model.families.blocks import (
     ordinary_attention,
     part,
     plain_mlp,
+    read_feed_forward,
     read_sizes,
     stack,
 )
-from cost_models.model.families.reader import MAX_LAYERS, MAX_POSITIONS, Config, Defaults
+from cost_models.model.families.reader import (
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    Config,
+    Defaults,
+    decoder_defaults,
+)
 from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
 
 FULL: Final = "full_attention"
@@ -33,72 +39,20 @@ SLIDING: Final = "sliding_attention"
 PRE_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 POST_NORMS: Final = ("post_attention_layernorm", "post_feedforward_layernorm")
 
-LLAMA = Defaults(
-    {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "head_dim": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "mlp_bias": False,
-    }
+LLAMA = decoder_defaults(
+    (32000, 4096, 11008, 32, 32, None, 2048), head_dim=None, attention_bias=False, mlp_bias=False
 )
-MISTRAL = Defaults(
-    {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": False,
-        "sliding_window": 4096,
-        "attention_dropout": 0.0,
-    }
+MISTRAL = decoder_defaults(
+    (32000, 4096, 14336, 32, 32, 8, 131072), head_dim=None, sliding_window=4096
 )
-QWEN2 = Defaults(
-    {
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        "attention_dropout": 0.0,
-    }
+QWEN2 = decoder_defaults(
+    (151936, 4096, 22016, 32, 32, 32, 32768),
+    use_sliding_window=False,
+    sliding_window=4096,
+    max_window_layers=28,
 )
 QWEN3 = Defaults({**QWEN2.values, "head_dim": 128, "attention_bias": False})
-OLMO2 = Defaults(
-    {
-        "vocab_size": 50304,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-    }
-)
+OLMO2 = decoder_defaults((50304, 4096, 11008, 32, 32, None, 2048), attention_bias=False)
 
 GRANITE = Defaults(
     {
@@ -109,24 +63,14 @@ GRANITE = Defaults(
         "attention_multiplier": 1.0,
     }
 )
-SMOLLM3 = Defaults(
-    {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": True,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "no_rope_layer_interval": 4,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "mlp_bias": False,
-    }
+SMOLLM3 = decoder_defaults(
+    (128256, 2048, 11008, 36, 16, 4, 32768),
+    tie_word_embeddings=True,
+    use_sliding_window=False,
+    sliding_window=None,
+    no_rope_layer_interval=4,
+    attention_bias=False,
+    mlp_bias=False,
 )
 
 
@@ -238,19 +182,17 @@ def plain_layer(
 
     ``biases``: flags of the biases of attention, and of the MLP.
     """
-    ffn_hidden_size = ffn_size(config)
+    feed_forward = read_feed_forward(config, gated=False)
     of_attention, of_mlp = map(config.flag, biases)
     return LayerKind(
         name="layer",
         attention=attention,
-        feed_forward=FeedForward(
-            ffn_hidden_size, gated=False, activation=config.activation("hidden_act")
-        ),
+        feed_forward=feed_forward,
         norm="layer",
         num_norms=len(PRE_NORMS),
         weights=(
             *attention_weights(hidden_size, attention, bias=of_attention, output_bias=of_attention),
-            *plain_mlp(up, down, hidden_size, ffn_hidden_size, bias=of_mlp),
+            *plain_mlp(up, down, hidden_size, feed_forward.ffn_hidden_size, bias=of_mlp),
             *(w for name in PRE_NORMS for w in norm(name, hidden_size, bias=True)),
         ),
     )
@@ -261,9 +203,7 @@ def decoder(
 ) -> ModelSpec:
     """Build a decoder whose layers may have different attention windows."""
     check_rotary(config, sizes.head_dim)
-    feed_forward = FeedForward(
-        ffn_size(config), gated=True, activation=config.activation(style.activation)
-    )
+    feed_forward = read_feed_forward(config, gated=True, activation=style.activation)
     kinds, pattern = stack(
         windows or [None] * sizes.num_layers,
         lambda window: dense_layer(sizes, feed_forward, style, window),
@@ -278,9 +218,7 @@ def causal_lm(
     pattern: tuple[int, ...] = (),
     *,
     norm_bias: bool = False,
-    hidden_dropout: float = 0.0,
-    embedding_dropout: float = 0.0,
-    assumptions: tuple[str, ...] = (),
+    **others: Any,
 ) -> ModelSpec:
     """Assemble embedding, layers, final norm and output projection under llama's names."""
     return assemble(
@@ -292,9 +230,7 @@ def causal_lm(
         prefixes=numbered("model.layers", sizes.num_layers),
         head=norm_and_projection(config, sizes, "model.norm", bias=norm_bias),
         max_seq_len=max_positions(config),
-        hidden_dropout=hidden_dropout,
-        embedding_dropout=embedding_dropout,
-        assumptions=assumptions,
+        **others,
     )
 
 
@@ -351,9 +287,7 @@ def smollm3(config: Config) -> ModelSpec:
     bias = config.flag("attention_bias")
     style = Style(bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias"))
     check_rotary(config, sizes.head_dim)
-    feed_forward = FeedForward(
-        ffn_size(config), gated=True, activation=config.activation("hidden_act")
-    )
+    feed_forward = read_feed_forward(config, gated=True)
     turned = _layers_with_positions(config, sizes.num_layers)
     window = switched_window(config)
     types = [SLIDING if window is not None and not turns else FULL for turns in turned]

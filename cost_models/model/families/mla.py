@@ -21,64 +21,42 @@ from cost_models.model.families.reader import (
     MAX_FFN,
     MAX_LAYERS,
     Config,
-    Defaults,
+    decoder_defaults,
     whole,
 )
 from cost_models.model.spec import Attention, FeedForward, LayerKind, ModelSpec
 
-DEEPSEEK_V2 = Defaults(
-    {
-        "vocab_size": 102400,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "mlp_bias": False,
-        "first_k_dense_replace": 0,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "n_routed_experts": 64,
-        "n_shared_experts": 2,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "moe_intermediate_size": 1407,
-    },
+DEEPSEEK_V2 = decoder_defaults(
+    (102400, 4096, 11008, 32, 32, None, 2048),
     synonyms={"n_routed_experts": ("num_experts",)},
+    attention_bias=False,
+    mlp_bias=False,
+    first_k_dense_replace=0,
+    kv_lora_rank=512,
+    q_lora_rank=1536,
+    n_routed_experts=64,
+    n_shared_experts=2,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    moe_intermediate_size=1407,
 )
-DEEPSEEK_V3 = Defaults(
-    {
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "moe_intermediate_size": 2048,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 128,
-        "n_shared_experts": 1,
-        "n_routed_experts": 256,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "qk_nope_head_dim": 128,
-        "num_experts_per_tok": 8,
-        "n_group": 8,
-        "topk_group": 4,
-        "first_k_dense_replace": 3,
-        "hidden_act": "silu",
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-    },
+DEEPSEEK_V3 = decoder_defaults(
+    (129280, 7168, 18432, 61, 128, 128, 4096),
     synonyms={"n_routed_experts": ("num_local_experts",)},
+    moe_intermediate_size=2048,
+    n_shared_experts=1,
+    n_routed_experts=256,
+    kv_lora_rank=512,
+    q_lora_rank=1536,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    qk_nope_head_dim=128,
+    num_experts_per_tok=8,
+    n_group=8,
+    topk_group=4,
+    first_k_dense_replace=3,
+    attention_bias=False,
 )
 
 
@@ -89,40 +67,42 @@ def deepseek_v2(config: Config) -> ModelSpec:
 
 def deepseek_v3(config: Config) -> ModelSpec:
     """DeepSeek-V3 and R1 (arXiv:2412.19437), without the multi-token prediction layer."""
-    left_out: tuple[str, ...] = ()
-    if config.read("num_nextn_predict_layers", whole(0, MAX_LAYERS), 0):
-        left_out = ("multi-token prediction layers are left out, as in transformers",)
     groups = config.size("n_group", MAX_EXPERTS)
     chosen = config.size("topk_group", MAX_EXPERTS)
     if chosen > groups:
         raise config.wrong("topk_group", chosen, f"at most n_group = {groups:,}")
-    return _deepseek(config, mlp_bias=False, assumptions=left_out, groups=(groups, chosen))
+    found = _deepseek(config, mlp_bias=False, groups=(groups, chosen))
+    return replace(found, assumptions=without_prediction(config))
 
 
-def _deepseek(
-    config: Config,
-    *,
-    mlp_bias: bool,
-    assumptions: tuple[str, ...] = (),
-    groups: tuple[int, int] = (1, 1),
-) -> ModelSpec:
-    sizes = read_sizes(config, head_dim="qk_rope_head_dim")
-    attention = _latent_attention(config, sizes.num_heads)
-    experts = config.size("moe_intermediate_size", MAX_FFN)
-    shared = experts * config.size("n_shared_experts", MAX_EXPERTS)
-    sparse = read_experts(
+def without_prediction(config: Config) -> tuple[str, ...]:
+    """Return the assumption that layers which predict further tokens are not trained, if any."""
+    if config.read("num_nextn_predict_layers", whole(0, MAX_LAYERS), 0):
+        return ("multi-token prediction layers are left out, as in transformers",)
+    return ()
+
+
+def read_sparse(config: Config) -> FeedForward:
+    """Read routed and shared experts of one width, weighted and routed in fp32."""
+    width = config.size("moe_intermediate_size", MAX_FFN)
+    return read_experts(
         config,
         "n_routed_experts",
-        experts,
-        shared_ffn_hidden_size=shared,
+        width,
+        shared_ffn_hidden_size=width * config.size("n_shared_experts", MAX_EXPERTS),
         weighted_in_fp32=True,
         router_in_fp32=True,
     )
-    sparse = replace(sparse, expert_groups=groups[0], groups_per_token=groups[1])
+
+
+def _deepseek(config: Config, *, mlp_bias: bool, groups: tuple[int, int] = (1, 1)) -> ModelSpec:
+    sizes = read_sizes(config, head_dim="qk_rope_head_dim")
+    attention = _latent_attention(config, sizes.num_heads)
+    sparse = replace(read_sparse(config), expert_groups=groups[0], groups_per_token=groups[1])
     _only_every_layer(config)
     weights = _attention_weights(sizes.hidden_size, attention, bias=config.flag("attention_bias"))
     layers = dense_then_sparse(config, sizes, attention, weights, sparse, mlp_bias=mlp_bias)
-    return causal_lm(config, sizes, *layers, assumptions=assumptions)
+    return causal_lm(config, sizes, *layers)
 
 
 def dense_then_sparse(

@@ -27,67 +27,34 @@ from cost_models.model.families.llama_like import (
     rms_norms,
     windows_by_type,
 )
-from cost_models.model.families.reader import MAX_EXPERTS, MAX_POSITIONS, Config, Defaults
+from cost_models.model.families.reader import MAX_EXPERTS, MAX_POSITIONS, Config, decoder_defaults
 from cost_models.model.spec import FeedForward, LayerKind, ModelSpec, Weight
 
-MIXTRAL = Defaults(
-    {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": False,
-        "sliding_window": None,
-        "attention_dropout": 0.0,
-        "num_experts_per_tok": 2,
-        "num_local_experts": 8,
-    },
+MIXTRAL = decoder_defaults(
+    (32000, 4096, 14336, 32, 32, 8, 131072),
     synonyms={"num_local_experts": ("num_experts",)},
+    head_dim=None,
+    sliding_window=None,
+    num_experts_per_tok=2,
+    num_local_experts=8,
 )
-GPT_OSS = Defaults(
-    {
-        "num_hidden_layers": 36,
-        "num_local_experts": 128,
-        "vocab_size": 201088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "head_dim": 64,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "sliding_window": 128,
-        "tie_word_embeddings": False,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "attention_dropout": 0.0,
-        "num_experts_per_tok": 4,
-        "attention_bias": True,
-    },
+GPT_OSS = decoder_defaults(
+    (201088, 2880, 2880, 36, 64, 8, 131072),
     synonyms={"num_local_experts": ("num_experts",)},
+    num_local_experts=128,
+    head_dim=64,
+    sliding_window=128,
+    num_experts_per_tok=4,
+    attention_bias=True,
 )
 
 
-OLMOE = Defaults(
-    {
-        "vocab_size": 50304,
-        "hidden_size": 2048,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "num_key_value_heads": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "num_experts_per_tok": 8,
-        "num_experts": 64,
-    },
+OLMOE = decoder_defaults(
+    (50304, 2048, 2048, 16, 16, None, 4096),
     synonyms={"num_experts": ("num_local_experts",)},
+    attention_bias=False,
+    num_experts_per_tok=8,
+    num_experts=64,
 )
 
 
@@ -187,6 +154,7 @@ def moe_layer(
         sinks=sinks,
         softmax_in_fp32=not sinks,  # gpt-oss
     )
+    sink = Weight("self_attn.sinks", (sizes.num_heads,), "vector", "column")
     return LayerKind(
         name="moe" if window is None else f"moe_{SLIDING}",
         attention=attention,
@@ -198,15 +166,11 @@ def moe_layer(
                 sizes.hidden_size, attention, bias=style.bias, output_bias=style.output_bias
             ),
             *(qk_norms(attention, style.qk_norm) if style.qk_norm else ()),
-            *(_sinks(sizes.num_heads) if sinks else ()),
+            *(part("attention", sink) if sinks else ()),
             *mlp,
             *rms_norms(sizes.hidden_size, *PRE_NORMS),
         ),
     )
-
-
-def _sinks(num_heads: int) -> Weights:
-    return part("attention", Weight("self_attn.sinks", (num_heads,), "vector", "column"))
 
 
 def mixtral(config: Config) -> ModelSpec:

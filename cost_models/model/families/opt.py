@@ -7,7 +7,6 @@ from cost_models.model.families.blocks import (
     Weights,
     assemble,
     embedding,
-    ffn_size,
     linear,
     max_positions,
     norm,
@@ -17,10 +16,11 @@ from cost_models.model.families.blocks import (
     part,
     plain_mlp,
     positions,
+    read_feed_forward,
     read_sizes,
 )
 from cost_models.model.families.reader import Config, Defaults
-from cost_models.model.spec import FeedForward, LayerKind, ModelSpec
+from cost_models.model.spec import LayerKind, ModelSpec
 
 OPT = Defaults(
     {
@@ -95,8 +95,9 @@ def _affine(config: Config) -> bool:
 
 
 def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
-    hidden_size, inner = sizes.hidden_size, ffn_size(config, "ffn_dim")
-    bias = config.flag("enable_bias")
+    hidden_size, bias = sizes.hidden_size, config.flag("enable_bias")
+    keys = {"width": "ffn_dim", "activation": "activation_function"}
+    feed_forward = read_feed_forward(config, gated=False, **keys)
     norms = (
         *norm("self_attn_layer_norm", hidden_size, bias=True),
         *norm("final_layer_norm", hidden_size, bias=True),
@@ -104,9 +105,7 @@ def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
     return LayerKind(
         name="layer",
         attention=ordinary_attention(sizes, rotary=False),
-        feed_forward=FeedForward(
-            inner, gated=False, activation=config.activation("activation_function")
-        ),
+        feed_forward=feed_forward,
         norm="layer",
         num_norms=2,
         weights=(
@@ -117,7 +116,7 @@ def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
                 *linear("self_attn.q_proj", hidden_size, hidden_size, "column", bias=bias),
                 *linear("self_attn.out_proj", hidden_size, hidden_size, "row", bias=bias),
             ),
-            *plain_mlp("fc1", "fc2", hidden_size, inner, bias=bias),
+            *plain_mlp("fc1", "fc2", hidden_size, feed_forward.ffn_hidden_size, bias=bias),
             *(norms if _affine(config) else ()),
         ),
     )

@@ -6,9 +6,7 @@ from cost_models.model.families.blocks import (
     TransformerSizes,
     Weights,
     assemble,
-    check_rotary,
     embedding,
-    ffn_size,
     linear,
     max_positions,
     norm,
@@ -17,28 +15,19 @@ from cost_models.model.families.blocks import (
     output_projection,
     part,
     plain_mlp,
+    read_feed_forward,
     read_sizes,
-    rotary_fraction,
+    rotary_dim,
 )
-from cost_models.model.families.reader import Config, Defaults
-from cost_models.model.spec import FeedForward, LayerKind, ModelSpec, Weight
+from cost_models.model.families.reader import Config, decoder_defaults
+from cost_models.model.spec import LayerKind, ModelSpec, Weight
 
-PHI = Defaults(
-    {
-        "vocab_size": 51200,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attention_dropout": 0.0,
-        "hidden_act": "gelu_new",
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-        "qk_layernorm": False,
-    }
+PHI = decoder_defaults(
+    (51200, 2048, 8192, 24, 32, None, 2048),
+    hidden_act="gelu_new",
+    resid_pdrop=0.0,
+    embd_pdrop=0.0,
+    qk_layernorm=False,
 )
 
 
@@ -65,9 +54,8 @@ def phi(config: Config) -> ModelSpec:
 
 
 def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
-    fraction = rotary_fraction(config, "partial_rotary_factor", default=0.5)
-    check_rotary(config, sizes.head_dim, fraction)
-    hidden_size, ffn_hidden_size = sizes.hidden_size, ffn_size(config)
+    rotated = rotary_dim(config, sizes.head_dim, 0.5)
+    hidden_size, feed_forward = sizes.hidden_size, read_feed_forward(config, gated=False)
     qk_norm = config.flag("qk_layernorm")
     if qk_norm:  # the module's norms have that width regardless of head_dim
         width = hidden_size // sizes.num_heads
@@ -75,12 +63,8 @@ def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
             raise config.wrong("head_dim", sizes.head_dim, f"{width} where qk_layernorm = true")
     return LayerKind(
         name="layer",
-        attention=ordinary_attention(
-            sizes, rotary_dim=int(sizes.head_dim * fraction), qk_norm="head" if qk_norm else ""
-        ),
-        feed_forward=FeedForward(
-            ffn_hidden_size, gated=False, activation=config.activation("hidden_act")
-        ),
+        attention=ordinary_attention(sizes, rotary_dim=rotated, qk_norm="head" if qk_norm else ""),
+        feed_forward=feed_forward,
         norm="layer",
         num_norms=1,
         weights=(
@@ -92,7 +76,7 @@ def _layer(config: Config, sizes: TransformerSizes) -> LayerKind:
                 *linear("self_attn.dense", sizes.query_size, hidden_size, "row", bias=True),
             ),
             *(_head_norms(sizes.head_dim) if qk_norm else ()),
-            *plain_mlp("mlp.fc1", "mlp.fc2", hidden_size, ffn_hidden_size, bias=True),
+            *plain_mlp("mlp.fc1", "mlp.fc2", hidden_size, feed_forward.ffn_hidden_size, bias=True),
             *norm("input_layernorm", hidden_size, bias=True),
         ),
         parallel_residual=True,

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from cost_models.model.families.blocks import (
     Weights,
-    check_rotary,
-    ffn_size,
     linear,
     ordinary_attention,
     part,
+    read_feed_forward,
     read_sizes,
-    rotary_fraction,
+    rotary_dim,
 )
 from cost_models.model.families.llama_like import PRE_NORMS, causal_lm, rms_norms
-from cost_models.model.families.reader import MAX_POSITIONS, Config, Defaults
-from cost_models.model.spec import FeedForward, LayerKind, ModelSpec
+from cost_models.model.families.reader import MAX_POSITIONS, Config, decoder_defaults
+from cost_models.model.spec import LayerKind, ModelSpec
 
-PHI3 = Defaults(
-    {
-        "vocab_size": 32064,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "resid_pdrop": 0.0,
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        "sliding_window": None,
-    }
+PHI3 = decoder_defaults(
+    (32064, 3072, 8192, 32, 32, None, 4096), resid_pdrop=0.0, sliding_window=None
 )
 
 
@@ -46,19 +32,14 @@ def fused_gate_up(hidden_size: int, ffn_hidden_size: int) -> Weights:
 def phi3(config: Config) -> ModelSpec:
     """Phi-3 and Phi-4-mini (arXiv:2404.14219)."""
     sizes = read_sizes(config)
-    fraction = rotary_fraction(config, "partial_rotary_factor")
-    check_rotary(config, sizes.head_dim, fraction)
-    hidden_size, ffn_hidden_size = sizes.hidden_size, ffn_size(config)
+    rotated = rotary_dim(config, sizes.head_dim, 1.0)
+    hidden_size, feed_forward = sizes.hidden_size, read_feed_forward(config, gated=True)
     kind = LayerKind(
         name="layer",
         attention=ordinary_attention(
-            sizes,
-            window=config.optional_size("sliding_window", MAX_POSITIONS),
-            rotary_dim=int(sizes.head_dim * fraction),
+            sizes, window=config.optional_size("sliding_window", MAX_POSITIONS), rotary_dim=rotated
         ),
-        feed_forward=FeedForward(
-            ffn_hidden_size, gated=True, activation=config.activation("hidden_act")
-        ),
+        feed_forward=feed_forward,
         norm="rms",
         num_norms=2,
         weights=(
@@ -73,7 +54,7 @@ def phi3(config: Config) -> ModelSpec:
                     parts=(sizes.query_size, sizes.kv_size, sizes.kv_size),
                 ),
             ),
-            *part("mlp", *fused_gate_up(hidden_size, ffn_hidden_size)),
+            *part("mlp", *fused_gate_up(hidden_size, feed_forward.ffn_hidden_size)),
             *rms_norms(hidden_size, *PRE_NORMS),
         ),
     )

@@ -8,14 +8,14 @@ from typing import Final
 from cost_models.model.families.blocks import (
     TransformerSizes,
     Weights,
-    check_rotary,
     ffn_size,
     linear,
     norm,
     ordinary_attention,
     part,
+    read_feed_forward,
     read_sizes,
-    rotary_fraction,
+    rotary_dim,
     stack,
     text_model,
 )
@@ -33,38 +33,34 @@ from cost_models.model.families.qwen_moe import (
     read_shared_mixture,
     sparse_layers,
 )
-from cost_models.model.families.reader import MAX_HEADS, MAX_LAYERS, Config, Defaults, whole
+from cost_models.model.families.reader import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    Config,
+    Defaults,
+    decoder_defaults,
+    whole,
+)
 from cost_models.model.spec import Attention, DeltaRule, FeedForward, LayerKind, ModelSpec, Weight
 
 LINEAR: Final = "linear_attention"
 MAX_CONV: Final = 1_000  # tokens of the convolution
 ROTATED: Final = 0.25  # share of a head, where the config does not give it
-QWEN3_NEXT = Defaults(
-    {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "decoder_sparse_step": 1,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "num_experts_per_tok": 10,
-        "num_experts": 512,
-        "mlp_only_layers": (),
-    }
+QWEN3_NEXT = decoder_defaults(
+    (151936, 2048, 5632, 48, 16, 2, 32768),
+    head_dim=256,
+    attention_bias=False,
+    linear_conv_kernel_dim=4,
+    linear_key_head_dim=128,
+    linear_value_head_dim=128,
+    linear_num_key_heads=16,
+    linear_num_value_heads=32,
+    decoder_sparse_step=1,
+    moe_intermediate_size=512,
+    shared_expert_intermediate_size=512,
+    num_experts_per_tok=10,
+    num_experts=512,
+    mlp_only_layers=(),
 )
 _QWEN3_5 = {
     **QWEN3_NEXT.values,
@@ -105,7 +101,7 @@ def qwen3_next(config: Config) -> ModelSpec:
 
 def qwen3_5_text(config: Config) -> ModelSpec:
     """Qwen3.5 0.8B to 27B (transformers: modeling_qwen3_5.py): dense, projections of their own."""
-    dense = FeedForward(ffn_size(config), gated=True, activation=config.activation("hidden_act"))
+    dense = read_feed_forward(config, gated=True)
     return _hybrid(config, dense, dense, set(), _separate_projections)
 
 
@@ -135,12 +131,9 @@ def _hybrid(
 ) -> ModelSpec:
     """Build a decoder of linear and full attention; ``projections``: the inputs of the former."""
     sizes = read_sizes(config)
-    rotated = rotary_fraction(config, "partial_rotary_factor", default=ROTATED)
-    check_rotary(config, sizes.head_dim, rotated)
+    rotated = rotary_dim(config, sizes.head_dim, ROTATED)
     linear_attention = _linear_attention(config)
-    full = ordinary_attention(
-        sizes, qk_norm="head", rotary_dim=int(sizes.head_dim * rotated), gated=True
-    )
+    full = ordinary_attention(sizes, qk_norm="head", rotary_dim=rotated, gated=True)
     bias, hidden_size = config.flag("attention_bias"), sizes.hidden_size
 
     def build(key: tuple[bool, bool]) -> LayerKind:

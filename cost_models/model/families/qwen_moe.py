@@ -27,55 +27,33 @@ from cost_models.model.families.moe import (
     router_and_experts,
     shared_expert,
 )
-from cost_models.model.families.reader import MAX_FFN, MAX_LAYERS, Config, Defaults
+from cost_models.model.families.reader import MAX_FFN, MAX_LAYERS, Config, decoder_defaults
 from cost_models.model.spec import FeedForward, LayerKind, ModelSpec
 
-QWEN2_MOE = Defaults(
-    {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        "attention_dropout": 0.0,
-        "decoder_sparse_step": 1,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "num_experts_per_tok": 4,
-        "num_experts": 60,
-        "mlp_only_layers": (),
-        "qkv_bias": True,
-    }
+QWEN2_MOE = decoder_defaults(
+    (151936, 2048, 5632, 24, 16, 16, 32768),
+    use_sliding_window=False,
+    sliding_window=4096,
+    max_window_layers=28,
+    decoder_sparse_step=1,
+    moe_intermediate_size=1408,
+    shared_expert_intermediate_size=5632,
+    num_experts_per_tok=4,
+    num_experts=60,
+    mlp_only_layers=(),
+    qkv_bias=True,
 )
-QWEN3_MOE = Defaults(
-    {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "attention_dropout": 0.0,
-        "decoder_sparse_step": 1,
-        "moe_intermediate_size": 768,
-        "num_experts_per_tok": 8,
-        "num_experts": 128,
-        "mlp_only_layers": (),
-    },
+QWEN3_MOE = decoder_defaults(
+    (151936, 2048, 6144, 24, 32, 4, 32768),
     synonyms={"num_experts": ("num_local_experts",)},
+    attention_bias=False,
+    use_sliding_window=False,
+    sliding_window=4096,
+    decoder_sparse_step=1,
+    moe_intermediate_size=768,
+    num_experts_per_tok=8,
+    num_experts=128,
+    mlp_only_layers=(),
 )
 
 

@@ -6,7 +6,7 @@ if the family allows it, and is an error otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
@@ -57,6 +57,26 @@ class Defaults(Struct, frozen=True):
 
     values: Mapping[str, Any]
     synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+# sizes of a decoder, in this order
+SIZES: Final = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+
+
+def decoder_defaults(
+    sizes: Sequence[int | None], *, synonyms: Mapping[str, Any] | None = None, **others: Any
+) -> Defaults:
+    """Return the defaults of a decoder: ``SIZES``, and what it has besides or otherwise."""
+    usual = {"hidden_act": "silu", "tie_word_embeddings": False, "attention_dropout": 0.0}
+    return Defaults({**dict(zip(SIZES, sizes, strict=True)), **usual, **others}, synonyms or {})
 
 
 def whole(low: int, high: int) -> Any:

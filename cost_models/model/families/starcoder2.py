@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from cost_models.model.families.blocks import check_rotary, ordinary_attention, read_sizes
 from cost_models.model.families.llama_like import causal_lm, plain_layer
-from cost_models.model.families.reader import MAX_POSITIONS, Config, Defaults
+from cost_models.model.families.reader import MAX_POSITIONS, Config, decoder_defaults
 from cost_models.model.spec import ModelSpec
 
-STARCODER2 = Defaults(
-    {
-        "vocab_size": 49152,
-        "hidden_size": 3072,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 2,
-        "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 4096,
-        "sliding_window": None,
-        "attention_dropout": 0.0,
-        "residual_dropout": 0.0,
-        "embedding_dropout": 0.0,
-        "use_bias": True,
-        "tie_word_embeddings": True,
-    }
+STARCODER2 = decoder_defaults(
+    (49152, 3072, 12288, 30, 24, 2, 4096),
+    hidden_act="gelu_pytorch_tanh",
+    tie_word_embeddings=True,
+    sliding_window=None,
+    residual_dropout=0.0,
+    embedding_dropout=0.0,
+    use_bias=True,
 )
 
 
