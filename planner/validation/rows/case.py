@@ -37,7 +37,11 @@ from planner.validation.rows.model import is_typical, model_of
 from planner.validation.rows.plan import plan_of, stages_of, takes_layers_in_turn
 from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.runs_file import Row
-from planner.validation.rows.stand_ins import with_assumed_figures
+from planner.validation.rows.stand_ins import (
+    with_as_many_accelerators_as_ranks,
+    with_assumed_figures,
+    with_usual_length,
+)
 from planner.validation.rows.trainer import (
     computes_in_fp32_by_default,
     note_trainer,
@@ -116,7 +120,7 @@ def _alone(row: Row) -> tuple[Case, list[dict[str, Any]]]:
     row = with_sharding(with_adapters(with_layers_in_turn(row)))
     row = with_kind_of_name(with_case_of_suite(row))
     reading = with_patches(with_counts_in_words(Reading(row)))
-    reading = without_padding(with_mode(reading))
+    reading = without_padding(with_mode(with_usual_length(reading)))
     try:
         return _case(reading), reading.also
     except InputError as error:
@@ -127,10 +131,10 @@ def _case(reading: Reading) -> Case:
     row = reading.row
     if row.not_priced is not None:
         raise Unpriceable(row.not_priced)
-    reading.need("seq_len")
     if row.peft is not None and look_up(words_table().adapter, row) is None:
         reading.stand_in("peft", "LoRA", "none")
         reading = reading.changed(peft="lora")
+    reading = with_as_many_accelerators_as_ranks(reading)
     cluster, cluster_key = cluster_of(reading)
     reading = with_stage_of_offload(_on_accelerator(reading, cluster.accelerator.architecture))
     row = reading.row

@@ -26,6 +26,7 @@ from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure, Node
 from hardware_profiles.errors import InputError, NeedsMeasurement
 from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.runs_file import Row
+from planner.validation.rows.stand_ins import usual_card
 from planner.validation.rows.words import look_up, words_table
 
 # words for the server, or the rack, around an accelerator
@@ -179,7 +180,8 @@ def accelerator_of(reading: Reading) -> Accelerator:
     row = reading.row
     name, memory = row.get("gpu"), row.get("gpu_mem_gb")
     if name is None:
-        raise Unpriceable("gpu is empty")
+        name = usual_card(reading)
+        row = replace_cells(row, gpu=name)
     if memory is None and (stated := MEMORY.search(name)):
         memory = float(stated[1])
         row = replace_cells(row, gpu_mem_gb=memory)

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Final
 
 from cost_models.compute.rates import BEFORE_AMPERE, best_matmul, multiplied_precision
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from cost_models.uncertainty import Spread
+from cost_models.units import GIB
+from hardware_profiles.cluster.catalogue import find_accelerator
 from hardware_profiles.cluster.schema import Accelerator, Cluster, Figure
 from hardware_profiles.software.trainer import SoftwareProfile
 from planner.validation.rows.reading import Reading
+from planner.validation.rows.words import entry_of, words_table
 
 # FLOP/s in fp64 over those in fp32, of cores without tensor cores for it. Source: CUDA C++
 # Programming Guide, Throughput of Native Arithmetic Instructions (results a clock of a
@@ -46,6 +50,54 @@ HOST: Final = 15.75e9  # bytes/s of PCIe 3 x16, the slowest link that a server o
 # Convention, not a measurement: a factor by which an assumed rate or link may be off
 ASSUMED_RATE: Final = Spread(1.0 / 3.0, 0.5, "a factor of 1.5, as of an assumed link")
 RATE: Final = "its rate is assumed"
+# Convention: lengths of which the interval covers the ends. Of the known sources of trainers with
+# a default, nine in ten have medians between a quarter of it and four times as many tokens
+SHORTER, LONGER = 1 / 4, 4
+# of rows that name none, the smallest that has the stated memory; without it from the third upwards
+USUAL_CARDS: Final = ("RTX-4090", "RTX-A6000", "A100-SXM-80GB", "H200-SXM-141GB", "B300-SXM-288GB")
+OTHER_CARDS: Final = ("RTX-4090", "H100-SXM-80GB")  # that the interval covers
+
+
+def with_usual_length(reading: Reading) -> Reading:
+    """Return the reading with the trainer's default in the place of an unsaid length of sequences.
+
+    The interval reaches from a quarter of it to four times as many tokens.
+    """
+    if reading.row.seq_len is not None:
+        return reading
+    tokens = entry_of(words_table().usual_length, reading.row).value
+    reading.also += ({"seq_len": round(tokens * share)} for share in (SHORTER, LONGER))
+    whose = "the trainer's, memory and time of a quarter to four times it"
+    return reading.changed(f"seq_len {tokens} (default: {whose})", seq_len=tokens)
+
+
+def with_as_many_accelerators_as_ranks(reading: Reading) -> Reading:
+    """Return the reading with the ranks of every kind in the place of unsaid accelerators.
+
+    Without data-parallel ranks nothing says how many there are.
+    """
+    row = reading.row
+    if row.num_gpus is not None or row.data_parallel is None:
+        return reading
+    sizes = (row.tensor_parallel, row.pipeline_parallel, row.context_parallel, row.data_parallel)
+    ranks = prod(size or 1 for size in sizes)
+    return reading.changed(f"num_gpus {ranks} (default: as many as ranks)", num_gpus=ranks)
+
+
+def usual_card(reading: Reading) -> str:
+    """Return the name of what stands for an accelerator that nobody names.
+
+    It has the memory that the row states, or room for the measured peak.
+    """
+    row = reading.row
+    stated, peak = row.gpu_mem_gb, row.peak_memory_gib or 0.0
+    cards = USUAL_CARDS if stated else USUAL_CARDS[2:]
+    least = 0.9e9 * stated if stated else peak * GIB  # nominal memory is rounded
+    fit = (card for card in cards if find_accelerator(card).memory_capacity.value >= least)
+    found = next(fit, cards[-1])
+    reading.defaults.append(f"gpu {found} (default: nobody says; or {' or '.join(OTHER_CARDS)})")
+    reading.also += ({"gpu": other} for other in OTHER_CARDS if other != found)
+    return found
 
 
 def with_assumed_figures(

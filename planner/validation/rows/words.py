@@ -189,7 +189,7 @@ class ShardingEntry(Conditions, frozen=True, kw_only=True):
 
 
 class CountEntry(Conditions, frozen=True, kw_only=True):
-    """A number: of an adapter's rank, or of layers."""
+    """A number: of an adapter's rank, of layers, or of tokens."""
 
     value: Count = field(name="is")
 
@@ -293,6 +293,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     stages: tuple[EngineEntry, ...]
     states: tuple[StoredPrecision, ...]
     samples_a_sequence: tuple[SamplesEntry, ...]
+    usual_length: tuple[CountEntry, ...]
     suite_models: tuple[Name, ...]
     suite_trainers: tuple[SuiteTrainer, ...]
     targets: tuple[Name, ...]

@@ -210,7 +210,6 @@ def test_dropout_experts_and_stages_are_as_their_columns_say() -> None:
         ({"data_parallel": 3}, "3 x 1 ranks for 16 accelerators"),
         ({"global_batch_size": 24}, "a batch of 24 is not near a multiple of 16"),
         ({"optimizer": "MeZO"}, "optimizer 'MeZO' is not priced"),
-        ({"seq_len": None}, "seq_len is empty"),
         ({"peft": "adapter_v2"}, "peft 'adapter_v2' is not priced"),
         ({"model_kind": "hybrid-mamba"}, "model_kind 'hybrid-mamba' is not priced"),
         ({"gpu": "A1000", "gpu_mem_gb": 8.0}, "not in the catalogue"),
@@ -485,11 +484,6 @@ def test_dinov2_has_scales_and_its_giant_gates() -> None:
     assert giant.kinds[0].feed_forward.gated
     assert not plain.kinds[0].feed_forward.gated
     assert (giant.kinds[0].num_norms, plain.kinds[0].num_norms) == (4, 2)
-
-
-def test_a_model_of_text_needs_a_length() -> None:
-    with pytest.raises(Unpriceable, match="seq_len is empty"):
-        case_of(Row(line=2, model="bert-large", gpu="H100-SXM", num_gpus=1))
 
 
 @pytest.mark.parametrize(

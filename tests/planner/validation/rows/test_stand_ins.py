@@ -282,3 +282,61 @@ def test_others_train_in_16_bits_where_they_say_nothing(cells: dict[str, Any]) -
         precision=None,
     )[0]
     assert case.scenario.workload.precision in ("bf16", "fp16")
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "tokens"),
+    [
+        ("plain PyTorch", "llama-2-7b", 2048),
+        ("Axolotl", "llama-2-7b", 512),
+        ("TRL SFTTrainer", "llama-2-7b", 1024),
+        ("LLaMA-Factory", "llama-2-7b", 2048),
+        ("Unsloth", "llama-2-7b", 2048),
+        ("torchtitan", "llama3-8b", 4096),
+        ("NeMo 2.0 (Megatron Core)", "llama3-8b", 4096),
+        ("HF Trainer", "bert-large", 512),
+    ],
+)
+def test_an_unsaid_length_is_the_trainers_and_widens(
+    framework: str, model: str, tokens: int
+) -> None:
+    cells = {"framework": framework, "model": model, "micro_batch_size": 4}
+    case, found = priced(**cells, seq_len=None)
+    assert case.scenario.workload.seq_len == tokens
+    assert any(text.startswith(f"seq_len {tokens} (default: ") for text in case.defaults)
+    shorter, stated, longer = (
+        priced(**cells, seq_len=length)[1] for length in (tokens // 4, tokens, 4 * tokens)
+    )
+    assert found.step == stated.step
+    assert found.step_low <= shorter.step_low < stated.step_low
+    assert found.peak_high >= longer.peak_high > stated.peak_high
+
+
+@pytest.mark.parametrize(
+    ("cells", "gpu"),
+    [
+        ({}, "A100-SXM-80GB"),
+        ({"gpu_mem_gb": 24.0}, "RTX-4090"),
+        ({"gpu_mem_gb": 48.0}, "RTX-A6000"),
+        ({"gpu_mem_gb": 80.0}, "A100-SXM-80GB"),
+        ({"peak_memory_gib": 100.0}, "H200-SXM-141GB"),
+        ({"peak_memory_gib": 300.0}, "B300-SXM-288GB"),
+    ],
+)
+def test_an_unnamed_accelerator_has_room_for_what_was_measured(
+    cells: dict[str, Any], gpu: str
+) -> None:
+    case, found = priced(gpu=None, **cells)
+    assert case.scenario.cluster.accelerator.name == gpu
+    assert any(text.startswith(f"gpu {gpu} (default: ") for text in case.defaults)
+    if not cells:
+        faster = priced(gpu="H100-SXM-80GB")[1]
+        slower = priced(gpu="RTX-4090")[1]
+        assert found.step_low <= faster.step_low
+        assert found.step_high >= slower.step_high
+
+
+def test_accelerators_follow_from_the_ranks() -> None:
+    case = priced(num_gpus=None, tensor_parallel=2, data_parallel=4)[0]
+    assert case.scenario.cluster.num_gpus == 8
+    assert "num_gpus 8 (default: as many as ranks)" in case.defaults
