@@ -68,6 +68,15 @@ def read_text(path: Path, what: str, *, max_bytes: int = MAX_FILE_BYTES) -> str:
         raise InputError(f"{str(path)!r}: not a usable path: {error}") from None
 
 
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names of a text, which white space separates.
+
+    >>> names_in("seq_len  micro_batch_size")
+    ('seq_len', 'micro_batch_size')
+    """
+    return tuple(text.split())
+
+
 def parse_json(text: str, where: str) -> dict[str, Any]:
     """Parse a JSON object; NaN, infinities and anything deeper than MAX_DEPTH are refused."""
 

@@ -16,6 +16,7 @@ from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import accelerators
 from hardware_profiles.cluster.schema import Accelerator, Cluster
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from hardware_profiles.progress import tracked
 from hardware_profiles.software.trainer import software_profile
 from planner.assessment.reach import fewest_recomputed, load, longest_sequence, with_seq_len
@@ -31,15 +32,10 @@ ADAPTER_RANK: Final = 16  # with twice the rank as alpha: the default of --lora
 QUANTISING: Final = "hf-trainer"  # with bitsandbytes: every matrix of a frozen base in 4 bits
 SMALL_OPTIMIZER: Final[Optimizer] = "adamw_8bit"
 # fields of a plan that share out its accelerators
-DEGREES: Final = (
-    "data_parallel",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "context_parallel",
-    "expert_parallel",
-    "dp_replicate",
-    "num_microbatches",
-)
+DEGREES: Final = names_in("""
+    data_parallel tensor_parallel pipeline_parallel context_parallel expert_parallel dp_replicate
+    num_microbatches
+""")
 CUDA: Final = (
     "Pascal",
     "Volta",

@@ -25,6 +25,7 @@ from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from planner.assessment.assess import Assessment
 from planner.request.clusters import part_of
 from planner.request.constraints import Constraint, broken_by_plan
@@ -34,20 +35,11 @@ from planner.search.search import SearchResult, search
 
 LEAST: Final = 0.005  # of a step: smaller savings are not named
 ROUNDING: Final = 1e-9
-DEGREES: Final = (
-    "data_parallel",
-    "dp_replicate",
-    "context_parallel",
-    "context_parallel_method",
-    "tensor_parallel",
-    "expert_parallel",
-    "expert_tensor_parallel",
-    "pipeline_parallel",
-    "virtual_stages",
-    "pipeline_schedule",
-    "offload",
-    "offload_device",
-)
+DEGREES: Final = names_in("""
+    data_parallel dp_replicate context_parallel context_parallel_method tensor_parallel
+    expert_parallel expert_tensor_parallel pipeline_parallel virtual_stages pipeline_schedule
+    offload offload_device
+""")
 SMOOTH: Final = (2, 3, 5, 7)  # prime factors of numbers of nodes that leave many splits
 
 

@@ -14,7 +14,7 @@ from planner.answer.text import cluster_words, time_line
 from planner.assessment.assess import Assessment, MemoryAssessment, PeakMemory, amounts
 from planner.assessment.verdict import WORDS
 from planner.text.fixes import NEXT, Fix
-from planner.text.html_page import Html, bar, element, joined, table
+from planner.text.html_page import Html, bar, element, joined, note, table
 from planner.text.notebook import headline
 from planner.text.tables import without_columns
 
@@ -43,11 +43,6 @@ def about(question: Iterable[str], cluster: Cluster, plan: str) -> Html:
     """Return what repeats the question; ``question``: lines that are wrapped for a terminal."""
     words = " ".join(line.strip() for line in question)
     return note(f"{words} · {cluster_words(cluster)} · {plan}")
-
-
-def note(words: str) -> Html:
-    """Return a sentence of less importance."""
-    return element("p", words, css="note")
 
 
 def memory_bars(parts: Mapping[str, float], words: Mapping[str, str] | None = None) -> Html:

@@ -118,11 +118,12 @@ class CheckAnswer(Answer):
     def notebook_parts(self) -> Iterator[str]:
         """Yield the verdict, the run as it was read, the largest parts or a fix."""
         from planner.answer import notebook
+        from planner.text.html_page import note
 
         step = f"A step takes about {format_seconds(self.step_seconds)}."
         yield notebook.verdict(self.fit.assessment, step)
         _, *others = self.lines
-        yield from (notebook.note(line) for line in others)
+        yield from map(note, others)
         yield notebook.memory_bars(amounts(self.fit.assessment.memory.parts))
 
     def text(self, *, verbose: bool = False) -> str:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import compared_as, peak_was_compared
 from hardware_profiles.cluster.schema import Figure
+from hardware_profiles.fields import names_in
 
 Confidence = Literal["measured", "published", "learned", "datasheet"]
 # families, precisions and accelerators of the published runs that the time model was validated on
@@ -23,15 +24,7 @@ COMPARED_PRECISIONS: Final = ("bf16", "fp16")
 COMPARED: Final = ("A100-SXM-80GB", "H100-SXM-80GB")
 # made of the published runs by ``python -m benchmarks.intervals.compared_runs --write``
 COMPARED_RUNS: Final = Path(__file__).parent / "compared_runs.csv"
-COLUMNS: Final = (
-    "software",
-    "accelerator",
-    "experts",
-    "runs",
-    "median_error",
-    "trainers",
-    "sources",
-)
+COLUMNS: Final = names_in("software accelerator experts runs median_error trainers sources")
 MOST_NAMES: Final = 3  # trainers that are listed
 
 

@@ -16,30 +16,17 @@ from cost_models.plan.workload import USUAL_RANK, Workload
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.prediction import scenario_of
 from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.fields import names_in
 
 # options of ``fit`` that a workload declares under the same name
-OF_WORKLOAD: Final = (
-    "seq_len",
-    "global_batch_size",
-    "precision",
-    "optimizer",
-    "optimizer_rank",
-    "optimizer_state_precision",
-    "gradient_precision",
-    "master_weights",
-    "attention_kernel",
-    "freeze",
-)
+OF_WORKLOAD: Final = names_in("""
+    seq_len global_batch_size precision optimizer optimizer_rank optimizer_state_precision
+    gradient_precision master_weights attention_kernel freeze
+""")
 # options that a file states always, since ``fit`` would search or derive them
-ALWAYS: Final = (
-    "zero_stage",
-    "recompute",
-    "micro_batch_size",
-    "num_microbatches",
-    "global_batch_size",
-    "seq_len",
-    "precision",
-)
+ALWAYS: Final = names_in("""
+    zero_stage recompute micro_batch_size num_microbatches global_batch_size seq_len precision
+""")
 # parts of a plan that follow from the others, the accelerators and the batch
 FOLLOWING: Final = ("data_parallel", "num_microbatches", "recompute_layers", "recompute_every")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from planner.exchange.job import Job
 
 OMIT: Final = object()  # written by no key
@@ -114,11 +115,6 @@ def integer(name: str) -> Callable[[Any, Source], Settings]:
 def constant(path: str, value: Any) -> Key:
     """Return a key that is always written so, and means nothing where it is read."""
     return Key(path, write=lambda job: value)
-
-
-def names_in(text: str) -> tuple[str, ...]:
-    """Return the names of a text, which white space separates."""
-    return tuple(text.split())
 
 
 def without_effect(paths: str | Iterable[str], *, section: str = "") -> tuple[Key, ...]:

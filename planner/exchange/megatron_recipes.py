@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from hardware_profiles.fields import names_in
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Settings, Source, leaves_of, names_in
+from planner.exchange.keys import Key, Settings, Source, leaves_of
 from planner.exchange.megatron_fields import (
     CARRIES,
     Get,

@@ -14,7 +14,16 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.fields import read_text
 from hardware_profiles.message import on_one_line
 from planner.exchange.job import FOLLOWING, Job, is_default
-from planner.exchange.keys import MISSING, OMIT, Key, Source, UnknownWord, lookup, unknown_paths
+from planner.exchange.keys import (
+    MISSING,
+    OMIT,
+    Key,
+    Source,
+    UnknownWord,
+    lookup,
+    placed,
+    unknown_paths,
+)
 from planner.exchange.syntax.documents import OWN_KEY, FileHeader, Syntax, stated_in_comments
 
 # where a training script states what only PEFT and bitsandbytes read
@@ -121,8 +130,6 @@ class Target:
 
     def not_carried(self, job: Job) -> dict[str, tuple[Any, str]]:
         """Return the options that the keys do not carry: value, and where to set it."""
-        from planner.exchange.keys import placed
-
         read = self.read_document(Source(placed(self.leaves(job)))).settings
         left = {
             name: value
@@ -137,8 +144,6 @@ class Target:
 
     def write(self, job: Job, version: str) -> dict[str, str]:
         """Return the texts of the files, by name; the first one is the target's own."""
-        from planner.exchange.keys import placed
-
         leaves = self.leaves(job)
         self.check(placed(leaves), job)
         carried = {key.path: ", ".join(key.carries) for key in self.keys if key.carries}

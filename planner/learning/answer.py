@@ -80,7 +80,7 @@ class LearnAnswer(Answer):
     def notebook_parts(self) -> Iterator[str]:
         """Yield the runs before and after, and the conclusions."""
         from planner.learning.text import TITLES, run_rows
-        from planner.text.html_page import element, table
+        from planner.text.html_page import note, table
         from planner.text.notebook import headline
 
         yield headline(f"{self.trainer} on {self.accelerator}", f"learned from {self.source}.")
@@ -91,7 +91,7 @@ class LearnAnswer(Answer):
         ]
         yield table(shown, ("", "mechanism", "value", "evidence"))
         words = f"wrote {self.path}; next: planner.fit(model, cluster, software={str(self.path)!r})"
-        yield element("p", words, css="note")
+        yield note(words)
 
     def __str__(self) -> str:
         from planner.learning.text import learned_text

@@ -5,56 +5,36 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
+from planner.exchange.targets.huggingface import MORE_OPTIMIZERS, OPTIMIZERS
 from planner.live.wrappers import class_names
 
 # classes of torch.optim, bitsandbytes, transformers, apex and others: the optimizer here
 CLASSES: Final = {
-    "adamw": "adamw",
-    "adam": "adam",
-    "sgd": "sgd",
-    "lamb": "lamb",
-    "lion": "lion",
-    "adafactor": "adafactor",
-    "muon": "muon",
-    "adamw8bit": "adamw_8bit",
-    "adamwfp8": "adamw_8bit",
-    "adamw4bit": "adamw_4bit",
-    "adam4bit": "adamw_4bit",
-    "adam8bit": "adamw_8bit",
-    "adamw32bit": "adamw",
-    "adam32bit": "adam",
-    "pagedadamw": "paged_adamw",
-    "pagedadam": "paged_adamw",
-    "pagedadamw32bit": "paged_adamw",
-    "pagedadam32bit": "paged_adamw",
-    "pagedadamw8bit": "paged_adamw_8bit",
-    "pagedadam8bit": "paged_adamw_8bit",
-    "pagedlion": "lion",
-    "lion8bit": "lion_8bit",
-    "pagedlion8bit": "lion_8bit",
-    "ademamix": "ademamix",
-    "ademamix32bit": "ademamix",
-    "ademamix8bit": "ademamix_8bit",
-    "fusedadam": "adamw",
-    "fusedlamb": "lamb",
-    "fusedsgd": "sgd",
-    "deepspeedcpuadam": "adamw",
-    "zeroredundancyoptimizer": "adamw",
+    name: optimizer
+    for optimizer, names in {
+        "adamw": "adamw adamw32bit fusedadam deepspeedcpuadam zeroredundancyoptimizer",
+        "adam": "adam adam32bit",
+        "sgd": "sgd fusedsgd",
+        "lamb": "lamb fusedlamb",
+        "lion": "lion pagedlion",
+        "adafactor": "adafactor",
+        "muon": "muon",
+        "adamw_8bit": "adamw8bit adamwfp8 adam8bit",
+        "adamw_4bit": "adamw4bit adam4bit",
+        "paged_adamw": "pagedadamw pagedadam pagedadamw32bit pagedadam32bit",
+        "paged_adamw_8bit": "pagedadamw8bit pagedadam8bit",
+        "lion_8bit": "lion8bit pagedlion8bit",
+        "ademamix": "ademamix ademamix32bit",
+        "ademamix_8bit": "ademamix8bit",
+    }.items()
+    for name in names.split()
 }
 # TrainingArguments.optim of transformers, where it is not the name of a class
 NAMES: Final = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_hf": "adamw",
-    "adamw_apex_fused": "adamw",
+    **{theirs: ours for ours, theirs in OPTIMIZERS.items()},
+    **MORE_OPTIMIZERS,
     "adamw_anyprecision": "adamw",
-    "adamw_bnb_8bit": "adamw_8bit",
-    "adamw_8bit": "adamw_8bit",
-    "paged_adamw_32bit": "paged_adamw",
-    "paged_adamw_8bit": "paged_adamw_8bit",
-    "lion_32bit": "lion",
     "paged_lion_32bit": "lion",
-    "lion_8bit": "lion_8bit",
     "paged_lion_8bit": "lion_8bit",
 }
 WRAPPED: Final = ("optimizer", "optim")  # attributes of accelerate's and DeepSpeed's wrappers

@@ -36,6 +36,7 @@ from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.links.tree import ANY_ORDER, tree_of
 from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.fields import names_in
 from hardware_profiles.progress import report, tracked
 from planner.refinement.best_partition import (
     StagedPlan,
@@ -74,16 +75,10 @@ FEW: Final = 2
 SMALL: Final = 64
 GAIN: Final = 1e-3  # smallest gain, as a share of the step, that is worth another order
 # parts of a plan that determine the groups of every axis
-GRID: Final = (
-    "pipeline_parallel",
-    "dp_replicate",
-    "data_parallel",
-    "context_parallel",
-    "tensor_parallel",
-    "expert_parallel",
-    "expert_tensor_parallel",
-    "secondary_ranks",
-)
+GRID: Final = names_in("""
+    pipeline_parallel dp_replicate data_parallel context_parallel tensor_parallel expert_parallel
+    expert_tensor_parallel secondary_ranks
+""")
 
 
 class Fastest(Protocol):

@@ -41,7 +41,7 @@ from planner.reports.roofline import roofline
 from planner.request.command import describe_with_stages
 from planner.runs.compare import Comparison, compare_run, comparison_cells
 from planner.search.simplicity import CLOSE
-from planner.text.html_page import Html, bar, element, joined, listed, page, table
+from planner.text.html_page import Html, bar, element, joined, listed, note, page, table
 from planner.text.notebook import framed
 
 SMALL: Final = 0.001  # share of a step or a peak; smaller parts are left out
@@ -83,7 +83,7 @@ def report(plan: Reportable) -> Report:
         *_confidence(reported),
     ]
     made_by = f"{reported.path.name} · {reported.file.created_by or 'shardplan'}"
-    body = [*sections, element("p", made_by, css="note")]
+    body = [*sections, note(made_by)]
     return Report(reported.name, page(reported.name, *body))
 
 
@@ -108,7 +108,7 @@ def _verdict(reported: ReportedPlan) -> Iterator[Html]:
     )
     cluster = describe_cluster(reported.file.cluster)
     model = " ".join(head(reported.scenario)).removesuffix(cluster).strip()
-    yield element("p", f"{model} · {cluster}", css="note")
+    yield note(f"{model} · {cluster}")
     if found.verdict != "fits":
         ways = ways_out(reported.scenario, reported.file.plan)
         items = [f"{w.change}: {format_bytes(w.peak_bytes)} ({w.options})" for w in ways]
@@ -123,9 +123,9 @@ def _plan(reported: ReportedPlan) -> Iterator[Html]:
     yield listed(describe(reported.scenario, plan))
     if len(reported.file.layer_ranges) > 1:
         ranges = ", ".join(f"{a} to {b - 1}" for a, b in reported.file.layer_ranges)
-        yield element("p", f"Layers of the stages: {ranges}.", css="note")
+        yield note(f"Layers of the stages: {ranges}.")
     if why := not_run(reported.scenario, plan):
-        yield element("p", f"Not run by shardplan run: {why}.", css="note")
+        yield note(f"Not run by shardplan run: {why}.")
 
 
 def _memory(reported: ReportedPlan) -> Iterator[Html]:
@@ -153,11 +153,9 @@ def _shown_of(reported: ReportedPlan) -> Html:
     shown = reported.drawn_step.plan.num_microbatches
     if shown == all_of_them:
         return Html("")
-    return element(
-        "p",
+    return note(
         f"Drawn with {shown:,} of {all_of_them:,} micro-batches; the others repeat the middle. "
         "shardplan trace writes all of them.",
-        css="note",
     )
 
 
@@ -181,11 +179,9 @@ def _passes(reported: ReportedPlan) -> Iterator[Html]:
         bubble = (
             float(reported.assessment.time.parts.bubble) / reported.assessment.time.step_seconds
         )
-        yield element(
-            "p",
+        yield note(
             f"Schedule {plan.pipeline_schedule}, {plan.num_microbatches:,} micro-batches: the "
             f"slowest rank waits {100 * bubble:.1f} % of the step for others.",
-            css="note",
         )
 
 
@@ -212,13 +208,11 @@ def _roofline(reported: ReportedPlan) -> Iterator[Html]:
         css="",
     )
     rest = found.other_seconds / found.layer_seconds
-    yield element(
-        "p",
+    yield note(
         f"Roof: {found.peak / 1e12:,.4g} TFLOP/s and {found.bandwidth / 1e12:.3g} TB/s; dashed: "
         f"{found.reached / 1e12:,.4g} TFLOP/s, which large matrices reach. Norms, activation "
         f"functions, residuals and other operators without matrices take {100 * rest:.0f} % of "
         "the layer, at the memory's bandwidth.",
-        css="note",
     )
 
 
@@ -262,7 +256,7 @@ def _runners_up(reported: ReportedPlan, others: Alternatives) -> Iterator[Html]:
 
     if own > others.runners_up[0].assessment.time.step_seconds:
         words += f" Of plans within {100 * CLOSE:.0f} % of the fastest, plan takes the simplest."
-    yield element("p", words, css="note")
+    yield note(words)
 
 
 def _assumptions(reported: ReportedPlan) -> Iterator[Html]:

@@ -17,6 +17,7 @@ from cost_models.plan.plan import TRAINING, Plan
 from cost_models.plan.workload import Batch
 from cost_models.serving.number_formats import KV_PRECISIONS, WEIGHT_PRECISIONS
 from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.fields import names_in
 from hardware_profiles.options import Option, declared, optional
 from planner.request.model import ModelLike
 from planner.request.options import proposals
@@ -71,19 +72,10 @@ class Subject:
             as_text=True,
             complete=proposals.clusters,
             help="8xA100-80GB, 16x8xH100-SXM, FILE.toml, here:8",
-            elsewhere=(
-                "accelerator",
-                "cluster",
-                "devices",
-                "gpu",
-                "gpus",
-                "hardware",
-                "nnodes",
-                "nodes",
-                "nproc_per_node",
-                "num_gpus",
-                "num_nodes",
-            ),
+            elsewhere=names_in("""
+                accelerator cluster devices gpu gpus hardware nnodes nodes nproc_per_node num_gpus
+                num_nodes
+            """),
             replaceable=True,
         ),
     ]

@@ -75,7 +75,7 @@ class CalibratedCluster(Answer):
 
     def notebook_parts(self) -> Iterator[str]:
         """Yield the error before and after as a table, and the factors."""
-        from planner.text.html_page import element, table
+        from planner.text.html_page import note, table
         from planner.text.notebook import headline
 
         measured = self.measured_seconds
@@ -88,7 +88,7 @@ class CalibratedCluster(Answer):
         yield table(rows, ("step", "", "error"))
         factors = self.calibration
         words = f"Rates x {factors.rates:.3g}, links x {factors.links:.3g}, from {factors.words}"
-        yield element("p", f"{words}; saved in {self.kept_in}", css="note")
+        yield note(f"{words}; saved in {self.kept_in}")
 
     def __str__(self) -> str:
         measured, factors = self.measured_seconds, self.calibration
@@ -124,7 +124,7 @@ class MeasuredMachine(Answer):
 
     def notebook_parts(self) -> Iterator[str]:
         """Yield the figures that were measured."""
-        from planner.text.html_page import element, table
+        from planner.text.html_page import note, table
         from planner.text.notebook import headline
 
         chip, links = self.cluster.accelerator, self.cluster.tiers[-1]
@@ -135,7 +135,7 @@ class MeasuredMachine(Answer):
         rows.append(("memory", f"{chip.memory_bandwidth.value / 1e9:,.1f} GB/s"))
         rows.append(("links", f"{links.bandwidth.value / 1e9:,.2f} GB/s"))
         yield table(rows, ("of each process", ""))
-        yield element("p", f"saved in {self.kept_in}", css="note")
+        yield note(f"saved in {self.kept_in}")
 
     def __str__(self) -> str:
         chip, links = self.cluster.accelerator, self.cluster.tiers[-1]

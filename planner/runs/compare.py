@@ -77,7 +77,7 @@ class Comparison(Answer):
 
     def notebook_parts(self) -> Iterator[str]:
         """Yield the explanation, both sides of every term, and the fields that differ."""
-        from planner.text.html_page import element, listed, table
+        from planner.text.html_page import listed, note, table
         from planner.text.notebook import headline
 
         first, *others = (words.strip() for words in self.explanation)
@@ -86,7 +86,7 @@ class Comparison(Answer):
         head, *rows = comparison_cells(self)
         indented = [(name.replace("  ", EM_SPACE), *cells) for name, *cells in rows]
         yield table(indented, head)
-        yield element("p", f"left: {self.left}; right: {self.right}", css="note")
+        yield note(f"left: {self.left}; right: {self.right}")
         if self.changes:
             found = [(name, str(a), str(b)) for name, a, b in self.changes]
             yield table(found, ("field", "left", "right"))

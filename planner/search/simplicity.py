@@ -15,18 +15,13 @@ from typing import Any, Final
 from msgspec import Struct
 
 from cost_models.plan.plan import Plan
+from hardware_profiles.fields import names_in
 
 CLOSE: Final = 0.01  # plans whose steps differ by less are told apart by their simplicity
 # the schedules from the one that every trainer has to those that few have
-SCHEDULES_BY_USE: Final = (
-    "1f1b",
-    "gpipe",
-    "interleaved_1f1b",
-    "zero_bubble",
-    "interleaved_zero_bubble",
-    "zbv",
-    "dualpipev",
-)
+SCHEDULES_BY_USE: Final = names_in("""
+    1f1b gpipe interleaved_1f1b zero_bubble interleaved_zero_bubble zbv dualpipev
+""")
 
 
 class Tie(Struct, frozen=True):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import asdict
 
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
@@ -180,31 +183,22 @@ def case_document(case: SurveyCase) -> dict[str, Any]:
 
 def total_counts(cases: tuple[SurveyCase, ...]) -> Counts:
     """Return the sums of the counts of all searches."""
-    every = [case.result.counts for case in cases if case.result is not None]
-    return Counts(
-        enumerated=sum(c.enumerated for c in every),
-        illegal=_summed([c.illegal for c in every]),
-        priced=sum(c.priced for c in every),
-        slow=sum(c.slow for c in every),
-        too_large=sum(c.too_large for c in every),
-        tight=sum(c.tight for c in every),
-        seconds=sum(c.seconds for c in every),
-        simulated=sum(c.simulated for c in every),
-        bounded_away=sum(c.bounded_away for c in every),
-        excluded=_summed([c.excluded for c in every]),
-        short_pieces=sum(c.short_pieces for c in every),
-        part_recomputed=sum(c.part_recomputed for c in every),
-        more_stages=sum(c.more_stages for c in every),
-        copies=sum(c.copies for c in every),
-    )
+    every = [asdict(case.result.counts) for case in cases if case.result is not None]
+    by_reason = ("illegal", "excluded")
+    sums: dict[str, Any] = {
+        name: _summed(one[name] for one in every)
+        if name in by_reason
+        else sum(one[name] for one in every)
+        for name in Counts.__struct_fields__
+    }
+    return Counts(**sums)
 
 
-def _summed(counts: list[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
     for one in counts:
-        for name, number in one.items():
-            total[name] = total.get(name, 0) + number
-    return dict(sorted(total.items(), key=lambda item: -item[1]))
+        total.update(one)
+    return dict(total.most_common())
 
 
 def assumptions_of(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from planner.survey.compare_cases import SurveyCase, SurveyRequest, sort_key
 from planner.survey.text import case_columns, case_rows, reason_without_plan
-from planner.text.html_page import Html, element, joined, listed, table
+from planner.text.html_page import Html, joined, listed, note, table
 
 
 def cases_table(request: SurveyRequest, cases: Sequence[SurveyCase]) -> Html:
@@ -16,5 +16,5 @@ def cases_table(request: SurveyRequest, cases: Sequence[SurveyCase]) -> Html:
     names = case_columns([case.scenario for case in cases])
     head, *rows = case_rows(request, good, len(good), names)
     without = [f"{case.name}: {reason_without_plan(case)}" for case in cases if not case.found]
-    title = element("p", "The best plan of each:", css="note")
+    title = note("The best plan of each:")
     return joined([title, table(rows, head), listed(without) if without else Html("")])

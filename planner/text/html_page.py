@@ -88,6 +88,11 @@ def element(name: str, *inside: str, css: str = "", style: str = "") -> Html:
     return Html(f"<{name}{classes}{styled}>{joined(inside)}</{name}>")
 
 
+def note(words: str) -> Html:
+    """Return a paragraph in a softer colour."""
+    return element("p", words, css="note")
+
+
 def joined(parts: Iterable[str]) -> Html:
     """Return parts of a page one after another, escaped unless they are HTML."""
     return Html("".join(p if isinstance(p, Html) else escape(p) for p in parts))

@@ -27,19 +27,15 @@ from cost_models.traced.time import pass_flops, traced_time
 from cost_models.uncertainty import MEMORY, peak_interval
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from hardware_profiles.software.trainer import SoftwareProfile
 from planner.assessment.assess import MemoryAssessment, amounts
 from planner.assessment.verdict import memory_budget, verdict
 from planner.request.divisors import divisors
 
-VARIED: Final = (
-    "data_parallel",
-    "dp_replicate",
-    "zero_stage",
-    "recompute",
-    "micro_batch_size",
-    "num_microbatches",
-)
+VARIED: Final = names_in("""
+    data_parallel dp_replicate zero_stage recompute micro_batch_size num_microbatches
+""")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from msgspec.structs import replace as changed
 
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError, did_you_mean
-from hardware_profiles.fields import write_text_atomically
+from hardware_profiles.fields import names_in, write_text_atomically
 from hardware_profiles.progress import tracked
 from hardware_profiles.software.trainer import software_profile
 from planner.text.answer import SCHEMA_VERSION, Answer
@@ -48,31 +48,12 @@ if TYPE_CHECKING:
 What = Literal["time", "memory"]
 FILES: Final = ("rows.csv", "groups.csv", "validation.json")
 # of a row in the JSON document; the table has more columns
-ROW_KEYS: Final = (
-    "row_id",
-    "line",
-    "source_group",
-    "predicted_step_seconds",
-    "measured_step_seconds",
-    "time_error",
-    "time_inside",
-    "predicted_tokens_per_second_per_gpu",
-    "measured_tokens_per_second_per_gpu",
-    "predicted_mfu",
-    "measured_mfu",
-    "predicted_peak_bytes",
-    "measured_peak_bytes",
-    "memory_kind",
-    "memory_error",
-    "memory_inside",
-    "verdict",
-    "outcome",
-    "partial",
-    "impossible",
-    "defaults",
-    "not_understood",
-    "skipped",
-)
+ROW_KEYS: Final = names_in("""
+    row_id line source_group predicted_step_seconds measured_step_seconds time_error time_inside
+    predicted_tokens_per_second_per_gpu measured_tokens_per_second_per_gpu predicted_mfu
+    measured_mfu predicted_peak_bytes measured_peak_bytes memory_kind memory_error memory_inside
+    verdict outcome partial impossible defaults not_understood skipped
+""")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

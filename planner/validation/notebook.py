@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.text.html_page import Html, element, table
+from planner.text.html_page import Html, element, note, table
 from planner.text.notebook import headline
 from planner.validation.text import HEADS, KEYS, WHAT
 
@@ -39,7 +39,7 @@ def _quantity(name: str, figures: Mapping[str, Any]) -> Iterator[Html]:
         for group, found in figures["by"]["source_group"].items()
     ]
     yield table(cells, ("source", *HEADS))
-    yield element("p", PER_CENT, css="note")
+    yield note(PER_CENT)
 
 
 def _per_cent(key: str, value: float) -> str:

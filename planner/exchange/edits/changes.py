@@ -65,6 +65,12 @@ def whole_changes(document: Mapping[str, Any], changes: Changes) -> dict[str, An
     return found
 
 
+def line_around(text: str, at: int) -> tuple[int, int]:
+    """Return the start of the line of a position, and the position after its newline."""
+    end = text.find("\n", at)
+    return text.rfind("\n", 0, at) + 1, len(text) if end < 0 else end + 1
+
+
 def edited(text: str, changes: Changes, editor: Editor, parse: Parse) -> str:
     """Return a text with changes, or raise with the first one that the editor cannot make."""
     document = parse(text)

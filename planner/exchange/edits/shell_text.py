@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
-from planner.exchange.edits.changes import REMOVED
+from planner.exchange.edits.changes import REMOVED, Parse, line_around
 from planner.exchange.syntax.flags import ENVIRONMENT
 
 MOST_ANCHORS: Final = 60  # places that are tried for a new flag
@@ -24,7 +24,6 @@ _FLAG: Final = re.compile(r"(?<![\w$./-])--?[A-Za-z][\w.-]*")
 _REFERENCE: Final = re.compile(r"\$\{?(?P<name>[A-Za-z_]\w*)")
 _DEFAULT: Final = re.compile(r"(?P<before>\$\{\w+:?[-=])(?P<value>[^}$]*)\}")
 _EXPORT: Final = re.compile(r"(?m)^[ \t]*export[ \t]+(?P<name>\w+)=(?P<value>\S*)[^\n]*\n?")
-Parse = Callable[[str], Mapping[str, Any]]
 
 
 def with_exports(parse: Parse) -> Parse:
@@ -135,19 +134,14 @@ def _quoted(old: str, new: str) -> str:
     return f"{old[0]}{new}{old[0]}" if old[:1] in "\"'" and old[-1:] == old[:1] else new
 
 
-def _line_of(text: str, at: int) -> tuple[int, int]:
-    end = text.find("\n", at)
-    return text.rfind("\n", 0, at) + 1, len(text) if end < 0 else end + 1
-
-
 def _without(text: str, flag: re.Match[str]) -> Iterator[str]:
     """Yield texts without a flag; a line that held nothing else goes with it."""
     spans = _value_of(text, flag.end())
     ends = [spans[-1][1]] if spans else []
     for end in (*ends, flag.end()):
-        first, after = _line_of(text, flag.start())
+        first, after = line_around(text, flag.start())
         if end > after:
-            after = _line_of(text, end)[1]
+            after = line_around(text, end)[1]
         rest = text[first : flag.start()] + text[end:after]
         if rest.strip(" \t\n\\"):
             yield text[: flag.start()].rstrip(" \t") + text[end:]
@@ -170,7 +164,7 @@ def _added(text: str, name: str, value: Any) -> Iterator[str]:
 
     for anchor in sorted(anchors, key=alike)[:MOST_ANCHORS]:
         alone, end, spans = _alone(text, anchor)
-        first, after = _line_of(text, anchor.start())
+        first, after = line_around(text, anchor.start())
         before, behind = text[first : anchor.start()], text[end:after]
         if alone:
             last = "" if text[:after].endswith("\n") else "\n"
@@ -184,7 +178,7 @@ def _alone(text: str, flag: re.Match[str]) -> tuple[bool, int, list[tuple[int, i
     """Return whether a flag has a line of its own, its end, and where its value stands."""
     spans = _value_of(text, flag.end())
     end = spans[-1][1] if spans else flag.end()
-    first, after = _line_of(text, flag.start())
+    first, after = line_around(text, flag.start())
     is_first = not text[first : flag.start()].strip()
     return is_first and end <= after and text[end:after].strip() in ("", "\\"), end, spans
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.exchange.edits.changes import REMOVED
+from planner.exchange.edits.changes import REMOVED, line_around
+from planner.exchange.syntax.documents import yaml_value
 
 
 def edit_yaml(text: str, path: str, value: Any) -> Iterator[str]:
@@ -59,54 +60,47 @@ def _end(node: Any) -> int:
     return _end(last[1] if isinstance(last, tuple) else last)
 
 
-def _line(text: str, at: int) -> tuple[int, int]:
-    """Return the start of a line, and the position after its newline."""
-    end = text.find("\n", at)
-    return text.rfind("\n", 0, at) + 1, len(text) if end < 0 else end + 1
-
-
-def _flow(value: Any) -> str:
-    import yaml
-
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
-    return text.removesuffix("...\n").strip()
-
-
 def _entry(name: str, value: Any, indent: str) -> str:
     """Return the lines of a key, with its newline."""
     if not isinstance(value, Mapping) or not value:
-        return f"{indent}{_flow(name)}: {_flow(value)}\n"
+        return f"{indent}{yaml_value(name)}: {yaml_value(value)}\n"
     inner = "".join(_entry(key, each, f"{indent}  ") for key, each in value.items())
-    return f"{indent}{_flow(name)}:\n{inner}"
+    return f"{indent}{yaml_value(name)}:\n{inner}"
 
 
 def _with(text: str, owner: Any, name: str, value: Any) -> str:
     if owner.flow_style:
         at = int(owner.end_mark.index) - 1
         between = ", " if owner.value else ""
-        return text[:at].rstrip() + f"{between}{_flow(name)}: {_flow(value)}" + text[at:]
+        return text[:at].rstrip() + f"{between}{yaml_value(name)}: {yaml_value(value)}" + text[at:]
     first = owner.value[0][0].start_mark
-    at = _line(text, max(_end(owner.value[-1][1]) - 1, 0))[1]
+    at = line_around(text, max(_end(owner.value[-1][1]) - 1, 0))[1]
     newline = "" if text[:at].endswith("\n") else "\n"
     return text[:at] + newline + _entry(name, value, " " * first.column) + text[at:]
+
+
+def _lines_of(text: str, pair: tuple[Any, Any]) -> tuple[int, int]:
+    """Return where the lines of a key and its value begin and end."""
+    key, node = pair
+    return line_around(text, key.start_mark.index)[0], line_around(text, max(_end(node) - 1, 0))[1]
 
 
 def _replaced(text: str, owner: Any, pair: tuple[Any, Any], value: Any) -> str:
     key, node = pair
     if isinstance(value, Mapping) and value and not owner.flow_style:
-        start, end = _line(text, key.start_mark.index)[0], _line(text, max(_end(node) - 1, 0))[1]
+        start, end = _lines_of(text, pair)
         return text[:start] + _entry(key.value, value, " " * key.start_mark.column) + text[end:]
     start, end = int(node.start_mark.index), _end(node)
     after = int(key.end_mark.index)
     if start == end or "\n" in text[after:start]:  # nothing after the colon, or a block below it
-        return text[:after] + f": {_flow(value)}" + text[max(end, after + 1) :]
-    return text[:start] + _flow(value) + text[end:]
+        return text[:after] + f": {yaml_value(value)}" + text[max(end, after + 1) :]
+    return text[:start] + yaml_value(value) + text[end:]
 
 
 def _without(text: str, owner: Any, pair: tuple[Any, Any]) -> str:
     key, node = pair
     if not owner.flow_style:
-        start, end = _line(text, key.start_mark.index)[0], _line(text, max(_end(node) - 1, 0))[1]
+        start, end = _lines_of(text, pair)
         return text[:start] + text[end:]
     at = owner.value.index(pair)
     if at + 1 < len(owner.value):

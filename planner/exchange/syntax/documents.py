@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import MAX_DEPTH, nesting, parse_json
+from planner.exchange.keys import placed
 from planner.exchange.syntax.python_document import parse_python
 
 MAX_VALUES: Final = 100_000  # of a document
@@ -120,8 +121,6 @@ def syntax_of(text: str) -> str:
 
 
 def _json_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: FileHeader) -> str:
-    from planner.exchange.keys import placed
-
     own = {
         "target": f"{header.target} {header.version}",
         "plan": header.question,
@@ -142,8 +141,6 @@ def _stated_in_json(text: str) -> dict[str, Any]:
 def _bare_json_text(
     leaves: Mapping[str, Any], comments: Mapping[str, str], header: FileHeader
 ) -> str:
-    from planner.exchange.keys import placed
-
     return json.dumps(placed(leaves), indent=2, allow_nan=False) + "\n"
 
 
@@ -195,8 +192,6 @@ def _values(value: object) -> int:
 
 
 def _yaml_text(leaves: Mapping[str, Any], comments: Mapping[str, str], header: FileHeader) -> str:
-    from planner.exchange.keys import placed
-
     lines = [*header.comments(), *_yaml_lines(placed(leaves), comments, "", "")]
     return "\n".join(lines) + "\n"
 
@@ -212,11 +207,12 @@ def _yaml_lines(
             lines += _yaml_lines(value, comments, f"{path}.", f"{indent}  ")
             continue
         said = comments.get(path)
-        lines.append(f"{indent}{name}: {_yaml_value(value)}" + (f"  # {said}" if said else ""))
+        lines.append(f"{indent}{name}: {yaml_value(value)}" + (f"  # {said}" if said else ""))
     return lines
 
 
-def _yaml_value(value: Any) -> str:
+def yaml_value(value: Any) -> str:
+    """Return a value in one line."""
     import yaml
 
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)

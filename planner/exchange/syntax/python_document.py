@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ast
 import copy
+import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 from hardware_profiles.errors import InputError
@@ -19,6 +20,20 @@ from hardware_profiles.errors import InputError
 CALL: Final = "()"
 MAX_DEPTH: Final = 30
 MAX_NODES: Final = 200_000
+OPERATORS: Final[Mapping[type[ast.AST], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.Eq: operator.eq,
+    ast.Is: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.IsNot: operator.ne,
+    ast.Gt: operator.gt,
+    ast.Lt: operator.lt,
+}
 
 
 def parse_functions(text: str, where: str) -> dict[str, dict[str, Any]]:
@@ -250,34 +265,17 @@ def _computed(node: ast.expr, value: Any) -> Any:
             return all(parts) if isinstance(node.op, ast.And) else any(parts)
         if isinstance(node, ast.BinOp):
             left, right = value(node.left), value(node.right)
-            if not all(isinstance(side, (int, float)) for side in (left, right)):
-                return ast.unparse(node)[:200]
-            match node.op:
-                case ast.Add():
-                    return left + right
-                case ast.Sub():
-                    return left - right
-                case ast.Mult():
-                    return left * right
-                case ast.FloorDiv():
-                    return left // right
-                case ast.Div():
-                    return left / right
-                case ast.Pow() if abs(left) <= 1000 and 0 <= right <= 20:
-                    return left**right
+            numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
+            if isinstance(node.op, ast.Pow) and not (abs(left) <= 1000 and 0 <= right <= 20):
+                numbers = False
+            if numbers and type(node.op) in OPERATORS:
+                return OPERATORS[type(node.op)](left, right)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             left, right = value(node.left), value(node.comparators[0])
-            match node.ops[0]:
-                case ast.Eq() | ast.Is():
-                    return left == right
-                case ast.NotEq() | ast.IsNot():
-                    return left != right
-                case ast.Gt():
-                    return left > right
-                case ast.Lt():
-                    return left < right
-                case ast.In():
-                    return left in right
+            if isinstance(node.ops[0], ast.In):
+                return left in right
+            if type(node.ops[0]) in OPERATORS:
+                return OPERATORS[type(node.ops[0])](left, right)
     except (TypeError, ZeroDivisionError, OverflowError):
         pass
     return ast.unparse(node)[:200]

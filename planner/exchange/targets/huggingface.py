@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import read_text
+from hardware_profiles.fields import names_in, read_text
 from planner.exchange.job import Job
 from planner.exchange.keys import (
     OMIT,
@@ -20,7 +20,6 @@ from planner.exchange.keys import (
     Settings,
     Source,
     UnknownWord,
-    names_in,
     not_priced,
     omitted,
     placed,

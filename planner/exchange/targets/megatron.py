@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
+from hardware_profiles.fields import names_in
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Settings, Source, names_in, without_effect
+from planner.exchange.keys import Key, Settings, Source, without_effect
 from planner.exchange.megatron_fields import (
     CARRIES,
     ELSEWHERE,
@@ -38,13 +39,10 @@ NAMES: Final = {
 }
 VIRTUAL: Final = "virtual_pipeline_model_parallel_size"
 LAYERS_OF_VIRTUAL: Final = "num-layers-per-virtual-pipeline-stage"
-MARKS: Final = (
-    "tensor-model-parallel-size",
-    "pipeline-model-parallel-size",
-    "micro-batch-size",
-    "num-attention-heads",
-    "use-distributed-optimizer",
-)
+MARKS: Final = names_in("""
+    tensor-model-parallel-size pipeline-model-parallel-size micro-batch-size num-attention-heads
+    use-distributed-optimizer
+""")
 # fields that are read besides those that are written
 ALSO_READ: Final = names_in("""
     num_layers_per_virtual_pipeline_stage num_layers_in_first_pipeline_stage

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Settings, Source, UnknownWord, names_in, without_effect
+from planner.exchange.keys import Key, Settings, Source, UnknownWord, without_effect
 from planner.exchange.launch import torchrun
 from planner.exchange.syntax.documents import YAML
 from planner.exchange.target import Target

@@ -12,8 +12,9 @@ import re
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from planner.exchange.job import Job
-from planner.exchange.keys import Key, Settings, Source, names_in, without_effect
+from planner.exchange.keys import Key, Settings, Source, without_effect
 from planner.exchange.launch import torchrun
 from planner.exchange.megatron_fields import ELSEWHERE
 from planner.exchange.megatron_recipes import (

@@ -15,6 +15,7 @@ from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.errors import InputError
+from hardware_profiles.fields import names_in
 from planner.exchange.job import Job
 from planner.exchange.keys import (
     MISSING,
@@ -23,7 +24,6 @@ from planner.exchange.keys import (
     Source,
     UnknownWord,
     lookup,
-    names_in,
     without_effect,
 )
 from planner.exchange.launch import torchrun

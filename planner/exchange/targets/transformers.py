@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.fields import parse_json
+from hardware_profiles.fields import names_in, parse_json
 from planner.exchange.job import Job
 from planner.exchange.keys import (
     OMIT,
@@ -25,7 +25,6 @@ from planner.exchange.keys import (
     UnknownWord,
     constant,
     integer,
-    names_in,
     not_priced,
     same,
     without_effect,

@@ -21,6 +21,7 @@ from cost_models.plan.workload import (
     Quantisation,
     SeqLen,
 )
+from hardware_profiles.fields import names_in
 from hardware_profiles.options import Option
 from hardware_profiles.software.trainer import OPTIMIZER_KERNELS, software_names
 
@@ -70,15 +71,9 @@ class CommonOptions:
             metavar="NAME",
             common=True,
             values=get_args(Precision),
-            elsewhere=(
-                "dtype",
-                "mixed_precision",
-                "torch_dtype",
-                "amp",
-                "bfloat16=bf16",
-                "float16=fp16",
-                "half=fp16",
-            ),
+            elsewhere=names_in("""
+                dtype mixed_precision torch_dtype amp bfloat16=bf16 float16=fp16 half=fp16
+            """),
             help="{values} (plan: bf16,fp8 takes the better)",
             default="bf16 if the accelerator has it, else fp16, else fp32; fp32 on a CPU",
             why="16-bit compute with fp32 master weights. tf32, in memory as fp32, is priced only; "
@@ -122,20 +117,10 @@ class LayerOptions:
         training(
             common=True,
             help="tokens of a sequence: 4096, 8k",
-            elsewhere=(
-                "sequence_length",
-                "seq_length",
-                "max_length",
-                "max_seq_length",
-                "max_seq_len",
-                "block_size",
-                "cutoff_len",
-                "context",
-                "context_length",
-                "ctx",
-                "ctx_len",
-                "n_ctx",
-            ),
+            elsewhere=names_in("""
+                sequence_length seq_length max_length max_seq_length max_seq_len block_size
+                cutoff_len context context_length ctx ctx_len n_ctx
+            """),
             default="the model's longest, at most 4096",
             why="a common training length",
         ),

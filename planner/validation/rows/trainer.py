@@ -11,6 +11,7 @@ from cost_models.legality.capabilities import capabilities_of
 from cost_models.plan.plan import Plan
 from cost_models.uncertainty import UNKNOWN
 from hardware_profiles.errors import InputError, did_you_mean
+from hardware_profiles.fields import names_in
 from hardware_profiles.software.engine import PLUS, engine
 from hardware_profiles.software.trainer import (
     SoftwareProfile,
@@ -24,32 +25,11 @@ from planner.validation.rows.vocabulary import ANYWHERE, terms_of
 from planner.validation.rows.words import EngineEntry, SoftwareEntry, entry_of, look_up, words_table
 
 # sections of words.toml whose engines change figures of any trainer
-SWITCHES: Final = (
-    "tensor_traffic",
-    "reductions",
-    "reduction_precision",
-    "gathers",
-    "host_masters",
-    "experts",
-    "dispatch",
-    "flash",
-    "accumulation",
-    "split_loss",
-    "projections",
-    "linear_loss",
-    "clipping",
-    "early_updates",
-    "widened_states",
-    "batches",
-    "checkpoints",
-    "caches",
-    "stages",
-    "recipes",
-    "rounding",
-    "attention_bits",
-    "activation_inputs",
-    "weight_gathers",
-)
+SWITCHES: Final = names_in("""
+    tensor_traffic reductions reduction_precision gathers host_masters experts dispatch flash
+    accumulation split_loss projections linear_loss clipping early_updates widened_states batches
+    checkpoints caches stages recipes rounding attention_bits activation_inputs weight_gathers
+""")
 DDP: Final = "ddp"
 DEEPSPEED: Final = "deepspeed"  # in the names of its engines
 # terms of weights that something else casts, or that a compiled step does

@@ -18,20 +18,12 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from hardware_profiles.fields import convert, read_toml
+from hardware_profiles.fields import convert, names_in, read_toml
 from planner.validation.rows.runs_file import Row
 
 TABLE: Final = Path(__file__).parent / "vocabulary.toml"
 # columns with settings, all of which ``anywhere`` stands for
-READ_COLUMNS: Final = (
-    "framework",
-    "notes",
-    "recompute",
-    "optimizer",
-    "peft",
-    "precision",
-    "offload",
-)
+READ_COLUMNS: Final = names_in("framework notes recompute optimizer peft precision offload")
 # of quantised bases
 BITS: Final = frozenset({"nf4", "int2", "int4", "int8", "double quantisation"})
 FOUR_BITS: Final = ("nf4", "int4")  # of methods by default, where a row does not say two
