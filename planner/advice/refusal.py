@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
@@ -143,22 +143,8 @@ def _states_too_large(scenario: Scenario) -> str:
 
 def search_document(counts: Counts) -> dict[str, Any]:
     """Return the counts of a search as plain JSON values."""
-    return {
-        "enumerated": counts.enumerated,
-        "illegal": dict(counts.illegal),
-        "excluded": dict(counts.excluded),
-        "too_large": counts.too_large,
-        "tight": counts.tight,
-        "priced": counts.priced,
-        "slow": counts.slow,
-        "simulated": counts.simulated,
-        "bounded_away": counts.bounded_away,
-        "short_pieces": counts.short_pieces,
-        "part_recomputed": counts.part_recomputed,
-        "more_stages": counts.more_stages,
-        "copies": counts.copies,
-        "seconds": counts.seconds,
-    }
+    found = structs.asdict(counts)
+    return {**found, "illegal": dict(counts.illegal), "excluded": dict(counts.excluded)}
 
 
 def _too_large(scenario: Scenario, plan: Plan) -> str:

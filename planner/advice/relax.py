@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.legality.rules import legality_codes
-from cost_models.plan.plan import FLAGS, WORDS, PlanTable
+from cost_models.plan.plan import FLAGS, WORDS, Plan, PlanTable
 from cost_models.scenario import Scenario
 from cost_models.units import GIB
 from planner.advice.ways_out import WayOut
@@ -23,6 +23,7 @@ from planner.request.constraints import (
     broken_by_result,
     parse_requirements,
 )
+from planner.request.options.choices import Objective
 from planner.request.pins import SHORT_NAMES, parse_fixed
 from planner.search.candidates import Candidates
 from planner.search.priced_candidates import with_batch
@@ -45,6 +46,42 @@ class Relaxation(Struct, frozen=True):
         return structs.asdict(self)
 
 
+class _Question(Struct, frozen=True):
+    """A search without a plan: its scenario, pins, requirements and values of offload."""
+
+    scenario: Scenario
+    fixed: Mapping[str, Any]
+    require: Sequence[Constraint]
+    offloads: Sequence[str]
+
+    @property
+    def obstacles(self) -> list[Constraint | str]:
+        """The constraints and pins that a change may weaken."""
+        return [*(one for one in self.require if one.may_change), *self.fixed]
+
+    def best(self, objective: Objective = "time") -> Plan | None:
+        """Return the best plan, if there is one."""
+        options: dict[str, Any] = {"require": self.require, "offloads": self.offloads}
+        found = search(self.scenario, self.fixed, top=1, objective=objective, **options)
+        return found.plans[0] if found.plans else None
+
+    def without(self, one: Constraint | str) -> _Question:
+        """Return the question without a constraint or a pin."""
+        pins = {name: value for name, value in self.fixed.items() if name != one}
+        others = [constraint for constraint in self.require if constraint is not one]
+        return structs.replace(self, fixed=pins, require=others)
+
+    def values(self, name: str, given: int) -> Iterator[int]:
+        """Yield the values of a field in legal plans, the nearest to ``given`` first."""
+        scenario, num_gpus = self.scenario, self.scenario.cluster.num_gpus
+        table = enumerate_plans(
+            scenario.model, scenario.workload, num_gpus, self.fixed, offloads=self.offloads
+        )
+        legal = legality_codes(scenario, table) == 0
+        values = np.unique(getattr(table, name)[legal]).tolist()
+        yield from sorted(values, key=lambda value: (abs(value - given), value))[:MOST_VALUES]
+
+
 def smallest_changes(
     scenario: Scenario,
     fixed: Mapping[str, Any],
@@ -55,72 +92,46 @@ def smallest_changes(
 
     Without one: another batch, else the first pair of changes that is sufficient together.
     """
-    obstacles: list[Constraint | str] = [*(one for one in require if one.may_change), *fixed]
-    found = [_of(scenario, fixed, require, one, offloads) for one in obstacles]
+    question = _Question(scenario, fixed, require, offloads)
+    found = [_of(question, one) for one in question.obstacles]
     known = [change for change in found if change is not None]
-    known = known or list(_of_batch(scenario, fixed, require, offloads))
-    return known or list(itertools.islice(_of_two(scenario, fixed, require, offloads), 1))
+    known = known or list(_of_batch(question))
+    return known or list(itertools.islice(_of_two(question), 1))
 
 
-def _of(
-    scenario: Scenario,
-    fixed: Mapping[str, Any],
-    require: Sequence[Constraint],
-    one: Constraint | str,
-    offloads: Sequence[str],
-) -> Relaxation | None:
+def _of(question: _Question, one: Constraint | str) -> Relaxation | None:
     """Return the smallest sufficient change of a constraint or a pin."""
-    of_one: Any = _of_pin if isinstance(one, str) else _of_constraint
-    change: Relaxation | None = of_one(scenario, fixed, require, one, offloads)
-    return change
+    return _of_pin(question, one) if isinstance(one, str) else _of_constraint(question, one)
 
 
-def _of_two(
-    scenario: Scenario,
-    fixed: Mapping[str, Any],
-    require: Sequence[Constraint],
-    offloads: Sequence[str],
-) -> Iterator[Relaxation]:
+def _of_two(question: _Question) -> Iterator[Relaxation]:
     """Yield pairs of changes: the second is minimal without the first obstacle, then the first."""
-    obstacles: list[Constraint | str] = [*(one for one in require if one.may_change), *fixed]
-    for one, other in itertools.combinations(obstacles, 2):
-        pins, constraints = _without(fixed, require, one)
-        second = _of(scenario, pins, constraints, other, offloads)
+    for one, other in itertools.combinations(question.obstacles, 2):
+        second = _of(question.without(one), other)
         if second is None or second.change.startswith(("--budget", "--days")):
             continue
-        pins, constraints = _without(fixed, require, other)
+        rest = question.without(other)
         if isinstance(other, str):
-            pins |= parse_fixed(second.change.removeprefix("--fix "))
+            pins = parse_fixed(second.change.removeprefix("--fix "))
+            rest = structs.replace(rest, fixed={**rest.fixed, **pins})
         elif second.change != LEFT_OUT:
-            constraints += parse_requirements(second.change)
-        first = _of(scenario, pins, constraints, one, offloads)
+            changed = parse_requirements(second.change)
+            rest = structs.replace(rest, require=[*rest.require, *changed])
+        first = _of(rest, one)
         if first is not None:
             yield Relaxation(
                 f"{first.instead_of} and {second.instead_of}", f"{first.change} and {second.change}"
             )
 
 
-def _without(
-    fixed: Mapping[str, Any], require: Sequence[Constraint], one: Constraint | str
-) -> tuple[dict[str, Any], list[Constraint]]:
-    """Return pins and constraints except one."""
-    pins = {name: value for name, value in fixed.items() if name != one}
-    return pins, [constraint for constraint in require if constraint is not one]
-
-
-def _of_batch(
-    scenario: Scenario,
-    fixed: Mapping[str, Any],
-    require: Sequence[Constraint],
-    offloads: Sequence[str],
-) -> Iterator[Relaxation]:
+def _of_batch(question: _Question) -> Iterator[Relaxation]:
     """Yield the nearest global batch that has a plan, if the given one is no whole micro-batches.
 
     The data-parallel degrees come from a batch that all accelerators divide; the multiples of these
     degrees are tried, the nearest first.
     """
-    workload, ranks = scenario.workload, scenario.cluster.num_gpus
-    batch = workload.global_batch_size
+    scenario, fixed, require, offloads = structs.astuple(question)
+    batch, ranks = scenario.workload.global_batch_size, scenario.cluster.num_gpus
     if batch % ranks == 0:
         return
     whole = -(-batch // ranks) * ranks
@@ -129,38 +140,27 @@ def _of_batch(
     sizes = {size for n in degrees for size in (batch // n * n, -(-batch // n) * n)}
     near = sorted(sizes - {0, batch}, key=lambda size: (abs(size - batch), size))
     for nearest in near[:MOST_VALUES]:
-        changed = with_batch(scenario, nearest)
-        if search(changed, fixed, require=require, offloads=offloads, top=1).plans:
+        if structs.replace(question, scenario=with_batch(scenario, nearest)).best():
             given = f"--global-batch-size {batch}"
             yield Relaxation(given, f"--global-batch-size {nearest}")
             return
 
 
-def _of_constraint(
-    scenario: Scenario,
-    fixed: Mapping[str, Any],
-    require: Sequence[Constraint],
-    one: Constraint,
-    offloads: Sequence[str],
-) -> Relaxation | None:
-    others = [other for other in require if other is not one]
+def _of_constraint(question: _Question, one: Constraint) -> Relaxation | None:
+    rest = question.without(one)
     if one.of_result:
-        objective: Any = "memory" if one.name == "memory" else "time"
-        options: dict[str, Any] = {"offloads": offloads, "top": 1, "objective": objective}
-        plans = search(scenario, fixed, require=others, **options).plans
-        if not plans:
+        plan = rest.best("memory" if one.name == "memory" else "time")
+        if plan is None:
             return None
-        return Relaxation(one.text, _result_words(scenario, one, plans[0]))
+        return Relaxation(one.text, _result_words(question.scenario, one, plan))
     if one.name in WORDS or one.name in FLAGS:
-        plans = search(scenario, fixed, require=others, offloads=offloads, top=1).plans
-        return Relaxation(one.text, LEFT_OUT) if plans else None
+        return Relaxation(one.text, LEFT_OUT) if rest.best() else None
 
     def found(value: int | None) -> bool:
         exact = [] if value is None else [Constraint(one.name, "==", value, one.text)]
-        changed = [*others, *exact]
-        return bool(search(scenario, fixed, require=changed, offloads=offloads, top=1).plans)
+        return structs.replace(rest, require=[*rest.require, *exact]).best() is not None
 
-    value = _nearest(_values(scenario, fixed, one.name, one.value, offloads), found)
+    value = _nearest(question.values(one.name, one.value), found)
     if value is None:
         return None
     short = next((key for key, name in SHORT_NAMES.items() if name == one.name), one.name)
@@ -177,7 +177,7 @@ def _nearest(values: Iterator[int], found: Callable[[int | None], bool]) -> int 
     return None
 
 
-def _result_words(scenario: Scenario, one: Constraint, plan: Any) -> str:
+def _result_words(scenario: Scenario, one: Constraint, plan: Plan) -> str:
     """Return the constraint that the best plan without it satisfies, rounded accordingly."""
     assessment = assess(scenario, plan)
     time = assessment.time
@@ -199,39 +199,19 @@ def _rounded(value: float, *, up: bool) -> float:
     return (math.ceil if up else math.floor)(value / unit) * unit
 
 
-def _of_pin(
-    scenario: Scenario,
-    fixed: Mapping[str, Any],
-    require: Sequence[Constraint],
-    name: str,
-    offloads: Sequence[str],
-) -> Relaxation | None:
-    rest = {other: value for other, value in fixed.items() if other != name}
-    text = f"--fix {name}={fixed[name]}"
-    options: dict[str, Any] = {"require": require, "offloads": offloads, "top": 1}
-    if name in WORDS or name in FLAGS or not isinstance(fixed[name], int):
-        plans = search(scenario, rest, **options).plans
-        if not plans:
-            return None
-        return Relaxation(text, f"--fix {name}={getattr(plans[0], name)}")
+def _of_pin(question: _Question, name: str) -> Relaxation | None:
+    rest, given = question.without(name), question.fixed[name]
+    text = f"--fix {name}={given}"
+    if name in WORDS or name in FLAGS or not isinstance(given, int):
+        plan = rest.best()
+        return None if plan is None else Relaxation(text, f"--fix {name}={getattr(plan, name)}")
 
     def found(value: int | None) -> bool:
-        pins = rest if value is None else {**rest, name: value}
-        return bool(search(scenario, pins, **options).plans)
+        pins = rest.fixed if value is None else {**rest.fixed, name: value}
+        return structs.replace(rest, fixed=pins).best() is not None
 
-    value = _nearest(_values(scenario, rest, name, fixed[name], offloads), found)
+    value = _nearest(rest.values(name, given), found)
     return None if value is None else Relaxation(text, f"--fix {name}={value}")
-
-
-def _values(
-    scenario: Scenario, fixed: Mapping[str, Any], name: str, given: int, offloads: Sequence[str]
-) -> Iterator[int]:
-    """Yield the values of a field in legal plans, the nearest to ``given`` first."""
-    num_gpus = scenario.cluster.num_gpus
-    table = enumerate_plans(scenario.model, scenario.workload, num_gpus, fixed, offloads=offloads)
-    legal = legality_codes(scenario, table) == 0
-    values = np.unique(getattr(table, name)[legal]).tolist()
-    yield from sorted(values, key=lambda value: (abs(value - given), value))[:MOST_VALUES]
 
 
 def satisfies(way: WayOut, require: Sequence[Constraint]) -> bool:

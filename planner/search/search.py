@@ -65,23 +65,23 @@ SIZES: Final = (5.0, 1.0, 1.0, 4.0, 2.0)
 FEW: Final = 20_000  # plans that are all priced, not only what bounds of states and steps leave
 
 
-class Counts(Struct, frozen=True):
-    """Numbers of candidates by outcome."""
+class Counts(Struct, frozen=True, kw_only=True):
+    """Numbers of candidates by outcome, in the order of the JSON document."""
 
     enumerated: int
     illegal: Mapping[str, int]
-    priced: int  # legal plans that satisfy the requirements, slow ones too
+    excluded: Mapping[str, int] = {}  # legal, but break a requirement
     too_large: int
     tight: int
-    seconds: float
+    priced: int  # legal plans that satisfy the requirements, slow ones too
     slow: int = 0  # slower than the best plans, so that their memory is not priced
     simulated: int = 0
     bounded_away: int = 0  # not simulated: the closed form exceeds the best simulated steps
-    excluded: Mapping[str, int] = {}  # legal, but break a requirement
     short_pieces: int = 0  # additional plans with short pieces of sequences
     part_recomputed: int = 0  # additional plans that recompute some layers of every stage
     more_stages: int = 0  # additional plans with other numbers of virtual stages
     copies: int = 0  # additional plans with a secondary copy of the weights
+    seconds: float
 
     @property
     def legal(self) -> int:
