@@ -11,8 +11,7 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.options import declared
 from planner.answer.answers import FitAnswer
 from planner.api.fit import fit_as_stated
-from planner.out_of_memory.stated_run import StatedRun
-from planner.request.requests import FitRequest
+from planner.request.requests import FitRequest, StatedRun
 
 RANK: Final = 16  # of adapters: no traceback tells it
 # what files in a traceback tell of a run, the first that matches of each setting

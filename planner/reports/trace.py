@@ -11,7 +11,7 @@ linked from https://chromium.googlesource.com/catapult.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,14 +26,6 @@ from hardware_profiles.progress import report as progress
 from planner.reports.measured_step import MeasuredStep, read_measured
 from planner.reports.reported_plan import Reportable, ReportedPlan, read_reported
 from planner.reports.simulated_step import PipelinePass, RankTimeline, SimulatedStep
-from planner.reports.trace_tables import (
-    BY_PART,
-    MEASURED,
-    MICRO,
-    Event,
-    memory_table,
-    timeline_table,
-)
 from planner.text.answer import Answer, json_text
 from planner.text.html_page import table
 from planner.text.notebook import headline
@@ -41,6 +33,11 @@ from planner.text.notebook import headline
 if TYPE_CHECKING:
     import pandas as pd
 
+MICRO: Final = 1e6  # units of a trace in a second
+MEASURED: Final = 100_000  # process of the run's rank 0
+BY_PART: Final = "device memory by part"
+TIMES: Final = ("side", "rank", "lane", "kind", "stage", "micro_batch")
+Event = dict[str, Any]
 PASSES, COMPUTE, COLLECTIVES, DATA, COPIES = range(5)
 THREADS: Final = ("passes", "compute", "collectives", "data-parallel collectives", "copies")
 WAITS, PHASES = 1, 2
@@ -277,3 +274,49 @@ def _data_events(process: int, rank: RankTimeline, step: SimulatedStep) -> Itera
         yield slice_event(process, DATA, TIME_WORDS["data_communication"], end, end + rank.exposed)
     begin = step.seconds - rank.optimizer
     yield slice_event(process, COMPUTE, TIME_WORDS["optimizer"], begin, step.seconds)
+
+
+# --- tables ---
+
+
+def timeline_table(events: Sequence[Event]) -> pd.DataFrame:
+    """Return a row for each event that lasts."""
+    import pandas as pd
+
+    lanes = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["ph"] == "M" and event["name"] == "thread_name"
+    }
+    rows = []
+    for event in events:
+        if event["ph"] != "X":
+            continue
+        measured, about = event["pid"] >= MEASURED, event.get("args", {})
+        micro_batch = about.get("micro_batch")
+        rows.append(
+            (
+                "measured" if measured else "simulated",
+                event["pid"] - MEASURED * measured,
+                lanes[event["pid"], event["tid"]],
+                event["name"].removesuffix(f" {micro_batch}"),
+                about.get("stage"),
+                micro_batch,
+                event["ts"] / MICRO,
+                (event["ts"] + event["dur"]) / MICRO,
+            )
+        )
+    found = pd.DataFrame(rows, columns=[*TIMES, "begin_seconds", "end_seconds"])
+    return found.astype({"stage": "Int64", "micro_batch": "Int64"})
+
+
+def memory_table(events: Sequence[Event]) -> pd.DataFrame:
+    """Return a row for each sample of a rank's memory."""
+    import pandas as pd
+
+    rows = [
+        {"rank": event["pid"], "seconds": event["ts"] / MICRO, **event["args"]}
+        for event in events
+        if event["ph"] == "C" and event["name"] == BY_PART
+    ]
+    return pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""Requests as given: what ``fit`` and ``plan`` take, each option declared once.
+"""Requests as given: what ``fit``, ``plan`` and others take, each option declared once.
 
 The Python functions take these fields as arguments and the command line as options; None means
 that an option was left out and takes its documented default. The fields of a plan are declared by
@@ -35,6 +35,7 @@ from planner.request.options.training import (
 )
 
 INFERENCE: Final = "serving"
+_MICRO_BATCH: Final = declared(Plan)["micro_batch_size"].option
 serving = partial(Option, group=INFERENCE)
 
 if TYPE_CHECKING:
@@ -212,6 +213,30 @@ class PlanRequest(
             group=TRAINING,
         ),
     ] = field(default=None, kw_only=True)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedRun(
+    ConfigOptions, AdapterOptions, PlanOptions, LayerOptions, CommonOptions, MachineOptions
+):
+    """A run as it was started, of a model on a cluster."""
+
+    CHECKS_ITSELF: ClassVar = True
+
+    model: Annotated[
+        str | None,
+        Option("--model", metavar="MODEL", common=True, help="price fixes: the model of the run"),
+    ] = None
+    cluster: Annotated[
+        str | None, Option("--cluster", metavar="CLUSTER", common=True, help="and its cluster")
+    ] = None
+
+
+@dataclass(frozen=True)
+class TechniquesRequest(AdapterOptions, LayerOptions, CommonOptions, MachineOptions, Subject):
+    """Techniques of training compared for one model on one cluster."""
+
+    micro_batch_size: Annotated[int | None, _MICRO_BATCH] = field(default=None, kw_only=True)
 
 
 def values_of(request: object, group: type) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from planner.assessment.documents import cluster_document, model_document
 from planner.serving.command import vllm_options
-from planner.serving.layouts import usual_layouts
 from planner.serving.request import build_serving
 from planner.serving.scenario import (
     PLAN_FIELDS,
     ServingAssessment,
     ServingScenario,
     assess_serving,
+    usual_layouts,
     why_not,
     with_workload,
 )

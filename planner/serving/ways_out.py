@@ -18,12 +18,13 @@ from planner.advice.changes import HARDWARE, larger_clusters
 from planner.assessment.reach import MAX_SEQ_LEN, largest
 from planner.request.command import cluster_argument
 from planner.serving.command import describe_serving, serve_command
-from planner.serving.layouts import layouts, usual_layouts
 from planner.serving.scenario import (
     PLAN_FIELDS,
     ServingScenario,
     assess_serving,
+    layouts,
     sequences_of,
+    usual_layouts,
     why_not,
     with_workload,
 )

@@ -24,9 +24,10 @@ from planner.refinement.rank_orders import EXACT
 from planner.run_cost.failures import failure_notes
 from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY
 from planner.search.search import Counts
-from planner.survey.compare_cases import SurveyCase, SurveyRequest, job_limits
-from planner.survey.text import reason_without_plan, survey_text
+from planner.survey.compare_cases import SurveyCase, SurveyRequest, job_limits, sort_key
+from planner.survey.text import case_columns, case_rows, reason_without_plan, survey_text
 from planner.text.answer import DetailedAnswer
+from planner.text.html_page import Html, joined, listed, note, table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +106,6 @@ class SurveyAnswer(DetailedAnswer):
         """Yield the best plan, and the ranked plans with their clusters and prices."""
         from planner.answer import notebook
         from planner.answer.text import model_lines, short_plan_of
-        from planner.survey.notebook import cases_table
         from planner.survey.text import further_columns
 
         best = self.ranked[0]
@@ -116,7 +116,7 @@ class SurveyAnswer(DetailedAnswer):
             f"best: {short_plan_of(best.scenario, best.plan)}",
         )
         if len(self.cases) > 1:
-            yield cases_table(self.request, self.cases)
+            yield _cases_table(self.request, self.cases)
         before = further_columns(self.request, self.cases, self.ranked)
         yield notebook.plans_table(self.assessments, before)
         yield notebook.step_bars(best.assessment)
@@ -152,6 +152,17 @@ class SurveyAnswer(DetailedAnswer):
             verbose=verbose,
             lines_before=lines_before,
         )
+
+
+def _cases_table(request: SurveyRequest, cases: Sequence[SurveyCase]) -> Html:
+    """Return the best plan of every case, best first, and the reasons of those without one."""
+    key = sort_key(request)
+    good = sorted((case for case in cases if case.found), key=lambda case: key(case.found[0]))
+    names = case_columns([case.scenario for case in cases])
+    head, *rows = case_rows(request, good, len(good), names)
+    without = [f"{case.name}: {reason_without_plan(case)}" for case in cases if not case.found]
+    title = note("The best plan of each:")
+    return joined([title, table(rows, head), listed(without) if without else Html("")])
 
 
 def survey_answer(

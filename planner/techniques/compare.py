@@ -14,7 +14,7 @@ from planner.request.executor_process import is_module
 from planner.request.model import model_of
 from planner.request.options.arguments import takes
 from planner.request.options.training import AdapterOptions, CommonOptions, LayerOptions
-from planner.request.requests import values_of
+from planner.request.requests import TechniquesRequest, values_of
 from planner.request.scenario import adapting, build_scenario
 from planner.search.gc_pause import fewer_collections
 from planner.techniques.answer import TechniquesAnswer
@@ -22,7 +22,6 @@ from planner.techniques.grids import KINDS, grid_lines
 from planner.techniques.kinds import techniques_of
 from planner.techniques.line import TechniqueLine
 from planner.techniques.priced import priced_lines
-from planner.techniques.request import TechniquesRequest
 from planner.techniques.stale import (
     ASYNCHRONOUS,
     DOUBLE,

@@ -165,7 +165,7 @@ def validate(
     predictions, refused = predict_cases(list(cases.values()))
     skipped |= refused
     table = _table(chosen, cases, predictions, skipped, quantities)
-    from planner.validation.summary import summary_of
+    from planner.validation.statistics import summary_of
 
     summary = summary_of(table, quantities)
     own = None if runs is None else path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.cli.options import Json, Verbose
 from planner.cli.outputs import print_answer
-from planner.techniques.request import TechniquesRequest
+from planner.request.requests import TechniquesRequest
 
 
 def compare_techniques(

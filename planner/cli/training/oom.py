@@ -11,7 +11,7 @@ from hardware_profiles.fields import read_text
 from hardware_profiles.options import Option
 from planner.cli.options import Json
 from planner.cli.outputs import print_answer
-from planner.out_of_memory.stated_run import StatedRun
+from planner.request.requests import StatedRun
 
 
 def oom(

@@ -10,7 +10,7 @@ from hardware_profiles.errors import InputError
 from planner.out_of_memory.explanation import explain_out_of_memory
 from planner.out_of_memory.report import read_report
 from planner.out_of_memory.run import priced_run
-from planner.out_of_memory.stated_run import StatedRun
+from planner.request.requests import StatedRun
 
 # sentences as c10/cuda/CUDACachingAllocator.cpp of torch 2.5 prints them; frames are made up
 NEW = (

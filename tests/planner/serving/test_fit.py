@@ -20,15 +20,16 @@ from planner.cli.app import main
 from planner.request.requests import ServingOptions
 from planner.serving.command import vllm_options
 from planner.serving.fit import ServingAnswer
-from planner.serving.layouts import layouts, usual_layouts
 from planner.serving.request import SHARED
 from planner.serving.scenario import (
     PLAN_FIELDS,
     assess_serving,
+    layouts,
     point_of,
     sequences_of,
     serving_interval,
     serving_verdict,
+    usual_layouts,
 )
 from tests.samples import CONFIGS, llama
 
