@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -220,8 +221,46 @@ class FitAnswer(DetailedAnswer):
         yield notebook.step_bars(self.assessment)
 
 
+class RankedAnswer(DetailedAnswer):
+    """Answer whose plans are ranked, the best first."""
+
+    __slots__ = ()
+    ranked: tuple[RankedPlan, ...]
+
+    @property
+    def best(self) -> Plan:
+        """The best plan; without own stages the simplest of those as fast as the fastest."""
+        return self.ranked[0].plan
+
+    @property
+    def assessments(self) -> tuple[Assessment, ...]:
+        """The assessments of the ranked plans."""
+        return tuple(one.assessment for one in self.ranked)
+
+    def plan_file(self, rank: int = 0) -> PlanFile:
+        """Return the contents of a plan.json for the plan of that rank (0: the best)."""
+        found = self.ranked[rank]
+        return plan_file(found.scenario, found.plan, made_by())
+
+    @abstractmethod
+    def notebook_tables(self) -> Iterator[str]:
+        """Yield the tables of a notebook."""
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the best plan with its verdict, and the tables."""
+        from planner.answer import notebook
+        from planner.answer.text import model_lines, short_plan_of
+
+        best = self.ranked[0]
+        plan = f"best: {short_plan_of(best.scenario, best.plan)}"
+        yield notebook.verdict(best.assessment, notebook.step_sentence(best.assessment))
+        yield notebook.about(model_lines(best.scenario), best.scenario.cluster, plan)
+        yield from self.notebook_tables()
+        yield notebook.step_bars(best.assessment)
+
+
 @dataclass(frozen=True, repr=False)
-class PlanAnswer(DetailedAnswer):
+class PlanAnswer(RankedAnswer):
     """Answer of ``plan``: the ranked plans and the counts of the search.
 
     What other techniques would save and what other trainers reach needs searches, which run on
@@ -261,16 +300,6 @@ class PlanAnswer(DetailedAnswer):
         return best_of_trainers(self.scenario, self.fixed, self.require)
 
     @property
-    def assessments(self) -> tuple[Assessment, ...]:
-        """The assessments of the ranked plans."""
-        return tuple(one.assessment for one in self.ranked)
-
-    @property
-    def best(self) -> Plan:
-        """The best plan; without own stages the simplest of those as fast as the fastest."""
-        return self.ranked[0].plan
-
-    @property
     def tie(self) -> Tie | None:
         """Plans that are as fast as the best one, which is the simplest of them."""
         return None if self.ranked[0].is_own else self.result.tie
@@ -297,25 +326,11 @@ class PlanAnswer(DetailedAnswer):
 
         return candidates_table(PricedCandidates.of(self.scenario, self.fixed))
 
-    def plan_file(self, rank: int = 0) -> PlanFile:
-        """Return the contents of a plan.json for the plan of that rank (0: the best)."""
-        found = self.ranked[rank]
-        return plan_file(found.scenario, found.plan, made_by())
-
-    def notebook_parts(self) -> Iterator[str]:
-        """Yield the best plan with its verdict, and the ranked plans."""
+    def notebook_tables(self) -> Iterator[str]:
+        """Yield the ranked plans."""
         from planner.answer import notebook
-        from planner.answer.text import model_lines, short_plan_of
 
-        best = self.ranked[0]
-        yield notebook.verdict(best.assessment, notebook.step_sentence(best.assessment))
-        yield notebook.about(
-            model_lines(self.scenario),
-            self.scenario.cluster,
-            f"best: {short_plan_of(best.scenario, best.plan)}",
-        )
         yield notebook.plans_table(self.assessments)
-        yield notebook.step_bars(best.assessment)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,37 +115,15 @@ def fit_serving(
     fixed: Mapping[str, Any],
     *,
     concurrency: int | None = None,
-    context_len: int | None = None,
-    seq_len: int | None = None,
-    prefill_chunk: int | None = None,
-    precision: str | None = None,
-    weight_precision: str | None = None,
-    kv_precision: str | None = None,
-    attention_kernel: str | None = None,
-    layers: str | Sequence[int] | None = None,
-    prompt_len: int | None = None,
-    cuda_graphs: bool | None = None,
+    **asked: Any,
 ) -> ServingAnswer:
     """Return whether a cluster serves a number of sequences of a given length, with the margin.
 
     ``fixed``: the given fields of the plan. By default a replica has the fewest accelerators with
-    which everything fits; the others hold more replicas.
+    which everything fits; the others hold more replicas. ``asked``: options of ``build_serving``.
     """
-    scenario, assumptions = build_serving(
-        model,
-        cluster,
-        concurrency=1 if concurrency is None else concurrency,
-        context_len=context_len,
-        seq_len=seq_len,
-        prefill_chunk=prefill_chunk,
-        precision=precision,
-        weight_precision=weight_precision,
-        kv_precision=kv_precision,
-        attention_kernel=attention_kernel,
-        layers=layers,
-        prompt_len=prompt_len,
-        cuda_graphs=cuda_graphs,
-    )
+    one_each = 1 if concurrency is None else concurrency
+    scenario, assumptions = build_serving(model, cluster, concurrency=one_each, **asked)
     assessment, why = _layout(scenario, fixed)
     plan = assessment.plan
     named = PLAN_FIELDS if plan.expert_parallel > 1 else PLAN_FIELDS[:3]

@@ -29,7 +29,8 @@ from cost_models.uncertainty import SERVING_EXACT, SERVING_REST, interval
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.software.serving_engine import ServingEngine
 from planner.assessment.assess import MemoryAssessment
-from planner.assessment.verdict import Verdict, memory_budget
+from planner.assessment.verdict import memory_budget, verdict
+from planner.request.divisors import divisors
 
 # fields of a plan that serving has
 PLAN_FIELDS = ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel")
@@ -95,13 +96,6 @@ def stages_of(scenario: ServingScenario, plan: Plan) -> Sequence[PipelineRank]:
     if scenario.layer_ranges is not None:
         return distinct_rank_contents(scenario.model, scenario.layer_ranges, plan.pipeline_parallel)
     return even_split_contents(scenario.model, plan.pipeline_parallel, 1)
-
-
-def serving_verdict(low: float, high: float, budget: float) -> Verdict:
-    """Return the verdict: fits, tight or does_not_fit, by the interval's position to the budget."""
-    if high <= budget:
-        return "fits"
-    return "does_not_fit" if low > budget else "tight"
 
 
 def serving_interval(exact: float, rest: float) -> tuple[float, float]:
@@ -186,7 +180,7 @@ def assess_serving(scenario: ServingScenario, plan: Plan) -> ServingAssessment:
         kv_bytes_per_token=float(bytes_per_token(*options)),
         kv_bytes_per_token_beyond_windows=float(bytes_per_token(*options, beyond_windows=True)),
     )
-    return ServingAssessment(plan, serving_verdict(low, high, budget.size), budget, memory)
+    return ServingAssessment(plan, verdict(low, high, budget.size), budget, memory)
 
 
 def layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Iterator[Plan]:
@@ -196,11 +190,11 @@ def layouts(scenario: ServingScenario, fixed: Mapping[str, Any]) -> Iterator[Pla
     replicas comes after all others, unless ``fixed`` determines it.
     """
     num_gpus = scenario.cluster.num_gpus
-    divisors = [n for n in range(1, num_gpus + 1) if num_gpus % n == 0]
-    tensors = [fixed["tensor_parallel"]] if "tensor_parallel" in fixed else divisors
+    degrees = divisors(num_gpus)
+    tensors = [fixed["tensor_parallel"]] if "tensor_parallel" in fixed else degrees
     pinned = None if scenario.layer_ranges is None else len(scenario.layer_ranges)
     pipeline = fixed.get("pipeline_parallel", pinned)
-    pipelines = divisors if pipeline is None else [pipeline]
+    pipelines = degrees if pipeline is None else [pipeline]
     node = scenario.cluster.gpus_per_node
     sizes = [(tp, pp) for tp in tensors for pp in pipelines]
     sizes.sort(key=lambda size: (size[0] * size[1], size[0] > node, size[1]))

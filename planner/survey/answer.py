@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import asdict
 
-from cost_models.plan.plan import Plan
-from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import NoLegalPlanError
 from planner.advice.refusal import no_plan, reasons_of, search_document
-from planner.answer.answers import header, made_by, not_run
+from planner.answer.answers import RankedAnswer, header, not_run
 from planner.answer.ranked_plan import RankedPlan
-from planner.assessment.assess import Assessment, assess, plan_file
+from planner.assessment.assess import assess
 from planner.assessment.confidence import confidence
 from planner.assessment.verdict import budget_bytes
 from planner.refinement.placement import can_be_placed, has_exact_orders
@@ -26,7 +24,6 @@ from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY
 from planner.search.search import Counts
 from planner.survey.compare_cases import SurveyCase, SurveyRequest, job_limits, sort_key
 from planner.survey.text import case_columns, case_rows, reason_without_plan, survey_text
-from planner.text.answer import DetailedAnswer
 from planner.text.html_page import Html, joined, listed, note, table
 
 if TYPE_CHECKING:
@@ -40,7 +37,7 @@ MOST_REFUSALS: Final = 3  # clusters for which changes that would give a plan ar
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SurveyAnswer(DetailedAnswer):
+class SurveyAnswer(RankedAnswer):
     """Ranked plans of several cases, and the best plan of every case."""
 
     request: SurveyRequest
@@ -48,11 +45,6 @@ class SurveyAnswer(DetailedAnswer):
     ranked: tuple[RankedPlan, ...]
     assumptions: tuple[str, ...]
     further: tuple[RankedPlan, ...] = ()  # next plans, which fill rows that several plans share
-
-    @property
-    def best(self) -> Plan:
-        """The first plan."""
-        return self.ranked[0].plan
 
     @property
     def scenario(self) -> Scenario:
@@ -63,11 +55,6 @@ class SurveyAnswer(DetailedAnswer):
     def fixed(self) -> Mapping[str, Any]:
         """Pinned fields of plans."""
         return self.request.fixed
-
-    @property
-    def assessments(self) -> tuple[Assessment, ...]:
-        """The assessments of the ranked plans."""
-        return tuple(found.assessment for found in self.ranked)
 
     @property
     def documents(self) -> tuple[Mapping[str, Any], ...]:
@@ -97,29 +84,15 @@ class SurveyAnswer(DetailedAnswer):
             ]
         )
 
-    def plan_file(self, rank: int = 0) -> PlanFile:
-        """Return the contents of a plan.json for the plan of that rank (0: the best)."""
-        found = self.ranked[rank]
-        return plan_file(found.scenario, found.plan, made_by())
-
-    def notebook_parts(self) -> Iterator[str]:
-        """Yield the best plan, and the ranked plans with their clusters and prices."""
+    def notebook_tables(self) -> Iterator[str]:
+        """Yield the best plan of each case, and the ranked plans with their clusters and prices."""
         from planner.answer import notebook
-        from planner.answer.text import model_lines, short_plan_of
         from planner.survey.text import further_columns
 
-        best = self.ranked[0]
-        yield notebook.verdict(best.assessment, notebook.step_sentence(best.assessment))
-        yield notebook.about(
-            model_lines(best.scenario),
-            best.scenario.cluster,
-            f"best: {short_plan_of(best.scenario, best.plan)}",
-        )
         if len(self.cases) > 1:
             yield _cases_table(self.request, self.cases)
         before = further_columns(self.request, self.cases, self.ranked)
         yield notebook.plans_table(self.assessments, before)
-        yield notebook.step_bars(best.assessment)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""

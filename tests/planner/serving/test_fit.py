@@ -16,6 +16,7 @@ from cost_models.pricing.prediction import MEMORY_PARTS
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import declared
+from planner.assessment.verdict import verdict
 from planner.cli.app import main
 from planner.request.requests import ServingOptions
 from planner.serving.command import vllm_options
@@ -28,7 +29,6 @@ from planner.serving.scenario import (
     point_of,
     sequences_of,
     serving_interval,
-    serving_verdict,
     usual_layouts,
 )
 from tests.samples import CONFIGS, llama
@@ -222,7 +222,7 @@ def test_a_tight_answer_has_ways_out_too() -> None:
 def test_the_interval_is_of_both_kinds_of_parts() -> None:
     low, high = serving_interval(100.0, 10.0)
     assert (low, high) == pytest.approx((99.0 + 5.0, 101.0 + 15.0))
-    assert [serving_verdict(low, high, budget) for budget in (116.0, 110.0, 103.9)] == [
+    assert [verdict(low, high, budget) for budget in (116.0, 110.0, 103.9)] == [
         "fits",
         "tight",
         "does_not_fit",
