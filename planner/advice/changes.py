@@ -23,6 +23,7 @@ from planner.assessment.reach import fewest_recomputed, load, longest_sequence, 
 from planner.assessment.too_small import too_small
 from planner.assessment.verdict import memory_budget
 from planner.request.command import TAKE_BACK, batch_option, cluster_argument, replan_options
+from planner.request.divisors import divisors
 from planner.search.first_plan import FLAT, first_plan, is_complete
 
 PLAN, TRAINING, HARDWARE = "same training", "another training", "more hardware"
@@ -150,7 +151,7 @@ def _all_layers() -> dict[str, Any]:
 
 def _smaller_micro_batches(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield smaller given micro-batches, in a larger number."""
-    for size in _divisors(pinned.fixed.get("micro_batch_size", 1)):
+    for size in reversed(divisors(pinned.fixed.get("micro_batch_size", 1))[:-1]):
         yield _micro_batches_of(pinned, size, "micro-batch", f"micro-batch size {size}")
 
 
@@ -243,12 +244,6 @@ def sixteen_bits(pinned: PinnedPlan) -> Iterator[Change]:
         )
 
 
-def _divisors(number: int, *, whole: bool = False) -> list[int]:
-    """Return the divisors of a number, largest first; the number itself only if ``whole``."""
-    most = number if whole else number // 2
-    return [n for n in range(most, 0, -1) if number % n == 0]
-
-
 def other_trainings(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield changed trainings: a smaller batch or optimizer, adapters, shorter sequences."""
     scenario, plan = pinned.scenario, pinned.plan
@@ -279,7 +274,7 @@ def _smaller_batches(pinned: PinnedPlan) -> Iterator[Change]:
     """Yield smaller given micro-batches in the same number, so that no gradients are summed up."""
     scenario, given = pinned.scenario, pinned.fixed.get("micro_batch_size", 1)
     workload = scenario.workload
-    for size in _divisors(given):
+    for size in reversed(divisors(given)[:-1]):
         batch = workload.global_batch_size * size // given
         yield pinned.with_scenario(
             TRAINING,

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 
 MOST_REASONS: Final = 3  # legality rules that are listed
-
-
 MOST_RANKS: Final = 16  # ranks of an order that are listed
 
 

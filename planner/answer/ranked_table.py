@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS: Final = 4  # of a table in a short answer
-
-
 COLUMNS: Final = (
     ("dp", "data_parallel"),
     ("rep", "dp_replicate"),
@@ -35,8 +33,6 @@ COLUMNS: Final = (
     ("offload", "offload"),
     ("micro", "micro_batch_size"),
 )
-
-
 # columns shown only if a plan has another value
 USUAL: Final[Mapping[str, object]] = {
     "dp_replicate": 1,
@@ -50,8 +46,6 @@ USUAL: Final[Mapping[str, object]] = {
     "sequence_parallel": False,
     "offload": "none",
 }
-
-
 # columns that are left out first where the terminal is narrow
 LEAST_IMPORTANT: Final = (
     "margin",
@@ -64,11 +58,7 @@ LEAST_IMPORTANT: Final = (
     "schedule",
     "rep",
 )
-
-
 NO_SCHEDULE: Final = "–"  # without a pipeline
-
-
 SHORT_SCHEDULE: Final = {
     "interleaved_1f1b": "interleaved",
     "zero_bubble": "zero-bubble",

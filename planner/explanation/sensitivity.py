@@ -36,7 +36,6 @@ MORE: Final = 1.1  # scale for the dependence of the step on a figure
 FASTER: Final = 1e-9  # relative; smaller differences are rounding errors
 ROUNDING: Final = 1e-12  # relative, of bounds
 BATCHES: Final = (0.5, 2.0, 4.0)
-MOST_NUMBERED: Final = 100_000  # plans with numbers of recomputed layers
 Floats = NDArray[np.float64]
 
 

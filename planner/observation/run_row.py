@@ -48,7 +48,7 @@ class Measured:
         return None
 
 
-def run_row(answer: FitAnswer, measured: Measured, versions: str, notes: str = "") -> Cells:
+def run_row(answer: FitAnswer, measured: Measured, versions: str) -> Cells:
     """Return the cells of a run: model, cluster, plan and software of a prediction, measurements.
 
     ``versions``: trainer, torch and others with their versions.
@@ -81,7 +81,6 @@ def run_row(answer: FitAnswer, measured: Measured, versions: str, notes: str = "
         "optimizer": workload.optimizer.replace("_", " "),
         "master_weights": int(workload.master_weights),
         "flash_attention": int(workload.attention_kernel == "flash"),
-        "notes": notes,
         **measured_cells(measured, workload.tokens_per_step / cluster.num_gpus),
         "check": comparison(answer, measured),
         "derived": f"{versions}; {measured.steps} steps measured",

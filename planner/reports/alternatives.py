@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cost_models.plan.plan import Plan
 from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_bytes
 from hardware_profiles.progress import report, tracked
@@ -22,7 +21,6 @@ SETUP: Final = "usual setup {number} of {total}"
 MOST_FRONT: Final = 40  # plans of a front that are drawn
 RUNNERS_UP: Final = 5
 MOST_TERMS: Final = 2  # of a reason
-SAME: Final = 1e-9  # relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +71,13 @@ def alternatives(reported: ReportedPlan) -> Alternatives:
         ),
         usual=tuple(
             UsualSetup(name, why_not(free, plan, own, parts))
-            for name, parts in tracked(list(_usual(reported, plan)), SETUP)
+            for name, parts in tracked(list(_usual(reported)), SETUP)
         ),
         candidates=best.counts.priced,
     )
 
 
-def _usual(reported: ReportedPlan, plan: Plan) -> Iterator[tuple[str, str]]:
+def _usual(reported: ReportedPlan) -> Iterator[tuple[str, str]]:
     """Yield the usual setups for a cluster, as parts of a plan."""
     cluster = reported.file.cluster
     inside = min(cluster.gpus_per_node, cluster.num_gpus)

@@ -24,7 +24,7 @@ from hardware_profiles.arguments import names_arguments
 from hardware_profiles.fields import write_text_atomically
 from hardware_profiles.progress import report as progress
 from planner.reports.measured_step import MeasuredStep, read_measured
-from planner.reports.reported_plan import Reportable, ReportedPlan, read_reported
+from planner.reports.reported_plan import Reportable, read_reported
 from planner.reports.simulated_step import PipelinePass, RankTimeline, SimulatedStep
 from planner.text.answer import Answer, json_text
 from planner.text.html_page import table
@@ -127,7 +127,7 @@ def trace(plan: Reportable) -> Trace:
     reported = read_reported(plan)
     step = reported.step()
     progress("writing the trace")
-    events = list(simulated_events(reported, step))
+    events = list(simulated_events(step))
     measured = None if reported.run is None else read_measured(reported.run.folder)
     if measured is not None:
         events += measured_events(measured)
@@ -143,7 +143,7 @@ def trace(plan: Reportable) -> Trace:
     )
 
 
-def simulated_events(reported: ReportedPlan, step: SimulatedStep) -> Iterator[Event]:
+def simulated_events(step: SimulatedStep) -> Iterator[Event]:
     """Yield the events of a simulated step, process by process."""
     several = len(step.ranks) > 1
     for number, rank in enumerate(step.ranks):

@@ -16,7 +16,6 @@ from planner.exchange.syntax.documents import FileHeader, Syntax, parse_yaml, st
 from planner.exchange.syntax.python_document import CALL, parse_functions
 
 FUNCTION: Final = "shardplan_job"
-WIDTH: Final = 100
 
 
 def parse_recipe(text: str, where: str) -> dict[str, Any]:

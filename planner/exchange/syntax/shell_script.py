@@ -7,6 +7,7 @@ positional parameters are empty; a loop's body is read once, with the first valu
 from __future__ import annotations
 
 import fnmatch
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,15 +20,9 @@ MAX_SCRIPTS: Final = 20  # of eval and bash -c inside each other
 MAX_COMMANDS: Final = 5_000
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _DECLARING: Final = frozenset(("export", "declare", "local", "readonly", "typeset"))
-_SEPARATORS: Final = frozenset(("\n", ";", "&", "|", "|&"))
 _FILE_TESTS: Final = frozenset(("-f", "-d", "-e", "-r", "-x", "-s", "-w"))
 _NUMBERS: Final = {
-    "-eq": lambda a, b: a == b,
-    "-ne": lambda a, b: a != b,
-    "-lt": lambda a, b: a < b,
-    "-le": lambda a, b: a <= b,
-    "-gt": lambda a, b: a > b,
-    "-ge": lambda a, b: a >= b,
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 
 

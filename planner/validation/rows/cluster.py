@@ -47,7 +47,6 @@ AROUND: Final = re.compile(
     re.IGNORECASE,
 )
 SLICE: Final = re.compile(r"\b(tpu\d*x?|v\d[a-z]*)-\d+\b", re.IGNORECASE)  # "v5e-256"
-ROUNDED: Final = 0.1  # of a memory, in GB or GiB
 HERE: Final = "here"  # in the column gpu: the CPU processes or GPUs of this machine
 Key = tuple[Any, ...]
 
