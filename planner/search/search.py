@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from cost_models.arrays import ascending
@@ -162,12 +161,12 @@ def search(
         candidates = priced.candidates
     distinct = 0 if front or objective == "memory" else distinct
     ranking = Ranking(scenario, objective, top, front, distinct, below)
-    pins = fixed or {}
     tally = _Tally()
     with stages(*SIZES) as begin:
         begin(f"searching {len(candidates.legal):,} plans")
+        question = _Question(ranking, fixed or {}, require, offloads, begin)
         limits = Leaders(ranking, [*known])
-        space = _Space.of(candidates.legal, None, limits, pins, require, offloads, priced, begin)
+        space = _Space.of(question, candidates.legal, None, limits, priced)
         short: list[_Space] = []  # complete if the first verdict leaves no leaders
         tally.broken += [candidates.excluded, space.broken[space.verdicts < 2]]
         for verdict in (0, 1):  # plans that fit; only if there are none, tight plans
@@ -175,16 +174,15 @@ def search(
             more: Iterable[_Space] = short
             if verdict == 0:
                 tables = _reported(short_pieces(scenario, candidates.space, require, leaders))
-                asked = leaders, pins, require, offloads, None, begin
-                more = (_Space.of(table, bound, *asked) for table, bound in tables)
+                more = (_Space.of(question, *one, leaders) for one in tables)
             for part in itertools.chain([space], more):
                 if part is not space and verdict == 0:
                     short.append(part)
-                for source in part.sources(feasible, leaders, begin):
+                for source in part.sources(feasible, leaders):
                     counted = isinstance(source, EnumeratedSpace) and part is space
                     tally.rank(source, ranking, feasible, leaders, counted=counted)
             for part in (space, *short):
-                for source in part.variants(feasible, begin):
+                for source in part.variants(feasible):
                     tally.rank(source, ranking, feasible, leaders, counted=False)
             tight = any(np.any(part.verdicts == 1) for part in (space, *short))
             if leaders.plans or not (feasible.seen_tight or tight) or below < np.inf:
@@ -192,7 +190,7 @@ def search(
     smallest = min((space, *short), key=lambda part: part.smallest_peak)
     near = None
     if with_near and chooses_stages(scenario, require):
-        ends = more_stages_than_layers(scenario, pins, require, offloads)
+        ends = more_stages_than_layers(scenario, question.fixed, require, offloads)
         most = (1.0 + CLOSE) * min((seconds for seconds, *_ in leaders.plans), default=np.inf)
         fast = [part.near.rows(part.near_bound <= most) for part in (space, *short)]
         near = joined([*fast, *ends]).plain()
@@ -223,7 +221,7 @@ def search(
         fits=bool(leaders.plans) and verdict == 0,
         smallest_peak=smallest.smallest_peak,
         near=near if leaders.plans and verdict == 0 else None,
-        recomputed=chosen_recompute(scenario, pins, require),
+        recomputed=chosen_recompute(scenario, question.fixed, require),
     )
 
 
@@ -274,9 +272,108 @@ def _reported(tables: Iterator[tuple[PlanTable, Floats]]) -> Iterator[tuple[Plan
         yield table
 
 
-class _Space(Struct, frozen=True):
-    """Legal plans of a scenario with peaks, verdicts and bounds on their steps."""
+class _Question(Struct, frozen=True):
+    """What is searched, and which variants of the enumerated plans are candidates, too."""
 
+    ranking: Ranking
+    fixed: Mapping[str, Any]
+    require: Sequence[Constraint]
+    offloads: Sequence[str]
+    begin: Callable[[str], None]  # names what is done
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario of all plans."""
+        return self.ranking.scenario
+
+    @property
+    def varies_layers(self) -> bool:
+        """Whether plans that recompute some layers of every stage are candidates."""
+        return varies_layers(self.scenario, self.fixed)
+
+    @property
+    def fewest(self) -> bool:
+        """Whether the fewest recomputed layers that fit are the best."""
+        return self.ranking.by_step and fewest_layers_are_best(self.require)
+
+    @property
+    def smaller(self) -> bool:
+        """Whether plans with a larger peak than with full recomputation cannot be the best."""
+        of_result = any(constraint.of_result for constraint in self.require)
+        return self.ranking.objective == "memory" and not of_result
+
+    @property
+    def copies(self) -> bool:
+        """Whether the weights of ZeRO 3 may have a secondary copy."""
+        of_memory = self.ranking.objective == "memory"
+        return not of_memory and has_copies(self.scenario, self.fixed, self.require)
+
+    @property
+    def policies(self) -> Sequence[str]:
+        """Further values of recompute that the trainer has."""
+        return listed_recompute(self.scenario, self.fixed, self.require)
+
+    @property
+    def max_offset(self) -> int:
+        """Rows between a plan and the same without recomputation (``peaks_without``)."""
+        return len(self.offloads) * SEARCHED_RECOMPUTE.index("full")
+
+
+class _PricedPlans(Struct, frozen=True):
+    """Legal plans with peaks and verdicts, without most of those that cannot be the best."""
+
+    table: PlanTable
+    step: Floats | None  # seconds; None: not priced yet
+    peak: Floats  # bytes; infinity: not priced, since the plan is slow
+    verdicts: NDArray[np.int8]
+    bound: Floats  # seconds, of the steps of their families; 0: unknown
+    slow: int = 0  # plans whose memory is not priced
+
+    @classmethod
+    def of(
+        cls, question: _Question, legal: PlanTable, bound: Floats | None, leaders: Leaders
+    ) -> _PricedPlans:
+        """Price the legal plans whose states fit and that may beat the leaders."""
+        scenario, ranking, states = question.scenario, question.ranking, np.zeros(len(legal))
+        most = Feasible(scenario, (), 1).max_peak_at(1)  # of a plan that is tight
+        enough = max(most, near_budget(scenario.cluster))
+        if scenario.on_gpu and len(legal) > FEW:
+            states = table_least_states(scenario, legal) * (1.0 - ROUNDING)
+        rows = np.flatnonzero(states <= most)
+        small, bound = legal.rows(rows), None if bound is None else bound[rows]
+        many, alike = len(small) > FEW, not (scenario.cluster.levels or question.copies)
+        # in an order of its own, or with copies, a slow plan may be among the best
+        by_time = ranking.by_step and scenario.on_gpu and alike and (bool(leaders.plans) or many)
+        if bound is None and not (by_time and many):
+            bound = np.zeros(len(small))
+        if by_time or ranking.below < np.inf:
+            fewer = question.varies_layers or question.policies
+            offset = question.max_offset if fewer else 0
+            feasible = Feasible(scenario, question.require, 0)
+            fast = fast_plans(leaders, feasible, small, bound, enough, max_offset=offset)
+            slow = len(small) - int(np.sum(fast.verdicts != SLOW))
+            prices = fast.step, fast.peak, fast.verdicts, fast.bound
+            found = cls(fast.table, *prices, slow)
+        else:
+            found = cls.with_memory(scenario, small, enough, bound)
+        lowest = np.min(found.peak, initial=np.inf)
+        if lowest > most and not found.slow and np.any(states > most):
+            return cls.with_memory(scenario, legal.rows(np.flatnonzero(states <= lowest)), enough)
+        return found
+
+    @classmethod
+    def with_memory(
+        cls, scenario: Scenario, table: PlanTable, enough: float, bound: Floats | None = None
+    ) -> _PricedPlans:
+        """Price the memory of plans."""
+        bound = np.zeros(len(table)) if bound is None else bound
+        return cls(table, None, *verdicts_of(scenario, table, enough), bound)
+
+
+class _Space(Struct, frozen=True):
+    """Legal plans of a question with peaks, verdicts and bounds on their steps."""
+
+    question: _Question
     table: PlanTable  # plans that fit, are tight, or may fit with fewer recomputed layers
     peak: Floats
     none: Floats  # peak bytes of the same plan without recomputation; nan: unknown
@@ -285,117 +382,83 @@ class _Space(Struct, frozen=True):
     number: int  # of legal plans
     slow: int  # of these: they cannot be among the best
     broken: NDArray[np.int16]  # position (from 1) of a constraint that the bounds break; 0: none
-    fewest: bool  # the fewest recomputed layers that fit are the best
     every: FullRecompute | None  # plans whose every number of recomputed layers is a candidate
     interleaved: Interleaved | None  # plans whose every number of virtual stages is a candidate
     smallest: Plan | None  # with the smallest peak of all legal plans
     smallest_peak: float  # bytes
-    smaller: bool  # plans with a larger peak than with full recomputation cannot be the best
     near: PlanTable  # legal plans that may fit with stages of their own
     near_bound: Floats  # seconds, of the steps of these with any stages; 0: unknown
-    copies: bool  # the weights of ZeRO 3 may have a secondary copy
-    policies: Sequence[str]  # further values of recompute that the trainer has
+
+    @property
+    def fewest(self) -> bool:
+        """Whether fewer recomputed layers are candidates, and the fewest that fit the best."""
+        return self.question.varies_layers and self.question.fewest
 
     @classmethod
     def of(
         cls,
+        question: _Question,
         legal: PlanTable,
         bound: Floats | None,
         leaders: Leaders,
-        fixed: Mapping[str, Any],
-        require: Sequence[Constraint],
-        offloads: Sequence[str],
-        priced: PricedCandidates | None,
-        begin: Callable[[str], None],
+        known: PricedCandidates | None = None,
     ) -> _Space:
         """Price the legal plans that may beat the leaders.
 
         ``bound``: of the steps of their families in seconds (``fast_plans``), if it is known;
-        ``begin`` names what is done.
+        ``known``: prices of these plans.
         """
-        ranking = leaders.ranking
-        scenario, objective, below = ranking.scenario, ranking.objective, ranking.below < np.inf
-        varies = varies_layers(scenario, fixed)
-        policies = listed_recompute(scenario, fixed, require)
-        copies = objective != "memory" and has_copies(scenario, fixed, require)
-        number, states, most = len(legal), np.zeros(len(legal)), _most_bytes(scenario)
-        if priced is None and scenario.on_gpu and len(legal) > FEW:
-            states = table_least_states(scenario, legal) * (1.0 - ROUNDING)
-        whole, rows = (legal, states), np.flatnonzero(states <= most)
-        legal, bound = legal.rows(rows), None if bound is None else bound[rows]
-        enough = max(most, near_budget(scenario.cluster))
-        max_offset = len(offloads) * SEARCHED_RECOMPUTE.index("full")
-        # in an order of its own, or with copies, a slow plan may be among the best
-        by_time = ranking.by_step and scenario.on_gpu and not (scenario.cluster.levels or copies)
-        by_time = by_time and (bool(leaders.plans) or len(legal) > FEW)
-        if bound is None and not (by_time and len(legal) > FEW):
-            bound = np.zeros(len(legal))
-        slow, steps = 0, None
-        if priced is not None:
-            peak, steps, verdicts = priced.peak, priced.step, priced.verdicts
-        elif by_time or below:
-            feasible = Feasible(scenario, require, 0)
-            offset = max_offset if varies or policies else 0
-            fast = fast_plans(leaders, feasible, legal, bound, enough, max_offset=offset)
-            slow = len(legal) - int(np.sum(fast.verdicts != SLOW))
-            legal, steps, peak, verdicts, bound = astuple(fast)
+        scenario, require, varies = question.scenario, question.require, question.varies_layers
+        if known is None:
+            plans = _PricedPlans.of(question, legal, bound, leaders)
         else:
-            peak, verdicts = verdicts_of(scenario, legal, enough)
-        lowest = np.min(peak, initial=np.inf)
-        if lowest > most and not slow and np.any(whole[1] > most):
-            legal, steps = whole[0].rows(np.flatnonzero(whole[1] <= lowest)), None
-            bound = np.zeros(len(legal))
-            peak, verdicts = verdicts_of(scenario, legal, enough)
-        smallest = legal.plan(int(np.argmin(peak))) if len(legal) else None
-        smallest_peak = float(np.min(peak, initial=np.inf))
-        fewest = objective != "memory" and not ranking.front and fewest_layers_are_best(require)
-        leaves_some = any("activations" in words for words in offloads)
-        known = np.where(peak < np.inf, peak, np.nan)
-        none = peaks_without(legal, known, max_offset) if varies else np.full(len(legal), np.nan)
+            prices = known.step, known.peak, known.verdicts
+            plans = _PricedPlans(legal, *prices, np.zeros(len(legal)))
+        found, peak = plans.table, plans.peak
+        exact = np.where(peak < np.inf, peak, np.nan)
+        none = np.full(len(found), np.nan)
+        if varies:
+            none = peaks_without(found, exact, question.max_offset)
         interleaved, every = None, None
-        if varies and (leaves_some or not fewest):
+        leaves_some = any("activations" in words for words in question.offloads)
+        if varies and (leaves_some or not question.fewest):
             rows = np.flatnonzero(peak < np.inf)
-            every = FullRecompute.of(legal.rows(rows), peak[rows], none[rows], offloaded=fewest)
-        if "virtual_stages" not in fixed and varies_virtual_stages(scenario, require):
-            interleaved = Interleaved.of(scenario, legal, known, none)
-        rows = np.flatnonzero(verdicts < 2)
-        if varies and fewest:
+            offloaded = question.fewest
+            every = FullRecompute.of(found.rows(rows), peak[rows], none[rows], offloaded=offloaded)
+        if "virtual_stages" not in question.fixed and varies_virtual_stages(scenario, require):
+            interleaved = Interleaved.of(scenario, found, exact, none)
+        rows = np.flatnonzero(plans.verdicts < 2)
+        if varies and question.fewest:
             tight = Feasible(scenario, require, 1)
             limits = tight.max_peak, tight.max_peak_at(1)
-            rows = ascending(rows, rows_too_large(scenario, legal, peak, none, limits))
-        near = known <= near_budget(scenario.cluster)
-        if not below:
-            near |= np.isnan(known)
-        near_rows = _near(legal, near)
-        near_bound = np.zeros(len(legal)) if bound is None else bound
-        begin(f"pricing the steps of {len(rows):,} plans")
-        table, peak = legal.rows(rows).plain(), peak[rows]
-        step = table_steps(scenario, table) if steps is None else steps[rows]
-        at_best = results(scenario, table, step, peak)
+            rows = ascending(rows, rows_too_large(scenario, found, peak, none, limits))
+        small = exact <= near_budget(scenario.cluster)
+        if question.ranking.below == np.inf:
+            small |= np.isnan(exact)
+        near = _near(found, small)
+        question.begin(f"pricing the steps of {len(rows):,} plans")
+        table = found.rows(rows).plain()
+        step = table_steps(scenario, table) if plans.step is None else plans.step[rows]
+        at_best = results(scenario, table, step, peak[rows])
         return cls(
+            question=question,
             table=table,
-            peak=peak,
+            peak=peak[rows],
             none=none[rows],
             step=step,
-            verdicts=verdicts[rows],
-            number=number,
-            slow=slow,
+            verdicts=plans.verdicts[rows],
+            number=len(legal),
+            slow=plans.slow,
             broken=broken_by_result(require, at_best, len(table), at_best=True),
-            fewest=varies and fewest,
             every=every,
             interleaved=interleaved,
-            smallest=smallest,
-            smallest_peak=smallest_peak,
-            smaller=objective == "memory" and not any(c.of_result for c in require),
-            near=legal.rows(near_rows),
-            near_bound=near_bound[near_rows],
-            copies=copies,
-            policies=policies,
+            smallest=found.plan(int(np.argmin(peak))) if len(found) else None,
+            smallest_peak=float(np.min(peak, initial=np.inf)),
+            near=found.rows(near),
+            near_bound=plans.bound[near],
         )
 
-    def sources(
-        self, feasible: Feasible, leaders: Leaders, begin: Callable[[str], None]
-    ) -> Iterator[CandidateSource]:
+    def sources(self, feasible: Feasible, leaders: Leaders) -> Iterator[CandidateSource]:
         """Yield the enumerated plans of one verdict, then their variants that recompute less."""
         ranking, scenario = leaders.ranking, feasible.scenario
         mine = np.flatnonzero((self.broken == 0) & (self.verdicts == feasible.verdict))
@@ -403,9 +466,9 @@ class _Space(Struct, frozen=True):
             beaten = ranking.beaten(leaders.plans)
             mine = mine[~beaten(self.table.rows(mine), self.step[mine], self.peak[mine])]
         order = ranking.order(self.table, mine, self.step, self.peak)
-        begin("simulating the best plans")
+        self.question.begin("simulating the best plans")
         yield EnumeratedSpace(self.table, order, self.step, self.peak)
-        begin(PRICING)
+        self.question.begin(PRICING)
         # without a leader, plans that may be tight are candidates, too
         max_peak = feasible.max_peak if leaders.plans else feasible.max_peak_at(1)
         if self.fewest:
@@ -418,23 +481,22 @@ class _Space(Struct, frozen=True):
             yield FewestLayers(scenario, families, feasible)
         if self.every is not None:
             grids = LayerGrids.of(scenario, self.every, max_peak, timed=bool(leaders.plans))
-            yield EveryNumber.of(grids, feasible, leaders, smaller=self.smaller)
+            yield EveryNumber.of(grids, feasible, leaders, smaller=self.question.smaller)
 
-    def variants(
-        self, feasible: Feasible, begin: Callable[[str], None]
-    ) -> Iterator[CandidateSource]:
+    def variants(self, feasible: Feasible) -> Iterator[CandidateSource]:
         """Yield the other variants of the plans, which leaders of ``sources`` bound."""
-        scenario = feasible.scenario
-        modes = {"fewest": self.fewest, "every": self.every is not None, "smaller": self.smaller}
+        question, scenario = self.question, feasible.scenario
+        modes = {"fewest": self.fewest, "every": self.every is not None}
+        modes["smaller"] = question.smaller
         if self.interleaved is not None:
-            begin("pricing virtual stages")
+            question.begin("pricing virtual stages")
             yield VirtualStages(scenario, self.interleaved, feasible, **modes)
-        if self.policies:
-            begin("pricing policies of recomputation")
-            listed = self.policies, self.table, self.step
+        if question.policies:
+            question.begin("pricing policies of recomputation")
+            listed = question.policies, self.table, self.step
             yield ListedRecompute(scenario, *listed, feasible, modes)
-        if self.copies:
-            begin("pricing secondary copies of weights")
+        if question.copies:
+            question.begin("pricing secondary copies of weights")
             yield SecondaryCopies(scenario, self.table, self.peak, self.none, feasible, modes)
 
 
@@ -460,11 +522,6 @@ def chosen_recompute(
     if not varies_layers(scenario, fixed):
         return "given"
     return "by_stage" if limits_of_trainer(scenario, require) is None else "one_number"
-
-
-def _most_bytes(scenario: Scenario) -> float:
-    """Return the largest peak in bytes of a plan that is tight."""
-    return Feasible(scenario, (), 1).max_peak_at(1)
 
 
 def _near(legal: PlanTable, small: NDArray[np.bool_]) -> NDArray[np.intp]:
