@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 What = Literal["time", "memory"]
 FILES: Final = ("rows.csv", "groups.csv", "validation.json")
+GIVEN: Final = ("gpu", "num_gpus", "global_batch_size", "seq_len", "precision", "peft")  # columns
 # of a row in the JSON document; the table has more columns
 ROW_KEYS: Final = names_in("""
     row_id line source_group predicted_step_seconds measured_step_seconds time_error time_inside
@@ -185,7 +186,7 @@ def _cases(rows: list[Row], quantities: Sequence[What]) -> tuple[dict[str, Case]
     """Return the cases of rows that can be priced, and the reasons of those that cannot."""
     cases, skipped = {}, {}
     for row in tracked(rows, "reading row {number} of {total}"):
-        if not _tests_any(row, quantities):
+        if not any(_is_tested(what, row) for what in quantities):
             skipped[row.name] = f"tests no {' or '.join(quantities)}"
             continue
         try:
@@ -195,12 +196,9 @@ def _cases(rows: list[Row], quantities: Sequence[What]) -> tuple[dict[str, Case]
     return cases, skipped
 
 
-def _tests_any(row: Row, quantities: Sequence[What]) -> bool:
-    if is_partial(row):
-        return True
-    return ("time" in quantities and tests_time(row)) or (
-        "memory" in quantities and tests_memory(row)
-    )
+def _is_tested(what: What, row: Row) -> bool:
+    """Return whether a quantity is compared; those of partial rows are, and reported separately."""
+    return is_partial(row) or (tests_time(row) if what == "time" else tests_memory(row))
 
 
 def _table(
@@ -212,18 +210,12 @@ def _table(
 ) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame(
-        [
-            _record(
-                row,
-                cases.get(row.name),
-                predictions.get(row.name),
-                skipped.get(row.name),
-                quantities,
-            )
-            for row in rows
-        ]
-    )
+    records = []
+    for row in rows:
+        case, predicted = cases.get(row.name), predictions.get(row.name)
+        tested = [what for what in quantities if _is_tested(what, row)]
+        records.append(_record(row, case, predicted, skipped.get(row.name), tested))
+    return pd.DataFrame(records)
 
 
 def _record(
@@ -231,33 +223,23 @@ def _record(
     case: Case | None,
     predicted: CasePrediction | None,
     skipped: str | None,
-    quantities: Sequence[What],
+    tested: Sequence[What],
 ) -> dict[str, Any]:
-    partial, denied = is_partial(row), denied_by(row)
-    defaults = [] if case is None else list(case.defaults)
-    if denied:
-        defaults.append(denied)
-    step = (
-        measured_step(row, case) if "time" in quantities and (tests_time(row) or partial) else None
-    )
-    memory = (
-        measured_memory(row) if "memory" in quantities and (tests_memory(row) or partial) else None
-    )
+    denied = denied_by(row)
+    step = measured_step(row, case) if "time" in tested else None
+    memory = measured_memory(row) if "memory" in tested else None
     size = None if memory is None else memory.size
     impossible = None if case is None else faster_than_peak(case, step)
-    times = (
-        (None, None, None)
-        if predicted is None or impossible
-        else _against(step, predicted.step, predicted.step_low, predicted.step_high)
-    )
-    sizes = (
-        (None, None, None)
-        if predicted is None
-        else _against(size, predicted.peak, predicted.peak_low, predicted.peak_high)
-    )
-    predicted_rates = (
-        (None, None) if case is None or predicted is None else rates(case, predicted.step)
-    )
+    steps = peaks = None
+    tokens = mfu = None
+    if predicted is not None:
+        peaks = (predicted.peak, predicted.peak_low, predicted.peak_high)
+        if not impossible:
+            steps = (predicted.step, predicted.step_low, predicted.step_high)
+        if case is not None:
+            tokens, mfu = rates(case, predicted.step)
+    time_error, time_inside, time_half_width = _against(step, steps)
+    memory_error, memory_inside, memory_half_width = _against(size, peaks)
     return {
         "row_id": row.name,
         "line": row.line,
@@ -265,40 +247,35 @@ def _record(
         "framework": row.get("framework"),
         "model": row.get("model"),
         "model_kind": _kind(row, case),
-        "gpu": row.get("gpu"),
-        "num_gpus": row.get("num_gpus"),
-        "global_batch_size": row.get("global_batch_size"),
-        "seq_len": row.get("seq_len"),
-        "precision": row.get("precision"),
-        "peft": row.get("peft"),
+        **{name: row.get(name) for name in GIVEN},
         "plan": None if case is None else case.plan_words,
         "method": None if case is None else case.method,
         "software": None if case is None else case.scenario.software.name,
         "predicted_step_seconds": None if predicted is None else predicted.step,
         "measured_step_seconds": step,
-        "time_error": times[0],
-        "time_inside": times[1],
-        "time_half_width": times[2],
-        "predicted_tokens_per_second_per_gpu": predicted_rates[0],
+        "time_error": time_error,
+        "time_inside": time_inside,
+        "time_half_width": time_half_width,
+        "predicted_tokens_per_second_per_gpu": tokens,
         "measured_tokens_per_second_per_gpu": (
             None if step is None else row.get("tokens_per_second_per_gpu")
         ),
-        "predicted_mfu": predicted_rates[1],
+        "predicted_mfu": mfu,
         "measured_mfu": None if step is None else measured_mfu(row),
         "predicted_peak_bytes": None if predicted is None else predicted.peak,
         "measured_peak_bytes": size,
         "memory_kind": None if memory is None else memory.kind,
         "memory_is_stated": memory is not None and memory.is_stated,
-        "memory_error": sizes[0],
-        "memory_inside": sizes[1],
-        "memory_half_width": sizes[2],
+        "memory_error": memory_error,
+        "memory_inside": memory_inside,
+        "memory_half_width": memory_half_width,
         "verdict": None if predicted is None else predicted.verdict,
         "outcome": row.get("outcome"),
         "exceeds_accelerator": _exceeds_accelerator(case, memory),
         "tests_memory": tests_memory(row),
-        "partial": partial,
+        "partial": is_partial(row),
         "left_out": row.left_out,
-        "defaults": defaults,
+        "defaults": [*(() if case is None else case.defaults), *([denied] if denied else [])],
         "impossible": impossible,
         "not_understood": not_understood(row),
         "skipped": skipped,
@@ -325,10 +302,16 @@ def _kind(row: Row, case: Case | None) -> str:
 
 
 def _against(
-    measured: float | None, predicted: float, low: float, high: float
+    measured: float | None, predicted: tuple[float, float, float] | None
 ) -> tuple[float | None, bool | None, float | None]:
-    """Return signed error, whether the interval contains the measurement, and its half-width."""
-    half = 0.5 * (high - low) / predicted
+    """Return signed error, whether the interval contains the measurement, and its half-width.
+
+    ``predicted``: with the ends of its interval; None: not compared.
+    """
+    if predicted is None:
+        return None, None, None
+    value, low, high = predicted
+    half = 0.5 * (high - low) / value
     if measured is None or measured <= 0.0:
         return None, None, half
-    return predicted / measured - 1.0, low <= measured <= high, half
+    return value / measured - 1.0, low <= measured <= high, half
