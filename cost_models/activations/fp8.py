@@ -97,12 +97,7 @@ def fp8_weight_bytes(view: RankView) -> Real:
         of_layer: Real = np.zeros(len(table))
         for weight in layers.kind.weights:
             if is_multiplied(weight) and not stored_in_few_bits(weight, view):
-                numel = shard_numel(
-                    weight,
-                    table.tensor_parallel,
-                    expert_tensor=table.expert_tensor,
-                    expert_parallel=table.expert_parallel,
-                )
+                numel = shard_numel(weight, *table.cuts)
                 ranks = table.shard_ranks
                 if weight.role == "expert":
                     ranks = np.where(table.experts_apart, table.expert_shard_ranks, ranks)
@@ -133,12 +128,7 @@ def matrices_in_few_bits(view: RankView, *, experts: bool) -> Real:
             if not is_multiplied(weight) or weight.frozen or weight.is_adapter:
                 continue
             apart = np.logical_and(table.experts_apart, weight.role == "expert")
-            numel = shard_numel(
-                weight,
-                table.tensor_parallel,
-                expert_tensor=table.expert_tensor,
-                expert_parallel=table.expert_parallel,
-            )
+            numel = shard_numel(weight, *table.cuts)
             found = found + np.where(np.equal(apart, experts), layers.count * numel, 0.0)
     return np.where(table.zero_stage == 1, found, 0.0)
 
@@ -193,8 +183,7 @@ def cast_elements(
     for weight in kind.weights:
         if not is_multiplied(weight):
             continue
-        rows, columns = weight.shape[-2:]
-        length, width = (rows, columns) if weight.transposed else (columns, rows)
+        length, width = weight.features
         times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
         over = cut_ranks(weight, tensor_parallel)
         if weight.sharding == "row":
@@ -213,8 +202,7 @@ def matmul_inputs(kind: LayerKind, tensor_parallel: Count) -> Real:
     for weight in kind.weights:
         if not is_multiplied(weight):
             continue
-        rows, columns = weight.shape[-2:]
         times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
         over = np.multiply(1.0, tensor_parallel if weight.sharding == "row" else 1)
-        inputs = inputs + times * (rows if weight.transposed else columns) / over
+        inputs = inputs + times * weight.features[0] / over
     return inputs

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from cost_models.activations.saved import Regions
 from cost_models.arrays import FP32, Real
 from cost_models.model.adapter_methods import METHODS
-from cost_models.model.lora import features
 from cost_models.model.spec import LayerKind, ModelSpec, Weight
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import FULL
@@ -118,7 +117,7 @@ def saved_inputs(kind: LayerKind, software: SoftwareProfile) -> tuple[float, flo
 
 def _unread_blocks(frozen: list[Weight], adapted: set[str], software: SoftwareProfile) -> int:
     """Blocks whose input nothing needs: none of their first matrices is adapted, or reads it."""
-    first = [w for w in frozen if w.role in ("linear", "expert") and w.sharding == "column"]
+    first = [w for w in frozen if w.is_matrix and w.sharding == "column"]
     blocks = (
         [w for w in first if w.part == "attention"],
         [w for w in first if w.part in MLP_PARTS],
@@ -149,17 +148,15 @@ def _unread_product_bytes(
 def _adapter_bytes(matrices: list[Weight], software: SoftwareProfile) -> tuple[float, float]:
     """Bytes of adapters: of inputs that the trainer makes anew, and of outputs of attention."""
     outputs = (
-        w
-        for w in matrices
-        if w.part == "attention" and w.role in ("linear", "expert") and w.sharding == "column"
+        w for w in matrices if w.part == "attention" and w.is_matrix and w.sharding == "column"
     )
     adapters = software.adapters
-    read = sum(features(w)[0] for w in matrices)
+    read = sum(w.features[0] for w in matrices)
     if adapters.of_fused_matrices:
         read = _distinct_inputs(matrices)
     return (
         adapters.input_bytes * read,
-        adapters.output_bytes * sum(features(w)[1] for w in outputs),
+        adapters.output_bytes * sum(w.features[1] for w in outputs),
     )
 
 
@@ -173,9 +170,9 @@ def _method_bytes(
         method = METHODS[weight.adapter]
         kept = compute_bytes * method.kept_outputs + each * method.kept_results
         if weight.sharding == "column":
-            cut += kept * features(weight)[1]
+            cut += kept * weight.features[1]
         else:
-            whole += kept * features(weight)[1]
+            whole += kept * weight.features[1]
     return cut, whole
 
 
@@ -200,7 +197,7 @@ def _adapted(kind: LayerKind) -> set[str]:
 
 def _distinct_inputs(matrices: list[Weight]) -> int:
     """Return the features of what matrices read, once for those that read the same."""
-    blocks = {(w.part, w.sharding): features(w)[0] for w in matrices}
+    blocks = {(w.part, w.sharding): w.features[0] for w in matrices}
     return sum(blocks.values())
 
 

@@ -218,7 +218,7 @@ def due_bytes_per_token(
         inputs_due = operand_bytes * hidden_size * len(parts)
     for weight in own:
         if weight.sharding in ("column", "row"):
-            outputs, inputs = weight.shape[::-1] if weight.transposed else weight.shape
+            inputs, outputs = weight.features
             shares += outputs if weight.sharding == "column" else inputs
             whole += 0.0 if weight.sharding == "column" else outputs
     experts = kind.feed_forward

@@ -64,7 +64,7 @@ def kept_results(
     second = np.equal(table.recompute, EVERY_SECOND_MM)
     again = {weight.name for weight in repeated_matrices(kind)}
     for weight in (w for w in kind.weights if w.role == "linear"):
-        features = float((weight.shape[::-1] if weight.transposed else weight.shape)[0])
+        features = float(weight.features[1])
         outputs = np.where(second & (weight.name in again), 0.0, features)
         if weight.sharding == "column":
             split = split + compute * outputs

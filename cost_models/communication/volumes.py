@@ -269,7 +269,7 @@ def _unit_sizes(
                 numel = numel + here * _numel(weight, table)
                 shard = here * _shard(weight, table)
                 shards = shards + shard
-                narrow = weight.role in ("linear", "expert")
+                narrow = weight.is_matrix
                 narrow = narrow and weight.part not in ("router", "head")
                 gathered = gathered + (share if narrow else 1.0) * shard
             found += numel, shards, gathered

@@ -21,7 +21,7 @@ from cost_models.compute.kernel_launch import host_wait
 from cost_models.compute.matrices import matrices_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.adapter_methods import METHODS, SECOND
-from cost_models.model.lora import features, first_adapters
+from cost_models.model.lora import first_adapters
 from cost_models.model.parameters import shard_numel
 from cost_models.model.spec import LayerKind
 from cost_models.partition.tensor_sharding import cut_ranks
@@ -57,7 +57,7 @@ def adapter_bytes_per_token(
         forward = forward + (element * ahead + cast) * elements
         backward = backward + (element * back + cast) * elements
     for weight in (w for w in kind.weights if w.adapter):
-        method, outputs = METHODS[weight.adapter], features(weight)[1]
+        method, outputs = METHODS[weight.adapter], weight.features[1]
         over: Real = np.multiply(1.0, tensor_parallel if weight.sharding == "column" else 1)
         forward = forward + element * method.accesses * outputs / over
         backward = backward + element * method.gradient_accesses * outputs / over

@@ -33,20 +33,15 @@ def autocast_bytes_per_token(kind: LayerKind, compute_bytes: float, tensor_paral
     return _cast_bytes(kind, compute_bytes, tensor_parallel, autocast=True)
 
 
-def autocast_bytes_per_element(compute_bytes: float) -> float:
-    """Bytes of casting an element of a weight down, or its gradient back up: c + 4."""
-    return compute_bytes + FP32_BYTES
-
-
 def _cast_bytes(
     kind: LayerKind, compute_bytes: float, tensor_parallel: Count, *, autocast: bool
 ) -> Real:
     elements: Real = 0.0
     for weight in kind.weights:
-        if weight.role not in ("linear", "expert") or weight.is_adapter or len(weight.shape) < 2:
+        if not weight.is_matrix or weight.is_adapter or len(weight.shape) < 2:
             continue
         times = kind.feed_forward.experts_per_token if weight.role == "expert" else 1.0
-        size = weight.shape[-2 if weight.transposed else -1] if autocast else sum(weight.shape[-2:])
+        size = weight.features[0] if autocast else sum(weight.features)
         if autocast and weight.sharding == "row":
             continue
         ranks = 1.0 if autocast else cut_ranks(weight, tensor_parallel)

@@ -216,7 +216,7 @@ def _avoided_flops(model: ModelSpec, table: PlanTable, repeats: Sequence[Real]) 
     reads = [w for w in first.weights if w.role == "linear" and w.part in parts]
     reads = [w for w in reads if w.sharding != "row" and not w.name.endswith(SECOND)]
     latent = {rank for rank in (first.attention.q_lora_rank, first.attention.kv_lora_rank) if rank}
-    reads = [w for w in reads if w.shape[0 if w.transposed else 1] not in latent]
+    reads = [w for w in reads if w.features[0] not in latent]
     cut = _adapters_of_cut_matrices(first)
     whole = [w for w in reads if w.sharding == "replicate" and w.name not in cut]
     idle = sum(2.0 * w.numel for w in reads if w not in whole)

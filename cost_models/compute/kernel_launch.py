@@ -78,8 +78,7 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
 def deferred_launches(view: RankView, operator: float) -> Real:
     """Host seconds of launching the weight gradients of a rank's layers."""
     matrices: Real = 1.0 * sum(
-        each.trained
-        * sum(w.role in ("linear", "expert") and not w.frozen for w in each.kind.weights)
+        each.trained * sum(w.is_matrix and not w.frozen for w in each.kind.weights)
         for each in view.layers
     )
     return operator * DEFERRED_OPERATORS * matrices + np.zeros(len(view.table))
@@ -119,9 +118,7 @@ def _layer_operators(
         matrices = sum(
             each if weight.role == "expert" else 1.0
             for weight in kind.weights
-            if weight.role in ("linear", "expert")
-            and len(weight.shape) > 1
-            and not weight.is_adapter
+            if weight.is_matrix and len(weight.shape) > 1 and not weight.is_adapter
         )
         forward = forward + matrices * rounding.operators_forward
         backward = backward + matrices * rounding.operators_backward

@@ -24,7 +24,6 @@ from cost_models.compute.attention import attention_core_seconds, core_ratio
 from cost_models.compute.cached import FOUND_BACKWARD, FOUND_FORWARD, traffic_share
 from cost_models.compute.casts import (
     FP32_BYTES,
-    autocast_bytes_per_element,
     autocast_bytes_per_token,
     cast_bytes_per_token,
 )
@@ -52,12 +51,8 @@ OPERATORS_UNPACKING_BYTES: Final = 14.0
 
 def dequantised_bytes(kind: LayerKind, compute_bytes: float, tensor_parallel: Count) -> Real:
     """Bytes that a pass moves to dequantise a layer's 4-bit weights."""
-    total: Real = 0.0
-    for weight in kind.weights:
-        if weight.quantised:
-            ranks = cut_ranks(weight, tensor_parallel)
-            total = total + (0.5 + compute_bytes) * weight.numel / ranks
-    return total
+    each, matrices = 0.5 + compute_bytes, (w for w in kind.weights if w.quantised)
+    return sum((each * w.numel / cut_ranks(w, tensor_parallel) for w in matrices), 0.0)
 
 
 def trained_elements(
@@ -67,16 +62,9 @@ def trained_elements(
     expert_parallel: Count = 1,
 ) -> Real:
     """Elements of a layer's trained matrices on one rank."""
-    total: Real = 0.0
-    for weight in kind.weights:
-        if weight.role in ("linear", "expert") and not weight.frozen:
-            total = total + shard_numel(
-                weight,
-                tensor_parallel,
-                expert_tensor=expert_tensor,
-                expert_parallel=expert_parallel,
-            )
-    return total
+    trained = (w for w in kind.weights if w.is_matrix and not w.frozen)
+    ranks = tensor_parallel, expert_tensor, expert_parallel
+    return sum((shard_numel(weight, *ranks) for weight in trained), 0.0)
 
 
 class PassSeconds(Struct, frozen=True):
@@ -178,7 +166,7 @@ def layer_seconds(work: LayerWork) -> PassSeconds:
     rounded, rounded_back = rounding_seconds(work)
     forward, inputs = forward + rounded, inputs + rounded_back
     if work.autocasts:  # weights down, their gradients up
-        each = autocast_bytes_per_element(work.compute_bytes) / work.rate.memory
+        each = (work.compute_bytes + FP32_BYTES) / work.rate.memory
         forward, inputs = forward + each * _trained(work), inputs + each * _trained(work)
     backward = (
         inputs

@@ -20,7 +20,6 @@ from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.adapter_methods import is_composed
 from cost_models.model.spec import Weight
-from cost_models.partition.tensor_sharding import shard_dim
 
 
 class Matmuls(Struct, frozen=True):
@@ -69,13 +68,11 @@ def _weight_seconds(
     *,
     batch: Real = 1.0,
 ) -> Matmuls:
-    first, second = (np.multiply(1.0, length) for length in weight.shape[-2:])
-    cut = shard_dim(weight)
-    if cut == len(weight.shape) - 2:
-        first = first / tensor_parallel
-    elif cut == len(weight.shape) - 1:
-        second = second / tensor_parallel
-    inputs, outputs = (first, second) if weight.transposed else (second, first)
+    inputs, outputs = (np.multiply(1.0, length) for length in weight.features)
+    if weight.sharding == "row":
+        inputs = inputs / tensor_parallel
+    elif weight.sharding != "replicate":
+        outputs = outputs / tensor_parallel
     seconds = linear_seconds(tokens, inputs, outputs, compute_bytes, rate, batch=batch)
     return replace(seconds, weights=0.0 * seconds.weights) if weight.frozen else seconds
 
@@ -116,7 +113,7 @@ def matrices_seconds(
     for weight in weights:
         if is_composed(weight):  # an adapter's matrix is added to it, which has a gradient
             total += seconds(without(weight, is_adapter=True, frozen=False))
-        if weight.role in ("linear", "expert"):
+        if weight.is_matrix:
             unnamed = without(weight, name="", part="other")
             known[unnamed] = known.get(unnamed) or seconds(unnamed)
             total += known[unnamed]

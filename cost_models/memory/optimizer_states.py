@@ -170,7 +170,7 @@ def local_shape(weight: Weight, table: PlanTable, zero_stage: Count) -> tuple[Re
 
 def is_layer_matrix(weight: Weight) -> bool:
     """Whether Muon updates a tensor: a matrix of a layer, neither embedding nor head."""
-    return weight.role in ("linear", "expert") and weight.part not in ("embedding", "head")
+    return weight.is_matrix and weight.part not in ("embedding", "head")
 
 
 def is_projected(traits: OptimizerTraits, weight: Weight) -> bool:

@@ -106,7 +106,7 @@ def adapted(
 
 def _shared(kinds: Sequence[LayerKind], workload: Workload) -> tuple[Weight, ...]:
     """Return the frozen matrices that the adapters of all layers share."""
-    chosen = [features(w) for kind in kinds for w in kind.weights if w.adapter]
+    chosen = [w.features for kind in kinds for w in kind.weights if w.adapter]
     inputs, outputs = (max(lengths) for lengths in zip(*chosen, strict=True))
     method, name = METHODS[workload.adapter_method], f"{workload.adapter_method}_shared"
     shapes = method.shared(inputs, outputs, workload.adapter_rank)
@@ -202,7 +202,7 @@ def _adapted_kind(kind: LayerKind, workload: Workload, every: bool) -> LayerKind
     found = []
     for weight in kind.weights:
         chosen = is_adapted(weight, workload.adapter_targets)
-        matrix = every and weight.role in ("linear", "expert") and len(weight.shape) >= 2
+        matrix = every and weight.is_matrix and len(weight.shape) >= 2
         quantised = workload.adapter == "qlora" and (chosen or matrix)
         method = _method(weight, workload.adapter_method) if chosen else ""
         found.append(replace(weight, frozen=True, quantised=quantised, adapter=method))
@@ -217,14 +217,9 @@ def _method(weight: Weight, method: AdapterMethod) -> str:
     return (METHODS[method].of_last if last else "") or method
 
 
-def features(weight: Weight) -> tuple[int, int]:
-    """Return inputs and outputs of a matrix."""
-    return weight.shape if weight.transposed else weight.shape[::-1]  # type: ignore[return-value]
-
-
 def _beside(weight: Weight, method: str, rank: int) -> list[Weight]:
     """Return the tensors that adapt a matrix; those along its sharded dimension are sharded."""
-    inputs, outputs = features(weight)
+    inputs, outputs = weight.features
     along = {"column": "o", "row": "i"}.get(weight.sharding)
     own, found = {"i": inputs, "o": outputs}, []
     for suffix, shape in METHODS[method].tensors(inputs, outputs, rank).items():

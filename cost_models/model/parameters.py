@@ -70,7 +70,6 @@ def parameters_by_part(model: ModelSpec) -> dict[str, int]:
 def shard_numel(
     weight: Weight,
     tensor_parallel: Count,
-    *,
     expert_tensor: Count | None = None,
     expert_parallel: Count = 1,
 ) -> Real:
@@ -95,7 +94,6 @@ def shard_numel(
 def kind_numel(
     kind: LayerKind,
     tensor_parallel: Count,
-    *,
     expert_tensor: Count | None = None,
     expert_parallel: Count = 1,
 ) -> Real:

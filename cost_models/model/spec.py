@@ -50,6 +50,17 @@ class Weight:
         return math.prod(self.shape)
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether tokens are multiplied with it: all of them, or those that an expert gets."""
+        return self.role in ("linear", "expert")
+
+    @property
+    def features(self) -> tuple[int, int]:
+        """Inputs and outputs of a matrix, of one expert."""
+        first, second = self.shape[-2:]
+        return (first, second) if self.transposed else (second, first)
+
+    @property
     def is_head_norm(self) -> bool:
         """Whether it is a norm of queries, keys or outputs that every head reads in full."""
         names = (".q_norm.", ".k_norm.", ".q_layernorm.", ".k_layernorm.", ".linear_attn.norm.")

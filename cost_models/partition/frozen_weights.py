@@ -14,7 +14,6 @@ from cost_models.model.adapter_methods import METHODS
 from cost_models.model.lora import (
     DEQUANTISED_AT_ONCE,
     STORED_BYTES,
-    features,
     frozen_part,
     has_frozen,
     quantised_bytes,
@@ -92,19 +91,14 @@ def _whole_bytes(view: RankView, each: float) -> Real:
     stored: Real = np.zeros(len(table))
     for count, weight in _quantised_weights(view):
         numel = shard_numel(weight, table.tensor_parallel)
-        outputs = float(weight.shape[-1] if weight.transposed else weight.shape[0])
-        rows = outputs / (table.tensor_parallel if weight.sharding == "column" else 1)
+        ranks = table.tensor_parallel if weight.sharding == "column" else 1
+        rows = float(weight.features[1]) / ranks
         stored = stored + count * (element * numel + row * rows)
     whole = each * plain.total + stored
     for count, weight in _matrices_in_few_bits(view):
         few = QUANTISED[view.workload.precision] + view.software.fp8.scale_bytes
         few *= 2.0 if view.workload.precision == "fp4" else 1.0
-        numel = shard_numel(
-            weight,
-            table.tensor_parallel,
-            expert_tensor=table.expert_tensor,
-            expert_parallel=table.expert_parallel,
-        )
+        numel = shard_numel(weight, *table.cuts)
         whole = whole - count * (each - few) * numel
     return whole
 
@@ -198,7 +192,7 @@ def composed_buffers(view: RankView) -> tuple[Real, Real]:
         for weight in (w for w in layers.kind.weights if w.adapter):
             method, numel = METHODS[weight.adapter], shard_numel(weight, table.tensor_parallel)
             own = own + method.composed * numel
-            square = float(features(weight)[0]) ** 2
+            square = float(weight.features[0]) ** 2
             made = method.temporary * numel + method.identity * square
             largest = np.maximum(largest, made)
         total, layer = total + layers.count * own, np.maximum(layer, own)
@@ -239,10 +233,8 @@ def _rounded_buffers(view: RankView) -> tuple[Real, Real]:
 
 def _quantised_elements(view: RankView) -> Real:
     """Elements of all quantised matrices on the rank."""
-    total: Real = np.zeros(len(view.table))
-    for count, weight in _quantised_weights(view):
-        total = total + count * shard_numel(weight, view.table.tensor_parallel)
-    return total
+    found, tensor = np.zeros(len(view.table)), view.table.tensor_parallel
+    return sum((n * shard_numel(w, tensor) for n, w in _quantised_weights(view)), found)
 
 
 def _quantised_layer(view: RankView) -> Real:
@@ -257,7 +249,7 @@ def _quantised_layer(view: RankView) -> Real:
 
 def is_multiplied(weight: Weight) -> bool:
     """Whether a weight is a matrix of a layer that matmuls in few bits take."""
-    return weight.role in ("linear", "expert") and weight.part != "router"
+    return weight.is_matrix and weight.part != "router"
 
 
 def stored_in_few_bits(weight: Weight, view: RankView) -> bool:

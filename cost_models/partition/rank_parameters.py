@@ -63,15 +63,7 @@ def rank_parameters(model: ModelSpec, rank: PipelineRank, table: PlanTable) -> R
 
 def _layer_numel(model: ModelSpec, table: PlanTable) -> tuple[Real, ...]:
     """Elements of one layer of each kind."""
-    return tuple(
-        kind_numel(
-            kind,
-            table.tensor_parallel,
-            expert_tensor=table.expert_tensor,
-            expert_parallel=table.expert_parallel,
-        )
-        for kind in model.kinds
-    )
+    return tuple(kind_numel(kind, *table.cuts) for kind in model.kinds)
 
 
 def _sum_of_layers(rank: PipelineRank, layers: Sequence[Real]) -> Real:

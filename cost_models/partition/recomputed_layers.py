@@ -128,7 +128,7 @@ def module_matrices(kind: LayerKind, module: str) -> tuple[Weight, ...]:
         "moe": ("router", "experts", "shared_experts", "mlp") if mixed else (),
         "shared_experts": ("shared_experts",) if mixed else (),
     }
-    matrices = [w for w in kind.weights if w.role in ("linear", "expert")]
+    matrices = [w for w in kind.weights if w.is_matrix]
     if module == "mla_up_proj" and kind.attention.kv_lora_rank:
         return tuple(w for w in matrices if w.part == "attention" and w.sharding == "column")
     return tuple(w for w in matrices if w.part in parts.get(module, ()))

@@ -29,7 +29,7 @@ def shard_dim(weight: Weight) -> int | None:
     if weight.sharding == "replicate":
         return None
     last = len(weight.shape) - 1
-    if weight.role in ("linear", "expert"):
+    if weight.is_matrix:
         along_input = weight.sharding == "row"
         return last - 1 + int(along_input != weight.transposed)
     return 0 if weight.sharding in ("vocab", "heads") else last

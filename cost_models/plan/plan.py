@@ -112,6 +112,35 @@ class Ranks(Generic[Value]):
         """Pipeline stages, virtual ones counted."""
         return self.pipeline_parallel * self.virtual_stages
 
+    @property
+    def cuts(self) -> tuple[Value, Value, Value]:
+        """Ranks over which matrices are cut, those of experts are cut, experts are shared."""
+        return self.tensor_parallel, self.expert_tensor, self.expert_parallel
+
+    @property
+    def experts_apart(self) -> Any:
+        """Whether experts are sharded in another way than all other weights."""
+        return (self.expert_parallel > 1) | (self.expert_tensor < self.tensor_parallel)
+
+    @property
+    def offloads_optimizer(self) -> Any:
+        """Whether the optimizer's states are off the accelerator."""
+        return self._offloads("optimizer") | self.offloads_weights
+
+    @property
+    def offloads_weights(self) -> Any:
+        """Whether the shards of weights and gradients are off the accelerator."""
+        return self._offloads("weights")
+
+    @property
+    def offloads_activations(self) -> Any:
+        """Whether saved activations live in host memory."""
+        return self._offloads("activations")
+
+    def _offloads(self, what: str) -> Any:
+        """Whether something is off the accelerator."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True)
 class Plan(Ranks[int]):
@@ -392,25 +421,8 @@ class Plan(Ranks[int]):
     # as full:n/k, so it has no option of its own
     recompute_every: Layers = 0
 
-    @property
-    def offloads_optimizer(self) -> bool:
-        """Whether the optimizer's states are off the accelerator."""
-        return "optimizer" in self.offload or self.offloads_weights
-
-    @property
-    def offloads_weights(self) -> bool:
-        """Whether the shards of weights and gradients are off the accelerator."""
-        return "weights" in self.offload
-
-    @property
-    def offloads_activations(self) -> bool:
-        """Whether saved activations live in host memory."""
-        return "activations" in self.offload
-
-    @property
-    def experts_apart(self) -> bool:
-        """Whether experts are sharded in another way than all other weights."""
-        return self.expert_parallel > 1 or self.expert_tensor < self.tensor_parallel
+    def _offloads(self, what: str) -> bool:
+        return what in self.offload
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -454,17 +466,6 @@ def split_layers(num_layers: int, num_stages: int) -> tuple[tuple[int, int], ...
     sizes = [each + (start <= stage < start + left) for stage in range(num_stages)]
     ends = list(accumulate(sizes))
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
-
-
-def _offloads(offload: Column, what: str) -> Column:
-    """Return whether the words of a column name something."""
-    import numpy as np
-
-    named = [what in name for name in OFFLOADS]
-    if type(offload) is np.ndarray:
-        found: Column = np.array(named)[offload]
-        return found
-    return np.isin(offload, [code for code, is_named in enumerate(named) if is_named])
 
 
 def _picked(column: Column, index: Any) -> Column:
@@ -516,26 +517,14 @@ class PlanTable(Ranks[Any]):
     quantised_gradients: Column
     recompute_every: Column
 
-    @property
-    def offloads_optimizer(self) -> Column:
-        """Whether the optimizer's states are off the accelerator."""
-        return _offloads(self.offload, "optimizer") | self.offloads_weights
+    def _offloads(self, what: str) -> Column:
+        import numpy as np
 
-    @property
-    def offloads_weights(self) -> Column:
-        """Whether the shards of weights and gradients are off the accelerator."""
-        return _offloads(self.offload, "weights")
-
-    @property
-    def offloads_activations(self) -> Column:
-        """Whether saved activations live in host memory."""
-        return _offloads(self.offload, "activations")
-
-    @property
-    def experts_apart(self) -> Column:
-        """Whether experts are sharded in another way than all other weights."""
-        apart: Column = (self.expert_parallel > 1) | (self.expert_tensor < self.tensor_parallel)
-        return apart
+        named, offload = [what in name for name in OFFLOADS], self.offload
+        if type(offload) is np.ndarray:
+            found: Column = np.array(named)[offload]
+            return found
+        return np.isin(offload, [code for code, is_named in enumerate(named) if is_named])
 
     def __len__(self) -> int:
         return len(self.data_parallel)

@@ -21,7 +21,6 @@ from cost_models.arrays import Count, Real
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import LayerKind, Weight
-from cost_models.partition.tensor_sharding import shard_dim
 from cost_models.serving.number_formats import WeightFormat
 from cost_models.serving.weights import rank_share, tensor_bytes
 
@@ -114,7 +113,7 @@ def layer_products(
     """Return the matmuls of a layer; matrices that read the same input are fused."""
     found: dict[tuple[str, int], LayerMatmul] = {}
     for weight in kind.weights:
-        if weight.role not in ("linear", "expert"):
+        if not weight.is_matrix:
             continue
         product = _product(weight, kind, tensor_parallel, expert_parallel, stored, compute_bytes)
         key = _together(weight)
@@ -148,16 +147,14 @@ def _product(
     compute_bytes: float,
 ) -> LayerMatmul:
     share = rank_share(weight, kind.attention, tensor_parallel, expert_parallel)
-    lengths = [np.multiply(1.0, length) for length in weight.shape[-2:]]
-    dim = shard_dim(weight)
-    if dim is not None:
-        along = dim - (len(weight.shape) - 2)
+    lengths = [np.multiply(1.0, length) for length in weight.features]
+    if weight.sharding != "replicate":
+        along = 0 if weight.sharding == "row" else 1
         if weight.is_routed_expert:  # whole experts, or a part of each
             whole = np.greater(expert_parallel, 1)
             share = np.where(whole, 1.0, 1.0 / np.multiply(1.0, tensor_parallel))
         lengths[along] = lengths[along] * share
-    first, second = lengths
-    inputs, outputs = (first, second) if weight.transposed else (second, first)
+    inputs, outputs = lengths
     held = tensor_bytes(
         weight, kind.attention, tensor_parallel, expert_parallel, stored, compute_bytes
     )

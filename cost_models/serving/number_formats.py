@@ -41,7 +41,7 @@ class WeightFormat(Struct, frozen=True):
         """Whether a tensor is stored in this format."""
         if not self.is_quantised:
             return True
-        matrix = weight.role in ("linear", "expert") and weight.part in QUANTISED_PARTS
+        matrix = weight.is_matrix and weight.part in QUANTISED_PARTS
         return matrix and (weight.is_routed_expert or not self.experts_only)
 
 

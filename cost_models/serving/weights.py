@@ -106,7 +106,7 @@ def tensor_bytes(
         return compute_bytes * weight.numel * share
     if not stored.is_quantised:
         return stored.element * weight.numel * share
-    inputs = weight.shape[-2] if weight.transposed else weight.shape[-1]
+    inputs = weight.features[0]
     scales = weight.numel / (stored.group or inputs)
     whole = weight.sharding == "row" and not stored.group
     cut_only = share

@@ -109,7 +109,7 @@ def _matrices(work: LayerWork) -> Iterator[RooflinePoint]:
     cut = tensor if work.expert_tensor is None else first(work.expert_tensor)
     of_experts = slots_per_token(work.kind.feed_forward, work.software)
     for weight in work.kind.weights:
-        if weight.role not in ("linear", "expert") or len(weight.shape) < 2 or weight.is_adapter:
+        if not weight.is_matrix or len(weight.shape) < 2 or weight.is_adapter:
             continue
         seconds = matrices_seconds(
             (weight,),

@@ -13,7 +13,7 @@ import planner
 from cost_models.activations.live import layer_bytes
 from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.adapter_methods import METHODS, nearest_factors
-from cost_models.model.lora import adapted, features, without_adapters
+from cost_models.model.lora import adapted, without_adapters
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.frozen_weights import dequantisation_buffers, kept_unpacked_bytes
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
@@ -173,7 +173,7 @@ def test_trained_parameters_are_those_of_the_modules(method: AdapterMethod) -> N
     expected = 0
     for index in model.pattern:
         for weight in (w for w in model.kinds[index].weights if w.adapter):
-            module = MODULES[weight.adapter](*features(weight))
+            module = MODULES[weight.adapter](*weight.features)
             expected += sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert model.num_trainable_parameters == expected
     base = sample_model("llama")
@@ -214,7 +214,7 @@ def test_every_method_has_a_line() -> None:
     (weight,) = [w for w in model.kinds[0].weights if w.adapter][:1]
     blocks = next(w for w in model.kinds[0].weights if w.name.endswith(".oft_R.weight"))
     # Qiu et al., arXiv:2306.07280: skew-symmetric blocks of 8 of the input
-    assert blocks.numel == features(weight)[0] // 8 * (8 * 7 // 2)
+    assert blocks.numel == weight.features[0] // 8 * (8 * 7 // 2)
 
 
 def test_blocks_of_one_input_train_nothing() -> None:
@@ -228,7 +228,7 @@ def test_vera_shares_its_matrices() -> None:
     base = sample_model("llama")
     longest = [
         max(sizes)
-        for sizes in zip(*(features(w) for w in model.kinds[0].weights if w.adapter), strict=True)
+        for sizes in zip(*(w.features for w in model.kinds[0].weights if w.adapter), strict=True)
     ]
     frozen = model.num_parameters - model.num_trainable_parameters - base.num_parameters
     assert frozen == RANK * sum(longest)
@@ -246,7 +246,7 @@ def test_activations_of_methods() -> None:
     assert sizes["dora"] > sizes["lora"] == sizes["adalora"] > sizes["ia3"]
     model = sample_model("llama")
     outputs = sum(
-        features(w)[1]
+        w.features[1]
         for w in adapted(model, scenario_with("dora").workload).kinds[0].weights
         if w.adapter
     )

@@ -469,7 +469,7 @@ def test_dropouts() -> None:
 def test_cuts(config: dict[str, Any]) -> None:
     """What is cut among tensor-parallel ranks comes in pairs, column then row; norms are whole."""
     for kind in spec_of(config).kinds:
-        linears = [w for w in kind.weights if w.role in ("linear", "expert")]
+        linears = [w for w in kind.weights if w.is_matrix]
         assert {"column", "row"} <= {w.sharding for w in linears}
         for weight in kind.weights:
             if weight.part in ("norm", "router"):
@@ -633,7 +633,7 @@ def test_parameters_grow_with_layers_and_active_ones_are_fewer(family: str, laye
 @pytest.mark.parametrize("config", ALL_CASES)
 def test_a_gated_mlp_has_one_matrix_more(config: dict[str, Any]) -> None:
     for kind in spec_of(config).kinds:
-        mlp = [w for w in kind.weights if w.role in ("linear", "expert")]
+        mlp = [w for w in kind.weights if w.is_matrix]
         mlp = [w for w in mlp if w.part in ("mlp", "experts")]
         sizes = sum(w.numel for w in mlp) / (
             max(1, kind.feed_forward.num_experts) * kind.feed_forward.ffn_hidden_size

@@ -227,7 +227,7 @@ def test_products_are_the_matrices(name: str, stored: str) -> None:
     form = WEIGHT_FORMATS[stored]
     for kind in spec(name).kinds:
         products = layer_products(kind, 1, 1, form, 2.0)
-        matrices = [w for w in kind.weights if w.role in ("linear", "expert")]
+        matrices = [w for w in kind.weights if w.is_matrix]
         held = sum(float(tensor_bytes(w, kind.attention, 1, 1, form, 2.0)) for w in matrices)
         assert sum(float(p.weight_bytes) for p in products) == pytest.approx(held)
         numel = sum(
