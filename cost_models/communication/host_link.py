@@ -42,6 +42,12 @@ SERVER_MEMORY_BANDWIDTH: Final[Mapping[str, float]] = {
 # What updates reach of it: STREAM's triad, 250 of 307 GB/s (EPYC 7601), 199 of 256 (Xeon 8176) and
 # 128 of 154 (Xeon E5-2699 v4; AnandTech, Sizing up servers, 2017)
 STREAM_SHARE: Final = 0.8
+# Of each GH200's own: LPDDR5X of up to 512 GB/s (NVIDIA, Grace Hopper Superchip data sheet)
+GRACE_MEMORY_BANDWIDTH: Final = 512e9
+# bytes/s that one core reads, as torch's norm of a tensor does (aten/src/ATen/native/cpu/Reduce.h,
+# binary_kernel_reduce_lastdim: threads share norms, not their elements); measured, 16 to 18 GB/s in
+# fp32 and 11 to 13 in bf16 (python -m benchmarks.step_time.host_updates)
+CORE_BANDWIDTH: Final = 14e9
 # Convention, not a measurement: all drives of a node, in each direction (eight of 3.2 GB/s)
 NVME_BANDWIDTH: Final = 25.6e9
 
@@ -77,9 +83,13 @@ def host_memory_bandwidth(cluster: Cluster) -> float:
     >>> clusters = map(parse_cluster, ("8xH100-SXM", "8xL4", "1xL4"))
     >>> [host_memory_bandwidth(cluster) / 1e9 for cluster in clusters]
     [491.52, 164.0, 71.68]
+    >>> [host_memory_bandwidth(parse_cluster(name)) / 1e9 for name in ("1xGH200", "1x4xGH200")]
+    [409.6, 1638.4]
     """
     chip, stated = cluster.accelerator, cluster.accelerator.host_memory_bandwidth
-    if stated is not None and cluster.gpus_per_node > 1:
+    if chip.link == "NVLink-C2C":  # its link to a processor of its own
+        usual = GRACE_MEMORY_BANDWIDTH * cluster.gpus_per_node
+    elif stated is not None and cluster.gpus_per_node > 1:
         usual = stated.value
     elif chip.link.startswith(("NVLink", "xGMI")):
         usual = SERVER_MEMORY_BANDWIDTH.get(chip.architecture, HOST_MEMORY_BANDWIDTH)
@@ -117,16 +127,22 @@ def host_update_seconds(
     ranks_of_host: int,
     accesses: float,
     memory: float,
+    on_one_core: float = 0.0,
 ) -> Real:
-    """Seconds of the optimizer on the host: gradients down, the update, new weights up.
+    """Seconds of the optimizer on the host: gradients down, norm, the update, new weights up.
 
         2 w P / link + ranks of a host x (bytes that the update moves) P / host memory bandwidth
+        + (bytes that one core reads) P / 14 GB/s
 
-    ``parameters``: elements that a rank updates; ``accesses``: bytes that the update moves for
-    each; ``memory``: bytes/s of the host's. The three phases do not overlap. Source: ZeRO-Offload
-    (arXiv:2101.06840), sec. 4.1, without its overlap and with fp32 in both directions.
+    ``parameters``: elements that a rank updates; ``accesses``, ``on_one_core``: bytes for each
+    (``step_time.optimizer_update``); ``memory``: bytes/s of the host's. No phases overlap. Source:
+    ZeRO-Offload (arXiv:2101.06840), sec. 4.1, without its overlap and with fp32 in both directions.
+    Leaves out: ranks with one thread (torchrun's default) or on the cores of one processor.
+
+    >>> float(host_update_seconds(4e9, 2.0, 344e9, 1, 76.0, 409.6e9, 2.0))
+    1.3601...
     """
-    moved = accesses * ranks_of_host / memory
+    moved = accesses * ranks_of_host / memory + on_one_core / CORE_BANDWIDTH
     return parameters * (2.0 * master_bytes / link + moved)
 
 

@@ -3,8 +3,8 @@
 Symbols   g gradient bytes   k s bytes of all states of a parameter   w master_bytes
 Units     bytes of a parameter; FLOP of a rank, a column of a plan table.
 
-Source: torch's optimizers (optim/*.py), access by access. Leaves out: updates on the host
-(``communication.host_link``).
+Source: torch's optimizers (optim/*.py), access by access. Leaves out: the rates of both memories
+(``compute.elementwise``, ``communication.host_link``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
 ITERATIONS: Final = 5.0  # of Newton and Schulz, torch's default
+# accesses that last as long as the system takes to hand out and take back memory; measured in fp32
+# (python -m benchmarks.step_time.host_updates: AdamW's operators take 5.1 times as long as its
+# kernel, a third of it in the system), 7.5 to 14.5 by DeepSpeed's "5x to 7x" (ops/adam/cpu_adam.py)
+NEW_MEMORY_ACCESSES: Final = 8.0
 
 
 def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
@@ -56,6 +60,32 @@ def update_accesses(workload: Workload, software: SoftwareProfile) -> float:
     weights = 2.0 * (workload.master_bytes - 4.0)
     gradients = software.optimizer.gradient_accesses * (workload.reduction_bytes - 4.0)
     return software.optimizer.moved_bytes + weights + gradients + 2.0 * (state_bytes - 8.0)
+
+
+def host_accesses(workload: Workload, software: SoftwareProfile) -> tuple[float, float]:
+    """Bytes of each parameter that an update on the host moves, and that one core reads.
+
+    As many as on the device, but where torch clips and updates what is offloaded (FSDP): its norm
+    of a tensor runs on one core, g if gradients are clipped; and on CPU tensors ``torch.optim``
+    takes one operator after another unless told ``fused=True``. The root of the second moments and
+    its quotient then lie in memory that the system hands out and takes back for each tensor:
+
+        2 * 8 s    besides update_accesses
+
+    DeepSpeed's CPUAdam makes no temporaries and takes norms on the device. Leaves out: conversions
+    of 16-bit elements, where cores and not their memory are the limit.
+
+    >>> from hardware_profiles.software.trainer import software_profile
+    >>> host_accesses(Workload(1, 1), software_profile("torch-trainer"))
+    (152.0, 4.0)
+    """
+    moved = update_accesses(workload, software)
+    if not software.optimizer.torch_on_host:
+        return moved, 0.0
+    norm = workload.reduction_bytes if software.optimizer.gradient_accesses > 1.0 else 0.0
+    if workload.optimizer == "adamw" and not software.optimizer.fused:
+        moved = moved + 2.0 * NEW_MEMORY_ACCESSES * workload.state_bytes
+    return moved - norm, norm
 
 
 def update_flops(view: RankView) -> Real:

@@ -64,7 +64,7 @@ from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import NVME
 from cost_models.plan.recompute import CORE, FULL, by_operator, repeats_module
 from cost_models.step_time.data_parallel_phases import data_phases
-from cost_models.step_time.optimizer_update import update_accesses, update_flops
+from cost_models.step_time.optimizer_update import host_accesses, update_accesses, update_flops
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
 from cost_models.step_time.unexplained import unexplained_factor
@@ -425,9 +425,11 @@ def optimizer_term(view: RankView, rate: Rates, world: Real, link: float, shard:
 def offloaded_update_seconds(view: RankView, link: float, shard: Real) -> Real:
     """Seconds of an update on the host: its cores, and its drives if the states are there."""
     workload, gpus = view.workload, view.cluster.gpus_per_node
-    accesses = update_accesses(workload, view.software)
+    moved, on_one_core = host_accesses(workload, view.software)
     memory = host_memory_bandwidth(view.cluster)
-    on_host = host_update_seconds(shard, workload.master_bytes, link, gpus, accesses, memory)
+    on_host = host_update_seconds(
+        shard, workload.master_bytes, link, gpus, moved, memory, on_one_core
+    )
     state_bytes = OPTIMIZER_TRAITS[workload.optimizer].states * workload.state_bytes
     stored = gpus * (workload.master_bytes + state_bytes) * shard
     return on_host + np.where(view.table.offload_device == NVME, nvme_seconds(stored), 0.0)

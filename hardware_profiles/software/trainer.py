@@ -66,6 +66,7 @@ class TrainerOptimizer(ProfileGroup, frozen=True, kw_only=True):
     group_elements: Amount  # that ZeRO-3 updates at once; 0: all
     in_backward: bool  # weights are updated as their gradients arrive, which are then freed
     offloads_masters: bool  # fp32 weights and gradients leave the device with offloaded states
+    torch_on_host: bool  # torch's own operators clip and update what is offloaded, not a kernel
     gradient_accesses: Amount  # of each gradient element
     moved_bytes: Amount  # per parameter
 

@@ -256,6 +256,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     gathers: tuple[EngineEntry, ...]
     split_loss: tuple[EngineEntry, ...]
     projections: tuple[EngineEntry, ...]
+    host_updates: tuple[EngineEntry, ...]
     widened_states: tuple[EngineEntry, ...]
     early_updates: tuple[EngineEntry, ...]
     batches: tuple[EngineEntry, ...]

@@ -9,18 +9,23 @@ import pytest
 
 from cost_models.activations.live import layer_bytes
 from cost_models.communication.host_link import (
+    CORE_BANDWIDTH,
     STREAM_SHARE,
     activation_offload_seconds,
     host_link,
+    host_update_seconds,
     usable_bytes,
 )
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import OFFLOADS, Plan, PlanTable
+from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import PredictionTable, price
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import Scenario
+from cost_models.step_time.optimizer_update import host_accesses
 from hardware_profiles.errors import InputError
+from hardware_profiles.software.trainer import software_profile
 from tests.samples import make_scenario
 
 PLAN = Plan(8, zero_stage=2, num_microbatches=2)
@@ -149,3 +154,45 @@ def test_on_a_cpu_nothing_is_saved_and_nothing_costs() -> None:
     plain, moved = priced(cpu, "none"), priced(cpu, "optimizer+activations")
     assert plain.peak[0] == moved.peak[0]
     assert plain.step[0] == moved.step[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "moved", "on_one_core"),
+    [
+        # 20 accesses, less the norm, and two temporaries of new memory
+        ("torch-trainer", "auto", 4 * 4 + 5 * 4 + 7 * 8 - 4 + 2 * 8 * 4, 4.0),
+        ("torch-trainer", "bf16", 4 * 4 + 5 * 4 + 7 * 4 - 4 + 2 * 8 * 2, 4.0),
+        ("torch-trainer+fsdp2+adamw-fused", "auto", 36.0, 4.0),
+        ("torch-trainer+unclipped-gradients", "auto", 4 * 4 + 2 * 4 + 7 * 8 + 2 * 8 * 4, 0.0),
+        ("torch-trainer+cpu-adam", "auto", 92.0, 0.0),
+        ("hf-trainer+deepspeed-zero3", "auto", 92.0, 0.0),
+        ("megatron", "auto", 40.0, 0.0),
+        ("shardplan", "auto", 36.0, 0.0),
+    ],
+)
+def test_bytes_of_updates_on_the_host(
+    name: str, states: Any, moved: float, on_one_core: float
+) -> None:
+    workload = Workload(1, 1, optimizer="adamw", optimizer_state_precision=states)
+    assert host_accesses(workload, software_profile(name)) == (moved, on_one_core)
+
+
+def test_a_norm_on_the_host_takes_one_core_whatever_its_memory() -> None:
+    def seconds(cores: float, memory: float) -> float:
+        return float(host_update_seconds(1e9, 4.0, 50e9, 8, 36.0, memory, cores))
+
+    assert seconds(4.0, 4e11) - seconds(0.0, 4e11) == pytest.approx(4e9 / CORE_BANDWIDTH)
+    assert seconds(4.0, 8e11) - seconds(0.0, 8e11) == pytest.approx(4e9 / CORE_BANDWIDTH)
+
+
+def test_ranks_on_superchips_do_not_share_their_memory() -> None:
+    """Two GH200s in one node update as fast as one each in two; two H100s do not."""
+    options: dict[str, Any] = {"software": "torch-trainer", "global_batch_size": 2}
+    plan = Plan(2, zero_stage=3)
+
+    def update(cluster: str) -> float:
+        found = priced(scenario_of(cluster, **options), "weights", plan)
+        return float(found.time.optimizer[0])  # type: ignore[index]
+
+    assert update("1x2xGH200") == pytest.approx(update("2x1xGH200"), rel=1e-3)
+    assert update("1x2xH100-SXM") > 1.3 * update("2x1xH100-SXM")

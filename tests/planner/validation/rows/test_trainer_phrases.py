@@ -893,6 +893,21 @@ def test_gradients_that_nobody_clips(cells: dict[str, Any], reads: float) -> Non
 
 
 @pytest.mark.parametrize(
+    ("cells", "by_torch"),
+    [
+        ({"framework": "PyTorch FSDP1"}, True),
+        ({"framework": "PyTorch FSDP1", "optimizer": "DeepSpeedCPUAdam"}, False),
+        ({"framework": "Hugging Face Trainer", "notes": "DeepSpeed ZeRO-3"}, False),
+        ({"framework": "llm.q"}, False),
+    ],
+)
+def test_who_updates_what_is_offloaded(cells: dict[str, Any], by_torch: bool) -> None:
+    found = case(**cells, offload="optimizer and params to CPU")
+    assert found.scenario.software.optimizer.torch_on_host is by_torch
+    assert not_understood(found.row) == []
+
+
+@pytest.mark.parametrize(
     "words",
     [
         *("zero1.size=4", "zero1 size 4", "zero1=4", "ZeRO1: 4", "zero 4", "zero1 group 4"),

@@ -1,0 +1,25 @@
+"""The clock of updates on the host, on tensors so small that its figures say little."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks.step_time.host_updates import measure, threads_at_work, update_work
+
+
+def test_every_update_is_clocked_in_both_precisions() -> None:
+    found = measure(2**16)
+    assert set(found) == {
+        (precision, work)
+        for precision in ("float32", "bfloat16")
+        for work in ("kernel", "operators", "norm")
+    }
+    assert all(min(seconds) >= 0.0 for seconds in found.values())
+
+
+def test_a_norm_runs_on_one_core_and_an_update_on_all() -> None:
+    work = update_work("float32", 2**23)
+    assert threads_at_work(work["norm"], 2) == pytest.approx(1.0, abs=0.2)
+    assert threads_at_work(work["kernel"], 2) > 1.5
