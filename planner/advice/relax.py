@@ -46,7 +46,7 @@ class Relaxation(Struct, frozen=True):
         return structs.asdict(self)
 
 
-class _Question(Struct, frozen=True):
+class _Conflict(Struct, frozen=True):
     """A search without a plan: its scenario, pins, requirements and values of offload."""
 
     scenario: Scenario
@@ -65,7 +65,7 @@ class _Question(Struct, frozen=True):
         found = search(self.scenario, self.fixed, top=1, objective=objective, **options)
         return found.plans[0] if found.plans else None
 
-    def without(self, one: Constraint | str) -> _Question:
+    def without(self, one: Constraint | str) -> _Conflict:
         """Return the question without a constraint or a pin."""
         pins = {name: value for name, value in self.fixed.items() if name != one}
         others = [constraint for constraint in self.require if constraint is not one]
@@ -92,19 +92,19 @@ def smallest_changes(
 
     Without one: another batch, else the first pair of changes that is sufficient together.
     """
-    question = _Question(scenario, fixed, require, offloads)
+    question = _Conflict(scenario, fixed, require, offloads)
     found = [_of(question, one) for one in question.obstacles]
     known = [change for change in found if change is not None]
     known = known or list(_of_batch(question))
     return known or list(itertools.islice(_of_two(question), 1))
 
 
-def _of(question: _Question, one: Constraint | str) -> Relaxation | None:
+def _of(question: _Conflict, one: Constraint | str) -> Relaxation | None:
     """Return the smallest sufficient change of a constraint or a pin."""
     return _of_pin(question, one) if isinstance(one, str) else _of_constraint(question, one)
 
 
-def _of_two(question: _Question) -> Iterator[Relaxation]:
+def _of_two(question: _Conflict) -> Iterator[Relaxation]:
     """Yield pairs of changes: the second is minimal without the first obstacle, then the first."""
     for one, other in itertools.combinations(question.obstacles, 2):
         second = _of(question.without(one), other)
@@ -124,7 +124,7 @@ def _of_two(question: _Question) -> Iterator[Relaxation]:
             )
 
 
-def _of_batch(question: _Question) -> Iterator[Relaxation]:
+def _of_batch(question: _Conflict) -> Iterator[Relaxation]:
     """Yield the nearest global batch that has a plan, if the given one is no whole micro-batches.
 
     The data-parallel degrees come from a batch that all accelerators divide; the multiples of these
@@ -146,7 +146,7 @@ def _of_batch(question: _Question) -> Iterator[Relaxation]:
             return
 
 
-def _of_constraint(question: _Question, one: Constraint) -> Relaxation | None:
+def _of_constraint(question: _Conflict, one: Constraint) -> Relaxation | None:
     rest = question.without(one)
     if one.of_result:
         plan = rest.best("memory" if one.name == "memory" else "time")
@@ -199,7 +199,7 @@ def _rounded(value: float, *, up: bool) -> float:
     return (math.ceil if up else math.floor)(value / unit) * unit
 
 
-def _of_pin(question: _Question, name: str) -> Relaxation | None:
+def _of_pin(question: _Conflict, name: str) -> Relaxation | None:
     rest, given = question.without(name), question.fixed[name]
     text = f"--fix {name}={given}"
     if name in WORDS or name in FLAGS or not isinstance(given, int):

@@ -50,8 +50,8 @@ HOST: Final = 15.75e9  # bytes/s of PCIe 3 x16, the slowest link that a server o
 # Convention, not a measurement: a factor by which an assumed rate or link may be off
 ASSUMED_RATE: Final = Spread(1.0 / 3.0, 0.5, "a factor of 1.5, as of an assumed link")
 RATE: Final = "its rate is assumed"
-# Convention: lengths of which the interval covers the ends. Of the known sources of trainers with
-# a default, nine in ten have medians between a quarter of it and four times as many tokens
+# Convention: lengths of which the interval covers the ends. Seven to ten in ten of the known
+# sources of a trainer have medians between a quarter of its default and four times as many tokens
 SHORTER, LONGER = 1 / 4, 4
 # of rows that name none, the smallest that has the stated memory; without it from the third upwards
 USUAL_CARDS: Final = ("RTX-4090", "RTX-A6000", "A100-SXM-80GB", "H200-SXM-141GB", "B300-SXM-288GB")
