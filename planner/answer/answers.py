@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cost_models.legality.executor_proofs import unproven
+from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
+from cost_models.units import format_bytes
 from planner.assessment.assess import Assessment, amounts, assess, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.documents import cluster_document, model_document
@@ -68,11 +70,6 @@ class FitAnswer(DetailedAnswer):
     def verdict(self) -> str:
         """fits, tight or does_not_fit."""
         return self.assessment.verdict
-
-    @property
-    def not_run(self) -> str | None:
-        """Why the executor does not run the plan; None if it does."""
-        return not_run(self.scenario, self.plan)
 
     @cached_property
     def ways_out(self) -> tuple[WayOut, ...]:
@@ -142,7 +139,7 @@ class FitAnswer(DetailedAnswer):
             "memory": memory,
             "time": assessment["time"],
             "job": None if self.job is None else self.job.to_dict(),
-            "not_run": self.not_run,
+            "not_run": not_run(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
             **({"notes": list(self.notes)} if self.notes else {}),
             "confidence": confidence(self.scenario),
@@ -155,7 +152,37 @@ class FitAnswer(DetailedAnswer):
         """Return the text; ``verbose``: with all assumptions, sources and counts."""
         from planner.answer.fit_text import fit_text
 
-        return fit_text(self, verbose=verbose)
+        return fit_text(
+            self.scenario,
+            self.plan,
+            self.assessment,
+            assumptions=self.assumptions,
+            ways_out=self.ways_out,
+            reach=self.reach,
+            largest="" if self.verdict == "fits" else self._largest(verbose=verbose),
+            job=self.job,
+            whole_run=self.whole_run,
+            not_run=not_run(self.scenario, self.plan),
+            verbose=verbose,
+        )
+
+    def _largest(self, *, verbose: bool) -> str:
+        """Return the largest part of the memory and the formula of its largest term."""
+        if self.assessment.is_short_on_the_host_alone:
+            from planner.advice.changes import OFFLOADED
+
+            return f"offloaded {OFFLOADED.get(self.plan.offload, 'pages of optimizer states')}"
+        parts = amounts(self.assessment.memory.parts)
+        name = max(parts, key=lambda part: parts[part])
+        words = f"{PART_WORDS[name]}: {format_bytes(parts[name])}"
+        terms = [term for term in self.step_memory.terms if term.part == name]
+        if not terms:
+            return words
+        term = max(terms, key=lambda term: term.size)
+        if not verbose:
+            return "; ".join([f"{PART_WORDS[name]}: {term.name}", term.numbers or term.formula])
+        numbers = f" = {term.numbers}" if term.numbers else ""
+        return f"{words}; {term.name}: {term.formula}{numbers}"
 
     def to_svg(self) -> str:
         """Return a drawing of the memory at the moments of a step."""
@@ -327,7 +354,18 @@ class PlanAnswer(RankedAnswer):
         """Return the text; ``verbose``: with all assumptions, sources and counts."""
         from planner.answer.plan_text import plan_text
 
-        return plan_text(self, verbose=verbose)
+        return plan_text(
+            self.scenario,
+            self.result.counts,
+            self.ranked,
+            assumptions=self.assumptions,
+            further=self.further,
+            rows=self.rows,
+            tie=self.tie,
+            savings=self.savings,
+            trainers=self.trainers,
+            verbose=verbose,
+        )
 
 
 def made_by() -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
 from cost_models.pricing.prediction import MemoryPrediction
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
-from planner.advice.changes import OFFLOADED
 from planner.answer.text import (
     bottleneck_line,
     budget_words,
@@ -38,13 +36,25 @@ from planner.text.paragraphs import MOMENT_WORDS, commanded, hanging, labelled, 
 
 if TYPE_CHECKING:
     from planner.advice.ways_out import WayOut
-    from planner.answer.answers import FitAnswer
+    from planner.run_cost.failures import TrainingRun
 
 
-def fit_text(answer: FitAnswer, *, verbose: bool = False) -> str:
+def fit_text(
+    scenario: Scenario,
+    plan: Plan,
+    assessment: Assessment,
+    *,
+    assumptions: Sequence[str],
+    ways_out: Sequence[WayOut],
+    reach: Reach | None,
+    largest: str,
+    not_run: str | None,
+    job: TrainingRun | None = None,
+    whole_run: Mapping[str, object] | None = None,
+    verbose: bool = False,
+) -> str:
     """Return the answer of ``fit`` as text."""
-    scenario, plan, ways_out = answer.scenario, answer.plan, answer.ways_out
-    assessment, fits = answer.assessment, answer.assessment.fits
+    fits = assessment.fits
     verdict = [*_verdict_lines(assessment), *_another_plan(assessment, ways_out)]
     if verbose:
         above = [*head(scenario), "", *verdict]
@@ -62,7 +72,6 @@ def fit_text(answer: FitAnswer, *, verbose: bool = False) -> str:
     if host is not None and told and not said:
         lines += labelled("Host", host)
     if not fits:
-        largest = _largest(answer, verbose=verbose)
         shortened = [labelled_line("Largest", largest.split("; "), between="; ")]
         lines += labelled("Largest", largest) if verbose else shortened
     if verbose or fits:
@@ -71,16 +80,16 @@ def fit_text(answer: FitAnswer, *, verbose: bool = False) -> str:
         lines += labelled("", rates_line(assessment.time))
     elif fits:
         lines += [bottleneck_line(assessment.time)]
-    if answer.job is not None:
-        lines += run_lines(answer.job, assessment, plan.world_size, verbose=verbose)
-    lines += _reach(answer.reach)
-    lines += assumed(answer.assumptions, verbose=verbose)
+    if job is not None:
+        lines += run_lines(job, assessment, plan.world_size, verbose=verbose)
+    lines += _reach(reach)
+    lines += assumed(assumptions, verbose=verbose)
     if verbose:
         lines += labelled("Confidence", confidence_words(scenario))
-        if (why := answer.not_run) is not None:
-            lines += labelled("Executor", f"not executable: {why}")
+        if not_run is not None:
+            lines += labelled("Executor", f"not executable: {not_run}")
     if fits:
-        lines += commanded("Next", plan_command(scenario, plan, answer.whole_run))
+        lines += commanded("Next", plan_command(scenario, plan, whole_run))
     others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
     most = None if verbose else bars_with_room(others)
     bars = part_bars(amounts(assessment.memory.parts), assessment.budget.size, most)
@@ -88,23 +97,6 @@ def fit_text(answer: FitAnswer, *, verbose: bool = False) -> str:
     if not fits:
         lines += fix_lines(fixes_of(scenario, assessment, ways_out), len(lines), verbose=verbose)
     return "\n".join(lines)
-
-
-def _largest(answer: FitAnswer, *, verbose: bool) -> str:
-    """Return the largest part of the memory and the formula of its largest term."""
-    if answer.assessment.is_short_on_the_host_alone:
-        return f"offloaded {OFFLOADED.get(answer.plan.offload, 'pages of optimizer states')}"
-    parts = amounts(answer.assessment.memory.parts)
-    name = max(parts, key=lambda part: parts[part])
-    words = f"{PART_WORDS[name]}: {format_bytes(parts[name])}"
-    terms = [term for term in answer.step_memory.terms if term.part == name]
-    if not terms:
-        return words
-    term = max(terms, key=lambda term: term.size)
-    if not verbose:
-        return "; ".join([f"{PART_WORDS[name]}: {term.name}", term.numbers or term.formula])
-    numbers = f" = {term.numbers}" if term.numbers else ""
-    return f"{words}; {term.name}: {term.formula}{numbers}"
 
 
 def _verdict_lines(assessed: Assessment) -> list[str]:

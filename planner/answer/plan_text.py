@@ -30,7 +30,7 @@ from planner.text.plan_changes import changes
 if TYPE_CHECKING:
     from planner.advice.savings import Saving
     from planner.advice.trainers import BestOfTrainer
-    from planner.answer.answers import PlanAnswer
+    from planner.answer.ranked_plan import RankedPlan
     from planner.refinement.best_partition import StagedPlan
     from planner.refinement.placed_plan import AxisPlace, PlacedPlan
     from planner.search.search import Counts
@@ -41,9 +41,25 @@ MOST_REASONS: Final = 3  # legality rules that are listed
 MOST_RANKS: Final = 16  # ranks of an order that are listed
 
 
-def plan_text(answer: PlanAnswer, *, verbose: bool = False) -> str:
-    """Return the answer of ``plan`` as text."""
-    scenario, ranked, tie, rows = answer.scenario, answer.ranked, answer.tie, answer.rows
+def plan_text(
+    scenario: Scenario,
+    counts: Counts,
+    ranked: Sequence[RankedPlan],
+    *,
+    assumptions: Sequence[str],
+    further: Sequence[RankedPlan] = (),
+    rows: int | None = None,
+    tie: Tie | None = None,
+    savings: Sequence[Saving] = (),
+    trainers: Sequence[BestOfTrainer] = (),
+    verbose: bool = False,
+) -> str:
+    """Return the answer of ``plan`` as text.
+
+    ``ranked``: best first. ``tie``: plans that are as fast as the first one, which is the simplest
+    of them. ``rows``: of the table, where --top gives them. ``further``: the next plans, which fill
+    the table where several plans share a row.
+    """
     own, best = ranked[0], ranked[0].assessment
     above = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
@@ -67,14 +83,14 @@ def plan_text(answer: PlanAnswer, *, verbose: bool = False) -> str:
         lines += labelled("Stages", stages_words(own.staged, verbose=verbose))
     if own.placed is not None:
         lines += labelled("Order", placed_words(own.placed, verbose=verbose))
-    for place, saving in enumerate(answer.savings if verbose else answer.savings[:1]):
+    for place, saving in enumerate(savings if verbose else savings[:1]):
         words = saving_words(saving, verbose=verbose)
         lines += labelled("" if place else "Would save", words)
-    if answer.trainers:
-        lines += trainer_lines(scenario, answer.trainers, verbose=verbose)
+    if trainers:
+        lines += trainer_lines(scenario, trainers, verbose=verbose)
     if verbose:
-        lines += labelled("Searched", searched(answer.result.counts))
-    lines += assumed(answer.assumptions, verbose=verbose)
+        lines += labelled("Searched", searched(counts))
+    lines += assumed(assumptions, verbose=verbose)
     if verbose:
         lines += labelled("Confidence", confidence_words(scenario))
     most = shown_rows(rows, verbose=verbose)
@@ -84,7 +100,7 @@ def plan_text(answer: PlanAnswer, *, verbose: bool = False) -> str:
             room += after - before
             del lines[before:after]
         most = max(1, min(most, room))
-    shown = [one.assessment for one in (*ranked, *answer.further)]
+    shown = [one.assessment for one in (*ranked, *further)]
     if most is None or len(shown) <= most:
         shown[1:] = sorted(shown[1:], key=lambda one: one.time.step_seconds)
     table = ranked_table(shown, most, hint=rows is None, tie=tie)

@@ -96,7 +96,15 @@ class LearnAnswer(Answer):
     def __str__(self) -> str:
         from planner.learning.text import learned_text
 
-        return learned_text(self)
+        return learned_text(
+            f"{self.trainer} on {self.accelerator}",
+            self.runs,
+            self.conclusions,
+            self.next_runs,
+            self.spreads,
+            self.skipped,
+            self.path,
+        )
 
 
 @names_arguments("planner.learn")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
+from cost_models.uncertainty import Spread
 from cost_models.units import format_gib, format_seconds
-from planner.learning.conclusions import ComparedRun
+from planner.learning.conclusions import ComparedRun, Conclusion
 from planner.learning.mechanisms import published_prior
 from planner.learning.next_run import NextRun
 from planner.text.paragraphs import hanging, plain, width
 from planner.text.tables import narrowed
-
-if TYPE_CHECKING:
-    from planner.learning.answer import LearnAnswer
 
 TITLES: Final = {"concluded": "Concluded", "leaning": "More likely", "unknown": "Could not tell"}
 WORTH: Final = 0.1  # nats: a run that is expected to tell less tells almost nothing
@@ -23,17 +22,23 @@ FAR: Final = 1.3  # nine learned runs in ten of published sources are nearer aft
 MOST: Final = 3  # next runs
 
 
-def learned_text(answer: LearnAnswer) -> str:
+def learned_text(
+    trainer: str,
+    runs: Sequence[ComparedRun],
+    conclusions: Sequence[Conclusion],
+    next_runs: Sequence[NextRun],
+    spreads: Mapping[str, Spread],
+    skipped: Mapping[str, str],
+    path: Path,
+) -> str:
     """Return runs, conclusions, what is open, the next run and the intervals."""
-    runs, skipped = answer.runs, answer.skipped
-    trainer = f"{answer.trainer} on {answer.accelerator}"
     lines = [
         f"{len(runs)} run{'s' if len(runs) > 1 else ''} of {trainer}",
         "",
         *narrowed(run_rows(runs), ("before", "error"), ("run", "")),
     ]
     for verdict, title in TITLES.items():
-        found = [one for one in answer.conclusions if one.verdict == verdict]
+        found = [one for one in conclusions if one.verdict == verdict]
         if not found:
             continue
         lines.append("")
@@ -50,8 +55,8 @@ def learned_text(answer: LearnAnswer) -> str:
             "states differs: correct them, or leave them out; they distort the others."
         )
         lines += ["", *textwrap.wrap(words, width(), break_on_hyphens=False)]
-    lines += ["", *_left(runs), *_next(answer.next_runs)]
-    for name, spread in answer.spreads.items():
+    lines += ["", *_left(runs), *_next(next_runs)]
+    for name, spread in spreads.items():
         what = "Step time" if name == "time" else "Peak memory"
         lines += hanging(
             f"{what:<12}",
@@ -62,7 +67,6 @@ def learned_text(answer: LearnAnswer) -> str:
         name, reason = next(iter(skipped.items()))
         more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
         lines += textwrap.wrap(f"Left out: {name}: {reason}{more}", width())
-    path = answer.path
     lines += plain(f"wrote {path}; next: shardplan fit MODEL CLUSTER --software {path}")
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ from planner.serving.scenario import (
     why_not,
     with_workload,
 )
-from planner.serving.text import serving_text
+from planner.serving.text import CONFIDENCE, serving_text
 from planner.serving.times import ServingTimePrediction, predict_serving_time
 from planner.serving.ways_out import ServingWayOut, serving_reach, serving_ways
 from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
@@ -96,7 +96,17 @@ class ServingAnswer(DetailedAnswer):
 
     def text(self, *, verbose: bool = False) -> str:
         """Return the text; ``verbose``: with all assumptions and sources."""
-        return serving_text(self, verbose=verbose)
+        return serving_text(
+            self.scenario,
+            self.plan,
+            self.assessment,
+            self.time,
+            assumptions=self.assumptions,
+            ways_out=self.ways_out,
+            reach=self.reach,
+            confidence=CONFIDENCE[self.confidence],
+            verbose=verbose,
+        )
 
 
 def fit_serving(

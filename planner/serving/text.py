@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cost_models.memory.parts import PART_WORDS
 from cost_models.model.parameters import active_parameters
@@ -14,16 +14,13 @@ from hardware_profiles.cluster.build import describe
 from planner.answer.text import budget_words, cluster_words, verdict_lines
 from planner.request.stage_layers import layers_option
 from planner.serving.command import describe_serving, vllm_options
-from planner.serving.scenario import ServingMemory, ServingScenario, sequences_of
+from planner.serving.scenario import ServingAssessment, ServingMemory, ServingScenario, sequences_of
 from planner.serving.times import ServingTimePrediction
 from planner.serving.ways_out import ServingWayOut
 from planner.text.assumed import assumed
 from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines
 from planner.text.paragraphs import labelled, plain
-
-if TYPE_CHECKING:
-    from planner.serving.fit import ServingAnswer
 
 MOMENTS: Final = {
     "attention": "inside attention, while prompts are read",
@@ -48,9 +45,19 @@ CONFIDENCE: Final = {
 }
 
 
-def serving_text(answer: ServingAnswer, *, verbose: bool = False) -> str:
+def serving_text(
+    scenario: ServingScenario,
+    plan: Plan,
+    assessment: ServingAssessment,
+    time: ServingTimePrediction | None,
+    *,
+    assumptions: Sequence[str],
+    ways_out: Sequence[ServingWayOut],
+    reach: Mapping[str, Any],
+    confidence: str,
+    verbose: bool = False,
+) -> str:
     """Return verdict, parts, cache of a token, and the largest load or ways out."""
-    scenario, plan, assessment = answer.scenario, answer.plan, answer.assessment
     memory, fits = assessment.memory, assessment.fits
     pinned = scenario.layer_ranges
     layout = [describe_serving(plan), *([] if pinned is None else [layers_option(pinned)])]
@@ -69,20 +76,20 @@ def serving_text(answer: ServingAnswer, *, verbose: bool = False) -> str:
         lines += labelled("Largest", f"{PART_WORDS[name]}: {format_bytes(parts[name])}")
     if has_cache(scenario.model) and (verbose or not fits):
         lines += labelled("Cache", _cache(scenario, plan, memory))
-    if answer.time is not None and (verbose or fits):
-        lines += time_lines(scenario, answer.time, verbose=verbose)
-    lines += _reach(scenario, answer.reach)
-    lines += assumed(answer.assumptions, verbose=verbose)
+    if time is not None and (verbose or fits):
+        lines += time_lines(scenario, time, verbose=verbose)
+    lines += _reach(scenario, reach)
+    lines += assumed(assumptions, verbose=verbose)
     if verbose:
-        lines += labelled("Confidence", CONFIDENCE[answer.confidence])
+        lines += labelled("Confidence", confidence)
     options = vllm_options(scenario, plan) if fits else None
     if options is not None:
         lines += labelled("As vLLM's", options)
-    others = len(above) + len(lines) + (0 if fits else len(answer.ways_out) + 1)
+    others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
     most = None if verbose else bars_with_room(others)
     lines = [*above, *part_bars(parts, assessment.budget.size, most, ["kv_cache"]), *lines]
     if not fits:
-        lines += fix_lines(fixes_of(answer.ways_out), len(lines), verbose=verbose)
+        lines += fix_lines(fixes_of(ways_out), len(lines), verbose=verbose)
     return "\n".join(lines)
 
 

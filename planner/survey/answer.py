@@ -57,11 +57,6 @@ class SurveyAnswer(RankedAnswer):
         return self.request.fixed
 
     @property
-    def counts(self) -> Counts:
-        """The sums of the counts of all searches."""
-        return total_counts(self.cases)
-
-    @property
     def documents(self) -> tuple[Mapping[str, Any], ...]:
         """The ranked plans as plain JSON values: assessment, costs, whole run, order of ranks."""
         return tuple(found.to_dict() for found in self.ranked)
@@ -109,7 +104,7 @@ class SurveyAnswer(RankedAnswer):
             "cases": [case_document(case) for case in self.cases],
             "fixed": dict(self.request.fixed),
             "require": [constraint.text for constraint in self.request.require],
-            "search": search_document(self.counts),
+            "search": search_document(total_counts(self.cases)),
             "not_run": not_run(self.scenario, self.best),
             "assumptions": list(self.assumptions),
             "confidence": confidence(self.scenario),
@@ -120,7 +115,16 @@ class SurveyAnswer(RankedAnswer):
 
         ``lines_before``: lines above it, which a short answer counts.
         """
-        return survey_text(self, verbose=verbose, lines_before=lines_before)
+        return survey_text(
+            self.request,
+            self.cases,
+            self.ranked,
+            further=self.further,
+            counts=total_counts(self.cases),
+            assumptions=self.assumptions,
+            verbose=verbose,
+            lines_before=lines_before,
+        )
 
 
 def _cases_table(request: SurveyRequest, cases: Sequence[SurveyCase]) -> Html:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cost_models.scenario import Scenario
 from cost_models.units import format_count, format_gib, format_per_second, format_seconds
@@ -25,13 +25,11 @@ from planner.answer.text import (
 )
 from planner.assessment.confidence import confidence_words
 from planner.run_cost.text import WATT_HOUR, amount, days, dollars, run_lines
+from planner.search.search import Counts
 from planner.survey.compare_cases import SurveyCase, SurveyRequest, sort_key
 from planner.text.assumed import assumed
 from planner.text.paragraphs import LINES, labelled, plain, width
 from planner.text.tables import fitting_table, marked_table, table_of_plans
-
-if TYPE_CHECKING:
-    from planner.survey.answer import SurveyAnswer
 
 BILLION: Final = 1e9
 MOST_BETWEEN: Final = 3  # from this number on, similar plans share one line
@@ -62,13 +60,23 @@ CASE_NAMES: Final[dict[str, Callable[[Scenario], str]]] = {
 LEAST_OF_PLANS: Final = (*LEAST_OF_RANKED, "micro")
 
 
-def survey_text(answer: SurveyAnswer, *, verbose: bool = False, lines_before: int = 0) -> str:
+def survey_text(
+    request: SurveyRequest,
+    cases: Sequence[SurveyCase],
+    ranked: Sequence[RankedPlan],
+    *,
+    further: Sequence[RankedPlan] = (),
+    counts: Counts,
+    assumptions: Sequence[str],
+    verbose: bool = False,
+    lines_before: int = 0,
+) -> str:
     """Return the answer of ``plan`` for several clusters, with prices or a training run.
 
+    ``further``: plans that fill the rows of a table where several plans share one;
     ``lines_before``: lines above this text, which a short answer counts.
     """
-    request, cases, best = answer.request, answer.cases, answer.ranked[0]
-    every = [*answer.ranked, *answer.further]
+    best = ranked[0]
     if verbose:
         lines = [*head(best.scenario), ""]
     elif len({CASE_NAMES["cluster"](case.scenario) for case in cases}) > 1:  # as rows of a table
@@ -80,10 +88,10 @@ def survey_text(answer: SurveyAnswer, *, verbose: bool = False, lines_before: in
     if request.pareto is not None:
         first, second = (OBJECTIVE_WORDS[name] for name in request.pareto)
         lines += labelled("Front", f"no plan has less {first} without more {second}")
-    below = _below_tables(answer, verbose=verbose)
+    below = _below_tables(request, best, cases, counts, assumptions, verbose=verbose)
     if verbose:
         lines += [*case_table(request, cases), ""] if len(cases) > 1 else []
-        rows = answer.ranked if request.rows is None else every
+        rows = [*ranked, *further] if request.rows is not None else ranked
         return "\n".join([*lines, *plan_table(request, rows, request.rows), "", *below])
     room = LINES - lines_before - len(lines) - len(below) - 2  # an empty line, the next command
     several = len(cases) > 1 and request.pareto is None
@@ -93,13 +101,20 @@ def survey_text(answer: SurveyAnswer, *, verbose: bool = False, lines_before: in
         lines.append("")
     if not several or request.rows is not None:
         most = max(FEWEST_ROWS, room - 2) if request.rows is None else request.rows
-        lines += short_plan_table(request, every, most)
+        lines += short_plan_table(request, [*ranked, *further], most)
     return "\n".join([*lines, "", *below])
 
 
-def _below_tables(answer: SurveyAnswer, *, verbose: bool) -> list[str]:
+def _below_tables(
+    request: SurveyRequest,
+    best: RankedPlan,
+    cases: Sequence[SurveyCase],
+    counts: Counts,
+    assumptions: Sequence[str],
+    *,
+    verbose: bool,
+) -> list[str]:
     """Return the paragraphs about the best plan."""
-    cases, best = answer.cases, answer.ranked[0]
     results = [case.result for case in cases if case.scenario is best.scenario]
     tie = results[0].tie if results and results[0] is not None else None
     lines = [] if verbose else labelled("Best", short_plan_of(best.scenario, best.plan))
@@ -114,11 +129,11 @@ def _below_tables(answer: SurveyAnswer, *, verbose: bool) -> list[str]:
     if best.placed is not None:
         lines += labelled("Order", placed_words(best.placed, verbose=verbose))
     job = best.run
-    if job is not None and answer.request.job.is_given:
+    if job is not None and request.job.is_given:
         lines += run_lines(job, best.assessment, best.plan.world_size, verbose=verbose)
     if verbose:
-        lines += labelled("Searched", searched(answer.counts))
-    lines += assumed(answer.assumptions, verbose=verbose)
+        lines += labelled("Searched", searched(counts))
+    lines += assumed(assumptions, verbose=verbose)
     if verbose:
         lines += labelled("Confidence", confidence_words(best.scenario))
     return lines

@@ -81,11 +81,6 @@ class TracedFitAnswer(DetailedAnswer):
         """fits, tight or does_not_fit."""
         return self.assessment.verdict
 
-    @property
-    def train_with(self) -> str:
-        """A Python expression that trains the module with the plan; "" for a live module."""
-        return train_with(self.scenario, self.plan)
-
     @cached_property
     def ways_out(self) -> tuple[TracedWayOut, ...]:
         """Changes with which the plan fits; empty if it fits already."""
@@ -120,7 +115,7 @@ class TracedFitAnswer(DetailedAnswer):
             "plan": document["plan"],
             "memory": memory,
             "time": document["time"],
-            "train_with": self.train_with,
+            "train_with": train_with(self.scenario, self.plan),
             "assumptions": list(self.assumptions),
             "confidence": CONFIDENCE,
             "ways_out": [way.to_dict() for way in self.ways_out],
@@ -131,7 +126,16 @@ class TracedFitAnswer(DetailedAnswer):
 
     def text(self, *, verbose: bool = False) -> str:
         """Return the text; ``verbose``: with all assumptions, sources and counts."""
-        return fit_text(self, verbose=verbose)
+        return fit_text(
+            self.scenario,
+            self.plan,
+            self.assessment,
+            assumptions=self.assumptions,
+            ways_out=self.ways_out,
+            largest_micro_batch=self.largest_micro_batch,
+            following=train_with(self.scenario, self.plan),
+            verbose=verbose,
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -151,11 +155,6 @@ class TracedPlanAnswer(DetailedAnswer):
     def best(self) -> Plan:
         """The first plan."""
         return self.plans[0]
-
-    @property
-    def train_with(self) -> str:
-        """A Python expression that trains the module with the best plan; "" for a live module."""
-        return train_with(self.scenario, self.best)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -187,11 +186,20 @@ class TracedPlanAnswer(DetailedAnswer):
             "fixed": dict(self.fixed),
             "search": self.search.to_dict(),
             "cut": None if self.cut is None else self.cut.to_dict(),
-            "train_with": self.train_with,
+            "train_with": train_with(self.scenario, self.best),
             "assumptions": list(self.assumptions),
             "confidence": CONFIDENCE,
         }
 
     def text(self, *, verbose: bool = False) -> str:
         """Return the text; ``verbose``: with all assumptions, sources and counts."""
-        return plan_text(self, verbose=verbose)
+        return plan_text(
+            self.scenario,
+            self.assessments,
+            self.search,
+            assumptions=self.assumptions,
+            following=train_with(self.scenario, self.best),
+            cut=self.cut,
+            rows=self.rows,
+            verbose=verbose,
+        )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cost_models.memory.parts import PART_WORDS
+from cost_models.plan.plan import Plan
 from cost_models.units import format_bytes, format_count, format_gib, format_rate, format_seconds
 from hardware_profiles.cluster.build import describe
 from planner.answer.ranked_table import USUAL, shown_rows
@@ -24,12 +25,9 @@ from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines
 from planner.text.paragraphs import labelled, labelled_line, plain
 from planner.text.tables import table_of_plans
-from planner.traced.scenario import TracedAssessment, TracedScenario, TracedTime
+from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, TracedTime
 from planner.traced.stages import Cut
 from planner.traced.ways_out import TracedWayOut
-
-if TYPE_CHECKING:
-    from planner.traced.answers import TracedFitAnswer, TracedPlanAnswer
 
 CONFIDENCE: Final = (
     "traced: parameters are exact, memory follows the module's operators on fake tensors (without "
@@ -81,9 +79,18 @@ def time_line(time: TracedTime) -> str:
     return words if time.mfu is None else f"{words}, MFU {100 * time.mfu:.1f} %"
 
 
-def fit_text(answer: TracedFitAnswer, *, verbose: bool = False) -> str:
+def fit_text(
+    scenario: TracedScenario,
+    plan: Plan,
+    assessment: TracedAssessment,
+    *,
+    assumptions: Sequence[str],
+    ways_out: Sequence[TracedWayOut],
+    largest_micro_batch: int | None,
+    following: str,
+    verbose: bool = False,
+) -> str:
     """Return the answer of ``fit`` as text."""
-    scenario, plan, assessment = answer.scenario, answer.plan, answer.assessment
     memory, fits, sizes = assessment.memory, assessment.fits, amounts(assessment.memory.parts)
     if verbose:
         lines = [*head(scenario), "", *verdict_lines(assessment)]
@@ -96,21 +103,21 @@ def fit_text(answer: TracedFitAnswer, *, verbose: bool = False) -> str:
         lines += labelled("Budget", budget_words(assessment.budget))
     if verbose or fits:
         lines += labelled("Step", time_line(assessment.time))
-    if answer.largest_micro_batch:
-        lines += labelled("Maximum", f"micro-batch size {answer.largest_micro_batch:,}")
+    if largest_micro_batch:
+        lines += labelled("Maximum", f"micro-batch size {largest_micro_batch:,}")
     if not fits:
         largest = max(sizes, key=lambda name: sizes[name])
         if verbose:
             words = f"{PART_WORDS[largest]}: {format_bytes(sizes[largest])}"
             lines += labelled("Largest", words)
-    lines += assumed(answer.assumptions, verbose=verbose)
+    lines += assumed(assumptions, verbose=verbose)
     if verbose:
         lines += labelled("Confidence", CONFIDENCE)
-    lines += labelled("Next", answer.train_with) if fits and answer.train_with else []
-    others = len(above) + len(lines) + (0 if fits else len(answer.ways_out) + 1)
+    lines += labelled("Next", following) if fits and following else []
+    others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
     most = None if verbose else bars_with_room(others)
     lines = [*above, *part_bars(sizes, assessment.budget.size, most), *lines]
-    lines += [] if fits else fix_lines(fixes_of(answer.ways_out), len(lines), verbose=verbose)
+    lines += [] if fits else fix_lines(fixes_of(ways_out), len(lines), verbose=verbose)
     return "\n".join(lines)
 
 
@@ -122,16 +129,25 @@ def fixes_of(ways_out: Sequence[TracedWayOut]) -> list[Fix]:
     ]
 
 
-def plan_text(answer: TracedPlanAnswer, *, verbose: bool = False) -> str:
-    """Return the answer of ``plan`` as text."""
-    scenario, search, cut = answer.scenario, answer.search, answer.cut
-    best = answer.assessments[0]
+def plan_text(
+    scenario: TracedScenario,
+    assessments: Sequence[TracedAssessment],
+    search: TracedCounts,
+    *,
+    assumptions: Sequence[str],
+    following: str,
+    cut: Cut | None = None,
+    rows: int | None = None,
+    verbose: bool = False,
+) -> str:
+    """Return the answer of ``plan`` as text; ``rows``: those of its table that --top gives."""
+    best = assessments[0]
     lines = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
         lines += labelled(
             "TIGHT", "no plan fits with its whole interval; these may run out of memory"
         )
-    lines += _table(answer.assessments, shown_rows(answer.rows, verbose=verbose))
+    lines += _table(assessments, shown_rows(rows, verbose=verbose))
     lines.append("")
     lines += labelled("Best", time_line(best.time))
     if verbose:
@@ -149,10 +165,10 @@ def plan_text(answer: TracedPlanAnswer, *, verbose: bool = False) -> str:
             f"{search.enumerated:,} plans: {search.too_large:,} too large, {search.tight:,} tight, "
             f"{search.fitting:,} fit",
         )
-    lines += assumed(answer.assumptions, verbose=verbose)
+    lines += assumed(assumptions, verbose=verbose)
     if verbose:
         lines += labelled("Confidence", CONFIDENCE)
-    lines += labelled("Next", answer.train_with)
+    lines += labelled("Next", following)
     return "\n".join(lines)
 
 
