@@ -167,4 +167,11 @@ document.addEventListener("click", (event) => {
   search(address.pathname, address.search.slice(1));
 });
 
+// A text that was changed while the page was loading, before this script listened.
+for (const field of form.elements) {
+  if (field === document.activeElement || !("defaultValue" in field)) continue;
+  if (field.type !== "range" && field.value !== field.defaultValue) {
+    field.dispatchEvent(new Event("change", { bubbles: true }));
+  }
+}
 follow();

@@ -136,6 +136,18 @@ def test_a_search_and_an_error(page: Any) -> None:
     looks_right(page)
 
 
+def test_a_change_before_the_script_listens_is_asked(page: Any) -> None:
+    delayed: list[Any] = []
+    page.route("**/page.js", lambda route: delayed.append(route))
+    page.goto(PLAN, wait_until="commit")
+    page.wait_for_selector("#verdict")
+    page.get_by_label("Global batch", exact=True).fill("32")
+    page.get_by_label("Model", exact=True).focus()
+    for route in delayed:
+        route.continue_()
+    page.wait_for_url(re.compile("batch=32"))
+
+
 def test_a_question_without_script(browser: Any, address: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
