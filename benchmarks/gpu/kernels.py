@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from cost_models.compute.attention import attention_core_seconds, core_ratio
+from cost_models.compute.attention import CoreWork, attention_core_seconds, core_ratio
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates, rates
 from cost_models.model.spec import Attention
@@ -131,7 +131,9 @@ def predicted_kernel(accelerator: Accelerator, op: str, precision: str, words: s
     sequences, heads, key_heads, tokens, size = map(int, sizes)
     kind = Attention(heads, key_heads, size, size, causal=words.endswith("True"))
     shape = kind, float(sequences * tokens), float(tokens), 1
-    core = float(attention_core_seconds(*shape, "flash", BYTES[precision], rate, software))
+    core = float(
+        attention_core_seconds(CoreWork(*shape, "flash", BYTES[precision], rate, software))
+    )
     return core * (core_ratio("flash", rate, size) if op.endswith("backward") else 1.0)
 
 

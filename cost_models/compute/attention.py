@@ -14,6 +14,7 @@ from __future__ import annotations
 from math import sqrt
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.activations.delta_rule import rule_bytes
 from cost_models.arrays import Count, Real
@@ -61,19 +62,22 @@ def core_ratio(kernel: str, rate: Rates, head: float = FLASH_HEAD) -> float:
     return CORE_BACKWARD[kernel] * sqrt(max(head, FLASH_HEAD) / FLASH_HEAD) / FLASH_BACKWARD_RATE
 
 
-def attention_core_seconds(
-    attention: Attention,
-    tokens: Real,
-    seq_len: Count | Real,
-    tensor_parallel: Count,
-    kernel: str,
-    compute_bytes: float,
-    rate: Rates,
-    software: ForwardSoftware,
-    *,
-    dropout: bool = False,
-    autocast: bool = False,
-) -> Real:
+class CoreWork(Struct, frozen=True):
+    """An attention core, the tokens of a rank that pass it, and what computes them."""
+
+    attention: Attention
+    tokens: Real  # queries on all tensor-parallel ranks
+    seq_len: Count | Real  # keys of each query
+    tensor_parallel: Count
+    kernel: str
+    compute_bytes: float
+    rate: Rates
+    software: ForwardSoftware
+    dropout: bool = False
+    autocast: bool = False
+
+
+def attention_core_seconds(work: CoreWork) -> Real:
     """Seconds of scores, softmax and values, forward.
 
     flash  FLOP / (efficiency R)   of the keys that a token attends to, and of hidden keys in
@@ -84,79 +88,53 @@ def attention_core_seconds(
            computes softmax and dropout in fp32, with a cast before and after
     linear attention: ``delta_rule_seconds``
     """
-    if attention.delta_rule is not None:
-        return delta_rule_seconds(
-            attention, tokens, seq_len, tensor_parallel, kernel, compute_bytes, rate, software
-        )
-    if kernel != "flash":
-        sizes = attention, tokens, seq_len, tensor_parallel, compute_bytes, rate.of_core, software
-        return _eager_seconds(*sizes, dropout=dropout, autocast=autocast)
-    of_kernel = _cpu_flash_seconds if rate.host_is_device else _flash_seconds
-    return of_kernel(attention, tokens, seq_len, tensor_parallel, rate.of_core, software)
+    if work.attention.delta_rule is not None:
+        return delta_rule_seconds(work)
+    if work.kernel != "flash":
+        return _eager_seconds(work)
+    return _cpu_flash_seconds(work) if work.rate.host_is_device else _flash_seconds(work)
 
 
-def _flash_seconds(
-    attention: Attention,
-    tokens: Real,
-    seq_len: Count | Real,
-    tensor_parallel: Count,
-    rate: Rates,
-    software: ForwardSoftware,
-) -> Real:
-    keys = keys_per_token(attention, seq_len, masked=True)
+def _flash_seconds(work: CoreWork) -> Real:
+    attention, rate = work.attention, work.rate.of_core
+    keys = keys_per_token(attention, work.seq_len, masked=True)
     if attention.causal:
-        visited = np.minimum(keys + rate.masked_keys, np.multiply(1.0, seq_len))
+        visited = np.minimum(keys + rate.masked_keys, np.multiply(1.0, work.seq_len))
         keys = visited / (1.0 + rate.masked_keys / FLASH_KEYS)
-    flops = attention_flops_per_token(attention, keys) * tokens / tensor_parallel
-    efficiency = software.kernels.flash_efficiency * rate.flash * rate.attention
+    flops = attention_flops_per_token(attention, keys) * work.tokens / work.tensor_parallel
+    efficiency = work.software.kernels.flash_efficiency * rate.flash * rate.attention
     return flops * _flash_waits(attention, rate) / (efficiency * rate.matmul)
 
 
-def _cpu_flash_seconds(
-    attention: Attention,
-    tokens: Real,
-    seq_len: Count | Real,
-    tensor_parallel: Count,
-    rate: Rates,
-    software: ForwardSoftware,
-) -> Real:
-    visited = np.multiply(1.0, seq_len)
+def _cpu_flash_seconds(work: CoreWork) -> Real:
+    attention, rate = work.attention, work.rate.of_core
+    visited = np.multiply(1.0, work.seq_len)
     if attention.causal:
         visited = 0.5 * (visited + np.minimum(visited, CPU_FLASH_KEYS))
-    flops = attention_flops_per_token(attention, visited) * tokens / tensor_parallel
-    scores = attention.num_heads * visited * tokens / tensor_parallel
+    flops = attention_flops_per_token(attention, visited) * work.tokens / work.tensor_parallel
+    scores = attention.num_heads * visited * work.tokens / work.tensor_parallel
     return flops / rate.matmul + scores * rate.score
 
 
-def _eager_seconds(
-    attention: Attention,
-    tokens: Real,
-    seq_len: Count | Real,
-    tensor_parallel: Count,
-    compute_bytes: float,
-    rate: Rates,
-    software: ForwardSoftware,
-    *,
-    dropout: bool,
-    autocast: bool,
-) -> Real:
-    whole = np.multiply(1.0, seq_len)
-    heads = attention.num_heads * tokens / whole / tensor_parallel
+def _eager_seconds(work: CoreWork) -> Real:
+    attention, rate, kernels = work.attention, work.rate.of_core, work.software.kernels
+    whole = np.multiply(1.0, work.seq_len)
+    heads = attention.num_heads * work.tokens / whole / work.tensor_parallel
     products: Real = 0.0
     for size, summed, columns in (
         (attention.head_dim, attention.head_dim, whole),
         (attention.value_head_dim, whole, attention.value_head_dim),
     ):
-        shape = whole, summed, columns, compute_bytes, rate
+        shape = whole, summed, columns, work.compute_bytes, rate
         products = products + matmul_seconds(
             *shape, batch=heads, in_memory=(whole, size), batched=True
         )
-    pairs = attention.num_heads * whole * tokens / tensor_parallel
-    accesses = software.kernels.eager_scores_accesses + dropout * software.kernels.dropout_accesses
-    if autocast and not attention.softmax_in_fp32:
-        accesses += AUTOCAST_SCORES + AUTOCAST_DROPOUT * dropout
-    moved = accesses * compute_bytes * pairs
-    moved = moved * traffic_share(rate.cache, compute_bytes * pairs, FOUND_FORWARD)
+    pairs = attention.num_heads * whole * work.tokens / work.tensor_parallel
+    accesses = kernels.eager_scores_accesses + work.dropout * kernels.dropout_accesses
+    if work.autocast and not attention.softmax_in_fp32:
+        accesses += AUTOCAST_SCORES + AUTOCAST_DROPOUT * work.dropout
+    moved = accesses * work.compute_bytes * pairs
+    moved = moved * traffic_share(rate.cache, work.compute_bytes * pairs, FOUND_FORWARD)
     return products + moved / rate.memory
 
 
@@ -190,16 +168,7 @@ def _flash_waits(attention: Attention, rate: Rates) -> float:
     return float(per_element / ((4.0 * FLASH_HEAD + rate.exponential) / FLASH_HEAD))
 
 
-def delta_rule_seconds(
-    attention: Attention,
-    tokens: Real,
-    seq_len: Count | Real,
-    tensor_parallel: Count,
-    kernel: str,
-    compute_bytes: float,
-    rate: Rates,
-    software: ForwardSoftware,
-) -> Real:
+def delta_rule_seconds(work: CoreWork) -> Real:
     """Seconds of convolution and gated delta rule, forward: max(FLOP / R, bytes / beta).
 
         flash  FLOP at a flash kernel's efficiency, for lack of a measured one; bytes moved:
@@ -210,17 +179,18 @@ def delta_rule_seconds(
 
     Leaves out: host seconds of the loop over chunks (eager).
     """
-    rule, share = attention.delta_rule, tokens / np.multiply(1.0, tensor_parallel)
+    attention, rate, rule = work.attention, work.rate, work.attention.delta_rule
     assert rule is not None
-    flops = delta_rule_flops_per_token(attention, seq_len) * share
-    if kernel == "flash" and not rate.host_is_device:
+    share = work.tokens / np.multiply(1.0, work.tensor_parallel)
+    flops = delta_rule_flops_per_token(attention, work.seq_len) * share
+    if work.kernel == "flash" and not rate.host_is_device:
         key = attention.num_heads * attention.head_dim
         value = attention.num_heads * attention.value_head_dim
         tables = 3.0 * rule.chunk * attention.num_heads
         states = 2.0 * key * attention.value_head_dim / rule.chunk
         moved = 6.0 * attention.conv_channels + 3.0 * value + 2.0 * key + tables + states
         core = rate.of_core
-        products = flops / (software.kernels.flash_efficiency * core.flash * core.matmul)
-        return np.maximum(products, compute_bytes * moved * share / rate.memory)
-    saved = rule_bytes(attention, rule, seq_len, "eager", compute_bytes)
+        products = flops / (work.software.kernels.flash_efficiency * core.flash * core.matmul)
+        return np.maximum(products, work.compute_bytes * moved * share / rate.memory)
+    saved = rule_bytes(attention, rule, work.seq_len, "eager", work.compute_bytes)
     return np.maximum(flops / rate.of_single.matmul, 3.0 * saved * share / rate.memory)

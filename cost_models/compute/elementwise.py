@@ -7,6 +7,7 @@ Units     bytes a token, unless a name says otherwise; every function broadcasts
 from __future__ import annotations
 
 import numpy as np
+from msgspec import Struct
 
 from cost_models.activations.operators import by_activation
 from cost_models.arrays import Count, Flag, Real
@@ -21,80 +22,79 @@ from hardware_profiles.software.trainer import SoftwareProfile
 GATE_ACCESSES = 3.0  # of a gated output: two reads, one write
 
 
-def elementwise_bytes_per_token(
-    kind: LayerKind,
-    hidden_size: int,
-    compute_bytes: float,
-    tensor_parallel: Count,
-    sequence_parallel: Flag,
-    software: ForwardSoftware,
-    *,
-    hidden_dropout: bool = False,
-    expert_parallel: Count = 1,
-    inner_bytes: float | None = None,
-    gather_share: float = 1.0,
-) -> tuple[Real, Real]:
+class ElementwiseWork(Struct, frozen=True):
+    """A layer whose operators between matrices and attention are counted, and who runs them."""
+
+    kind: LayerKind
+    hidden_size: int
+    compute_bytes: float  # of an element of a hidden state
+    tensor_parallel: Count
+    sequence_parallel: Flag
+    software: ForwardSoftware
+    hidden_dropout: bool = False
+    expert_parallel: Count = 1
+    inner_bytes: float | None = None  # of an element that matrices give (autocast); None: the same
+    gather_share: float = 1.0  # of the memory bandwidth, at which tokens are permuted
+
+    @property
+    def inner(self) -> float:
+        """Bytes of an element that a matrix gives."""
+        return self.compute_bytes if self.inner_bytes is None else self.inner_bytes
+
+    @property
+    def along(self) -> Real:
+        """Ranks that split hidden states along the sequence."""
+        return sequence_shards(self.tensor_parallel, self.sequence_parallel)
+
+
+def elementwise_bytes_per_token(work: ElementwiseWork) -> tuple[Real, Real]:
     """Bytes a token that kernels on hidden states and the MLP's activation move, forward.
 
     Kernels on hidden states: norms, residuals, rotary embeddings, gates, permutations of tokens.
-    ``inner_bytes``: of an element that matrices give (autocast); None: as of a hidden state.
 
     Tokens are permuted into the order of their k experts (one read, k written) and summed
     afterwards (k read, one written; weighting reads k more: 3 k + 1 with the reads of the matmuls).
     With expert parallelism they are permuted by rank before the exchange and by expert after it,
-    and both once more on the way back: 4 k more. ``gather_share``: of the memory bandwidth, at
-    which tokens are permuted; their bytes are divided by it. One-hot masks move them in products.
+    and both once more on the way back: 4 k more. Their bytes are divided by ``gather_share``.
+    One-hot masks move them in products.
     """
-    inner = compute_bytes if inner_bytes is None else inner_bytes
-    norms, activation = norm_and_activation_bytes(
-        kind, hidden_size, compute_bytes, tensor_parallel, sequence_parallel, software, inner
-    )
-    along = sequence_shards(tensor_parallel, sequence_parallel)
+    kind, inner, kernels = work.kind, work.inner, work.software.kernels
+    norms, activation = norm_and_activation_bytes(work)
     blocks = 2.0 + (kind.cross_attention is not None)
     # one access is of what a matrix gave
-    residual = compute_bytes * (software.kernels.residual_accesses - 1.0)
-    residual += inner * (1.0 + hidden_dropout * software.kernels.dropout_accesses)
-    whole: Real = hidden_size * (blocks * residual)
+    residual = work.compute_bytes * (kernels.residual_accesses - 1.0)
+    residual += inner * (1.0 + work.hidden_dropout * kernels.dropout_accesses)
+    whole: Real = work.hidden_size * (blocks * residual)
     feed_forward = kind.feed_forward
-    if feed_forward.num_experts and not software.kernels.one_hot_capacity:
-        copies = np.where(np.greater(expert_parallel, 1), 7.0, 3.0)
+    if feed_forward.num_experts and not kernels.one_hot_capacity:
+        copies = np.where(np.greater(work.expert_parallel, 1), 7.0, 3.0)
         permuted = copies * feed_forward.experts_per_token + 1.0
-        whole = whole + inner * hidden_size * permuted / gather_share
+        whole = whole + inner * work.hidden_size * permuted / work.gather_share
     attention = kind.attention
     query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
-    split = software.kernels.rotary_accesses * query_key * attention.rotary
+    split = kernels.rotary_accesses * query_key * attention.rotary
     # gates: of attention one kernel (two reads, one write), of linear attention with a norm
     if attention.gated or attention.delta_rule is not None:
         split += GATE_ACCESSES * attention.num_heads * attention.value_head_dim
-    moved = whole / along + inner * split / np.multiply(1.0, tensor_parallel)
+    moved = whole / work.along + inner * split / np.multiply(1.0, work.tensor_parallel)
     return norms + moved, activation
 
 
-def norm_and_activation_bytes(
-    kind: LayerKind,
-    hidden_size: int,
-    compute_bytes: float,
-    tensor_parallel: Count,
-    sequence_parallel: Flag,
-    software: ForwardSoftware,
-    inner_bytes: float,
-) -> tuple[Real, Real]:
+def norm_and_activation_bytes(work: ElementwiseWork) -> tuple[Real, Real]:
     """Bytes a token that norms move, and the activation of the MLP (or of all experts)."""
+    kind, kernels, compute_bytes = work.kind, work.software.kernels, work.compute_bytes
+    rms_norm = kernels.rms_norm_accesses + kernels.rms_norm_fp32_bytes / compute_bytes
     norm = {
-        "layer": software.kernels.layer_norm_accesses,
-        "layer_in_fp32": software.kernels.layer_norm_in_fp32_accesses,
-    }.get(
-        kind.norm,
-        software.kernels.rms_norm_accesses + software.kernels.rms_norm_fp32_bytes / compute_bytes,
-    )
+        "layer": kernels.layer_norm_accesses,
+        "layer_in_fp32": kernels.layer_norm_in_fp32_accesses,
+    }.get(kind.norm, rms_norm)
     feed_forward = kind.feed_forward
-    accesses = software.kernels.activation_accesses if feed_forward.gated else 2.0  # read, write
-    unfused = software.kernels.unfused_activation_accesses
-    accesses += by_activation(unfused, feed_forward, 0.0, autocast=inner_bytes < compute_bytes)
-    inner = inner_bytes * accesses * activation_width(kind, software)
-    norms = compute_bytes * hidden_size * kind.num_norms * norm
-    over = sequence_shards(tensor_parallel, sequence_parallel)
-    return norms / over, inner / np.multiply(1.0, tensor_parallel)
+    accesses = kernels.activation_accesses if feed_forward.gated else 2.0  # read, write
+    unfused = kernels.unfused_activation_accesses
+    accesses += by_activation(unfused, feed_forward, 0.0, autocast=work.inner < compute_bytes)
+    inner = work.inner * accesses * activation_width(kind, work.software)
+    norms = compute_bytes * work.hidden_size * kind.num_norms * norm
+    return norms / work.along, inner / np.multiply(1.0, work.tensor_parallel)
 
 
 def activation_width(kind: LayerKind, software: ForwardSoftware) -> float:

@@ -20,7 +20,7 @@ from cost_models.activations.fp8 import cast_elements, gathered_cast_share, matm
 from cost_models.arrays import Count, Flag, Real
 from cost_models.communication.expert_parallel import slots_per_token
 from cost_models.compute.adapters import adapter_bytes_per_token
-from cost_models.compute.attention import attention_core_seconds, core_ratio
+from cost_models.compute.attention import CoreWork, attention_core_seconds, core_ratio
 from cost_models.compute.cached import FOUND_BACKWARD, FOUND_FORWARD, traffic_share
 from cost_models.compute.casts import (
     FP32_BYTES,
@@ -28,6 +28,7 @@ from cost_models.compute.casts import (
     cast_bytes_per_token,
 )
 from cost_models.compute.elementwise import (
+    ElementwiseWork,
     activation_width,
     bias_elements,
     elementwise_bytes_per_token,
@@ -38,7 +39,7 @@ from cost_models.compute.matrices import Matmuls, matrices_seconds
 from cost_models.compute.one_hot_dispatch import one_hot_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.parameters import shard_numel
-from cost_models.model.spec import LayerKind, Weight
+from cost_models.model.spec import Attention, LayerKind, Weight
 from cost_models.partition.frozen_weights import rounded_elements
 from cost_models.partition.recomputed_layers import skipped_last_matrix
 from cost_models.partition.tensor_sharding import cut_ranks, sequence_shards
@@ -128,6 +129,37 @@ class LayerWork(Struct, frozen=True):
         """Seconds to move one byte for every token: tokens / beta."""
         return self.tokens / self.rate.memory
 
+    def core(self, attention: Attention) -> CoreWork:
+        """Return the work of one of the layer's attention cores."""
+        return CoreWork(
+            attention,
+            self.tokens,
+            self.seq_len,
+            self.tensor_parallel,
+            self.kernel,
+            self.compute_bytes,
+            self.rate,
+            self.software,
+            self.attention_dropout,
+            self.autocasts,
+        )
+
+    @property
+    def elementwise(self) -> ElementwiseWork:
+        """The work of the operators between matrices and attention."""
+        return ElementwiseWork(
+            self.kind,
+            self.hidden_size,
+            self.element,
+            self.tensor_parallel,
+            self.sequence_parallel,
+            self.software,
+            self.hidden_dropout,
+            self.expert_parallel,
+            self.inner,
+            self.rate.gather,
+        )
+
     def memory_shares(self, found: float) -> tuple[Real, Real]:
         """Share of the bytes that go through memory: of kernels on hidden states, on inner ones."""
         if not self.rate.cache:
@@ -211,18 +243,7 @@ def core_seconds(work: LayerWork) -> Real:
     core: Real = np.zeros_like(np.multiply(1.0, work.tokens))
     for attention in (work.kind.attention, work.kind.cross_attention):
         if attention is not None:
-            core = core + work.computed_score_share * attention_core_seconds(
-                attention,
-                work.tokens,
-                work.seq_len,
-                work.tensor_parallel,
-                work.kernel,
-                work.compute_bytes,
-                work.rate,
-                work.software,
-                dropout=work.attention_dropout,
-                autocast=work.autocasts,
-            )
+            core = core + work.computed_score_share * attention_core_seconds(work.core(attention))
     return core
 
 
@@ -235,18 +256,7 @@ def elementwise_seconds(work: LayerWork) -> tuple[Real, Real]:
     ``context_bytes_moved_per_token``, ``traffic_share``.
     """
     software, each = work.software, work.each
-    hidden, activation = elementwise_bytes_per_token(
-        work.kind,
-        work.hidden_size,
-        work.element,
-        work.tensor_parallel,
-        work.sequence_parallel,
-        software,
-        hidden_dropout=work.hidden_dropout,
-        expert_parallel=work.expert_parallel,
-        inner_bytes=work.inner,
-        gather_share=work.rate.gather,
-    )
+    hidden, activation = elementwise_bytes_per_token(work.elementwise)
     ratio = software.kernels.backward_access_ratio
     adapters = adapter_bytes_per_token(
         work.kind, work.element, work.tensor_parallel, software, work.tokens
@@ -357,15 +367,7 @@ def recompute_seconds(work: LayerWork, forward: Real, core: Real, moved: Real) -
     for repeats_it, matrices in work.recompute_matrices:
         left = tuple(w for w in matrices if w not in last)
         again = again + np.where(repeats_it, _matrices_of(work, left).forward, 0.0)
-    norms, activation = norm_and_activation_bytes(
-        work.kind,
-        work.hidden_size,
-        work.element,
-        work.tensor_parallel,
-        work.sequence_parallel,
-        work.software,
-        work.inner,
-    )
+    norms, activation = norm_and_activation_bytes(work.elementwise)
     of_hidden, of_inner = work.memory_shares(FOUND_FORWARD)
     norms, activation = of_hidden * norms, of_inner * activation
     again = again + np.where(work.recompute_norms, work.each * norms, 0.0)

@@ -19,8 +19,8 @@ from functools import cached_property
 import numpy as np
 
 from cost_models.arrays import Count, Real
-from cost_models.compute.attention import attention_core_seconds
-from cost_models.compute.elementwise import elementwise_bytes_per_token
+from cost_models.compute.attention import CoreWork, attention_core_seconds
+from cost_models.compute.elementwise import ElementwiseWork, elementwise_bytes_per_token
 from cost_models.compute.flops import mean_keys
 from cost_models.compute.kernel_launch import host_wait
 from cost_models.compute.rates import Rates
@@ -200,12 +200,14 @@ def _memory_seconds(stage: StagePass) -> Real:
     for count, kind, tokens in stage.layers:
         moved = sum(
             elementwise_bytes_per_token(
-                kind,
-                model.hidden_size,
-                stage.compute_bytes,
-                stage.point.tensor_parallel,
-                False,
-                stage.engine,
+                ElementwiseWork(
+                    kind,
+                    model.hidden_size,
+                    stage.compute_bytes,
+                    stage.point.tensor_parallel,
+                    False,
+                    stage.engine,
+                )
             )
         )
         found = found + count * moved * tokens / bandwidth
@@ -362,7 +364,7 @@ def _layer_attention(stage: StagePass, kind: LayerKind, tokens: Real) -> Real:
                     machine.rest,
                 )
         return total
-    total = attention_core_seconds(
+    core = CoreWork(
         kind.attention,
         np.multiply(1.0, tokens),
         rows.keys,
@@ -372,6 +374,7 @@ def _layer_attention(stage: StagePass, kind: LayerKind, tokens: Real) -> Real:
         machine.rest,
         stage.engine,
     )
+    total = attention_core_seconds(core)
     # keys and values are written to the cache
     if kind.attention.causal and kind.attention.delta_rule is None:
         total = total + tokens * token_bytes(kind.attention, ranks, stored) / machine.rest.memory

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from cost_models.communication.seconds import traffic_seconds
 from cost_models.communication.volumes import Traffic
-from cost_models.compute.attention import CPU_FLASH_KEYS, attention_core_seconds
+from cost_models.compute.attention import CPU_FLASH_KEYS, CoreWork, attention_core_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.spec import Attention
 from cost_models.plan.plan import Plan, PlanTable
@@ -110,7 +110,7 @@ def test_attention_on_a_cpu_visits_whole_blocks_and_pays_for_each_score() -> Non
     def seconds(seq_len: int, **change: float) -> float:
         rate = structs.replace(cpu, **change)
         arguments = (float(seq_len), seq_len, 1, "flash", 4.0, rate, SOFTWARE)
-        return float(attention_core_seconds(attention, *arguments))
+        return float(attention_core_seconds(CoreWork(attention, *arguments)))
 
     block = int(CPU_FLASH_KEYS)
     scores = 4 * block * block

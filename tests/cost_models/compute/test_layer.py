@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from cost_models.compute.attention import attention_core_seconds, core_ratio
-from cost_models.compute.elementwise import elementwise_bytes_per_token, optimizer_seconds
+from cost_models.compute.attention import CoreWork, attention_core_seconds, core_ratio
+from cost_models.compute.elementwise import (
+    ElementwiseWork,
+    elementwise_bytes_per_token,
+    optimizer_seconds,
+)
 from cost_models.compute.flops import layer_flops_per_token, linear_flops_per_token
 from cost_models.compute.head import head_seconds
 from cost_models.compute.layer import LayerWork, layer_seconds
@@ -68,7 +72,9 @@ def test_tensor_parallel_ranks_share_the_flops(t: int) -> None:
 def core(kernel: str, *, causal: bool = True, window: int | None = None) -> float:
     attention = replace(llama().kinds[0].attention, causal=causal, window=window)
     return float(
-        attention_core_seconds(attention, 1024.0, 1024, 1, kernel, 2.0, COMPUTE_BOUND, SOFTWARE)
+        attention_core_seconds(
+            CoreWork(attention, 1024.0, 1024, 1, kernel, 2.0, COMPUTE_BOUND, SOFTWARE)
+        )
     )
 
 
@@ -132,7 +138,7 @@ def test_sequence_parallelism_splits_norms_and_residuals() -> None:
         return float(
             sum(
                 elementwise_bytes_per_token(
-                    model.kinds[0], model.hidden_size, 2.0, t, sequence, SOFTWARE
+                    ElementwiseWork(model.kinds[0], model.hidden_size, 2.0, t, sequence, SOFTWARE)
                 )
             )
         )
@@ -275,7 +281,9 @@ def test_a_flash_core_takes_its_flops_at_the_rate_that_the_kernel_reaches() -> N
 
     def seconds(rate: Rates, software: Any = SOFTWARE) -> float:
         return float(
-            attention_core_seconds(attention, 1024.0, 1024, 1, "flash", 2.0, rate, software)
+            attention_core_seconds(
+                CoreWork(attention, 1024.0, 1024, 1, "flash", 2.0, rate, software)
+            )
         )
 
     usual = seconds(COMPUTE_BOUND)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hardware_profiles
-from cost_models.compute.attention import attention_core_seconds, core_ratio
+from cost_models.compute.attention import CoreWork, attention_core_seconds, core_ratio
 from cost_models.compute.rates import rates
 from cost_models.model.spec import Attention
 from hardware_profiles.cluster.parse import parse_cluster
@@ -34,7 +34,7 @@ def _errors(head: int, op: str = "attention") -> Iterator[float]:
                 continue
             kind = Attention(heads, groups, size, size, causal="True" in row["shape"])
             shape = sequences * tokens, tokens, 1, "flash", 2.0, rate, software
-            seconds = float(attention_core_seconds(kind, *shape))
+            seconds = float(attention_core_seconds(CoreWork(kind, *shape)))
             if "backward" in row["op"]:
                 seconds *= core_ratio("flash", rate, size)
             yield seconds / float(row["seconds"]) - 1.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cost_models.compute.attention import attention_core_seconds
+from cost_models.compute.attention import CoreWork, attention_core_seconds
 from cost_models.compute.matmul import matmul_seconds, misalignment
 from cost_models.compute.matrices import linear_seconds
 from cost_models.compute.rates import Rates, rates
@@ -80,7 +80,7 @@ def test_heads_of_an_odd_size_are_slow_in_16_bits_unless_padded(
         model = model_spec({**GPT3, "n_head": 16, "n_embd": 16 * size}, name="gpt")
         attention = model.kinds[0].attention
         rest = 1, kernel, compute_bytes, rate, EAGER
-        return float(attention_core_seconds(attention, 4096.0, 2048, *rest)) / size
+        return float(attention_core_seconds(CoreWork(attention, 4096.0, 2048, *rest))) / size
 
     assert (seconds(321) > 1.3 * seconds(320)) is slower
     # a flash kernel pads heads in shared memory

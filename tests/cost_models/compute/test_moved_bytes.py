@@ -13,7 +13,12 @@ from cost_models.communication.seconds import achieved
 from cost_models.compute import matmul
 from cost_models.compute.adapters import adapter_bytes_per_token, adapter_wait
 from cost_models.compute.casts import autocast_bytes_per_token, cast_bytes_per_token
-from cost_models.compute.elementwise import bias_elements, elementwise_bytes_per_token, loop_bytes
+from cost_models.compute.elementwise import (
+    ElementwiseWork,
+    bias_elements,
+    elementwise_bytes_per_token,
+    loop_bytes,
+)
 from cost_models.compute.layer import LayerWork, dequantised_bytes, layer_seconds
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.matrices import matrices_seconds
@@ -45,13 +50,15 @@ def moved(name: str, compute_bytes: float = 2.0, dropout: bool = False, **change
     return float(
         sum(
             elementwise_bytes_per_token(
-                model.kinds[0],
-                model.hidden_size,
-                compute_bytes,
-                1,
-                False,
-                software,
-                hidden_dropout=dropout,
+                ElementwiseWork(
+                    model.kinds[0],
+                    model.hidden_size,
+                    compute_bytes,
+                    1,
+                    False,
+                    software,
+                    hidden_dropout=dropout,
+                )
             )
         )
     )
@@ -81,7 +88,7 @@ def test_tokens_are_brought_to_their_experts_and_back() -> None:
         return float(
             sum(
                 elementwise_bytes_per_token(
-                    changed, hidden, 2.0, 1, False, EAGER, expert_parallel=ranks
+                    ElementwiseWork(changed, hidden, 2.0, 1, False, EAGER, expert_parallel=ranks)
                 )
             )
         )
@@ -219,8 +226,8 @@ def test_autocast_casts_what_reads_a_norm_and_leaves_what_matrices_give() -> Non
         )
         for software in (EAGER, EAGER.changed(changed))
     ]
-    sizes = model.hidden_size, 4.0, 1, False, EAGER
-    between = float(sum(elementwise_bytes_per_token(kind, *sizes, inner_bytes=2.0)))
+    work = ElementwiseWork(kind, model.hidden_size, 4.0, 1, False, EAGER, inner_bytes=2.0)
+    between = float(sum(elementwise_bytes_per_token(work)))
     between -= moved("llama")
     assert 0.0 < between < moved("llama", 4.0) - moved("llama")  # rotary, activation: 16 bits
     matrices = sum(weight.numel for weight in kind.weights if weight.role == "linear")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cost_models.compute.attention import attention_core_seconds
+from cost_models.compute.attention import CoreWork, attention_core_seconds
 from cost_models.compute.layer import LayerWork, layer_seconds
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.rates import Rates, rates
@@ -34,7 +34,7 @@ def test_attention_multiplies_whole_arrays(name: str, head: int, times: int, ker
     def seconds(size: int) -> float:
         found = Attention(16, 16, size, size)
         rest = 1, kernel, 2.0, rates_of(name), XLA
-        return float(attention_core_seconds(found, 8192.0, 65536, *rest))
+        return float(attention_core_seconds(CoreWork(found, 8192.0, 65536, *rest)))
 
     assert seconds(head) == pytest.approx(seconds(times * head), rel=0.02)
 
