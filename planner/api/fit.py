@@ -116,16 +116,17 @@ def _fit(
     of_layers["stage_recompute_layers"] = by_stage
     whole = values_of(given, WholeRunOptions)
     if is_module(request.model):
-        from planner.traced.fit_and_plan import fit_module
+        from planner.traced.fit_and_plan import ModuleQuestion, fit_module
 
-        return fit_module(
-            str(request.model),
-            cluster_of(request.cluster, request.power),
+        asked = ModuleQuestion(
+            model=str(request.model),
+            cluster=cluster_of(request.cluster, request.power),
             inputs=request.inputs,
             **common,
             unknown={**of_layers, **adapters, **whole},
             fixed=fixed,
         )
+        return fit_module(asked)
     refuse_inputs(request.inputs)
     job = parse_run_request(request.tokens, None, None, request.carbon, request.failures)
     prices = parse_prices(request.price)

@@ -183,20 +183,19 @@ def _plan_module(
     by_stage: tuple[int, ...] | None,
 ) -> TracedPlanAnswer:
     """Answer for a ``module:package.path:factory``."""
-    from planner.traced.fit_and_plan import plan_module
+    from planner.traced.fit_and_plan import ModuleQuestion, plan_module
 
     _refuse_for_modules(request)
     of_layers = {**values_of(request, LayerOptions), "stage_recompute_layers": by_stage}
-    return plan_module(
-        str(request.model),
-        _one_of(clusters_of(request.cluster, request.power), str(request.model)),
+    question = ModuleQuestion(
+        model=str(request.model),
+        cluster=_one_of(clusters_of(request.cluster, request.power), str(request.model)),
         inputs=request.inputs,
         **{**values_of(request, CommonOptions), "global_batch_size": batch},
         unknown={**of_layers, **values_of(request, AdapterOptions)},
         fixed=options.fixed,
-        top=_shown(options.rows),
-        rows=options.rows,
     )
+    return plan_module(question, top=_shown(options.rows), rows=options.rows)
 
 
 def _plan_answer(

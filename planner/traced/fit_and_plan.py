@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
+from msgspec import Struct
+
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Optimizer, Precision, Workload
 from cost_models.units import format_bytes
@@ -37,35 +39,46 @@ PRECISIONS: Final = ("bf16", "fp32", "fp64")  # that executor.trace.module_train
 OPTIMIZERS: Final = ("adamw", "sgd")
 
 
-def fit_module(
-    model: str,
-    cluster: Cluster,
-    *,
-    inputs: Sequence[str] | None,
-    global_batch_size: int | None,
-    precision: str | None,
-    optimizer: str | None,
-    unknown: Mapping[str, Any],
-    fixed: Mapping[str, Any],
-) -> TracedFitAnswer:
-    """Assess a plan of a module; ``unknown``: options that are invalid for traced modules."""
-    _refuse(unknown, model)
-    refuse_structure(fixed, model)
+class ModuleQuestion(Struct, frozen=True, kw_only=True):
+    """What is asked about a module; ``unknown``: options that have no meaning for one."""
+
+    model: str
+    cluster: Cluster
+    inputs: Sequence[str] | None
+    global_batch_size: int | None
+    precision: str | None
+    optimizer: str | None
+    unknown: Mapping[str, Any]
+    fixed: Mapping[str, Any]
+
+    def check(self) -> None:
+        """Raise an InputError for options and parts of a plan that a module cannot have."""
+        for name, value in self.unknown.items():
+            if value is not None and not (name == "software" and value == DEFAULT_SOFTWARE):
+                raise InputError(
+                    f"{name} = {value}: has no meaning for {self.model} (leave it out)"
+                )
+        refuse_structure(self.fixed, self.model)
+
+
+def fit_module(question: ModuleQuestion) -> TracedFitAnswer:
+    """Assess a plan of a module."""
+    question.check()
+    cluster, fixed = question.cluster, question.fixed
     assumptions: list[str] = []  # about the plan
     given: list[str] = []  # about the question
     value = partial(pinned_or_default, fixed, assumptions)
-    ranks = cluster.num_gpus
+    ranks, batch = cluster.num_gpus, question.global_batch_size
     data = value("data_parallel", ranks, "all accelerators")
     micro = value("micro_batch_size", 1, "one row")
     times = fixed.get("num_microbatches")
     if times is None:
-        times = 1 if global_batch_size is None else max(1, global_batch_size // (micro * data))
-    batch = global_batch_size
+        times = 1 if batch is None else max(1, batch // (micro * data))
     if batch is None:
         batch = micro * times * data
         given.append(f"global_batch_size {batch} (default: one micro-batch for each rank)")
     zero = value("zero_stage", 3 if ranks > 1 else 0, "shard all that the trainer can")
-    scenario = _scenario(model, cluster, inputs, batch, precision, optimizer, given)
+    scenario = _scenario(question, batch, given)
     plan = replace(
         Plan(**fixed),
         data_parallel=data,
@@ -93,28 +106,15 @@ def fit_module(
     )
 
 
-def plan_module(
-    model: str,
-    cluster: Cluster,
-    *,
-    inputs: Sequence[str] | None,
-    global_batch_size: int | None,
-    precision: str | None,
-    optimizer: str | None,
-    unknown: Mapping[str, Any],
-    fixed: Mapping[str, Any],
-    top: int,
-    rows: int | None = None,
-) -> TracedPlanAnswer:
+def plan_module(question: ModuleQuestion, *, top: int, rows: int | None = None) -> TracedPlanAnswer:
     """Search for the best plan of a module."""
-    _refuse(unknown, model)
-    refuse_structure(fixed, model)
+    question.check()
+    cluster, fixed, batch = question.cluster, question.fixed, question.global_batch_size
     assumptions: list[str] = []
-    batch = global_batch_size
     if batch is None:
         batch = cluster.num_gpus * fixed.get("micro_batch_size", 1)
         assumptions.append(f"global_batch_size {batch} (default: one micro-batch for each rank)")
-    scenario = _scenario(model, cluster, inputs, batch, precision, optimizer, assumptions)
+    scenario = _scenario(question, batch, assumptions)
     notes = (*scenario.module.notes, *cluster.notes, *assumptions)
     plans = candidates(scenario, fixed)
     if not plans:
@@ -161,15 +161,8 @@ def _ranked(priced: Sequence[TracedAssessment]) -> list[int]:
     return sorted(kept, key=key)
 
 
-def _scenario(
-    model: str,
-    cluster: Cluster,
-    inputs: Sequence[str] | None,
-    batch: int,
-    precision: str | None,
-    optimizer: str | None,
-    assumptions: list[str],
-) -> TracedScenario:
+def _scenario(question: ModuleQuestion, batch: int, assumptions: list[str]) -> TracedScenario:
+    cluster, precision, optimizer = question.cluster, question.precision, question.optimizer
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_BATCH:
         raise InputError(
             f"global_batch_size = {batch!r} (must be a whole number from 1 to {MAX_BATCH:,})"
@@ -193,19 +186,12 @@ def _scenario(
     if precision == "bf16":
         assumptions.append("operators run under torch.autocast; weights are fp32")
     device = "cpu" if cluster.accelerator.device == "cpu" else "cuda"
-    module = trace(model, precision=precision, device=device, inputs=inputs)
+    module = trace(question.model, precision=precision, device=device, inputs=question.inputs)
     software = software_profile(DEFAULT_SOFTWARE)
     workload = Workload(
         1, batch, precision=cast(Precision, precision), optimizer=cast(Optimizer, optimizer)
     )
     return TracedScenario(module, cluster, software, workload)
-
-
-def _refuse(unknown: Mapping[str, Any], model: str) -> None:
-    """Raise an InputError for the first option that is valid for known architectures only."""
-    for name, value in unknown.items():
-        if value is not None and not (name == "software" and value == DEFAULT_SOFTWARE):
-            raise InputError(f"{name} = {value}: has no meaning for {model} (leave it out)")
 
 
 def _why_none(scenario: TracedScenario, fixed: Mapping[str, Any]) -> str:
