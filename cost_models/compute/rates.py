@@ -19,6 +19,9 @@ from hardware_profiles.software.trainer import SoftwareProfile
 # the measured NVIDIA cards (stas00/ml-engineering, MAMF: A100 0.87, A100-PCIe 0.81,
 # H100 0.80, GH200 0.84, B200 0.78, GB200 0.73, B300 0.79)
 ACHIEVABLE_SHARE = 0.80
+# Of cards of other vendors than NVIDIA, but TPUs: the median of the measured ones (the catalogue:
+# MI300X 0.51, MI350X 0.52, MI325X 0.60, MI355X 0.63, Gaudi3 0.68, MI250X 0.72, Gaudi2 0.97)
+ACHIEVABLE_SHARE_OF_OTHERS = 0.63
 ACHIEVABLE_SHARE_BEFORE_HOPPER = 0.87  # as the A100: short matmuls of these were not bound by power
 # The same of GeForce cards, whose tensor cores add up in fp32 at half their rate, so that neither
 # power nor operands limit them, and whose clocks are above the data sheet's. torch.mm over the
@@ -76,6 +79,7 @@ JOULES_A_FLOP: Final[Mapping[str, float]] = {
 BEFORE_AMPERE = ("Pascal", "Volta", "Turing")
 DOUBLES_INTEGERS = ("Ampere", "Ada", "Hopper", "Blackwell")
 BEFORE_HOPPER = ("Pascal", "Volta", "Turing", "Ampere")
+CUDA: Final = (*BEFORE_HOPPER, "Ada", "Hopper", "Blackwell", "Blackwell RTX", "Blackwell Ultra")
 # GeForce cards add up in fp32 at half the rate of their tensor cores: what sets up and feeds a tile
 # has twice the time. 35 square matrices of seven such cards (zzc0721/torch-performance-test-data:
 # tests/cost_models/compute/test_measured_matmuls.py)
@@ -362,8 +366,10 @@ def _usual_share(accelerator: Accelerator) -> float:
     """Return the share of its peak that the best large matmul reaches, where none is measured."""
     if _is_geforce(accelerator):
         return ACHIEVABLE_SHARE_OF_GEFORCE
-    older = accelerator.architecture in BEFORE_HOPPER
-    return ACHIEVABLE_SHARE_BEFORE_HOPPER if older else ACHIEVABLE_SHARE
+    if accelerator.architecture in BEFORE_HOPPER:
+        return ACHIEVABLE_SHARE_BEFORE_HOPPER
+    known = accelerator.architecture in (*CUDA, "TPU")
+    return ACHIEVABLE_SHARE if known else ACHIEVABLE_SHARE_OF_OTHERS
 
 
 def _tensor_flop_a_clock(accelerator: Accelerator) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
+from cost_models.compute.rates import CUDA
 from cost_models.model.lora import adapted, without_adapters
 from cost_models.plan.plan import SEARCHED_RECOMPUTE, Offload, Plan
 from cost_models.plan.workload import Optimizer
@@ -37,17 +38,6 @@ DEGREES: Final = names_in("""
     data_parallel tensor_parallel pipeline_parallel context_parallel expert_parallel dp_replicate
     num_microbatches
 """)
-CUDA: Final = (
-    "Pascal",
-    "Volta",
-    "Turing",
-    "Ampere",
-    "Ada",
-    "Hopper",
-    "Blackwell",
-    "Blackwell RTX",
-    "Blackwell Ultra",
-)
 # for each value of Plan.offload, values that offload more, the least first
 MORE_OFFLOAD: Final[dict[Offload, tuple[Offload, ...]]] = {
     "none": ("optimizer", "activations", "optimizer+activations", "weights"),

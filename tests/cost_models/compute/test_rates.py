@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
 from cost_models.compute.rates import (
     ACHIEVABLE_SHARE,
     ACHIEVABLE_SHARE_BEFORE_HOPPER,
+    ACHIEVABLE_SHARE_OF_OTHERS,
+    CUDA,
     FP32_SHARE,
     FP32_SHARE_OF_DOUBLED_LANES,
     FP32_SHARE_SINCE_HOPPER,
@@ -18,6 +21,7 @@ from cost_models.compute.rates import (
     rates,
     training_rates,
 )
+from hardware_profiles.cluster.catalogue import accelerators
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
@@ -34,6 +38,9 @@ def test_measured_rates_come_before_the_share_of_the_datasheet() -> None:
     newer = replace(unmeasured, architecture="Hopper")
     alone = rates(newer, "bf16", SOFTWARE, long_run=False)
     assert alone.matmul == pytest.approx(ACHIEVABLE_SHARE * peak.value)
+    other = replace(unmeasured, architecture="MUSA")
+    alone = rates(other, "bf16", SOFTWARE, long_run=False)
+    assert alone.matmul == pytest.approx(ACHIEVABLE_SHARE_OF_OTHERS * peak.value)
     measured = replace(chip, achievable_flops={"bf16": replace(peak, value=2e14)})
     assert rates(measured, "bf16", SOFTWARE, long_run=False).matmul == 2e14
     assert rates(measured, "bf16", SOFTWARE).matmul == pytest.approx(SUSTAINED_SHARE * 2e14)
@@ -42,6 +49,17 @@ def test_measured_rates_come_before_the_share_of_the_datasheet() -> None:
     assert cpu.host_is_device
     assert cpu.matmul == 2e14  # measured on this very machine, under load
     assert cpu.memory == chip.memory_bandwidth.value
+
+
+def test_the_share_of_other_vendors_is_the_median_of_their_measured_cards() -> None:
+    others = [card for card in accelerators() if card.architecture not in (*CUDA, "TPU")]
+    shares = [
+        figure.value / card.peak_flops[name].value
+        for card in others
+        for name, figure in card.achievable_flops.items()
+        if name == "bf16" and figure.kind == "published"
+    ]
+    assert median(shares) == pytest.approx(ACHIEVABLE_SHARE_OF_OTHERS, abs=0.01)
 
 
 def test_an_unknown_rate_is_an_error_that_says_which_are_known() -> None:
