@@ -43,7 +43,7 @@ class MachineOptions:
             elsewhere=("power_limit", "power_cap", "tdp", "watts"),
             default="the board's own",
             why="matmuls of long runs slow down under a limit, memory does not "
-            "([step_time.md](../explanation/step_time.md))",
+            "([step_time_compute.md](../explanation/step_time_compute.md))",
         ),
     ] = None
 
