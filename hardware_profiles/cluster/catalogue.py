@@ -31,7 +31,9 @@ from hardware_profiles.errors import InputError, similar
 from hardware_profiles.fields import Line
 
 _VENDORS: Final = re.compile(
-    r"^(nvidia|tesla|geforce|quadro|amd|instinct|intel|habana|google|aws|apple(?=m))+"
+    r"^((nvidia|tesla|geforce|quadro|amd|instinct|intel|habana|google|aws|apple(?=m))+"
+    r"|(huawei|iluvatar|corex|kunlun(xin)?|metax|moorethreads|cambricon|hygon|dcu|biren|enflame)+"
+    r"(?=.*\d))"
 )
 _SIZE: Final = re.compile(r"[\s_(-]*\b(\d+(?:\.\d+)?) ?GI?B?\)?$", re.IGNORECASE)  # at the end
 _REPORTED: Final = 0.1  # of a card's nominal memory, that its driver may keep

@@ -211,6 +211,23 @@ def test_names_of_devices_that_are_not_priced_are_no_accelerators():
             find_accelerator(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("Iluvatar CoreX BI-V150", "BI-V150-chip"),
+        ("Kunlunxin P800", "Kunlun-P800"),
+        ("KUNLUN R300 32GB", "Kunlun-R300"),
+        ("Hygon DCU K100_AI", "K100-AI"),
+        ("Moore Threads MTT S5000", "MTT-S5000"),
+        ("MetaX C550", "MXC550"),
+        ("Huawei Ascend 910B", "Ascend-910B"),
+        ("Cambricon MLU370", "MLU370-X8"),
+    ],
+)
+def test_the_name_of_a_vendor_is_left_out(name, card):
+    assert find_accelerator(name).name == card
+
+
 def test_a_convention_is_said():
     assert "PCIe" in str(match_accelerator("A100-80GB").note)
     assert match_accelerator("A100-SXM-80GB").note is None

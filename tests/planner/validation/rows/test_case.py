@@ -213,7 +213,7 @@ def test_dropout_experts_and_stages_are_as_their_columns_say() -> None:
         ({"peft": "adapter_v2"}, "peft 'adapter_v2' is not priced"),
         ({"model_kind": "hybrid-mamba"}, "model_kind 'hybrid-mamba' is not priced"),
         ({"gpu": "A1000", "gpu_mem_gb": 8.0}, "not in the catalogue"),
-        ({"gpu": "Iluvatar BI-V150"}, "Iluvatar BI-V150: it is not priced"),
+        ({"gpu": "Biren BR106"}, "Biren BR106: it is not priced"),
         ({"not_priced": "two figures contradict"}, "two figures contradict"),
         ({"software": "megatrom"}, "Did you mean megatron?"),
         ({"software": "megatron; overlap"}, "'overlap' (must be group.figure=value)"),
