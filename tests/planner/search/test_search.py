@@ -127,7 +127,7 @@ def test_the_page_of_the_search_counts_one() -> None:
     counts = planner.plan("llama-3-8b", "8xA100-80GB").to_dict()["search"]
     kinds = ("enumerated", "priced", "too_large", "tight", "simulated", "bounded_away")
     numbers = [*counts["illegal"].values(), *(counts[kind] for kind in kinds)]
-    example = page.read_text(encoding="utf-8").split("## Exact")[0]
+    example = page.read_text(encoding="utf-8").split("## Why the answer is exact")[0]
     assert [number for number in numbers if f"{number:,}" not in example] == []
 
 
