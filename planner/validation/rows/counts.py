@@ -21,6 +21,7 @@ RECIPES: Final = frozenset(
 BASELINE: Final = re.compile(
     r"\b(?:bf16|bfloat16) baseline\b|\b(?:no|without|not) (?:float8|fp8)\b"
 )
+FP8: Final = re.compile(r"fp8|float8")
 ALONE: Final = 3  # words, in which a precision stands alone: "torchao 0.8 float8"
 PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
 # numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1",
@@ -267,13 +268,14 @@ def _is_in_8_bits(row: Row) -> bool:
     if named & PRECISIONS != {"bf16"}:
         return bool(RECIPES & named) and look_up(words_table().precision, row) is None
     said = terms_of(row, "notes").keys()
-    parts = [_precision_in(row.words(column)) or "" for column in ("notes", "framework")]
-    notes, framework = ({*vocabulary().read("precision", part).terms} for part in parts)
+    notes = {*vocabulary().read("precision", _precision_in(row.words("notes")) or "").terms}
+    if FP8.search(row.words("optimizer")):  # "AdamWFp8" and "ao fp8": of its states
+        notes -= {"fp8"}
     if notes & PRECISIONS == {"bf16"} or (
         BASELINE.search(row.words("notes")) and not said & RECIPES
     ):
         return False
-    return bool(RECIPES & said) or "fp8" in notes | framework
+    return bool(RECIPES & said) or "fp8" in notes
 
 
 def _precision_in(words: str) -> str | None:

@@ -1489,6 +1489,21 @@ def test_ranks_of_projected_gradients(words: str, optimizer: str, rank: int) -> 
     assert (workload.optimizer, workload.optimizer_rank) == (optimizer, rank)
 
 
+@pytest.mark.parametrize(
+    ("notes", "rank"),
+    [("rank 1024", 1024), ("apollo_rank=256", 256), ("lora rank 8", 128), ("local_rank 3", 128)],
+)
+def test_ranks_of_projected_gradients_in_notes(notes: str, rank: int) -> None:
+    assert case(optimizer="GaLore AdamW", notes=notes).scenario.workload.optimizer_rank == rank
+
+
+def test_torchtune_keeps_its_profile_with_torchaos_host_optimizer() -> None:
+    cells = {"framework": "torchtune", "offload": "optimizer", "gpu": "RTX 4090"}
+    one = case(**cells, num_gpus=1, optimizer="CPUOffloadOptimizer")
+    assert (one.plan.offload, one.scenario.software.name) == ("optimizer", "torchtune")
+    assert case(**cells, num_gpus=4, zero_stage=3).scenario.software.name != "torchtune"
+
+
 def test_rowwise_scales_with_weight_gradients_in_16_bits() -> None:
     rows, kept = (
         case(framework="torchtitan, compile", precision="float8", notes=words).scenario.software.fp8
@@ -2591,8 +2606,10 @@ def test_bases_in_two_bits(cells: dict[str, Any], quantisation: str, profile: st
         ({"precision": "bf16", "notes": "none (bfloat16)"}, "bf16"),
         ({"precision": "bf16", "notes": "bf16 baseline, compile"}, "bf16"),
         ({"precision": "bf16", "notes": "without float8"}, "bf16"),
-        ({"precision": "bf16", "notes": "compile"}, "fp8"),
+        ({"precision": "bf16", "notes": "compile"}, "bf16"),  # the framework names the suite
+        ({"precision": "bf16", "notes": "compile, float8"}, "fp8"),
         ({"precision": "bf16", "notes": "tensorwise scaling"}, "fp8"),
+        ({"precision": "bf16", "notes": "ao fp8", "optimizer": "AdamWFp8"}, "bf16"),
     ],
 )
 def test_the_base_of_a_comparison_in_8_bits(cells: dict[str, Any], precision: str) -> None:
