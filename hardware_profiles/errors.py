@@ -56,13 +56,13 @@ class Interrupted(ShardplanError):
     exit_code = 130
 
 
-def did_you_mean(name: str, known: Iterable[str], *, count: int = 3) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint such as ``Did you mean A100-SXM-80GB?``, or an empty string.
 
     >>> did_you_mean("lama", ["llama", "gpt2"])
     'Did you mean llama?'
     """
-    close = similar(name, known, count=count)
+    close = similar(name, known)
     return f"Did you mean {' or '.join(close)}?" if close else ""
 
 

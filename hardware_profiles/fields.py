@@ -320,16 +320,12 @@ def write_text_atomically(
     text: str,
     *,
     force: bool = False,
-    else_do: str = "choose another name or add --force",
 ) -> None:
-    """Write a file all at once; an existing one is kept unless ``force``.
-
-    ``else_do``: the remedy in the error message.
-    """
+    """Write a file all at once; an existing one is kept unless ``force``."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; name a file to write")
     if path.exists() and not force:
-        raise InputError(f"{path}: exists already; {else_do}")
+        raise InputError(f"{path}: exists already; choose another name or add --force")
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

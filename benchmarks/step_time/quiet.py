@@ -19,6 +19,7 @@ STAT = Path("/proc/stat")
 QUIET = 0.06  # share of all cores that others may use
 ATTEMPTS = 5
 PATIENCE = 120.0  # seconds that an attempt waits for idle cores
+WINDOW = 0.5  # seconds over which the cores are watched
 
 
 def undisturbed(call: Callable[[], T], attempts: int = ATTEMPTS) -> tuple[T, float]:
@@ -42,13 +43,13 @@ def undisturbed(call: Callable[[], T], attempts: int = ATTEMPTS) -> tuple[T, flo
     return best
 
 
-def wait_for_quiet(patience: float = PATIENCE, window: float = 0.5) -> None:
+def wait_for_quiet() -> None:
     """Return once the cores idle, or when patience is over."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         busy = _busy_seconds()
-        time.sleep(window)
-        if (_busy_seconds() - busy) / window / available_cores() <= QUIET:
+        time.sleep(WINDOW)
+        if (_busy_seconds() - busy) / WINDOW / available_cores() <= QUIET:
             return
 
 

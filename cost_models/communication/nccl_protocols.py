@@ -49,7 +49,6 @@ def nccl_seconds(
     group: NcclGroup,
     algorithm: str,
     protocol: str,
-    tuning: NcclTuning | None = None,
 ) -> Real:
     """Seconds of a collective; infinite if NCCL has no such algorithm and protocol.
 
@@ -63,7 +62,7 @@ def nccl_seconds(
     >>> round(1e6 * float(nccl_seconds("all_reduce", 16384.0, one_node, "ring", "ll")), 1)
     15.5
     """
-    tuning = tuning or nccl_tuning()
+    tuning = nccl_tuning()
     hops = tuning.hop[group.link].get(algorithm, {})
     reduces = kind == "all_reduce"
     shape = np.broadcast(size, group.ranks, group.nodes, group.bandwidth).shape
@@ -113,16 +112,12 @@ def _rate(group: NcclGroup, algorithm: str, protocol: str, tuning: NcclTuning) -
     return rate
 
 
-def seconds_by_choice(
-    kind: str, size: Real, group: NcclGroup, tuning: NcclTuning | None = None
-) -> Mapping[tuple[str, str], Real]:
+def seconds_by_choice(kind: str, size: Real, group: NcclGroup) -> Mapping[tuple[str, str], Real]:
     """Return the seconds of every algorithm and protocol."""
-    return {choice: nccl_seconds(kind, size, group, *choice, tuning) for choice in CHOICES}
+    return {choice: nccl_seconds(kind, size, group, *choice) for choice in CHOICES}
 
 
-def fastest_choice(
-    kind: str, size: Real, group: NcclGroup, tuning: NcclTuning | None = None
-) -> tuple[Real, Real]:
+def fastest_choice(kind: str, size: Real, group: NcclGroup) -> tuple[Real, Real]:
     """Return the least seconds, and the index in CHOICES of the fastest choice.
 
     >>> group = NcclGroup(8, 1, 229e9)
@@ -130,7 +125,7 @@ def fastest_choice(
     >>> [CHOICES[i] for i in index]
     [('ring', 'll'), ('tree', 'll128'), ('ring', 'simple')]
     """
-    every = np.stack(list(seconds_by_choice(kind, size, group, tuning).values()))
+    every = np.stack(list(seconds_by_choice(kind, size, group).values()))
     return np.min(every, axis=0), np.argmin(every, axis=0)
 
 

@@ -60,14 +60,12 @@ def above(least: Floats, found: Floats) -> Floats:
     return steps
 
 
-def simulated_steps(
-    scenario: Scenario, table: PlanTable, layer_ranges: Sequence[tuple[int, int]] | None = None
-) -> Floats:
-    """Return the seconds of a step of every plan; stages of one rank take equal shares of its time.
+def simulated_steps(scenario: Scenario, table: PlanTable) -> Floats:
+    """Return the seconds of a step of every plan.
 
-    ``layer_ranges``: stages, as in ``estimate.price``.
+    Stages of one rank take equal shares of its time.
     """
-    return _simulated_steps(scenario, table, seconds_by_pipeline(scenario, table, layer_ranges))
+    return _simulated_steps(scenario, table, seconds_by_pipeline(scenario, table))
 
 
 def _simulated_steps(

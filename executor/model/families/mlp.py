@@ -10,14 +10,14 @@ from executor.model.families.description import FeedForward, Layer
 from executor.model.families.linears import column_parallel, row_parallel
 
 
-def gated(gate: str, up: str, down: str, activation: str = "act_fn") -> FeedForward:
+def gated(gate: str, up: str, down: str) -> FeedForward:
     """Gated MLP: activation of the gate times up projection (Shazeer, arXiv:2002.05202)."""
 
     def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
         opened, lifted = column_parallel(
             layer.axis, x, module.get_submodule(gate), module.get_submodule(up)
         )
-        inner = module.get_submodule(activation)(opened) * lifted
+        inner = module.get_submodule("act_fn")(opened) * lifted
         return row_parallel(layer.axis, inner, module.get_submodule(down))
 
     return forward
@@ -35,7 +35,7 @@ def ungated(up: str, down: str, activation: str = "act") -> FeedForward:
     return forward
 
 
-def fused_gated(gate_up: str, down: str, activation: str = "activation_fn") -> FeedForward:
+def fused_gated(gate_up: str, down: str) -> FeedForward:
     """Gated MLP with one matrix for gate and up projection."""
 
     def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def fused_gated(gate_up: str, down: str, activation: str = "activation_fn") -> F
         opened, lifted = both.chunk(2, -1)
         return row_parallel(
             layer.axis,
-            lifted * module.get_submodule(activation)(opened),
+            lifted * module.get_submodule("activation_fn")(opened),
             module.get_submodule(down),
         )
 
