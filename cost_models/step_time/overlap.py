@@ -67,6 +67,40 @@ def exposed_data_seconds(
     return at_the_end([rank], table, hiding, on_gpu=on_gpu)[0]
 
 
+def exposed_message_seconds(
+    traffic: Real, passes: Real, table: PlanTable, software: SoftwareProfile
+) -> Real:
+    """Seconds of a micro-batch's messages between stages that are not hidden.
+
+    ``overlap.stage_messages``: interleaved stages send and receive while ``passes`` of other
+    micro-batches run, but not before the first backward pass and after the last forward pass: of m
+    micro-batches the first and last p wait. A hidden second costs computation
+    ``overlap.data_parallel_interference`` seconds.
+
+        traffic - (1 - interference) · min(traffic, passes) · (1 - p/m)
+
+    Source: Megatron-LM core/pipeline_parallel/schedules.py,
+    forward_backward_pipelining_with_interleaving, overlap_p2p_comm without
+    overlap_p2p_comm_warmup_flush.
+
+    >>> import numpy as np
+    >>> from cost_models.plan.plan import Plan
+    >>> from hardware_profiles.software.trainer import software_profile
+    >>> plan = Plan(pipeline_parallel=4, virtual_stages=2, num_microbatches=16,
+    ...             pipeline_schedule="interleaved_1f1b")
+    >>> sizes = np.array([0.1]), np.array([2.0]), PlanTable.from_plans([plan])
+    >>> round(float(exposed_message_seconds(*sizes, software_profile("nemo"))[0]), 4)
+    0.0437
+    """
+    overlap = software.overlap
+    if not overlap.stage_messages:
+        return traffic
+    interleaved = (table.pipeline_schedule == INTERLEAVED) & (table.virtual_stages > 1)
+    paired = np.maximum(0.0, 1.0 - 1.0 * table.pipeline_parallel / table.num_microbatches)
+    hidden = np.where(interleaved, np.minimum(traffic, passes) * paired, 0.0)
+    return traffic - (1.0 - overlap.data_parallel_interference) * hidden
+
+
 def _exposed(
     rank: RankSeconds, table: PlanTable, hiding: Hiding, stages: Real, *, on_gpu: bool
 ) -> Real:

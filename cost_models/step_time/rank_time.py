@@ -65,6 +65,7 @@ from cost_models.plan.plan import NVME
 from cost_models.plan.recompute import CORE, FULL, by_operator, repeats_module
 from cost_models.step_time.data_parallel_phases import data_phases
 from cost_models.step_time.optimizer_update import host_accesses, update_accesses, update_flops
+from cost_models.step_time.overlap import exposed_message_seconds
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
 from cost_models.step_time.unexplained import unexplained_factor
@@ -113,11 +114,13 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         hidden_forward=sent[0][0] + sent[1][0] - inside[0],
         hidden_backward=sent[0][1] + sent[1][1] - inside[1],
         context_communication=context[0] + context[1],
-        pipeline_communication=(
-            by_axis["pipeline"]
-            + traffic["pipeline", "send"].count * view.software.host.message_seconds
+        pipeline_communication=exposed_message_seconds(
+            by_axis["pipeline"] / microbatches,
+            device.forward + backward,
+            table,
+            view.software,
         )
-        / microbatches,
+        + traffic["pipeline", "send"].count * view.software.host.message_seconds / microbatches,
         backward=backward + host[1],
         host_backward=host[1],
         weights=deferred_seconds(view, rate, device, inside, starts, link, host),

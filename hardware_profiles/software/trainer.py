@@ -280,6 +280,7 @@ class Overlap(ProfileGroup, frozen=True, kw_only=True):
     chunked_tensor_traffic: bool  # chunk by chunk, behind the matmuls before or after it
     weight_gathers: bool  # ZeRO-1 and 2: new weights, behind the first forward pass
     tensor_reduction: bool  # of input gradients, behind the matmuls of weight gradients
+    stage_messages: bool  # of interleaved stages, behind passes of other micro-batches
     expert_exchange_between_nodes: bool  # behind another micro-batch's passes
     expert_exchange_inside_nodes: bool  # the same, where experts lie in one node or rack
     activation_prefetch: bool  # from the host, behind the backward pass of the previous layer

@@ -254,6 +254,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     flash: tuple[EngineEntry, ...]
     flops: tuple[FlopsEntry, ...]
     gathers: tuple[EngineEntry, ...]
+    messages: tuple[EngineEntry, ...]
     split_loss: tuple[EngineEntry, ...]
     projections: tuple[EngineEntry, ...]
     host_updates: tuple[EngineEntry, ...]

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.step_time.overlap import Hiding, exposed_data_seconds
+from cost_models.step_time.overlap import (
+    Hiding,
+    exposed_data_seconds,
+    exposed_message_seconds,
+)
 from cost_models.step_time.parts import RankSeconds
+from hardware_profiles.software.trainer import software_profile
 from tests.samples import rank_of
 
 
@@ -146,3 +151,30 @@ def test_gathers_without_overlap_are_hidden_where_kernels_wait_for_the_host() ->
     assert left(rank) == 10.0
     assert left(waiting) == pytest.approx((4 - 2 * 0.5) + (6 - 2 * 1.5))
     assert left(waiting, on_gpu=False) == 10.0  # its cores are the host
+
+
+@pytest.mark.parametrize(
+    ("software", "virtual", "microbatches", "exposed"),
+    [
+        ("nemo", 2, 8, 1.0 - 0.75 / 2),  # the first and the last four of eight wait
+        ("nemo", 2, 4, 1.0),
+        ("nemo", 1, 8, 1.0),  # plain 1F1B waits for its messages
+        ("megatron", 2, 8, 1.0),  # releases before the switch
+        ("nemo+waiting-messages", 2, 8, 1.0),
+    ],
+)
+def test_interleaved_stages_hide_messages(
+    software: str, virtual: int, microbatches: int, exposed: float
+) -> None:
+    plan = Plan(
+        pipeline_parallel=4,
+        virtual_stages=virtual,
+        num_microbatches=microbatches,
+        pipeline_schedule="interleaved_1f1b" if virtual > 1 else "1f1b",
+    )
+    table, trainer = PlanTable.from_plans([plan]), software_profile(software)
+    found = exposed_message_seconds(np.array([1.0]), np.array([5.0]), table, trainer)
+    assert float(found[0]) == pytest.approx(exposed)
+    # no pass hides more than its own seconds
+    long = exposed_message_seconds(np.array([9.0]), np.array([5.0]), table, trainer)
+    assert float(long[0]) == pytest.approx(9.0 - 5.0 * (1.0 - exposed))

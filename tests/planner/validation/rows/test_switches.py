@@ -72,6 +72,12 @@ TRAFFIC = {
         "--overlap-param-gather",
     ],
     ("weight_gathers", False): ["overlap_param_gather=0", "no overlap-param-gather"],
+    ("stage_messages", True): ["overlap_p2p_comm", "p2p overlap", "pp_comm_async=True"],
+    ("stage_messages", False): [
+        "--no-overlap-p2p-communication",
+        "overlap_p2p_comm=False",
+        "pp_comm_async=False",
+    ],
     ("expert_exchange_between_nodes", True): [
         "overlap_moe_expert_parallel_comm",
         "MoE all-to-all hidden behind 1F1B",
