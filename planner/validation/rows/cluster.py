@@ -197,7 +197,8 @@ def accelerator_of(reading: Reading) -> Accelerator:
         return slowest
     bare = MEMORY.sub("", name).strip()
     within = () if _not_priced(bare) else _names_within(name, memory)
-    for candidate in [*known, name, BOARDS.sub("", name), BESIDE.sub("", name), *within]:
+    alone = COUNT.sub("", BESIDE.sub("", name))
+    for candidate in [*known, name, BOARDS.sub("", name), BESIDE.sub("", name), alone, *within]:
         try:
             found = match_accelerator(candidate)
         except InputError:

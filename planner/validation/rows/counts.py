@@ -29,7 +29,7 @@ PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
 # gpt3-13b-paddle/config)
 COUNTS: Final = {
     column: re.compile(
-        rf"(?<!virtual )\b(?:{words})(?: (?:size|degree|world size))?[ =:]*(\d+)\b"
+        rf"(?<!virtual )\b(?:{words})(?: (?:size|degree|world size))?(?: of)?[ =:]*(\d+)\b"
         rf"|\b(\d+) way (?:{words}|{column.partition('_')[0]})\b"
     )
     for column, words in {
@@ -40,12 +40,15 @@ COUNTS: Final = {
         "expert_parallel": r"ep|expert (?:model )?parallel(?:ism)?",
         "expert_tensor_parallel": r"etp|expert tensor parallel(?:ism)?",
         "micro_batch_size": r"mbs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch",
-        "global_batch_size": r"gbs|global batch",
-        "virtual_stages": r"vpp?|num chunks|interleaving|interleaved pipeline"
-        r"|virtual (?:pp|pipeline)(?: model)?(?: parallel)?",
+        "global_batch_size": r"gbs|(?:global|effective|total)(?: train(?:ing)?)? batch",
+        "virtual_stages": r"vpp?|num (?:model )?chunks|interleaving"
+        r"|virtual (?:pp|pipeline)(?: model)?(?: parallel)?"
+        r"|interleaved(?: (?:1f1b|schedule|pipeline))?[ ,(]*(?:vp?p?|chunks)?"
+        r"|(?=\d+ (?:model|virtual|pipeline) (?:chunk|stage)s? (?:per|a|each)\b)",
         "dp_shard": r"dp shard|data parallel shard|fsdp shard|sharding parallel|(?<=sh\d )sp",
         "seq_len": r"(?:model )?max (?:seq(?:uence)? )?len(?:gth)?|seq(?:uence)?(?: ?len(?:gth)?)?"
-        r"|context (?:len(?:gth)?|window)|cutoff len(?:gth)?",
+        r"|context (?:len(?:gth)?|window)|cutoff len(?:gth)?|block size(?=[ =:]*\d{4})"
+        r"|(?=\d{3,} (?:(?:tokens? )?(?:context|ctx)\b(?! parallel)|tokens? (?:seq|sample)))",
         "zero_stage": r"sh(?=\d sp\d)",
         # variables of a script; not those of a part: "first stage num layers"
         "num_layers": r"n ?layers|(?<![a-z] )num (?:hidden )?layers",
@@ -71,7 +74,8 @@ CARDS: Final = re.compile(
 )
 # a micro-batch, as Hugging Face's trainers count: "batch_size 4", "bsz 1"
 BATCH: Final = re.compile(
-    r"(?<!global )(?<!total )(?<!effective )\b(?:batch(?: ?size)?|bsz?)[ =:]*(\d+)\b"
+    r"(?<!global )(?<!total )(?<!effective )(?<!total train )(?<!effective train )"
+    r"\b(?:batch(?: ?size)?|bsz?)[ =:]*(\d+)\b"
 )
 # trainers and suites whose batch is that of a card (BATCHSIZE of MLPerf's BERT; FlagOpen/FlagPerf:
 # training/benchmarks/*/pytorch/config/_base.py, train_batch_size)
@@ -106,6 +110,25 @@ ADAPTED: Final = frozenset({"lora", "qlora", "adapter", "adapter v2"})
 OF_ADAPTERS: Final = re.compile(r"\b(?:lora|target|quant\w*|bnb|load in|n bits)(?!\w)")
 WITH_TENSOR_PARALLELISM: Final = frozenset({"deepspeed", "megatron", "megatron core", "nemo rl"})
 SEVERAL_NODES: Final = re.compile(r"(?<!single )(?<!one )\bnodes?\b(?<!per node)")
+# "2 nodes, 8 GPUs each", "4 nodes x 8 H100", "8 GPUs per node, 2 nodes", "2x8xA100"; "16 GPUs on 2
+# nodes" are all
+OF_NODES: Final = (
+    re.compile(
+        r"\b(\d+) nodes?[ ,:(]*(?:x|of|with|each|having)? ?(\d+) ?x? ?(?:gpu|card|accelerator"
+        r"|[a-z][a-z ]*\d)(?![^,;]*\b(?:in total|total|altogether))"
+    ),
+    re.compile(r"\b(\d+) ?(?:[a-z]\w* )?(?:gpu|card)s? (?:per|a|each) node[ ,;x(]*(\d+) nodes?\b"),
+    re.compile(r"\b(\d+) ?x ?(\d+) ?x? ?(?=[a-z][a-z ]*\d)"),
+)
+TOTAL: Final = re.compile(
+    r"\b(\d+) ?x? ?(?:gpu|card|accelerator|[a-z]+ ?\d+\w*)s? "
+    r"(?:(?:in )?total\b|(?:on|across|over|in) (?:\d+|two|four) nodes?)"
+)
+# around a name in a cell of its own: "4 A100s", "16x H100 (2 nodes)", "H100 x 4", "H100 (8x)"
+BESIDE: Final = re.compile(
+    r"^(\d+) ?[x*\N{MULTIPLICATION SIGN}]? ?(?=[a-wyz])|[ )][x*\N{MULTIPLICATION SIGN}] ?(\d+)$"
+    r"|\((\d+) ?x\)$"
+)
 # the data ranks that share states (InternEvo: configs/7B_sft.py, parallel.zero1.size)
 GLUED: Final = re.compile(r"(?<=\d)x?(?=(?:e?tp|[pdces]p|vpp?|[mg]bs|mbc|acc|sh)\d)")
 SIZE: Final = r"[ .,:=_(-]*(?:dict\(?)?[ .,:=_-]*(?:group[ _-]?)?size"
@@ -154,7 +177,7 @@ def with_counts_in_words(reading: Reading) -> Reading:
     unsaid = row.micro_batch_size is None and row.global_batch_size is None
     if unsaid and len(sizes) == 1 and BY_CARD & terms_of(row, "framework").keys():
         found.setdefault("micro_batch_size", sizes.pop())
-    if row.num_gpus is None and (cards := _cards_in(f"{spaced(row.words('gpu'))}; {text}")):
+    if row.num_gpus is None and (cards := _cards_in(spaced(row.words("gpu")), text)):
         found["num_gpus"] = cards
     tensor = row.tensor_parallel or found.get("tensor_parallel")
     if found.get("context_parallel", 0) in (1, tensor):  # "SP=1" and "TP8 + SP8" are Megatron's
@@ -219,8 +242,15 @@ def with_layers_in_turn(row: Row) -> Row:
     return replace(row, pipeline_parallel=stages, notes=TURNS.sub(" device map", words, count=1))
 
 
-def _cards_in(words: str) -> int | None:
-    """Return the accelerators of one node, if words give one number of them."""
+def _cards_in(gpu: str, text: str) -> int | None:
+    """Return the accelerators that a cell or the words give one number of."""
+    if beside := BESIDE.search(gpu):
+        return int(next(filter(None, beside.groups())))
+    words = f"{gpu}; {text}"
+    if total := TOTAL.search(words):
+        return int(total[1])
+    if several := next(filter(None, (one.search(words) for one in OF_NODES)), None):
+        return int(several[1]) * int(several[2])
     found = {next(filter(None, one)) for one in CARDS.findall(words)}
     numbers = {1 if one in ("single", "one") else int(one) for one in found}
     return numbers.pop() if len(numbers) == 1 and not SEVERAL_NODES.search(words) else None

@@ -84,7 +84,8 @@ def plan_of(
         # CPUOffload; deepspeedai/DeepSpeed: runtime/zero/stage3.py alone reads offload_param)
         reading.defaults.append(f"offload of the optimizer: ZeRO stage {stage} has whole weights")
         offload = "optimizer+activations" if offload.endswith("activations") else "optimizer"
-    alone = data * context == 1 and offload in ("none", "activations")
+    moved = offload not in ("none", "activations")
+    alone = data * context == 1 and not moved
     recompute, layers = recompute_of(reading, model, pipeline * virtual)
     if model.bridge and recompute not in ("none", "selective", "full"):
         reading.defaults.append(f"recompute selective: {recompute} is not priced of two stacks")
@@ -113,6 +114,7 @@ def plan_of(
         expert_parallel=experts,
         expert_tensor_parallel=_cuts_experts(row, tensor, experts),
         offload=offload,
+        offload_device="nvme" if moved and "nvme" in terms_of(row, ANYWHERE) else "cpu",
     ), batch
 
 

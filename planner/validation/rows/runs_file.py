@@ -12,6 +12,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -62,6 +63,13 @@ UNITS: Final = re.compile(
 POWERS: Final = {None: 1.0, "k": 1024.0, "m": 1024.0**2}
 EMPTY: Final = frozenset({"", "-", "–", "—", "n/a", "na"})
 FLAGS: Final = {"1.0": "1", "yes": "1", "0.0": "0", "no": "0"}  # besides true, false, 1 and 0
+# in a cell of zero_stage: words that notes may have as well
+SHARDED: Final = re.compile(
+    r"(?:(?:deepspeed|ds|z(?:ero)?|stage)[ _-]*)*[0-3](?![0-9.])"
+    r"|(?:pytorch |torch )?(?:[fh]sdp|ddp)|_?(?:full|fully|hybrid|no)[ _-]*shard|shard[ _-]grad",
+    re.IGNORECASE,
+)
+PRODUCTS: Final = ("num_gpus", "global_batch_size")  # "2 x 8": nodes, or micro-batches and ranks
 
 Small = Annotated[int, Meta(ge=1, le=10_000)] | None  # layers, heads, experts
 Ranks = Annotated[int, Meta(ge=1, le=1_000_000)] | None
@@ -342,40 +350,63 @@ def _check_header(path: Path, header: list[str]) -> None:
 def _whole(text: str) -> str:
     """Return the digits of a whole number.
 
-    >>> _whole("4k"), _whole("4,096"), _whole("4,5"), _whole("0.5M tokens")
-    ('4096', '4096', '4,5', '524288')
+    >>> _whole("4k"), _whole("4,096"), _whole("4,5"), _whole("0.5M tokens"), _whole("16 (2 nodes)")
+    ('4096', '4096', '4,5', '524288', '16')
     """
+    text = re.sub(
+        r" *\([^)]*\)$| *(?:gpu|card|layer|rank|sequence|sample)s?$", "", text, flags=re.I
+    )
     if THOUSANDS.fullmatch(text):
         return text.replace(",", "")
     found = UNITS.fullmatch(text)
     return str(round(float(found[1]) * POWERS[found[2] and found[2].lower()])) if found else text
 
 
-def _stage(text: str) -> str:
-    """Return the number of a stage of ZeRO.
+def _product(text: str) -> str:
+    """Return the product of whole numbers.
 
-    >>> _stage("ZeRO-3"), _stage("zero_stage 2"), _stage("z1"), _stage("zero3_offload")
-    ('3', '2', '1', 'zero3_offload')
-    >>> _stage("-1")
-    '-1'
+    >>> _product("2 x 8"), _product("4"), _product("8 x H100")
+    ('16', '4', '8 x H100')
+    """
+    factors = re.split(r" *[x*\N{MULTIPLICATION SIGN}] *", text)
+    return str(prod(map(int, factors))) if all(map(str.isdecimal, factors)) else text
+
+
+def _stage(text: str) -> tuple[str, str]:
+    """Return the number of a stage of ZeRO, and words that say how weights are sharded.
+
+    >>> _stage("ZeRO-3"), _stage("zero_stage 2"), _stage("z1"), _stage("none")
+    (('3', ''), ('2', ''), ('1', ''), ('0', ''))
+    >>> _stage("SHARD_GRAD_OP"), _stage("zero3_offload"), _stage("-1")
+    (('', 'SHARD_GRAD_OP'), ('', 'zero3_offload'), ('-1', ''))
     """
     found = re.fullmatch(
-        r"(?:deepspeed[ _-]*)?(?:z(?:ero)?[ _-]*)?(?:stage[ _-]*)?([0-3])", text, re.I
+        r"(?:deepspeed[ _-]*)?(?:z(?:ero)?[ _-]*)?(?:stage[ _-]*)?([0-3])(?:[.]0)?", text, re.I
     )
-    return found[1] if found else text
+    if found:
+        return found[1], ""
+    if text.lower() in ("none", "no", "off"):
+        return "0", ""
+    return ("", text) if SHARDED.match(text) else (text, "")
 
 
 def _flash(text: str) -> str:
     """Return whether scores are never stored, from a flag or the name of a kernel.
 
-    >>> _flash("yes"), _flash("fa2"), _flash("sdpa"), _flash("eager")
-    ('1', '1', '1', '0')
+    >>> _flash("yes"), _flash("fa2"), _flash("torch sdpa"), _flash("triton"), _flash("sdpa (math)")
+    ('1', '1', '1', '1', '0')
     """
     word = text.lower()
-    if re.match(r"fa ?\d|flash|sdpa|xformers|mem\w*[ _-]eff|cudnn|flex", word):
-        return "1"
-    if re.match(r"eager|math|naive|vanilla|unfused|none", word):
+    if re.search(r"\b(?:eager|math|naive|vanilla|unfused|none|(?:no|not|without) flash)", word):
         return "0"
+    if re.search(
+        r"\bfa ?\d|flash|sdpa|xformers|mem\w*[ _-]eff|cudnn|flex|triton|splash|pallas|fused|\bte\b"
+        r"|transformer[ _-]engine",
+        word,
+    ):
+        return "1"
+    if word in ("auto", "default"):
+        return "unknown"
     return {"true": "1", "false": "0", **FLAGS}.get(word, text)
 
 
@@ -388,7 +419,12 @@ def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[BadCell
         elif name == "flash_attention":
             given[name] = _flash(text)
         elif isinstance(COLUMNS[name][0], inspect.IntType):
-            given[name] = _whole(_stage(text) if name == "zero_stage" else text)
+            given[name] = _whole(_product(text) if name in PRODUCTS else text)
+    if "zero_stage" in given:
+        given["zero_stage"], words = _stage(given["zero_stage"])
+        if words:
+            del given["zero_stage"]
+            given["notes"] = f"{given.get('notes', '')}; zero_stage: {words}".removeprefix("; ")
     try:
         return msgspec.convert({"line": line, **given}, Row, strict=False), []
     except msgspec.ValidationError:

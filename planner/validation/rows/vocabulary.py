@@ -43,7 +43,8 @@ REPLACED: Final = (
     (rf"(?<![a-z0-9])(?:zero{GAP}(?:optimization{GAP}[.]?)?(?:stage{GAP})?|z){STAGE}", "zero "),
     (rf"\b(ds|deepspeed){GAP}(?:config{GAP})?stage{GAP}{STAGE}", r"\1 zero "),
     (rf"(?<![a-z0-9])stage{GAP}(?=[0-3][\s+,_-]*(?:with )?offload)", "zero "),
-    (r"\b((?:q|ga|do)?lora|galore)(?=\d)", r"\1 "),  # "LoRA8", "galore128"
+    (r"\b((?:q|ga|do)?lora|galore)(?=\d|adam)", r"\1 "),  # "LoRA8", "galore128", "GaLoreAdamW"
+    (r"\b(?:float8|fp8)_?(?=linear)", "fp8 "),  # "Float8Linear", enable_float8_linear
     (r"\bsel[.]?(?=[\s,;)]|$)", "selective"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\bmp_(?=(?:bf|fp)16)", ""),  # mp_bf16_autocast

@@ -121,7 +121,11 @@ def test_a_stage_may_have_its_name(tmp_path: Path, cell: str, stage: int) -> Non
 
 @pytest.mark.parametrize(
     ("cell", "flag"),
-    [("True", "1"), ("yes", "1"), ("no", "0"), ("fa2", "1"), ("sdpa", "1"), ("eager", "0")],
+    [
+        *(("True", "1"), ("yes", "1"), ("no", "0"), ("fa2", "1"), ("sdpa", "1"), ("eager", "0")),
+        *(("triton", "1"), ("TE", "1"), ("torch sdpa", "1"), ("splash", "1"), ("auto", "unknown")),
+        *(("sdpa (math)", "0"), ("no flash", "0"), ("unfused", "0")),
+    ],
 )
 def test_flash_attention_is_a_flag(tmp_path: Path, cell: str, flag: str) -> None:
     (row,) = read_runs(written(tmp_path, f"seq_len,flash_attention\n2048,{cell}\n"))

@@ -347,10 +347,121 @@ def test_what_is_no_adapter_beside_a_matrix_is_refused(peft: str, tmp_path: Path
         case(tmp_path, peft=peft)
 
 
-@pytest.mark.parametrize("notes", ["2 nodes, 8 GPUs each", "multi-GPU", "2x A100 and 4x A100"])
+@pytest.mark.parametrize("notes", ["2 nodes", "multi-GPU", "2x A100 and 4x A100"])
 def test_accelerators_that_words_leave_open_are_asked_for(notes: str, tmp_path: Path) -> None:
     with pytest.raises(Unpriceable, match="num_gpus is empty"):
         case(tmp_path, **UNCOUNTED, notes=notes)
+
+
+@pytest.mark.parametrize(
+    ("cell", "stage", "profile"),
+    [
+        ("FULL_SHARD", 3, "torch-trainer+fsdp1"),
+        ("full_shard auto_wrap", 3, "torch-trainer+fsdp1"),
+        ("SHARD_GRAD_OP", 2, "torch-trainer+fsdp1"),
+        ("NO_SHARD", 0, "torch-trainer+fsdp1-no-shard"),
+        ("HYBRID_SHARD", 3, "torch-trainer"),
+        ("ddp", 0, "torch-trainer+ddp+autocast"),
+        ("fsdp", 3, "torch-trainer"),
+        ("FSDP2", 3, "torch-trainer+fsdp2"),
+        ("stage 2 (deepspeed)", 2, "torch-trainer"),
+        ("none", 0, "torch-trainer+autocast"),
+    ],
+)
+def test_words_for_sharding_may_stand_in_its_column(
+    cell: str, stage: int, profile: str, tmp_path: Path
+) -> None:
+    read, unknown = case(tmp_path, zero_stage=cell)
+    assert (read.plan.zero_stage, read.scenario.software.name) == (stage, profile)
+    assert not unknown
+
+
+@pytest.mark.parametrize(
+    ("cells", "total"),
+    [
+        ({"notes": "2 nodes, 8 GPUs each"}, 16),
+        ({"notes": "4 nodes x 8 GPUs"}, 32),
+        ({"notes": "8 GPUs per node, 4 nodes"}, 32),
+        ({"notes": "16 GPUs in total, 2 nodes"}, 16),
+        ({"notes": "32 A100s over 4 nodes"}, 32),
+        ({"gpu": "A100-SXM x 4"}, 4),
+        ({"gpu": "A100-SXM (8x)"}, 8),
+        ({"gpu": "16x A100 (2 nodes)"}, 16),
+        ({"num_gpus": "2 x 8"}, 16),
+        ({"num_gpus": "16 (2 nodes)"}, 16),
+    ],
+)
+def test_accelerators_are_counted_over_nodes(
+    cells: dict[str, str], total: int, tmp_path: Path
+) -> None:
+    read, _ = case(tmp_path, **UNCOUNTED | cells)
+    assert read.scenario.cluster.num_gpus == total
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        "interleaved 2",
+        "interleaved 1F1B, v=2",
+        "interleaved schedule (2 chunks)",
+        "2 model chunks per stage",
+        "num_model_chunks 2",
+    ],
+)
+def test_chunks_of_an_interleaved_pipeline_are_counted(notes: str, tmp_path: Path) -> None:
+    ranks = {"pipeline_parallel": "4", "data_parallel": "2"}
+    read, _ = case(tmp_path, framework="Megatron-LM", notes=notes, **ranks)
+    assert (read.plan.virtual_stages, read.plan.pipeline_schedule) == (2, "interleaved_1f1b")
+
+
+@pytest.mark.parametrize(
+    ("notes", "precision"),
+    [
+        ("float8 dynamic scaling", "fp8"),
+        ("enable_float8_linear=True", "fp8"),
+        ("Float8Linear", "fp8"),
+        ("fp8 GEMMs", "fp8"),
+        ("no float8", "bf16"),
+        ("fp8 KV cache", "bf16"),
+        ("float8 optimizer states", "bf16"),
+    ],
+)
+def test_eight_bits_of_matmuls_may_stand_in_notes(
+    notes: str, precision: str, tmp_path: Path
+) -> None:
+    read, _ = case(tmp_path, framework="torchtitan", gpu="H100", notes=notes)
+    assert read.scenario.workload.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "named", "rank"),
+    [
+        ("GaLoreAdamW8bit rank 1024", "galore_adamw_8bit", 1024),
+        ("GaLoreAdamW r=64", "galore_adamw", 64),
+        ("galore_adamw_8bit_layerwise", "galore_adamw_8bit", 128),
+    ],
+)
+def test_projected_optimizers_are_read_with_their_rank(
+    optimizer: str, named: str, rank: int, tmp_path: Path
+) -> None:
+    workload = case(tmp_path, optimizer=optimizer)[0].scenario.workload
+    assert (workload.optimizer, workload.optimizer_rank) == (named, rank)
+
+
+@pytest.mark.parametrize(
+    ("offload", "parts", "device"),
+    [
+        ("nvme", "weights", "nvme"),
+        ("full", "weights", "cpu"),
+        ("gradients", "optimizer", "cpu"),
+        ("activations", "activations", "cpu"),
+    ],
+)
+def test_what_is_offloaded_goes_to_the_named_device(
+    offload: str, parts: str, device: str, tmp_path: Path
+) -> None:
+    plan = case(tmp_path, zero_stage="3", offload=offload)[0].plan
+    assert (plan.offload, plan.offload_device) == (parts, device)
 
 
 def test_notes_may_stand_for_the_column_of_lengths(tmp_path: Path) -> None:

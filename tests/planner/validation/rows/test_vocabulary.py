@@ -658,7 +658,7 @@ def test_an_unknown_trainer_is_named() -> None:
         ({"optimizer": "adamw with shampoo blocks"}, ["optimizer: shampoo"]),
         ({"peft": "lora r=16 on q,v plus prompts"}, ["peft: plus prompts"]),
         ({"precision": "bf16 stochastic"}, ["precision: stochastic"]),
-        ({"offload": "optimizer and gradients"}, ["offload: gradients"]),
+        ({"offload": "optimizer and tables"}, ["offload: tables"]),
         ({"framework": "TRL 0.9 with my patches"}, ["framework: my patches"]),
         ({"notes": "ran at night; bucket_size=5e8; compile=0"}, ["notes: bucket_size=5e8"]),
         ({"notes": "any prose; max seq 512"}, []),
@@ -711,6 +711,7 @@ def test_every_term_has_a_meaning() -> None:
         "base",  # "frozen base in bf16": the precision is a term of its own
         "gradient all-reduce",  # keeps its words from those of tensor parallelism
         "mixed",
+        "nvme",  # the device of what is offloaded
         "unpriced",
         "kinds of adapters",
         "kin of lora",
