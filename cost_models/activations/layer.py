@@ -212,10 +212,9 @@ def plain_backward(
     view: RankView, number: int, kind: LayerKind, trained: LayerKind, one: LayerActivations
 ) -> list[LayerBackward]:
     """Return the points of the backward pass of a layer that is not recomputed."""
-    workload, software, table = view.workload, view.software, view.table
-    positions = positions_gradient_bytes(kind, workload, table)
+    positions = positions_gradient_bytes(kind, view.workload, view.table)
     points = []
-    for point in backward_points(view.model, kind, trained, one.saved, workload, software, table):
+    for point in backward_points(view, kind, trained, one.saved):
         added = point.working - point.freed
         points.append(
             LayerBackward(

@@ -55,10 +55,10 @@ from cost_models.communication.context_parallel import (
     sum_bytes,
 )
 from cost_models.model.parameters import block_numel, routed_numel
-from cost_models.model.spec import LayerKind, ModelSpec, Weight
+from cost_models.model.spec import LayerKind, Weight
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import FULL
-from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import SoftwareProfile
 
 # what a layer's backward pass reads, in order: a module that is computed again is restored there
@@ -101,17 +101,24 @@ def norm_working_bytes(
 class _BackwardTerms(Struct, frozen=True):
     """Terms of the points of one layer's backward pass, under every plan of a table."""
 
-    model: ModelSpec
+    view: RankView
     kind: LayerKind
     trained: LayerKind  # its own weights, without frozen ones
-    workload: Workload
-    software: SoftwareProfile
-    table: PlanTable
+
+    @property
+    def table(self) -> PlanTable:
+        """The plans."""
+        return self.view.table
+
+    @property
+    def software(self) -> SoftwareProfile:
+        """The trainer."""
+        return self.view.software
 
     @property
     def compute(self) -> float:
         """Bytes of the compute precision."""
-        return self.workload.compute_bytes
+        return self.view.compute_bytes
 
     @property
     def tensor(self) -> Real:
@@ -119,49 +126,46 @@ class _BackwardTerms(Struct, frozen=True):
         return 1.0 * self.table.tensor_parallel
 
     @property
+    def width(self) -> int:
+        """Elements of a hidden state."""
+        return self.view.model.hidden_size
+
+    @property
     def along(self) -> Real:
         """Ranks that split norms and dropouts along the sequence."""
-        return np.where(self.table.sequence_parallel, self.tensor, 1.0)
+        return self.view.sequence_shards
 
     @property
     def hidden(self) -> Real:
         """Bytes of a hidden state."""
-        return self.compute * self.model.hidden_size / self.along
+        return self.compute * self.width / self.along
 
     @property
     def norm(self) -> Real:
         """Bytes that a norm saves; a frozen one does not save its normalised input."""
-        saved = norm_bytes(self.kind, self.model.hidden_size, self.compute, self.software)
+        saved = norm_bytes(self.kind, self.width, self.compute, self.software)
         return saved / self.along - (0.0 if self.trains_norms else self.normalised)
 
     @property
     def normalised(self) -> Real:
         """Bytes of the normalised input of a norm, which only its weight's gradient needs."""
-        width = self.model.hidden_size
-        return normalised_bytes(self.kind, width, self.compute, self.software) / self.along
+        return normalised_bytes(self.kind, self.width, self.compute, self.software) / self.along
 
     @property
     def trains_norms(self) -> bool:
         """Whether norms of the hidden state are trained."""
-        width = (self.model.hidden_size,)
-        return any(w.part == "norm" and w.shape == width for w in self.trained.weights)
+        return any(w.part == "norm" and w.shape == (self.width,) for w in self.trained.weights)
 
     @property
     def turned(self) -> Real:
         """Bytes of a norm's backward pass."""
-        width = self.model.hidden_size
-        return norm_working_bytes(self.kind, width, self.compute, self.software) / self.along
+        return norm_working_bytes(self.kind, self.width, self.compute, self.software) / self.along
 
     @property
     def mask(self) -> Real:
         """Bytes of a dropout mask of the hidden state."""
-        drops = float(self.model.hidden_dropout > 0)
-        return (
-            drops
-            * self.software.activations.dropout_mask_bytes
-            * self.model.hidden_size
-            / self.along
-        )
+        drops = float(self.view.model.hidden_dropout > 0)
+        return drops * self.software.activations.dropout_mask_bytes * self.width / self.along
 
     @property
     def inside(self) -> Real:
@@ -176,25 +180,19 @@ class _BackwardTerms(Struct, frozen=True):
 
 
 def backward_points(
-    model: ModelSpec,
-    kind: LayerKind,
-    trained: LayerKind,
-    everything: Real,
-    workload: Workload,
-    software: SoftwareProfile,
-    table: PlanTable,
+    view: RankView, kind: LayerKind, trained: LayerKind, everything: Real
 ) -> list[BackwardPoint]:
     """Return the points of one layer's backward pass, in order.
 
     ``everything``: bytes a token that the layer saved; ``trained``: without frozen weights.
     """
-    layer = _BackwardTerms(model, kind, trained, workload, software, table)
+    layer = _BackwardTerms(view, kind, trained)
     hidden, norm, turned, by_mlp = layer.hidden, layer.norm, layer.turned, _by_mlp(layer)
     by_core, whole = _by_core(layer, by_mlp)
     behind = (norm if kind.norms_after else 0.0 * norm) + layer.mask
     opens = not (kind.norms_after and kind.num_norms == 2)  # with a norm: not BERT, OLMo 2
     first = norm if opens else 0.0 * norm
-    product = layer.compute * model.hidden_size
+    product = layer.compute * layer.width
     shares_norm = kind.parallel_residual and kind.num_norms == 1
     closes = kind.norms_after and kind.norm != "layer"  # a norm of the MLP's output
     closed = layer.normalised if layer.trains_norms else 0.0 * norm  # freed before it
@@ -226,7 +224,7 @@ def _mlp(layer: _BackwardTerms, by_mlp: Real, behind: Real) -> list[BackwardPoin
     last = tuple(w for w in _matrices(layer.trained) if w.sharding == "row")
     share = 1.0 / (3.0 if feed_forward.gated else 2.0)  # of an expert, its last matrix
     by_last = block_numel(last, layer.table.tensor_parallel) + share * layer.routed
-    drops = layer.model.hidden_dropout > 0
+    drops = layer.view.model.hidden_dropout > 0
     # the last matrix has freed its input, unless the activation saves it too
     saves = activation_copies(feed_forward, layer.software) > 0.0
     closed = one * float(saves or feed_forward.gated)
@@ -235,12 +233,12 @@ def _mlp(layer: _BackwardTerms, by_mlp: Real, behind: Real) -> list[BackwardPoin
     # the gradient of its output: from dropout, and gathered from all ranks
     copies = np.where(np.greater(layer.table.micro_batch_size, 1), 2.0, 1.0)
     gathered = np.where(layer.table.sequence_parallel, copies * compute, 0.0)
-    output: Real = gathered * layer.model.hidden_size + layer.hidden * float(drops)
+    output: Real = gathered * layer.width + layer.hidden * float(drops)
     matrices = 2.0 if feed_forward.gated else 1.0
     columns = _columns(layer, matrices * one, one, alone=matrices == 1.0)
-    hidden, whole = layer.hidden, compute * layer.model.hidden_size
+    hidden, whole = layer.hidden, compute * layer.width
     if feed_forward.num_experts:  # of every copy of a token that is sent to an expert
-        copied = feed_forward.experts_per_token * compute * layer.model.hidden_size
+        copied = feed_forward.experts_per_token * compute * layer.width
         rows = copied * layer.table.expert_tensor / tensor
         behind, output = behind + rows, rows + hidden
     # the input gradient of a packed matrix reads no saved tensor: it only triggers recomputation of
@@ -276,7 +274,7 @@ def _columns(layer: _BackwardTerms, outputs: Real, largest: Real, *, alone: bool
     outputs + c h               tensor parallel without sp: the sum is taken in place
     largest output + 2 c h      one rank: matrix by matrix, each adds a summand
     """
-    whole = layer.compute * layer.model.hidden_size
+    whole = layer.compute * layer.width
     gathered = np.where(layer.table.sequence_parallel, whole + layer.hidden, 0.0)
     one_rank = largest + whole * (1.0 if alone else 2.0)
     return np.where(layer.tensor > 1.0, outputs + whole + gathered, one_rank)
@@ -300,19 +298,19 @@ def _mixture(layer: _BackwardTerms, by_mlp: Real, behind: Real) -> list[Backward
     if not feed_forward.num_experts:
         return []
     # rows that each rank routes: all tokens, or its share where its experts are whole
-    rows = feed_forward.experts_per_token * layer.model.hidden_size * table.expert_tensor
+    rows = feed_forward.experts_per_token * layer.width * table.expert_tensor
     rows = rows / layer.tensor
     wide = max(FP32, compute) if feed_forward.weighted_in_fp32 else compute
     cast = compute if compute < wide else 0.0
     # gradients of the experts' sum (whole), and of the residual stream
-    whole = compute * layer.model.hidden_size
+    whole = compute * layer.width
     arrived = np.where(table.sequence_parallel, whole, layer.hidden) + layer.hidden
     weighted = (wide + cast) * rows + arrived
     # recomputed up to the last saved tensor: meanwhile the returned rows, their sum, the residual
     # stream and, cut along the sequence, the mixture's input are live
     full = np.equal(table.recompute, FULL)
     back = np.where(table.expert_parallel > 1, compute, 0.0)
-    sums = (wide + cast) * layer.model.hidden_size
+    sums = (wide + cast) * layer.width
     given = layer.hidden * np.where(table.sequence_parallel, 2.0, 1.0)
     again = (wide + back) * rows + sums + given + arrived
     weighted = np.where(full, np.maximum(weighted, again), weighted)
@@ -368,9 +366,9 @@ def _before_core(layer: _BackwardTerms) -> Real:
         return saved
     across = score_bytes(
         kind.cross_attention,
-        layer.workload.seq_len,
-        layer.workload.attention_kernel,
-        layer.model.attention_dropout > 0,
+        layer.view.workload.seq_len,
+        layer.view.workload.attention_kernel,
+        layer.view.model.attention_dropout > 0,
         layer.software,
         compute,
     )
@@ -388,14 +386,14 @@ def _core(layer: _BackwardTerms) -> Real:
     linear    ``delta_rule.rule_backward_bytes``
     exchange  buffers of context parallelism
     """
-    attention, compute, workload = layer.kind.attention, layer.compute, layer.workload
+    attention, compute, workload = layer.kind.attention, layer.compute, layer.view.workload
     rule, kernel = attention.delta_rule, workload.attention_kernel
     if rule is not None:
         inside = rule_backward_bytes(attention, rule, workload.seq_len, kernel, compute)
         return inside / layer.tensor + 2.0 * layer.hidden
     exact = max(FP32, compute)
     if workload.attention_kernel == "eager":
-        drops = layer.model.attention_dropout > 0
+        drops = layer.view.model.attention_dropout > 0
         working = score_gradient_bytes(attention, workload.seq_len, drops, layer.software, compute)
     else:
         masked = needs_window_mask(attention, workload.seq_len, layer.software)

@@ -23,11 +23,12 @@ from cost_models.model.lora import adapted, trainable_part
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
 from cost_models.partition.rank_view import RankView
+from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
 from tests.allocations import peak_allocated
-from tests.samples import LLAMA, make_scenario
+from tests.samples import LLAMA, make_scenario, rank_view
 
 SOFTWARE = software_profile("shardplan")
 H, F, A, K, D = 64, 256, 8, 2, 8  # widths, heads of queries and keys, their size
@@ -68,7 +69,11 @@ def of_model(model: ModelSpec, table: PlanTable, workload: Workload) -> list[Bac
     kind = model.kinds[0]
     everything = np.full(len(table), EVERYTHING)
     trained = trainable_part(model).kinds[0]
-    return backward_points(model, kind, trained, everything, workload, SOFTWARE, table)
+    return backward_points(view_of(model, table, workload), kind, trained, everything)
+
+
+def view_of(model: ModelSpec, table: PlanTable, workload: Workload) -> RankView:
+    return rank_view(model, workload, SOFTWARE, table, even_split_contents(model, 1, 1)[0])
 
 
 def there(place: BackwardPoint, row: int = 0) -> float:
@@ -282,7 +287,7 @@ def test_a_table_is_priced_as_each_row_alone() -> None:
 def test_no_more_is_given_back_than_was_saved() -> None:
     model, table = model_spec(DENSE, name="x"), PlanTable.from_plans([Plan(recompute="full")])
     kind, little = model.kinds[0], np.full(1, 3.0)
-    for place in backward_points(model, kind, kind, little, Workload(128, 8), SOFTWARE, table):
+    for place in backward_points(view_of(model, table, Workload(128, 8)), kind, kind, little):
         assert 0.0 <= float(np.max(place.freed)) <= 3.0
 
 
