@@ -48,6 +48,10 @@ GRACE_MEMORY_BANDWIDTH: Final = 512e9
 # binary_kernel_reduce_lastdim: threads share norms, not their elements); measured, 16 to 18 GB/s in
 # fp32 and 11 to 13 in bf16 (python -m benchmarks.step_time.host_updates)
 CORE_BANDWIDTH: Final = 14e9
+# bytes/s of a copy between the device and pageable memory, which a core moves from or to a pinned
+# buffer: 10.0 and 10.8 of 25.7 GB/s on a DGX A100, 3.3 and 8.5 of 24.6 on a server with A100-PCIe
+# (CUDA samples, bandwidthTest)
+PAGEABLE_BANDWIDTH: Final = 10e9
 # Convention, not a measurement: all drives of a node, in each direction (eight of 3.2 GB/s)
 NVME_BANDWIDTH: Final = 25.6e9
 
@@ -74,6 +78,17 @@ def host_link(cluster: Cluster, table: PlanTable, software: SoftwareProfile) -> 
             "in the cluster's file)"
         )
     return float("inf")
+
+
+def states_link(link: float, software: SoftwareProfile) -> float:
+    """Return bytes/s one way of offloaded weights, gradients and states.
+
+    >>> from hardware_profiles.software.trainer import software_profile
+    >>> names = "hf-trainer+deepspeed-zero3", "hf-trainer+deepspeed-zero3+pageable-host-memory"
+    >>> [states_link(25e9, software_profile(name)) for name in names]
+    [25000000000.0, 10000000000.0]
+    """
+    return link if software.communication.pinned_host_memory else min(link, PAGEABLE_BANDWIDTH)
 
 
 def host_memory_bandwidth(cluster: Cluster) -> float:
@@ -128,22 +143,42 @@ def host_update_seconds(
     accesses: float,
     memory: float,
     on_one_core: float = 0.0,
+    cast_bytes: float = 0.0,
 ) -> Real:
     """Seconds of the optimizer on the host: gradients down, norm, the update, new weights up.
 
         2 w P / link + ranks of a host x (bytes that the update moves) P / host memory bandwidth
         + (bytes that one core reads) P / 14 GB/s
 
-    ``parameters``: elements that a rank updates; ``accesses``, ``on_one_core``: bytes for each
+    Weights that were cast on the host go up from pageable memory, ``cast_bytes`` of each instead of
+    w. ``parameters``: elements that a rank updates; ``accesses``, ``on_one_core``: bytes for each
     (``step_time.optimizer_update``); ``memory``: bytes/s of the host's. No phases overlap. Source:
-    ZeRO-Offload (arXiv:2101.06840), sec. 4.1, without its overlap and with fp32 in both directions.
-    Leaves out: ranks with one thread (torchrun's default) or on the cores of one processor.
+    ZeRO-Offload (arXiv:2101.06840), sec. 4.1, without its overlap, and with fp32 in both directions
+    unless cast. Leaves out: ranks with one thread (torchrun's default) or on one processor's cores.
 
     >>> float(host_update_seconds(4e9, 2.0, 344e9, 1, 76.0, 409.6e9, 2.0))
     1.3601...
     """
     moved = accesses * ranks_of_host / memory + on_one_core / CORE_BANDWIDTH
-    return parameters * (2.0 * master_bytes / link + moved)
+    up = cast_bytes / min(link, PAGEABLE_BANDWIDTH) if cast_bytes else master_bytes / link
+    return parameters * (master_bytes / link + up + moved)
+
+
+def host_accumulation_seconds(
+    parameters: Real, gradient_bytes: float, link: float, microbatches: Real
+) -> Real:
+    """Seconds in which sums of gradients come from the host and go back, once more and later.
+
+        2 g P (m - 1) / link
+
+    ``parameters``: elements that a rank updates; m micro-batches of a step. One stream copies, adds
+    and copies back. Source: DeepSpeed's ZeRO-2 and 3 (stage_1_and_2.py, stage3.py). Leaves out:
+    what a backward pass hides where this stream is not its own, and ZeRO-3's way back of the first.
+
+    >>> float(host_accumulation_seconds(4e9, 2.0, 10e9, 8))
+    11.2
+    """
+    return 2.0 * gradient_bytes * np.multiply(1.0, parameters) * (microbatches - 1.0) / link
 
 
 def nvme_seconds(stored: Real) -> Real:

@@ -72,8 +72,14 @@ def host_accesses(workload: Workload, software: SoftwareProfile) -> tuple[float,
 
         2 * 8 s    besides update_accesses
 
-    DeepSpeed's CPUAdam makes no temporaries and takes norms on the device. Leaves out: conversions
-    of 16-bit elements, where cores and not their memory are the limit.
+    DeepSpeed takes norms on the device, scales gradients, and updates in one kernel without
+    temporaries (csrc/adam/cpu_adam_impl.cpp); copies write the gradient and read the weight:
+
+        2 w + 2 k s + g    the kernel
+        2 g + g + w        scaling; copies
+        2 c + 8 c          ZeRO-3: weights cast to new memory, from which they are copied
+
+    Leaves out: cores as the limit of casts.
 
     >>> from hardware_profiles.software.trainer import software_profile
     >>> host_accesses(Workload(1, 1), software_profile("torch-trainer"))
@@ -81,6 +87,11 @@ def host_accesses(workload: Workload, software: SoftwareProfile) -> tuple[float,
     """
     moved = update_accesses(workload, software)
     if not software.optimizer.torch_on_host:
+        if workload.optimizer == "adamw" and not software.optimizer.fused:
+            moved = 3.0 * workload.master_bytes + 4.0 * workload.reduction_bytes
+            moved = moved + 4.0 * workload.state_bytes
+            if software.optimizer.casts_on_host:
+                moved = moved + (2.0 + NEW_MEMORY_ACCESSES) * workload.compute_bytes
         return moved, 0.0
     norm = workload.reduction_bytes if software.optimizer.gradient_accesses > 1.0 else 0.0
     if workload.optimizer == "adamw" and not software.optimizer.fused:

@@ -33,10 +33,12 @@ from cost_models.communication.expert_parallel import (
 )
 from cost_models.communication.host_link import (
     activation_offload_seconds,
+    host_accumulation_seconds,
     host_link,
     host_memory_bandwidth,
     host_update_seconds,
     nvme_seconds,
+    states_link,
     weight_fetch_seconds,
     without_offload,
 )
@@ -361,6 +363,7 @@ def with_weight_offload(
         return host
     fetched = np.where(offloads, fetched_bytes(view), 0.0)
     forward, backward = device.forward + inside[0], device.backward + inside[1]
+    link = states_link(link, view.software)
     down, up = weight_fetch_seconds(fetched, forward + host[0], backward + host[1], link)
     return host[0] + down, host[1] + up
 
@@ -368,9 +371,12 @@ def with_weight_offload(
 def fetched_bytes(view: RankView) -> Real:
     """Bytes of weights that a pass fetches from host memory, forward and backward.
 
-    A rank's shards of trained weights, and of frozen ones as they are stored.
+    A rank's shards of trained weights, in 16 bits where these are kept next to the fp32 ones, and
+    of frozen ones as they are stored.
     """
-    return view.workload.master_bytes * updated_elements(view) + offloaded_frozen_bytes(view)
+    kept = view.software.sharding.compute_shards
+    each = view.compute_bytes if kept else view.workload.master_bytes
+    return each * updated_elements(view) + offloaded_frozen_bytes(view)
 
 
 def exposed_inside(
@@ -430,9 +436,14 @@ def offloaded_update_seconds(view: RankView, link: float, shard: Real) -> Real:
     workload, gpus = view.workload, view.cluster.gpus_per_node
     moved, on_one_core = host_accesses(workload, view.software)
     memory = host_memory_bandwidth(view.cluster)
+    link, updates = states_link(link, view.software), view.software.optimizer
+    cast = view.compute_bytes if updates.casts_on_host else 0.0
     on_host = host_update_seconds(
-        shard, workload.master_bytes, link, gpus, moved, memory, on_one_core
+        shard, workload.master_bytes, link, gpus, moved, memory, on_one_core, cast
     )
+    if updates.accumulates_on_host:
+        microbatches = view.table.num_microbatches
+        on_host = on_host + host_accumulation_seconds(shard, view.compute_bytes, link, microbatches)
     state_bytes = OPTIMIZER_TRAITS[workload.optimizer].states * workload.state_bytes
     stored = gpus * (workload.master_bytes + state_bytes) * shard
     return on_host + np.where(view.table.offload_device == NVME, nvme_seconds(stored), 0.0)

@@ -67,6 +67,8 @@ class TrainerOptimizer(ProfileGroup, frozen=True, kw_only=True):
     in_backward: bool  # weights are updated as their gradients arrive, which are then freed
     offloads_masters: bool  # fp32 weights and gradients leave the device with offloaded states
     torch_on_host: bool  # torch's own operators clip and update what is offloaded, not a kernel
+    casts_on_host: bool  # where that is: new weights are cast there, in pageable memory
+    accumulates_on_host: bool  # where that is: gradients return to have the next ones added
     gradient_accesses: Amount  # of each gradient element
     moved_bytes: Amount  # per parameter
 
@@ -269,6 +271,7 @@ class Communication(ProfileGroup, frozen=True, kw_only=True):
     gathers_by_matrix: bool  # each column-cut matrix gathers its input and reduces its gradient
     exchanges_once_a_node: bool  # a token is sent to a node once, for all experts in it
     sums_blocks_in_fp32: bool  # context parallelism: sums over blocks of keys, and their messages
+    pinned_host_memory: bool  # holds offloaded states; else a core copies what the link carries
 
 
 class Overlap(ProfileGroup, frozen=True, kw_only=True):

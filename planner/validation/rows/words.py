@@ -265,6 +265,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     caches: tuple[EngineEntry, ...]
     clipping: tuple[EngineEntry, ...]
     host_masters: tuple[EngineEntry, ...]
+    host_memory: tuple[EngineEntry, ...]
     gpu: tuple[GpuEntry, ...]
     gradients: tuple[StoredPrecision, ...]
     launches: tuple[EngineEntry, ...]

@@ -908,6 +908,23 @@ def test_who_updates_what_is_offloaded(cells: dict[str, Any], by_torch: bool) ->
 
 
 @pytest.mark.parametrize(
+    ("notes", "pinned"),
+    [
+        ("rented machine", True),
+        ("pin_memory false", False),
+        ("pin_memory=false", False),
+        ("unpinned memory", False),
+        ("pageable memory", False),
+    ],
+)
+def test_memory_of_what_is_offloaded(notes: str, pinned: bool) -> None:
+    cells = {"framework": "DeepSpeed ZeRO-3", "offload": "optimizer and params to CPU"}
+    found = case(**cells, notes=notes)
+    assert found.scenario.software.communication.pinned_host_memory is pinned
+    assert notes == "rented machine" or not_understood(found.row) == []
+
+
+@pytest.mark.parametrize(
     "words",
     [
         *("zero1.size=4", "zero1 size 4", "zero1=4", "ZeRO1: 4", "zero 4", "zero1 group 4"),
