@@ -24,6 +24,7 @@ BASELINE: Final = re.compile(
 FP8: Final = re.compile(r"fp8|float8")
 ALONE: Final = 3  # words, in which a precision stands alone: "torchao 0.8 float8"
 PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
+IN_FULL: Final = frozenset({"fp32", "tf32"})
 # numbers by column, in trainer and notes: "TP8", "pp_size=4", "8-way tensor parallel", "MBS 1",
 # "TP2PP1SH2SP4": a ZeRO stage and the ranks that share (FlagOpen/FlagPerf: training/nvidia/
 # gpt3-13b-paddle/config)
@@ -39,15 +40,16 @@ COUNTS: Final = {
         "context_parallel": r"cp|context parallel(?:ism)?|(?<!sh\d )sp|sequence parallel|ulysses",
         "expert_parallel": r"ep|expert (?:model )?parallel(?:ism)?",
         "expert_tensor_parallel": r"etp|expert tensor parallel(?:ism)?",
-        "micro_batch_size": r"mbs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch",
-        "global_batch_size": r"gbs|(?:global|effective|total)(?: train(?:ing)?)? batch",
+        # LBS and MPE of FlagPerf's tables (FlagOpen/FlagPerf: training/benchmarks/*/README.md)
+        "micro_batch_size": r"[ml]bs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch",
+        "global_batch_size": r"gbs|(?:global|effective|total)(?: train(?:ing)?)? ?batch(?:size)?",
         "virtual_stages": r"vpp?|num (?:model )?chunks|interleaving"
         r"|virtual (?:pp|pipeline)(?: model)?(?: parallel)?"
         r"|interleaved(?: (?:1f1b|schedule|pipeline))?[ ,(]*(?:vp?p?|chunks)?"
         r"|(?=\d+ (?:model|virtual|pipeline) (?:chunk|stage)s? (?:per|a|each)\b)",
         "dp_shard": r"dp shard|data parallel shard|fsdp shard|sharding parallel|(?<=sh\d )sp",
         "seq_len": r"(?:model )?max (?:seq(?:uence)? )?len(?:gth)?|seq(?:uence)?(?: ?len(?:gth)?)?"
-        r"|context (?:len(?:gth)?|window)|cutoff len(?:gth)?|block size(?=[ =:]*\d{4})"
+        r"|mpe|context (?:len(?:gth)?|window)|cutoff len(?:gth)?|block size(?=[ =:]*\d{4})"
         r"|(?=\d{3,} (?:(?:tokens? )?(?:context|ctx)\b(?! parallel)|tokens? (?:seq|sample)))",
         "zero_stage": r"sh(?=\d sp\d)",
         # variables of a script; not those of a part: "first stage num layers"
@@ -309,12 +311,17 @@ def _is_in_8_bits(row: Row) -> bool:
 
 
 def _precision_in(words: str) -> str | None:
-    """Return the precision that stands alone between commas and the like, if one does."""
-    parts = {part.strip() for part in re.split(r"[,;+()]|\bwith\b", words)}
+    """Return the precision that stands alone between commas and the like, if one does.
+
+    One of 16 bits or fewer; where there is none, fp32 or TF32, which other things have, too.
+    """
+    parts = {part.strip() for part in re.split(r"[,;+()]|\bwith\b", words) if "=" not in part}
     read = {part: vocabulary().read("precision", part) for part in parts}
-    found = [part for part in parts if read[part].terms.keys() & PRECISIONS]
-    alone = [part for part in found if not read[part].rest and len(part.split()) <= ALONE]
-    return alone[0] if len(alone) == len(found) == 1 else None
+    for kind in (PRECISIONS, IN_FULL):
+        if found := [part for part in parts if read[part].terms.keys() & kind]:
+            alone = [part for part in found if not read[part].rest and len(part.split()) <= ALONE]
+            return alone[0] if len(alone) == len(found) == 1 else None
+    return None
 
 
 def not_understood(row: Row) -> list[str]:
@@ -331,7 +338,7 @@ def not_understood(row: Row) -> list[str]:
     return found
 
 
-SETTING: Final = re.compile(r"[a-z_][\w-]*=[\w.+-]+")
+SETTING: Final = re.compile(r"(?:\bbatch )?[a-z_][\w-]*=[\w.+-]+")
 
 
 def spaced(words: str) -> str:

@@ -151,11 +151,13 @@ def _case_of_flagperf(row: Row) -> str:
     said = " ".join(map(row.words, ("framework", "model", "notes")))
     if trainer := re.search("megatron-deepspeed|deepspeed|megatron|paddle|torchtitan", said):
         return f"{trainer[0]} 2023" if trainer[0] == "megatron-deepspeed" else trainer[0]
+    if "flagscale" in said:
+        return "Megatron"
     if ITS_DEEPSPEED.search(row.words("model")):
         return "deepspeed"
     sizes = (row.tensor_parallel, row.pipeline_parallel, row.expert_parallel)
     cut = any((size or 1) > 1 for size in sizes)
-    return "Megatron" if cut or re.search("aquila|flagscale", said) else ""
+    return "Megatron" if cut or "aquila" in said else ""
 
 
 def without_padding(reading: Reading) -> Reading:

@@ -174,3 +174,18 @@ def test_selective_checkpoints_in_either_order() -> None:
     for notes in ("recompute selective", "selective recompute"):
         found = case(framework="NeMo", model="llama-2-7b", notes=notes)
         assert found.plan.recompute == "selective", notes
+
+
+def test_flagperfs_abbreviations_and_switches_are_read() -> None:
+    unsaid = dict.fromkeys(("micro_batch_size", "global_batch_size", "seq_len"))
+    cells = {"framework": "FlagPerf (megatron)", "model": "llama2-70b", "num_gpus": 32, **unsaid}
+    found = case(**cells, notes="LBS=2, MPE=4096, GAS=8; TP8PP4")
+    assert not not_understood(found.row)
+    assert (found.plan.micro_batch_size, found.plan.num_microbatches) == (2, 8)
+    assert found.scenario.workload.seq_len == 4096
+    batch = case(**cells, notes="global_batchsize = 64; LBS 1; TP8 PP4")
+    assert batch.scenario.workload.global_batch_size == 64
+    mixture = case(**cells | {"model": "mixtral_8x7B"}, tensor_parallel=4)
+    assert mixture.plan.recompute == "selective"
+    scale = case(framework="FlagPerf", model="llava1.5_7b_continuetrain-flagscale")
+    assert scale.plan.zero_stage == 1

@@ -2174,6 +2174,25 @@ def test_profiles_of_pretraining(cells: dict[str, Any], profile: str) -> None:
 def test_a_precision_alone_between_commas_is_that_of_the_run() -> None:
     assert case(notes="mbs 4; fp16; ds zero 1").scenario.workload.precision == "fp16"
     assert case(notes="bf16 main gradients, fp16 of 2023").scenario.workload.precision == "bf16"
+    single = {"framework": "PyTorch DDP", "precision": None}
+    assert case(notes="bs=32; fp32; 1x8", **single).scenario.workload.precision == "fp32"
+    assert case(notes="bs 1, TF32", **single).scenario.workload.precision == "tf32"
+    for words in ("bf16; fp32", "fp32 optimizer states", "fp32, fp32 gradients"):
+        assert case(notes=words, **single).scenario.workload.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("cells", "setting"),
+    [
+        ({"framework": "Megatron-LM"}, "selective"),
+        ({"framework": "Megatron-Core 0.7"}, "selective"),
+        ({"framework": "Megatron-LM", "recompute": "full"}, "full"),
+        ({"framework": "PyTorch FSDP2"}, "full"),
+    ],
+)
+def test_megatrons_flag_recomputes_attention_alone(cells: dict[str, Any], setting: str) -> None:
+    found = case(notes="--recompute-activations", **{"recompute": None, **cells})
+    assert found.plan.recompute == setting
 
 
 @pytest.mark.parametrize(
