@@ -67,9 +67,12 @@ def with_sharding(row: Row) -> Row:
 
     A stage of ZeRO is DeepSpeed's, unless the row says FSDP. ms-swift takes a stage for DeepSpeed's
     itself, and FSDP for the first version, as accelerate does (``fsdp_version``); Qwen's scripts
-    have a stage but on one card.
+    have a stage but on one card. Megatron-SWIFT, which comes with ms-swift, shards as Megatron.
     """
     named, words = terms_of(row, "framework"), f"{row.words('notes')}; {row.words('offload')}"
+    if {"megatron swift", "swift"} <= named.keys():
+        release = " ".join(re.findall(r"\d[\w.]*", row.framework or ""))
+        return replace(row, framework=f"Megatron-SWIFT {release}")
     staged = row.zero_stage or {"zero 2", "zero 3"} & terms_of(row, ANYWHERE).keys()
     if {"deepspeed", "swift"} <= named.keys() and staged:
         return replace(row, framework=re.sub("(?i)deep ?speed", "", row.framework or ""))

@@ -2760,3 +2760,56 @@ def test_rounding_of_quantisation_aware_training(notes: str, bytes_saved: float)
 )
 def test_checkpointing_of_torchtunes_configurations(cells: dict[str, Any], recompute: str) -> None:
     assert case(framework="torchtune", **cells).plan.recompute == recompute
+
+
+@pytest.mark.parametrize(
+    "framework",
+    ["ms-swift 3.5, Megatron-SWIFT", "Megatron-SWIFT (ms-swift 3.5)", "Megatron-SWIFT 3.5"],
+)
+def test_megatron_swift_is_not_the_trainer_it_comes_with(framework: str) -> None:
+    found = case(framework=framework, tensor_parallel=2, zero_stage=1)
+    assert found.scenario.software.name == "nemo"
+    assert found.plan.zero_stage == 1
+
+
+@pytest.mark.parametrize(
+    ("framework", "equal"),
+    [
+        ("GLM-4 finetune.py, DeepSpeed ZeRO-3", False),
+        ("DeepSeek-Coder finetune_deepseekcoder.py, DeepSpeed ZeRO-3", False),
+        ("MiniCPM finetune.py, DeepSpeed ZeRO-3", True),
+        ("Baichuan2 fine-tune.py, DeepSpeed ZeRO-3", False),
+    ],
+)
+def test_scripts_next_to_a_model_are_transformers_trainer(framework: str, equal: bool) -> None:
+    found = case(framework=framework)
+    assert found.scenario.software.name == "hf-trainer+deepspeed-zero3"
+    one = {"peft": "lora", "num_gpus": 1, "zero_stage": 0}
+    ragged = case(framework=framework.partition(",")[0], **one).scenario.software.memory
+    assert ragged.ragged_batches != equal
+
+
+@pytest.mark.parametrize(
+    ("notes", "kernel"),
+    [
+        ("sdpa attention (use_flash_attention=false)", "flash"),
+        ("flash_attn=false, attn_implementation=sdpa", "flash"),
+        ("use_flash_attention=false", "eager"),
+    ],
+)
+def test_torchs_kernel_in_the_place_of_flash_attn_keeps_no_scores(notes: str, kernel: str) -> None:
+    found = case(framework="fsdp_qlora", peft="lora r=64", notes=notes)
+    assert found.scenario.workload.attention_kernel == kernel
+    assert not_understood(found.row) == []
+
+
+@pytest.mark.parametrize("framework", ["fsdp_qlora", "ms-swift", "Unsloth"])
+def test_scales_are_not_quantised_where_a_row_says_so(framework: str) -> None:
+    single = case(framework=framework, peft="QLoRA nf4, no double quant")
+    assert single.scenario.workload.quantisation == "nf4"
+    assert case(framework=framework, peft="QLoRA nf4").scenario.workload.quantisation != "nf4"
+
+
+def test_fireflys_qlora_prepares_its_base() -> None:
+    found = case(framework="Firefly", peft="qlora r=64", num_gpus=1)
+    assert found.scenario.software.frozen.unquantised_in_fp32
