@@ -3,7 +3,10 @@
 A block is a layer, the embedding, or norm and head:
 
     gathered   c P_block under ZeRO-3; one more copy while it is gathered
-    reducing   (c + r) P_block: the gradient, and its copy in the precision of the reduction
+    reducing   (c + r) P_block: the gradient, and its copy in the precision of the reduction; where
+               one buffer of all gradients is reduced in place, c of two matrices of a layer, of
+               the embedding, or of the head, before they are added to it (NVIDIA/Megatron-LM:
+               megatron/core/distributed/distributed_data_parallel.py, _make_backward_post_hook)
     left over  r P_block of the block that was reduced last, until the next reduction (torch 2.13,
                FSDPCommContext.reduce_scatter_state)
 
@@ -87,7 +90,10 @@ def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
     layer = params.largest_layer - np.where(unreduced, params.expert_layer, 0.0)
     gathered = np.where(zero_3, whole + gathering_buffer(table), 0.0)
     own = np.where(zero_3, whole, compute)
-    reducing = np.where(sharded, own + reducing_buffer(reduction, table), compute * mixed)
+    reducing: Real = np.where(sharded, own + reducing_buffer(reduction, table), compute * mixed)
+    of_layer = reducing
+    if in_place := software.gradients.whole_buffer:
+        reducing, of_layer = compute * mixed, 0.0
     now = every | by_value(live.in_flight + live.pending <= 1.0)
     copied = mixed | (table.shard_ranks > 1)
     # late weight gradients are reduced while others are still pending: the copy in the precision of
@@ -100,11 +106,17 @@ def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
     # before accumulation: a layer's gradient in compute precision (FSDP), or those of the two
     # matrices that share an input
     fresh = either(
-        copied,
+        copied & (not in_place),
         _block("weight gradients of a layer", "c", compute * mixed, True, layer),
-        _block("weight gradients of two matrices", "c", compute, several, params.largest_pair),
+        _block(
+            "weight gradients of two matrices",
+            "c",
+            compute,
+            several | in_place,
+            params.largest_pair,
+        ),
     )
-    both = _block("layer, gathered and reduced", "c + c + r", gathered + reducing, True, layer)
+    both = _block("layer, gathered and reduced", "c + c + r", gathered + of_layer, True, layer)
     pending = _block("late weight gradients", "c + r + r/d", at_end, True, layer)
     prefetched = _block("gathered layer", "c", gathered, head > 0.0, layer)
     reduced = _block("head, gathered and reduced", "c + c + r", gathered + reducing, True, head)

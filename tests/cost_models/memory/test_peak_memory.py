@@ -223,6 +223,24 @@ def test_columns_and_rows_agree_on_the_limiting_rank() -> None:
         assert priced.limiting_rank[row] == np.argmax([float(p.peak) for p, _ in ranks])
 
 
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_megatron_reduces_in_the_buffer_of_its_gradients(zero_stage: int) -> None:
+    """At most the gradients of two matrices, or of a table, are apart from it, in 16 bits."""
+    plan = Plan(data_parallel=8, expert_parallel=2, zero_stage=zero_stage)
+
+    def buffers(software: str) -> float:
+        scenario = make_scenario("mixtral", seq_len=8, global_batch_size=8, software=software)
+        (line,) = timelines(scenario, plan, default_layer_ranges(scenario, plan))
+        return max(float(at.buffers) for at in line)
+
+    model = sample_model("mixtral")
+    (rank,) = even_split_contents(model, 1, 1)
+    params = rank_parameters(model, rank, table_of(plan))
+    largest = max(first(params.largest_pair), first(params.head), first(params.embedding))
+    assert buffers("megatron") == 2.0 * largest
+    assert buffers("torch-trainer") > 2.0 * first(params.largest_layer) > 2.0 * largest
+
+
 def test_megatron_keeps_fp32_gradients_of_all_weights_from_the_start() -> None:
     """One micro-batch or many, sharded optimizer or not: 4 bytes a parameter."""
     scenario = make_scenario("llama", seq_len=64, global_batch_size=64, software="megatron")
