@@ -64,7 +64,7 @@ def fast_plans(
     step, peak = np.zeros(number), np.full(number, np.inf)
     verdicts = np.full(number, SLOW, dtype=np.int8)
     if bound is None:
-        bound = family_bounds(scenario, legal.plain())[0]
+        bound = family_bounds(scenario, legal)[0]
     longest = known.longest(legal)
     left, size = np.argsort(bound, kind="stable"), FIRST
     while len(left):

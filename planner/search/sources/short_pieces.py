@@ -23,6 +23,7 @@ from cost_models.columnar.columns import FactoredColumn
 from cost_models.columnar.product_projections import ProductProjection
 from cost_models.legality.rules import broken_rules, legality_codes
 from cost_models.partition.schedules import LOOPED_CODES, V_CODES
+from cost_models.plan.factored import distinct_plans
 from cost_models.plan.plan import OFFLOADS, SCHEDULES, PlanTable
 from cost_models.plan.recompute import FULL, NONE
 from cost_models.pricing.table import table_balanced_steps, table_least_states, table_least_steps
@@ -157,15 +158,18 @@ def _longest(leaders: Leaders, table: PlanTable) -> Floats:
 def _least_steps(scenario: Scenario, table: PlanTable) -> Floats:
     """Return the bounds of the steps of plans with the passes of each row, legal or not."""
     same = {
+        "dp_replicate": 1,
         "zero_stage": 0,
         "recompute": NONE,
         "pipeline_schedule": SCHEDULES.index("1f1b"),
         "virtual_stages": 1,
         "offload": OFFLOADS.index("none"),
     }
-    few = replace(table, **{n: np.full_like(getattr(table, n), v) for n, v in same.items()})
+    number, first = distinct_plans(table, without=list(same))
+    few = table.rows(first)
+    few = replace(few, **{n: np.full_like(getattr(few, n), v) for n, v in same.items()})
     passes = table_balanced_steps(scenario, few).whole
-    bound: Floats = few.num_microbatches * passes / few.pipeline_parallel
+    bound: Floats = (few.num_microbatches * passes / few.pipeline_parallel)[number]
     return bound
 
 
@@ -188,8 +192,13 @@ def _may_be_fast(scenario: Scenario, families: PlanTable, leaders: Leaders) -> t
     return fast, bound
 
 
-def family_bounds(scenario: Scenario, families: PlanTable) -> tuple[Floats, Flags]:
-    """Return lower bounds of the steps of families, and which hold for all numbers of stages."""
+def family_bounds(scenario: Scenario, plans: PlanTable) -> tuple[Floats, Flags]:
+    """Return lower bounds of the steps of plans, and which hold for all numbers of stages.
+
+    Plans that differ in recomputation and offload are one family with one bound.
+    """
+    number, first = distinct_plans(plans, without=VARIED)
+    families = plans.rows(first).plain()
     zeros = np.zeros_like(families.recompute)
     every = among(families.pipeline_schedule, LOOPED_CODES) & (families.virtual_stages == 2)
     most = np.maximum(2, scenario.model.num_layers // families.pipeline_parallel)
@@ -207,4 +216,4 @@ def family_bounds(scenario: Scenario, families: PlanTable) -> tuple[Floats, Flag
     # exchanges of gradients at the ends of a line are longer than those of both ends
     rows = np.flatnonzero(bent)
     step[rows] = np.minimum(step[rows], _least_steps(scenario, families.rows(rows)))
-    return step, every
+    return step[number], every[number]
