@@ -908,6 +908,16 @@ def test_who_updates_what_is_offloaded(cells: dict[str, Any], by_torch: bool) ->
 
 
 @pytest.mark.parametrize(
+    ("framework", "recompute"),
+    [("AXLearn", "modules:layernorm+mlp"), ("MaxText", "full"), ("Levanter (JAX)", "full")],
+)
+def test_trainers_whose_mesh_shards_weights(framework: str, recompute: str) -> None:
+    found = case(framework=framework, zero_stage=None, recompute=None)
+    assert found.scenario.software.name.startswith("xla")
+    assert (found.plan.zero_stage, found.plan.recompute) == (3, recompute)
+
+
+@pytest.mark.parametrize(
     ("notes", "pinned"),
     [
         ("rented machine", True),
