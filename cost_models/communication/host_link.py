@@ -42,8 +42,11 @@ SERVER_MEMORY_BANDWIDTH: Final[Mapping[str, float]] = {
 # What updates reach of it: STREAM's triad, 250 of 307 GB/s (EPYC 7601), 199 of 256 (Xeon 8176) and
 # 128 of 154 (Xeon E5-2699 v4; AnandTech, Sizing up servers, 2017)
 STREAM_SHARE: Final = 0.8
-# Of each GH200's own: LPDDR5X of up to 512 GB/s (NVIDIA, Grace Hopper Superchip data sheet)
+# Of each Grace: LPDDR5X of up to 512 GB/s, and 450 GB/s one way of NVLink-C2C to its one or two
+# accelerators (NVIDIA, data sheets of the Grace Hopper and Grace Blackwell superchips)
 GRACE_MEMORY_BANDWIDTH: Final = 512e9
+GRACE_LINK_BANDWIDTH: Final = 450e9
+PCIE_6_BANDWIDTH: Final = 128e9  # 16 lanes one way: what is faster is no PCIe
 # bytes/s that one core reads, as torch's norm of a tensor does (aten/src/ATen/native/cpu/Reduce.h,
 # binary_kernel_reduce_lastdim: threads share norms, not their elements); measured, 16 to 18 GB/s in
 # fp32 and 11 to 13 in bf16 (python -m benchmarks.step_time.host_updates)
@@ -98,12 +101,14 @@ def host_memory_bandwidth(cluster: Cluster) -> float:
     >>> clusters = map(parse_cluster, ("8xH100-SXM", "8xL4", "1xL4"))
     >>> [host_memory_bandwidth(cluster) / 1e9 for cluster in clusters]
     [491.52, 164.0, 71.68]
-    >>> [host_memory_bandwidth(parse_cluster(name)) / 1e9 for name in ("1xGH200", "1x4xGH200")]
-    [409.6, 1638.4]
+    >>> graces = map(parse_cluster, ("1xGH200", "1x4xGH200", "1x4xGB200"))
+    >>> [host_memory_bandwidth(cluster) / 1e9 for cluster in graces]
+    [409.6, 1638.4, 819.2]
     """
     chip, stated = cluster.accelerator, cluster.accelerator.host_memory_bandwidth
-    if chip.link == "NVLink-C2C":  # its link to a processor of its own
-        usual = GRACE_MEMORY_BANDWIDTH * cluster.gpus_per_node
+    link = chip.host_bandwidth.value if chip.host_bandwidth is not None else 0.0
+    if chip.link.startswith("NVLink") and link > PCIE_6_BANDWIDTH:
+        usual = GRACE_MEMORY_BANDWIDTH * cluster.gpus_per_node * link / GRACE_LINK_BANDWIDTH
     elif stated is not None and cluster.gpus_per_node > 1:
         usual = stated.value
     elif chip.link.startswith(("NVLink", "xGMI")):

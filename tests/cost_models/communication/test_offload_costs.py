@@ -10,10 +10,13 @@ import pytest
 from cost_models.activations.live import layer_bytes
 from cost_models.communication.host_link import (
     CORE_BANDWIDTH,
+    GRACE_LINK_BANDWIDTH,
+    GRACE_MEMORY_BANDWIDTH,
     PAGEABLE_BANDWIDTH,
     STREAM_SHARE,
     activation_offload_seconds,
     host_link,
+    host_memory_bandwidth,
     host_update_seconds,
     usable_bytes,
 )
@@ -223,3 +226,13 @@ def test_ranks_on_superchips_do_not_share_their_memory() -> None:
 
     assert update("1x2xGH200") == pytest.approx(update("2x1xGH200"), rel=1e-3)
     assert update("1x2xH100-SXM") > 1.3 * update("2x1xH100-SXM")
+
+
+def test_two_blackwells_share_a_grace_and_its_link() -> None:
+    gb200 = scenario_of("1x4xGB200").cluster
+    figure = gb200.accelerator.host_bandwidth
+    assert figure is not None
+    assert figure.value == GRACE_LINK_BANDWIDTH / 2
+    assert host_memory_bandwidth(gb200) == STREAM_SHARE * 2 * GRACE_MEMORY_BANDWIDTH
+    b200 = scenario_of("1x8xB200").cluster
+    assert host_memory_bandwidth(b200) < 8 * GRACE_MEMORY_BANDWIDTH / 4
