@@ -2823,3 +2823,27 @@ def test_scales_are_not_quantised_where_a_row_says_so(framework: str) -> None:
 def test_fireflys_qlora_prepares_its_base() -> None:
     found = case(framework="Firefly", peft="qlora r=64", num_gpus=1)
     assert found.scenario.software.frozen.unquantised_in_fp32
+
+
+@pytest.mark.parametrize(
+    ("words", "stage", "offload"),
+    [
+        ("plugin 3d", 0, "none"),
+        ("low_level_zero plugin", 1, "none"),
+        ("gemini_auto", 3, "none"),
+        ("GeminiDDP, shard_param_frac 1.0, offload_optim_frac 1.0", 3, "optimizer"),
+        ("gemini; offload_optim_frac=0.0", 3, "none"),
+        ("plugin fsdp_cpu", 3, "weights"),
+    ],
+)
+def test_plug_ins_of_colossalai(words: str, stage: int, offload: str) -> None:
+    plan = case(framework="Colossal-AI", model="llama-2-7b", notes=words, zero_stage=None).plan
+    assert (plan.zero_stage, plan.offload) == (stage, offload)
+
+
+def test_colossalai_cuts_the_vocabulary_of_its_loss() -> None:
+    cut = {"framework": "ColossalAI", "model": "llama-2-7b", "tensor_parallel": 4, "zero_stage": 1}
+    found = case(**cut, notes="plugin 3d").scenario.software
+    assert not found.loss.gathers_logits
+    assert found.host.dtensor_operators_forward == 0.0
+    assert case(**cut | {"framework": "HF Trainer"}).scenario.software.loss.gathers_logits
