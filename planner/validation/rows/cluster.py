@@ -60,7 +60,7 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     total = reading.need("num_gpus")
     if row.node is None and (kinds := _nodes_in(row.gpu or "")):  # "p3.8xlarge (V100)"
         row = replace_cells(row, node=" + ".join(kind.name for kind in kinds))
-    if row.node is None or match_node(row.node) is None:
+    if row.node is None or not _is_one_node(row.node):
         alone = _nodes_in(row.node) if row.node else []  # "4 x p3.8xlarge"
         kind = alone[0] if len(alone) == 1 else _node_of_site(row)
         row = replace_cells(row, node=kind.name) if kind is not None else row
@@ -91,9 +91,18 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
     return _build(*key), key
 
 
+def _is_one_node(name: str) -> bool:
+    """Whether a name is that of one kind of node, which an accelerator need not choose."""
+    with suppress(InputError):  # of several kinds
+        return match_node(name) is not None
+    return False
+
+
 def _node_of_site(row: Row) -> Node | None:
-    """Return the kind of node of a site that the words of a row name: of "Jean Zay" with A100."""
+    """Return the kind of node of a site that a row names, or where its project trains."""
     words = " ".join(map(row.words, ("node", "framework", "model", "notes")))
+    if row.node is None and (usual := look_up(words_table().sites, row)) is not None:
+        words = f"{words} {usual.value.lower()}"
     for kind in nodes():
         site, _, family = kind.name.rpartition("-")
         named = "-" in site and re.search(rf"\b{site.lower().replace('-', '[ _-]?')}\b", words)

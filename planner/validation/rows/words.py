@@ -292,6 +292,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     schedules: tuple[ScheduleEntry, ...]
     sequence_parallelism: tuple[Flag, ...]
     sharding: tuple[ShardingEntry, ...]
+    sites: tuple[Name, ...]
     software: tuple[SoftwareEntry, ...]
     stages: tuple[EngineEntry, ...]
     states: tuple[StoredPrecision, ...]

@@ -120,6 +120,9 @@ def test_bigsciences_models_run_under_its_fork(cells: dict[str, Any], synchronou
     "cells",
     [
         {"node": "Jean-Zay-A100"},
+        {"node": "Jean Zay", "gpu": "A100-80GB"},
+        {"framework": "BigScience"},
+        {"model": "GPT 200B", "framework": "tr11-200B-ml"},
         {"node": "Jean Zay, A100 partition (4 x Omni-Path 100 Gb/s)"},
         {"notes": "48 nodes of Jean-Zay"},
         {"framework": "Megatron-DeepSpeed (Jean Zay)"},
