@@ -205,18 +205,22 @@ def _casts_alone(entry: SoftwareEntry, row: Row) -> bool:
     """Whether fp32 weights of Hugging Face's modules are cast by autocast: by nothing else.
 
     bf16=True and fp16=True of its Trainer are torch.autocast (accelerate: accelerator.py,
-    prepare_model), which DeepSpeed, sharding and peft's 16-bit base leave nothing to cast.
+    prepare_model), which DeepSpeed, sharding and peft's 16-bit base leave nothing to cast. Its
+    gradients of fp16 are scaled, which torch refuses of weights in fp16 (pytorch/pytorch:
+    torch/amp/grad_scaler.py, "Attempting to unscale FP16 gradients").
     """
     table, terms = words_table(), terms_of(row, ANYWHERE)
     precision, masters = look_up(table.precision, row), look_up(table.master_weights, row)
     adapter = look_up(table.adapter, row)
     stated = row.master_weights if row.master_weights is not None else masters and masters.value
+    kept = {"16-bit weights", "not autocast"} & terms.keys()
+    scaled = precision is not None and precision.value == "fp16" and not kept
     return (
         entry.takes_engines
         and not entry.master_weights
         and precision is not None
         and precision.value in ("bf16", "fp16")
-        and bool(stated or "fp32 weights" in terms)
+        and bool(stated or "fp32 weights" in terms or (scaled and stated is None))
         and not (row.zero_stage or {"zero 2", "zero 3", "deepspeed"} & terms.keys())
         and (row.peft is None or (adapter is not None and adapter.value == "none"))
     )

@@ -524,12 +524,14 @@ def test_profiles_of_trainers_are_chosen_by_words() -> None:
     assert profile("nobody's own", notes="torch.compile") == "torch-compile"
     assert profile("nobody's own", notes="no torch.compile") == "torch-trainer+autocast"
     layers = "hf-trainer-liger+liger-layers"
-    assert profile("LLaMA-Factory (HF Trainer, Liger kernels)") == layers
-    assert profile("LLaMA-Factory", notes="with Liger") == layers
-    assert profile("LLaMA-Factory", notes="no Liger") == "hf-trainer"
-    assert profile("LLaMA-Factory", notes="Liger kernels, Liger cross-entropy") == "hf-trainer-foak"
-    assert profile("LLaMA-Factory", notes="Liger fused linear cross-entropy") == layers
-    assert profile("Unsloth (TRL SFTTrainer)") == "hf-trainer-foak"
+    factory, bf16 = "LLaMA-Factory", {"precision": "bf16"}
+    assert profile("LLaMA-Factory (HF Trainer, Liger kernels)", **bf16) == layers
+    assert profile(factory, **bf16, notes="with Liger") == layers
+    assert profile(factory, **bf16, notes="no Liger") == "hf-trainer"
+    assert profile(factory, notes="with Liger") == f"{layers}+liger-autocast"
+    assert profile(factory, **bf16, notes="Liger kernels, Liger CE") == "hf-trainer-foak"
+    assert profile(factory, **bf16, notes="Liger fused linear cross-entropy") == layers
+    assert profile("Unsloth (TRL SFTTrainer)", **bf16) == "hf-trainer-foak"
     assert profile("Megatron-LM (core 0.6.0, Transformer Engine)") == "nemo"
     assert profile("Primus (Megatron-LM, TransformerEngine)") == "nemo"
     assert profile("llm.q (C++/CUDA)") == "torch-compile"
