@@ -192,3 +192,15 @@ def test_flagperfs_abbreviations_and_switches_are_read() -> None:
     assert mixture.plan.recompute == "selective"
     scale = case(framework="FlagPerf", model="llava1.5_7b_continuetrain-flagscale")
     assert scale.plan.zero_stage == 1
+
+
+def test_flagscale_shares_sequences_and_overlaps_nothing_unless_told() -> None:
+    cells = {"model": "llama-3-8b", "tensor_parallel": 4, "global_batch_size": 64}
+    for name in ("FlagScale", "FlagScale (Megatron-LM)"):
+        found = case(framework=name, **cells)
+        assert found.plan.sequence_parallel
+        assert not found.scenario.software.overlap.data_parallel
+        assert not found.scenario.software.overlap.weight_gathers
+    told = case(framework="FlagScale", notes="overlap_grad_reduce, overlap_param_gather", **cells)
+    assert told.scenario.software.overlap.data_parallel
+    assert not case(framework="Megatron Core", **cells).plan.sequence_parallel
