@@ -14,8 +14,7 @@ from planner.answer.answers import PlanAnswer
 from planner.refinement import best_partition
 from planner.refinement.best_partition import best_staged
 from planner.request.constraints import parse_requirements
-from planner.search import fast_plans
-from planner.search import search as of_search
+from planner.search import fast_plans, legal_plans
 from planner.search.search import SearchResult, search
 from planner.search.sources.short_pieces import family_bounds
 from tests.planner.search.test_exact_search import with_memory
@@ -44,9 +43,9 @@ def test_the_answer_is_that_of_pricing_every_plan(
     )
     scenario = with_memory(scenario, share)
     asked = {"require": parse_requirements(require)} if require else {}
-    monkeypatch.setattr(of_search, "FEW", ALL)
+    monkeypatch.setattr(legal_plans, "FEW", ALL)
     whole, staged = answer(scenario, **asked)
-    monkeypatch.setattr(of_search, "FEW", FEW)
+    monkeypatch.setattr(legal_plans, "FEW", FEW)
     monkeypatch.setattr(fast_plans, "FIRST", FEW)
     monkeypatch.setattr(best_partition, "FEW", FEW)
     found, again = answer(scenario, **asked)
