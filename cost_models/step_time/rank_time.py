@@ -12,13 +12,11 @@ from itertools import chain
 from typing import Final
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 
 from cost_models.activations.document_masks import as_computed
 from cost_models.activations.fp8 import gathered_bytes, gathered_matrix_share
-from cost_models.activations.live import layer_bytes
-from cost_models.arrays import Real, among, holds
+from cost_models.arrays import Real, holds
 from cost_models.communication.context_parallel import (
     computed_score_share,
     context_bytes_moved_per_token,
@@ -32,14 +30,12 @@ from cost_models.communication.expert_parallel import (
     max_experts_per_token,
 )
 from cost_models.communication.host_link import (
-    activation_offload_seconds,
     host_accumulation_seconds,
     host_link,
     host_memory_bandwidth,
     host_update_seconds,
     nvme_seconds,
     states_link,
-    weight_fetch_seconds,
     without_offload,
 )
 from cost_models.communication.seconds import axis_seconds
@@ -49,45 +45,32 @@ from cost_models.communication.volumes import (
     scattered_stage_messages,
     shared_gradient_traffic,
 )
-from cost_models.compute.adapters import adapter_wait
 from cost_models.compute.attention import core_ratio
 from cost_models.compute.elementwise import optimizer_seconds
 from cost_models.compute.head import head_seconds
-from cost_models.compute.kernel_launch import deferred_launches, host_wait, operator_seconds
+from cost_models.compute.kernel_launch import operator_seconds
 from cost_models.compute.layer import LayerWork, PassSeconds, layer_seconds
 from cost_models.compute.rates import Rates
 from cost_models.memory.gradients import reduces_once
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS, updated_elements
 from cost_models.model.spec import LayerKind
-from cost_models.partition.frozen_weights import offloaded_frozen_bytes
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.recomputed_layers import repeated_by_setting
-from cost_models.partition.schedules import SPLIT_CODES
 from cost_models.plan.plan import NVME
 from cost_models.plan.recompute import CORE, FULL, by_operator, repeats_module
 from cost_models.step_time.data_parallel_phases import data_phases
+from cost_models.step_time.host_waits import (
+    DevicePasses,
+    DeviceSeconds,
+    Pair,
+    deferred_seconds,
+    waiting_seconds,
+)
 from cost_models.step_time.optimizer_update import host_accesses, update_accesses, update_flops
 from cost_models.step_time.overlap import exposed_message_seconds
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.tensor_parallel_overlap import tensor_seconds
 from cost_models.step_time.unexplained import unexplained_factor
-
-Pair = tuple[Real, Real]  # of a forward and of a backward pass
-
-
-class DeviceSeconds(Struct, frozen=True):
-    """Seconds that the device computes for one micro-batch."""
-
-    forward: Real
-    backward: Real
-    recompute: Real
-    weights: Real  # of ``backward``, the gradients of weights
-    core: Real  # of ``forward``, the attention cores
-
-    @property
-    def passes(self) -> Pair:
-        """Forward pass; backward pass with recomputation."""
-        return self.forward, self.backward + self.recompute
 
 
 def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
@@ -103,8 +86,9 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
     link = host_link(view.cluster, table, view.software)
     phases = data_phases(traffic, by_axis, table, view.parameters, view.software)
     shard = updated_elements(view)
+    passes = DevicePasses(view, rate, device, inside, link)
     starts = operator_seconds(view, rate.operator)
-    host = waiting_seconds(view, rate, device, inside, starts, link)
+    host = waiting_seconds(passes, starts)
     backward = device.backward + device.recompute
     seconds = RankSeconds(
         compute=device.forward + device.backward,
@@ -125,7 +109,7 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         + traffic["pipeline", "send"].count * view.software.host.message_seconds / microbatches,
         backward=backward + host[1],
         host_backward=host[1],
-        weights=deferred_seconds(view, rate, device, inside, starts, link, host),
+        weights=deferred_seconds(passes, starts, host),
         expert_communication=exposed_all_to_all_seconds(
             by_axis["expert"] / microbatches,
             device.forward + device.backward + device.recompute,
@@ -234,26 +218,6 @@ def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
     )
 
 
-def adapter_waits(view: RankView, rate: Rates) -> Pair:
-    """Seconds that passes wait for the host around adapters that ZeRO-3 shards one by one."""
-    software, table = view.software, view.table
-    forward, backward = np.zeros(len(table)), np.zeros(len(table))
-    wraps = software.sharding.adapters_apart & (table.zero_stage >= 3) & (table.shard_ranks > 1)
-    if not holds(wraps):
-        return forward, backward
-    for layers in view.layers:
-        if not holds(layers.trained):
-            continue
-        wait = adapter_wait(
-            layers.kind, view.tokens, table.tensor_parallel, view.compute_bytes, rate, software
-        )
-        wait = np.where(wraps, wait, 0.0)
-        forward = forward + layers.count * wait
-        passes = layers.count + np.where(table.recompute == FULL, layers.recomputed, 0.0)
-        backward = backward + passes * wait
-    return forward, backward
-
-
 def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[str, Real]]:
     """Return the collectives of a step, and their seconds by axis."""
     software, table = view.software, view.table
@@ -275,108 +239,6 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
         "links": view.links,
     }
     return traffic, axis_seconds(traffic, view.cluster, software, table, **once)
-
-
-def waiting_seconds(
-    view: RankView, rate: Rates, device: DeviceSeconds, inside: Pair, starts: Pair, link: float
-) -> Pair:
-    """Seconds that passes wait for the host: launches (``starts``), adapters, offload."""
-    host = host_seconds(view, rate, device, inside, starts)
-    host = with_activation_offload(view, device, inside, host, link)
-    return with_weight_offload(view, device, inside, host, link)
-
-
-def deferred_seconds(
-    view: RankView,
-    rate: Rates,
-    device: DeviceSeconds,
-    inside: Pair,
-    starts: Pair,
-    link: float,
-    host: Pair,
-) -> Real:
-    """Seconds of a micro-batch's weight gradients, which a split backward pass defers.
-
-    Those by which the pass, with all that it waits for (``host``), is longer than without them: the
-    first half waits for its own launches and for what is loaded.
-    """
-    split = among(view.table.pipeline_schedule, SPLIT_CODES)
-    if not holds(split):
-        return device.weights
-    first = replace(device, backward=device.backward - device.weights)
-    deferred = np.minimum(starts[1], deferred_launches(view, rate.operator))
-    alone = waiting_seconds(view, rate, first, inside, (starts[0], starts[1] - deferred), link)
-    return np.where(split, device.weights + host[1] - alone[1], device.weights)
-
-
-def host_seconds(
-    view: RankView, rate: Rates, device: DeviceSeconds, inside: Pair, starts: Pair
-) -> Pair:
-    """Seconds that the device waits for the host to start operators, and around adapters.
-
-    ``inside``: collectives inside layers, which are in the same queue as the kernels: those of
-    tensor parallelism, and of context parallelism where attention does not hide them. So are the
-    waits around adapters.
-    """
-    adapters = adapter_waits(view, rate)
-    forward = device.passes[0] + inside[0] + adapters[0]
-    backward = device.passes[1] + inside[1] + adapters[1]
-    waits = view.software.host.synchronous
-    return (
-        host_wait(starts[0], forward, rate, synchronous=waits) + adapters[0],
-        host_wait(starts[1], backward, rate, synchronous=waits) + adapters[1],
-    )
-
-
-def with_activation_offload(
-    view: RankView, device: DeviceSeconds, inside: Pair, host: Pair, link: float
-) -> Pair:
-    """Return ``host`` with the seconds of activation offload that passes do not hide.
-
-    Leaves out: collectives ``inside`` layers that use the link to the host, too.
-    """
-    offloads = view.table.offloads_activations
-    if not holds(offloads):
-        return host
-    saved = np.where(offloads, layer_bytes(view), 0.0)
-    forward, backward = device.passes
-    prefetched = view.software.overlap.activation_prefetch
-    down, up = activation_offload_seconds(
-        saved,
-        forward + inside[0] + host[0],
-        backward + inside[1] + host[1],
-        link,
-        prefetched=prefetched,
-    )
-    return host[0] + down, host[1] + up
-
-
-def with_weight_offload(
-    view: RankView, device: DeviceSeconds, inside: Pair, host: Pair, link: float
-) -> Pair:
-    """Return ``host`` with the seconds of weight fetching that passes do not hide.
-
-    Leaves out: collectives that use the link to the host, too.
-    """
-    offloads = view.table.offloads_weights
-    if not holds(offloads):
-        return host
-    fetched = np.where(offloads, fetched_bytes(view), 0.0)
-    forward, backward = device.forward + inside[0], device.backward + inside[1]
-    link = states_link(link, view.software)
-    down, up = weight_fetch_seconds(fetched, forward + host[0], backward + host[1], link)
-    return host[0] + down, host[1] + up
-
-
-def fetched_bytes(view: RankView) -> Real:
-    """Bytes of weights that a pass fetches from host memory, forward and backward.
-
-    A rank's shards of trained weights, in 16 bits where these are kept next to the fp32 ones, and
-    of frozen ones as they are stored.
-    """
-    kept = view.software.sharding.compute_shards
-    each = view.compute_bytes if kept else view.workload.master_bytes
-    return each * updated_elements(view) + offloaded_frozen_bytes(view)
 
 
 def exposed_inside(

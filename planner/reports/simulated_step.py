@@ -34,11 +34,11 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import seconds_by_pipeline
 from cost_models.pricing.simulated_steps import PASSES, stage_seconds
 from cost_models.scenario import Scenario
+from cost_models.step_time.host_waits import fetched_bytes
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds
 from cost_models.step_time.pipeline_bound import owners
 from cost_models.step_time.pipeline_simulation import ends_of, makespan
-from cost_models.step_time.rank_time import fetched_bytes
 from planner.assessment.assess import Assessment
 
 LATE: Final = 0.1  # of the last backward pass, between its last moments
