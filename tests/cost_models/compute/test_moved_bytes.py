@@ -19,11 +19,12 @@ from cost_models.compute.elementwise import (
     elementwise_bytes_per_token,
     loop_bytes,
 )
-from cost_models.compute.layer import LayerWork, dequantised_bytes, layer_seconds
+from cost_models.compute.layer import LayerWork, PassSeconds, dequantised_bytes, layer_seconds
 from cost_models.compute.matmul import matmul_seconds
 from cost_models.compute.matrices import matrices_seconds
 from cost_models.compute.rates import Rates
 from cost_models.model.lora import adapted, first_adapters
+from cost_models.model.spec import LayerKind
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
@@ -44,24 +45,30 @@ ONE_RANK: dict[str, Any] = {  # of layer_seconds: a 16-bit layer of which nothin
 }
 
 
+MEMORY_BOUND = Rates(1e30, 1e12, 0.0, False)  # bytes/s
+
+
+def layer_of(
+    kind: LayerKind, hidden: int, software: SoftwareProfile, rate: Rates = MEMORY_BOUND
+) -> PassSeconds:
+    """Return the seconds of a layer of 128 tokens."""
+    return layer_seconds(
+        LayerWork(kind, hidden, 128, 128.0, rate=rate, software=software, **ONE_RANK)
+    )
+
+
+def bytes_between(kind: LayerKind, hidden: int, compute_bytes: float = 2.0, **more: Any) -> float:
+    """Return the bytes a token that operators between matrices and attention move."""
+    software = more.pop("software", EAGER)
+    work = ElementwiseWork(kind, hidden, compute_bytes, 1, False, software, **more)
+    return float(sum(elementwise_bytes_per_token(work)))
+
+
 def moved(name: str, compute_bytes: float = 2.0, dropout: bool = False, **changes: Any) -> float:
     model = sample_model(name)
     software = EAGER.changed({f"kernels.{name}": value for name, value in changes.items()})
-    return float(
-        sum(
-            elementwise_bytes_per_token(
-                ElementwiseWork(
-                    model.kinds[0],
-                    model.hidden_size,
-                    compute_bytes,
-                    1,
-                    False,
-                    software,
-                    hidden_dropout=dropout,
-                )
-            )
-        )
-    )
+    sizes = model.kinds[0], model.hidden_size, compute_bytes
+    return bytes_between(*sizes, software=software, hidden_dropout=dropout)
 
 
 def test_a_norm_that_is_written_out_moves_fp32() -> None:
@@ -85,13 +92,7 @@ def test_tokens_are_brought_to_their_experts_and_back() -> None:
 
     def bytes_of(ranks: int = 1, **changes: Any) -> float:
         changed = replace(kind, feed_forward=replace(kind.feed_forward, **changes))
-        return float(
-            sum(
-                elementwise_bytes_per_token(
-                    ElementwiseWork(changed, hidden, 2.0, 1, False, EAGER, expert_parallel=ranks)
-                )
-            )
-        )
+        return bytes_between(changed, hidden, expert_parallel=ranks)
 
     routed = kind.feed_forward.experts_per_token
     dense = bytes_of(num_experts=0)
@@ -183,19 +184,14 @@ def test_adapters_in_fp32_move_twice_as_much_cast_and_multiply_in_fp32() -> None
     same = [adapter_bytes_per_token(kind, 4.0, 1, software, 1.0) for software in (plain, single)]
     assert same[0] == same[1], "nothing to cast"
     rate = Rates(1e12, 1e30, 0.0, False, single=1e11)
-    times = [
-        layer_seconds(
-            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
-        )
-        for software in (plain, single)
-    ]
+    times = [layer_of(kind, model.hidden_size, software, rate) for software in (plain, single)]
     flops = 2.0 * 128.0 * 8.0 * ends
     assert float(times[1].forward - times[0].forward) == pytest.approx(flops * (1e-11 - 1e-12))
 
 
 def test_hidden_states_in_fp32_are_cast_around_every_matrix() -> None:
     model = sample_model("llama")
-    kind, rate = model.kinds[0], Rates(1e30, 1e12, 0.0, False)
+    kind = model.kinds[0]
     attention, mlp = kind.attention, kind.feed_forward
     queries = attention.num_heads * attention.head_dim
     keys = attention.num_kv_heads * attention.head_dim
@@ -204,9 +200,7 @@ def test_hidden_states_in_fp32_are_cast_around_every_matrix() -> None:
     casts = float(cast_bytes_per_token(kind, 2.0, 1))
     assert casts == 6.0 * ends
     times = [
-        layer_seconds(
-            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
-        )
+        layer_of(kind, model.hidden_size, software)
         for software in (EAGER, EAGER.changed({"precision.fp32_hidden_states": True}))
     ]
     more = casts + moved("llama", 4.0) - moved("llama")
@@ -216,19 +210,14 @@ def test_hidden_states_in_fp32_are_cast_around_every_matrix() -> None:
 def test_autocast_casts_what_reads_a_norm_and_leaves_what_matrices_give() -> None:
     """Queries, keys, values, gate and up each cast their input; every weight is cast once."""
     model = sample_model("llama")
-    kind, rate = model.kinds[0], Rates(1e30, 1e12, 0.0, False)
+    kind = model.kinds[0]
     casts = float(autocast_bytes_per_token(kind, 2.0, 1))
     assert casts == 6.0 * 5 * model.hidden_size
     changed = {"precision.fp32_hidden_states": True, "precision.autocasts_weights": True}
     times = [
-        layer_seconds(
-            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
-        )
-        for software in (EAGER, EAGER.changed(changed))
+        layer_of(kind, model.hidden_size, software) for software in (EAGER, EAGER.changed(changed))
     ]
-    work = ElementwiseWork(kind, model.hidden_size, 4.0, 1, False, EAGER, inner_bytes=2.0)
-    between = float(sum(elementwise_bytes_per_token(work)))
-    between -= moved("llama")
+    between = bytes_between(kind, model.hidden_size, 4.0, inner_bytes=2.0) - moved("llama")
     assert 0.0 < between < moved("llama", 4.0) - moved("llama")  # rotary, activation: 16 bits
     matrices = sum(weight.numel for weight in kind.weights if weight.role == "linear")
     more = 128.0 * (casts + between) + 6.0 * matrices
@@ -268,12 +257,10 @@ def test_wrapped_adapters_cost_a_sharded_run_only() -> None:
 def test_kernels_that_unpack_reach_a_part_of_the_memory_rate() -> None:
     workload = Workload(128, 8, adapter="qlora", adapter_rank=8, adapter_targets="q")
     model = sample_model("llama")
-    kind, rate = adapted(model, workload).kinds[0], Rates(1e30, 1e12, 0.0, False)
+    kind = adapted(model, workload).kinds[0]
 
     def forward(software: SoftwareProfile) -> float:
-        found = layer_seconds(
-            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
-        )
+        found = layer_of(kind, model.hidden_size, software)
         return float(found.forward)
 
     slow = EAGER.changed({"frozen.unpacking_share": 0.25})
@@ -284,12 +271,10 @@ def test_kernels_that_unpack_reach_a_part_of_the_memory_rate() -> None:
 def test_operators_unpack_by_way_of_int32_and_once() -> None:
     workload = Workload(128, 8, adapter="qlora", adapter_rank=8, adapter_targets="q")
     model = sample_model("llama")
-    kind, rate = adapted(model, workload).kinds[0], Rates(1e30, 1e12, 0.0, False)
+    kind = adapted(model, workload).kinds[0]
 
     def passes(software: SoftwareProfile) -> tuple[float, float]:
-        found = layer_seconds(
-            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
-        )
+        found = layer_of(kind, model.hidden_size, software)
         return float(found.forward), float(found.backward)
 
     unpacked = float(dequantised_bytes(kind, 2.0, 1)) / 1e12
@@ -301,12 +286,10 @@ def test_operators_unpack_by_way_of_int32_and_once() -> None:
 
 def test_a_loop_over_experts_moves_whole_gradients_for_each() -> None:
     model = sample_model("mixtral")
-    kind, rate = model.kinds[0], Rates(1e30, 1e12, 0.0, False)
+    kind = model.kinds[0]
     experts, chosen = kind.feed_forward.num_experts, kind.feed_forward.experts_per_token
     times = [
-        layer_seconds(
-            LayerWork(kind, model.hidden_size, 128, 128.0, rate=rate, software=software, **ONE_RANK)
-        )
+        layer_of(kind, model.hidden_size, software)
         for software in (EAGER, EAGER.changed({"activations.experts_one_by_one": True}))
     ]
     one = 2.0 * 128.0 * model.hidden_size / 1e12
