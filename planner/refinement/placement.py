@@ -38,12 +38,7 @@ from hardware_profiles.cluster.links.tree import ANY_ORDER, tree_of
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.fields import names_in
 from hardware_profiles.progress import report, tracked
-from planner.refinement.best_partition import (
-    StagedPlan,
-    all_stage_candidates,
-    least_steps,
-    stages_below,
-)
+from planner.refinement.best_partition import StagedPlan, all_stage_candidates, stages_below
 from planner.refinement.placed_plan import (
     PlacedPlan,
     grid_of,
@@ -61,6 +56,7 @@ from planner.refinement.rank_orders import (
     best_order,
     orders_that_may_win,
 )
+from planner.refinement.stage_bounds import least_steps
 from planner.request.constraints import Constraint
 from planner.request.divisors import divisors
 from planner.request.objectives import pareto_front

@@ -29,20 +29,16 @@ from cost_models.units import format_seconds
 from planner.answer.answers import PlanAnswer
 from planner.assessment.assess import assess
 from planner.assessment.verdict import budget_bytes, plan_verdict_spread
-from planner.refinement.best_partition import (
-    GAIN,
-    best_staged,
+from planner.refinement.best_partition import GAIN, best_staged
+from planner.refinement.minimal_recompute import least_recompute, share_out
+from planner.refinement.rank_prices import rank_passes, rank_peaks
+from planner.refinement.stage_bounds import (
     chooses_layers,
     is_looped,
     least_steps,
     stage_bounds,
     stage_candidates,
 )
-from planner.refinement.minimal_recompute import (
-    least_recompute,
-    share_out,
-)
-from planner.refinement.rank_prices import rank_passes, rank_peaks
 from planner.refinement.stage_costs import (
     StageContents,
     StageCosts,

@@ -13,8 +13,9 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import verdict_spread
 from cost_models.units import GIB
-from planner.refinement.best_partition import stage_candidates, stages_below
+from planner.refinement.best_partition import stages_below
 from planner.refinement.rank_prices import max_peak
+from planner.refinement.stage_bounds import stage_candidates
 from planner.refinement.stage_costs import peaks, simulated_step
 from planner.request.constraints import parse_requirements
 from planner.search.search import chooses_stages
