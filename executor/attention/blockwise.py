@@ -10,7 +10,7 @@ Shapes   B sequences, h query heads, k key heads, q queries, n keys, d, e sizes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,16 @@ QUERY_BLOCK: Final = 128  # scored at a time by the plain kernel
 Gradients = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values
 
 
+class Inputs(NamedTuple):
+    """One block of queries (B, h, q, d), keys (B, k, n, d) and values (B, k, n, e)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    causal: bool  # as many queries as keys, each attends to keys up to its own position
+    mask: Tensor | None  # added to the scores, finite: a query may attend to none of the keys
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Attention kernel for one block of queries and keys."""
@@ -37,17 +47,12 @@ class Kernel:
     scaling: float
     cap: float | None = None  # soft cap of the scores (Gemma 2)
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the output (B, h, q, e) and the log-sum-exp of the scores (B, h, q).
-
-        ``causal``: as many queries as keys, each attends to keys up to its own position. ``mask``:
-        added to the scores, finite (a query may attend to none of the keys).
-        """
-        kind = self._kind(query, key, mask)
+    def forward(self, block: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the output (B, h, q, e) and the log-sum-exp of the scores (B, h, q)."""
+        kind = self._kind(block)
         if kind == "plain":
-            return self._plain_forward(query, key, value, causal, mask)
+            return self._plain_forward(block)
+        query, key, value, causal, mask = block
         width = value.size(-1)
         value = _widened(value, key)
         if kind == "cpu":
@@ -70,23 +75,13 @@ class Kernel:
             )[:2]
         return output[..., :width], lse
 
-    def backward(
-        self,
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        output: Tensor,
-        lse: Tensor,
-        causal: bool,
-        mask: Tensor | None,
-    ) -> Gradients:
+    def backward(self, block: Inputs, gradient: Tensor, output: Tensor, lse: Tensor) -> Gradients:
         """Return the block's share of the gradients; output and lse are the final ones."""
-        kind = self._kind(query, key, mask)
-        lse, width = lse.contiguous(), value.size(-1)
+        kind, lse = self._kind(block), lse.contiguous()
         if kind == "plain":
-            tensors = (gradient, query, key, value, output, lse)
-            return self._plain_backward(*tensors, causal, mask)
+            return self._plain_backward(block, gradient, output, lse)
+        query, key, value, causal, mask = block
+        width = value.size(-1)
         gradient, value, output = (_widened(x, key) for x in (gradient, value, output))
         tensors = (gradient, query, key, value, output, lse)
         found = self._fused_backward(kind, tensors, causal, mask)
@@ -128,47 +123,39 @@ class Kernel:
         )
         return by_head[0], _summed(by_head[1], key), _summed(by_head[2], value)
 
-    def _kind(self, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
+    def _kind(self, block: Inputs) -> str:
         """Return the kernel that computes a block."""
+        query, key = block.query, block.key
         if not self.fused or self.cap is not None:
             return "plain"
         if not query.is_cuda:
             return "cpu"
         aligned = query.size(-1) % 8 == 0 and query.size(-1) <= 256
-        if aligned and mask is None and query.dtype in (torch.bfloat16, torch.float16):
+        if aligned and block.mask is None and query.dtype in (torch.bfloat16, torch.float16):
             return "flash"
         # the kernel stores lse for 32 queries at a time and reads masks in vectors
         whole = query.size(2) % 32 == 0 and key.size(2) % 32 == 0
         return "masked" if aligned and whole and query.dtype != torch.float64 else "plain"
 
-    def _plain_forward(
-        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        value, found = _repeated(query, value), []
-        for rows in _rows(query):
-            scores = self._scores(query, key, rows, causal, mask)
+    def _plain_forward(self, block: Inputs) -> tuple[Tensor, Tensor]:
+        value, found = _repeated(block.query, block.value), []
+        for rows in _rows(block.query):
+            scores = self._scores(block, rows)
             lse = scores.logsumexp(-1)
-            weights = (scores - lse[..., None]).exp_().to(query.dtype)
+            weights = (scores - lse[..., None]).exp_().to(block.query.dtype)
             found.append((weights @ value, lse))
         outputs, sums = zip(*found, strict=True)
         return torch.cat(outputs, 2), torch.cat(sums, 2)
 
     def _plain_backward(
-        self,
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        output: Tensor,
-        lse: Tensor,
-        causal: bool,
-        mask: Tensor | None,
+        self, block: Inputs, gradient: Tensor, output: Tensor, lse: Tensor
     ) -> Gradients:
+        query, key, value = block.query, block.key, block.value
         of_query = torch.empty_like(query)
         whole_key, whole_value = _repeated(query, key), _repeated(query, value)
         of_key, of_value = torch.zeros_like(whole_key), torch.zeros_like(whole_value)
         for rows in _rows(query):
-            scores = self._scores(query, key, rows, causal, mask)
+            scores = self._scores(block, rows)
             weights = (scores - lse[:, :, rows, None]).exp_()
             wanted = gradient[:, :, rows]
             of_weights = (wanted @ whole_value.transpose(2, 3)).to(weights.dtype)
@@ -182,10 +169,9 @@ class Kernel:
             of_value += weights.to(gradient.dtype).transpose(2, 3) @ wanted
         return of_query, _summed(of_key, key), _summed(of_value, value)
 
-    def _scores(
-        self, query: Tensor, key: Tensor, rows: slice, causal: bool, mask: Tensor | None
-    ) -> Tensor:
+    def _scores(self, block: Inputs, rows: slice) -> Tensor:
         """Return the scores of some of the queries, in fp32 at least."""
+        query, key, _, causal, mask = block
         exact = torch.promote_types(query.dtype, torch.float32)
         products = query[:, :, rows] @ _repeated(query, key).transpose(2, 3)
         scores = products.to(exact) * self.scaling

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from executor.attention.blockwise import Kernel, RunningSoftmax, sink_gradients
+from executor.attention.blockwise import Inputs, Kernel, RunningSoftmax, sink_gradients
 from executor.compat import all_gather, reduce_scatter
 from executor.ops.recompute import compute_once
-from executor.parallel.context_parallel import AttentionPattern, ContextAxis
+from executor.parallel.context_parallel import AttentionBlock, AttentionPattern, ContextAxis
 
 
 def blockwise_attention(
@@ -71,16 +71,9 @@ class _Blockwise(Function):  # type: ignore[misc]
             of_keys, of_values = exchange.gradients(rank)
             for block in pattern.blocks(rank, query.size(2)):
                 rows = block.queries
-                found = kernel.backward(
-                    gradient[:, :, rows],
-                    query[:, :, rows],
-                    keys[:, :, block.keys],
-                    values[:, :, block.keys],
-                    output[:, :, rows],
-                    lse[:, :, rows],
-                    block.causal,
-                    pattern.mask(block, rank, query),
-                )
+                inputs = _inputs(pattern, block, rank, query, keys, values)
+                of_block = (x[:, :, rows] for x in (gradient, output, lse))
+                found = kernel.backward(inputs, *of_block)
                 of_query[:, :, rows] += found[0]
                 of_keys[:, :, block.keys] += found[1]
                 of_values[:, :, block.keys] += found[2]
@@ -102,18 +95,25 @@ def _attended(
     total = RunningSoftmax(query, value)
     for rank, keys, values in _exchange(pattern.axis, key, value)():
         for block in pattern.blocks(rank, query.size(2)):
-            mask = pattern.mask(block, rank, query)
-            part = kernel.forward(
-                query[:, :, block.queries],
-                keys[:, :, block.keys],
-                values[:, :, block.keys],
-                block.causal,
-                mask,
-            )
+            part = kernel.forward(_inputs(pattern, block, rank, query, keys, values))
             total.add(block.queries, *part)
     if sinks is not None:
         total.add_sinks(sinks)
     return total.output.to(query.dtype), total.lse
+
+
+def _inputs(
+    pattern: AttentionPattern,
+    block: AttentionBlock,
+    rank: int,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> Inputs:
+    """Return the inputs of one block; ``rank``: whose keys and values these are."""
+    mask = pattern.mask(block, rank, query)
+    seen = keys[:, :, block.keys], values[:, :, block.keys]
+    return Inputs(query[:, :, block.queries], *seen, block.causal, mask)
 
 
 class _Pairs:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.attention.blockwise import Kernel, RunningSoftmax
+from executor.attention.blockwise import Inputs, Kernel, RunningSoftmax
 
 SCALING = 0.3
 FUSED, PLAIN = Kernel(True, SCALING), Kernel(False, SCALING)
@@ -44,19 +44,18 @@ def in_blocks(kernel: Kernel, given: list[Tensor], size: int) -> tuple[Tensor, l
         hides = keys.start > rows.start
         return torch.full((1, 1, size, size), low, dtype=query.dtype) if hides else None
 
-    parts = [
-        (rows, keys, query[:, :, rows], key[:, :, keys], value[:, :, keys], rows == keys)
-        for rows, keys in pairs
-    ]
-    for rows, keys, q, k, v, own in parts:
-        total.add(rows, *kernel.forward(q, k, v, own, mask(rows, keys)))
+    def inputs(rows: slice, keys: slice) -> Inputs:
+        seen = key[:, :, keys], value[:, :, keys]
+        return Inputs(query[:, :, rows], *seen, rows == keys, mask(rows, keys))
+
+    for rows, keys in pairs:
+        total.add(rows, *kernel.forward(inputs(rows, keys)))
     output = total.output.to(query.dtype)
     found = [torch.zeros_like(x) for x in (query, key, value)]
-    for rows, keys, q, k, v, own in parts:
-        back = (gradient[:, :, rows], q, k, v, output[:, :, rows], total.lse[:, :, rows], own)
-        for sum_, place, part in zip(
-            found, (rows, keys, keys), kernel.backward(*back, mask(rows, keys)), strict=True
-        ):
+    for rows, keys in pairs:
+        back = (x[:, :, rows] for x in (gradient, output, total.lse))
+        parts = kernel.backward(inputs(rows, keys), *back)
+        for sum_, place, part in zip(found, (rows, keys, keys), parts, strict=True):
             sum_[:, :, place] += part
     return output, found
 
