@@ -51,6 +51,7 @@ OTHER_KINDS: Final = re.compile(
 )
 LAYERS: Final = re.compile(r"[\s,(_-]+(\d+)[\s_-]?(?:layers?|l)\)?$|[\s_-]l(\d+)$", re.IGNORECASE)
 REMARK: Final = re.compile(r"\s*\([^)\d]*\)$")  # "Llama 8B (GQA)"
+WINDOW: Final = re.compile(r"\bsliding[ -]window(?: size)?(?: of|:|=)? *(\d[\d,]*)\b", re.I)
 SCALED: Final = re.compile("dinov2")  # whose layers scale what attention and MLP put out
 ENCODERS: Final = re.compile(r"\bvl\b|vision|llava")  # in names of models that see images
 SEES: Final = re.compile(r"\w*vl\b|internvl|vision|llava|minicpm-(?:llama3-)?v\b|4v\b|paligemma")
@@ -79,6 +80,8 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
         config = {**config, "_dropout": dropout}
     if reading.row.words("model_kind") == CLASSIFIER:
         config = {**config, "_classifies": True}
+    if window := WINDOW.search(reading.row.notes or ""):
+        config = {**config, "_window": int(window[1].replace(",", ""))}
     key = json.dumps(config, sort_keys=True)
     return _spec(key, name), f"{name} {key}"
 
@@ -87,13 +90,15 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
 def _spec(config: str, name: str) -> ModelSpec:
     values = json.loads(config)
     plain, dropout = values.pop("_plain_experts", False), values.pop("_dropout", None)
-    classifies = values.pop("_classifies", False)
+    classifies, window = values.pop("_classifies", False), values.pop("_window", None)
     normed, gated = values.pop("_normed_outputs", False), values.pop("_gates", False)
     spec = model_spec(values, name=name, where=name)
     if gated:
         spec = _with_gates(spec)
     if normed:
         spec = _with_normed_outputs(spec)
+    if window is not None:
+        spec = _with_window(spec, window)
     if classifies:
         spec = _with_classifier(spec)
     if dropout is not None:
@@ -110,6 +115,14 @@ def _with_normed_outputs(spec: ModelSpec) -> ModelSpec:
     tensors (timm: models/vision_transformer.py, LayerScale). Left out: the few weights of both.
     """
     kinds = (replace(kind, num_norms=4) if kind.num_norms == 2 else kind for kind in spec.kinds)
+    return replace(spec, kinds=tuple(kinds))
+
+
+def _with_window(spec: ModelSpec, window: int) -> ModelSpec:
+    """Return the model with a sliding window in all layers, unless some have windows already."""
+    if any(kind.attention.window for kind in spec.kinds):
+        return spec
+    kinds = [replace(kind, attention=replace(kind.attention, window=window)) for kind in spec.kinds]
     return replace(spec, kinds=tuple(kinds))
 
 

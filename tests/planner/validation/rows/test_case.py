@@ -476,6 +476,30 @@ def test_tokens_of_an_image(model: str, notes: str | None, tokens: int) -> None:
     assert any(default.startswith(f"seq_len {tokens} (") for default in found.defaults)
 
 
+@pytest.mark.parametrize(
+    ("cells", "windows"),
+    [
+        ({"notes": "sliding window of 2,048 tokens in every layer"}, {2048}),
+        ({"notes": "sliding-window 512"}, {512}),
+        ({"notes": "no sliding window"}, {None}),
+    ],
+)
+def test_windows_of_attention_in_notes(cells: dict[str, Any], windows: set[int | None]) -> None:
+    found = case(**{"model": "llama-3-8b", "framework": "own loop, FlexAttention", **cells})
+    kinds = found.scenario.model.kinds
+    assert {kind.attention.window for kind in kinds} == windows
+    assert found.scenario.software.activations.window_needs_mask is False
+
+
+def test_models_with_windows_of_their_own_keep_them() -> None:
+    rows = [
+        Row(line=2, model="gemma-3-4b", gpu="H100-SXM", num_gpus=1, notes=notes)
+        for notes in (None, "sliding window of 2048")
+    ]
+    plain, noted = ({k.attention.window for k in case_of(row).scenario.model.kinds} for row in rows)
+    assert plain == noted != {None}
+
+
 def test_dinov2_has_scales_and_its_giant_gates() -> None:
     names = ("vit_giant_patch14_dinov2.lvd142m", "vit_giant_patch14_224")
     rows = [Row(line=2, model=name, gpu="H100-SXM", num_gpus=1) for name in names]
