@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from planner.validation.measurement import measured_memory
 from planner.validation.rows.case import Case, case_of
 from planner.validation.rows.counts import not_understood
 from planner.validation.rows.runs_file import Row
@@ -204,3 +205,11 @@ def test_flagscale_shares_sequences_and_overlaps_nothing_unless_told() -> None:
     told = case(framework="FlagScale", notes="overlap_grad_reduce, overlap_param_gather", **cells)
     assert told.scenario.software.overlap.data_parallel
     assert not case(framework="Megatron Core", **cells).plan.sequence_parallel
+
+
+@pytest.mark.parametrize("words", ["mem", "GPU memory (mem)"])
+def test_flagperfs_monitors_read_the_vendors_tool(words: str) -> None:
+    row = Row(line=2, framework="FlagPerf", peak_memory_gib=60.0, memory_definition=words)
+    found = measured_memory(row)
+    assert found is not None
+    assert found.kind == "device"

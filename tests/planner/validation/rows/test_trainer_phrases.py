@@ -1611,6 +1611,7 @@ def test_16_bits_over_whole_fp32_weights_are_autocast(cells: dict[str, Any], cas
         ("peak VRAM (GB)", "allocated"),
         ("GPU memory usage", "device"),
         ("24 G of VRAM", "device"),
+        ("显存占用", "device"),
         ("peak memory, GPU memory usage", "reserved"),
     ],
 )

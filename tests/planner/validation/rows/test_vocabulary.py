@@ -341,6 +341,7 @@ MEMORY = {
         "device level",
         "GPU memory allocated, a tracker's system metric",
         "wandb: GPU memory allocated",
+        *("ixsmi", "mx-smi", "xpu_smi", "npu-smi", "mthreads-gmi", "vendor smi tool"),
     ],
     ("allocated", "last"): ["torch allocated (last rank)", "allocated on the last stage"],
 }
