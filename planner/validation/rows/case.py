@@ -32,6 +32,7 @@ from planner.validation.rows.implied import (
     with_sharding,
     with_stage_of_offload,
     without_padding,
+    without_repeated_ranks,
 )
 from planner.validation.rows.model import is_typical, model_of
 from planner.validation.rows.plan import plan_of, stages_of, takes_layers_in_turn
@@ -120,7 +121,7 @@ def _alone(row: Row) -> tuple[Case, list[dict[str, Any]]]:
     row = with_sharding(with_adapters(with_layers_in_turn(row)))
     row = with_kind_of_name(with_case_of_suite(row))
     reading = with_patches(with_counts_in_words(Reading(row)))
-    reading = without_padding(with_mode(with_usual_length(reading)))
+    reading = without_padding(with_mode(without_repeated_ranks(with_usual_length(reading))))
     try:
         return _case(reading), reading.also
     except InputError as error:

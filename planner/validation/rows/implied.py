@@ -211,6 +211,29 @@ def with_mode(reading: Reading) -> Reading:
     return reading.changed(notes=f"{row.notes or ''}; isp{waits}")
 
 
+def without_repeated_ranks(reading: Reading) -> Reading:
+    """Return a run of TRL with tensor-parallel ranks as one of a rank of each group.
+
+    TRL loads whole models (trl/scripts/sft.py has no ``tp_plan``; huggingface/trl#5331), whose
+    weights Accelerate replicates over the ranks of ``tp_size`` (accelerate/accelerator.py,
+    _prepare_tp): each rank of a group has the same weights, states and samples. FSDP shards over
+    the other ranks. Tokens are counted on every rank (trl/trainer/sft_trainer.py, num_tokens).
+    """
+    row, terms = reading.row, terms_of(reading.row, "framework").keys()
+    ranks, total = row.tensor_parallel or 1, row.num_gpus or 1
+    loaded = "tensor plan" in terms_of(row, ANYWHERE)
+    if ranks == 1 or total % ranks or "trl" not in terms or loaded or "deepspeed" in terms:
+        return reading
+    node = row.gpus_per_node
+    return reading.changed(
+        f"tensor_parallel {ranks}: TRL cuts no weights without tp_plan, ranks of a group repeat "
+        f"each other; {total // ranks} of {total} accelerators are priced",
+        tensor_parallel=1,
+        num_gpus=total // ranks,
+        gpus_per_node=max(1, node // ranks) if node else None,
+    )
+
+
 def with_kind_of_name(row: Row) -> Row:
     """Return a row whose empty kind is that of a BERT, by which trainers differ."""
     if row.model_kind is None and re.search(r"(?<![a-z])bert(?![a-z])", row.words("model")):

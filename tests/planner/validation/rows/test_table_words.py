@@ -464,6 +464,24 @@ def test_what_is_offloaded_goes_to_the_named_device(
     assert (plan.offload, plan.offload_device) == (parts, device)
 
 
+@pytest.mark.parametrize(
+    ("cells", "cut", "priced"),
+    [
+        ({"framework": "TRL SFTTrainer (Accelerate FSDP2)"}, 1, 4),
+        ({"framework": "TRL", "notes": "tp_plan=auto"}, 2, 8),
+        ({"framework": "TRL (DeepSpeed AutoTP)"}, 2, 8),
+        ({"framework": "HF Trainer"}, 2, 8),
+    ],
+)
+def test_trl_repeats_work_on_ranks_that_cut_nothing(
+    cells: dict[str, str], cut: int, priced: int, tmp_path: Path
+) -> None:
+    ranks = {"tensor_parallel": "2", "data_parallel": "4", "zero_stage": "3"}
+    found = case(tmp_path, **ranks | cells)[0]
+    assert (found.plan.tensor_parallel, found.scenario.cluster.num_gpus) == (cut, priced)
+    assert found.scenario.workload.global_batch_size == 8
+
+
 def test_notes_may_stand_for_the_column_of_lengths(tmp_path: Path) -> None:
     file = tmp_path / "runs.csv"
     file.write_text("model,gpu,notes\nllama3-8b,A100-80G,1 GPU; seq 2048\n", encoding="utf-8")
