@@ -50,13 +50,8 @@ from planner.refinement.stage_bounds import (
     stage_bounds,
     stage_candidates,
 )
-from planner.refinement.stage_costs import (
-    StageContents,
-    StageCosts,
-    price_stages,
-    simulated_step,
-    with_stages,
-)
+from planner.refinement.stage_contents import StageContents
+from planner.refinement.stage_costs import StageCosts, price_stages, simulated_step, with_stages
 from planner.refinement.stage_search import (
     MOST_NODES,
     MOST_SIMULATED,

@@ -32,7 +32,8 @@ from planner.refinement.rank_prices import (
     rank_passes,
     rank_peaks,
 )
-from planner.refinement.stage_costs import Ranges, ranks_of, spread
+from planner.refinement.stage_contents import Ranges, spread
+from planner.refinement.stage_costs import ranks_of
 
 EPSILON: Final = 1e-3  # weight of recomputation: among equal longest stages the least
 

@@ -22,7 +22,7 @@ from cost_models.pricing.table import BalancedSteps, table_balanced_steps, table
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages
 from planner.refinement.rank_prices import table_passes
-from planner.refinement.stage_costs import StageContents
+from planner.refinement.stage_contents import StageContents
 from planner.refinement.stage_search import ONE_STAGE_A_RANK
 from planner.request.options.choices import Recomputed
 

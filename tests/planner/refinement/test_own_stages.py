@@ -39,8 +39,8 @@ from planner.refinement.stage_bounds import (
     stage_bounds,
     stage_candidates,
 )
+from planner.refinement.stage_contents import StageContents
 from planner.refinement.stage_costs import (
-    StageContents,
     StageCosts,
     peaks,
     price_stages,
