@@ -119,19 +119,23 @@ def plan_of(
 
 
 def _virtual_stages(reading: Reading, num_layers: int, pipeline: int) -> int:
-    """Return the stages of a pipeline rank: given, or of the layers of a stage that notes give.
+    """Return the stages of a pipeline rank: given, of the layers of a stage, or the trainer's own.
 
     Where embedding and head count as a layer each, they take part (Modalities/modalities:
     models/parallelism/stages_generator.py, get_stages).
     """
     row, ends = reading.row, look_up(words_table().stages, reading.row)
+    counted = num_layers + (2 if ends is not None and ends.add == ENDS else 0)
     if found := LAYERS_A_STAGE.search(row.words("notes")):
-        counted = num_layers + (2 if ends is not None and ends.add == ENDS else 0)
         stages = -(-counted // max(1, int(found[1])))
         if stages % pipeline == 0:
             why = f"{found[1]} layers a stage"
             return int(reading.value("virtual_stages", stages // pipeline, why))
-    return int(reading.value("virtual_stages", 1, "none"))
+    usual = look_up(words_table().usual_stages, row)
+    if usual is None:
+        return int(reading.value("virtual_stages", 1, "none"))
+    most = max(v for v in range(1, usual.value + 1) if v == 1 or counted % (pipeline * v) == 0)
+    return int(reading.value("virtual_stages", most, "those of that trainer's configurations"))
 
 
 def _usual_tensor(row: Row, num_gpus: int, gpus_per_node: int) -> tuple[int, str]:

@@ -298,6 +298,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     states: tuple[StoredPrecision, ...]
     samples_a_sequence: tuple[SamplesEntry, ...]
     usual_length: tuple[CountEntry, ...]
+    usual_stages: tuple[CountEntry, ...]
     suite_models: tuple[Name, ...]
     suite_trainers: tuple[SuiteTrainer, ...]
     targets: tuple[Name, ...]

@@ -213,3 +213,47 @@ def test_flagperfs_monitors_read_the_vendors_tool(words: str) -> None:
     found = measured_memory(row)
     assert found is not None
     assert found.kind == "device"
+
+
+@pytest.mark.parametrize(
+    ("cells", "stages"),
+    [
+        ({"model": "llama31_405b", "tensor_parallel": 4, "context_parallel": 2}, 8),
+        ({"model": "llama31_405b", "tensor_parallel": 4, "virtual_stages": 2}, 2),
+        ({"model": "GPT-3 175B", "framework": "MLPerf v4.0", "tensor_parallel": 4}, 4),
+        ({"model": "GPT-3 175B", "framework": "MLPerf v4.0", "pipeline_parallel": 16}, 3),
+        ({"model": "GPT-3 175B", "framework": "MLPerf v3.1 Habana", "gpu": "Gaudi2"}, 1),
+        ({"model": "llama31_405b", "framework": "NeMo"}, 1),
+    ],
+)
+def test_stages_of_mlperfs_pipelines(cells: dict[str, Any], stages: int) -> None:
+    usual = {"framework": "MLPerf v5.1", "gpu": "B200", "num_gpus": 512, "precision": "fp8"}
+    found = case(**{**usual, "pipeline_parallel": 8, "global_batch_size": 2048, **cells})
+    assert found.plan.virtual_stages == stages
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "moved"),
+    [
+        ("MLPerf v5.1", "llama31_405b", 6.0),
+        ("MLPerf v5.1", "llama31_8b", 6.0),
+        ("MLPerf v5.0", "llama31_405b", 4.0),
+        ("MLPerf v5.1", "llama2_70b_lora", 4.0),
+        ("MLPerf v5.1, delayed scaling", "llama31_405b", 4.0),
+    ],
+)
+def test_recipes_of_mlperfs_8_bits(framework: str, model: str, moved: float) -> None:
+    found = case(framework=framework, model=model, precision="fp8", gpu="B200", num_gpus=512)
+    assert found.scenario.software.fp8.cast_bytes == moved
+
+
+def test_4_bits_of_mlperf_have_no_tensor_overlap() -> None:
+    large = {"framework": "MLPerf v5.1", "model": "llama31_405b", "gpu": "GB200", "num_gpus": 512}
+    for precision, overlaps in (("fp8", True), ("fp4", False)):
+        found = case(**{**large, "precision": precision, "tensor_parallel": 4})
+        assert found.scenario.software.overlap.chunked_tensor_traffic is overlaps
+
+
+def test_simumax_keeps_weights_in_8_bits_alone() -> None:
+    found = case(framework="SimuMax", model="llama3-8b", precision="fp8", gpu="H100")
+    assert found.scenario.software.fp8.gathers_weights
