@@ -96,12 +96,17 @@ def _offload(part: str, offloads: Any) -> tuple[Key, ...]:
     def path(job: Job) -> Any:
         return NVME_PATH if device(job) == "nvme" else OMIT
 
+    def pinned(job: Job) -> Any:
+        """Write what prices assume: DeepSpeed pins nothing unless told."""
+        return OMIT if device(job) is OMIT else True
+
     return (
         Key(f"{section}.device", ("offload", "offload_device"), device, _read_device(part)),
         Key(f"{section}.nvme_path", (), path),
+        Key(f"{section}.pin_memory", (), pinned),
         *without_effect(
             """
-            buffer_count buffer_size max_in_cpu pin_memory pipeline_read pipeline_write fast_init
+            buffer_count buffer_size max_in_cpu pipeline_read pipeline_write fast_init
             ratio super_offload fast_offload cpuadam_cores_perc
             """,
             section=f"{section}.",

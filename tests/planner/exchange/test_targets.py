@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
@@ -177,6 +178,16 @@ def test_accelerate_does_not_shard_over_cpus() -> None:
                 target("accelerate").write(job, "1")
         else:
             assert "use_cpu: true" in target("accelerate").write(job, "1")["accelerate.yaml"]
+
+
+def test_deepspeed_pins_what_is_offloaded() -> None:
+    file = files_of("deepspeed", "qwen2.5-0.5b", 12)[0]
+    for offload in ("none", "optimizer"):
+        plan = replace(file.plan, zero_stage=2, offload=offload)
+        texts = target("deepspeed").write(Job(replace(file, plan=plan)), "1")
+        zero = json.loads(texts[target("deepspeed").file])["zero_optimization"]
+        pinned = zero.get("offload_optimizer", {}).get("pin_memory")
+        assert pinned is (True if offload == "optimizer" else None)
 
 
 def test_the_module_of_lightning_keeps_its_model() -> None:
