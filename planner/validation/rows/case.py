@@ -29,6 +29,7 @@ from planner.validation.rows.implied import (
     with_case_of_suite,
     with_kind_of_name,
     with_mode,
+    with_modules_of_peft,
     with_sharding,
     with_stage_of_offload,
     without_padding,
@@ -118,7 +119,8 @@ def case_of(row: Row) -> Case:
 
 def _alone(row: Row) -> tuple[Case, list[dict[str, Any]]]:
     """Return the case of a row without ``others``, and the cells that these would have."""
-    row = with_sharding(with_adapters(with_layers_in_turn(row)))
+    row = with_modules_of_peft(with_adapters(with_layers_in_turn(row)))
+    row = with_sharding(row)
     row = with_kind_of_name(with_case_of_suite(row))
     reading = with_patches(with_counts_in_words(Reading(row)))
     reading = without_padding(with_mode(without_repeated_ranks(with_usual_length(reading))))

@@ -69,6 +69,8 @@ TOKENS: Final = re.compile(
 IN_TOKENS: Final = re.compile(r"\b(?:gbs|batch(?: size)?) (?:is |are )?(?:given )?in tokens\b")
 MOST_TOKENS: Final = 2.5e8  # of a step: four times those of the largest known (arXiv:2412.19437)
 THOUSANDS: Final = re.compile(r"\b(\d+)k\b")  # "seq 4k"
+# both ways to share a sequence: "sequence parallel size 8 (ulysses 2, ring 4)"
+WITHIN: Final = re.compile(r"\bulysses\b.*\bring\b|\bring\b.*\bulysses\b")
 # "2x A100", "8 GPUs", "single A100 80G"; of one node, since cards and nodes multiply
 CARDS: Final = re.compile(
     r"\b(\d+) ?[x×*] ?(?=[a-z][a-z ]*\d)|\b(\d+) (?:gpu|card|accelerator)s?\b(?! (?:per|a|each)\b)"
@@ -173,6 +175,8 @@ def with_counts_in_words(reading: Reading) -> Reading:
     text = TOKENS.sub(" ", text)
     for column, pattern in COUNTS.items():
         numbers = {int(one or other) for one, other in pattern.findall(text)} - {0}
+        if column == "context_parallel" and WITHIN.search(text):
+            numbers = {max(numbers, default=0)} - {0}
         if row.get(column) is None and len(numbers) == 1:
             found[column] = numbers.pop()
     sizes = {int(number) for number in BATCH.findall(text)}

@@ -42,6 +42,7 @@ OTHERS_WITH_AMP: Final = re.compile(r"py ?torch|\btorch|lightning|fabric|fsdp|\b
 ITS_DEEPSPEED: Final = re.compile("llava|baichuan|chatglm3")
 # "llama1_13B-paddle TP2PP4SH1SP1"
 RANKS_AT_END: Final = re.compile(r"[\s_-]+(tp\d+pp\d+\w*)$", re.IGNORECASE)
+PEFT: Final = re.compile(r"\bpeft\b")
 # of torchao, whose runs in 8 bits are torchtitan's (pytorch/ao: benchmarks/float8/training)
 ITS_OWN: Final = frozenset(
     {"torchao", "torch loop", "fsdp2", "zero 3", "compile", "tensorwise", "rowwise"}
@@ -60,6 +61,13 @@ def with_adapters(row: Row) -> Row:
     if row.peft is None and kind is None and (named := ADAPTED.search(row.words("model"))):
         return replace(row, peft=named[0])
     return replace(row, peft=kind.value) if row.peft is None and kind is not None else row
+
+
+def with_modules_of_peft(row: Row) -> Row:
+    """Return a row of peft and no other trainer as one of transformers, whose modules it adapts."""
+    if not PEFT.search(row.words("framework")) or look_up(words_table().software, row) is not None:
+        return row
+    return replace(row, framework=f"{row.framework} transformers")
 
 
 def with_sharding(row: Row) -> Row:

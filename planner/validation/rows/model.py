@@ -52,6 +52,7 @@ OTHER_KINDS: Final = re.compile(
 LAYERS: Final = re.compile(r"[\s,(_-]+(\d+)[\s_-]?(?:layers?|l)\)?$|[\s_-]l(\d+)$", re.IGNORECASE)
 REMARK: Final = re.compile(r"\s*\([^)\d]*\)$")  # "Llama 8B (GQA)"
 WINDOW: Final = re.compile(r"\bsliding[ -]window(?: size)?(?: of|:|=)? *(\d[\d,]*)\b", re.I)
+OWN_SIZE: Final = re.compile(r"\s*\([\d.]+ ?[bm](?: param(?:eter)?s)?\)$", re.I)  # "ViT-G (1.8B)"
 SCALED: Final = re.compile("dinov2")  # whose layers scale what attention and MLP put out
 ENCODERS: Final = re.compile(r"\bvl\b|vision|llava")  # in names of models that see images
 SEES: Final = re.compile(r"\w*vl\b|internvl|vision|llava|minicpm-(?:llama3-)?v\b|4v\b|paligemma")
@@ -272,7 +273,8 @@ def _with_published_shape(reading: Reading, name: str) -> Reading:
     Llama (gated MLP) or of GPT-2 padded to 51,200 columns.
     """
     row = reading.row
-    shape = _shape(words_table().presets.get(letters(name), name), ROUNDED)
+    named = words_table().presets.get(letters(name), name)
+    shape = _shape(named, ROUNDED) or _shape(OWN_SIZE.sub("", named), ROUNDED)
     if shape is not None and row.hidden_size in (None, shape["hidden_size"]):
         sizes = {column: value for column, value in shape.items() if row.get(column) is None}
         if sizes:

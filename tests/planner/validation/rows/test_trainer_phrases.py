@@ -2853,3 +2853,45 @@ def test_colossalai_cuts_the_vocabulary_of_its_loss() -> None:
     assert not found.loss.gathers_logits
     assert found.host.dtensor_operators_forward == 0.0
     assert case(**cut | {"framework": "HF Trainer"}).scenario.software.loss.gathers_logits
+
+
+@pytest.mark.parametrize(
+    ("framework", "software"),
+    [
+        ("PEFT + bnb int8 training", "hf-trainer"),
+        ("peft plain PyTorch loop", "peft"),
+        ("NeMo 2.0 PEFT", "nemo"),
+        ("DeepSpeed-Chat step 1, ZeRO-2", "hf-trainer+deepspeed-zero2"),
+    ],
+)
+def test_modules_that_a_library_trains(framework: str, software: str) -> None:
+    assert case(framework=framework).scenario.software.name == software
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "hidden_size"),
+    [
+        ("ViT-Giant (1.1B)", 40, 1536),
+        ("DINOv2 ViT-L", 24, 1024),
+        ("SAM ViT-H", 32, 1280),
+        ("Llama2-1B", 24, 1536),
+        ("guanaco-65b", 80, 8192),
+        ("bloomz-7b1-mt", 30, 4096),
+    ],
+)
+def test_other_names_of_published_shapes(model: str, layers: int, hidden_size: int) -> None:
+    found = case(framework="PyTorch", model=model, seq_len=257).scenario.model
+    assert (found.num_layers, found.hidden_size) == (layers, hidden_size)
+
+
+@pytest.mark.parametrize(
+    ("notes", "ranks"),
+    [
+        ("sequence_parallel_size 8; ulysses 2 x ring 4", 8),
+        ("sequence parallel 4; cp 2", 1),  # of several runs
+        ("ulysses 4", 4),
+    ],
+)
+def test_ranks_of_a_sequence_that_is_shared_in_two_ways(notes: str, ranks: int) -> None:
+    found = case(framework="ms-swift", num_gpus=8, zero_stage=3, notes=notes)
+    assert found.plan.context_parallel == ranks
