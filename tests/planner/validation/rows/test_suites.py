@@ -257,3 +257,11 @@ def test_4_bits_of_mlperf_have_no_tensor_overlap() -> None:
 def test_simumax_keeps_weights_in_8_bits_alone() -> None:
     found = case(framework="SimuMax", model="llama3-8b", precision="fp8", gpu="H100")
     assert found.scenario.software.fp8.gathers_weights
+
+
+def test_flagperfs_fine_tuning_of_llama_trains_adapters() -> None:
+    for name in ("FlagPerf", "FlagPerf pytorch"):
+        workload = case(framework=name, model="llama2_7b_finetune", num_gpus=1).scenario.workload
+        assert (workload.adapter, workload.adapter_rank) == ("lora", 8)
+    whole = case(framework="FlagPerf (flagscale)", model="llama2_7b_finetune")
+    assert whole.scenario.workload.adapter == "none"
