@@ -39,6 +39,9 @@ from hardware_profiles.software.trainer import SoftwareProfile
 
 CAST: Final = 3.0  # bytes: reads 16 bits, writes 8
 COPY: Final = 2.0  # bytes: reads 8 bits, writes 8
+# matmuls in 8 bits read operands with one scale a tensor along either direction
+# (NVIDIA/TransformerEngine: common/gemm/cublaslt_gemm.cu, nvte_is_non_tn_fp8_gemm_supported)
+EITHER_DIRECTION: Final = frozenset({"Blackwell", "Blackwell Ultra"})
 GATHERED: Final = 2.0  # layers that ZeRO 3 holds whole: the one that runs and the next one
 
 
@@ -83,8 +86,9 @@ def fp8_weight_bytes(view: RankView) -> Real:
         ZeRO 0 to 2   n P          P: elements of the rank's matrices
         ZeRO 3        n P / d + n of GATHERED layers
 
-    n: copies that the trainer keeps from the forward to the backward pass; none of frozen matrices
-    that are stored in few bits.
+    n: copies that the trainer keeps from the forward to the backward pass, one of which serves both
+    where matmuls read either direction (``EITHER_DIRECTION``); none of frozen matrices that are
+    stored in few bits.
 
     Transformer Engine scatters and gathers its copies when FSDP does its flat parameters
     (``prepare_te_modules_for_fsdp`` in transformer_engine/pytorch/distributed.py).
@@ -107,7 +111,10 @@ def fp8_weight_bytes(view: RankView) -> Real:
         layer = np.maximum(layer, of_layer)
     gathered = np.minimum(whole, shards + GATHERED * layer)
     elements = np.where(table.zero_stage >= 3, gathered, whole)
-    return view.software.fp8.weight_copies * element_bytes(view.workload, view.software) * elements
+    fp8, architecture = view.software.fp8, view.cluster.accelerator.architecture
+    once = fp8.copies_as_needed and fp8.scale_bytes == 0.0 and architecture in EITHER_DIRECTION
+    copies = min(1.0, fp8.weight_copies) if once else fp8.weight_copies
+    return copies * element_bytes(view.workload, view.software) * elements
 
 
 def matrices_in_few_bits(view: RankView, *, experts: bool) -> Real:

@@ -116,6 +116,7 @@ class Fp8(ProfileGroup, frozen=True, kw_only=True):
     weight_casts: Amount  # of every matrix in a forward, and in a backward pass
     whole_matrices: bool  # only unsharded matrices, with no split backward pass
     weight_copies: Amount  # of every matrix, from the forward to the backward pass
+    copies_as_needed: bool  # one where matmuls read a matrix along either direction
     integers: bool  # multiplied as 8-bit integers, at their rate
     stores_frozen: bool  # frozen matrices are kept in few bits alone
 

@@ -74,6 +74,26 @@ def test_inputs_of_experts_too() -> None:
     assert width < feed_forward_bytes(experts, 2.0, MEGATRON)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "recipe", "copies"),
+    [
+        ("H100-SXM", "fp8-delayed", 2.0),
+        ("B200", "fp8-delayed", 1.0),
+        ("GB300", "fp8-tensorwise", 1.0),
+        ("B200", "mxfp8", 2.0 * 1.031),  # blocks along rows and along columns differ
+        ("RTX-5090", "fp8-delayed", 2.0),
+    ],
+)
+def test_one_copy_where_matmuls_read_either_direction(gpu: str, recipe: str, copies: float) -> None:
+    software = software_profile(f"nemo+{recipe}")
+    model = sample_model("llama")
+    scenario = Scenario(model, parse_cluster(f"1x{gpu}"), Workload(64, 8, "fp8"), software)
+    (rank,) = even_split_contents(model, 1, 1)
+    found = first(fp8_weight_bytes(RankView(scenario, PlanTable.from_plans([Plan()]), rank)))
+    matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
+    assert found == pytest.approx(copies * matrices * model.num_layers)
+
+
 def test_two_copies_of_every_matrix_of_a_layer() -> None:
     model = sample_model("llama")
     (rank,) = even_split_contents(model, 1, 1)
