@@ -21,13 +21,13 @@ from planner.request.options.choices import Objective, Recomputed
 from planner.search.candidates import Candidates, joined, more_stages_than_layers
 from planner.search.feasible import Feasible
 from planner.search.gc_pause import fewer_collections
-from planner.search.legal_plans import LegalPlans, Question
+from planner.search.legal_plans import FEW, LegalPlans, Question
 from planner.search.priced_candidates import PricedCandidates
 from planner.search.ranking import Ranked, Ranking
 from planner.search.simplicity import CLOSE, Tie, distinct_first, simplest_first
 from planner.search.sources.partial_recompute import varies_layers
 from planner.search.sources.secondary_copies import SecondaryCopies
-from planner.search.sources.short_pieces import short_pieces
+from planner.search.sources.short_pieces import family_bounds, short_pieces
 from planner.search.sources.source import CandidateSource, EnumeratedSpace, Leaders
 from planner.search.sources.virtual_stages import VirtualStages
 
@@ -166,6 +166,8 @@ def search(
         ends = more_stages_than_layers(scenario, question.fixed, require, offloads)
         most = (1.0 + CLOSE) * min((seconds for seconds, *_ in leaders.plans), default=np.inf)
         fast = [part.near.rows(part.near_bound <= most) for part in (space, *short)]
+        if scenario.on_gpu and sum(map(len, ends)) > FEW:
+            ends = [one.rows(family_bounds(scenario, one)[0] <= most) for one in ends if len(one)]
         near = joined([*fast, *ends]).plain()
     others = set(map(id, known))
     ranked = [one for one in leaders.plans if id(one) not in others]
