@@ -257,21 +257,24 @@ class LegalPlans(Struct, frozen=True):
             grids = LayerGrids.of(scenario, self.every, max_peak, timed=bool(leaders.plans))
             yield EveryNumber.of(grids, feasible, leaders, smaller=self.question.smaller)
 
-    def variants(self, feasible: Feasible) -> Iterator[CandidateSource]:
-        """Yield the other variants of the plans, which leaders of ``sources`` bound."""
-        question, scenario = self.question, feasible.scenario
-        modes = {"fewest": self.fewest, "every": self.every is not None}
-        modes["smaller"] = question.smaller
-        if self.interleaved is not None:
-            question.begin("pricing virtual stages")
-            yield VirtualStages(scenario, self.interleaved, feasible, **modes)
+
+def variants(parts: Sequence[LegalPlans], feasible: Feasible) -> Iterator[CandidateSource]:
+    """Yield the other variants of the plans, which leaders of their ``sources`` bound."""
+    question, scenario = parts[0].question, feasible.scenario
+    modes = {"fewest": parts[0].fewest, "every": parts[0].every is not None}
+    modes["smaller"] = question.smaller
+    interleaved = [part.interleaved for part in parts if part.interleaved is not None]
+    if interleaved:
+        question.begin("pricing virtual stages")
+        yield VirtualStages(scenario, Interleaved.joined(interleaved), feasible, **modes)
+    for one in parts:
         if question.policies:
             question.begin("pricing policies of recomputation")
-            listed = question.policies, self.table, self.step
+            listed = question.policies, one.table, one.step
             yield ListedRecompute(scenario, *listed, feasible, modes)
         if question.copies:
             question.begin("pricing secondary copies of weights")
-            yield SecondaryCopies(scenario, self.table, self.peak, self.none, feasible, modes)
+            yield SecondaryCopies(scenario, one.table, one.peak, one.none, feasible, modes)
 
 
 def _near(legal: PlanTable, small: NDArray[np.bool_]) -> NDArray[np.intp]:

@@ -21,7 +21,7 @@ from planner.request.options.choices import Objective, Recomputed
 from planner.search.candidates import Candidates, joined, more_stages_than_layers
 from planner.search.feasible import Feasible
 from planner.search.gc_pause import fewer_collections
-from planner.search.legal_plans import FEW, LegalPlans, Question
+from planner.search.legal_plans import FEW, LegalPlans, Question, variants
 from planner.search.priced_candidates import PricedCandidates
 from planner.search.ranking import Ranked, Ranking
 from planner.search.simplicity import CLOSE, Tie, distinct_first, simplest_first
@@ -154,9 +154,8 @@ def search(
                 for source in part.sources(feasible, leaders):
                     counted = isinstance(source, EnumeratedSpace) and part is space
                     tally.rank(source, ranking, feasible, leaders, counted=counted)
-            for part in (space, *short):
-                for source in part.variants(feasible):
-                    tally.rank(source, ranking, feasible, leaders, counted=False)
+            for source in variants((space, *short), feasible):
+                tally.rank(source, ranking, feasible, leaders, counted=False)
             tight = any(np.any(part.verdicts == 1) for part in (space, *short))
             if leaders.plans or not (feasible.seen_tight or tight) or below < np.inf:
                 break

@@ -16,12 +16,13 @@ recomputation are priced first, and their variants only if they are faster than 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct, structs
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from cost_models.arrays import ascending
@@ -33,6 +34,7 @@ from cost_models.plan.plan import OFFLOADS, SEARCHED_RECOMPUTE, PlanTable
 from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages, tracked
+from planner.search.candidates import joined
 from planner.search.feasible import Feasible, verdicts_of
 from planner.search.ranking import CandidateBatch
 from planner.search.sources.exhaustive_recompute import EveryNumber, FullRecompute, LayerGrids
@@ -86,6 +88,12 @@ class Interleaved(Struct, frozen=True):
         smaller = np.isin(decode(table.pipeline_schedule), SPLIT_CODES)
         smaller &= decode(table.recompute) == FULL
         return cls(table, np.where(smaller, 0.0, share * peak[rows]), share * none[rows])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Interleaved]) -> Interleaved:
+        """Return the plans of several parts, one after the other."""
+        tables, least, without = zip(*map(astuple, parts), strict=True)
+        return cls(joined(tables), np.concatenate(least), np.concatenate(without))
 
     def priced(self, scenario: Scenario, rows: Rows) -> Interleaved:
         """Return the same plans with the bounds of some rows known."""
