@@ -19,6 +19,7 @@ from hardware_profiles.software.trainer import (
     parent_of,
     software_profile,
 )
+from planner.validation.rows.counts import spaced
 from planner.validation.rows.reading import Reading
 from planner.validation.rows.runs_file import Row
 from planner.validation.rows.vocabulary import ANYWHERE, terms_of
@@ -37,6 +38,17 @@ DEEPSPEED: Final = "deepspeed"  # in the names of its engines
 # terms of weights that something else casts, or that a compiled step does
 SHARDED_OR_COMPILED: Final = {DEEPSPEED, "zero 1", "zero 2", "zero 3", "fsdp1", "fsdp2", "compile"}
 CAPACITY: Final = re.compile(r"\bcapacity[ _-]factor[ =:]*(\d+(?:\.\d+)?)", re.IGNORECASE)
+# sizes of DeepSpeed's configuration, in elements (deepspeedai/DeepSpeed: runtime/zero/config.py):
+# "reduce_bucket_size=5e8", "buckets of 50M elements, overlap_comm"
+ELEMENTS: Final = r"(?: size)?(?: of)?[ =:]*(\d+(?:\.\d+)?(?:e\d+)?) ?(m|million)?\b(?! ?[mg]i?b)"
+BUCKETS: Final = tuple(
+    re.compile(rf"\b{words}buckets?{ELEMENTS}")
+    for words in ("reduce ", "(?<!gather )", "all ?gather ")
+)
+LIVE: Final = re.compile(rf"\bmax live param(?:eter)?s?{ELEMENTS}")
+OVERLAPS: Final = re.compile(
+    r"(?<!no )(?<!without )\boverlap\b(?! with)(?! ?(?:comm)?[ =:]*(?:false|off|0)\b)"
+)
 CHANGES = ";"  # between a profile and the figures that differ: "megatron; overlap.data_parallel=1"
 
 
@@ -156,7 +168,35 @@ def _with_switches(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
     if stated and "one_hot_capacity" in kernels:
         kernels = kernels | {"one_hot_capacity": float(stated[1])}
         entry = replace(entry, figures=entry.figures | {"kernels": kernels})
-    return entry
+    return _with_deepspeed_sizes(entry, row)
+
+
+def _with_deepspeed_sizes(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
+    """Return an entry with the sizes of DeepSpeed's configuration that the notes give.
+
+    Reduce buckets are made whole, whatever the model, and a second one with overlap_comm at stages
+    1 and 2 (runtime/zero/stage_1_and_2.py, setup_buckets). A size of gathers alone stands for both,
+    which configurations set alike; stage 3 has none.
+    """
+    if DEEPSPEED not in entry.profile:
+        return entry
+    notes = spaced(row.words("notes"))
+    shards_weights = software_profile(entry.profile).sharding.largest_zero_stage > 2.0
+    found: dict[str, bool | float | str] = {}
+    for pattern in BUCKETS[:2] if shards_weights else BUCKETS:
+        if bucket := pattern.search(notes):
+            two = not shards_weights and OVERLAPS.search(notes)
+            found = {"bucket_elements": _elements(bucket) * (2.0 if two else 1.0)}
+            found["bucket_hidden_squares"] = 0.0
+            break
+    if shards_weights and (live := LIVE.search(notes)):
+        found["live_elements"] = _elements(live)
+    sharding = entry.figures.get("sharding", {}) | found
+    return replace(entry, figures=entry.figures | {"sharding": sharding}) if found else entry
+
+
+def _elements(found: re.Match[str]) -> float:
+    return float(found[1]) * (1e6 if found[2] else 1.0)
 
 
 def _with_figures(entry: SoftwareEntry, name: str) -> SoftwareEntry:

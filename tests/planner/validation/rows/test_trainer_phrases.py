@@ -2895,3 +2895,31 @@ def test_other_names_of_published_shapes(model: str, layers: int, hidden_size: i
 def test_ranks_of_a_sequence_that_is_shared_in_two_ways(notes: str, ranks: int) -> None:
     found = case(framework="ms-swift", num_gpus=8, zero_stage=3, notes=notes)
     assert found.plan.context_parallel == ranks
+
+
+@pytest.mark.parametrize(
+    ("stage", "notes", "elements"),
+    [
+        (2, "", 5e8),
+        (2, "reduce_bucket_size=2e8", 2e8),
+        (2, "buckets of 50M elements, no overlap", 5e7),
+        (2, "buckets of 2e8, overlap_comm", 4e8),
+        (2, "overlap_comm=false; allgather bucket 1e9", 1e9),
+        (2, "allgather_bucket_size 5e8; reduce_bucket_size 2e8", 2e8),
+        (2, "buckets of 25 MB", 5e8),
+        (3, "buckets of 20 million elements, overlap_comm=true", 2e7),
+        (3, "allgather bucket 2e8", 5e8),
+    ],
+)
+def test_buckets_of_deepspeed_have_the_size_of_the_notes(
+    stage: int, notes: str, elements: float
+) -> None:
+    framework = f"HF Trainer, DeepSpeed ZeRO-{stage}"
+    found = case(framework=framework, zero_stage=stage, notes=notes).scenario.software
+    assert found.sharding.bucket_elements == elements
+
+
+def test_weights_that_deepspeed_keeps_are_those_of_the_notes() -> None:
+    cells = {"framework": "HF Trainer, DeepSpeed ZeRO-3", "zero_stage": 3}
+    kept = case(**cells, notes="stage3_max_live_parameters 1e8").scenario.software
+    assert kept.sharding.live_elements == 1e8
