@@ -140,6 +140,27 @@ def matrices_in_few_bits(view: RankView, *, experts: bool) -> Real:
     return np.where(table.zero_stage == 1, found, 0.0)
 
 
+def trained_in_few_bits(view: RankView, *, experts: bool) -> Real:
+    """Elements of trained matrices of layers that have no copy in 16 bits (``fp8.trained_bytes``).
+
+    They are multiplied in 16 bits. ``experts``: as of ``matrices_in_few_bits``. Source: pytorch/ao:
+    torchao/prototype/quantized_training/int8.py. Leaves out: their scales, one a row; a head that
+    is stored so as well; gathered layers in 8 bits.
+    """
+    found: Real = np.zeros(len(view.table))
+    workload = view.workload
+    if not view.software.fp8.trained_bytes or workload.compute_bytes != workload.master_bytes:
+        return found
+    for layers in view.layers:
+        for weight in layers.kind.weights:
+            if not is_multiplied(weight) or weight.frozen or weight.is_adapter:
+                continue
+            apart = np.logical_and(view.table.experts_apart, weight.role == "expert")
+            numel = shard_numel(weight, *view.table.cuts)
+            found = found + np.where(np.equal(apart, experts), layers.count * numel, 0.0)
+    return found
+
+
 def gathered_bytes(workload: Workload, software: SoftwareProfile) -> float | None:
     """Bytes of an element that a layer gathers with sequence parallelism; None: of any other."""
     if workload.precision not in QUANTISED or not software.fp8.gathers:

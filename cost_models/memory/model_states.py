@@ -17,7 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from cost_models.activations.fp8 import fp8_weight_bytes, matrices_in_few_bits
+from cost_models.activations.fp8 import (
+    fp8_weight_bytes,
+    matrices_in_few_bits,
+    trained_in_few_bits,
+)
 from cost_models.arrays import Count, Flag, Real, holds
 from cost_models.communication.zero_plus_plus import secondary_bytes
 from cost_models.memory.ledger import Item, either, product
@@ -93,8 +97,16 @@ def rank_weights(view: RankView) -> list[Item]:
             ranks = np.where(table.zero_stage == 0, 1, ranks)
             stage = np.where(table.zero_stage == 0, 3, stage)
         few = matrices_in_few_bits(view, experts=number > 0)
+        stored = trained_in_few_bits(view, experts=number > 0)
+        if holds(stored):
+            symbol, divided, unit = SYMBOLS[number > 0]
+            each = ("b", view.software.fp8.trained_bytes, "bytes")
+            shards = (divided, np.where(stage >= 3, ranks, 1), "ranks")
+            rows.append(
+                product("weights", "matrices in few bits", each, (symbol, stored, unit), shards)
+            )
         rows += weight_rows(
-            numel,
+            numel - stored,
             ranks,
             stage,
             compute,

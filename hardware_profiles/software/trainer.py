@@ -119,6 +119,7 @@ class Fp8(ProfileGroup, frozen=True, kw_only=True):
     copies_as_needed: bool  # one where matmuls read a matrix along either direction
     integers: bool  # multiplied as 8-bit integers, at their rate
     stores_frozen: bool  # frozen matrices are kept in few bits alone
+    trained_bytes: Amount  # of an element of trained matrices in few bits; 0: as they are computed
 
 
 class Rounding(ProfileGroup, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from cost_models.activations.saved import Regions, layer_regions
 from cost_models.communication.traffic import TrafficOptions
 from cost_models.communication.volumes import pass_traffic
 from cost_models.compute.rates import rates
+from cost_models.memory.model_states import rank_weights
 from cost_models.model.lora import STORED_BYTES, adapted
 from cost_models.partition.frozen_weights import frozen_bytes
 from cost_models.partition.rank_view import RankView
@@ -30,7 +31,7 @@ from cost_models.plan.workload import Quantisation, Workload
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
-from hardware_profiles.software.trainer import software_profile
+from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 from tests.samples import make_scenario, rank_view, sample_model
 
 MEGATRON = software_profile("megatron")
@@ -124,6 +125,26 @@ def test_frozen_matrices_may_lie_in_few_bits_alone(precision: str, saved: int) -
     trained = rank_view(sample_model("llama"), Workload(64, 8, precision), stored, one, rank)
     assert first(frozen_bytes(trained)) == 0.0
     assert first(fp8_weight_bytes(trained)) > 0.0
+
+
+@pytest.mark.parametrize(("zero_stage", "ranks"), [(0, 1), (3, 4)])
+def test_trained_matrices_in_8_bits_have_no_copy_in_16(zero_stage: int, ranks: int) -> None:
+    """As torchao's Int8QuantizedTrainingLinearWeight: a byte an element, and a scale a row."""
+    model = sample_model("llama")
+    (rank,) = even_split_contents(model, 1, 1)
+    matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
+    table = PlanTable.from_plans([Plan(1, ranks, zero_stage=zero_stage)])
+    torch = software_profile("torch-trainer")
+    small = torch.changed({"fp8.trained_bytes": 1.0})
+
+    def size(software: SoftwareProfile, *, masters: bool) -> float:
+        workload = Workload(64, 8, master_weights=masters)
+        rows = rank_weights(rank_view(model, workload, software, table, rank))
+        return sum(first(row.size) for row in rows)
+
+    saved = size(torch, masters=False) - size(small, masters=False)
+    assert saved == model.num_layers * matrices / ranks
+    assert size(torch, masters=True) == size(small, masters=True)  # they are updated in fp32
 
 
 def test_copies_are_sharded_with_the_weights() -> None:

@@ -2923,3 +2923,13 @@ def test_weights_that_deepspeed_keeps_are_those_of_the_notes() -> None:
     cells = {"framework": "HF Trainer, DeepSpeed ZeRO-3", "zero_stage": 3}
     kept = case(**cells, notes="stage3_max_live_parameters 1e8").scenario.software
     assert kept.sharding.live_elements == 1e8
+
+
+@pytest.mark.parametrize(
+    ("precision", "size"), [("int8 weight-only", 1.0), ("int8 QT", 1.0), ("BitNet b1.58", 0.0)]
+)
+def test_trained_weights_that_torchao_keeps_in_8_bits(precision: str, size: float) -> None:
+    found = case(framework="torchao", precision=precision, num_gpus=1)
+    assert found.scenario.software.fp8.trained_bytes == size
+    assert found.scenario.workload.precision == "bf16"
+    assert any("as those of 16 bits" in note for note in found.defaults) == (size == 0.0)
