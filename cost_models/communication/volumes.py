@@ -106,7 +106,7 @@ def shared_gradient_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
         summands = _partial_sum_traffic(view).times(np.where(table.tensor_parallel > 1, 1.0, 0.0))
     sent = no_traffic(len(table))
     for weight, times in () if embedding_is_frozen(view.model) else view.rank.shared_gradients:
-        size = _tied_bytes(view) * _reduced_numel(weight, table)
+        size = _tied_bytes(view) * _reduced_numel(weight, view)
         sent += Traffic(np.ones(len(table)), size).times(float(times))
     piped = np.where(table.pipeline_parallel > 1, 1.0, 0.0)
     return {("tensor", "all_reduce"): summands, ("pipeline", "send"): sent.times(piped)}
@@ -259,6 +259,7 @@ def _unit_sizes(
 
     def count(view: RankView) -> list[Real]:
         table, found = view.table, list[Real]()
+        flat = view.software.gradients.whole_buffer  # cut evenly, wherever a tensor begins
         apart = np.where(table.experts_apart, 1.0, 0.0)
         for weights in units:
             numel = shards = gathered = np.zeros(len(table))
@@ -267,7 +268,7 @@ def _unit_sizes(
                 if of_experts:
                     here = apart if weight.is_routed_expert else 0.0
                 numel = numel + here * _numel(weight, table)
-                shard = here * _shard(weight, table)
+                shard = here * _shard(weight, table, flat=flat)
                 shards = shards + shard
                 narrow = weight.is_matrix
                 narrow = narrow and weight.part not in ("router", "head")
@@ -325,13 +326,15 @@ def _partial_sum_traffic(view: RankView) -> Traffic:
                 summed = np.where(table.sequence_parallel | always, 1.0, 0.0)
                 if weight.is_routed_expert:
                     summed = np.where(table.expert_tensor_parallel, 1.0, 0.0)
-                numel = numel + unit.repeats * summed * _reduced_numel(weight, table)
+                numel = numel + unit.repeats * summed * _reduced_numel(weight, view)
     return Traffic(np.where(numel > 0, 1.0, 0.0), view.workload.reduction_bytes * numel)
 
 
-def _reduced_numel(weight: Weight, table: PlanTable) -> Real:
+def _reduced_numel(weight: Weight, view: RankView) -> Real:
     """Elements of a tensor's gradient on a rank after the data-parallel reduction."""
-    return np.where(table.zero_stage >= 1, _shard(weight, table), _numel(weight, table))
+    table, flat = view.table, view.software.gradients.whole_buffer
+    shard = _shard(weight, table, flat=flat)
+    return np.where(table.zero_stage >= 1, shard, _numel(weight, table))
 
 
 def _numel(weight: Weight, table: PlanTable) -> Real:
@@ -339,11 +342,14 @@ def _numel(weight: Weight, table: PlanTable) -> Real:
     return rows * width
 
 
-def _shard(weight: Weight, table: PlanTable) -> Real:
-    """Elements of a tensor on a rank if ZeRO shards it."""
+def _shard(weight: Weight, table: PlanTable, *, flat: bool) -> Real:
+    """Elements of a tensor on a rank if ZeRO shards it, alone or as part of a buffer (``flat``)."""
     tensor, experts = _shard_counts(weight, table)
     apart = weight.is_routed_expert & table.experts_apart
     ranks = np.where(apart, table.expert_shard_ranks, table.shard_ranks)
+    if flat:
+        even: Real = _numel(weight, table) / np.maximum(1, ranks)
+        return even
     return data_shard(weight, tensor, ranks, experts)
 
 

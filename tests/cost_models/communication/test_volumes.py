@@ -14,6 +14,7 @@ from cost_models.communication.traffic import Traffic, TrafficOptions
 from cost_models.communication.volumes import (
     AXES,
     KINDS,
+    data_traffic,
     pass_traffic,
     rank_traffic,
     shared_gradient_traffic,
@@ -234,6 +235,21 @@ def test_frozen_weights_that_zero_3_shards_are_gathered_in_every_pass():
         assert 0.0 < gathered(software, "qlora") < 0.5 * gathered(software, "lora")
         assert gathered(software, "lora", stage=2) == 0.0
     assert gathered("shardplan", "lora") == 0.0  # whole on every rank
+
+
+def test_a_buffer_of_all_gradients_is_cut_evenly():
+    """An adapter of 8 rows on 64 ranks: 64 rows of tensors by themselves, none in a buffer."""
+    workload = Workload(64, 64, adapter="lora", adapter_rank=8)
+    model = adapted(_model("llama"), workload)
+    (rank,) = even_split_contents(model, 1, 1)
+    table = PlanTable.from_plans([Plan(data_parallel=64, zero_stage=1)])
+    trained = sum(w.numel for kind in model.kinds for w in kind.weights if not w.frozen)
+    sizes = {}
+    for software in ("nemo", "torch-trainer"):
+        view = rank_view(model, workload, software_profile(software), table, rank)
+        sizes[software] = float(data_traffic(view)["data", "all_gather"].size[0])
+    assert sizes["nemo"] == pytest.approx(2.0 * trained * model.num_layers)
+    assert sizes["torch-trainer"] > 2.0 * sizes["nemo"]
 
 
 def test_deepspeed_gathers_matrices_one_by_one():
