@@ -85,7 +85,7 @@ def test_llama_3_405b_on_8192_and_16384_h100() -> None:
         for case, seconds in zip(cases, measured, strict=True)
         if seconds
     ]
-    assert errors == pytest.approx([-0.13, -0.124, -0.1], abs=0.01)
+    assert errors == pytest.approx([-0.143, -0.124, -0.1], abs=0.01)
 
 
 def test_gpt_3_of_82_billion_on_1024_a100() -> None:
