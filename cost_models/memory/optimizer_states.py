@@ -289,13 +289,23 @@ def updated_elements(view: RankView) -> Real:
     return of_replica / state_replicas(view)
 
 
+def group_of_update(view: RankView) -> Real:
+    """Elements that a rank updates at once: all of its own, under DeepSpeed's ZeRO-3 at most S."""
+    count, most = updated_elements(view), view.software.optimizer.group_elements
+    if not most:
+        return count
+    grouped: Real = np.where(view.table.zero_stage >= 3, np.minimum(count, most), count)
+    return grouped
+
+
 def update_bytes(view: RankView) -> Real:
     """Temporary bytes of the update, in addition to weights, gradients and states.
 
         fused kernel       0
-        over lists         s copies n of all n that the rank updates
+        over lists         s copies n of all n that the rank updates at once
         tensor by tensor   2 s n of the largest tensor: the root and its quotient; 3 s n of a
-                           layer's largest, as the quotient of the one before it still lives
+                           layer's largest, as the quotient of the one before it still lives;
+                           of a flat partition (``group_of_update``) 2 s n of all of it
         whole matrices     w n + 4 n + 4 min(r, c)^2 of the largest one: the update, two bf16
                            iterates and their two products with themselves
         projected          of the largest tensor: ``_projection_bytes``
@@ -310,8 +320,10 @@ def update_bytes(view: RankView) -> Real:
         return _whole_matrix_bytes(view)
     fused = software.optimizer.fused and workload.optimizer in FUSED
     if software.optimizer.loops and not fused:
-        return workload.state_bytes * traits.foreach_copies * _elements_of_a_loop(view)
-    return workload.state_bytes * (0.0 if fused else traits.foreach_copies) * updated_elements(view)
+        flat = 2.0 * group_of_update(view)
+        elements = flat if software.optimizer.flat else _elements_of_a_loop(view)
+        return workload.state_bytes * traits.foreach_copies * elements
+    return workload.state_bytes * (0.0 if fused else traits.foreach_copies) * group_of_update(view)
 
 
 def _elements_of_a_loop(view: RankView) -> Real:

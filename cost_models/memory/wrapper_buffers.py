@@ -28,7 +28,7 @@ from cost_models.memory.ledger import (
     Item,
     product,
 )
-from cost_models.memory.optimizer_states import updated_elements
+from cost_models.memory.optimizer_states import group_of_update
 from cost_models.model.lora import frozen_part, has_frozen
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
@@ -111,23 +111,23 @@ def bucket_elements(view: RankView) -> float:
 def update_with_copies(view: RankView, update: Real) -> Real:
     """Bytes of the update with gradients, or states of few bits, that are cast for it.
 
-        max(u n, t + (w - g) n)    n = P / d, under ZeRO-3 at most S
+        max(u n, t + (w - g) n)    n = P / d
+        max(u S, t + w S)          under ZeRO-3, at most S elements at once
 
     u bytes of the copies of an element while it is cast; then the fp32 gradient replaces the kept
     one, and the optimizer has its temporaries t, ``update``. Source: DeepSpeed, stage_1_and_2.py,
     step: flatten(averaged_gradients), then to(float32), while these still live; a single rank's
-    partition is the whole. Moments of 8 bits: Transformer Engine, fused_adam.py, step.
+    partition is the whole; stage3.py: grad_partitions_flat_buffer stays. Moments of 8 bits:
+    Transformer Engine, fused_adam.py, step.
     """
     optimizer, workload, table = view.software.optimizer, view.workload, view.table
     if not optimizer.copied_bytes:
         return update
     precision = view.software.gradients.in_master_precision
     kept = workload.gradient_bytes(in_master_precision=precision)
-    count = updated_elements(view)
-    if optimizer.group_elements:
-        grouped = np.minimum(count, optimizer.group_elements)
-        count = np.where(table.zero_stage >= 3, grouped, count)
-    cast = update + max(0.0, workload.master_bytes - kept) * count
+    count = group_of_update(view)
+    freed = np.where(table.zero_stage >= 3, 0.0, kept)
+    cast = update + np.maximum(0.0, workload.master_bytes - freed) * count
     copied = np.maximum(optimizer.copied_bytes * count, cast)
     return np.where((table.zero_stage >= 1) | (table.shard_ranks <= 1), copied, update)
 

@@ -62,6 +62,7 @@ class TrainerOptimizer(ProfileGroup, frozen=True, kw_only=True):
 
     fused: bool  # one kernel updates in place; otherwise updates make copies of shards
     loops: bool  # if not fused, over tensors: temporaries of the largest one
+    flat: bool  # what a rank updates at once is one tensor: such temporaries are of all of it
     copied_bytes: Amount  # per updated element, of gradients or states cast for the update
     group_elements: Amount  # that ZeRO-3 updates at once; 0: all
     in_backward: bool  # weights are updated as their gradients arrive, which are then freed

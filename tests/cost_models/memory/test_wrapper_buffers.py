@@ -23,18 +23,18 @@ from cost_models.partition.frozen_weights import frozen_bytes, frozen_layer_byte
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
-from hardware_profiles.software.trainer import software_profile
+from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 from tests.allocations import peak_allocated
 from tests.samples import make_scenario, rank_view
 
 WIDTH = 256
 
 
-def view_of(software: str, plan: Plan, **workload: Any) -> RankView:
+def view_of(software: str | SoftwareProfile, plan: Plan, **workload: Any) -> RankView:
     scenario = make_scenario("llama", software="shardplan", **workload)
     (rank,) = even_split_contents(scenario.model, 1, 1)
     table = PlanTable.from_plans([plan])
-    profile = software_profile(software)
+    profile = software_profile(software) if isinstance(software, str) else software
     return rank_view(scenario.model, scenario.workload, profile, table, rank)
 
 
@@ -85,8 +85,12 @@ def test_deepspeed_reduces_in_buckets_while_a_backward_pass_runs() -> None:
 
 
 def test_deepspeed_casts_a_partition_for_the_update() -> None:
-    """ZeRO-2 on 4 ranks: 2 bytes kept, 2 flattened, 4 cast; then 4 and what the update takes."""
-    for kernels, others in (("adamw-fused", 0.0), ("adamw-foreach", 4.0)):
+    """ZeRO-2 on 4 ranks: 2 bytes kept, 2 flattened, 4 cast; then 4 and what the update takes.
+
+    One tensor after the other: the partition is one, whose root and quotient are whole.
+    """
+    kinds = {"adamw-fused": 0.0, "adamw-foreach": 4.0, "adamw-for-loop": 8.0}
+    for kernels, others in kinds.items():
         view = view_of(f"deepspeed-zero2+{kernels}", Plan(data_parallel=4, zero_stage=2))
         shard = first(view.parameters.total) / 4.0
         kept = shard * 2.0
@@ -97,6 +101,17 @@ def test_deepspeed_casts_a_partition_for_the_update() -> None:
     assert first(update_with_copies(whole, fused)) == 0.0
     one = view_of("deepspeed-zero2", Plan())  # a partition of a single rank
     assert first(update_with_copies(one, 0.0)) == 6.0 * first(one.parameters.total)
+
+
+def test_zero_3_of_deepspeed_keeps_16_bit_gradients_and_updates_groups() -> None:
+    """An fp32 gradient and temporaries of a group at once, whole or half of a shard."""
+    plan = Plan(data_parallel=4, zero_stage=3)
+    for kernels, others in (("adamw-for-loop", 8.0), ("adamw-foreach", 4.0)):
+        view = view_of(f"deepspeed-zero3+{kernels}", plan)
+        shard = first(view.parameters.total) / 4.0
+        assert first(update_with_copies(view, update_bytes(view))) == (4.0 + others) * shard
+        halves = view_of(view.software.changed({"optimizer.group_elements": shard / 2.0}), plan)
+        assert first(update_with_copies(halves, update_bytes(halves))) == (4.0 + others) * shard / 2
 
 
 def test_zero_3_of_deepspeed_has_16_bit_shards_next_to_fp32_ones() -> None:
