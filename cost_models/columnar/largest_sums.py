@@ -53,9 +53,9 @@ def largest_sums(
         return _row_by_row(frame, one, other, partner_columns)
     grids = SumGrids(shared, one, other, frame)
     found = np.empty(grids.size)
-    left = np.arange(grids.count)
+    left = np.flatnonzero(np.diff(grids.starts))  # a shared projection may have rows of no plan
     if enough < np.inf:
-        left = left[~_exceeding(grids, partner_columns, enough, found)]
+        left = left[~_exceeding(grids, left, partner_columns, enough, found)]
     for some in grids.batches(left):
         z, a = StackedTerms.of(grids.one, some), StackedTerms.of(grids.other, some)
         k, group = _candidates(z, a, partner_columns)
@@ -115,22 +115,22 @@ def _fill_one(found: Floats, z: Floats, a: Floats) -> None:
 
 
 def _exceeding(
-    grids: SumGrids, partner_columns: Index, enough: float, found: Floats
+    grids: SumGrids, groups: Index, partner_columns: Index, enough: float, found: Floats
 ) -> NDArray[np.bool_]:
-    """Return the groups where one sum exceeds ``enough`` in all rows, written into their grids."""
-    begins = [side.order[side.starts[:-1]] for side in (grids.one, grids.other)]
+    """Return which groups have one sum above ``enough`` in all rows; it is in their grids."""
+    begins = [side.order[side.starts[groups]] for side in (grids.one, grids.other)]
     z, a = grids.one.terms.at(begins[0]), grids.other.terms.at(begins[1])
     best = np.argmax(z + a[:, partner_columns], axis=1)
-    settled = np.zeros(grids.count, dtype=bool)
+    settled = np.zeros(len(groups), dtype=bool)
     for k in ascending(best):
         mine = np.flatnonzero(best == k)
-        z_k, z_starts = grids.one.of_term(k, mine)
-        a_k, a_starts = grids.other.of_term(partner_columns[k], mine)
+        z_k, z_starts = grids.one.of_term(k, groups[mine])
+        a_k, a_starts = grids.other.of_term(partner_columns[k], groups[mine])
         least = np.minimum.reduceat(z_k, z_starts[:-1]) + np.minimum.reduceat(a_k, a_starts[:-1])
         for number in np.flatnonzero(least > enough):
             z_rows = z_k[z_starts[number] : z_starts[number + 1]]
             a_rows = a_k[a_starts[number] : a_starts[number + 1]]
-            np.add(z_rows[:, None], a_rows, out=grids.of(found, mine[number]))
+            np.add(z_rows[:, None], a_rows, out=grids.of(found, groups[mine[number]]))
         settled[mine] = least > enough
     return settled
 

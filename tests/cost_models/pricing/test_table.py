@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cost_models.columnar.columns import FactoredColumn
@@ -140,11 +140,19 @@ def test_a_table_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-@given(st.integers(1, 300), st.integers(0, 10**6), st.integers(1, 5), st.sampled_from([0, 1e9]))
+@given(
+    st.integers(1, 300),
+    st.integers(0, 10**6),
+    st.integers(1, 5),
+    st.sampled_from([0, 1e9]),
+    st.integers(0, 2),
+)
+@example(50, 3, 3, 0, 2)
 @settings(max_examples=examples(60))
 def test_largest_sums_are_those_of_all_sums(
-    size: int, seed: int, groups: int, sums_of_group: float
+    size: int, seed: int, groups: int, sums_of_group: float, unused: int
 ) -> None:
+    """``unused``: values of a shared column that no plan has."""
     rng = np.random.default_rng(seed)
     zeros = {f.name: np.zeros(size, dtype=np.int64) for f in fields(PlanTable)}
     table = PlanTable(
@@ -156,25 +164,32 @@ def test_largest_sums_are_those_of_all_sums(
         }
     )
     few, frame = factored(table)
+    shared: Any = few.tensor_parallel
+    if unused:
+        values = rng.choice(groups + unused, groups, replace=False)
+        codes = values[table.tensor_parallel]
+        shared = FactoredColumn(frame.add(codes, groups + unused), np.arange(0.0, groups + unused))
     scale = rng.choice([1.0, 5.0, 1e3], (7, 2))
     first: list[Any] = [
-        scale[k, 0] * np.sin(k + few.zero_stage * 1.3 + 7.1 * few.tensor_parallel) for k in range(7)
+        scale[k, 0] * np.sin(k + few.zero_stage * 1.3 + 7.1 * shared) for k in range(7)
     ]
     first[3] = np.where(few.zero_stage > 1, first[3], MISSING)
     second: list[Any] = [
-        scale[k, 1] * np.cos(2.0 * k + few.micro_batch_size * (k + few.tensor_parallel))
-        for k in range(4)
+        scale[k, 1] * np.cos(2.0 * k + few.micro_batch_size * (k + shared)) for k in range(4)
     ]
     partners = [0, 1, 2, 3, 0, 2, 2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cost_models.columnar.largest_sums.SUMS_OF_GROUP", sums_of_group)
         found = largest_sums(frame, first, second, partners)
+        enough = float(np.median(found))
+        small = largest_sums(frame, first, second, partners, enough)
 
     def expanded(value: Any) -> Any:
         return value.expanded() if type(value) is FactoredColumn else np.broadcast_to(value, size)
 
     sums = [expanded(z) + expanded(second[k]) for z, k in zip(first, partners, strict=True)]
     assert np.array_equal(found, np.max(np.stack(sums), axis=0))
+    assert np.array_equal(small[found <= enough], found[found <= enough])
 
 
 @pytest.mark.slow
