@@ -17,11 +17,12 @@ from msgspec import Struct
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from cost_models.arrays import among, ascending
+from cost_models.arrays import among, ascending, holds
 from cost_models.columnar.columns import FactoredColumn, align, expand
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.columnar.projections import Index, Projection
+from cost_models.compute.kernel_launch import overlapped_wait
 from cost_models.memory.allocator import free_bytes, free_shares
 from cost_models.memory.host import HostBytes, rank_host_bytes
 from cost_models.memory.ledger import total
@@ -48,10 +49,13 @@ from cost_models.scenario import ClusterColumns, Scenario
 from cost_models.step_time.overlap import Hiding, exposed_data_seconds
 from cost_models.step_time.parts import RankSeconds, TimeParts
 from cost_models.step_time.pipeline_bound import balanced_bound, owners, pipeline_bound
+from hardware_profiles.software.trainer import SoftwareProfile
 
 Floats = NDArray[np.float64]
+Ranks = Sequence[tuple[Any, RankSeconds]]  # how many of each kind in each row, and their seconds
 ACTIVATIONS: Final = ("activations", "logits")  # they depend on other columns than model states
 IN_CACHE: Final = 32_768  # passes of ranks whose pipelines are bounded together
+LATE: Final = 1e-9  # seconds; waits for the host that are no longer are rounding
 FEW: Final = 4_000  # plans for whose steps distinct rows are not worth finding
 OF_MEMORY: Final = 3 / 8  # of FEW, for their memory: more of its terms depend on few columns
 
@@ -215,7 +219,7 @@ def table_balanced_steps(
 
 
 def _balanced(
-    scenario: Scenario, plans: PlanTable, ranks: Sequence[tuple[Any, RankSeconds]], stages: Any
+    scenario: Scenario, plans: PlanTable, ranks: Ranks, stages: Any
 ) -> tuple[Any, Any, Any]:
     """Return the columns of ``BalancedSteps``; ``ranks``: how many of each kind, their seconds."""
     looped = dataclasses.replace(plans, virtual_stages=stages)
@@ -224,23 +228,53 @@ def _balanced(
     in_turn = np.minimum(plans.pipeline_parallel, plans.num_microbatches)
     hidden = np.where(stages > 1, np.maximum(hidden, in_turn), hidden)
 
-    def least_of(values: Sequence[Any]) -> Any:
-        present = zip(ranks, values, strict=True)
-        return reduce(np.minimum, [np.where(n > 0, value, np.inf) for (n, _), value in present])
-
-    works = [one.microbatch - one.host - one.expert_communication for _, one in ranks]
-    whole = reduce(np.add, [n * work for (n, _), work in zip(ranks, works, strict=True)])
-    for name in ("host", "expert_communication"):
-        waits = [getattr(one, name) for _, one in ranks]
-        every = reduce(np.add, [n * wait for (n, _), wait in zip(ranks, waits, strict=True)])
-        whole = whole + np.where(least_of(waits) > 0.0, every, 0.0)
+    whole = _sum(ranks, [one.microbatch - one.host - one.expert_communication for _, one in ranks])
+    every = [one.expert_communication for _, one in ranks]
+    whole = whole + np.where(_least(ranks, every) > 0.0, _sum(ranks, every), 0.0)
+    whole = whole + _least_host_waits(scenario.software, plans, ranks)
     once, hiding = [], Hiding.of(scenario.software)
     for _, one in ranks:
         exposed = exposed_data_seconds(one, looped, hiding, on_gpu=True)
         once.append(np.maximum(0.0, exposed - hidden * one.forward_pass) + one.optimizer)
-    forward = least_of([one.forward_pass / one.microbatch for _, one in ranks])
-    least = least_of(once)
+    forward = _least(ranks, [one.forward_pass / one.microbatch for _, one in ranks])
+    least = _least(ranks, once)
     return balanced_bound(plans, whole, forward, stages) + least, whole, least
+
+
+def _least_host_waits(software: SoftwareProfile, plans: PlanTable, ranks: Ranks) -> Any:
+    """Return a lower bound of a micro-batch's waits for the host, of all ranks together.
+
+    All ranks together launch and run the same for every number of layers of each stage, and wait
+    no less than one rank that does it all (``overlapped_wait``). If every rank also waits for what
+    is offloaded, the link to the host is always busy, and all waits count.
+    """
+    offloads = plans.offloads_activations | plans.offloads_weights
+
+    def wait(launches: Any, queued: Any) -> Any:
+        return launches if software.host.synchronous else overlapped_wait(launches, queued)
+
+    waits, offloaded = np.asarray(0.0), [one.host for _, one in ranks]
+    for place in (0, 1):
+        launches = [one.launches[place] for _, one in ranks]
+        queued = [one.queued[place] for _, one in ranks]
+        waits = waits + wait(_sum(ranks, launches), _sum(ranks, queued))
+        if holds(offloads):
+            offloaded = [
+                host - wait(*pair) for host, *pair in zip(offloaded, launches, queued, strict=True)
+            ]
+    if holds(offloads):
+        every = offloads & (_least(ranks, offloaded) > LATE)
+        waits = np.where(every, _sum(ranks, [one.host for _, one in ranks]), waits)
+    return waits
+
+
+def _sum(ranks: Ranks, values: Sequence[Any]) -> Any:
+    return reduce(np.add, [n * value for (n, _), value in zip(ranks, values, strict=True)])
+
+
+def _least(ranks: Ranks, values: Sequence[Any]) -> Any:
+    present = zip(ranks, values, strict=True)
+    return reduce(np.minimum, [np.where(n > 0, value, np.inf) for (n, _), value in present])
 
 
 def table_least_states(scenario: Scenario, table: PlanTable) -> Floats:

@@ -89,6 +89,8 @@ class RankSeconds(Struct, frozen=True, dict=True):
     hidden_forward: Real = 0.0  # collectives inside layers that a forward pass hides
     hidden_backward: Real = 0.0
     host_backward: Real = 0.0  # of ``host``, in the backward pass
+    launches_forward: Real = 0.0  # of operators, which passes may hide
+    launches_backward: Real = 0.0
 
     def times(self, factor: Real) -> RankSeconds:
         """Return the seconds times a factor."""
@@ -113,3 +115,17 @@ class RankSeconds(Struct, frozen=True, dict=True):
     def forward_pass(self) -> Real:
         """The forward half."""
         return self.microbatch - self.backward_pass
+
+    @property
+    def launches(self) -> tuple[Real, Real]:
+        """Seconds of launches of a forward and of a backward pass."""
+        return self.launches_forward, self.launches_backward
+
+    @property
+    def queued(self) -> tuple[Real, Real]:
+        """Seconds of what is launched: a forward and a backward pass, with their collectives."""
+        inside = self.tensor_communication + self.context_communication
+        surplus = self.tensor_surplus + self.context_surplus
+        backward = self.backward - self.host_backward
+        forward = self.compute + self.recompute - backward
+        return forward + 0.5 * (inside - surplus), backward + 0.5 * (inside + surplus)

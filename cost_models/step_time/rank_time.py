@@ -109,6 +109,8 @@ def rank_seconds(view: RankView, rate: Rates) -> RankSeconds:
         + traffic["pipeline", "send"].count * view.software.host.message_seconds / microbatches,
         backward=backward + host[1],
         host_backward=host[1],
+        launches_forward=starts[0],
+        launches_backward=starts[1],
         weights=deferred_seconds(passes, starts, host),
         expert_communication=exposed_all_to_all_seconds(
             by_axis["expert"] / microbatches,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import planner
 from cost_models.communication.volumes import pipeline_traffic
+from cost_models.legality.rules import legality_codes
 from cost_models.memory.outside_torch import context_bytes
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.plan_stages import default_layer_ranges
@@ -23,6 +24,7 @@ from cost_models.partition.stages import contents_of_rank
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.plan_file import read_plan_file, write_plan_file
 from cost_models.pricing.estimate import price
+from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import verdict_spread
 from cost_models.units import format_seconds
@@ -33,6 +35,7 @@ from planner.refinement.best_partition import GAIN, best_staged
 from planner.refinement.minimal_recompute import least_recompute, share_out
 from planner.refinement.rank_prices import rank_passes, rank_peaks
 from planner.refinement.stage_bounds import (
+    balanced_bounds,
     chooses_layers,
     is_looped,
     least_steps,
@@ -618,3 +621,15 @@ def test_the_best_staged_plan_is_that_of_trying_all(seed: int, **sizes: Any) -> 
     assert staged.step < min(best * (1.0 + 1e-9), even * (1.0 - GAIN))
     assert len(tried) < len(table) or staged.step == pytest.approx(best, rel=1e-9)
     assert assess(staged.scenario(scenario), staged.plan).verdict == "fits"
+
+
+def test_bounds_hold_where_one_stage_hides_launches_of_others() -> None:
+    """The head of a small model hides launches of layers that come to its stage."""
+    model = sample_model("llama", num_hidden_layers=5, vocab_size=32_000)
+    scenario = make_scenario(model, "6xA100-80GB", seq_len=512, global_batch_size=96)
+    plan = Plan(pipeline_parallel=6, pipeline_schedule="gpipe", micro_batch_size=96)
+    table = PlanTable.from_plans([plan])
+    own = [replace(scenario, layer_ranges=ranges) for ranges in all_stages(5, 6, empty=True)]
+    steps = [table_steps(one, table)[0] for one in own if not legality_codes(one, table)[0]]
+    assert len(steps) > 2
+    assert min(steps) >= balanced_bounds(scenario, table, "given").step[0]
