@@ -33,9 +33,16 @@ END_LAYERS: Final = tuple(
 LAYERS_A_STAGE: Final = re.compile(
     r"\bnum[ _-]layers[ _-]per[ _-](?:virtual[ _-])?(?:pipeline[ _-])?stage[ =:]*(\d+)"
 )
+# NeMo, Megatron Core: cpu_offloading_num_layers, activation_offload_layers
+OFFLOADED_LAYERS: Final = re.compile(r"layers[ =:]+(\d+)|\b(\d+) (?:of (?:the )?\d+ )?layers?\b")
 MESH: Final = re.compile(r"\bhsdp[ (=:]*(\d+) ?[x×*] ?(\d+)\b")
 # NPROC_PER_NODE=2 next to four visible cards (modelscope/ms-swift: swift/cli/main.py, use_torchrun)
 PROCESSES: Final = re.compile(r"\bnproc[ _]per[ _]node[ =:]*(\d+)|\b(\d+) process(?:es)?\b")
+WITHOUT_ACTIVATIONS: Final[dict[Offload, Offload]] = {
+    "activations": "none",
+    "optimizer+activations": "optimizer",
+    "weights+activations": "weights",
+}
 ROUNDED: Final = 0.15  # of a batch, that a source may round
 ENDS: Final = "ends-as-layers"
 
@@ -74,7 +81,7 @@ def plan_of(
         reading.defaults.append("one micro-batch at a time: priced as a step of one")
         batch = micro * data
     stage = _zero_stage(reading)
-    offload = _offload(reading, stage, trainer)
+    offload = _offload(reading, model.num_layers, stage, trainer)
     updates = look_up(words_table().optimizer, row)
     if stage and row.zero_stage is None and updates and updates.value in PROJECTED:
         stage = 0
@@ -345,10 +352,11 @@ def _sequence_parallel(reading: Reading, tensor: int, trainer: SoftwareEntry) ->
     return bool(reading.value("sequence_parallel", True, "with tensor parallelism"))
 
 
-def _offload(reading: Reading, stage: int, trainer: SoftwareEntry) -> Offload:
+def _offload(reading: Reading, layers: int, stage: int, trainer: SoftwareEntry) -> Offload:
     """Return what a row offloads: what it names, or what the stage shards ("CPU offload").
 
-    Left out: ``cpu_offloading`` of Megatron Core, which is of activations.
+    Activations of less than half of the layers count as none, and of more as all. Left out:
+    ``cpu_offloading`` of Megatron Core, which is of activations.
     """
     row, table = reading.row, words_table()
     entry = look_up(table.offload, row)
@@ -360,4 +368,14 @@ def _offload(reading: Reading, stage: int, trainer: SoftwareEntry) -> Offload:
         entry = look_up(table.host_offload, replace(row, zero_stage=stage))
     if entry is None and row.offload is not None:
         reading.stand_in("offload", "none", "optimizer", "activations")
-    return entry.value if entry else "none"
+    offload = entry.value if entry else "none"
+    found = OFFLOADED_LAYERS.search(row.words("offload"))
+    few = int(found[1] or found[2]) if found else layers
+    if few >= layers or not offload.endswith("activations"):
+        return offload
+    others = WITHOUT_ACTIVATIONS[offload]
+    taken, other = (others, offload) if 2 * few < layers else (offload, others)
+    told = f"activations of {few} of {layers} layers are offloaded: priced as {taken}"
+    reading.defaults.append(told)
+    reading.also.append({"offload": other})
+    return taken

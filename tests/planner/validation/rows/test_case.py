@@ -586,6 +586,22 @@ def test_a_graph_of_mindspore_needs_no_host_and_fewer_passes_over_scores() -> No
     assert not waits.software.overlap.chunked_tensor_traffic
 
 
+@pytest.mark.parametrize(
+    ("words", "taken", "other"),
+    [
+        ("activations of 5 layers to CPU", "none", "activations"),
+        ("activations, cpu_offloading_num_layers=5", "none", "activations"),
+        ("activations of 20 of 32 layers", "activations", "none"),
+        ("activations of 32 layers", "activations", None),
+        ("activations", "activations", None),
+    ],
+)
+def test_activations_of_few_layers_stay(words: str, taken: str, other: str | None) -> None:
+    found = case(model="llama-2-7b", framework="Megatron-LM core", offload=words)
+    assert found.plan.offload == taken
+    assert [one.plan.offload for one in found.others] == [other] * bool(other)
+
+
 def test_fp32_weights_may_leave_with_offloaded_states() -> None:
     fsdp = {"framework": "own trainer (FSDP2)", "zero_stage": 3, "precision": "bf16"}
     states = case(**fsdp, offload="optimizer states to CPU")
