@@ -276,7 +276,7 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
     regions = of_frozen_layer(regions, kind, model.hidden_size, workload.compute_bytes, software)
     if not holds(by_operator(table.recompute)):
         return regions
-    found = kept_results(model, workload, table, kind)
+    found = kept_results(model, workload, software, table, kind)
     return replace(
         regions,
         results_split=found.split,

@@ -24,10 +24,15 @@ from cost_models.activations.operators import SINK_FEATURES
 from cost_models.arrays import FP32, Real
 from cost_models.communication.context_parallel import ULYSSES, exchanged_key_heads, is_blockwise
 from cost_models.model.spec import Attention, LayerKind, ModelSpec
-from cost_models.partition.recomputed_layers import needs_output, repeated_matrices
+from cost_models.partition.recomputed_layers import (
+    exchanges_again,
+    needs_output,
+    repeated_matrices,
+)
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.recompute import EVERY_SECOND_MM
 from cost_models.plan.workload import Workload
+from hardware_profiles.software.trainer import SoftwareProfile
 
 
 class Results(NamedTuple):
@@ -40,7 +45,11 @@ class Results(NamedTuple):
 
 
 def kept_results(
-    model: ModelSpec, workload: Workload, table: PlanTable, kind: LayerKind
+    model: ModelSpec,
+    workload: Workload,
+    software: SoftwareProfile,
+    table: PlanTable,
+    kind: LayerKind,
 ) -> Results:
     """Return the results of one layer that stay until its backward pass.
 
@@ -51,7 +60,8 @@ def kept_results(
     row-cut matrices      c h (/ t if sp), the sum      read again where a norm follows, or the
                           over the ranks                MLP does; ops:every-2nd-mm: always
     ulysses               c (a d + k' (d + e)) / t + c a e / t   exchanged tensors
-    experts               c E router, k c (2 F / t + h), 2 k c h more where rows travel
+    experts               c E router, k c (2 F / t + h), 2 k c h more where rows travel,
+                          unless they are exchanged again
     """
     compute, hidden = workload.compute_bytes, float(model.hidden_size)
     tensor = 1.0 * table.tensor_parallel
@@ -90,7 +100,7 @@ def kept_results(
     # gathered inputs run again
     gathers = table.sequence_parallel & (tensor > 1.0) & ~second
     whole = whole + np.where(gathers, compute * kind.attention.rope_head_dim, 0.0)
-    mixture = _mixture_results(kind, hidden, compute, table)
+    mixture = _mixture_results(kind, hidden, compute, software, table)
     return Results(split + mixture.split, along + mixture.along, whole + mixture.whole, unread)
 
 
@@ -112,7 +122,9 @@ def _attention_results(attention: Attention, workload: Workload, table: PlanTabl
     return np.where(is_blockwise(table), blocks, fused) + more
 
 
-def _mixture_results(kind: LayerKind, hidden: float, compute: float, table: PlanTable) -> Results:
+def _mixture_results(
+    kind: LayerKind, hidden: float, compute: float, software: SoftwareProfile, table: PlanTable
+) -> Results:
     """Results of routed experts: router, both projections, and exchanged rows."""
     experts, zero = kind.feed_forward, np.zeros(len(table))
     if not experts.num_experts:
@@ -121,7 +133,8 @@ def _mixture_results(kind: LayerKind, hidden: float, compute: float, table: Plan
     inner = (2.0 if experts.gated else 1.0) * experts.ffn_hidden_size
     share = table.expert_tensor / tensor  # of the tokens that a rank routes
     grouped = np.where(table.recompute == EVERY_SECOND_MM, 0.0, 1.0)  # results of grouped matmuls
-    rows = np.where(table.expert_parallel > 1, 2.0, 0.0) + grouped
+    travels = (table.expert_parallel > 1) & ~exchanges_again(software, table)
+    rows = np.where(travels, 2.0, 0.0) + grouped
     rows = rows * experts.experts_per_token * hidden
     whole = compute * share * (rows + grouped * experts.num_experts)
     parallel = tensor > 1.0

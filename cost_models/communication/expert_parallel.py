@@ -16,6 +16,7 @@ from cost_models.columnar.columns import on_distinct_rows
 from cost_models.communication.traffic import Traffic, no_traffic
 from cost_models.model.spec import FeedForward, ModelSpec
 from cost_models.partition.rank_view import RankView
+from cost_models.partition.recomputed_layers import exchanges_again
 from cost_models.plan.recompute import FULL, repeats_module
 from hardware_profiles.cluster.links.nvlink_domains import domains_spanned
 from hardware_profiles.software.kernels import ForwardSoftware
@@ -28,7 +29,8 @@ def expert_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
 
     For each layer and micro-batch:
 
-        counts    8 E        forward (again with full recomputation, or of ``moe``)
+        counts    8 E        forward (again with full recomputation, or of ``moe``, and by
+                             operator if the trainer keeps no rows that were exchanged)
         rows      c n k h    twice forward (dispatch and combine; recomputed too), twice backward;
                              f k with a capacity factor f: all slots
 
@@ -42,6 +44,7 @@ def expert_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
     if not holds(table.expert_parallel > 1):
         return {("expert", "all_to_all"): no_traffic(len(table))}
     repeats = (table.recompute == FULL) | repeats_module(table.recompute, "moe")
+    repeats = repeats | exchanges_again(view.software, table)
     again = np.where(repeats, 1.0, 0.0)
     tokens = routed_tokens(view)
     total = no_traffic(len(table))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from cost_models.arrays import Flag
+from cost_models.arrays import Flag, holds
 from cost_models.model.spec import LayerKind, Weight
 from cost_models.plan.plan import Plan, PlanTable, split_layers
 from cost_models.plan.recompute import EVERY_SECOND_MM, repeats_module, repeats_modules
@@ -118,6 +118,12 @@ def repeated_matrices(kind: LayerKind) -> tuple[Weight, ...]:
     counted = [w for w in matrices if w.part != "router" and w.name.rpartition(".")[0] not in stems]
     saved = {w.name for w in counted[::2]}
     return tuple(w for w in matrices if w.name not in saved)
+
+
+def exchanges_again(software: SoftwareProfile, table: PlanTable) -> Flag:
+    """Return which plans exchange tokens of experts again, operator by operator."""
+    again: Flag = np.equal(table.recompute, EVERY_SECOND_MM)
+    return again if not holds(again) else again & (not software.activations.keeps_exchanged_rows)
 
 
 def module_matrices(kind: LayerKind, module: str) -> tuple[Weight, ...]:

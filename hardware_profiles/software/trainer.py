@@ -173,6 +173,7 @@ class Activations(ProfileGroup, frozen=True, kw_only=True):
     keeps_fused_qkv: bool  # values are a view: queries and keys before rotary embedding stay
     share: Positive  # of the counted bytes of activations and logits that a step holds
     layer_input_extra_bytes: Amount  # per hidden element, besides a recomputed layer's input
+    keeps_exchanged_rows: bool  # selective by operator: rows that came from or to experts elsewhere
     keeps_cache: bool  # keys and values of recomputed layers, for a generation that never comes
     longest_sequences_first: bool  # before any gradients have been accumulated
 

@@ -20,6 +20,7 @@ from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.recompute import FULL, NONE, SELECTIVE_OPS
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price, rank_communication
+from hardware_profiles.software.trainer import software_profile
 from tests.samples import legal_table, llama, make_scenario, rank_view
 
 OPS = Plan(recompute="selective_ops")
@@ -33,7 +34,9 @@ SETTINGS = [
 
 def results(model: ModelSpec, plan: Plan = OPS, **workload: Any) -> tuple[float, float, float]:
     about = replace(WORKLOAD, **workload)
-    found = kept_results(model, about, PlanTable.from_plans([plan]), model.kinds[0])
+    found = kept_results(
+        model, about, software_profile("shardplan"), PlanTable.from_plans([plan]), model.kinds[0]
+    )
     split, along, whole = (float(np.ravel(part)[0]) for part in found[:3])
     return split, along, whole
 

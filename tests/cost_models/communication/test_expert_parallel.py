@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cost_models.activations.selective_ops import kept_results
 from cost_models.communication.expert_parallel import (
     expert_groups,
     exposed_all_to_all_seconds,
@@ -63,6 +64,23 @@ def test_tokens_go_to_their_experts_and_back(cut: bool, share: float) -> None:
     assert count == 4 * 4 * (1 + 4)
     rows = 2.0 * MODEL.hidden_size * 2 * 64 * share
     assert size == 4 * 4 * (4 * 8 + 4 * rows)
+
+
+def test_operators_that_are_not_saved_exchange_again() -> None:
+    (rank,) = even_split_contents(MODEL, 1, 1)
+    plans = [Plan(2, expert_parallel=2, recompute=r) for r in ("none", "ops:every-2nd-mm", "full")]
+    table = PlanTable.from_plans(plans)
+    for name, again in (("torchtitan", 0), ("torchtitan+repeated-exchanges", 2)):
+        view = rank_view(MODEL, WORKLOAD, software_profile(name), table, rank)
+        moved = rank_traffic(view)["expert", "all_to_all"].count
+        kept, by_operator, full = (moved - moved[0]).tolist()
+        assert (kept, by_operator) == (0, full if again else 0)
+        results = [
+            float(np.ravel(kept_results(MODEL, WORKLOAD, view.software, one, MODEL.kinds[0])[2])[0])
+            for one in (table.rows([1]), replace(table.rows([1]), expert_parallel=np.ones(1, int)))
+        ]
+        rows = 2.0 * MODEL.hidden_size * 2 * MODEL.kinds[0].feed_forward.experts_per_token
+        assert results[0] - results[1] == (0.0 if again else rows)
 
 
 def test_experts_that_nobody_else_holds_are_not_reduced() -> None:

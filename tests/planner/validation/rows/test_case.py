@@ -1031,3 +1031,18 @@ def test_what_a_source_rounds_or_leaves_out_is_priced_and_listed() -> None:
     assert any(line.startswith("precision bf16") for line in mixed.defaults)
     usual = case(num_heads=None, vocab_size=None)
     assert {"num_heads", "vocab_size"} <= {line.split()[0] for line in usual.defaults}
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "kept"),
+    [
+        ("torchtitan (December 2025)", "qwen3-30b-a3b", False),
+        ("torchtitan (May 2026)", "qwen3-30b-a3b", True),
+        ("torchtitan (December 2025)", "deepseek-v3", True),
+    ],
+)
+def test_lists_of_saved_operators_were_each_models_own(
+    framework: str, model: str, kept: bool
+) -> None:
+    found = case(framework=framework, model=model, gpu="H200", num_gpus=64, expert_parallel=8)
+    assert found.scenario.software.activations.keeps_exchanged_rows == kept

@@ -69,9 +69,11 @@ def test_no_entry_states_a_fact_about_one_source() -> None:
             columns = set(entry.when)
             assert not columns & {"source", "source_group", "row_id", "outcome", "num_gpus"}, entry
             assert "gpu" not in columns or name == "gpu", entry
-            # Qwen's script looks for "chat" in a model's name; attention is a model's code; a suite
-            # of benchmarks, and some trainers, have a configuration for each model
-            by_model = name in ("architecture", "attention", "trained_ends", "suite_models")
+            # Qwen's script looks for "chat" in a model's name; attention, and the operators that a
+            # checkpoint keeps, are a model's code; a suite of benchmarks, and some trainers, have a
+            # configuration for each model
+            of_code = ("architecture", "attention", "checkpoints")
+            by_model = name in (*of_code, "trained_ends", "suite_models")
             of_suite = {"flagperf", "mlperf"} & set(entry.when.get("framework", ()))
             assert "model" not in columns or by_model or of_suite, entry
 
