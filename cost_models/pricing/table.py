@@ -46,7 +46,7 @@ from cost_models.pricing.plan_groups import PlanGroup, groups_of_plans, groups_o
 from cost_models.pricing.rank_rows import formulas_of, joint_rank
 from cost_models.pricing.step_bounds import step_times
 from cost_models.scenario import ClusterColumns, Scenario
-from cost_models.step_time.overlap import Hiding, exposed_data_seconds
+from cost_models.step_time.overlap import Hiding, exposed_data_seconds, least_message_share
 from cost_models.step_time.parts import RankSeconds, TimeParts
 from cost_models.step_time.pipeline_bound import balanced_bound, owners, pipeline_bound
 from hardware_profiles.software.trainer import SoftwareProfile
@@ -191,10 +191,11 @@ def table_balanced_steps(
 
     On accelerators; also for every number of recomputed layers if the table recomputes none.
     ``most_stages``: of a rank of each plan; None: one. All ranks together do the same work for each
-    number of layers, and no less with more stages; waits for hosts and for tokens of experts count
-    only if all ranks wait, since a rank that does not could hide those of more layers. One rank has
-    no fewer layers than in the even split: the shortest time once a step of any rank is added, less
-    the forward passes in which recomputation may hide communication.
+    number of layers, and no less with more stages, but for messages that these hide
+    (``least_message_share``). Waits for hosts are those of ``_least_host_waits``; waits for tokens
+    of experts count only if all ranks wait, since a rank that does not could hide those of more
+    layers. One rank has no fewer layers than in the even split: the shortest time once a step of
+    any rank is added, less the forward passes in which recomputation may hide communication.
     """
     bounds = BalancedSteps(*(np.empty(len(table)) for _ in range(3)))
     if most_stages is not None:
@@ -228,7 +229,12 @@ def _balanced(
     in_turn = np.minimum(plans.pipeline_parallel, plans.num_microbatches)
     hidden = np.where(stages > 1, np.maximum(hidden, in_turn), hidden)
 
-    whole = _sum(ranks, [one.microbatch - one.host - one.expert_communication for _, one in ranks])
+    behind = 1.0 - least_message_share(scenario.software)
+    works = [
+        one.microbatch - one.host - one.expert_communication - behind * one.pipeline_communication
+        for _, one in ranks
+    ]
+    whole = _sum(ranks, works)
     every = [one.expert_communication for _, one in ranks]
     whole = whole + np.where(_least(ranks, every) > 0.0, _sum(ranks, every), 0.0)
     whole = whole + _least_host_waits(scenario.software, plans, ranks)

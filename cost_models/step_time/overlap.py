@@ -101,6 +101,22 @@ def exposed_message_seconds(
     return traffic - (1.0 - overlap.data_parallel_interference) * hidden
 
 
+def least_message_share(software: SoftwareProfile) -> float:
+    """Share of a rank's messages with one stage that it exposes at least with any number of stages.
+
+        min(1, v interference), v = 2    where interleaved stages hide messages
+
+    With v stages it sends v times as many and hides all but the interference
+    (``exposed_message_seconds``). Source: derived. Leaves out: what passes are too short to hide.
+
+    >>> from hardware_profiles.software.trainer import software_profile
+    >>> least_message_share(software_profile("shardplan"))
+    1.0
+    """
+    overlap = software.overlap
+    return min(1.0, 2.0 * overlap.data_parallel_interference) if overlap.stage_messages else 1.0
+
+
 def _exposed(
     rank: RankSeconds, table: PlanTable, hiding: Hiding, stages: Real, *, on_gpu: bool
 ) -> Real:

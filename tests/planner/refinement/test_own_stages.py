@@ -633,3 +633,14 @@ def test_bounds_hold_where_one_stage_hides_launches_of_others() -> None:
     steps = [table_steps(one, table)[0] for one in own if not legality_codes(one, table)[0]]
     assert len(steps) > 2
     assert min(steps) >= balanced_bounds(scenario, table, "given").step[0]
+
+
+@pytest.mark.parametrize("virtual_stages", [1, 2, 4])
+def test_bounds_hold_where_interleaved_stages_hide_messages(virtual_stages: int) -> None:
+    model = sample_model("llama", num_hidden_layers=16, hidden_size=1024, vocab_size=1000)
+    scenario = make_scenario(model, "8xL40S", seq_len=2048, global_batch_size=256, software="nemo")
+    schedule = "interleaved_1f1b" if virtual_stages > 1 else "1f1b"
+    plan = Plan(2, 1, 4, virtual_stages, schedule, num_microbatches=128)
+    table = PlanTable.from_plans([plan])
+    bound = balanced_bounds(scenario, table, "given").step[0]
+    assert table_steps(scenario, table)[0] >= bound
