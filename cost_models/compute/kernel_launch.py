@@ -198,22 +198,24 @@ def host_wait(
     >>> float(host_wait(1.0, 3.0, replace(gpu, host_is_device=True)))
     1.0
     """
-    if rate.host_is_device or synchronous:
-        return starting
-    return overlapped_wait(starting, device, HOST_OVERLAP if overlap is None else overlap)
+    adds = rate.host_is_device or synchronous
+    return launch_wait(starting, device, adds=adds, overlap=overlap)
 
 
-def overlapped_wait(starting: Real, device: Real, power: float = HOST_OVERLAP) -> Real:
-    """Seconds that a pass waits for launches that overlap with it; the formula of ``host_wait``.
+def launch_wait(starting: Real, device: Real, *, adds: bool, overlap: float | None = None) -> Real:
+    """Seconds that a pass waits for its launches; the formula of ``host_wait``.
 
-    With all of several passes together a wait is no longer than theirs together (Minkowski), for
-    every division of the launches and of the seconds of the device.
+    ``adds``: launches and passes follow each other. With all of several passes together a wait is
+    no longer than theirs together (Minkowski), for every division of launches and device seconds.
 
-    Source: as ``host_wait``. Leaves out: CPUs and synchronous launches.
+    Source: as ``host_wait``. Leaves out: as ``host_wait``.
 
-    >>> round(float(overlapped_wait(1.0, 1.0)), 3), round(float(overlapped_wait(1.0, 3.0)), 3)
-    (0.189, 0.009)
+    >>> round(float(launch_wait(1.0, 1.0, adds=False)), 3), launch_wait(1.0, 3.0, adds=True)
+    (0.189, 1.0)
     """
+    if adds:
+        return starting
+    power = HOST_OVERLAP if overlap is None else overlap
     longer = np.maximum(starting, device)
     share = np.minimum(starting, device) / np.where(longer > 0.0, longer, 1.0)
     waits: Real = longer * (1.0 + share**power) ** (1.0 / power) - device

@@ -22,7 +22,7 @@ from cost_models.columnar.columns import FactoredColumn, align, expand
 from cost_models.columnar.dictionary_encoding import decode
 from cost_models.columnar.largest_sums import MISSING, largest_sums
 from cost_models.columnar.projections import Index, Projection
-from cost_models.compute.kernel_launch import overlapped_wait
+from cost_models.compute.kernel_launch import launch_wait
 from cost_models.memory.allocator import free_bytes, free_shares
 from cost_models.memory.host import HostBytes, rank_host_bytes
 from cost_models.memory.ledger import total
@@ -251,27 +251,25 @@ def _least_host_waits(software: SoftwareProfile, plans: PlanTable, ranks: Ranks)
     """Return a lower bound of a micro-batch's waits for the host, of all ranks together.
 
     All ranks together launch and run the same for every number of layers of each stage, and wait
-    no less than one rank that does it all (``overlapped_wait``). If every rank also waits for what
+    no less than one rank that does it all (``launch_wait``). If every rank also waits for what
     is offloaded, the link to the host is always busy, and all waits count.
     """
     offloads = plans.offloads_activations | plans.offloads_weights
-
-    def wait(launches: Any, queued: Any) -> Any:
-        return launches if software.host.synchronous else overlapped_wait(launches, queued)
-
-    waits, offloaded = np.asarray(0.0), [one.host for _, one in ranks]
-    for place in (0, 1):
-        launches = [one.launches[place] for _, one in ranks]
-        queued = [one.queued[place] for _, one in ranks]
-        waits = waits + wait(_sum(ranks, launches), _sum(ranks, queued))
-        if holds(offloads):
-            offloaded = [
-                host - wait(*pair) for host, *pair in zip(offloaded, launches, queued, strict=True)
-            ]
-    if holds(offloads):
-        every = offloads & (_least(ranks, offloaded) > LATE)
-        waits = np.where(every, _sum(ranks, [one.host for _, one in ranks]), waits)
-    return waits
+    wait = partial(launch_wait, adds=software.host.synchronous)
+    launches = [zip(one.launches, one.queued, strict=True) for _, one in ranks]
+    forward, backward = zip(*launches, strict=True)
+    waits: Any = sum(
+        wait(*(_sum(ranks, values) for values in zip(*passes, strict=True)))
+        for passes in (forward, backward)
+    )
+    if not holds(offloads):
+        return waits
+    host = [one.host for _, one in ranks]
+    offloaded = [
+        seconds - wait(*ahead) - wait(*back)
+        for seconds, ahead, back in zip(host, forward, backward, strict=True)
+    ]
+    return np.where(offloads & (_least(ranks, offloaded) > LATE), _sum(ranks, host), waits)
 
 
 def _sum(ranks: Ranks, values: Sequence[Any]) -> Any:
