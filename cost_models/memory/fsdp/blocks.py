@@ -131,8 +131,9 @@ class Blocks:
             & (table.num_microbatches == 2 * table.pipeline_parallel)
             & np.logical_and(rank.first, rank.last)
         )
-        # of gradients: those of the rank's last stage
-        self.later_share = 0.5 * (params.total - params.embedding + params.head) / params.total
+        # of gradients: those of the rank's last stage (a rank may train no parameter)
+        later = params.total - params.embedding + params.head
+        self.later_share = 0.5 * later / np.maximum(params.total, 1.0)
         # whether a block is reduced, by whether the micro-batch is the last one
         self.reduces = (managed & self.reduces_each, managed & True)
         self.stay = np.logical_not(managed | several)

@@ -269,6 +269,13 @@ def test_dualpipev_of_few_steps_has_not_all_at_once() -> None:
     assert whole == (8.0, 40.0)
 
 
+def test_a_rank_without_a_trained_parameter_has_no_gradients() -> None:
+    plan = Plan(pipeline_parallel=2, num_microbatches=4)
+    case = Case(plan, freeze="embedding,layers:0-2")
+    assert number(case.sizes.total) == 0.0
+    assert number(case.blocks.later_share) == 0.0
+
+
 def test_the_largest_point_is_taken_plan_by_plan() -> None:
     one = Point(
         (
