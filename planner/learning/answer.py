@@ -32,6 +32,7 @@ from planner.learning.refinement import refined
 from planner.learning.spreads import learned_spreads
 from planner.learning.unexplained import distances_between, unexplained, weights
 from planner.text.answer import SCHEMA_VERSION, Answer
+from planner.validation.measurement import lacks_definition
 from planner.validation.pricing import why_impossible
 from planner.validation.rows.case import case_of
 from planner.validation.rows.reading import Unpriceable
@@ -58,7 +59,7 @@ class LearnAnswer(Answer):
     next_runs: tuple[NextRun, ...]
     spreads: dict[str, Spread]  # 90 % intervals of predictions with the file, on this accelerator
     profile: str  # contents of the file
-    skipped: dict[str, str]
+    skipped: dict[str, str]  # by run: why it, or one of its measurements, is left out
     bad_cells: tuple[BadCell, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,6 +138,8 @@ def learn(
             skipped[row.name] = impossible or (DIED if row.outcome == "oom" else NOTHING)
         else:
             measured.append(run)
+            if lack := lacks_definition(row):
+                skipped[row.name] = lack
     _require_one_trainer(path, measured, skipped)
     require_plausible(path, measured, log_predictions([run.case for run in measured], {}))
     prior = published_prior()

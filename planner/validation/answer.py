@@ -21,6 +21,7 @@ from planner.validation.measurement import (
     denied_by,
     faster_than_peak,
     is_partial,
+    lacks_definition,
     measured_memory,
     measured_mfu,
     measured_step,
@@ -53,7 +54,7 @@ ROW_KEYS: Final = names_in("""
     row_id line source_group predicted_step_seconds measured_step_seconds time_error time_inside
     predicted_tokens_per_second_per_gpu measured_tokens_per_second_per_gpu predicted_mfu
     measured_mfu predicted_peak_bytes measured_peak_bytes memory_kind memory_error memory_inside
-    verdict outcome partial impossible defaults not_understood skipped
+    verdict outcome partial impossible lacks_definition defaults not_understood skipped
 """)
 
 
@@ -277,6 +278,7 @@ def _record(
         "left_out": row.left_out,
         "defaults": [*(() if case is None else case.defaults), *([denied] if denied else [])],
         "impossible": impossible,
+        "lacks_definition": lacks_definition(row),
         "not_understood": not_understood(row),
         "skipped": skipped,
     }

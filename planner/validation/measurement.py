@@ -88,6 +88,20 @@ def measured_step(row: Row, case: Case | None) -> float | None:
     return None
 
 
+def lacks_definition(row: Row) -> str | None:
+    """Return which measurement is not compared because the row does not say what it counts."""
+    if row.get("outcome") == "oom":
+        return None
+    if row.get("peak_memory_gib") is not None and row.get("memory_definition") is None:
+        return "no memory_definition: the peak is not compared"
+    if row.get("step_time_s") or row.get("tokens_per_second_per_gpu"):
+        return None
+    for column in ("tflops_per_gpu", "mfu_pct"):
+        if row.get(column) is not None and look_up(words_table().flops, row) is None:
+            return f"no flops_definition: {column} is not compared"
+    return None
+
+
 def _share_of_step(row: Row, case: Case | None) -> float:
     """Return the share of a measured step that is priced: of one micro-batch where cards wait."""
     if case is None or row.global_batch_size is None or not takes_layers_in_turn(row):

@@ -109,6 +109,8 @@ def _row_lines(row: Mapping[str, Any], room: int) -> Iterator[str]:
         yield _compared("MFU, %", 100.0 * row["predicted_mfu"], 100.0 * row["measured_mfu"])
     if size is not None:
         yield _compared(MEMORY[row["memory_kind"]], peak / 2**30, size / 2**30)
+    if row["lacks_definition"]:
+        yield from textwrap.wrap(row["lacks_definition"], room)
     if row["outcome"] == "oom":
         yield f"{'memory':<{QUANTITY}}{WORDS[row['verdict']]:>11}{'ran out':>11}"
 

@@ -157,6 +157,14 @@ def test_unusable_runs_are_named(
     assert words in str(found.value)
 
 
+@pytest.mark.slow
+def test_a_peak_without_its_definition_is_said_to_be_left_out(tmp_path: Path) -> None:
+    row = {**ROW, "step_time_s": 0.6, "peak_memory_gib": 50, "memory_definition": ""}
+    answer = planner.learn(write(tmp_path / "RUNS.csv", [row]), tmp_path / "mine.toml")
+    assert list(answer.skipped.values()) == ["no memory_definition: the peak is not compared"]
+    assert "the peak is not compared" in str(answer)
+
+
 def test_the_output_is_a_new_toml(tmp_path: Path) -> None:
     path = made(tmp_path, {}, PLANS[:1])
     with pytest.raises(InputError, match=r"mine: must end in \.toml"):

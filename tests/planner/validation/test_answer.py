@@ -239,6 +239,26 @@ def test_words_without_a_meaning_are_listed_after_the_rows(tmp_path: Path) -> No
     assert "optimizer: shampoo" in (tmp_path / "out" / FILES[0]).read_text()
 
 
+def test_a_measurement_without_its_definition_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "RUNS.csv"
+    path.write_text(
+        "model,gpu,num_gpus,seq_len,step_time_s,tflops_per_gpu,peak_memory_gib,outcome\n"
+        "llama-3-8b,H100-SXM,8,4096,1,,60,ok\n"
+        "llama-3-8b,H100-SXM,8,4096,,400,,ok\n"
+        "llama-3-8b,H100-SXM,8,4096,1,400,,ok\n"
+        "llama-3-8b,H100-SXM,8,4096,,,60,oom\n"
+    )
+    answer = planner.validate(path)
+    memory, flops = (
+        "no memory_definition: the peak is not compared",
+        "no flops_definition: tflops_per_gpu is not compared",
+    )
+    rows = answer.to_dict()["rows"]
+    assert [row["lacks_definition"] for row in rows] == [memory, flops, None, None]
+    assert memory in str(answer)
+    assert flops in str(answer)
+
+
 def test_a_source_that_is_left_out_stays_beside_the_means(tmp_path: Path) -> None:
     header, *rows = RUNS.splitlines()
     path = tmp_path / "runs.csv"
