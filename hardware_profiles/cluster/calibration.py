@@ -98,10 +98,11 @@ def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
 
 
 def scaled_rates(accelerator: Accelerator, factor: float, why: str) -> Accelerator:
-    """Multiply the rates that steps are timed with; peaks stay, since utilisation refers to them.
+    """Multiply the rates that steps are timed with.
 
-    Where no achievable matmul rate is known, the estimate takes a share of the peak, and so does
-    the scaled one.
+    Peaks stay, since utilisation refers to them; one below the scaled achievable rate was too low,
+    and is that rate. Where no achievable matmul rate is known, the estimate takes a share of the
+    peak, and so does the scaled one.
     """
     peaks, known = accelerator.peak_flops, accelerator.achievable_flops
 
@@ -111,13 +112,17 @@ def scaled_rates(accelerator: Accelerator, factor: float, why: str) -> Accelerat
         return name in known or shares
 
     launch, score = accelerator.kernel_launch, accelerator.score_seconds
+    reached = {name: _scaled(figure, factor, why) for name, figure in known.items()}
+
+    def peak(name: str, figure: Figure) -> Figure:
+        if not has_measurement(name):
+            return _scaled(figure, factor, why)
+        return max(figure, reached.get(name, figure), key=lambda one: one.value)
+
     return replace(
         accelerator,
-        peak_flops={
-            name: figure if has_measurement(name) else _scaled(figure, factor, why)
-            for name, figure in peaks.items()
-        },
-        achievable_flops={name: _scaled(figure, factor, why) for name, figure in known.items()},
+        peak_flops={name: peak(name, figure) for name, figure in peaks.items()},
+        achievable_flops=reached,
         memory_bandwidth=_scaled(accelerator.memory_bandwidth, factor, why),
         kernel_launch=None if launch is None else _scaled(launch, 1.0 / factor, why),
         score_seconds=None if score is None else _scaled(score, 1.0 / factor, why),

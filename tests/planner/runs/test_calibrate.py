@@ -66,6 +66,16 @@ def test_the_factors_of_a_machine_are_found(tmp_path: Path, rates: float, links:
     assert now.value == pytest.approx(rates * before.value, rel=1e-3)
 
 
+def test_a_peak_below_the_rate_that_runs_reach_is_that_rate() -> None:
+    base = machine().accelerator
+    faster, slower = (scaled_rates(base, factor, "a run") for factor in (2.0, 0.5))
+    for name, figure in base.peak_flops.items():
+        assert faster.peak_flops[name].value == faster.achievable_flops[name].value
+        assert slower.peak_flops[name] == figure
+    a100 = parse_cluster("2xA100-80GB").accelerator
+    assert scaled_rates(a100, 1.1, "a run").peak_flops["bf16"] == a100.peak_flops["bf16"]
+
+
 @pytest.mark.slow
 def test_without_measured_waits_the_links_stay(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", plan_file(), really(0.5, 1.0), waits=False)
