@@ -58,10 +58,12 @@ def best_of_trainers(
 ) -> tuple[BestOfTrainer, ...]:
     """Return the best of every common trainer, the fastest first; one without a plan is left out.
 
-    None for adapters, which each trainer places in a model of its own, and for large clusters.
-    Orders of ranks are searched on up to SMALL accelerators.
+    None for adapters, which each trainer places in a model of its own, for large clusters, and for
+    CPU processes, which other trainers are not compared on. Orders of ranks are searched on up to
+    SMALL accelerators.
     """
-    if scenario.workload.adapter != "none" or scenario.world_size > MOST_GPUS:
+    on_cpu = scenario.cluster.accelerator.device == "cpu"
+    if on_cpu or scenario.workload.adapter != "none" or scenario.world_size > MOST_GPUS:
         return ()
     found = (_best(scenario, name, fixed, require) for name in COMMON)
     return tuple(sorted((one for one in found if one), key=lambda one: one.step_seconds))

@@ -161,11 +161,12 @@ def _priced(fit: FitAnswer) -> Sequence[str]:
 
 
 def _options(way: WayOut, plan: Plan) -> str:
-    """Return the options of a way out, and those in which its plan differs from the run's."""
+    """Return a way out as options, others in which its plan differs from the run, and its needs."""
     before = OPTION.findall(describe_plan(plan))
     others = [one for one in OPTION.findall(describe_plan(way.plan)) if one not in before]
     stated = {one.split()[0] for one in OPTION.findall(way.options)}
-    return " ".join([way.options, *(one for one in others if one.split()[0] not in stated)])
+    needs = [f"({way.condition})"] if way.condition else []
+    return " ".join([way.options, *(one for one in others if one.split()[0] not in stated), *needs])
 
 
 def explain_out_of_memory(text: str, fit: FitAnswer | None = None) -> OutOfMemoryAnswer:

@@ -129,7 +129,8 @@ def hardware_named(name: str) -> dict[str, Any] | None:
     if len(found) == 1:
         return None
     try:
-        usual = match_accelerator(name).note
+        note = match_accelerator(name).note
+        usual = None if note is None else note.partition("; the others:")[0]  # they are listed
     except InputError:
         usual = None
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import planner
 from planner.advice import trainers
 from planner.advice.trainers import COMMON, MOST_GPUS, best_of_trainers
 from planner.search.simplicity import CLOSE
+from tests.planner.runs.recorded import machine
 from tests.samples import make_scenario, sample_model
 
 
@@ -36,6 +38,12 @@ def test_a_trainer_without_such_a_plan_is_left_out() -> None:
     assert all(one.plan.pipeline_parallel == 2 for one in found)
     large = make_scenario("llama", f"{MOST_GPUS // 4}x8xA100-80GB")
     assert best_of_trainers(large, {}) == ()
+
+
+def test_cpu_processes_have_no_other_trainers() -> None:
+    scenario = make_scenario("llama", "4xA100-80GB")
+    cpu = replace(scenario, cluster=machine(4))
+    assert best_of_trainers(cpu, {}) == ()
 
 
 @pytest.mark.slow

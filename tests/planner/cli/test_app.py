@@ -208,6 +208,7 @@ def test_a_name_of_several_accelerators_lists_them(run: Any, words: str) -> None
     assert [line.split()[0] for line in lines[1:6]] == names
     assert "GiB" in lines[1]
     assert lines[6].startswith("H100 is taken as H100-SXM-80GB")
+    assert "shardplan hardware" not in lines[6]  # the others stand above
 
 
 def test_words_after_the_cluster_are_options(run: Any) -> None:

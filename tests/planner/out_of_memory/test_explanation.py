@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -164,6 +165,13 @@ def test_a_run_is_priced_as_stated_and_as_its_traceback_shows() -> None:
     sharded = priced_run(replace(run, zero_stage=3), text)
     assert sharded is not None
     assert sharded.plan.zero_stage == 3
+
+
+def test_offloading_says_what_the_host_needs() -> None:
+    priced = priced_run(StatedRun(model="llama-3-8b", cluster="1x4090"), traceback(CALL))
+    fixes = str(explain_out_of_memory(traceback(CALL), priced)).split("Would fit:")[1]
+    offload = " ".join(fixes.partition("--offload")[2].split())
+    assert re.match(r"weights .*?\(with \d+ GiB host memory\)", offload)
 
 
 def test_options_of_a_run_need_its_model_and_cluster() -> None:
