@@ -7,11 +7,9 @@ show. Units: bytes and seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from cost_models.memory.allocator import shown_bytes
 from cost_models.memory.ledger import MOMENTS, first
@@ -33,6 +31,7 @@ from cost_models.pricing.utilisation import counted_flops, hardware_utilisation,
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
 from cost_models.uncertainty import MemoryKind, memory_spread, peak_interval
+from hardware_profiles.record import Record, to_json
 from hardware_profiles.software.trainer import software_profile
 
 MEMORY_PARTS: Final = MemoryParts.__struct_fields__
@@ -40,17 +39,6 @@ TIME_PARTS: Final = TimeParts.__struct_fields__
 Ranges = Sequence[tuple[int, int]]
 SHOWN: Final[tuple[MemoryKind, ...]] = ("allocated", "reserved", "device")
 SAME: Final = 1e-9  # relative difference below which two predictions are equal
-
-
-def to_json(value: Any) -> Any:
-    """Return a record as plain JSON values, with the names of its fields as keys."""
-    if isinstance(value, Struct):
-        return {name: to_json(inner) for name, inner in asdict(value).items()}
-    if is_dataclass(value):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, tuple):
-        return [to_json(one) for one in value]
-    return value
 
 
 class StageMemory(Struct, frozen=True):
@@ -63,7 +51,7 @@ class StageMemory(Struct, frozen=True):
     parts: MemoryParts
 
 
-class MemoryPrediction(Struct, frozen=True):
+class MemoryPrediction(Record, frozen=True):
     """Peak memory of the accelerator with the largest peak, its 90 % interval and its parts.
 
     ``peak_bytes`` is what the plan needs; the three figures are what torch and nvidia-smi show
@@ -81,12 +69,8 @@ class MemoryPrediction(Struct, frozen=True):
     parts: MemoryParts
     stages: tuple[StageMemory, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return dict(to_json(self))
 
-
-class TimePrediction(Struct, frozen=True):
+class TimePrediction(Record, frozen=True):
     """Seconds of a step with their 90 % interval and parts, and the throughput of the plan."""
 
     step_seconds: float
@@ -100,10 +84,6 @@ class TimePrediction(Struct, frozen=True):
     hfu: float | None  # hardware FLOP utilisation
     utilisation_convention: str  # of mfu and hfu, see pricing/utilisation.py
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return dict(to_json(self))
-
 
 class Collective(Struct, frozen=True):
     """Collectives of one kind on one axis, of one pipeline rank in one step."""
@@ -115,16 +95,12 @@ class Collective(Struct, frozen=True):
     bytes: int
 
 
-class Prediction(Struct, frozen=True):
+class Prediction(Record, frozen=True):
     """Memory, time and traffic of one plan."""
 
     memory: MemoryPrediction
     time: TimePrediction
     communication: tuple[Collective, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plain JSON values of plan.json's ``prediction``."""
-        return dict(to_json(self))
 
 
 def predict(scenario: Scenario, plan: Plan, layer_ranges: Ranges) -> Prediction:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -22,10 +22,11 @@ from cost_models.model.presets import load_preset
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
-from cost_models.pricing.prediction import predict, to_json
+from cost_models.pricing.prediction import predict
 from cost_models.pricing.simulated_steps import simulated_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
+from hardware_profiles.record import to_json
 from planner.request.scenario import adapting, build_scenario
 
 HEAD: Final = """# Whole jobs
@@ -430,7 +431,7 @@ def serving(answer: Any) -> Iterator[tuple[str, str]]:
         numbers((memory.low_bytes, memory.peak_bytes, memory.high_bytes)),
     )
     yield "memory", parts(memory.parts)
-    times = to_json(time)
+    times = asdict(time)
     for name, record in (("prompts", times), ("a token", times.pop("token", None) or {})):
         yield name, parts_of({key: value for key, value in record.items() if is_number(value)})
         yield from ((name, parts_of(each)) for each in record.values() if isinstance(each, dict))

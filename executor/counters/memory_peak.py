@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+
+from hardware_profiles.record import Record
 
 FORWARD, BACKWARD, OPTIMIZER = range(3)
 PHASES: Final = ("forward", "backward", "optimizer")
@@ -33,8 +35,7 @@ CATEGORIES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPeak:
+class MemoryPeak(Record, frozen=True):
     """Bytes of live tensors on one rank at the peak of a step."""
 
     peak_bytes: int
@@ -46,10 +47,6 @@ class MemoryPeak:
     reserved_bytes: int | None = None  # torch.cuda.max_memory_reserved; None on a CPU
     place: str = ""  # part of the model, if set
     gathered_bytes: int = 0  # of ``buffers``: storages that are freed and refilled
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(slots=True)

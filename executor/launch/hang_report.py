@@ -8,15 +8,15 @@ they form a circle, the ranks do not take part in the same collectives.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
+
+from hardware_profiles.record import Record
 
 HANG: Final = "hang: "  # prefix of every message about a hang
 Order = tuple[int, int]  # step, and number of calls of one kind in it
 
 
-@dataclass(frozen=True, slots=True)
-class HangReport:
+class HangReport(Record, frozen=True):
     """Last recorded activity of one rank; travels as JSON."""
 
     rank: int
@@ -32,10 +32,6 @@ class HangReport:
     awaited: Mapping[str, int]  # messages of this step by sending rank
     left_out: Mapping[str, int]  # by axis: calls of an earlier step missing in a later one
     left_out_of: int  # that later step
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
     @property
     def collective(self) -> str:

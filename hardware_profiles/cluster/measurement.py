@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct
-from msgspec.structs import asdict
+from msgspec import Meta
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import convert, read_json, write_text_atomically
+from hardware_profiles.record import Record
 
 SCHEMA_VERSION: Final = 2
 GemmPrecision = Literal["fp64", "fp32", "bf16", "fp16"]
@@ -49,7 +49,7 @@ COMMUNICATION: Final = (
 )
 
 
-class MachineMeasurement(Struct, frozen=True, forbid_unknown_fields=True):
+class MachineMeasurement(Record, frozen=True, forbid_unknown_fields=True):
     """One measurement of one machine with ``processes`` CPU processes at work.
 
     A collective of ``n`` processes takes ``2 (n-1)/n bytes/bandwidth + 2 (n-1) latency`` seconds
@@ -78,10 +78,6 @@ class MachineMeasurement(Struct, frozen=True, forbid_unknown_fields=True):
     load: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None  # runnable programs, 1-minute mean
     probe_seconds: Duration | None = None  # of ``probe_seconds``
     schema_version: Literal[2] = SCHEMA_VERSION
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 def measurement_of(document: Mapping[str, Any], where: str) -> MachineMeasurement:

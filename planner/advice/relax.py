@@ -15,6 +15,7 @@ from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import FLAGS, WORDS, Plan, PlanTable
 from cost_models.scenario import Scenario
 from cost_models.units import GIB
+from hardware_profiles.record import Record
 from planner.advice.ways_out import WayOut
 from planner.assessment.assess import assess
 from planner.request.constraints import (
@@ -35,15 +36,11 @@ DIGITS: Final = 3
 LEFT_OUT: Final = "leave it out"
 
 
-class Relaxation(Struct, frozen=True):
+class Relaxation(Record, frozen=True):
     """A weaker requirement, another pin or another batch with which a plan exists."""
 
     instead_of: str
     change: str
-
-    def to_dict(self) -> dict[str, str]:
-        """Return plain JSON values."""
-        return structs.asdict(self)
 
 
 class _Conflict(Struct, frozen=True):

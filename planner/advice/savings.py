@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable
@@ -26,6 +26,7 @@ from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import names_in
+from hardware_profiles.record import Record
 from planner.assessment.assess import Assessment
 from planner.request.clusters import part_of
 from planner.request.constraints import Constraint, broken_by_plan
@@ -43,26 +44,15 @@ DEGREES: Final = names_in("""
 SMOOTH: Final = (2, 3, 5, 7)  # prime factors of numbers of nodes that leave many splits
 
 
-class Saving(Struct, frozen=True):
+class Saving(Record, frozen=True):
     """A change with which a plan is faster than the best one, and that plan."""
 
-    words: str
+    words: str = field(name="change")
     options: str  # to append to the command
     share: float  # of the step that is saved
-    seconds: float  # of a step with the change
+    seconds: float = field(name="step_seconds")  # of a step with the change
     changes_numerics: bool
     plan: Plan
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "change": self.words,
-            "options": self.options,
-            "share": self.share,
-            "step_seconds": self.seconds,
-            "changes_numerics": self.changes_numerics,
-            "plan": self.plan.to_dict(),
-        }
 
 
 class _Around(Struct, frozen=True):

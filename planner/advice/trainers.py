@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from msgspec import Struct
+from msgspec import field
 
 from cost_models.legality.capabilities import all_capabilities, capabilities_of
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import report
+from hardware_profiles.record import Record
 from planner.refinement.best_partition import StagedPlan, best_staged
 from planner.refinement.placed_plan import PlacedPlan
 from planner.refinement.placement import SMALL, best_placed, can_be_placed
@@ -26,14 +27,15 @@ COMMON: Final = ("nemo", "torchtitan", "deepspeed", "hf-trainer")
 MOST_GPUS: Final = 1024  # beyond, the searches of all take longer than a third of the plan's own
 
 
-class BestOfTrainer(Struct, frozen=True):
+class BestOfTrainer(Record, frozen=True):
     """The fastest plan that fits among those that a trainer runs, at the trainer's prices."""
 
     software: str  # as --software names it
     step_seconds: float
     plan: Plan
     layers: tuple[int, ...] | None = None  # of every stage, where they are not the usual ones
-    order: Order | None = None  # the accelerator of each rank, where it is not the usual one
+    # the accelerator of each rank, where it is not the usual one
+    order: Order | None = field(default=None, name="rank_order")
 
     @classmethod
     def placed(cls, software: str, found: PlacedPlan) -> BestOfTrainer:
@@ -41,16 +43,6 @@ class BestOfTrainer(Struct, frozen=True):
         ranges = found.scenario.layer_ranges
         layers = None if ranges is None else tuple(last - first for first, last in ranges)
         return cls(software, found.step, found.plan, layers, found.order)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "software": self.software,
-            "step_seconds": self.step_seconds,
-            "plan": self.plan.to_dict(),
-            "layers": None if self.layers is None else list(self.layers),
-            "rank_order": None if self.order is None else list(self.order),
-        }
 
 
 def best_of_trainers(

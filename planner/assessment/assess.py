@@ -19,12 +19,12 @@ from cost_models.pricing.prediction import (
     communication_prediction,
     memory_prediction,
     time_prediction,
-    to_json,
 )
 from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TimeParts
 from cost_models.uncertainty import peak_interval
+from hardware_profiles.record import to_json
 from planner.assessment.host_memory import HostMemory, host_memory
 from planner.assessment.verdict import Budget, Verdict, memory_budget, plan_verdict_spread, verdict
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
-from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from cost_models.communication.host_link import NVME_BANDWIDTH, host_memory_bandwidth
@@ -15,6 +14,7 @@ from cost_models.pricing.estimate import PredictionTable
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
 from hardware_profiles.cluster.schema import Cluster, Figure
+from hardware_profiles.record import Record
 from planner.assessment.verdict import CPU_SHARE
 
 HOST_SHARE: Final = CPU_SHARE  # usable; the operating system keeps the rest, as on CPU machines
@@ -32,7 +32,7 @@ def host_codes(cluster: Cluster, host: HostBytes) -> NDArray[np.int8]:
     return np.where(short, TOO_LARGE, 0).astype(np.int8)
 
 
-class HostMemory(Struct, frozen=True):
+class HostMemory(Record, frozen=True):
     """Host memory and NVMe space that a plan needs and that a node has, in bytes."""
 
     memory_bytes: float
@@ -58,10 +58,6 @@ class HostMemory(Struct, frozen=True):
         """
         unknown = ((name, needed) for name, needed, room in self.amounts if room is None)
         return " and ".join(f"{format_bytes(n)} {WORDS[name]}" for name, n in unknown if n > 0.0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return structs.asdict(self)
 
 
 def host_memory(scenario: Scenario, priced: PredictionTable) -> HostMemory:

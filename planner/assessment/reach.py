@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price_memory
 from cost_models.scenario import Scenario
+from hardware_profiles.record import Record
 from planner.assessment.host_memory import host_codes
 from planner.assessment.verdict import budget_bytes, plan_verdict_spread
 
@@ -136,15 +136,11 @@ def largest(load: Callable[[int], float], highest: int, start: int = 1) -> int:
     return low
 
 
-class Reach(Struct, frozen=True):
+class Reach(Record, frozen=True):
     """Largest micro-batch size and longest sequence of a plan, each with the other unchanged."""
 
     largest_micro_batch_size: int | None
     longest_seq_len: int | None  # tokens
-
-    def to_dict(self) -> dict[str, int | None]:
-        """Return plain JSON values."""
-        return structs.asdict(self)
 
 
 def reach(scenario: Scenario, plan: Plan, peak: float) -> Reach:

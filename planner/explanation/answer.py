@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from cost_models.compute.rates import power_limit
 from cost_models.memory.parts import PART_WORDS
@@ -12,6 +14,7 @@ from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_bytes, format_gib, format_seconds
+from hardware_profiles.record import Record, to_json
 from planner.advice.ways_out import WayOut
 from planner.answer.answers import header
 from planner.answer.text import head, short_head, time_line
@@ -32,8 +35,7 @@ EACH: Final = ", for each accelerator"  # left out in a short answer
 SMALL: Final = 0.005  # share of a step or a peak; smaller terms are left out
 
 
-@dataclass(frozen=True, slots=True)
-class TimeTerm:
+class TimeTerm(Struct, frozen=True):
     """One part of the step time."""
 
     part: str
@@ -42,17 +44,15 @@ class TimeTerm:
     words: str  # explanation
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryTerm:
+class MemoryTerm(Record, frozen=True):
     """One part of the peak memory."""
 
     part: str
-    size: float  # bytes
+    size: float = field(name="bytes")
     share: float  # of the peak
 
 
-@dataclass(frozen=True, slots=True)
-class BindingTerms:
+class BindingTerms(Record, frozen=True):
     """Parts of step time and peak memory, largest first, with stage and moment of the peak."""
 
     time: tuple[TimeTerm, ...]
@@ -60,18 +60,6 @@ class BindingTerms:
     stage: int
     moment: str
     margin_bytes: float  # of the budget
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "time": [asdict(term) for term in self.time],
-            "memory": [
-                {"part": term.part, "bytes": term.size, "share": term.share} for term in self.memory
-            ],
-            "stage": self.stage,
-            "moment": self.moment,
-            "margin_bytes": self.margin_bytes,
-        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -145,30 +133,31 @@ class Explanation(DetailedAnswer):
         best, assessment = None, self.assessment.to_dict()
         if self.best is not None and self.best_assessment is not None:
             best = {
-                "plan": self.best.to_dict(),
-                "staged": None if self.best_staged is None else self.best_staged.to_dict(),
+                "plan": self.best,
+                "staged": self.best_staged,
                 "step_seconds": self.best_assessment.time.step_seconds,
                 "peak_bytes": self.best_assessment.memory.peak_bytes,
                 "verdict": self.best_assessment.verdict,
                 "this_is_slower_by": self.slower_than_best,
                 "changes": changes(self.plan, self.best),
             }
-        return {
+        document = {
             **header(self.scenario),
             "verdict": self.verdict,
-            "plan": assessment["plan"],
-            "layer_ranges": [list(pair) for pair in self.layer_ranges],
+            "plan": self.plan,
+            "layer_ranges": self.layer_ranges,
             "memory": assessment["memory"],
             "time": assessment["time"],
-            "story": list(self.description),
-            "binds": self.binds().to_dict(),
+            "story": self.description,
+            "binds": self.binds(),
             "is_best": self.is_best,
             "best": best,
-            "sensitivity": [found.to_dict() for found in self.sensitivity],
-            "batches": [batch.to_dict() for batch in self.batches],
-            "why_not": [reason.to_dict() for reason in self.why_not],
-            "ways_out": [way.to_dict() for way in self.ways_out],
+            "sensitivity": self.sensitivity,
+            "batches": self.batches,
+            "why_not": self.why_not,
+            "ways_out": self.ways_out,
         }
+        return dict(to_json(document))
 
     def notebook_parts(self) -> Iterator[str]:
         """Yield verdict, the plan in words, its parts of time and memory, and other plans."""

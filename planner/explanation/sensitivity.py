@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +22,7 @@ from cost_models.plan.plan import Plan
 from cost_models.pricing.cluster_variants import steps_on_clusters
 from cost_models.scenario import Scenario
 from hardware_profiles.progress import stages, tracked
+from hardware_profiles.record import Record, to_json
 from planner.explanation.choices import Choices
 from planner.explanation.machine_figures import ScaledFigure, figures
 from planner.search.priced_candidates import PricedCandidates, with_batch
@@ -39,27 +41,20 @@ BATCHES: Final = (0.5, 2.0, 4.0)
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Crossover:
+class Crossover(Record, frozen=True):
     """Scale of a figure at which another plan becomes the best one."""
 
     scale: float  # nearest to 1 with another best plan
     value: float
     plan: Plan
     end: float  # last scale of the search
-    at_end: Plan  # best plan there
+    at_end: Plan = msgspec.field(name="plan_at_end")  # best plan there
     keeping_costs: float  # relative slowdown of the chosen plan there; inf: it does not fit
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {
-            "scale": self.scale,
-            "value": self.value,
-            "plan": self.plan.to_dict(),
-            "end": self.end,
-            "plan_at_end": self.at_end.to_dict(),
-            "keeping_costs": self.keeping_costs if np.isfinite(self.keeping_costs) else None,
-        }
+        costs = self.keeping_costs if np.isfinite(self.keeping_costs) else None
+        return {**super().to_dict(), "keeping_costs": costs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +76,19 @@ class Sensitivity:
             "words": self.words,
             "unit": self.unit,
             "value": self.value,
-            "less": None if self.less is None else self.less.to_dict(),
-            "more": None if self.more is None else self.more.to_dict(),
+            "less": to_json(self.less),
+            "more": to_json(self.more),
             "searched": [LOWEST, HIGHEST],
             "step_change_with_10_percent_more": self.step_change,
         }
 
 
-@dataclass(frozen=True, slots=True)
-class BatchChoice:
+class BatchChoice(Record, frozen=True):
     """Best plan with another global batch; None if nothing fits."""
 
     global_batch_size: int
     plan: Plan | None
     same: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        plan = None if self.plan is None else self.plan.to_dict()
-        return {"global_batch_size": self.global_batch_size, "plan": plan, "same": self.same}
 
 
 def sensitivities(choices: Choices) -> tuple[Sensitivity, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from cost_models.communication.seconds import axis_groups
 from cost_models.partition.plan_stages import default_layer_ranges
@@ -16,15 +16,16 @@ from cost_models.pricing.simulated_steps import with_simulated_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.links.tree import neighbour_link, ring_link
 from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.record import Record, to_json
 from planner.refinement.rank_orders import Groups, Order
 
 
-class AxisPlace(Struct, frozen=True):
+class AxisPlace(Record, frozen=True):
     """Links and traffic of the groups of one axis."""
 
     axis: str
-    size: int  # ranks of a group
-    sent: float  # bytes of one rank in one step, counted as whole tensors
+    size: int = field(name="ranks")  # of a group
+    sent: float = field(name="bytes")  # of one rank in one step, counted as whole tensors
     level: str
     bandwidth: float  # bytes/s of the slowest group, one way
     usual_level: str  # in the default order
@@ -69,18 +70,7 @@ class PlacedPlan(Struct, frozen=True):
             "usual_step_seconds": self.usual_step,
             "gain": self.gain,
             "proven": self.proven,
-            "axes": [
-                {
-                    "axis": place.axis,
-                    "ranks": place.size,
-                    "bytes": place.sent,
-                    "level": place.level,
-                    "bandwidth": place.bandwidth,
-                    "usual_level": place.usual_level,
-                    "usual_bandwidth": place.usual_bandwidth,
-                }
-                for place in self.places
-            ],
+            "axes": to_json(self.places),
         }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.plan.plan import Plan
@@ -20,6 +20,7 @@ from cost_models.step_time.goodput import (
     seconds_between_failures,
     write_seconds,
 )
+from hardware_profiles.record import Record
 from hardware_profiles.software.failures import FailureProfile, failure_profile
 from planner.assessment.assess import Assessment
 from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY, Prices, accelerator_cost
@@ -38,7 +39,7 @@ def writers_of(scenario: Scenario, plan: Plan) -> tuple[int, int]:
     return writers, max(1, nodes)
 
 
-class FailureEstimate(Struct, frozen=True):
+class FailureEstimate(Record, frozen=True):
     """Failure rate, checkpoints and goodput of a plan; times in seconds."""
 
     seconds_between_failures: float
@@ -51,12 +52,8 @@ class FailureEstimate(Struct, frozen=True):
     goodput: float  # share of the time that is progress
     sources: Mapping[str, str]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return structs.asdict(self)
 
-
-class RunCostWithFailures(Struct, frozen=True):
+class RunCostWithFailures(Record, frozen=True):
     """Wall-clock time and cost of a training run with failures and checkpoints."""
 
     estimate: FailureEstimate
@@ -71,8 +68,8 @@ class RunCostWithFailures(Struct, frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        values = structs.asdict(self)
-        return {**values.pop("estimate").to_dict(), **values}
+        values = super().to_dict()
+        return {**values.pop("estimate"), **values}
 
 
 class TrainingRun(Struct, frozen=True):

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final
+from typing import Final
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.record import Record
 from hardware_profiles.software.failures import FailureProfile, parse_failures
 from planner.run_cost.prices import HOUR, AcceleratorCost
 
@@ -132,7 +133,7 @@ def affordable_tokens(request: RunRequest, step: StepCost, progress: float = 1.0
     return None if not limits else float(math.floor(min(limits) * progress) * step.tokens)
 
 
-class RunCost(Struct, frozen=True):
+class RunCost(Record, frozen=True):
     """Size, time and cost of a training run without failures; None: unknown or not limited."""
 
     tokens: float
@@ -144,10 +145,6 @@ class RunCost(Struct, frozen=True):
     co2_kg: float | None
     within_budget: bool | None
     within_days: bool | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return structs.asdict(self)
 
 
 def cost_of_run(request: RunRequest, step: StepCost, progress: float = 1.0) -> RunCost | None:

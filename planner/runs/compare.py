@@ -28,12 +28,12 @@ from cost_models.pricing.prediction import (
     TimePrediction,
     predict,
     scenario_of,
-    to_json,
 )
 from cost_models.step_time.parts import TIME_WORDS
 from cost_models.text_tables import aligned, comparison_rows, relative_difference
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
+from hardware_profiles.record import to_json
 from planner.runs.run_record import KILLED, RUN_FILE, RunRecord, read_run
 from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.text.paragraphs import USUAL, plain, width

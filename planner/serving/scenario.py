@@ -12,7 +12,6 @@ import numpy as np
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.stages import PipelineRank, distinct_rank_contents, even_split_contents
 from cost_models.plan.plan import Plan
-from cost_models.pricing.prediction import to_json
 from cost_models.serving.kv_cache import bytes_per_token
 from cost_models.serving.memory import (
     SERVING_MOMENTS,
@@ -27,6 +26,7 @@ from cost_models.serving.number_formats import CACHE_FORMATS
 from cost_models.serving.rules import ServingQuestion, why_not_served
 from cost_models.uncertainty import SERVING_EXACT, SERVING_REST, interval
 from hardware_profiles.cluster.schema import Cluster
+from hardware_profiles.record import to_json
 from hardware_profiles.software.serving_engine import ServingEngine
 from planner.assessment.assess import MemoryAssessment
 from planner.assessment.verdict import memory_budget, verdict

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from cost_models.plan.plan import Plan
+from hardware_profiles.record import Record
 from planner.assessment.verdict import VERDICTS, Verdict
 
 Level = Literal["runs", "plans", "estimates", "compares"]
@@ -17,8 +17,7 @@ LEVELS: Final[dict[Level, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TechniqueLine:
+class TechniqueLine(Record, frozen=True):
     """Costs of the best layout of one technique; ``why_not``: the reason where it has none."""
 
     name: str
@@ -42,11 +41,3 @@ class TechniqueLine:
             return len(VERDICTS), 0.0
         amount = self.step_seconds if self.verdict == "fits" else self.peak_bytes
         return VERDICTS.index(self.verdict), float("inf") if amount is None else amount
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            **asdict(self),
-            "plan": None if self.plan is None else self.plan.to_dict(),
-            "exports": list(self.exports),
-        }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from cost_models.memory.parts import MemoryParts
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.recompute import RECOMPUTE
 from cost_models.plan.workload import Workload
-from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS, to_json
+from cost_models.pricing.prediction import MEMORY_PARTS, TIME_PARTS
 from cost_models.step_time.parts import TimeParts
 from cost_models.traced.memory import OPTIMIZER_STEP, traced_memory
 from cost_models.traced.module import OUTSIDE, TracedModule
@@ -28,6 +28,7 @@ from cost_models.uncertainty import MEMORY, peak_interval
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import names_in
+from hardware_profiles.record import Record, to_json
 from hardware_profiles.software.trainer import SoftwareProfile
 from planner.assessment.assess import MemoryAssessment, amounts
 from planner.assessment.verdict import memory_budget, verdict
@@ -261,18 +262,13 @@ def _time(scenario: TracedScenario, plan: Plan, step: float, parts: TimeParts) -
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TracedCounts:
+class TracedCounts(Record, frozen=True):
     """Numbers of plans in a search, by verdict."""
 
     enumerated: int
     too_large: int
     tight: int
     fitting: int
-
-    def to_dict(self) -> dict[str, int]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 def only_varied(plan: Plan) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+from msgspec import field
 from numpy.typing import NDArray
 
 from cost_models.arrays import Real
@@ -48,6 +49,8 @@ from cost_models.traced.memory import OPTIMIZER_COPIES
 from cost_models.traced.module import OUTSIDE
 from cost_models.uncertainty import MEMORY, interval
 from hardware_profiles.cluster.links.groups import point_to_point_link
+from hardware_profiles.fields import names_in
+from hardware_profiles.record import Record, to_json
 from planner.assessment.verdict import memory_budget
 from planner.request.divisors import divisors
 from planner.traced.scenario import TracedScenario
@@ -55,21 +58,23 @@ from planner.traced.scenario import TracedScenario
 Floats = NDArray[np.float64]
 MOST_STAGES: Final = 64
 MOST_NODES: Final = 1_000
+CHOSEN: Final = names_in("""
+    pipeline_parallel data_parallel zero_stage recompute micro_batch_size num_microbatches
+""")
 MESSAGES: Final = 2.0  # buffers of each message: one in transfer, one in use
 
 
-@dataclass(frozen=True, slots=True)
-class CutStage:
+class CutStage(Record, frozen=True):
     """One stage: its nodes, seconds of one micro-batch, bytes."""
 
     first: str  # block
     last: str
-    num_nodes: int
-    forward: float
-    backward: float
-    peak: float
-    sent: float  # bytes of a micro-batch to the next stage
+    num_nodes: int = field(name="nodes")
     parameters: int
+    forward: float = field(name="forward_seconds")
+    backward: float = field(name="backward_seconds")
+    peak: float = field(name="peak_bytes")
+    sent: float = field(name="sent_bytes")  # of a micro-batch to the next stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +93,10 @@ class Cut:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
-            "pipeline_parallel": self.plan.pipeline_parallel,
-            "data_parallel": self.plan.data_parallel,
-            "zero_stage": self.plan.zero_stage,
-            "recompute": self.plan.recompute,
-            "micro_batch_size": self.plan.micro_batch_size,
-            "num_microbatches": self.plan.num_microbatches,
+            **{name: getattr(self.plan, name) for name in CHOSEN},
             "step_seconds": self.step,
             "peak_bytes": self.peak,
-            "stages": [
-                {
-                    "first": stage.first,
-                    "last": stage.last,
-                    "nodes": stage.num_nodes,
-                    "parameters": stage.parameters,
-                    "forward_seconds": stage.forward,
-                    "backward_seconds": stage.backward,
-                    "peak_bytes": stage.peak,
-                    "sent_bytes": stage.sent,
-                }
-                for stage in self.stages
-            ],
+            "stages": to_json(self.stages),
         }
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 from cost_models.plan.plan import Plan
+from hardware_profiles.record import Record
 from planner.advice.changes import MAX_NODES, resized
 from planner.assessment.reach import MAX_MICRO_BATCH, largest
 from planner.request.command import cluster_argument, describe_plan
@@ -19,8 +20,7 @@ from planner.traced.scenario import TracedScenario, assess_traced, why_illegal, 
 MOST_WAYS: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class TracedWayOut:
+class TracedWayOut(Record, frozen=True):
     """A priced change with which a plan of a traced module fits."""
 
     change: str
@@ -29,10 +29,6 @@ class TracedWayOut:
     peak_bytes: float
     step_seconds: float
     num_gpus: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {**asdict(self), "plan": self.plan.to_dict()}
 
 
 def ways_out(scenario: TracedScenario, plan: Plan) -> tuple[TracedWayOut, ...]:
