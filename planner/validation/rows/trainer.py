@@ -29,7 +29,7 @@ from planner.validation.rows.words import EngineEntry, SoftwareEntry, entry_of, 
 SWITCHES: Final = names_in("""
     tensor_traffic reductions reduction_precision gathers messages host_masters host_memory
     host_updates experts dispatch flash accumulation split_loss projections linear_loss clipping
-    early_updates
+    early_updates norms
     widened_states batches checkpoints caches stages recipes rounding attention_bits
     activation_inputs weight_gathers
 """)

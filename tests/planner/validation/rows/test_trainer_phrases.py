@@ -1152,6 +1152,48 @@ def test_layers_written_out_in_python(words: dict[str, Any], norm: float, gelu: 
     assert not_understood(found.row) == []
 
 
+@pytest.mark.parametrize(
+    ("framework", "notes", "accesses"),
+    [
+        ("own PyTorch loop (torch 2.13)", "nn.RMSNorm, RoPE", 2.0),
+        ("own PyTorch loop (March 2026)", "RMSNorm of torch", 2.0),
+        ("own PyTorch loop (torch 2.6)", "nn.RMSNorm, RoPE", 4.0),
+        ("own PyTorch loop (torch 2.6)", "fused RMSNorm of apex", 2.0),
+        ("own PyTorch loop (torch 2.13)", "RMSNorm, RoPE", 4.0),
+    ],
+)
+def test_norms_of_one_kernel(framework: str, notes: str, accesses: float) -> None:
+    software = case(framework=framework, notes=notes).scenario.software
+    assert software.kernels.rms_norm_accesses == accesses
+    assert (software.activations.rms_norm_saved_fp32_bytes == 0.0) == (accesses == 2.0)
+
+
+def test_16_bit_logits_that_a_loop_casts() -> None:
+    cells = {"framework": "own PyTorch loop", "optimizer": "AdamW (bf16 weights and states)"}
+    as_they_are = case(**cells).scenario.software.loss
+    for notes in (
+        "logits.float()",
+        "cross-entropy of logits cast to fp32",
+        "logits upcast to fp32",
+    ):
+        cast = case(**cells, notes=notes).scenario.software.loss
+        assert (as_they_are.fp32_logits_copies, cast.fp32_logits_copies) == (0.0, 2.0)
+
+
+def test_a_loop_that_holds_its_output() -> None:
+    cells = {"framework": "Hugging Face Transformers with PEFT", "peft": "lora r=16"}
+    held = case(**cells, notes="the loop keeps the output of the model; sdpa").scenario.software
+    usual = case(**cells, notes="sdpa").scenario.software
+    assert (usual.loss.logits_gradient_copies, held.loss.logits_gradient_copies) == (0.0, 2.0)
+
+
+def test_maxtext_multiplies_in_bf16_on_cards_that_emulate_it() -> None:
+    cells = {"framework": "MaxText", "gpu": "T4", "num_gpus": 1, "model": "qwen3-0.6b"}
+    assert case(**cells).scenario.workload.precision == "bf16"
+    assert case(**cells, precision="fp16").scenario.workload.precision == "fp16"
+    assert case(**(cells | {"framework": "JAX"})).scenario.workload.precision == "fp16"
+
+
 def test_compiled_layers_are_written_out_in_vain() -> None:
     words = {"framework": "own PyTorch loop, torch.compile"}
     by_hand = case(**words, notes="LayerNorm and GELU by hand").scenario.software
