@@ -57,7 +57,7 @@ TIME_ON_CPU: Final = Spread(0.5, 0.5, "python -m benchmarks.step_time.here")
 MEMORY: Final = Spread(0.08, 0.08, "python -m benchmarks.memory_truth")
 # By trainer (first word of its software profile, or UNKNOWN), measured quantity, whether a setting
 # of the run was assumed, and whether its model is a mixture of experts; ANY where a row is about
-# all, of trainers with a profile alone.
+# all.
 # below, above: the interval that 90 % of the runs of a source are expected in that was not compared
 # yet; verdict_below, verdict_above: what one run in ten exceeds on that side (python -m
 # benchmarks.intervals.peaks --write)
@@ -174,7 +174,7 @@ def memory_spread(
     """Return the 90 % interval of the peak memory of a trainer on accelerators.
 
     Of the bundled executor it rests on traced cases, of others on sources that were left out. A
-    trainer that nobody described (UNKNOWN) has the widest of all: it may err as any of them does.
+    trainer that nobody described (UNKNOWN) is never narrower than one that was not compared.
 
     ``software``: a profile, or UNKNOWN; ``kind``: the measured quantity;
     ``assumed``: whether a setting of the run is not known, and the usual one was priced;
@@ -228,12 +228,8 @@ def _memory(software: str, of_run: tuple[MemoryKind, bool, bool], ends: tuple[st
     above = max(alike.above, float(np.median([spread.above for spread in compared])))
     if trainer != UNKNOWN:
         return Spread(below, above, alike.source)
-    # unknown: as wide as the widest
     undescribed = _memory_of(UNKNOWN, *of_run, ends)
-    spreads = [undescribed, *(_memory_of(one, *of_run, ends) for one in others)]
-    below = max(below, *(spread.below for spread in spreads))
-    above = max(above, *(spread.above for spread in spreads))
-    return Spread(below, above, undescribed.source)
+    return Spread(max(below, undescribed.below), max(above, undescribed.above), undescribed.source)
 
 
 def _memory_of(

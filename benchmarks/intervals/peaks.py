@@ -9,9 +9,8 @@ verdicts that those give. ``--write`` writes the file.
 
 The kind of a run is its trainer, the quantity that was measured (live tensors, reserved, the
 device), whether a setting that its source does not state was assumed, and whether its model is a
-mixture of experts; `benchmarks/intervals/shrunk.py` has the method. Runs of unknown trainers are
-apart: their errors are twice as large, and more of them lie far below the prediction. Verdicts look
-as far as the quantile ``VERDICT`` on each side.
+mixture of experts; `benchmarks/intervals/shrunk.py` has the method. An unknown trainer is one of
+the trainers. Verdicts look as far as the quantile ``VERDICT`` on each side.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from benchmarks.accuracy import memory_left_out
 from benchmarks.intervals.shrunk import (
     Ends,
     Rule,
+    counted,
     coverage_lines,
     quantile,
     shortest,
-    source_weights,
 )
 from benchmarks.unseen import UNSEEN, with_first_prices
 from cost_models.uncertainty import MEMORY_COLUMNS, MEMORY_INTERVALS, UNKNOWN, memory_kind
@@ -41,8 +40,8 @@ VERDICT: Final = 0.9  # share of the runs that a side of the verdict's interval 
 RULE: Final = Rule(("trainer", "quantity", "assumed", "experts"), (1.0,) * 4)
 
 
-def all_runs() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the runs with their profiles, and those of unknown trainers.
+def all_runs() -> pd.DataFrame:
+    """Return the runs with their profiles, and those of unknown trainers (``UNKNOWN``).
 
     Unknown: no profile describes the trainer, or the price changes without any.
     """
@@ -53,10 +52,14 @@ def all_runs() -> tuple[pd.DataFrame, pd.DataFrame]:
     without = without.assign(trainer=UNKNOWN, blind=False)
     profile = described.set_index("row_id").software
     changed = (without.software != without.row_id.map(profile)).to_numpy()
-    others = [described[unknown].assign(trainer=UNKNOWN), without[changed]]
-    parts = described[~unknown], pd.concat(others, ignore_index=True)
-    known, rest = (part[part.error.notna()].reset_index(drop=True) for part in parts)
-    return RULE.with_cells(known), RULE.with_cells(rest)
+    described.loc[unknown, "trainer"] = UNKNOWN
+    rows = pd.concat([described, without[changed]])
+    return RULE.with_cells(rows[rows.error.notna()].reset_index(drop=True))
+
+
+def is_unknown(rows: pd.DataFrame) -> pd.Series:
+    """Say of every run whether its trainer counts as unknown."""
+    return rows.trainer == UNKNOWN
 
 
 def _described_runs() -> set[str]:
@@ -66,7 +69,6 @@ def _described_runs() -> set[str]:
 
 def _kinds(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
-        log_error=np.log1p(rows.error),
         trainer=[memory_kind(software) for software in rows.software],
         quantity=rows.memory_kind,
         assumed=rows.defaults.map(len) > 0,
@@ -78,30 +80,26 @@ def ends(rows: pd.DataFrame, used: np.ndarray) -> tuple[Ends, Ends]:
     """Return the ends of intervals and of verdicts in expected sizes, from the cells ``used``."""
     cells = RULE.cells_of(rows)
     relative = RULE.relative_errors(rows, cells, used)
-    weights, errors = source_weights(rows.loc[relative.index]), relative.to_numpy()
-    sides = -quantile(-errors, weights, VERDICT), quantile(errors, weights, VERDICT)
-    return shortest(errors, weights), (-sides[0], sides[1])
+    errors, (weights, new) = relative.to_numpy(), counted(rows.loc[relative.index])
+    below, above = (quantile(side, weights, VERDICT, new) for side in (-errors, errors))
+    return shortest(errors, weights, new), (below, above)
 
 
-def table_text(described: pd.DataFrame, unknown: pd.DataFrame) -> str:
-    """Return the text of the file: rows about all trainers are about those with a profile."""
-    first, second = (
-        RULE.table(rows, MEMORY_COLUMNS, ends(rows, np.ones(rows.cell.nunique(), dtype=bool)))
-        for rows in (described, unknown)
-    )
-    lines = second.splitlines(keepends=True)
-    return first + "".join(line for line in lines if line.startswith(f"{UNKNOWN},"))
+def table_text(rows: pd.DataFrame) -> str:
+    """Return the text of the file."""
+    return RULE.table(rows, MEMORY_COLUMNS, ends(rows, np.ones(rows.cell.nunique(), dtype=bool)))
 
 
 def main() -> None:
     """Print file and coverage; with ``--write`` write the file."""
-    described, unknown = all_runs()
-    text = table_text(described, unknown)
+    rows = all_runs()
+    text = table_text(rows)
     if "--write" in sys.argv[1:]:
         MEMORY_INTERVALS.write_text(text, encoding="utf-8")
     print(text)
-    for what, rows in (("with profiles", described), ("without", unknown)):
-        print(f"\n{what}", *coverage_lines(RULE.left_out(rows)), sep="\n")
+    apart = RULE.left_out(rows)
+    for what, part in (("with profiles", ~is_unknown(apart)), ("without", is_unknown(apart))):
+        print(f"\n{what}", *coverage_lines(apart[part]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 For every round of runs that were found later (tables of ``benchmarks/unseen`` of a day): intervals
 from the published runs and the rounds before, and the share of the round's first predictions whose
-interval holds what was measured. It is what the next round may expect. The same with errors of
-today's predictions in the place of first ones (``shrunk``): those of runs that the formulas have
-learned from are too small, and so are the intervals that they give. A source counts as at most ten
-runs; the last lines are about all rounds from ``FROM`` on.
+interval holds what was measured. It is what the next round may expect. A source counts as at most
+ten runs; the last lines are about all rounds from ``FROM`` on.
 """
 
 from __future__ import annotations
@@ -32,32 +30,25 @@ def in_rounds(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(number=numbers, source_group=rows.source_group + ", " + names)
 
 
-def judged(rows: pd.DataFrame, rule: Rule, *, first: bool) -> pd.DataFrame:
-    """Return the blind runs of all rounds, with their interval and whether they are inside.
-
-    ``first``: whether intervals are made from the errors of first predictions, or of today's.
-    """
+def judged(rows: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+    """Return the blind runs of all rounds, with their interval and whether they are inside."""
     rows = rule.with_cells(rows.reset_index(drop=True))
-    errors = rows.error if first else np.expm1(rows.log_error)
-    cells, known = rule.cells_of(rows), rows.assign(error=errors)
+    cells = rule.cells_of(rows)
     number = rows.groupby("cell").number.first().to_numpy()
     parts = []
     for one in sorted(set(rows.number[rows.blind & (rows.number >= FROM)])):
-        below, above = rule.intervals(known, cells, number < one)
+        below, above = rule.intervals(rows, cells, number < one)
         inside = (rows.error >= -below) & (rows.error <= above)
         every = rows.assign(below=below, above=above, inside=inside)
         parts.append(every[rows.blind & (rows.number == one)])
     return pd.concat(parts, ignore_index=True)
 
 
-def lines(rows: pd.DataFrame, rule: Rule) -> Iterator[str]:
-    """Yield the share inside of every round and of all, with both errors."""
-    rows = in_rounds(rows)
-    both = [judged(rows, rule, first=first) for first in (True, False)]
-    for number, part in both[0].groupby("number"):
-        other = both[1][both[1].number == number]
-        yield f"{ROUNDS[int(number) - 1]:<20} {len(part):4d} {_share(part)} {_share(other)}"
-    yield f"{'all':<20} {len(both[0]):4d} {_share(both[0])} {_share(both[1])}"
+def lines(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield the share inside of every round and of all, of judged runs."""
+    for number, part in rows.groupby("number"):
+        yield f"{ROUNDS[int(number) - 1]:<20} {len(part):4d} {_share(part)}"
+    yield f"{'all':<20} {len(rows):4d} {_share(rows)}"
 
 
 def _share(part: pd.DataFrame) -> str:
@@ -70,14 +61,14 @@ def _share(part: pd.DataFrame) -> str:
 
 def main() -> None:
     """Print the three tables."""
-    described, unknown = peaks.all_runs()
-    for what, rows, rule in (
-        ("step time", times.all_runs(), times.RULE),
-        ("peaks, trainers with a profile", described, peaks.RULE),
-        ("peaks, other trainers", unknown, peaks.RULE),
+    of_peaks = judged(in_rounds(peaks.all_runs()), peaks.RULE)
+    unknown = peaks.is_unknown(of_peaks)
+    for what, rows in (
+        ("step time", judged(in_rounds(times.all_runs()), times.RULE)),
+        ("peaks, trainers with a profile", of_peaks[~unknown]),
+        ("peaks, other trainers", of_peaks[unknown]),
     ):
-        print(f"\n{what}: runs, inside with first predictions, inside with today's")
-        print(*lines(rows, rule), sep="\n")
+        print(f"\n{what}: runs, inside", *lines(rows), sep="\n")
 
 
 if __name__ == "__main__":

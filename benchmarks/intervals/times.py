@@ -43,7 +43,7 @@ def _described(rows: pd.DataFrame, table: str) -> pd.DataFrame:
     named = {row.name: row for row in read_runs(UNSEEN.get(table, PUBLISHED))}
     cards = [accelerator_of(Reading(named[name])) for name in rows.row_id]
     errors = 1.0 / (1.0 + rows.time_error.astype(float)) - 1.0
-    rows = rows.assign(error=errors, log_error=np.log1p(errors), table=table)
+    rows = rows.assign(error=errors, table=table)
     return with_first_prices(rows, "seconds", "predicted_step_seconds").assign(
         experts=rows.model_kind.fillna("").str.startswith("moe"),
         card=cards,
