@@ -36,7 +36,7 @@ def nearest(title: str, searches: Iterable[TrainerSearch], command: str) -> str:
             assessment = assess(scenario, plan)
             seconds, tight = assessment.time.step_seconds, assessment.verdict != "fits"
             words = (
-                f"{options} ({format_seconds(seconds)} a step, "
+                f"{options} ({format_seconds(seconds)} a step under {scenario.software.name}, "
                 f"{format_bytes(assessment.memory.peak_bytes)}{', tight' if tight else ''})"
             )
             if best is None or (tight, seconds) < best[:2]:

@@ -170,14 +170,19 @@ app = LazyGroup(
 )
 
 
-def _pin(context: click.Context, option: str, value: str | None) -> str | None:
-    """Return how ``shardplan plan`` fixes an option that only ``fit`` has."""
-    if context.command_path != "shardplan plan":
-        return None
-    from planner.request.pins import pinned
+def _elsewhere(context: click.Context, option: str, value: str | None) -> str | None:
+    """Return how ``plan`` fixes an option that only ``fit`` has, or which command has it."""
+    if context.command_path == "shardplan plan":
+        from planner.request.pins import pinned
 
-    pins = pinned(option, value)
-    return None if pins is None else f"pin it with --fix {pins}"
+        pins = pinned(option, value)
+        if pins is not None:
+            return f"pin it with --fix {pins}"
+    for name in ("fit", "plan"):
+        command = app.get_command(context, name)
+        if command is not None and any(option in one.opts for one in command.params):
+            return f"shardplan {name} has it"
+    return None
 
 
 def _as_typed(text: str, words: list[str]) -> str:
@@ -217,7 +222,7 @@ def main(arguments: list[str] | None = None) -> Any:
         show_rest()
         sys.exit(code)
     except click.ClickException as error:
-        say(error_text(usage_error(error, words, "shardplan", advice=_pin)))
+        say(error_text(usage_error(error, words, "shardplan", advice=_elsewhere)))
         sys.exit(2)
     except ShardplanError as error:
         say(error_text(f"shardplan: {_as_typed(str(error), words)}"))

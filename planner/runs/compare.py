@@ -165,6 +165,7 @@ def _changes(left: PlanFile, right: PlanFile) -> Iterable[tuple[str, Any, Any]]:
             {
                 "model": file.model.name,
                 "cluster": file.cluster.name,
+                "software": file.software,
                 **file.workload.to_dict(),
                 **file.plan.to_dict(),
                 "layer_ranges": [list(pair) for pair in file.layer_ranges],

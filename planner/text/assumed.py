@@ -10,6 +10,7 @@ from planner.text.paragraphs import labelled, labelled_line
 
 READ_AS: Final = re.compile(r"^(.*?) is taken as (.*?)(?::|;|$)")
 SEARCHED: Final = re.compile(r"^plan .*\(searched: ")
+PRICED: Final = re.compile(r"^\S+ (\$\S+ an hour) \((?!given)")
 DEFAULT: Final = re.compile(r"^(\w+) (\S+) \(default")
 # defaults that change the answer most, and their names; others are shown with --verbose only
 SHOWN: Final = {
@@ -28,10 +29,12 @@ MORE: Final = " (-v: all)"
 
 def assumed_line(assumptions: Sequence[str]) -> list[str]:
     """Return the assumptions that matter most in one line: names that were completed, defaults."""
-    read, defaults, others = [], {}, []
+    read, prices, defaults, others = [], [], {}, []
     for text in assumptions:
         if name := READ_AS.match(text):
             read.append(f"{name[1]} = {name[2]}")
+        elif price := PRICED.match(text):
+            prices.append(price[1])
         elif SEARCHED.match(text):
             others.append("a plan found by search")
         elif default := DEFAULT.match(text):
@@ -41,7 +44,8 @@ def assumed_line(assumptions: Sequence[str]) -> list[str]:
         elif "(default" not in text:
             others.append(re.split(r"[:;(]", text)[0].strip())
     ordered = [defaults[name] for name in SHOWN if name in defaults]
-    parts = [*read, *ordered, *others]
+    # of several clusters the table shows the dollars, -v the prices
+    parts = [*read, *(prices if len(prices) == 1 else ()), *ordered, *others]
     return [labelled_line("Assumed", parts, MORE)] if parts else []
 
 

@@ -130,7 +130,9 @@ def _family(config: Mapping[str, Any], where: str) -> str:
 
 
 def _guess(config: Mapping[str, Any]) -> str:
-    """Return a hint: the model_type of the class in ``architectures``."""
+    """Return a hint: the model_type of the class in ``architectures``, or what else it is."""
+    if {"schema_version", "model", "plan"} <= config.keys():
+        return ": it is a plan.json, not a model's config.json; explain, run and export take it"
     classes = config.get("architectures")
     first = classes[0] if isinstance(classes, (list, tuple)) and classes else ""
     wanted = str(first).lower()

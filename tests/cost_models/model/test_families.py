@@ -537,6 +537,7 @@ BAD = [
     ({"architectures": ["Qwen2MoeForCausalLM"]}, "model_type is missing", '"qwen2_moe"'),
     ({"architectures": ["GPT2LMHeadModel"]}, "model_type is missing", '"gpt2"'),
     ({}, "model_type is missing", "one of bert"),
+    ({"schema_version": 1, "model": {}, "plan": {}}, "model_type is missing", "it is a plan.json"),
 ]
 
 

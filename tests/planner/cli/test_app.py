@@ -273,6 +273,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "fix nonsense": ([*PLAN, "--fix", "foo=2"], "zero, sp, recompute, mbs"),
     "a part of a plan, to plan": ([*PLAN, "--tp", "2"], "pin it with --fix tp=2"),
     "another part": ([*PLAN, "--micro-batch-size", "2"], "pin it with --fix mbs=2"),
+    "an option of fit, to plan": ([*PLAN, "--inference"], "shardplan fit has it"),
+    "an option of plan, to fit": ([*FIT, "--top", "3"], "shardplan plan has it"),
     "quantised lora": ([*FIT, "--lora", "8", "--quantisation", "nf4"], "belongs to --qlora"),
     "a value alone": ([*FIT, "fp16"], "Did you mean --precision fp16?"),
     "memory without unit": ([*PLAN, "--require", "memory<=70"], "70GiB, with its unit"),

@@ -220,5 +220,6 @@ def test_a_refused_plan_names_the_nearest_one_and_it_fits() -> None:
         export(PlanFile(scenario.model, cluster, workload, plan, ranges), "accelerate")
     words = str(raised.value)
     assert "The nearest that it runs: --dp" in words
+    assert " a step under " in words  # a time of that trainer, which the plan's own is not
     assert ", tight)" not in words
     assert words.endswith("--to accelerate -o plan.json")

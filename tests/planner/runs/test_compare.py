@@ -97,6 +97,8 @@ def test_two_plans_differ_by_their_terms(tmp_path: Path) -> None:
         (total.left or 0) - (total.right or 0)
     )
     assert "faster a step" in found.explanation[0]
+    third = write_plan(tmp_path / "c.json", replace(plan_file(), software="torch-trainer"))
+    assert compare(first, third).changes == (("software", "shardplan", "torch-trainer"),)
     same = compare(first, first)
     assert same.changes == ()
     assert same.explanation == ("both take the same time",)
