@@ -183,6 +183,10 @@ class BalancedSteps(Struct, frozen=True):
     whole: Floats  # both passes of a micro-batch, of all ranks together
     once: Floats  # once a step
 
+    def rows(self, index: Index) -> BalancedSteps:
+        """Return a selection of rows."""
+        return BalancedSteps(*(bound[index] for bound in astuple(self)))
+
 
 def table_balanced_steps(
     scenario: Scenario, table: PlanTable, most_stages: Index | None = None

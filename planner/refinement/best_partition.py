@@ -13,8 +13,9 @@ bound is no better than the best step found:
     3. for each plan of the group, the best stages (``stage_search``, ``minimal_recompute``).
 
 Where all layers are of one kind, the price of several stages on a rank depends on their layers
-together, and those are chosen like the layers of one stage; of more than MOST_LOOPED such plans,
-only for those that the search found. For layers of several kinds they stay as they are.
+together, and those are chosen like the layers of one stage; of more than MOST_PLANS such plans
+whose states fit, only for those that the search found. For layers of several kinds they stay as
+they are.
 
 The result is exact for these prices unless one of the limits below ends the search.
 """
@@ -27,7 +28,6 @@ from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct, structs
-from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from cost_models.arrays import ascending
@@ -35,12 +35,13 @@ from cost_models.legality.rules import legality_codes
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.partition.schedules import V_SHAPED
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.pricing.table import BalancedSteps, table_memory
+from cost_models.pricing.table import BalancedSteps, table_least_states, table_memory
 from cost_models.scenario import Scenario
 from cost_models.step_time.pipeline_bound import longest_stage
 from hardware_profiles.progress import stages, tracked
 from planner.assessment.verdict import near_budget
 from planner.refinement.minimal_recompute import least_recompute
+from planner.refinement.rank_prices import max_peak
 from planner.refinement.stage_bounds import (
     MANY,
     balanced_bounds,
@@ -55,6 +56,7 @@ from planner.refinement.stage_costs import StageCosts, price_stages, simulated_s
 from planner.refinement.stage_search import (
     MOST_NODES,
     MOST_SIMULATED,
+    SAME,
     Ranges,
     StageSplit,
     best_stages,
@@ -70,7 +72,7 @@ PRICES: Final = (8.0, 1.0)  # seconds, relative: prices of the stages of plans, 
 AT_ONCE: Final = 750  # plans whose stages are priced together, before the others have to beat them
 MOST_PLANS: Final = 1500  # whose stages are priced
 Rows = NDArray[np.intp]
-MOST_LOOPED: Final = 512  # the same with several stages on a rank
+MANY_LOOPED: Final = 512  # plans with several stages on a rank, beyond which states bound memory
 FEW: Final = 10_000  # candidates that a search has priced
 FEWEST_NODES: Final = 40  # of the search for the stages of one of many plans
 FEWEST_SIMULATED: Final = 2
@@ -258,11 +260,15 @@ class _Search:
             return
         rows = np.flatnonzero(is_looped(table) & (bounds.step < self.limit))
         rows = self._near(table, rows, MANY)
-        bounds = BalancedSteps(*(bound[rows] for bound in astuple(bounds)))
-        table, bounds = self._looped(table.rows(rows), bounds)
-        if len(table) > MOST_LOOPED:
+        table, bounds = self._looped(table.rows(rows), bounds.rows(rows))
+        if MANY_LOOPED < len(table) <= MANY:
+            states = table_least_states(self.scenario, table) * (1.0 - SAME)
+            most = max_peak(self.scenario, most_memory(self.require, np.inf))
+            rows = np.flatnonzero(states <= most)
+            table, bounds = table.rows(rows), bounds.rows(rows)
+        if len(table) > MOST_PLANS:
             self.proven = False
-            first = PlanTable.from_plans(list(self.first[:MOST_LOOPED]))
+            first = PlanTable.from_plans(list(self.first))
             table = stage_candidates(first, recomputed=self.recomputed)
             table, bounds = self._looped(
                 table, balanced_bounds(self.scenario, table, self.recomputed)

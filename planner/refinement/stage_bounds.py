@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from cost_models.columnar.projections import distinct_rows
@@ -118,13 +117,13 @@ def looped_bounds(
     micro-batch; the bound leaves that out for more than MANY plans.
     """
     rows = np.flatnonzero(is_looped(table) & (bounds.step < limit))
-    table, few = table.rows(rows), BalancedSteps(*(bound[rows] for bound in astuple(bounds)))
+    table, few = table.rows(rows), bounds.rows(rows)
     if len(rows) <= MANY:
         without = _without(table, recomputed)
         longest = _longest_ranks(scenario, without, whole=recomputed == "given")
         np.maximum(few.step, longest * table.num_microbatches + few.once, out=few.step)
     kept = np.flatnonzero(few.step < limit)
-    return table.rows(kept), BalancedSteps(*(bound[kept] for bound in astuple(few)))
+    return table.rows(kept), few.rows(kept)
 
 
 def least_steps(

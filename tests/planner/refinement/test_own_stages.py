@@ -584,6 +584,7 @@ def test_a_pinned_option_never_improves_the_answer(draw: st.DataObject, **sizes:
 @given(**SMALL, seed=st.integers(0, 2**32 - 1))
 @example(layers=7, vocab=32_000, nodes="2x2", share=0.8, batch=16, seed=0)
 @example(layers=6, vocab=128_000, nodes="2x2", share=0.467, batch=24, seed=0)
+@example(layers=5, vocab=128_000, nodes="4x2", share=0.375, batch=24, seed=0)
 def test_the_best_staged_plan_is_that_of_trying_all(seed: int, **sizes: Any) -> None:
     """Of a drawn part where they are many; the bounds that leave plans out hold for every plan."""
     scenario = small_cluster(**sizes)
