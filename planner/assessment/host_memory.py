@@ -19,6 +19,7 @@ from planner.assessment.verdict import CPU_SHARE
 
 HOST_SHARE: Final = CPU_SHARE  # usable; the operating system keeps the rest, as on CPU machines
 WORDS: Final = {"memory": "host memory", "nvme": "NVMe drives"}
+SURE: Final = {"memory": 2.0**30, "nvme": 0.0}  # bytes that every node has
 TOO_LARGE: Final = 2  # position in VERDICTS
 
 
@@ -55,9 +56,13 @@ class HostMemory(Record, frozen=True):
 
         >>> HostMemory(2.0**37, None, 0.0, None, None).unchecked
         '128 GiB host memory'
+        >>> HostMemory(2.0**25, None, 0.0, None, None).unchecked  # paged states of an adapter
+        ''
         """
         unknown = ((name, needed) for name, needed, room in self.amounts if room is None)
-        return " and ".join(f"{format_bytes(n)} {WORDS[name]}" for name, n in unknown if n > 0.0)
+        return " and ".join(
+            f"{format_bytes(n)} {WORDS[name]}" for name, n in unknown if n > SURE[name]
+        )
 
 
 def host_memory(scenario: Scenario, priced: PredictionTable) -> HostMemory:
