@@ -279,6 +279,8 @@ def _sensitivity(found: Explanation, *, verbose: bool) -> list[str]:
     if found.varied is None or not found.sensitivity:
         return []
     about = "this plan" if found.varied == found.plan else "the best plan"
+    if found.best_staged is not None:  # not found again for every figure
+        about = f"the best plan with even stages, {describe_plan(found.varied)}"
     more = "" if verbose else " (-v: which)"
     lines = labelled("Sensitive", f"values at which another plan beats {about}{more}:")
     changing = [one for one in found.sensitivity if one.less or one.more]

@@ -37,6 +37,7 @@ from planner.explanation.sensitivity import (
 )
 from planner.explanation.why_not import LEAST, why_not
 from planner.refinement.best_partition import StagedPlan, best_staged
+from planner.request.command import describe_plan
 from planner.search.distinct import DISTINCT, TOP
 from planner.search.search import search
 from planner.text.plan_changes import changes, same_layout
@@ -102,6 +103,9 @@ def test_parts_add_up_and_the_best_plan_is_called_so(tmp_path: Path) -> None:
     even = explain(plan_file(scenario, best_of(scenario), "test"), sensitivity=False)
     assert not even.is_best
     assert best.stage_options in " ".join(str(even).split())
+    plan, figure = best_of(scenario), Sensitivity("memory", "memory", "B", 8e10, None, None, 0.0)
+    words = " ".join(str(replace(found, varied=plan, sensitivity=(figure,))).split())
+    assert f"beats the best plan with even stages, {describe_plan(plan)} (-v: which)" in words
 
 
 @pytest.mark.slow
