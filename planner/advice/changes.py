@@ -61,7 +61,7 @@ class Change(Struct, frozen=True):
 
     group: str
     kind: str  # only one change of each kind is listed
-    words: str
+    change: str  # in words
     options: str  # to append to the user's command
     scenario: Scenario
     fixed: Mapping[str, Any]  # the given fields of the plan, after the change

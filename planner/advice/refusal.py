@@ -13,7 +13,7 @@ from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
 from hardware_profiles.options import declared
 from planner.advice.relax import Relaxation, satisfies, smallest_changes
-from planner.advice.ways_out import WayOut, ways_out
+from planner.advice.ways_out import WayOut, fixes_of, ways_out
 from planner.assessment.assess import amounts, assess
 from planner.assessment.host_memory import host_text
 from planner.assessment.too_small import least_bytes, too_small
@@ -22,7 +22,7 @@ from planner.request.command import describe_plan, scenario_command
 from planner.request.constraints import Constraint
 from planner.search.search import Counts, SearchResult
 from planner.text.assumed import MORE, assumed_line
-from planner.text.fixes import Fix, fix_lines, pace
+from planner.text.fixes import fix_lines
 from planner.text.paragraphs import commanded, plain
 
 MOST_REASONS: Final = 3
@@ -52,8 +52,10 @@ class Refusal(Struct, frozen=True):
             lines += _item(
                 f"smallest change: {change.change} instead of {change.instead_of} (checked)"
             )
-        if self.ways_out:
-            lines += fix_lines(self._fixes(), len(lines), verbose=False)[:-1]
+        if self.ways_out and self.result.smallest is not None:
+            smallest = assess(self.scenario, self.result.smallest)
+            fixes = fixes_of(self.scenario, smallest, self.ways_out)
+            lines += fix_lines(fixes, len(lines), verbose=False)[:-1]
             lines += commanded("Next", self._command, "append the options of a fix to ")
         short = assumed_line(self.assumptions)
         return "\n".join([*lines, *(line.removesuffix(MORE) for line in short)])
@@ -63,20 +65,6 @@ class Refusal(Struct, frozen=True):
         """The question as a command of ``fit``."""
         pins = [declared(Plan)[name].as_option(value) for name, value in self.fixed.items()]
         return " ".join([scenario_command(self.scenario), *pins])
-
-    def _fixes(self) -> list[Fix]:
-        """Return the ways out, each with its pace a token relative to the smallest plan."""
-        smallest, scenario = self.result.smallest, self.scenario
-        assert smallest is not None
-        tokens = scenario.workload.tokens_per_step
-        before = assess(scenario, smallest).time.step_seconds / tokens
-        after = [
-            way.step_seconds / way.to.scenario.workload.tokens_per_step for way in self.ways_out
-        ]
-        return [
-            Fix(way.change, way.peak_bytes, pace(seconds, before), way.options, way.condition)
-            for way, seconds in zip(self.ways_out, after, strict=True)
-        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document without its header."""

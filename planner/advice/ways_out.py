@@ -7,11 +7,11 @@ larger accelerator, more accelerators in the node, more nodes; weights in 16 bit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import Any, Final
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
@@ -32,6 +32,7 @@ from planner.assessment.reach import is_legal
 from planner.assessment.too_small import too_small
 from planner.request.command import fit_command
 from planner.search.first_plan import FLAT, first_plan
+from planner.text.fixes import Fix, pace
 
 # seconds, relative: plans and trainings, offload, larger accelerators, more of them, 16 bits
 SIZES: Final = (5.0, 1.0, 1.0, 2.0, 1.0)
@@ -42,36 +43,16 @@ NEEDLESS: Final = {"both": ("micro-batch", "recompute"), "batch": ("micro-batch"
 MOST_WAYS: Final = MOST_SOFTWARE + 4  # offload, a larger accelerator, more of them, 16 bits
 
 
-class WayOut(Struct, frozen=True):
+class WayOut(Change, frozen=True, kw_only=True):
     """A priced change with which a plan fits."""
 
-    to: Change
+    plan: Plan
     assessment: Assessment
-
-    @property
-    def change(self) -> str:
-        """The change in words."""
-        return self.to.words
-
-    @property
-    def group(self) -> str:
-        """Another plan, another training or other hardware."""
-        return self.to.group
-
-    @property
-    def kind(self) -> str:
-        """Kind of change; at most one way of each kind is listed."""
-        return self.to.kind
 
     @property
     def is_another_plan(self) -> bool:
         """Whether the same training fits on the same accelerators, without their host."""
         return self.group == PLAN and self.kind != "offload"
-
-    @property
-    def options(self) -> str:
-        """The change as options of the command line."""
-        return self.to.options
 
     @property
     def condition(self) -> str:
@@ -82,13 +63,7 @@ class WayOut(Struct, frozen=True):
     @property
     def command(self) -> str:
         """The command that checks the changed plan."""
-        return fit_command(self.to.scenario, self.plan)
-
-    @property
-    def plan(self) -> Plan:
-        """The changed plan."""
-        assert self.to.plan is not None
-        return self.to.plan
+        return fit_command(self.scenario, self.plan)
 
     @property
     def peak_bytes(self) -> float:
@@ -103,12 +78,12 @@ class WayOut(Struct, frozen=True):
     @property
     def num_gpus(self) -> int:
         """Accelerators of the changed cluster."""
-        return self.to.scenario.cluster.num_gpus
+        return self.scenario.cluster.num_gpus
 
     @property
     def device_seconds_per_token(self) -> float:
         """Seconds of one accelerator for a token."""
-        return self.step_seconds * self.num_gpus / self.to.scenario.workload.tokens_per_step
+        return self.step_seconds * self.num_gpus / self.scenario.workload.tokens_per_step
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -127,10 +102,25 @@ class WayOut(Struct, frozen=True):
         }
 
 
+def fixes_of(scenario: Scenario, assessment: Assessment, ways_out: Iterable[WayOut]) -> list[Fix]:
+    """Return the ways out, each with its pace a token relative to an assessed plan."""
+    own = assessment.time.step_seconds / scenario.workload.tokens_per_step
+    return [
+        Fix(
+            way.change,
+            way.peak_bytes,
+            pace(way.step_seconds / way.scenario.workload.tokens_per_step, own),
+            way.options,
+            way.condition,
+        )
+        for way in ways_out
+    ]
+
+
 def check(change: Change) -> WayOut | None:
     """Price one change; None unless it is legal and fits."""
     scenario, fixed, plan = change.scenario, change.fixed, change.plan
-    words = f"pricing ways out: {change.words}"
+    words = f"pricing ways out: {change.change}"
     report(words)
     if plan is not None:
         return _fitting(change, plan) if is_legal(scenario, plan) else None
@@ -153,7 +143,9 @@ def check(change: Change) -> WayOut | None:
 
 def _fitting(change: Change, plan: Plan) -> WayOut | None:
     assessment = assess(change.scenario, plan)
-    return WayOut(structs.replace(change, plan=plan), assessment) if assessment.fits else None
+    if not assessment.fits:
+        return None
+    return WayOut(**{**structs.asdict(change), "plan": plan}, assessment=assessment)
 
 
 def ways_out(
@@ -190,8 +182,8 @@ def _first_of_kinds(changes: Iterator[Change], most: int) -> list[WayOut]:
         if not found.keys().isdisjoint((change.kind, *NEEDLESS.get(change.kind, ()))):
             continue
         way = check(change)
-        known = [(other.to.scenario, other.plan) for other in found.values()]
-        if way is None or (way.to.scenario, way.plan) in known:
+        known = [(other.scenario, other.plan) for other in found.values()]
+        if way is None or (way.scenario, way.plan) in known:
             continue
         found[change.kind] = way
         if len(found) == most:

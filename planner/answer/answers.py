@@ -20,7 +20,7 @@ from planner.assessment.documents import cluster_document, model_document
 from planner.assessment.reach import Reach, reach
 from planner.assessment.step_memory import StepMemory, step_memory
 from planner.request.scenario import DEFAULT_SOFTWARE
-from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
+from planner.text.answer import SCHEMA_VERSION, AssessedAnswer, DetailedAnswer
 from planner.text.paragraphs import MOMENT_WORDS
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def header(scenario: Scenario) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, repr=False)
-class FitAnswer(DetailedAnswer):
+class FitAnswer(AssessedAnswer):
     """Answer of ``fit``: verdict on one plan, its parts, and ways out.
 
     Ways out need searches, which run on first access.
@@ -65,11 +65,6 @@ class FitAnswer(DetailedAnswer):
     fixed: Mapping[str, Any] = field(default_factory=dict)  # the given parts of the plan
     notes: tuple[str, ...] = ()  # about the file of another trainer that was read
     whole_run: Mapping[str, Any] = field(default_factory=dict)  # its given options
-
-    @property
-    def verdict(self) -> str:
-        """fits, tight or does_not_fit."""
-        return self.assessment.verdict
 
     @cached_property
     def ways_out(self) -> tuple[WayOut, ...]:
@@ -206,8 +201,8 @@ class FitAnswer(DetailedAnswer):
 
     def notebook_parts(self) -> Iterator[str]:
         """Yield verdict, drawing of the memory, parts of the step, and fixes."""
+        from planner.advice.ways_out import fixes_of
         from planner.answer import notebook
-        from planner.answer.fit_text import fixes_of
         from planner.answer.memory_html import fragment
         from planner.answer.text import model_lines, short_plan
         from planner.text.html_page import Html

@@ -31,7 +31,7 @@ from planner.request.command import describe_plan, plan_command
 from planner.run_cost.text import run_lines
 from planner.text.assumed import assumed
 from planner.text.bars import bars_with_room, part_bars
-from planner.text.fixes import Fix, fix_lines, pace
+from planner.text.fixes import fix_lines
 from planner.text.paragraphs import MOMENT_WORDS, commanded, hanging, labelled, labelled_line
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def fit_text(
     bars = part_bars(amounts(assessment.memory.parts), assessment.budget.size, most)
     lines = [*above, *bars, *lines]
     if not fits:
+        from planner.advice.ways_out import fixes_of  # searches: loaded where they are needed
+
         lines += fix_lines(fixes_of(scenario, assessment, ways_out), len(lines), verbose=verbose)
     return "\n".join(lines)
 
@@ -149,19 +151,3 @@ def _reach(reach: Reach | None) -> list[str]:
     if reach is not None and reach.longest_seq_len:
         parts.append(f"sequences of {reach.longest_seq_len:,} tokens")
     return labelled("Maximum", ", or ".join(parts) + ", with this plan") if parts else []
-
-
-def fixes_of(scenario: Scenario, assessment: Assessment, ways_out: Sequence[WayOut]) -> list[Fix]:
-    """Return the ways out, each with its pace a token relative to the given plan."""
-    accelerators = scenario.cluster.num_gpus / scenario.workload.tokens_per_step
-    own = assessment.time.step_seconds * accelerators
-    return [
-        Fix(
-            way.change,
-            way.peak_bytes,
-            pace(way.device_seconds_per_token * scenario.cluster.num_gpus / way.num_gpus, own),
-            way.options,
-            way.condition,
-        )
-        for way in ways_out
-    ]

@@ -27,7 +27,7 @@ from planner.explanation.why_not import SAME, WhyNot
 from planner.refinement.best_partition import StagedPlan
 from planner.request.command import describe_plan, describe_with_stages
 from planner.request.scenario import about_rates
-from planner.text.answer import DetailedAnswer
+from planner.text.answer import AssessedAnswer
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
 from planner.text.plan_changes import changes
 
@@ -63,7 +63,7 @@ class BindingTerms(Record, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation(DetailedAnswer):
+class Explanation(AssessedAnswer):
     """Explanation of one plan; ``best``: the best plan of the search, None if nothing fits."""
 
     scenario: Scenario
@@ -79,11 +79,6 @@ class Explanation(DetailedAnswer):
     batches: tuple[BatchChoice, ...]
     why_not: tuple[WhyNot, ...]
     ways_out: tuple[WayOut, ...]
-
-    @property
-    def verdict(self) -> str:
-        """fits, tight or does_not_fit."""
-        return self.assessment.verdict
 
     @property
     def options(self) -> str:

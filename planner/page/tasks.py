@@ -5,7 +5,6 @@ Answers are plain values, which another process receives; files are bytes.
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import json
 import tempfile
@@ -24,7 +23,6 @@ from planner.answer.text import short_plan, short_plan_of
 from planner.api.export import export
 from planner.api.fit import fit
 from planner.api.plan import plan as search_plans
-from planner.assessment.assess import plan_file
 from planner.assessment.verdict import WORDS
 from planner.explanation.explain import explain
 from planner.page.question import PageQuestion, fields_of
@@ -230,9 +228,7 @@ def _plan_file(question: PageQuestion) -> PlanFile:
     """Return the best plan's file, or that of the plan in the form."""
     if question.get("found"):
         return _search(question, top=TABLE).plan_file()
-    answer = _fit(question)
-    version = importlib.metadata.version("shardplan")
-    return plan_file(answer.scenario, answer.plan, f"shardplan {version}")
+    return _fit(question).plan_file()
 
 
 def why(question: PageQuestion) -> str:

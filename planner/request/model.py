@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -202,7 +202,7 @@ _CHOICES: Final = (
 
 def _from_hub(repository: str) -> ModelSpec:
     """Fetch config.json of a hub repository (or take it from the cache), and read it."""
-    path = Path(_explain_hub_errors(repository, lambda: _download_config(repository)))
+    path = _config_of_hub(repository)
     return model_spec(
         read_json(path, f"the config.json of {repository}"),
         name=repository,
@@ -229,17 +229,17 @@ def _download_config(repository: str) -> str:
     return str(hf_hub_download(repository, CONFIG_FILE, etag_timeout=HUB_TIMEOUT_SECONDS))
 
 
-def _explain_hub_errors(repository: str, download: Callable[[], str]) -> str:
-    """Run ``download``; raise each of its failures as one line with a remedy."""
-    from huggingface_hub import errors
+def _config_of_hub(repository: str) -> Path:
+    """Return the path of the cached file; raise each failure as one line with a remedy."""
+    from huggingface_hub import constants, errors
 
-    page = f"{_hub_address()}/{repository}"
+    page = f"{constants.ENDPOINT}/{repository}"
     by_hand = (
         f"Download {page}/resolve/main/{CONFIG_FILE} by hand and pass its path, "
         f"for example ./{CONFIG_FILE}"
     )
     try:
-        return download()
+        return Path(_download_config(repository))
     except errors.GatedRepoError:
         reason = f"is gated: accept its terms at {page} and log in (hf auth login). Or: {by_hand}"
     except errors.RepositoryNotFoundError:
@@ -255,12 +255,6 @@ def _explain_hub_errors(repository: str, download: Callable[[], str]) -> str:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         reason = f"could not be fetched from the hub ({first_line}). {by_hand}"
     raise InputError(f"model {repository!r} {reason}")
-
-
-def _hub_address() -> str:
-    from huggingface_hub import constants
-
-    return str(constants.ENDPOINT)
 
 
 # --- a size -------------------------------------------------------------------------------------

@@ -26,14 +26,14 @@ from planner.serving.scenario import (
 from planner.serving.text import CONFIDENCE, serving_text
 from planner.serving.times import ServingTimePrediction, predict_serving_time
 from planner.serving.ways_out import ServingWayOut, serving_reach, serving_ways
-from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
+from planner.text.answer import SCHEMA_VERSION, AssessedAnswer
 
 # whose start-up logs tests/cost_models/serving/test_published_serving.py compares with
 COMPARED_FAMILIES = ("llama", "qwen2", "gpt_oss")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ServingAnswer(DetailedAnswer):
+class ServingAnswer(AssessedAnswer):
     """Answer of ``fit --inference``: verdict on one layout, its parts, and ways out."""
 
     scenario: ServingScenario
@@ -43,11 +43,6 @@ class ServingAnswer(DetailedAnswer):
     assumptions: tuple[str, ...]
     ways_out: tuple[ServingWayOut, ...]
     reach: Mapping[str, Any]
-
-    @property
-    def verdict(self) -> str:
-        """fits, tight or does_not_fit."""
-        return self.assessment.verdict
 
     @property
     def confidence(self) -> str:

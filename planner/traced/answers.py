@@ -11,7 +11,7 @@ from cost_models.plan.plan import Plan
 from planner.assessment.assess import amounts
 from planner.assessment.documents import cluster_document
 from planner.request.executor_process import PREFIX
-from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
+from planner.text.answer import SCHEMA_VERSION, AssessedAnswer, DetailedAnswer
 from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, only_varied
 from planner.traced.stages import Cut
 from planner.traced.text import fit_text, plan_text
@@ -65,7 +65,7 @@ def train_with(scenario: TracedScenario, plan: Plan) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class TracedFitAnswer(DetailedAnswer):
+class TracedFitAnswer(AssessedAnswer):
     """Answer of ``fit``: verdict on one plan, its parts, and ways out.
 
     Ways out and the largest micro-batch are computed on first access.
@@ -75,11 +75,6 @@ class TracedFitAnswer(DetailedAnswer):
     plan: Plan
     assessment: TracedAssessment
     assumptions: tuple[str, ...]
-
-    @property
-    def verdict(self) -> str:
-        """fits, tight or does_not_fit."""
-        return self.assessment.verdict
 
     @cached_property
     def ways_out(self) -> tuple[TracedWayOut, ...]:

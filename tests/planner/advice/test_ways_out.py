@@ -57,12 +57,12 @@ def test_every_way_out_fits_when_priced_again(number: int) -> None:
         plan = way.plan
         scenario = answer.scenario
         if way.num_gpus != scenario.cluster.num_gpus:
-            scenario = replace(scenario, cluster=way.to.scenario.cluster)
+            scenario = replace(scenario, cluster=way.scenario.cluster)
         if way.kind in ("accelerator", "lora", "qlora", "optimizer", "16 bits"):
             continue  # typed in full below
         workload = scenario.workload
         if way.kind == "sequence":
-            length = way.to.scenario.workload.seq_len
+            length = way.scenario.workload.seq_len
             workload = replace(workload, seq_len=length)
         workload = replace(workload, global_batch_size=plan.global_batch_size)
         scenario = replace(scenario, workload=workload)
@@ -171,10 +171,10 @@ def test_fit_and_plan_list_the_same_ways_out(
 
 def test_a_larger_accelerator_is_as_fast_and_more_come_in_one_node_first() -> None:
     ways = {way.kind: way for way in fit("llama-3-8b", "1xRTX-4090", seq_len=2048).ways_out}
-    larger = ways["accelerator"].to.scenario.cluster.accelerator
+    larger = ways["accelerator"].scenario.cluster.accelerator
     own = parse_cluster("1xRTX-4090").accelerator
     assert larger.peak_flops["bf16"].value >= own.peak_flops["bf16"].value
-    assert ways["nodes"].to.scenario.cluster.num_nodes == 1
+    assert ways["nodes"].scenario.cluster.num_nodes == 1
     assert ways["nodes"].num_gpus > 1
 
 
