@@ -99,8 +99,6 @@ def plans_table(
     rows += [[*(cells[at] for cells in more.values()), *other] for at, other in enumerate(others)]
     usual = {**usual_cells(), **{name: cells[0] for name, cells in more.items()}}
     shown = without_columns(rows, usual if len(rows) > 2 else usual_cells())
-    return joined([table(shown[1:], shown[0]), _hidden(len(assessments) - len(others))])
-
-
-def _hidden(number: int) -> Html:
-    return note(f"and {number:,} more: .table") if number > 0 else Html("")
+    hidden = len(assessments) - len(others)
+    more_rows = note(f"and {hidden:,} more: .table") if hidden > 0 else Html("")
+    return joined([table(shown[1:], shown[0]), more_rows])

@@ -186,7 +186,7 @@ def unknown_paths(keys: Sequence[Key], document: Mapping[str, Any]) -> list[str]
     exact = {key.path for key in keys if not key.path.endswith("*")}
     below = tuple(key.path[:-1] for key in keys if key.path.endswith("*"))
     found = []
-    sections = {path[:end] for path in exact for end in _dots(path)}
+    sections = {path[:end] for path in exact for end, sign in enumerate(path) if sign == "."}
     for number, (path, value) in enumerate(leaves_of(document)):
         if number > MAX_LEAVES:
             raise InputError(f"more than {MAX_LEAVES:,} values: no configuration of a trainer")
@@ -195,10 +195,6 @@ def unknown_paths(keys: Sequence[Key], document: Mapping[str, Any]) -> list[str]
         if not (path in exact or path.startswith(below) or _within(path, exact)):
             found.append(path)
     return found
-
-
-def _dots(path: str) -> list[int]:
-    return [at for at, letter in enumerate(path) if letter == "."]
 
 
 def _within(path: str, exact: set[str]) -> bool:

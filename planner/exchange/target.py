@@ -50,36 +50,8 @@ class ConfigReading:
     processes: int | None = None  # that the file starts, in all
 
 
-def _no_files(job: Job, header: FileHeader) -> Mapping[str, str]:
-    return {}
-
-
-def _unchanged(source: Source) -> Mapping[str, Any]:
-    return source.document
-
-
-def _complete(settings: dict[str, Any], source: Source) -> Mapping[str, Any]:
-    return {}
-
-
 # of readers that meet a value of another type than a trainer's file has
 MISREAD: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
-
-
-def _no_remarks(source: Source) -> Sequence[str]:
-    return ()
-
-
-def _no_model(source: Source) -> None:
-    return None
-
-
-def _as_written(leaves: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping[str, Any]:
-    return leaves
-
-
-def _no_checks(document: Mapping[str, Any], job: Job) -> None:
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,18 +80,20 @@ class Target:
     elsewhere: Mapping[str, str]
     recognises: Callable[[Mapping[str, Any]], bool]
     launch: Callable[[Job], str]
-    more_files: Callable[[Job, FileHeader], Mapping[str, str]] = _no_files
+    more_files: Callable[[Job, FileHeader], Mapping[str, str]] = lambda job, header: {}
     companion: str | None = None
-    prepare: Callable[[Source], Mapping[str, Any]] = _unchanged
-    complete: Callable[[dict[str, Any], Source], Mapping[str, Any]] = _complete
-    check: Callable[[Mapping[str, Any], Job], None] = _no_checks
+    prepare: Callable[[Source], Mapping[str, Any]] = lambda source: source.document
+    complete: Callable[[dict[str, Any], Source], Mapping[str, Any]] = lambda settings, source: {}
+    check: Callable[[Mapping[str, Any], Job], None] = lambda document, job: None
     model: str | None = None
     values: Callable[[Job], Mapping[str, Any]] | None = None
     processes: tuple[str, ...] = ()
-    remarks: Callable[[Source], Sequence[str]] = _no_remarks
-    model_name: Callable[[Source], str | None] = _no_model
-    model_config: Callable[[Source], Mapping[str, Any] | None] = _no_model
-    restate: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = _as_written
+    remarks: Callable[[Source], Sequence[str]] = lambda source: ()
+    model_name: Callable[[Source], str | None] = lambda source: None
+    model_config: Callable[[Source], Mapping[str, Any] | None] = lambda source: None
+    restate: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
+        lambda leaves, document: leaves
+    )
 
     def leaves(self, job: Job) -> dict[str, Any]:
         """Return the values by path that state a job."""

@@ -28,7 +28,11 @@ class LiveBatch:
 
 def batch_of(inputs: Any, module: nn.Module) -> LiveBatch:
     """Describe the inputs of a step: a batch, positional tensors, or two sizes."""
-    if isinstance(inputs, (tuple, list)) and len(inputs) == 2 and all(map(_is_size, inputs)):
+    if (
+        isinstance(inputs, (tuple, list))
+        and len(inputs) == 2
+        and all(type(size) is int and size > 0 for size in inputs)
+    ):
         return LiveBatch(inputs[0], inputs[1], {})
     if hasattr(inputs, "data") and isinstance(inputs.data, Mapping):  # BatchEncoding
         inputs = inputs.data
@@ -50,10 +54,6 @@ def batch_of(inputs: Any, module: nn.Module) -> LiveBatch:
     if tokens is None and first.dim() == 2 and not first.is_floating_point():
         tokens = first.shape[1]
     return LiveBatch(len(first), None if tokens is None else int(tokens), arguments)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _by_name(values: Sequence[Any], module: nn.Module) -> dict[str, Any]:

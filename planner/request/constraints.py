@@ -190,7 +190,12 @@ def require_consistent(
 ) -> None:
     """Raise an InputError where no value satisfies all constraints on a name; names both sides."""
     pinned = [
-        Constraint(name, "==", _code(name, value), f"--fix {name}={_shown(value)}")
+        Constraint(
+            name,
+            "==",
+            WORDS[name].index(value) if name in WORDS else value,
+            f"--fix {name}={_shown(value)}",
+        )
         for name, value in (fixed or {}).items()
         if name in PlanTable.__slots__ and not isinstance(value, (tuple, list))
     ]
@@ -254,10 +259,6 @@ def _domain(name: str) -> str:
     if name in RESULTS:
         return "above 0" + ("" if math.isinf(high) else f" and at most {high:g}")
     return f"{low} or more" if high > MOST else f"{low} to {high}"
-
-
-def _code(name: str, value: Any) -> Any:
-    return WORDS[name].index(value) if name in WORDS else value
 
 
 def _shown(value: Any) -> str:

@@ -67,7 +67,10 @@ class PricedCandidates(Struct, frozen=True):
         ]
         tables = [candidates.legal for candidates in found]
         if sum(map(len, tables)) > MOST_JOINT:
-            return [_priced(scenario, [one])[0] for one in tracked(found, size=_number)]
+            return [
+                _priced(scenario, [one])[0]
+                for one in tracked(found, size=lambda one: len(one.legal))
+            ]
         return _priced(scenario, found)
 
 
@@ -88,10 +91,6 @@ def candidates_table(priced: PricedCandidates) -> pd.DataFrame:
 def with_batch(scenario: Scenario, size: int) -> Scenario:
     """Return the scenario with another global batch size."""
     return replace(scenario, workload=replace(scenario.workload, global_batch_size=size))
-
-
-def _number(candidates: Candidates) -> float:
-    return len(candidates.legal)
 
 
 def _priced(scenario: Scenario, found: Sequence[Candidates]) -> list[PricedCandidates]:

@@ -62,7 +62,8 @@ def serving_text(
     pinned = scenario.layer_ranges
     layout = [describe_serving(plan), *([] if pinned is None else [layers_option(pinned)])]
     if verbose:
-        lines = [*_head(scenario), "", *verdict_lines(assessment), *labelled("", " ".join(layout))]
+        lines = [*model_lines(scenario), *plain(describe(scenario.cluster)), ""]
+        lines += [*verdict_lines(assessment), *labelled("", " ".join(layout))]
         where = f"{_replicas(scenario, plan)}; peak {_where(scenario, plan, memory)}"
         lines += labelled("", where)
     else:
@@ -141,10 +142,6 @@ def _shares(parts: Mapping[str, float]) -> str:
         for name, value in ordered
         if value >= SMALL * whole
     )
-
-
-def _head(scenario: ServingScenario) -> list[str]:
-    return [*model_lines(scenario), *plain(describe(scenario.cluster))]
 
 
 def short_head(scenario: ServingScenario, layout: str) -> list[str]:

@@ -109,18 +109,16 @@ def survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list
     tight = any(case.found for case in cases)
     if not any(_fits(case) or (case.found and not tight) for case in again):
         return cases
-    return [
-        structs.replace(case, assumed=_with_note(case.assumed, OFFLOADED)) if case.found else case
-        for case in again
-    ]
+    for place, case in enumerate(again):
+        if case.found:
+            noted = (*case.assumptions, OFFLOADED)
+            assumed = structs.replace(case.assumed, assumptions=noted)
+            again[place] = structs.replace(case, assumed=assumed)
+    return again
 
 
 def _fits(case: SurveyCase) -> bool:
     return any(found.fits for found in case.found)
-
-
-def _with_note(assumed: AssumedScenario, note: str) -> AssumedScenario:
-    return structs.replace(assumed, assumptions=(*assumed.assumptions, note))
 
 
 def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:
@@ -196,7 +194,8 @@ def _search_case(assumed: AssumedScenario, request: SurveyRequest) -> SurveyCase
         "distinct": request.rows or DISTINCT,
         "with_near": _ranks_by_step(request),
     }
-    wide = _in_order(run_search(scenario, require=require, **asked), request)
+    wide = run_search(scenario, require=require, **asked)
+    wide = wide.simplest_first() if asked["with_near"] else wide
     result = wide if request.pareto else replace(wide.first(request.top), near=None)
     slower = [one for one in require if not only_breaks(one)]
     if not wide.plans and _out_of_reach(scenario, require):
@@ -255,11 +254,6 @@ def _out_of_reach(scenario: Scenario, require: Sequence[Constraint]) -> bool:
     """Whether a step must be shorter than the model's FLOP take at the best rate."""
     limits = [one.value for one in require if one.name == "step" and only_breaks(one)]
     return bool(limits) and least_step(scenario) > min(limits)
-
-
-def _in_order(result: SearchResult, request: SurveyRequest) -> SearchResult:
-    """Return the plans with the simplest of the fastest first, where the step time ranks them."""
-    return result.simplest_first() if _ranks_by_step(request) else result
 
 
 def _ranks_by_step(request: SurveyRequest) -> bool:

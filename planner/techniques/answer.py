@@ -67,10 +67,9 @@ class TechniquesAnswer(DetailedAnswer):
                 words = "; ".join(filter(None, (line.layout, line.note, ", ".join(line.exports))))
                 lines += hanging(f"  {line.title}: ", words)
         legend = _legend(headings, possible, verbose=verbose)
-        return "\n".join([*lines, "", *legend, *self._assumed(verbose)])
-
-    def _assumed(self, verbose: bool) -> list[str]:
-        return assumed(self.assumptions, verbose=True) if verbose else []
+        return "\n".join(
+            [*lines, "", *legend, *(assumed(self.assumptions, verbose=True) if verbose else [])]
+        )
 
 
 def _table(lines: list[TechniqueLine]) -> tuple[list[str], list[str]]:

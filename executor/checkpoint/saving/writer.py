@@ -51,7 +51,11 @@ class CheckpointWriter:
         self.keep, self.keep_every = keep, keep_every
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.group = dist.new_group(backend="gloo", timeout=TIMEOUT)
-        entries = gather_json([_entry(h) for h in share], CPU, self.group)
+        entries = gather_json(
+            [[h.layout.name, h.layout.shape, DTYPE_NAMES[h.saved_dtype], h.pieces] for h in share],
+            CPU,
+            self.group,
+        )
         self.tensors = _tensors(entries) if self.rank == 0 else {}
 
     def prepare(self, expected_bytes: float) -> None:
@@ -124,10 +128,6 @@ class CheckpointWriter:
                 "(checkpoints need a file system that all nodes share)"
             )
         write_and_sync(probe / f"rank-{self.rank}", "")
-
-
-def _entry(shard: ParameterShard) -> list[Any]:
-    return [shard.layout.name, shard.layout.shape, DTYPE_NAMES[shard.saved_dtype], shard.pieces]
 
 
 def _tensors(entries: Sequence[Sequence[Any]]) -> dict[str, TensorEntry]:

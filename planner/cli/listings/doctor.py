@@ -150,12 +150,11 @@ def machine() -> dict[str, Any]:
             "files": len(files),
             "bytes": sum(path.stat().st_size for path in files),
         },
-        "install": [_install(extra) for extra in sorted(extras)],
+        "install": [
+            f"pip install 'shardplan[{extra}]'" if extra else "pip install --upgrade shardplan"
+            for extra in sorted(extras)
+        ],
     }
-
-
-def _install(extra: str) -> str:
-    return f"pip install 'shardplan[{extra}]'" if extra else "pip install --upgrade shardplan"
 
 
 def machine_text(found: Mapping[str, Any]) -> str:

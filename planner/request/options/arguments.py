@@ -113,14 +113,12 @@ def _given_type(one: Declared, hint: Any) -> Any:
         kinds.append(str)
     if as_text and one.type is int:
         kinds.append(Sequence[int])
-    kinds = [kind for kind in dict.fromkeys(kinds) if not (_is_word(kind) and str in kinds)]
+    kinds = [
+        kind for kind in dict.fromkeys(kinds) if not (get_origin(kind) is Literal and str in kinds)
+    ]
     if type(None) in kinds:
         kinds = [*(kind for kind in kinds if kind is not type(None)), None]
     return reduce(or_, kinds[1:], kinds[0])
-
-
-def _is_word(kind: Any) -> bool:
-    return get_origin(kind) is Literal
 
 
 def _kinds(hint: Any) -> list[Any]:
