@@ -60,8 +60,8 @@ def build_cluster(
         gpus_per_node=gpus_per_node,
         tiers=tiers,
         notes=notes,
-        host_memory=_share(kind.host_memory, gpus_per_node / kind.gpus_per_node),
-        nvme=_share(kind.nvme, gpus_per_node / kind.gpus_per_node),
+        host_memory=share_of(kind.host_memory, gpus_per_node / kind.gpus_per_node),
+        nvme=share_of(kind.nvme, gpus_per_node / kind.gpus_per_node),
         host_links=kind.host_links,
     )
 
@@ -115,7 +115,7 @@ def _host_note(accelerator: Accelerator, inner: Tier, gpus_per_node: int) -> tup
     )
 
 
-def _share(figure: Figure | None, share: float) -> Figure | None:
+def share_of(figure: Figure | None, share: float) -> Figure | None:
     """Return what belongs to the accelerators that are used of a whole server."""
     if figure is None or share >= 1.0:
         return figure

@@ -6,7 +6,6 @@ with AcceleratePreflight(model, optimizer, accelerator=accelerator, record="runs
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 from planner.callbacks.scalars import log_scalars
@@ -21,8 +20,7 @@ class AcceleratePreflight:
     """Checks a run before its first forward pass, and records it at the end of the block.
 
     ``accelerator``: gives precision and accumulation, and receives the scalars; without it, any
-    loop. Optimizer steps are counted by a hook of the optimizer. Other options as
-    ``PreflightCallback``.
+    loop. Optimizer steps are counted by a hook of the optimizer. Other options as ``RunWatch``.
     """
 
     def __init__(
@@ -31,14 +29,11 @@ class AcceleratePreflight:
         optimizer: Any,
         *,
         accelerator: Any = None,
-        stop: bool = False,
-        record: str | Path | None = None,
-        warm_up: int = 3,
         log: Log | None = None,
         **options: Any,
     ) -> None:
         self.model, self.optimizer, self.accelerator = model, optimizer, accelerator
-        self.watch = RunWatch(PACKAGES, stop, record, options, warm_up, log=log or self._send)
+        self.watch = RunWatch(PACKAGES, log=log or self._send, **options)
         self._steps: Any = None
 
     def __enter__(self) -> AcceleratePreflight:

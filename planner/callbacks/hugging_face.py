@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from planner.callbacks.scalars import log_scalars, tensorboard_scalars
-from planner.callbacks.watch import Log, RunWatch
+from planner.callbacks.watch import RunWatch
 
 NAME: Final = "PreflightCallback"
 PACKAGES: Final = ("transformers", "accelerate", "peft", "trl")
@@ -31,22 +31,13 @@ def _callback_class() -> Any:
     class PreflightCallback(base):  # type: ignore[misc, valid-type]
         """Checks a run before its first step, and records it.
 
-        ``stop``: raise ``DoesNotFit`` where the run does not fit. ``record``: a table of runs that
-        gets a row. ``log``: receives scalars, such as ``trainer.log``; without it they go to the
-        trackers that are running. ``options``: arguments of ``planner.check``.
+        Options as ``RunWatch``: ``log`` is such as ``trainer.log``; without it scalars go to the
+        trackers that are running.
         """
 
-        def __init__(
-            self,
-            *,
-            stop: bool = False,
-            record: str | Path | None = None,
-            warm_up: int = 3,
-            log: Log | None = None,
-            **options: Any,
-        ) -> None:
-            self.watch = RunWatch(PACKAGES, stop, record, options, warm_up, log=log)
-            self.sends = log is None
+        def __init__(self, **options: Any) -> None:
+            self.watch = RunWatch(PACKAGES, **options)
+            self.sends = self.watch.log is None
 
         def on_train_begin(
             self, args: Any, state: Any, control: Any, model: Any = None, **more: Any

@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
-from planner.callbacks.watch import Log, RunWatch
+from planner.callbacks.watch import RunWatch
 
 NAME: Final = "LightningPreflight"
 PACKAGES: Final = ("lightning", "pytorch-lightning", "transformers", "peft")
@@ -32,19 +31,11 @@ def _callback_class() -> Any:
     base = import_module(package).Callback
 
     class LightningPreflight(base):  # type: ignore[misc, valid-type]
-        """Checks a run before its first step, and records it; options as ``PreflightCallback``."""
+        """Checks a run before its first step, and records it; options as ``RunWatch``."""
 
-        def __init__(
-            self,
-            *,
-            stop: bool = False,
-            record: str | Path | None = None,
-            warm_up: int = 3,
-            log: Log | None = None,
-            **options: Any,
-        ) -> None:
+        def __init__(self, **options: Any) -> None:
             super().__init__()
-            self.watch = RunWatch(PACKAGES, stop, record, options, warm_up, log=log)
+            self.watch = RunWatch(PACKAGES, **options)
             self.steps = 0
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:

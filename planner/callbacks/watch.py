@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,26 +30,33 @@ class DoesNotFit(RuntimeError):
     """Raised before the first step where a run does not fit and was to be stopped."""
 
 
-@dataclass
 class RunWatch:
-    """State of one watched run. ``options``: arguments of ``planner.check``."""
+    """State of one watched run; its options are those of every callback.
 
-    packages: tuple[str, ...]  # whose versions are recorded, the trainer's first
-    stop: bool = False
-    record: str | Path | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    warm_up: int = 3
-    is_main: bool = True  # rank 0 prints and records
-    log: Log | None = None
-    answer: CheckAnswer | None = None
-    failure: str | None = None  # why the run could not be checked
-    recorder: StepRecorder = field(default_factory=StepRecorder)
-    _hook: Any = None
-    _done: bool = False
-    _previous: Any = None
+    ``packages``: whose versions are recorded, the trainer's first. ``stop``: raise ``DoesNotFit``
+    where the run does not fit. ``record``: a table of runs that gets a row. ``log``: receives
+    scalars. ``options``: arguments of ``planner.check``.
+    """
 
-    def __post_init__(self) -> None:
-        self.recorder = StepRecorder(self.warm_up)
+    def __init__(
+        self,
+        packages: tuple[str, ...],
+        *,
+        stop: bool = False,
+        record: str | Path | None = None,
+        warm_up: int = 3,
+        log: Log | None = None,
+        **options: Any,
+    ) -> None:
+        self.packages, self.stop, self.record, self.log = packages, stop, record, log
+        self.options = options
+        self.is_main = True  # rank 0 prints and records
+        self.answer: CheckAnswer | None = None
+        self.failure: str | None = None  # why the run could not be checked
+        self.recorder = StepRecorder(warm_up)
+        self._hook: Any = None
+        self._done = False
+        self._previous: Any = None
 
     def attach(self, model: Any, optimizer: Any = None, **read: Any) -> None:
         """Check the run with the batch of the first forward pass of a model in training mode.

@@ -6,12 +6,13 @@ distributed optimizer and bf16 unless they say otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hardware_profiles.fields import names_in
 from planner.exchange.job import Job
 from planner.exchange.keys import Key, Settings, Source, leaves_of
+from planner.exchange.launch import torchrun
 from planner.exchange.megatron_fields import (
     CARRIES,
     Get,
@@ -21,6 +22,8 @@ from planner.exchange.megatron_fields import (
     settings_of_fields,
 )
 from planner.exchange.megatron_model import config_of_fields
+from planner.exchange.syntax.python_recipe import assignments
+from planner.exchange.target import Target
 
 # names of fields in configurations of NeMo 1
 OLDER: Final = {
@@ -106,21 +109,6 @@ def read_fields_of_recipe(settings: Settings, source: Source) -> Settings:
     return found | {ours: value for ours, value in values.items() if type(value) is int}
 
 
-def remarks(source: Source) -> list[str]:
-    """Return what a recipe states that is not priced."""
-    return list(notes_of_fields(getter(source.document)))
-
-
-def model_config(source: Source) -> dict[str, Any] | None:
-    """Return the config.json of the model whose sizes a recipe states."""
-    return config_of_fields(getter(source.document))[0]
-
-
-def check(document: Mapping[str, Any], job: Job) -> None:
-    """Raise for plans that Megatron Core refuses."""
-    check_fields(job)
-
-
 def restate(leaves: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
     """Return values at the places, and under the names, where a document has their fields."""
     there: dict[str, list[str]] = {}
@@ -152,4 +140,31 @@ def placed_keys(sections: Mapping[str, tuple[str, ...]]) -> tuple[Key, ...]:
         Key(f"{section}.{name}", CARRIES[name])
         for section, names in sections.items()
         for name in names
+    )
+
+
+def recipe(
+    name: str,
+    file: str,
+    footer: Sequence[str],
+    sections: Mapping[str, tuple[str, ...]],
+    keys: Sequence[Key],
+    **options: Any,
+) -> Target:
+    """Return the target of a Python recipe with fields in the sections of its configuration.
+
+    ``footer``: lines that run it; ``keys``: other keys; ``options``: of ``Target``.
+    """
+    usual: dict[str, Any] = {"complete": read_fields_of_recipe}
+    return Target(
+        name=name,
+        file=file,
+        syntax=assignments(footer),
+        keys=(*placed_keys(sections), *keys),
+        launch=lambda job: torchrun(job, file),
+        check=lambda document, job: check_fields(job),
+        remarks=lambda source: list(notes_of_fields(getter(source.document))),
+        model_config=lambda source: config_of_fields(getter(source.document))[0],
+        restate=restate,
+        **usual | options,
     )

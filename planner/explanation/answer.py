@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -200,22 +200,26 @@ def explanation_text(found: Explanation, *, verbose: bool = False) -> str:
 
 
 def _time(found: Explanation, *, verbose: bool) -> list[str]:
-    if not verbose:
-        shown = [term for term in found.binds().time if term.share >= SMALL]
-        parts = (
-            f"{TIME_WORDS[term.part]} {100 * term.share:.0f} % ({format_seconds(term.seconds)})"
-            for term in shown
+    shown = [term for term in found.binds().time if term.share >= SMALL]
+    if verbose:
+        return _with_meaning(
+            (one.share, format_seconds(one.seconds), TIME_WORDS[one.part], one.words)
+            for one in shown
         )
-        return labelled("", ", ".join(parts))
-    lines = []
-    for term in found.binds().time:
-        if term.share >= SMALL:
-            words = (
-                f"{100 * term.share:.0f} %  {format_seconds(term.seconds)}  "
-                f"{TIME_WORDS[term.part]}: {term.words}"
-            )
-            lines += indented(words)
-    return lines
+    parts = (
+        f"{TIME_WORDS[term.part]} {100 * term.share:.0f} % ({format_seconds(term.seconds)})"
+        for term in shown
+    )
+    return labelled("", ", ".join(parts))
+
+
+def _with_meaning(terms: Iterable[tuple[float, str, str, str]]) -> list[str]:
+    """Return a paragraph for each share, amount, name and meaning."""
+    return [
+        line
+        for share, amount, name, meaning in terms
+        for line in indented(f"{100 * share:.0f} %  {amount}  {name}: {meaning}")
+    ]
 
 
 def _memory(found: Explanation, *, verbose: bool) -> list[str]:
@@ -227,18 +231,14 @@ def _memory(found: Explanation, *, verbose: bool) -> list[str]:
         f"{WORDS[found.verdict]}: {format_gib(memory.peak_bytes)} of "
         f"{format_bytes(found.assessment.budget.size)} at the peak ({where}), {word}",
     )
-    if not verbose:
-        shown = [term for term in found.binds().memory if term.share >= SMALL]
-        sizes = (f"{PART_WORDS[term.part]} {format_bytes(term.size)}" for term in shown)
-        return lines + labelled("", ", ".join(sizes))
-    for term in found.binds().memory:
-        if term.share >= SMALL:
-            words = (
-                f"{100 * term.share:.0f} %  {format_bytes(term.size)}  {PART_WORDS[term.part]}: "
-                f"{MEMORY_EXPLANATIONS[term.part]}"
-            )
-            lines += indented(words)
-    return lines
+    shown = [term for term in found.binds().memory if term.share >= SMALL]
+    if verbose:
+        return lines + _with_meaning(
+            (one.share, format_bytes(one.size), PART_WORDS[one.part], MEMORY_EXPLANATIONS[one.part])
+            for one in shown
+        )
+    sizes = (f"{PART_WORDS[term.part]} {format_bytes(term.size)}" for term in shown)
+    return lines + labelled("", ", ".join(sizes))
 
 
 def _ways(found: Explanation) -> list[str]:

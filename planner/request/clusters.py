@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from cost_models.model.presets import is_preset
+from hardware_profiles.cluster.build import share_of
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.power_limit import with_power_limit
-from hardware_profiles.cluster.schema import MAX_GPUS, Cluster, Figure
+from hardware_profiles.cluster.schema import MAX_GPUS, Cluster
 from hardware_profiles.cluster.subset import part_of as part_of_tree
 from hardware_profiles.errors import InputError
 from planner.request.divisors import divisors
@@ -84,13 +85,9 @@ def part_of(cluster: Cluster, num_gpus: int) -> Cluster:
         num_nodes=num_nodes,
         gpus_per_node=per_node,
         tiers=(*inner, replace(outer, domain_size=num_gpus)),
-        host_memory=_share(cluster.host_memory, share),
-        nvme=_share(cluster.nvme, share),
+        host_memory=share_of(cluster.host_memory, share),
+        nvme=share_of(cluster.nvme, share),
     )
-
-
-def _share(figure: Figure | None, share: float) -> Figure | None:
-    return figure if figure is None else replace(figure, value=share * figure.value)
 
 
 def parts_of(cluster: Cluster, at_most: int | None = None) -> list[Cluster]:

@@ -11,20 +11,10 @@ from typing import Any, Final
 from hardware_profiles.fields import names_in
 from planner.exchange.job import Job
 from planner.exchange.keys import Key, Source, without_effect
-from planner.exchange.launch import torchrun
 from planner.exchange.megatron_fields import ELSEWHERE
-from planner.exchange.megatron_recipes import (
-    check,
-    model_config,
-    placed_fields,
-    placed_keys,
-    read_fields_of_recipe,
-    remarks,
-    restate,
-)
+from planner.exchange.megatron_recipes import placed_fields, recipe
 from planner.exchange.syntax.python_document import CALL
-from planner.exchange.syntax.python_recipe import FUNCTION, assignments
-from planner.exchange.target import Target
+from planner.exchange.syntax.python_recipe import FUNCTION
 
 FILE: Final = "megatron_bridge_job.py"
 MIXED: Final = {
@@ -79,12 +69,12 @@ def model_name(source: Source) -> str | None:
     return named if isinstance(named, str) else None
 
 
-TARGET: Final = Target(
-    name="megatron-bridge",
-    file=FILE,
-    syntax=assignments(FOOTER),
-    keys=(
-        *placed_keys(SECTIONS),
+TARGET: Final = recipe(
+    "megatron-bridge",
+    FILE,
+    FOOTER,
+    SECTIONS,
+    (
         Key("mixed_precision", ("precision",)),
         *without_effect(f"""
             {CALL} model model.* train.* ddp.* optimizer.* dataset.* tokenizer.* checkpoint.*
@@ -95,12 +85,6 @@ TARGET: Final = Target(
     ),
     elsewhere={**ELSEWHERE, "attention_kernel": "config.model.attention_backend"},
     recognises=lambda document: "train" in document and "model" in document,
-    launch=lambda job: torchrun(job, FILE),
-    complete=read_fields_of_recipe,
-    check=check,
     values=values,
-    remarks=remarks,
     model_name=model_name,
-    model_config=model_config,
-    restate=restate,
 )

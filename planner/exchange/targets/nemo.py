@@ -15,20 +15,10 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.fields import names_in
 from planner.exchange.job import Job
 from planner.exchange.keys import Key, Settings, Source, without_effect
-from planner.exchange.launch import torchrun
 from planner.exchange.megatron_fields import ELSEWHERE
-from planner.exchange.megatron_recipes import (
-    check,
-    model_config,
-    placed_fields,
-    placed_keys,
-    read_fields_of_recipe,
-    remarks,
-    restate,
-)
+from planner.exchange.megatron_recipes import placed_fields, read_fields_of_recipe, recipe
 from planner.exchange.syntax.python_document import CALL
-from planner.exchange.syntax.python_recipe import FUNCTION, assignments
-from planner.exchange.target import Target
+from planner.exchange.syntax.python_recipe import FUNCTION
 
 FILE: Final = "nemo_job.py"
 RECIPES: Final = "nemo.collections.llm.recipes"
@@ -124,12 +114,12 @@ def model_name(source: Source) -> str | None:
     return known.get(re.sub(r"\W|_", "", squeezed))
 
 
-TARGET: Final = Target(
-    name="nemo",
-    file=FILE,
-    syntax=assignments(FOOTER),
-    keys=(
-        *placed_keys(SECTIONS),
+TARGET: Final = recipe(
+    "nemo",
+    FILE,
+    FOOTER,
+    SECTIONS,
+    (
         Key(f"trainer.plugins.{CALL}", ("precision",)),
         *without_effect(f"""
             {CALL} 0 num_nodes num_gpus_per_node dir name fn trainer.* model.* data.* optim.*
@@ -142,12 +132,7 @@ TARGET: Final = Target(
     recognises=lambda document: (
         "trainer" in document and ("model" in document or "data" in document)
     ),
-    launch=lambda job: torchrun(job, FILE),
     complete=complete,
-    check=check,
     values=values,
-    remarks=remarks,
     model_name=model_name,
-    model_config=model_config,
-    restate=restate,
 )
