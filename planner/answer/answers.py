@@ -14,13 +14,13 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from cost_models.scenario import Scenario
 from cost_models.units import format_bytes
-from planner.assessment.assess import Assessment, amounts, assess, plan_file
+from planner.assessment.assess import Assessment, MemoryAssessment, amounts, assess, plan_file
 from planner.assessment.confidence import confidence
 from planner.assessment.documents import cluster_document, model_document
 from planner.assessment.reach import Reach, reach
 from planner.assessment.step_memory import StepMemory, step_memory
 from planner.request.scenario import DEFAULT_SOFTWARE
-from planner.text.answer import SCHEMA_VERSION, AssessedAnswer, DetailedAnswer
+from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
 from planner.text.paragraphs import MOMENT_WORDS
 
 if TYPE_CHECKING:
@@ -48,6 +48,18 @@ def header(scenario: Scenario) -> dict[str, Any]:
         **({} if pinned is None else {"layer_ranges": [list(pair) for pair in pinned]}),
         **({} if by_stage is None else {"stage_recompute_layers": list(by_stage)}),
     }
+
+
+class AssessedAnswer(DetailedAnswer):
+    """Answer about one plan that was assessed."""
+
+    __slots__ = ()
+    assessment: MemoryAssessment[Any]
+
+    @property
+    def verdict(self) -> str:
+        """fits, tight or does_not_fit."""
+        return self.assessment.verdict
 
 
 @dataclass(frozen=True, repr=False)

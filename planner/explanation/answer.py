@@ -16,7 +16,7 @@ from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_bytes, format_gib, format_seconds
 from hardware_profiles.record import Record, to_json
 from planner.advice.ways_out import WayOut
-from planner.answer.answers import header
+from planner.answer.answers import AssessedAnswer, header
 from planner.answer.text import head, short_head, time_line
 from planner.assessment.assess import Assessment, amounts
 from planner.assessment.verdict import WORDS
@@ -27,7 +27,6 @@ from planner.explanation.why_not import SAME, WhyNot
 from planner.refinement.best_partition import StagedPlan
 from planner.request.command import describe_plan, describe_with_stages
 from planner.request.scenario import about_rates
-from planner.text.answer import AssessedAnswer
 from planner.text.paragraphs import MOMENT_WORDS, indented, labelled
 from planner.text.plan_changes import changes
 

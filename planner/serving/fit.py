@@ -11,6 +11,7 @@ from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
+from planner.answer.answers import AssessedAnswer
 from planner.assessment.documents import cluster_document, model_document
 from planner.serving.command import vllm_options
 from planner.serving.request import build_serving
@@ -26,7 +27,7 @@ from planner.serving.scenario import (
 from planner.serving.text import CONFIDENCE, serving_text
 from planner.serving.times import ServingTimePrediction, predict_serving_time
 from planner.serving.ways_out import ServingWayOut, serving_reach, serving_ways
-from planner.text.answer import SCHEMA_VERSION, AssessedAnswer
+from planner.text.answer import SCHEMA_VERSION
 
 # whose start-up logs tests/cost_models/serving/test_published_serving.py compares with
 COMPARED_FAMILIES = ("llama", "qwen2", "gpt_oss")

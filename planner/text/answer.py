@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from planner.assessment.assess import MemoryAssessment
+from typing import Any, Final
 
 SCHEMA_VERSION: Final = 1  # of all JSON documents
 
@@ -53,18 +50,6 @@ class DetailedAnswer(Answer):
 
     def __str__(self) -> str:
         return self.text()
-
-
-class AssessedAnswer(DetailedAnswer):
-    """Answer about one plan that was assessed."""
-
-    __slots__ = ()
-    assessment: MemoryAssessment[Any]
-
-    @property
-    def verdict(self) -> str:
-        """fits, tight or does_not_fit."""
-        return self.assessment.verdict
 
 
 def json_text(document: Mapping[str, Any], *, indent: int | None = 2) -> str:

@@ -8,10 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan.plan import Plan
+from planner.answer.answers import AssessedAnswer
 from planner.assessment.assess import amounts
 from planner.assessment.documents import cluster_document
 from planner.request.executor_process import PREFIX
-from planner.text.answer import SCHEMA_VERSION, AssessedAnswer, DetailedAnswer
+from planner.text.answer import SCHEMA_VERSION, DetailedAnswer
 from planner.traced.scenario import TracedAssessment, TracedCounts, TracedScenario, only_varied
 from planner.traced.stages import Cut
 from planner.traced.text import fit_text, plan_text
