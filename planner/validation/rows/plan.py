@@ -132,6 +132,9 @@ def _virtual_stages(reading: Reading, num_layers: int, pipeline: int) -> int:
     models/parallelism/stages_generator.py, get_stages).
     """
     row, ends = reading.row, look_up(words_table().stages, reading.row)
+    if _named_schedule(row) == "dualpipev" and row.virtual_stages in (None, 1):
+        reading.defaults.append("virtual_stages 2 (default: those of DualPipeV)")
+        return 2
     counted = num_layers + (2 if ends is not None and ends.add == ENDS else 0)
     if found := LAYERS_A_STAGE.search(row.words("notes")):
         stages = -(-counted // max(1, int(found[1])))
@@ -165,10 +168,15 @@ def _usual_tensor(row: Row, num_gpus: int, gpus_per_node: int) -> tuple[int, str
 
 
 def _schedule(row: Row, pipeline: int, virtual: int) -> Schedule:
-    """Return the schedule that a row names, for ranks with one stage each."""
-    named = look_up(words_table().schedules, row) if pipeline > 1 else None
-    if virtual > 1:
-        return "interleaved_1f1b"
+    """Return the schedule that a row names; of ranks with several stages DualPipeV alone."""
+    named = _named_schedule(row) if pipeline > 1 else "1f1b"
+    if named == "dualpipev":
+        return named if virtual == 2 else "interleaved_1f1b"
+    return "interleaved_1f1b" if virtual > 1 else named
+
+
+def _named_schedule(row: Row) -> Schedule:
+    named = look_up(words_table().schedules, row)
     return "1f1b" if named is None else named.value
 
 

@@ -33,6 +33,15 @@ def test_later_figures_override_earlier_ones() -> None:
     assert changed.name == "hf-trainer+adamw-fused"
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeeds_stages_have_buckets_instead_of_megatrons_buffer(stage: int) -> None:
+    composed = software_profile(f"megatron-deepspeed+deepspeed-zero{stage}")
+    assert software_profile("megatron-deepspeed").gradients.whole_buffer
+    assert not composed.gradients.whole_buffer
+    assert composed.memory.buffer_bytes == 0.0
+    assert composed.sharding.bucket_elements > 0.0
+
+
 def test_an_expression_without_a_profile_is_an_ordinary_training_loop() -> None:
     assert software_profile("compiled-loss").host == software_profile("torch-trainer").host
 

@@ -749,6 +749,18 @@ def test_schedules_of_pipelines(words: str, schedule: str) -> None:
     assert case(**cells).plan.pipeline_schedule == "1f1b"
 
 
+@pytest.mark.parametrize("words", ["DualPipeV", "use_dualpipev", "DualPipe schedule"])
+def test_dualpipe_has_two_stages_a_rank_and_hides_exchanges(words: str) -> None:
+    cells = {"framework": "PaddleFormers (Paddle Fleet)", "pipeline_parallel": 4}
+    found = case(**cells, notes=words)
+    assert (found.plan.pipeline_schedule, found.plan.virtual_stages) == ("dualpipev", 2)
+    assert found.scenario.software.overlap.expert_exchange_between_nodes
+    assert why_impossible(found) is None
+    assert case(**cells, notes=words, virtual_stages=4).plan.pipeline_schedule == "interleaved_1f1b"
+    alone = case(framework="PaddleFormers", notes=words)
+    assert (alone.plan.pipeline_schedule, alone.plan.virtual_stages) == ("1f1b", 1)
+
+
 def test_a_schedule_without_bubble_is_that_of_trainers_that_have_it() -> None:
     cells = {"pipeline_parallel": 4, "notes": "zero bubble (ZB-H1)"}
     found = case(framework="InternEvo", **cells)

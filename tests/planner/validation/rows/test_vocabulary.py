@@ -328,6 +328,7 @@ def test_pure_precision_has_no_fp32_weights(words: str) -> None:
 
 MEMORY = {
     ("allocated", "fullest"): [
+        "MaxMemAllocated of DeepSpeed (GB)",
         "torch max_memory_allocated",
         "peak allocated",
         "peak active (torch)",
