@@ -33,6 +33,11 @@ class Term(Struct, frozen=True):
     numbers: str  # the formula with numbers
     size: float  # bytes
 
+    @property
+    def size_words(self) -> str:
+        """The size with its unit, with a minus sign where it is freed."""
+        return "−" * (self.size < 0.0) + format_bytes(abs(self.size))
+
 
 def memory_terms(
     scenario: Scenario, plan: Plan, rank: PipelineRank, parts: MemoryParts, moment: int

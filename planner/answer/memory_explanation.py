@@ -85,8 +85,7 @@ def _timeline(step: StepMemory, budget: float) -> list[str]:
 def _terms(step: StepMemory) -> list[str]:
     lines = ["The largest terms at the peak"]
     for term in step.terms:
-        size = "−" * (term.size < 0.0) + format_bytes(abs(term.size))
-        lines += hanging(f"  {size:>10}  ", f"{PART_WORDS[term.part]}: {term.name}")
+        lines += hanging(f"  {term.size_words:>10}  ", f"{PART_WORDS[term.part]}: {term.name}")
         numbers = f" = {term.numbers}" if term.numbers else ""
         lines += labelled("", f"  {term.formula}{numbers}")
     return lines

@@ -46,7 +46,7 @@ def terms_table(step: StepMemory) -> Html:
     """Return the largest terms at the peak with their formulas."""
     rows = [
         (
-            format_bytes(term.size),
+            term.size_words,
             f"{PART_WORDS[term.part]}: {term.name}",
             f"{term.formula}{' = ' if term.numbers else ''}{term.numbers}",
         )

@@ -22,6 +22,7 @@ from cost_models.pricing.prediction import MEMORY_PARTS
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
 from planner.answer.memory_explanation import SHORT_MOMENT, SHORT_WITHOUT_HEAD
+from planner.answer.memory_html import terms_table
 from planner.assessment.assess import amounts, assess
 from planner.assessment.step_memory import (
     EXPLANATIONS_WITHOUT_HEAD,
@@ -259,6 +260,14 @@ def test_the_bars_of_the_page_are_what_is_printed() -> None:
     told = [line for line in shown if line]
     assert len(told) > 10
     assert told == [line for line in printed if line][: len(told)]
+
+
+def test_what_is_freed_has_the_same_size_in_the_text_and_on_the_page() -> None:
+    answer = planner.fit("llama-3-8b", "8xA100-80GB", data_parallel=8, zero_stage=1)
+    (freed,) = [term.size_words for term in answer.step_memory.terms if term.size < 0.0]
+    assert re.fullmatch(r"−[\d,]+ MiB", freed)
+    assert f"{freed}  weights" in answer.explain()
+    assert f">{freed}<" in terms_table(answer.step_memory)
 
 
 def test_a_layer_of_experts_says_what_its_numbers_are() -> None:
