@@ -20,13 +20,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import coverage
 import pytest
 
-from benchmarks.faults.mutations import Mutant, changed_functions, same_code
+from benchmarks.faults.mutations import Mutant
 
 KILLED, SURVIVED, TIMEOUT = "killed", "survived", "timeout"
 SLOWEST = 20.0  # times slower than alone that a busy machine runs a test
@@ -117,10 +116,10 @@ class Tests:
         slow ones; the n-th row of a parametrised test counts as n times as slow. The ``WIDEST``
         tests that run the line follow whatever the budget is: they compare the most numbers.
         """
-        own = f"{_tests_of(mutant.path)}/"
-        of_line = self.by_place[self.places.of(mutant.path, mutant.line)]
+        own, place = f"{_tests_of(mutant.path)}/", self.places.of(mutant.path, mutant.line)
+        of_line = self.by_place[place]
         chosen = of_line | self.by_file[mutant.path]
-        if not changed_functions(mutant):  # any test of the package may see it
+        if not place[1]:  # it runs at import: any test of the package may see it
             above = {str(folder) for folder in Path(own).parents}
             of_line = of_line | {
                 test
@@ -250,34 +249,7 @@ def fork(run: Callable[[], int], limit: int, log: str = os.devnull) -> int:
         os._exit(code)
 
 
-class Collected:
-    """Runs mutants of functions on tests that were collected before."""
-
-    def __init__(self, items: list[pytest.Item], package: str) -> None:
-        self.items = {item.nodeid: item for item in items}
-        self.package = package
-        folder = str(Path(package).resolve())
-        self.functions: defaultdict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
-        for each in gc.get_objects():
-            if type(each) is FunctionType and each.__code__.co_filename.startswith(folder):
-                self.functions[_name(each.__code__)].append(each)
-
-    def run(self, mutant: Mutant | None, tests: list[str]) -> int:
-        """Change the functions of the mutant and run tests up to the first failure."""
-        for before, after in changed_functions(mutant) if mutant else ():
-            for each in self.functions[_name(before)]:
-                if same_code(each.__code__, before):
-                    each.__code__ = after
-        clear_caches(self.package)
-        items = [self.items[test] for test in tests]
-        return 0 if all(run_item(item, after) for item, after in _pairs(items)) else 1
-
-
-def _name(code: Any) -> tuple[str, str, int]:
-    return code.co_filename, code.co_qualname, code.co_firstlineno
-
-
-def run_anew(mutant: Mutant, tests: list[str]) -> int:
+def run(mutant: Mutant, tests: list[str]) -> int:
     """Import the changed source from memory, collect tests and run them up to the first failure."""
     target, changed = str(Path(mutant.path).resolve()), mutant.code().encode()
     data, stats = SourceFileLoader.get_data, SourceFileLoader.path_stats
@@ -295,9 +267,7 @@ def run_anew(mutant: Mutant, tests: list[str]) -> int:
     return pytest_main(["-x", *tests])
 
 
-def judge(
-    mutants: list[Mutant], tests: Tests, jobs: int, run: Callable[[Mutant, list[str]], int]
-) -> Iterator[tuple[Mutant, str, int]]:
+def judge(mutants: list[Mutant], tests: Tests, jobs: int) -> Iterator[tuple[Mutant, str, int]]:
     """Run mutants, some at a time; yield each with its fate and the number of its tests."""
     waiting, running = list(reversed(mutants)), {}
     while waiting or running:

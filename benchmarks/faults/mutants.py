@@ -13,8 +13,7 @@ Which tests run a line is measured first, file by file, and kept in the folder o
 tests is measured again when it changes. Of a mutant the tests of its own package that run the line
 run first, fast ones before slow ones, then all others that run the line, then those that run the
 file (of a line that runs at import: those of the package), up to ``--budget`` seconds of tests.
-Each mutant is a process. If a function changed, it gets the changed code after all tests were
-collected once; otherwise the source is imported anew, from memory. No file changes.
+Each mutant is a process, which imports the changed source from memory. No file changes.
 
 Printed are the survivors, and of each package the share that was killed with its 95 % interval
 (Wilson), without those that are equivalent by a rule of ``benchmarks.faults.mutations.equivalent``.
@@ -40,15 +39,13 @@ from benchmarks.faults.mutant_tests import (
     KILLED,
     SURVIVED,
     TIMEOUT,
-    Collected,
     Tests,
     judge,
     measure,
     pytest_main,
-    run_anew,
     say,
 )
-from benchmarks.faults.mutations import Mutant, changed_functions, drawn, equivalent, mutants_of
+from benchmarks.faults.mutations import Mutant, drawn, equivalent, mutants_of
 
 # what tests import besides this repository, so that no mutant has to
 LIBRARIES = ("numpy", "scipy.optimize", "networkx", "pandas", "hypothesis", "torch", "transformers")
@@ -91,29 +88,19 @@ class Fates:
         say(progress)
 
 
-class Loop:
-    """A plugin of pytest that measures the collected tests and runs mutants on them."""
+class Measured:
+    """A plugin of pytest that measures the collected tests; ``records``: receives their records."""
 
-    def __init__(self, package: str, tests: Tests, fates: Fates, jobs: int, ready: int) -> None:
-        self.package, self.tests, self.fates = package, tests, fates
-        self.jobs, self.ready = jobs, ready
+    def __init__(self, package: str, tests: Tests, jobs: int, records: int) -> None:
+        self.package, self.tests, self.jobs, self.records = package, tests, jobs, records
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run mutants instead of tests."""
+        """Measure the tests."""
         plugins = session.config.pluginmanager
         plugins.unregister(plugins.getplugin("terminalreporter"))  # its dots
         measure(session.items, self.package, self.tests, self.jobs)
-        records = sorted(map(str, self.tests.files.values()))
-        os.write(self.ready, "\n".join(records).encode())
-        os.close(self.ready)
-        self.tests.load(records)
-        known = self.fates.read()
-        left = [each for each in self.fates.mutants if each not in known]
-        collected = Collected(session.items, self.package)
-        left = [each for each in left if changed_functions(each)]
-        for found in judge(left, self.tests, max(1, self.jobs - 1), collected.run):
-            self.fates.write(*found)
+        os.write(self.records, "\n".join(sorted(map(str, self.tests.files.values()))).encode())
         return True
 
 
@@ -147,7 +134,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace, fates: Fates) -> None:
-    """Run all mutants that have no fate: those of functions in a second process."""
+    """Run all mutants that have no fate; tests are measured in a process that imports them."""
     for name in LIBRARIES:
         importlib.import_module(name)
     tests = Tests(options.o, options.budget)
@@ -156,19 +143,19 @@ def run(options: argparse.Namespace, fates: Fates) -> None:
     child = os.fork()
     if child == 0:
         os.close(read)
-        pytest_main(words, Loop(options.package, tests, fates, options.j, write))
+        pytest_main(words, Measured(options.package, tests, options.j, write))
         os._exit(0)
     os.close(write)
-    with os.fdopen(read) as ready:
-        records = ready.read().splitlines()
+    with os.fdopen(read) as measured:
+        records = measured.read().splitlines()
+    os.waitpid(child, 0)
     if not records:
         raise SystemExit("the tests cannot be collected")
     tests.load(records)
     known = fates.read()
-    left = [each for each in fates.mutants if each not in known and not changed_functions(each)]
-    for found in judge(left, tests, 1, run_anew):
+    left = [each for each in fates.mutants if each not in known]
+    for found in judge(left, tests, options.j):
         fates.write(*found)
-    os.waitpid(child, 0)
 
 
 def show(fates: Mapping[Mutant, str]) -> None:

@@ -9,9 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from inspect import CO_OPTIMIZED
 from pathlib import Path
-from types import CodeType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -196,50 +194,3 @@ def _words_of() -> Mapping[str, tuple[str, ...]]:
         for name, every in found.items()
         if all(every) and all(isinstance(word, str) for words in every for word in words)
     }
-
-
-# --- changes of functions ------------------------------------------------------------------------
-
-
-def changed_functions(mutant: Mutant) -> list[tuple[CodeType, CodeType]]:
-    """Return the code of the changed functions before and after; empty: it is run by the import."""
-    path = str(Path(mutant.path).resolve())
-    before = compile(_source(mutant.path), path, "exec", dont_inherit=True)
-    return _changed(before, compile(mutant.code(), path, "exec", dont_inherit=True)) or []
-
-
-def _changed(before: CodeType, after: CodeType) -> list[tuple[CodeType, CodeType]] | None:
-    """Return the functions that differ; None: what a module or a class runs itself differs."""
-    if not same_code(before, after, inner=False):
-        return None
-    found: list[tuple[CodeType, CodeType]] = []
-    for one, other in zip(_inner(before), _inner(after), strict=True):
-        if same_code(one, other):
-            continue
-        inner = [(one, other)] if one.co_flags & CO_OPTIMIZED else _changed(one, other)
-        if inner is None or (one.co_name.startswith("<") and one.co_name != "<lambda>"):
-            return None  # a comprehension runs at once
-        found += inner
-    return found
-
-
-def same_code(one: CodeType, other: CodeType, inner: bool = True) -> bool:
-    """Whether two pieces of code do the same; ``inner``: and the functions that they make."""
-    if not inner:
-        kept = [[repr(c) for c in code.co_consts if not _is_code(c)] for code in (one, other)]
-        counts = len(_inner(one)) == len(_inner(other))
-        return counts and kept[0] == kept[1] and _bare(one) == _bare(other)
-    pairs = zip(_inner(one), _inner(other), strict=False)
-    return same_code(one, other, inner=False) and all(same_code(*pair) for pair in pairs)
-
-
-def _bare(code: CodeType) -> tuple[Any, ...]:
-    return code.co_code, code.co_names, code.co_varnames, code.co_freevars
-
-
-def _inner(code: CodeType) -> list[CodeType]:
-    return [each for each in code.co_consts if _is_code(each)]
-
-
-def _is_code(value: object) -> bool:
-    return isinstance(value, CodeType)
