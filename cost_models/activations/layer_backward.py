@@ -305,7 +305,8 @@ def _mixture(layer: _BackwardTerms, by_mlp: Real, behind: Real) -> list[Backward
     # gradients of the experts' sum (whole), and of the residual stream
     whole = compute * layer.width
     arrived = np.where(table.sequence_parallel, whole, layer.hidden) + layer.hidden
-    weighted = (wide + cast) * rows + arrived
+    gradients = layer.software.activations.weighting_gradient_bytes or wide + cast
+    weighted = gradients * rows + arrived
     # recomputed up to the last saved tensor: meanwhile the returned rows, their sum, the residual
     # stream and, cut along the sequence, the mixture's input are live
     full = np.equal(table.recompute, FULL)

@@ -56,7 +56,8 @@ def elementwise_bytes_per_token(work: ElementwiseWork) -> tuple[Real, Real]:
     afterwards (k read, one written; weighting reads k more: 3 k + 1 with the reads of the matmuls).
     With expert parallelism they are permuted by rank before the exchange and by expert after it,
     and both once more on the way back: 4 k more. Their bytes are divided by ``gather_share``.
-    One-hot masks move them in products.
+    One-hot masks move them in products. Where rows are weighted in fp32, operator by operator, this
+    moves ``weighting_bytes`` more an element.
     """
     kind, inner, kernels = work.kind, work.inner, work.software.kernels
     norms, activation = norm_and_activation_bytes(work)
@@ -70,6 +71,8 @@ def elementwise_bytes_per_token(work: ElementwiseWork) -> tuple[Real, Real]:
         copies = np.where(np.greater(work.expert_parallel, 1), 7.0, 3.0)
         permuted = copies * feed_forward.experts_per_token + 1.0
         whole = whole + inner * work.hidden_size * permuted / work.gather_share
+        weighted = kernels.weighting_bytes * feed_forward.experts_per_token
+        whole = whole + weighted * work.hidden_size
     attention = kind.attention
     query_key = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
     split = kernels.rotary_accesses * query_key * attention.rotary

@@ -166,6 +166,9 @@ class Activations(ProfileGroup, frozen=True, kw_only=True):
     dropout_mask_bytes: Amount  # per element of a hidden-size dropout
     router_saved_bytes: Amount  # per token and expert
     expert_outputs_saved: Amount  # per element of each of a token's k expert outputs
+    # per element of these, besides saved tensors, while their weighting runs backward; 0: by the
+    # model's own code
+    weighting_gradient_bytes: Amount
     router_copies_input: bool  # in fp32, of models whose router computes in fp32
     experts_one_by_one: bool  # a loop over experts: gradients of one expert's tokens at a time
     repeats_keys: bool  # flash kernels get keys and values of every query head (repeat_kv)

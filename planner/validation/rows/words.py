@@ -310,6 +310,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     unnamed: tuple[SoftwareEntry, ...]
     updates: tuple[EngineEntry, ...]
     weight_gathers: tuple[EngineEntry, ...]
+    weighting: tuple[EngineEntry, ...]
     dense_layers: tuple[CountEntry, ...]
     whole_logits: tuple[EngineEntry, ...]
     written_out: tuple[EngineEntry, ...]

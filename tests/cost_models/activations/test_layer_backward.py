@@ -269,6 +269,15 @@ def test_experts_are_gathered_fresh_and_reduced() -> None:
     assert elements(reducing) == 3 * H * F + 8 * H  # and the router
 
 
+def test_rows_weighted_operator_by_operator_have_three_gradients_in_fp32() -> None:
+    model, table = model_spec(MIXTRAL, name="x"), PlanTable.from_plans([Plan()])
+    software = SOFTWARE.changed({"activations.weighting_gradient_bytes": 12.0})
+    contents = even_split_contents(model, 1, 1)[0]
+    view = rank_view(model, Workload(128, 8), software, table, contents)
+    weighted = backward_points(view, model.kinds[0], model.kinds[0], np.full(1, EVERYTHING))[0]
+    assert there(weighted) == 12 * 2 * H + 2 * 2 * H
+
+
 def test_a_table_is_priced_as_each_row_alone() -> None:
     plans = [
         Plan(),

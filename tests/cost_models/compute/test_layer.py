@@ -189,6 +189,17 @@ def test_one_hot_masks_multiply_every_slot_with_a_whole_sequence(
     assert float(masked.backward) == pytest.approx(float(sorted_.backward + 3.0 * product + more))
 
 
+def test_rows_weighted_operator_by_operator_move_more() -> None:
+    model = sample_model("mixtral")
+    chosen, hidden = model.kinds[0].feed_forward.experts_per_token, model.hidden_size
+    once = layer(model, MEMORY_BOUND, 512.0, 128)
+    software = SOFTWARE.changed({"kernels.weighting_bytes": 18.0})
+    found = layer(model, MEMORY_BOUND, 512.0, 128, software=software)
+    more = 18.0 * chosen * hidden * 512.0 / MEMORY_BOUND.memory
+    assert float(found.forward - once.forward) == pytest.approx(more)
+    assert float(found.backward - once.backward) == pytest.approx(2.0 * more)
+
+
 def test_one_hot_masks_are_written_in_place_of_sorted_tokens() -> None:
     model = sample_model("mixtral")
     chosen, hidden = model.kinds[0].feed_forward.experts_per_token, model.hidden_size

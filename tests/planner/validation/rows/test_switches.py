@@ -393,6 +393,29 @@ def test_dispatcher_of_tokens(framework: str, words: str | None, once: bool) -> 
 
 
 @pytest.mark.parametrize(
+    ("framework", "words", "moved"),
+    [
+        ("torchtitan", None, 18.0),
+        ("torchtitan (November 2025, torch.compile)", None, 18.0),
+        ("torchtitan (May 2026)", None, 18.0),
+        ("torchtitan (May 2026, torch.compile)", None, 0.0),
+        ("torchtitan, chunked cross-entropy", "torch.compile", 0.0),
+        ("torchtitan (September 2025), chunked cross-entropy", "torch.compile", 18.0),
+        ("torchtitan", "DeepEP", 0.0),
+        ("Hugging Face Trainer", None, 0.0),
+        ("Megatron-Core", None, 0.0),
+    ],
+)
+def test_precision_in_which_experts_are_weighted(
+    framework: str, words: str | None, moved: float
+) -> None:
+    cells = {"framework": framework, "notes": words, "tensor_parallel": 1}
+    software = case(**cells).scenario.software
+    assert software.kernels.weighting_bytes == moved
+    assert software.activations.weighting_gradient_bytes == (12.0 if moved else 0.0)
+
+
+@pytest.mark.parametrize(
     ("framework", "words", "capacity"),
     [
         ("MaxText", None, 0.0),
