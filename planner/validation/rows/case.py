@@ -190,7 +190,7 @@ def _on_accelerator(reading: Reading, architecture: str) -> Reading:
     row, named = reading.row, terms_of(reading.row, "framework").keys()
     if architecture == TPU and "xla" not in named:
         return reading.changed(framework=f"{row.framework or ''} xla".strip())  # all of its code
-    if architecture in SINCE_2024 and named == {"megatron"}:
+    if architecture in SINCE_2024 and named - {"megatron family"} == {"megatron"}:
         note = "Megatron-LM since 2024 (default: undated)"
         return reading.changed(note, framework=f"{row.framework} 2024")
     if architecture in BEFORE_AMPERE and computes_in_fp32_by_default(row):

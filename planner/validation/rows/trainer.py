@@ -31,7 +31,7 @@ SWITCHES: Final = names_in("""
     host_updates experts dispatch weighting flash accumulation split_loss projections linear_loss
     clipping early_updates norms
     widened_states batches checkpoints caches stages recipes rounding attention_bits
-    activation_inputs weight_gathers
+    activation_inputs weight_gathers megatron_casts megatron_layers
 """)
 DDP: Final = "ddp"
 DEEPSPEED: Final = "deepspeed"  # in the names of its engines

@@ -271,6 +271,8 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     launches: tuple[EngineEntry, ...]
     linear_loss: tuple[EngineEntry, ...]
     master_weights: tuple[Flag, ...]
+    megatron_casts: tuple[EngineEntry, ...]
+    megatron_layers: tuple[EngineEntry, ...]
     memory: tuple[MemoryEntry, ...]
     host_offload: tuple[OffloadEntry, ...]
     offload: tuple[OffloadEntry, ...]

@@ -520,6 +520,53 @@ def test_precision_of_main_gradients(framework: str, words: str, precision: str)
 
 
 @pytest.mark.parametrize(
+    ("framework", "words", "casts"),
+    [
+        ("Megatron Core", "torch.autocast over fp32 weights", True),
+        ("Megatron-LM (2024)", "bf16 autocast", True),
+        ("NeMo 23.08", "megatron_amp_O2=False", True),
+        ("NeMo 24.07 (GPT pretraining)", None, True),
+        ("NeMo 24.07 (GPT pretraining)", "megatron_amp_O2", False),
+        ("NeMo 25.04", "bf16-mixed", False),
+        ("Megatron Bridge", "bf16-mixed", False),
+        ("Megatron Core", None, False),
+    ],
+)
+def test_weights_that_autocast_casts_under_megatron(
+    framework: str, words: str | None, casts: bool
+) -> None:
+    precision = case(framework=framework, notes=words).scenario.software.precision
+    assert precision.autocasts_weights is precision.fp32_hidden_states is casts
+    assert case(framework=framework, notes=words).scenario.software.name == "nemo"
+
+
+@pytest.mark.parametrize(
+    ("words", "kernel", "accesses"),
+    [
+        ("--transformer-impl local", "eager", (16.0, 4.0)),
+        ("local layer spec, no Transformer Engine", "eager", (16.0, 4.0)),
+        ("local layer spec, cuDNN fused attention", "flash", (16.0, 4.0)),
+        ("local layers, bias-dropout fusion off", "eager", (16.0, 5.0)),
+        (None, "flash", (6.0, 4.0)),
+    ],
+)
+def test_megatrons_own_layers(
+    words: str | None, kernel: str, accesses: tuple[float, float]
+) -> None:
+    scenario = case(notes=words).scenario
+    kernels = scenario.software.kernels
+    assert scenario.workload.attention_kernel == kernel
+    assert (kernels.eager_scores_accesses, kernels.residual_accesses) == accesses
+    assert seconds(notes=words) >= seconds()
+    plain = case(framework="PyTorch FSDP2", notes=words, tensor_parallel=1).scenario
+    assert plain.workload.attention_kernel == "flash"
+
+
+def test_megatron_without_a_date_is_that_of_today_on_hopper() -> None:
+    assert case(framework="Megatron-LM").scenario.software.name == "nemo"
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "--activation-func-fp8-input-store",
