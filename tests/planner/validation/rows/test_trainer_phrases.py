@@ -517,9 +517,25 @@ def test_accelerate_of_2025_upcasts_sharded_weights() -> None:
         assert masters(f"HF Trainer ({release}), FSDP")
         assert not masters(f"HF Trainer ({release}), FSDP", precision="pure bf16")
         assert not masters(f"HF Trainer ({release}), FSDP", optimizer="adamw (pure bf16)")
+    for trainer in ("TRL SFTTrainer (Accelerate FSDP2)", "HF Trainer, FSDP2", "Axolotl, FSDP2"):
+        assert masters(trainer)
+        assert not masters(trainer, precision="pure bf16")
+        assert not masters(trainer, optimizer="adamw (pure bf16)")
+        assert not masters(trainer, notes="pure bf16")
+        assert not masters(trainer, peft="lora r=8")
     assert not masters("HF Trainer (2024), FSDP")
     assert not masters("HF Trainer (2025), DDP", zero_stage=0)
     assert not masters("HF Trainer (2025), FSDP", peft="lora r=8")
+
+
+def test_mixed_precision_of_fsdp2_is_not_autocast() -> None:
+    def name(**cells: str) -> str:
+        usual = {"framework": "own loop, PyTorch FSDP2", "precision": "bf16"}
+        return case(**{**usual, **cells}).scenario.software.name
+
+    assert name(notes="bf16 mixed precision") == name() == "torch-trainer+fsdp2"
+    assert name(notes="bf16 autocast") == "torch-trainer+fsdp2+autocast"
+    assert name(framework="own loop", notes="bf16 mixed precision") == "torch-trainer+autocast"
 
 
 def test_megatron_fsdp_keeps_the_root_gathered_and_shards_in_both_precisions() -> None:
