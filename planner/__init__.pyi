@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from cost_models.model.spec import ModelSpec
 from hardware_profiles.cluster.schema import Cluster
-from planner.answer.answers import FitAnswer
+from planner.answer.fit_answer import FitAnswer
 from planner.api.check import check as check
 from planner.api.check import estimate_memory as estimate_memory
 from planner.api.plan import PlanAnswers

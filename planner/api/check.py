@@ -13,7 +13,7 @@ from hardware_profiles.arguments import names_arguments
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import ShardplanError
 from hardware_profiles.terminal import say
-from planner.answer.answers import FitAnswer
+from planner.answer.fit_answer import FitAnswer
 from planner.api.fit import fit
 from planner.assessment.assess import amounts
 from planner.assessment.verdict import WORDS

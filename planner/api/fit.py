@@ -24,7 +24,7 @@ from hardware_profiles.options import declared
 from hardware_profiles.progress import report
 from hardware_profiles.software.trainer import software_names
 from planner.advice.nearest import require_runnable
-from planner.answer.answers import FitAnswer
+from planner.answer.fit_answer import FitAnswer
 from planner.assessment.assess import assess
 from planner.assessment.host_memory import about_offload
 from planner.assessment.verdict import VERDICTS

@@ -13,7 +13,8 @@ from cost_models.scenario import Scenario
 from cost_models.units import format_bytes, format_seconds
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import declared
-from planner.answer.answers import FitAnswer, PlanAnswer
+from planner.answer.fit_answer import FitAnswer
+from planner.answer.plan_answer import PlanAnswer
 from planner.api.fit import fit
 from planner.api.plan import fixed_parts, plan
 from planner.assessment.assess import Assessment

@@ -11,7 +11,7 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from hardware_profiles.options import check_value, declared
 from hardware_profiles.software.trainer import software_names
-from planner.answer.answers import PlanAnswer
+from planner.answer.plan_answer import PlanAnswer
 from planner.exchange.names import target_names
 from planner.request.clusters import clusters_of
 from planner.request.config_file import with_config

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError, ShardplanError
 from hardware_profiles.terminal import say
-from planner.answer.answers import FitAnswer
+from planner.answer.fit_answer import FitAnswer
 from planner.api.check import CheckAnswer, check
 from planner.live.batches import batch_of
 from planner.live.wrappers import unwrapped

@@ -15,7 +15,7 @@ from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import stages
 from planner.advice.ways_out import ways_out
-from planner.answer.answers import PlanAnswer
+from planner.answer.plan_answer import PlanAnswer
 from planner.assessment.assess import assess
 from planner.explanation.answer import Explanation
 from planner.explanation.choices import priced_choices

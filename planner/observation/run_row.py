@@ -14,7 +14,7 @@ from cost_models.model.spec import ModelSpec
 from cost_models.units import GIB
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import write_text_atomically
-from planner.answer.answers import FitAnswer
+from planner.answer.fit_answer import FitAnswer
 from planner.validation.rows.runs_file import COLUMNS, csv_lines, without_formula
 
 Cells = dict[str, Any]

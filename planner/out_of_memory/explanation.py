@@ -10,7 +10,7 @@ from typing import Any, Final
 from cost_models.plan.plan import Plan
 from cost_models.units import format_bytes
 from planner.advice.ways_out import WayOut
-from planner.answer.answers import FitAnswer
+from planner.answer.fit_answer import FitAnswer
 from planner.answer.text import short_plan_of
 from planner.out_of_memory.report import OutOfMemory, read_report
 from planner.request.command import describe_plan

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.options import declared
-from planner.answer.answers import FitAnswer
+from planner.answer.fit_answer import FitAnswer
 from planner.api.fit import fit_as_stated
 from planner.request.requests import FitRequest, StatedRun
 

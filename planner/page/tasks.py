@@ -18,7 +18,9 @@ from cost_models.plan_file import PlanFile, write_plan_file
 from cost_models.units import format_count
 from hardware_profiles.cluster.build import describe
 from hardware_profiles.errors import InputError
-from planner.answer.answers import FitAnswer, PlanAnswer, not_run
+from planner.answer.answers import not_run
+from planner.answer.fit_answer import FitAnswer
+from planner.answer.plan_answer import PlanAnswer
 from planner.answer.text import short_plan, short_plan_of
 from planner.api.export import export
 from planner.api.fit import fit

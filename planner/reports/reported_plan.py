@@ -12,7 +12,8 @@ from cost_models.plan_file import PlanFile, read_plan_file
 from cost_models.pricing.prediction import scenario_of
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
-from planner.answer.answers import FitAnswer, PlanAnswer
+from planner.answer.fit_answer import FitAnswer
+from planner.answer.plan_answer import PlanAnswer
 from planner.assessment.assess import Assessment, assess
 from planner.reports.simulated_step import SimulatedStep, shortened, simulated_step
 from planner.runs.run_record import RUN_FILE, RunRecord, read_run

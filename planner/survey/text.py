@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cost_models.scenario import Scenario
 from cost_models.units import format_count, format_gib, format_per_second, format_seconds
-from planner.answer.plan_text import placed_words, searched, stages_words, tie_words, tight_words
+from planner.answer.plan_answer import placed_words, searched, stages_words, tie_words, tight_words
 from planner.answer.ranked_plan import RankedPlan
 from planner.answer.ranked_table import LEAST_IMPORTANT as LEAST_OF_RANKED
 from planner.answer.ranked_table import more_rows, ranked_rows, usual_cells

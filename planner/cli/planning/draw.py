@@ -7,7 +7,7 @@ from typing import Final
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fields import write_text_atomically
-from planner.answer.answers import FitAnswer
+from planner.answer.fit_answer import FitAnswer
 from planner.cli.outputs import refuse_existing
 
 KINDS: Final = (".html", ".svg")

@@ -38,7 +38,7 @@ def fit(
 ) -> int:
     """Print whether it fits; return the exit code of the verdict."""
     import_numpy()
-    from planner.answer.answers import FitAnswer
+    from planner.answer.fit_answer import FitAnswer
     from planner.api.fit import fit as ask
     from planner.cli.planning.draw import check_drawing, refuse_drawings, write_drawing
     from planner.request.executor_process import cluster_or_measure, refuse_for_modules

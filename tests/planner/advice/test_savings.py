@@ -8,8 +8,7 @@ import pytest
 
 import planner
 from planner.advice.savings import LEAST, Saving
-from planner.answer.answers import PlanAnswer
-from planner.answer.plan_text import saving_words
+from planner.answer.plan_answer import PlanAnswer, saving_words
 from planner.request.pins import parse_fixed
 from tests.samples import llama
 

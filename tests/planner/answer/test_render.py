@@ -13,7 +13,7 @@ import planner
 from cost_models.memory.parts import PART_WORDS
 from cost_models.plan.plan import Plan
 from cost_models.step_time.parts import TIME_WORDS
-from planner.answer.plan_text import against_best, tight_words
+from planner.answer.plan_answer import against_best, tight_words
 from planner.answer.ranked_table import ranked_table, runner_up
 from planner.cli.listings.listing import model_text, models_text
 from planner.cli.outputs import coloured

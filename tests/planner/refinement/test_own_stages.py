@@ -28,7 +28,7 @@ from cost_models.pricing.table import table_steps
 from cost_models.scenario import Scenario
 from cost_models.uncertainty import verdict_spread
 from cost_models.units import format_seconds
-from planner.answer.answers import PlanAnswer
+from planner.answer.plan_answer import PlanAnswer
 from planner.assessment.assess import assess
 from planner.assessment.verdict import budget_bytes, plan_verdict_spread
 from planner.refinement.best_partition import GAIN, best_staged

@@ -13,7 +13,7 @@ import planner
 from cost_models.plan.plan import Plan
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.failures import failure_profile, parse_failures
-from planner.answer.answers import FitAnswer
+from planner.answer.fit_answer import FitAnswer
 from planner.cli.app import main
 from planner.run_cost.failures import FailureEstimate, failure_estimate, writers_of
 

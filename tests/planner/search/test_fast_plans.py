@@ -10,7 +10,7 @@ import pytest
 import planner
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.table import table_steps
-from planner.answer.answers import PlanAnswer
+from planner.answer.plan_answer import PlanAnswer
 from planner.refinement import best_partition
 from planner.refinement.best_partition import best_staged
 from planner.request.constraints import parse_requirements

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import planner
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
-from planner.answer.answers import PlanAnswer
+from planner.answer.plan_answer import PlanAnswer
 from planner.assessment.assess import assess
 from planner.search.first_plan import COMMON, first_plan, is_complete
 from planner.search.search import search

@@ -8,7 +8,7 @@ import pytest
 import planner
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
-from planner.answer.answers import PlanAnswer
+from planner.answer.plan_answer import PlanAnswer
 from planner.request.model import model_of
 from planner.survey.answer import SurveyAnswer
 from planner.survey.cases import WorkloadRequest

@@ -14,7 +14,7 @@ from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.pricing.utilisation import least_step
 from hardware_profiles.errors import InputError, NoLegalPlanError
-from planner.answer.answers import PlanAnswer
+from planner.answer.plan_answer import PlanAnswer
 from planner.assessment.verdict import budget_bytes
 from planner.run_cost.text import dollars
 from planner.search.search import search

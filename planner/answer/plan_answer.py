@@ -1,14 +1,17 @@
-"""Text of the answer of ``plan``: short, or with all details."""
+"""Answer of ``plan``: its JSON and text, short or with all details."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from cost_models.step_time.parts import TIME_WORDS
 from cost_models.units import format_bytes, format_seconds
+from planner.answer.answers import RankedAnswer, header, not_run
 from planner.answer.ranked_table import ranked_table, runner_up, shown_rows
 from planner.answer.text import (
     bottleneck,
@@ -20,20 +23,23 @@ from planner.answer.text import (
     short_plan_of,
     time_line,
 )
-from planner.assessment.assess import Assessment, amounts
-from planner.assessment.confidence import confidence_words
+from planner.assessment.assess import Assessment, amounts, assess
+from planner.assessment.confidence import confidence, confidence_words
 from planner.search.simplicity import CLOSE
 from planner.text.assumed import assumed
 from planner.text.paragraphs import INDENT, LINES, labelled, labelled_line, width
 from planner.text.plan_changes import changes
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from planner.advice.savings import Saving
     from planner.advice.trainers import BestOfTrainer
     from planner.answer.ranked_plan import RankedPlan
     from planner.refinement.best_partition import StagedPlan
     from planner.refinement.placed_plan import AxisPlace, PlacedPlan
-    from planner.search.search import Counts
+    from planner.request.constraints import Constraint
+    from planner.search.search import Counts, SearchResult
     from planner.search.simplicity import Tie
 
 
@@ -41,25 +47,105 @@ MOST_REASONS: Final = 3  # legality rules that are listed
 MOST_RANKS: Final = 16  # ranks of an order that are listed
 
 
-def plan_text(
-    scenario: Scenario,
-    counts: Counts,
-    ranked: Sequence[RankedPlan],
-    *,
-    assumptions: Sequence[str],
-    further: Sequence[RankedPlan] = (),
-    rows: int | None = None,
-    tie: Tie | None = None,
-    savings: Sequence[Saving] = (),
-    trainers: Sequence[BestOfTrainer] = (),
-    verbose: bool = False,
-) -> str:
-    """Return the answer of ``plan`` as text.
+@dataclass(frozen=True, repr=False)
+class PlanAnswer(RankedAnswer):
+    """Answer of ``plan``: the ranked plans and the counts of the search.
 
-    ``ranked``: best first. ``tie``: plans that are as fast as the first one, which is the simplest
-    of them. ``rows``: of the table, where --top gives them. ``further``: the next plans, which fill
-    the table where several plans share a row.
+    What other techniques would save and what other trainers reach needs searches, which run on
+    first access.
     """
+
+    scenario: Scenario
+    result: SearchResult  # plans with even stages and the default order of ranks
+    ranked: tuple[RankedPlan, ...]  # the best, which may have its own stages or order, first
+    assumptions: tuple[str, ...]
+    fixed: Mapping[str, Any]
+    further: tuple[RankedPlan, ...] = ()  # next plans, which fill rows that several plans share
+    rows: int | None = None  # of the table; None: as many as a short answer has room for
+    require: tuple[Constraint, ...] | None = None  # None: no further techniques are tried
+    compares_trainers: bool = False  # where none was named
+
+    @cached_property
+    def savings(self) -> tuple[Saving, ...]:
+        """Techniques that the search leaves out and that would make the best plan faster."""
+        if self.require is None:
+            return ()
+        from planner.advice.savings import savings
+
+        first = self.result.plans[0]
+        even = next((o.assessment for o in self.ranked if not o.is_own and o.plan == first), None)
+        even = even or assess(self.scenario, first)
+        fastest = self.ranked[0].step.seconds
+        return savings(self.scenario, even, self.result, self.fixed, self.require, fastest)
+
+    @cached_property
+    def trainers(self) -> tuple[BestOfTrainer, ...]:
+        """The best plan of each common trainer, the fastest first."""
+        if self.require is None or not self.compares_trainers:
+            return ()
+        from planner.advice.trainers import best_of_trainers
+
+        return best_of_trainers(self.scenario, self.fixed, self.require)
+
+    @property
+    def tie(self) -> Tie | None:
+        """Plans that are as fast as the best one, which is the simplest of them."""
+        return None if self.ranked[0].is_own else self.result.tie
+
+    @property
+    def fastest(self) -> Plan:
+        """The plan with the shortest step (of the objective memory: the best plan)."""
+        return self.best if self.tie is None else self.tie.fastest
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The ranked plans as a DataFrame, one a row, in SI units."""
+        import pandas as pd
+
+        return pd.DataFrame([assessment.row() for assessment in self.assessments])
+
+    def candidates(self) -> pd.DataFrame:
+        """Return every legal plan with the pinned parts, a row each, in SI units; in seconds.
+
+        Step times are those of the closed form (the search simulates the best), peaks far above the
+        budget are lower bounds. Requirements (``require``) are not applied.
+        """
+        from planner.search.priced_candidates import PricedCandidates, candidates_table
+
+        return candidates_table(PricedCandidates.of(self.scenario, self.fixed))
+
+    def notebook_tables(self) -> Iterator[str]:
+        """Yield the ranked plans."""
+        from planner.answer import notebook
+
+        yield notebook.plans_table(self.assessments)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        from planner.advice.refusal import search_document
+
+        return {
+            **header(self.scenario),
+            "plans": [{**one.assessment.to_dict(), **one.own_document()} for one in self.ranked],
+            "tie": None if self.tie is None else self.tie.to_dict(),
+            "fixed": dict(self.fixed),
+            **self.ranked[0].own_document(),
+            "savings": [saving.to_dict() for saving in self.savings],
+            "trainers": [one.to_dict() for one in self.trainers],
+            "search": search_document(self.result.counts),
+            "not_run": not_run(self.scenario, self.best),
+            "assumptions": list(self.assumptions),
+            "confidence": confidence(self.scenario),
+        }
+
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with all assumptions, sources and counts."""
+        return plan_text(self, verbose=verbose)
+
+
+def plan_text(answer: PlanAnswer, *, verbose: bool) -> str:
+    """Return the answer of ``plan`` as text."""
+    scenario, ranked, tie = answer.scenario, answer.ranked, answer.tie
     own, best = ranked[0], ranked[0].assessment
     above = [*head(scenario), ""] if verbose else short_head(scenario)
     if best.verdict == "tight":
@@ -83,27 +169,29 @@ def plan_text(
         lines += labelled("Stages", stages_words(own.staged, verbose=verbose))
     if own.placed is not None:
         lines += labelled("Order", placed_words(own.placed, verbose=verbose))
-    for place, saving in enumerate(savings if verbose else savings[:1]):
+    for place, saving in enumerate(answer.savings if verbose else answer.savings[:1]):
         words = saving_words(saving, verbose=verbose)
         lines += labelled("" if place else "Would save", words)
-    if trainers:
-        lines += trainer_lines(scenario, trainers, verbose=verbose)
+    if answer.trainers:
+        lines += trainer_lines(scenario, answer.trainers, verbose=verbose)
     if verbose:
-        lines += labelled("Searched", searched(counts))
-    lines += assumed(assumptions, verbose=verbose)
+        lines += labelled("Searched", searched(answer.result.counts))
+    lines += assumed(answer.assumptions, verbose=verbose)
     if verbose:
         lines += labelled("Confidence", confidence_words(scenario))
-    most = shown_rows(rows, verbose=verbose)
-    if rows is None and most is not None:  # besides an empty line, head, hint and next command
+    most = shown_rows(answer.rows, verbose=verbose)
+    if (
+        answer.rows is None and most is not None
+    ):  # besides an empty line, head, hint and next command
         room = LINES - len(above) - len(lines) - 4
         if room < 2:  # a row of the table says more
             room += after - before
             del lines[before:after]
         most = max(1, min(most, room))
-    shown = [one.assessment for one in (*ranked, *further)]
+    shown = [one.assessment for one in (*ranked, *answer.further)]
     if most is None or len(shown) <= most:
         shown[1:] = sorted(shown[1:], key=lambda one: one.time.step_seconds)
-    table = ranked_table(shown, most, hint=rows is None, tie=tie)
+    table = ranked_table(shown, most, hint=answer.rows is None, tie=tie)
     return "\n".join([*above, *table, "", *lines])
 
 
