@@ -45,7 +45,7 @@ from planner.reports.report import report as report
 from planner.reports.trace import trace as trace
 from planner.runs.calibrate import calibrate as calibrate
 from planner.runs.compare import compare as compare
-from planner.serving.fit import ServingAnswer
+from planner.serving.answer import ServingAnswer
 from planner.techniques.compare import compare_techniques as compare_techniques
 from planner.traced.answers import TracedFitAnswer
 from planner.validation.answer import validate as validate

@@ -50,7 +50,7 @@ from planner.search.simplicity import CLOSE
 
 if TYPE_CHECKING:
     from planner.exchange.target import ConfigReading
-    from planner.serving.fit import ServingAnswer
+    from planner.serving.answer import ServingAnswer
     from planner.traced.answers import TracedFitAnswer
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from msgspec.structs import asdict
 
 from cost_models.step_time.unexplained import likeness
-from cost_models.uncertainty import Spread, memory_spread, time_spread
+from cost_models.uncertainty import memory_spread, time_spread
 from hardware_profiles.arguments import names_arguments
 from hardware_profiles.errors import InputError
 from planner.learning.conclusions import (
-    ComparedRun,
-    Conclusion,
     about_rates,
     about_switches,
     compared_runs,
@@ -24,14 +21,14 @@ from planner.learning.conclusions import (
 )
 from planner.learning.effects import MeasuredRun, effects, log_predictions, measured_run
 from planner.learning.mechanisms import Prior, published_prior
-from planner.learning.next_run import NextRun, next_runs
+from planner.learning.next_run import next_runs
 from planner.learning.plausible import require_plausible, require_positive
 from planner.learning.posterior import posterior
 from planner.learning.profile_file import profile_toml, write_profile
 from planner.learning.refinement import refined
 from planner.learning.spreads import learned_spreads
+from planner.learning.text import LearnAnswer
 from planner.learning.unexplained import distances_between, unexplained, weights
-from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.validation.measurement import lacks_definition
 from planner.validation.pricing import why_impossible
 from planner.validation.rows.case import case_of
@@ -44,68 +41,6 @@ DIED: Final = (
     "ran out of memory, which is no figure to learn from; shardplan validate with the file says "
     "whether such a run fits"
 )
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class LearnAnswer(Answer):
-    """Conclusions from runs, and the profile that was written."""
-
-    path: Path
-    source: str
-    trainer: str
-    accelerator: str
-    runs: tuple[ComparedRun, ...]
-    conclusions: tuple[Conclusion, ...]
-    next_runs: tuple[NextRun, ...]
-    spreads: dict[str, Spread]  # 90 % intervals of predictions with the file, on this accelerator
-    profile: str  # contents of the file
-    skipped: dict[str, str]  # by run: why it, or one of its measurements, is left out
-    bad_cells: tuple[BadCell, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        from dataclasses import asdict as fields_of
-
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "written": str(self.path),
-            "software": self.trainer,
-            "accelerator": self.accelerator,
-            "runs": [fields_of(run) for run in self.runs],
-            "conclusions": [fields_of(conclusion) for conclusion in self.conclusions],
-            "next_runs": [fields_of(run) for run in self.next_runs],
-            "intervals": {name: asdict(spread) for name, spread in self.spreads.items()},
-            "skipped": self.skipped,
-        }
-
-    def notebook_parts(self) -> Iterator[str]:
-        """Yield the runs before and after, and the conclusions."""
-        from planner.learning.text import TITLES, run_rows
-        from planner.text.html_page import note, table
-        from planner.text.notebook import headline
-
-        yield headline(f"{self.trainer} on {self.accelerator}", f"learned from {self.source}.")
-        head, *rows = run_rows(self.runs)
-        yield table(rows, head)
-        shown = [
-            (TITLES[one.verdict], one.mechanism, one.value, one.words) for one in self.conclusions
-        ]
-        yield table(shown, ("", "mechanism", "value", "evidence"))
-        words = f"wrote {self.path}; next: planner.fit(model, cluster, software={str(self.path)!r})"
-        yield note(words)
-
-    def __str__(self) -> str:
-        from planner.learning.text import learned_text
-
-        return learned_text(
-            f"{self.trainer} on {self.accelerator}",
-            self.runs,
-            self.conclusions,
-            self.next_runs,
-            self.spreads,
-            self.skipped,
-            self.path,
-        )
 
 
 @names_arguments("planner.learn")

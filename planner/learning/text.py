@@ -1,20 +1,28 @@
-"""An answer of ``learn`` as text."""
+"""An answer of ``learn``: its JSON and text."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from msgspec.structs import asdict
 
 from cost_models.uncertainty import Spread
 from cost_models.units import format_gib, format_seconds
-from planner.learning.conclusions import ComparedRun, Conclusion
+from planner.learning.conclusions import (
+    ComparedRun,
+    Conclusion,
+)
 from planner.learning.mechanisms import published_prior
 from planner.learning.next_run import NextRun
+from planner.text.answer import SCHEMA_VERSION, Answer
 from planner.text.paragraphs import hanging, plain, width
 from planner.text.tables import narrowed
+from planner.validation.rows.runs_file import BadCell
 
 TITLES: Final = {"concluded": "Concluded", "leaning": "More likely", "unknown": "Could not tell"}
 WORTH: Final = 0.1  # nats: a run that is expected to tell less tells almost nothing
@@ -22,23 +30,68 @@ FAR: Final = 1.3  # nine learned runs in ten of published sources are nearer aft
 MOST: Final = 3  # next runs
 
 
-def learned_text(
-    trainer: str,
-    runs: Sequence[ComparedRun],
-    conclusions: Sequence[Conclusion],
-    next_runs: Sequence[NextRun],
-    spreads: Mapping[str, Spread],
-    skipped: Mapping[str, str],
-    path: Path,
-) -> str:
+@dataclass(frozen=True, slots=True, repr=False)
+class LearnAnswer(Answer):
+    """Conclusions from runs, and the profile that was written."""
+
+    path: Path
+    source: str
+    trainer: str
+    accelerator: str
+    runs: tuple[ComparedRun, ...]
+    conclusions: tuple[Conclusion, ...]
+    next_runs: tuple[NextRun, ...]
+    spreads: dict[str, Spread]  # 90 % intervals of predictions with the file, on this accelerator
+    profile: str  # contents of the file
+    skipped: dict[str, str]  # by run: why it, or one of its measurements, is left out
+    bad_cells: tuple[BadCell, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        from dataclasses import asdict as fields_of
+
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "written": str(self.path),
+            "software": self.trainer,
+            "accelerator": self.accelerator,
+            "runs": [fields_of(run) for run in self.runs],
+            "conclusions": [fields_of(conclusion) for conclusion in self.conclusions],
+            "next_runs": [fields_of(run) for run in self.next_runs],
+            "intervals": {name: asdict(spread) for name, spread in self.spreads.items()},
+            "skipped": self.skipped,
+        }
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield the runs before and after, and the conclusions."""
+        from planner.text.html_page import note, table
+        from planner.text.notebook import headline
+
+        yield headline(f"{self.trainer} on {self.accelerator}", f"learned from {self.source}.")
+        head, *rows = run_rows(self.runs)
+        yield table(rows, head)
+        shown = [
+            (TITLES[one.verdict], one.mechanism, one.value, one.words) for one in self.conclusions
+        ]
+        yield table(shown, ("", "mechanism", "value", "evidence"))
+        words = f"wrote {self.path}; next: planner.fit(model, cluster, software={str(self.path)!r})"
+        yield note(words)
+
+    def __str__(self) -> str:
+        return learned_text(self)
+
+
+def learned_text(answer: LearnAnswer) -> str:
     """Return runs, conclusions, what is open, the next run and the intervals."""
+    runs = answer.runs
+    number = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
     lines = [
-        f"{len(runs)} run{'s' if len(runs) > 1 else ''} of {trainer}",
+        f"{number} of {answer.trainer} on {answer.accelerator}",
         "",
         *narrowed(run_rows(runs), ("before", "error"), ("run", "")),
     ]
     for verdict, title in TITLES.items():
-        found = [one for one in conclusions if one.verdict == verdict]
+        found = [one for one in answer.conclusions if one.verdict == verdict]
         if not found:
             continue
         lines.append("")
@@ -55,18 +108,19 @@ def learned_text(
             "states differs: correct them, or leave them out; they distort the others."
         )
         lines += ["", *textwrap.wrap(words, width(), break_on_hyphens=False)]
-    lines += ["", *_left(runs), *_next(next_runs)]
-    for name, spread in spreads.items():
+    lines += ["", *_left(runs), *_next(answer.next_runs)]
+    for name, spread in answer.spreads.items():
         what = "Step time" if name == "time" else "Peak memory"
         lines += hanging(
             f"{what:<12}",
             f"{-100 * spread.below:+.1f} to {100 * spread.above:+.1f} % around predictions on this "
             "accelerator (90 %)",
         )
-    if skipped:
-        name, reason = next(iter(skipped.items()))
-        more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+    if answer.skipped:
+        name, reason = next(iter(answer.skipped.items()))
+        more = f", and {len(answer.skipped) - 1} more" if len(answer.skipped) > 1 else ""
         lines += textwrap.wrap(f"Left out: {name}: {reason}{more}", width())
+    path = answer.path
     lines += plain(f"wrote {path}; next: shardplan fit MODEL CLUSTER --software {path}")
     return "\n".join(lines)
 

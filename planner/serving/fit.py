@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from cost_models.model.spec import ModelSpec
@@ -11,9 +10,7 @@ from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError
-from planner.answer.answers import AssessedAnswer
-from planner.assessment.documents import cluster_document, model_document
-from planner.serving.command import vllm_options
+from planner.serving.answer import ServingAnswer
 from planner.serving.request import build_serving
 from planner.serving.scenario import (
     PLAN_FIELDS,
@@ -24,85 +21,8 @@ from planner.serving.scenario import (
     why_not,
     with_workload,
 )
-from planner.serving.text import CONFIDENCE, serving_text
 from planner.serving.times import ServingTimePrediction, predict_serving_time
-from planner.serving.ways_out import ServingWayOut, serving_reach, serving_ways
-from planner.text.answer import SCHEMA_VERSION
-
-# whose start-up logs tests/cost_models/serving/test_published_serving.py compares with
-COMPARED_FAMILIES = ("llama", "qwen2", "gpt_oss")
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ServingAnswer(AssessedAnswer):
-    """Answer of ``fit --inference``: verdict on one layout, its parts, and ways out."""
-
-    scenario: ServingScenario
-    plan: Plan
-    assessment: ServingAssessment
-    time: ServingTimePrediction | None  # None: no rate is known
-    assumptions: tuple[str, ...]
-    ways_out: tuple[ServingWayOut, ...]
-    reach: Mapping[str, Any]
-
-    @property
-    def confidence(self) -> str:
-        """Published, if logs of such a model were compared with predictions, else datasheet."""
-        on_gpu = self.scenario.cluster.accelerator.device == "gpu"
-        alike = self.scenario.model.family in COMPARED_FAMILIES
-        return "published" if on_gpu and alike else "datasheet"
-
-    def notebook_parts(self) -> Iterator[str]:
-        """Yield verdict, times, parts of the memory, and fixes."""
-        from planner.answer import notebook
-        from planner.serving.command import describe_serving
-        from planner.serving.text import fixes_of, model_lines, time_lines
-        from planner.text.html_page import element
-
-        yield notebook.verdict(self.assessment)
-        yield notebook.about(
-            model_lines(self.scenario), self.scenario.cluster, describe_serving(self.plan)
-        )
-        if self.time is not None:
-            yield element("pre", "\n".join(time_lines(self.scenario, self.time, verbose=False)))
-        yield notebook.memory_bars(self.assessment.memory.parts)
-        yield notebook.fixes_table(fixes_of(self.ways_out))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        scenario, memory = self.scenario, self.assessment.to_dict()
-        memory.pop("verdict")
-        pinned = scenario.layer_ranges
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "model": model_document(scenario.model),
-            "cluster": cluster_document(scenario.cluster),
-            "workload": scenario.workload.to_dict(),
-            "engine": {"name": scenario.engine.name, "options": vllm_options(scenario, self.plan)},
-            **({} if pinned is None else {"layer_ranges": [list(pair) for pair in pinned]}),
-            "verdict": self.verdict,
-            "plan": {name: getattr(self.plan, name) for name in PLAN_FIELDS},
-            "memory": memory,
-            "time": None if self.time is None else self.time.to_dict(),
-            "assumptions": list(self.assumptions),
-            "confidence": self.confidence,
-            "ways_out": [way.to_dict() for way in self.ways_out],
-            "reach": dict(self.reach),
-        }
-
-    def text(self, *, verbose: bool = False) -> str:
-        """Return the text; ``verbose``: with all assumptions and sources."""
-        return serving_text(
-            self.scenario,
-            self.plan,
-            self.assessment,
-            self.time,
-            assumptions=self.assumptions,
-            ways_out=self.ways_out,
-            reach=self.reach,
-            confidence=CONFIDENCE[self.confidence],
-            verbose=verbose,
-        )
+from planner.serving.ways_out import serving_reach, serving_ways
 
 
 def fit_serving(

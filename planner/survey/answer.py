@@ -13,18 +13,41 @@ from cost_models.scenario import Scenario
 from hardware_profiles.errors import NoLegalPlanError
 from planner.advice.refusal import no_plan, reasons_of, search_document
 from planner.answer.answers import RankedAnswer, header, not_run
+from planner.answer.plan_answer import placed_words, searched, stages_words, tie_words, tight_words
 from planner.answer.ranked_plan import RankedPlan
+from planner.answer.text import (
+    bottleneck,
+    head,
+    host_lines,
+    model_lines,
+    short_head,
+    short_plan_of,
+    time_line,
+)
 from planner.assessment.assess import assess
-from planner.assessment.confidence import confidence
+from planner.assessment.confidence import confidence, confidence_words
 from planner.assessment.verdict import budget_bytes
 from planner.refinement.placement import can_be_placed, has_exact_orders
 from planner.refinement.rank_orders import EXACT
 from planner.run_cost.failures import failure_notes
 from planner.run_cost.prices import ABOUT_COST, ABOUT_ENERGY
+from planner.run_cost.text import run_lines
 from planner.search.search import Counts
 from planner.survey.compare_cases import SurveyCase, SurveyRequest, job_limits, sort_key
-from planner.survey.text import case_columns, case_rows, reason_without_plan, survey_text
+from planner.survey.text import (
+    CASE_NAMES,
+    FEWEST_ROWS,
+    OBJECTIVE_WORDS,
+    case_columns,
+    case_rows,
+    case_table,
+    plan_table,
+    reason_without_plan,
+    short_plan_table,
+)
+from planner.text.assumed import assumed
 from planner.text.html_page import Html, joined, listed, note, table
+from planner.text.paragraphs import LINES, labelled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,16 +138,69 @@ class SurveyAnswer(RankedAnswer):
 
         ``lines_before``: lines above it, which a short answer counts.
         """
-        return survey_text(
-            self.request,
-            self.cases,
-            self.ranked,
-            further=self.further,
-            counts=total_counts(self.cases),
-            assumptions=self.assumptions,
-            verbose=verbose,
-            lines_before=lines_before,
-        )
+        return survey_text(self, verbose=verbose, lines_before=lines_before)
+
+
+def survey_text(answer: SurveyAnswer, *, verbose: bool, lines_before: int) -> str:
+    """Return the answer of ``plan`` for several clusters, with prices or a training run.
+
+    ``lines_before``: lines above this text, which a short answer counts.
+    """
+    request, cases, ranked, further = answer.request, answer.cases, answer.ranked, answer.further
+    best = ranked[0]
+    if verbose:
+        lines = [*head(best.scenario), ""]
+    elif len({CASE_NAMES["cluster"](case.scenario) for case in cases}) > 1:  # as rows of a table
+        lines = model_lines(best.scenario)
+    else:
+        lines = short_head(best.scenario)
+    if not best.fits:
+        lines += labelled("TIGHT", tight_words(best.scenario, best.plan))
+    if request.pareto is not None:
+        first, second = (OBJECTIVE_WORDS[name] for name in request.pareto)
+        lines += labelled("Front", f"no plan has less {first} without more {second}")
+    below = _below_tables(answer, verbose=verbose)
+    if verbose:
+        lines += [*case_table(request, cases), ""] if len(cases) > 1 else []
+        rows = [*ranked, *further] if request.rows is not None else ranked
+        return "\n".join([*lines, *plan_table(request, rows, request.rows), "", *below])
+    room = LINES - lines_before - len(lines) - len(below) - 2  # an empty line, the next command
+    several = len(cases) > 1 and request.pareto is None
+    if several:
+        lines += case_table(request, cases, room - (0 if request.rows is None else 1))
+    if several and request.rows is not None:
+        lines.append("")
+    if not several or request.rows is not None:
+        most = max(FEWEST_ROWS, room - 2) if request.rows is None else request.rows
+        lines += short_plan_table(request, [*ranked, *further], most)
+    return "\n".join([*lines, "", *below])
+
+
+def _below_tables(answer: SurveyAnswer, *, verbose: bool) -> list[str]:
+    """Return the paragraphs about the best plan."""
+    best, cases = answer.ranked[0], answer.cases
+    results = [case.result for case in cases if case.scenario is best.scenario]
+    tie = results[0].tie if results and results[0] is not None else None
+    lines = [] if verbose else labelled("Best", short_plan_of(best.scenario, best.plan))
+    lines += host_lines(best.assessment)
+    lines += labelled("Step", time_line(best.assessment.time))
+    if verbose:
+        lines += labelled("Bottleneck", bottleneck(best.assessment))
+    if tie is not None and tie.plans > 1 and (verbose or best.step.seconds > tie.seconds):
+        lines += labelled("Tie", tie_words(tie, best.assessment, verbose=verbose))
+    if best.staged is not None and (verbose or len(cases) == 1):  # else the rows of clusters count
+        lines += labelled("Stages", stages_words(best.staged, verbose=verbose))
+    if best.placed is not None:
+        lines += labelled("Order", placed_words(best.placed, verbose=verbose))
+    job = best.run
+    if job is not None and answer.request.job.is_given:
+        lines += run_lines(job, best.assessment, best.plan.world_size, verbose=verbose)
+    if verbose:
+        lines += labelled("Searched", searched(total_counts(cases)))
+    lines += assumed(answer.assumptions, verbose=verbose)
+    if verbose:
+        lines += labelled("Confidence", confidence_words(best.scenario))
+    return lines
 
 
 def _cases_table(request: SurveyRequest, cases: Sequence[SurveyCase]) -> Html:

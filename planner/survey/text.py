@@ -10,25 +10,15 @@ from typing import Any, Final
 
 from cost_models.scenario import Scenario
 from cost_models.units import format_count, format_gib, format_per_second, format_seconds
-from planner.answer.plan_answer import placed_words, searched, stages_words, tie_words, tight_words
 from planner.answer.ranked_plan import RankedPlan
 from planner.answer.ranked_table import LEAST_IMPORTANT as LEAST_OF_RANKED
 from planner.answer.ranked_table import more_rows, ranked_rows, usual_cells
 from planner.answer.text import (
-    bottleneck,
-    head,
-    host_lines,
-    model_lines,
-    short_head,
     short_plan_of,
-    time_line,
 )
-from planner.assessment.confidence import confidence_words
-from planner.run_cost.text import WATT_HOUR, amount, days, dollars, run_lines
-from planner.search.search import Counts
+from planner.run_cost.text import WATT_HOUR, amount, days, dollars
 from planner.survey.compare_cases import SurveyCase, SurveyRequest, sort_key
-from planner.text.assumed import assumed
-from planner.text.paragraphs import LINES, labelled, plain, width
+from planner.text.paragraphs import labelled, plain, width
 from planner.text.tables import fitting_table, marked_table, table_of_plans
 
 BILLION: Final = 1e9
@@ -58,85 +48,6 @@ CASE_NAMES: Final[dict[str, Callable[[Scenario], str]]] = {
     "batch": lambda scenario: f"{scenario.workload.global_batch_size:,}",
 }
 LEAST_OF_PLANS: Final = (*LEAST_OF_RANKED, "micro")
-
-
-def survey_text(
-    request: SurveyRequest,
-    cases: Sequence[SurveyCase],
-    ranked: Sequence[RankedPlan],
-    *,
-    further: Sequence[RankedPlan] = (),
-    counts: Counts,
-    assumptions: Sequence[str],
-    verbose: bool = False,
-    lines_before: int = 0,
-) -> str:
-    """Return the answer of ``plan`` for several clusters, with prices or a training run.
-
-    ``further``: plans that fill the rows of a table where several plans share one;
-    ``lines_before``: lines above this text, which a short answer counts.
-    """
-    best = ranked[0]
-    if verbose:
-        lines = [*head(best.scenario), ""]
-    elif len({CASE_NAMES["cluster"](case.scenario) for case in cases}) > 1:  # as rows of a table
-        lines = model_lines(best.scenario)
-    else:
-        lines = short_head(best.scenario)
-    if not best.fits:
-        lines += labelled("TIGHT", tight_words(best.scenario, best.plan))
-    if request.pareto is not None:
-        first, second = (OBJECTIVE_WORDS[name] for name in request.pareto)
-        lines += labelled("Front", f"no plan has less {first} without more {second}")
-    below = _below_tables(request, best, cases, counts, assumptions, verbose=verbose)
-    if verbose:
-        lines += [*case_table(request, cases), ""] if len(cases) > 1 else []
-        rows = [*ranked, *further] if request.rows is not None else ranked
-        return "\n".join([*lines, *plan_table(request, rows, request.rows), "", *below])
-    room = LINES - lines_before - len(lines) - len(below) - 2  # an empty line, the next command
-    several = len(cases) > 1 and request.pareto is None
-    if several:
-        lines += case_table(request, cases, room - (0 if request.rows is None else 1))
-    if several and request.rows is not None:
-        lines.append("")
-    if not several or request.rows is not None:
-        most = max(FEWEST_ROWS, room - 2) if request.rows is None else request.rows
-        lines += short_plan_table(request, [*ranked, *further], most)
-    return "\n".join([*lines, "", *below])
-
-
-def _below_tables(
-    request: SurveyRequest,
-    best: RankedPlan,
-    cases: Sequence[SurveyCase],
-    counts: Counts,
-    assumptions: Sequence[str],
-    *,
-    verbose: bool,
-) -> list[str]:
-    """Return the paragraphs about the best plan."""
-    results = [case.result for case in cases if case.scenario is best.scenario]
-    tie = results[0].tie if results and results[0] is not None else None
-    lines = [] if verbose else labelled("Best", short_plan_of(best.scenario, best.plan))
-    lines += host_lines(best.assessment)
-    lines += labelled("Step", time_line(best.assessment.time))
-    if verbose:
-        lines += labelled("Bottleneck", bottleneck(best.assessment))
-    if tie is not None and tie.plans > 1 and (verbose or best.step.seconds > tie.seconds):
-        lines += labelled("Tie", tie_words(tie, best.assessment, verbose=verbose))
-    if best.staged is not None and (verbose or len(cases) == 1):  # else the rows of clusters count
-        lines += labelled("Stages", stages_words(best.staged, verbose=verbose))
-    if best.placed is not None:
-        lines += labelled("Order", placed_words(best.placed, verbose=verbose))
-    job = best.run
-    if job is not None and request.job.is_given:
-        lines += run_lines(job, best.assessment, best.plan.world_size, verbose=verbose)
-    if verbose:
-        lines += labelled("Searched", searched(counts))
-    lines += assumed(assumptions, verbose=verbose)
-    if verbose:
-        lines += labelled("Confidence", confidence_words(best.scenario))
-    return lines
 
 
 def case_table(

@@ -21,7 +21,7 @@ from planner.request.executor_process import trace
 from planner.request.pins import pinned_or_default
 from planner.request.scenario import DEFAULT_SOFTWARE, MAX_BATCH, default_precision
 from planner.search.first_plan import is_complete
-from planner.traced.answers import TracedFitAnswer, TracedPlanAnswer, header
+from planner.traced.answers import TracedFitAnswer, TracedPlanAnswer, cut_words, header
 from planner.traced.scenario import (
     TracedAssessment,
     TracedCounts,
@@ -32,7 +32,6 @@ from planner.traced.scenario import (
     why_illegal,
 )
 from planner.traced.stages import Cut, best_cut
-from planner.traced.text import cut_words
 from planner.traced.ways_out import ways_out
 
 PRECISIONS: Final = ("bf16", "fp32", "fp64")  # that executor.trace.module_trainer trains in

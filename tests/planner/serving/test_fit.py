@@ -19,8 +19,8 @@ from hardware_profiles.options import declared
 from planner.assessment.verdict import verdict
 from planner.cli.app import main
 from planner.request.requests import ServingOptions
+from planner.serving.answer import ServingAnswer
 from planner.serving.command import vllm_options
-from planner.serving.fit import ServingAnswer
 from planner.serving.request import SHARED
 from planner.serving.scenario import (
     PLAN_FIELDS,

@@ -9,7 +9,7 @@ import pytest
 
 import planner
 from planner.cli.app import main
-from planner.serving.fit import ServingAnswer
+from planner.serving.answer import ServingAnswer
 
 
 def served(words: str, capsys: pytest.CaptureFixture[str]) -> str:

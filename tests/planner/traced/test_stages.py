@@ -21,9 +21,9 @@ from hardware_profiles.errors import NoLegalPlanError
 from hardware_profiles.software.trainer import software_profile
 from planner.traced import fit_and_plan as traced_front_door
 from planner.traced import stages as traced_stages
+from planner.traced.answers import cut_words
 from planner.traced.scenario import TracedScenario
 from planner.traced.stages import TracedStageCosts, best_cut, cut_into
-from planner.traced.text import cut_words
 from tests.traced_sample import large, sample
 
 SOFTWARE = software_profile("shardplan")

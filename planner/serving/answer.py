@@ -1,8 +1,9 @@
-"""The answer of ``fit --inference`` as plain text."""
+"""Answer of ``fit --inference``: its JSON and text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cost_models.memory.parts import PART_WORDS
@@ -11,12 +12,21 @@ from cost_models.plan.plan import Plan
 from cost_models.serving.kv_cache import has_cache
 from cost_models.units import format_bytes, format_count, format_rate, format_seconds
 from hardware_profiles.cluster.build import describe
+from planner.answer.answers import AssessedAnswer
 from planner.answer.text import budget_words, cluster_words, verdict_lines
+from planner.assessment.documents import cluster_document, model_document
 from planner.request.stage_layers import layers_option
 from planner.serving.command import describe_serving, vllm_options
-from planner.serving.scenario import ServingAssessment, ServingMemory, ServingScenario, sequences_of
+from planner.serving.scenario import (
+    PLAN_FIELDS,
+    ServingAssessment,
+    ServingMemory,
+    ServingScenario,
+    sequences_of,
+)
 from planner.serving.times import ServingTimePrediction
 from planner.serving.ways_out import ServingWayOut
+from planner.text.answer import SCHEMA_VERSION
 from planner.text.assumed import assumed
 from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import Fix, fix_lines
@@ -45,19 +55,73 @@ CONFIDENCE: Final = {
 }
 
 
-def serving_text(
-    scenario: ServingScenario,
-    plan: Plan,
-    assessment: ServingAssessment,
-    time: ServingTimePrediction | None,
-    *,
-    assumptions: Sequence[str],
-    ways_out: Sequence[ServingWayOut],
-    reach: Mapping[str, Any],
-    confidence: str,
-    verbose: bool = False,
-) -> str:
+# whose start-up logs tests/cost_models/serving/test_published_serving.py compares with
+COMPARED_FAMILIES = ("llama", "qwen2", "gpt_oss")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ServingAnswer(AssessedAnswer):
+    """Answer of ``fit --inference``: verdict on one layout, its parts, and ways out."""
+
+    scenario: ServingScenario
+    plan: Plan
+    assessment: ServingAssessment
+    time: ServingTimePrediction | None  # None: no rate is known
+    assumptions: tuple[str, ...]
+    ways_out: tuple[ServingWayOut, ...]
+    reach: Mapping[str, Any]
+
+    @property
+    def confidence(self) -> str:
+        """Published, if logs of such a model were compared with predictions, else datasheet."""
+        on_gpu = self.scenario.cluster.accelerator.device == "gpu"
+        alike = self.scenario.model.family in COMPARED_FAMILIES
+        return "published" if on_gpu and alike else "datasheet"
+
+    def notebook_parts(self) -> Iterator[str]:
+        """Yield verdict, times, parts of the memory, and fixes."""
+        from planner.answer import notebook
+        from planner.text.html_page import element
+
+        yield notebook.verdict(self.assessment)
+        yield notebook.about(
+            model_lines(self.scenario), self.scenario.cluster, describe_serving(self.plan)
+        )
+        if self.time is not None:
+            yield element("pre", "\n".join(time_lines(self.scenario, self.time, verbose=False)))
+        yield notebook.memory_bars(self.assessment.memory.parts)
+        yield notebook.fixes_table(fixes_of(self.ways_out))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        scenario, memory = self.scenario, self.assessment.to_dict()
+        memory.pop("verdict")
+        pinned = scenario.layer_ranges
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": model_document(scenario.model),
+            "cluster": cluster_document(scenario.cluster),
+            "workload": scenario.workload.to_dict(),
+            "engine": {"name": scenario.engine.name, "options": vllm_options(scenario, self.plan)},
+            **({} if pinned is None else {"layer_ranges": [list(pair) for pair in pinned]}),
+            "verdict": self.verdict,
+            "plan": {name: getattr(self.plan, name) for name in PLAN_FIELDS},
+            "memory": memory,
+            "time": None if self.time is None else self.time.to_dict(),
+            "assumptions": list(self.assumptions),
+            "confidence": self.confidence,
+            "ways_out": [way.to_dict() for way in self.ways_out],
+            "reach": dict(self.reach),
+        }
+
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the text; ``verbose``: with all assumptions and sources."""
+        return serving_text(self, verbose=verbose)
+
+
+def serving_text(answer: ServingAnswer, *, verbose: bool) -> str:
     """Return verdict, parts, cache of a token, and the largest load or ways out."""
+    scenario, plan, assessment = answer.scenario, answer.plan, answer.assessment
     memory, fits = assessment.memory, assessment.fits
     pinned = scenario.layer_ranges
     layout = [describe_serving(plan), *([] if pinned is None else [layers_option(pinned)])]
@@ -77,20 +141,20 @@ def serving_text(
         lines += labelled("Largest", f"{PART_WORDS[name]}: {format_bytes(parts[name])}")
     if has_cache(scenario.model) and (verbose or not fits):
         lines += labelled("Cache", _cache(scenario, plan, memory))
-    if time is not None and (verbose or fits):
-        lines += time_lines(scenario, time, verbose=verbose)
-    lines += _reach(scenario, reach)
-    lines += assumed(assumptions, verbose=verbose)
+    if answer.time is not None and (verbose or fits):
+        lines += time_lines(scenario, answer.time, verbose=verbose)
+    lines += _reach(scenario, answer.reach)
+    lines += assumed(answer.assumptions, verbose=verbose)
     if verbose:
-        lines += labelled("Confidence", confidence)
+        lines += labelled("Confidence", CONFIDENCE[answer.confidence])
     options = vllm_options(scenario, plan) if fits else None
     if options is not None:
         lines += labelled("As vLLM's", options)
-    others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
+    others = len(above) + len(lines) + (0 if fits else len(answer.ways_out) + 1)
     most = None if verbose else bars_with_room(others)
     lines = [*above, *part_bars(parts, assessment.budget.size, most, ["kv_cache"]), *lines]
     if not fits:
-        lines += fix_lines(fixes_of(ways_out), len(lines), verbose=verbose)
+        lines += fix_lines(fixes_of(answer.ways_out), len(lines), verbose=verbose)
     return "\n".join(lines)
 
 
