@@ -10,6 +10,9 @@ A block is a layer, the embedding, or norm and head:
     left over  r P_block of the block that was reduced last, until the next reduction (torch 2.13,
                FSDPCommContext.reduce_scatter_state)
 
+Frozen weights are gathered with the adapters of their block (``_gathered_frozen``), but under
+DeepSpeed, which counts what stays gathered (``wrapper_buffers``), and FSDP1 (``fsdp.fsdp1``).
+
 Under ZeRO 0 and 1 reduction starts with the last micro-batch, when only one is in flight.
 Units: bytes; rows of the ledger, columns of a plan table.
 """
@@ -28,7 +31,14 @@ from cost_models.memory.gradients import gradients_of
 from cost_models.memory.head_gradients import head_gradients
 from cost_models.memory.ledger import MOMENTS, Item, Point, added, either, most, product
 from cost_models.memory.saved_tensors import activation, logits, saved_rows
-from cost_models.partition.frozen_weights import dequantisation_buffers, kept_unpacked_bytes
+from cost_models.model.lora import frozen_part, has_frozen
+from cost_models.partition.frozen_weights import (
+    dequantisation_buffers,
+    kept_unpacked_bytes,
+    sharded_bytes,
+    shards_frozen,
+)
+from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.schedules import SPLIT_CODES
 
@@ -41,6 +51,11 @@ def layer_points(view: RankView, live: LiveActivations, update: Item) -> list[li
         whole = units(view)
         buffers = flat_buffers(software, table, whole, buffers)
         gradients = flat_gradients(software, table, whole, gradients)
+    elif has_frozen(view.model) and not software.sharding.live_elements:
+        frozen = _gathered_frozen(view)
+        buffers = {
+            at: added(rows, frozen[at]) if at in frozen else rows for at, rows in buffers.items()
+        }
     matrix, workspace = dequantisation_buffers(view)
     unpacked = Item("buffers", "dequantised matrix", matrix + workspace, formula="c · P_matrix")
     others = Item("buffers", "dequantised matrices of other layers", kept_unpacked_bytes(view))
@@ -129,6 +144,36 @@ def _buffers(view: RankView, live: LiveActivations) -> dict[str, Item]:
         "backward": most(either(now, both), fresh),
         "last_layer": most(most(both, pending), fresh),
         "embedding": _block("reduced embedding", "c + r", reducing, True, params.embedding),
+    }
+
+
+def _gathered_frozen(view: RankView) -> dict[str, Item]:
+    """Return the rows of frozen weights that ZeRO-3 gathers beside a block's adapters, by moment.
+
+    loss             2 c P_head, then head and layer
+    backward pass    2 (c P_layer + s N_layer)     s N: quantised matrices as they are stored
+    """
+    table, exists = view.table, shards_frozen(view) & (view.table.shard_ranks > 1)
+    plain, packed = (
+        rank_parameters(frozen_part(view.model, quantised=each), view.rank, table)
+        for each in (False, True)
+    )
+    stored = sharded_bytes(view) * packed.largest_layer
+    layer = np.where(exists, view.compute_bytes * plain.largest_layer + stored, 0.0)
+    head = np.where(exists, view.compute_bytes * plain.head, 0.0)
+
+    def rows(heads: float, layers: float) -> Item:
+        size = heads * head + layers * layer
+        formula = f"{heads:g} · c · P_head + {layers:g} · a layer's bytes"
+        return Item("buffers", "gathered frozen weights", size, formula=formula)
+
+    both, layers = rows(1.0, 1.0), rows(0.0, 2.0)
+    return {
+        "loss_forward": rows(2.0, 0.0),
+        "loss_backward": both,
+        "head": both,
+        "backward": layers,
+        "last_layer": layers,
     }
 
 

@@ -13,7 +13,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from cost_models.memory.host import rank_host_bytes
-from cost_models.memory.ledger import EMBEDDING, LOSS_BACKWARD, LOSS_FORWARD, OPTIMIZER, first
+from cost_models.memory.ledger import (
+    EMBEDDING,
+    LATER_BACKWARD,
+    LOSS_BACKWARD,
+    LOSS_FORWARD,
+    OPTIMIZER,
+    first,
+)
 from cost_models.memory.model_states import rank_weights
 from cost_models.memory.optimizer_states import update_bytes
 from cost_models.memory.peak import rank_timeline
@@ -270,3 +277,30 @@ def test_a_swiglu_that_nothing_fuses_keeps_what_silu_gives() -> None:
         for name in ("nanotron", "internevo", "megatron")
     }
     assert silu == {"nanotron": 1.0, "internevo": 1.0, "megatron": 0.0}
+
+
+def test_fsdp2_gathers_frozen_weights_with_the_adapters_of_their_block() -> None:
+    scenario = make_scenario("llama", software="hf-trainer", adapter="lora", adapter_rank=4)
+    model = adapted(scenario.model, scenario.workload)
+    (rank,) = even_split_contents(model, 1, 1)
+
+    def view_under(software: str, plan: Plan) -> RankView:
+        table, profile = PlanTable.from_plans([plan]), software_profile(software)
+        return rank_view(model, scenario.workload, profile, table, rank)
+
+    def buffers(software: str, plan: Plan, moment: int) -> float:
+        return first(rank_timeline(view_under(software, plan))[moment].buffers)
+
+    plan = Plan(data_parallel=4, zero_stage=3)
+    view = view_under("hf-trainer+fsdp2", plan)
+    layer, head = 4.0 * first(frozen_layer_bytes(view)), 2.0 * (512 + 1) * model.hidden_size
+    trained = 4.0 * 3.0 * first(view.parameters.largest_layer)  # in fp32: gathered and reduced
+    both = buffers("hf-trainer+fsdp2", plan, LATER_BACKWARD)
+    assert 2.0 * layer <= both <= 2.0 * layer + trained
+    assert buffers("hf-trainer+fsdp2", plan, LOSS_FORWARD) == 2.0 * head  # with the last norm
+    apart = dataclasses.replace(plan, data_parallel=1)
+    assert buffers("hf-trainer+fsdp2", apart, LATER_BACKWARD) < layer
+    # DeepSpeed's are in its own row
+    kept = view_under("hf-trainer+deepspeed-zero3", plan)
+    whole = sum(alive(kept, LATER_BACKWARD).values())
+    assert first(rank_timeline(kept)[LATER_BACKWARD].buffers) <= whole + trained
