@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, TextIO, TypeVar
 
 from msgspec import Struct
@@ -308,12 +307,7 @@ class StatusLine:
         self.thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _hide(self)
         self.ended.set()
         self.update(Activity(""))

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 from rich.console import Console
@@ -59,12 +58,7 @@ class ProgressDisplay:
             self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             with contextlib.suppress(OSError):  # of a terminal that was closed
                 self.bar.stop()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from cost_models.memory.parts import PART_WORDS, MemoryParts
 from cost_models.model.parameters import active_parameters
 from cost_models.plan.plan import Plan
@@ -105,45 +103,20 @@ def bottleneck(assessment: Assessment) -> str:
     """Return the largest parts of time and memory."""
     memory = assessment.memory
     where = f"stage {memory.limiting_stage}, {MOMENT_WORDS[memory.moment]}"
-    return largest_parts(assessment.time, memory, where)
+    time = assessment.time
+    return largest_parts(time.parts, time.step_seconds, memory.parts, memory.peak_bytes, where)
 
 
-class TimeOfParts(Protocol):
-    """Seconds of a step with their parts."""
-
-    @property
-    def step_seconds(self) -> float:
-        """The whole step."""
-        ...
-
-    @property
-    def parts(self) -> TimeParts:
-        """Its parts."""
-        ...
-
-
-class MemoryOfParts(Protocol):
-    """Bytes at the peak with their parts."""
-
-    @property
-    def peak_bytes(self) -> float:
-        """The whole peak."""
-        ...
-
-    @property
-    def parts(self) -> MemoryParts:
-        """Its parts."""
-        ...
-
-
-def largest_parts(time: TimeOfParts, memory: MemoryOfParts, where: str) -> str:
-    """Return the largest parts of time and memory; ``where``: stage and moment of the peak."""
-    shown = largest_shares(time.parts, time.step_seconds, 3)
-    sizes = amounts(memory.parts)
+def largest_parts(
+    time: TimeParts, step: float, memory: MemoryParts, peak: float, where: str
+) -> str:
+    """Return the largest parts of a step and of its peak; ``where``: stage and moment of that."""
+    shown = largest_shares(time, step, 3)
+    sizes = amounts(memory)
     largest = max(sizes, key=lambda name: sizes[name])
     return (
         f"time: {', '.join(shown)}; memory: {PART_WORDS[largest]} "
-        f"({format_bytes(sizes[largest])} of {format_bytes(memory.peak_bytes)}, {where})"
+        f"({format_bytes(sizes[largest])} of {format_bytes(peak)}, {where})"
     )
 
 

@@ -307,7 +307,8 @@ def plan_text(answer: TracedPlanAnswer, *, verbose: bool) -> str:
     lines.append("")
     lines += labelled("Best", time_line(best.time))
     if verbose:
-        words = largest_parts(best.time, best.memory, f"in {best.memory.moment}")
+        time, memory, where = best.time, best.memory, f"in {best.memory.moment}"
+        words = largest_parts(time.parts, time.step_seconds, memory.parts, memory.peak_bytes, where)
         lines += labelled("Bottleneck", words)
     else:
         lines.append(

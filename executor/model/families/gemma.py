@@ -10,12 +10,9 @@ from executor.model.families.description import ResidualBlock
 from executor.model.families.llama_like import ATTENTION, LLAMA
 from executor.model.families.self_attention import norm_each_head
 
-
-def _embedding(config: Any) -> float:
-    return math.sqrt(config.hidden_size)
-
-
-GEMMA: Final = replace(LLAMA, embedding_multiplier=_embedding, initial_norm=0.0)
+GEMMA: Final = replace(
+    LLAMA, embedding_multiplier=lambda config: math.sqrt(config.hidden_size), initial_norm=0.0
+)
 GEMMA2: Final = replace(
     GEMMA,
     attention_block=ResidualBlock("self_attn", "input_layernorm", "post_attention_layernorm"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from executor.model.families.description import Family, ResidualBlock
 from executor.model.families.mlp import fused_gated, gated, ungated
@@ -52,16 +52,10 @@ PHI3: Final = replace(
 STARCODER2: Final = replace(LLAMA, feed_forward=ungated("c_fc", "c_proj"))
 
 
-def _granite_embedding(config: Any) -> float:
-    return float(config.embedding_multiplier)
-
-
-def _granite_logits(config: Any) -> float:
-    return 1.0 / float(config.logits_scaling)
-
-
 GRANITE: Final = replace(
-    LLAMA, embedding_multiplier=_granite_embedding, logits_multiplier=_granite_logits
+    LLAMA,
+    embedding_multiplier=lambda config: float(config.embedding_multiplier),
+    logits_multiplier=lambda config: 1.0 / float(config.logits_scaling),
 )
 GLM4: Final = replace(
     LLAMA,
@@ -70,22 +64,10 @@ GLM4: Final = replace(
     attention_block=ResidualBlock("self_attn", "input_layernorm", "post_self_attn_layernorm"),
     feed_forward_block=ResidualBlock("mlp", "post_attention_layernorm", "post_mlp_layernorm"),
 )
-
-
-def _smollm3_table(layer: Any) -> str | None:
-    return "" if layer.self_attn.use_rope else None
-
-
-SMOLLM3: Final = replace(LLAMA, rotary_table=_smollm3_table)
-
-
-def _cohere_logits(config: Any) -> float:
-    return float(config.logit_scale)
-
-
+SMOLLM3: Final = replace(LLAMA, rotary_table=lambda layer: "" if layer.self_attn.use_rope else None)
 COHERE: Final = replace(
     LLAMA,
     attention=replace(ATTENTION, norm_heads=norm_each_head(), rotate=rotate_pairs_in_fp32),
     feed_forward_block=ResidualBlock("mlp", None),
-    logits_multiplier=_cohere_logits,
+    logits_multiplier=lambda config: float(config.logit_scale),
 )

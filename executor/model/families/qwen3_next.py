@@ -85,15 +85,11 @@ def _convolve_and_apply(
     return output
 
 
-def _rotary_table(layer: Any) -> str | None:
-    return "" if hasattr(layer, "self_attn") else None
-
-
 QWEN3_NEXT: Final = replace(
     QWEN2_MOE,
     attention=attention,
     attention_block=ResidualBlock("", "input_layernorm"),
-    rotary_table=_rotary_table,
+    rotary_table=lambda layer: "" if hasattr(layer, "self_attn") else None,
     initial_norm=0.0,
     initial_constants={"linear_attn.norm.weight": 1.0, "linear_attn.dt_bias": 1.0},
     log_uniform={"linear_attn.A_log": (0.01, 16.0)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,79 +14,69 @@ from planner.cli.options import Json
 from planner.cli.outputs import print_answer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveOptions:
+    """What a log may leave open, and where its row goes."""
+
+    model: Annotated[
+        str | None, Option("--model", metavar="MODEL", help="the model, if the log has no sizes")
+    ] = None
+    cluster: Annotated[
+        str | None, Option("--cluster", metavar="CLUSTER", help="8xH100-SXM and so on")
+    ] = None
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", metavar="RUNS.csv", help="add the row to this table of runs"),
+    ] = None
+    seq_len: Annotated[
+        int | None, Meta(ge=1), Option("--seq-len", metavar="N", help="tokens of a sequence")
+    ] = None
+    global_batch_size: Annotated[
+        int | None,
+        Meta(ge=1),
+        Option("--global-batch-size", metavar="N", help="sequences of a step"),
+    ] = None
+    micro_batch_size: Annotated[
+        int | None,
+        Meta(ge=1),
+        Option("--micro-batch-size", "--mbs", metavar="N", help="sequences of a pass"),
+    ] = None
+    tensor_parallel: Annotated[
+        int | None, Meta(ge=1), Option("--tp", metavar="N", help="tensor-parallel ranks")
+    ] = None
+    pipeline_parallel: Annotated[
+        int | None, Meta(ge=1), Option("--pp", metavar="N", help="pipeline ranks")
+    ] = None
+    zero_stage: Annotated[
+        int | None, Meta(ge=0, le=3), Option("--zero", metavar="N", help="0 to 3")
+    ] = None
+    recompute: Annotated[
+        Literal["none", "selective", "full"] | None, Option("--recompute", help="recomputed layers")
+    ] = None
+    precision: Annotated[Precision | None, Option("--precision", help="of the computation")] = None
+    optimizer: Annotated[
+        str | None, Option("--optimizer", metavar="NAME", help="adamw and so on")
+    ] = None
+    software: Annotated[
+        str | None, Option("--software", metavar="NAME", help="profile of the trainer")
+    ] = None
+    warm_up: Annotated[
+        int,
+        Meta(ge=0),
+        Option("--warm-up", metavar="N", help="logged steps that are left out (default: 5)"),
+    ] = 5
+
+
 def observe(
     log: Annotated[
         Path,
         Option("LOG", help="a log of Megatron-LM, NeMo, DeepSpeed, torchtitan, trainer_state.json"),
     ],
-    model: Annotated[
-        str | None, Option("--model", metavar="MODEL", help="the model, if the log has no sizes")
-    ] = None,
-    cluster: Annotated[
-        str | None, Option("--cluster", metavar="CLUSTER", help="8xH100-SXM and so on")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        Option("--output", "-o", metavar="RUNS.csv", help="add the row to this table of runs"),
-    ] = None,
-    seq_len: Annotated[
-        int | None, Meta(ge=1), Option("--seq-len", metavar="N", help="tokens of a sequence")
-    ] = None,
-    global_batch_size: Annotated[
-        int | None,
-        Meta(ge=1),
-        Option("--global-batch-size", metavar="N", help="sequences of a step"),
-    ] = None,
-    micro_batch_size: Annotated[
-        int | None,
-        Meta(ge=1),
-        Option("--micro-batch-size", "--mbs", metavar="N", help="sequences of a pass"),
-    ] = None,
-    tensor_parallel: Annotated[
-        int | None, Meta(ge=1), Option("--tp", metavar="N", help="tensor-parallel ranks")
-    ] = None,
-    pipeline_parallel: Annotated[
-        int | None, Meta(ge=1), Option("--pp", metavar="N", help="pipeline ranks")
-    ] = None,
-    zero_stage: Annotated[
-        int | None, Meta(ge=0, le=3), Option("--zero", metavar="N", help="0 to 3")
-    ] = None,
-    recompute: Annotated[
-        Literal["none", "selective", "full"] | None, Option("--recompute", help="recomputed layers")
-    ] = None,
-    precision: Annotated[Precision | None, Option("--precision", help="of the computation")] = None,
-    optimizer: Annotated[
-        str | None, Option("--optimizer", metavar="NAME", help="adamw and so on")
-    ] = None,
-    software: Annotated[
-        str | None, Option("--software", metavar="NAME", help="profile of the trainer")
-    ] = None,
-    warm_up: Annotated[
-        int,
-        Meta(ge=0),
-        Option("--warm-up", metavar="N", help="logged steps that are left out (default: 5)"),
-    ] = 5,
+    options: ObserveOptions,
     json: Json = False,
 ) -> int:
     """Read a log of another trainer: measured and predicted, a row for learn and validate."""
     from planner.observation.answer import observe as ask
 
-    answer = ask(
-        log,
-        model=model,
-        cluster=cluster,
-        output=output,
-        warm_up=warm_up,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        micro_batch_size=micro_batch_size,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        zero_stage=zero_stage,
-        recompute=recompute,
-        precision=precision,
-        optimizer=optimizer,
-        software=software,
-    )
-    print_answer(answer, json=json)
+    print_answer(ask(log, **asdict(options)), json=json)
     return 0
