@@ -15,13 +15,15 @@ from cost_models.scenario import Scenario
 
 
 def step_times(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats, Floats]:
-    """Return seconds of a step of every legal plan, a lower bound on faster machines, and its end.
+    """Return three columns of seconds, for plans that are all legal.
 
-    Stages: those of the scenario, else even ones. A faster machine shortens computation, waits and
-    communication of every plan. It may lengthen the bubble of a schedule that splits the backward
-    pass, where weight gradients become shorter than the gaps they fill: such bubbles are left out
-    of the second column, which therefore never grows with a rate. The third: exposed data-parallel
-    communication and the optimizer, which follow or precede all passes.
+    The step; the part of it that never grows on a faster machine, so that its value there is a
+    lower bound of the step here; what precedes and follows all passes (exposed data-parallel
+    communication and the optimizer). Stages: those of the scenario, else even ones.
+
+    A faster machine shortens computation, waits and communication of every plan. It may lengthen
+    the bubble of a schedule that splits the backward pass, where weight gradients become shorter
+    than the gaps they fill: such bubbles are left out of the second column.
     """
     seconds, least, once = (np.empty(len(table)) for _ in range(3))
     for rows, positions, of_ranks in seconds_by_pipeline(scenario, table):

@@ -12,10 +12,11 @@ stretch, as FSDP2 does it block by block (``executor.trace.module_trainer``):
                prefetch (backward); w P_block of gradients in reduction from the end of a
                block's backward pass to the end of the next one's
 
-Symbols  w bytes of a weight   P parameters   d ranks that share the shards   z zero_stage Units
-bytes. Every argument may be a column of a plan table. Source   torch 2.13,
-distributed/fsdp/_fully_shard (FSDPParamGroup, foreach_reduce). Leaves out: memory inside kernels
-(convolution workspaces), allocator rounding.
+Symbols   w bytes of a weight   P parameters   d ranks that share the shards   z zero_stage
+Units     bytes; every argument may be a column of a plan table.
+
+Source: torch 2.13, distributed/fsdp/_fully_shard (FSDPParamGroup, foreach_reduce). Leaves out:
+memory inside kernels (convolution workspaces), allocator rounding.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@
                reduce-scatters gradients once; 2 reduce-scatters at every micro-batch; 3 also
                gathers every block twice, parameters outside of blocks once a micro-batch
 
-Symbols  R FLOP/s of a typical large matmul   beta memory bandwidth   P parameters Units    seconds.
-Every argument may be a column of a plan table. Source   Williams, Waterman, Patterson, Roofline,
-CACM 52 (2009); torch's FSDP2 for the traffic. Leaves out: lower rates of kernels of other shapes
-(convolutions as matmuls of equal FLOP), fusion.
+Symbols   R FLOP/s of a typical large matmul   beta memory bandwidth [bytes/s]
+Units     seconds; every argument may be a column of a plan table.
+
+Source: Williams, Waterman, Patterson, Roofline, CACM 52 (2009); torch's FSDP2 for the traffic.
+Leaves out: lower rates of kernels of other shapes (convolutions as matmuls of equal FLOP), fusion.
 """
 
 from __future__ import annotations

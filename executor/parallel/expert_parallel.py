@@ -56,8 +56,8 @@ def run_on_experts(
 ) -> Tensor:
     """Return the weighted sum of the expert outputs of each token, (..., H).
 
-    x (..., H), indices and weights (N, k) forward: all_to_all of counts, of rows, of results;
-    backward: all_to_all of gradients, twice
+    ``x`` is (..., H), ``indices`` and ``weights`` are (N, k). Forward: an all_to_all of counts, of
+    rows and of results; backward: of gradients, twice.
     """
     per_token = indices.size(1)
     order = indices.flatten().argsort(stable=True)

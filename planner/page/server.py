@@ -1,9 +1,9 @@
 """The routes of the page: every answer is a page that a plain form asks for.
 
 ``/``: memory and time of one plan; ``/why``: its explanation; ``/best``: the best plans;
-``/compare``: several clusters; ``/plan.json``,
-``/report.html``, ``/trace.json``, ``/export``: files to save; ``/activity``: the
-activity of a search, as server-sent events, until its answer is kept.
+``/compare``: several clusters; ``/plan.json``, ``/report.html``, ``/trace.json``, ``/export``:
+files to save; ``/activity``: the progress of a search, as server-sent events, until its answer is
+there.
 """
 
 from __future__ import annotations

@@ -118,10 +118,9 @@ def least_recompute(
 ) -> list[LeastRecompute]:
     """Return the fewest recomputed layers of the plans, with given stages, that fit.
 
-    Without plans whose steps take ``limit`` seconds or more. ``most_bytes``: the largest peak that
-    is allowed, whatever fits. The first rank, which mostly has the
-    largest peak, is priced before the last one, which computes the head, and that before the
-    others.
+    Plans whose steps take ``limit`` seconds or more are left out. ``most_bytes``: the largest peak
+    that is allowed, whatever fits. Ranks are priced in an order that ends most plans early: the
+    first, which mostly has the largest peak; the last, which computes the head; the others.
     """
     contents: dict[Any, PipelineRank] = {}
     left = [LeastRecompute(plan, ranges) for plan, ranges in plans]

@@ -3,8 +3,8 @@
 In this order: an existing file or folder; a preset, its alias or a hub id of its shape
 (``Qwen/Qwen2.5-7B-Instruct``); another Hugging Face hub id; a size such as ``7b``; another spelling
 of a preset (``GPT2 1.5B``). Of the hub only ``config.json`` is fetched, and code from the hub is
-never run. A trainer's file (a launch script of
-Megatron-LM, a configuration of torchtitan) gives the model that it describes.
+never run. A trainer's file (a launch script of Megatron-LM, a configuration of torchtitan) gives
+the model that it describes.
 """
 
 from __future__ import annotations

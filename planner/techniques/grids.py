@@ -158,8 +158,8 @@ def _why_not(scenario: Scenario, shape: str, of: Kind) -> str:
     if not grids:
         return f"{shape} ranks in none of {scenario.world_size}"
     return (
-        "heads divide by no side q, or the batch by no number of its rows "
-        f"({_rows(grids)} sequences a micro-batch)"
+        "no side q divides the heads, or no number of rows the batch "
+        f"(a micro-batch of {_rows(grids)} sequences)"
     )
 
 

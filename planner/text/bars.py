@@ -41,9 +41,9 @@ def part_bars(
 ) -> list[str]:
     """Return each part above zero and their sum as bars, largest first, with a mark at the budget.
 
-    The whole width is the budget, or the sum where it is larger. ``most``: bars of parts; those of
-    less than ``SMALL`` of the sum and those beyond ``most`` share the last one; parts in ``always``
-    do so last.
+    The whole width is the budget, or the sum where it is larger. ``most``: number of bars of parts;
+    parts below ``SMALL`` of the sum, and those beyond ``most``, share the last bar. Parts in
+    ``always`` keep a bar of their own as long as there are bars.
     """
     total = sum(parts.values())
     rows = [(PART_WORDS[name], value) for name, value in _largest_first(parts)]

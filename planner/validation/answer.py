@@ -278,7 +278,7 @@ def _record(
         "left_out": row.left_out,
         "defaults": [*(() if case is None else case.defaults), *([denied] if denied else [])],
         "impossible": impossible,
-        "lacks_definition": lacks_definition(row),
+        "lacks_definition": lacks_definition(row, tested),
         "not_understood": not_understood(row),
         "skipped": skipped,
     }

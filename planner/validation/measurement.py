@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -88,13 +89,14 @@ def measured_step(row: Row, case: Case | None) -> float | None:
     return None
 
 
-def lacks_definition(row: Row) -> str | None:
+def lacks_definition(row: Row, tested: Collection[str] = ("time", "memory")) -> str | None:
     """Return which measurement is not compared because the row does not say what it counts."""
     if row.get("outcome") == "oom":
         return None
-    if row.get("peak_memory_gib") is not None and row.get("memory_definition") is None:
+    has_peak = "memory" in tested and row.get("peak_memory_gib") is not None
+    if has_peak and row.get("memory_definition") is None:
         return "no memory_definition: the peak is not compared"
-    if row.get("step_time_s") or row.get("tokens_per_second_per_gpu"):
+    if "time" not in tested or row.get("step_time_s") or row.get("tokens_per_second_per_gpu"):
         return None
     for column in ("tflops_per_gpu", "mfu_pct"):
         if row.get(column) is not None and look_up(words_table().flops, row) is None:

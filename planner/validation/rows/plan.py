@@ -128,7 +128,7 @@ def plan_of(
 def _virtual_stages(reading: Reading, num_layers: int, pipeline: int) -> int:
     """Return the stages of a pipeline rank: given, of the layers of a stage, or the trainer's own.
 
-    Where embedding and head count as a layer each, they take part (Modalities/modalities:
+    Where embedding and head count as a layer each, they are counted too (Modalities/modalities:
     models/parallelism/stages_generator.py, get_stages).
     """
     row, ends = reading.row, look_up(words_table().stages, reading.row)
@@ -151,8 +151,8 @@ def _virtual_stages(reading: Reading, num_layers: int, pipeline: int) -> int:
 def _usual_tensor(row: Row, num_gpus: int, gpus_per_node: int) -> tuple[int, str]:
     """Return the tensor-parallel ranks of a row that gives no kind of ranks, and why.
 
-    Where a step has fewer micro-batches than accelerators, several work on each of them, of a
-    trainer that cuts models.
+    Where a step of a trainer with tensor parallelism has fewer micro-batches than accelerators,
+    several accelerators work on each micro-batch.
     """
     stated = (row.pipeline_parallel, row.context_parallel, row.expert_parallel, row.data_parallel)
     least = num_gpus * (row.micro_batch_size or 1)

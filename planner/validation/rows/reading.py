@@ -21,7 +21,7 @@ class Reading:
     ) -> None:
         self.row = row
         self.defaults: list[str] = [] if defaults is None else defaults
-        # cells of other rows that words without a meaning here may stand for as well
+        # other readings: cells that words without a meaning here may stand for as well
         self.also: list[dict[str, Any]] = [] if also is None else also
 
     def changed(self, *notes: str, **cells: Any) -> Reading:

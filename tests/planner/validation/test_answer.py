@@ -257,6 +257,8 @@ def test_a_measurement_without_its_definition_is_named(tmp_path: Path) -> None:
     assert [row["lacks_definition"] for row in rows] == [memory, flops, None, None]
     assert memory in str(answer)
     assert flops in str(answer)
+    time = planner.validate(path, what="time").to_dict()["rows"]
+    assert [row["lacks_definition"] for row in time] == [None, flops, None, None]
 
 
 def test_a_source_that_is_left_out_stays_beside_the_means(tmp_path: Path) -> None:
