@@ -149,14 +149,15 @@ def reason_without_plan(case: SurveyCase) -> str:
     """Return in one line why a case has no plan."""
     if case.why is not None or case.result is None:
         return f"not priced: {case.why}"
-    counts, parts = case.result.counts, []
+    counts = case.result.counts
     if counts.priced == 0 and not counts.excluded:
         rule = next(iter(case.result.illegal_example.values()), "no candidate")
         return f"has no legal plan: {rule}"
+    # first what was asked for: a table cuts the end
+    parts = [f"{number:,} plans are excluded by {text}" for text, number in counts.excluded.items()]
     if counts.too_large:
         every = "all " if counts.too_large == counts.priced and not counts.excluded else ""
         parts.append(f"{every}{counts.too_large:,} legal plans are too large")
-    parts += [f"{number:,} are excluded by {text}" for text, number in counts.excluded.items()]
     return f"{'has no plan' if counts.excluded else 'does not fit'}: {', '.join(parts)}"
 
 

@@ -230,7 +230,7 @@ ELSEWHERE: Final = {
     "global_batch_size": "micro-batch x accumulation x data-parallel ranks, in your script",
     "micro_batch_size": "the batch size of your data loader",
     "num_microbatches": "Accelerator(gradient_accumulation_steps=…)",
-    "recompute": "activation checkpointing of the model: model.gradient_checkpointing_enable()",
+    "recompute": "your script: model.gradient_checkpointing_enable(), or no such call for none",
     "optimizer": "the optimizer of your script",
     "optimizer_state_precision": "the optimizer of your script",
     "gradient_precision": "the model's dtype in your script",

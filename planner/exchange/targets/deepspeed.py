@@ -247,7 +247,7 @@ KEYS: Final = (
 
 ELSEWHERE: Final = {
     "seq_len": "tokens of a sequence: your data loader",
-    "recompute": "activation checkpointing of the model: model.gradient_checkpointing_enable()",
+    "recompute": "your script: model.gradient_checkpointing_enable(), or no such call for none",
     "optimizer": "the optimizer given to deepspeed.initialize",
     "attention_kernel": "attn_implementation of the model",
     "freeze": "requires_grad_(False) in your script",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -198,6 +199,7 @@ def test_a_budget_and_days_are_kept_or_refused() -> None:
     assert "has no plan: " in str(caught.value)
     assert "--days" in str(caught.value)
     assert "does not fit" not in str(caught.value)
+    assert re.search(r"has no plan: [\d,]+ plans are excluded by", str(caught.value))
     assert all(name in str(caught.value) for name in CLUSTERS.split(","))
 
 

@@ -109,7 +109,7 @@ def test_grids_need_whole_sequences_for_their_rows() -> None:
     found = planner.compare_techniques(llama(), "4xA100-80GB", seq_len=256, global_batch_size=1)
     (square,) = (one for one in found.lines if one.name == "tensor_2d")
     assert square.why_not is not None
-    assert "2 sequences a micro-batch" in square.why_not
+    assert "a micro-batch of 2 sequences" in square.why_not
 
 
 def test_pipelines_without_a_flush_save_the_bubble_and_keep_more_weights() -> None:
