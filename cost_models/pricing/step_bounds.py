@@ -15,11 +15,11 @@ from cost_models.scenario import Scenario
 
 
 def step_times(scenario: Scenario, table: PlanTable) -> tuple[Floats, Floats, Floats]:
-    """Return three columns of seconds, for plans that are all legal.
+    """Return seconds of legal plans: the step, its lower bound, what lies outside the passes.
 
-    The step; the part of it that never grows on a faster machine, so that its value there is a
-    lower bound of the step here; what precedes and follows all passes (exposed data-parallel
-    communication and the optimizer). Stages: those of the scenario, else even ones.
+    The bound is the part of a step that never grows on a faster machine: its value there is a lower
+    bound of the step here. Outside the passes are exposed data-parallel communication and the
+    optimizer. Stages: those of the scenario, else even ones.
 
     A faster machine shortens computation, waits and communication of every plan. It may lengthen
     the bubble of a schedule that splits the backward pass, where weight gradients become shorter

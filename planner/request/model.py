@@ -244,16 +244,18 @@ def _config_of_hub(repository: str) -> Path:
         reason = f"is gated: accept its terms at {page} and log in (hf auth login). Or: {by_hand}"
     except errors.RepositoryNotFoundError:
         similar = similar_presets(repository.split("/")[1])
-        reason = f"is not on the hub, or is private (then: hf auth login). {similar}".rstrip()
+        reason = (
+            f"is no folder here, and not on the hub, or private (then: hf auth login). {similar}"
+        ).rstrip()
     except errors.LocalEntryNotFoundError:
-        reason = f"is not in the cache, and the hub was not reached. {by_hand}"
+        reason = f"is no folder here, not in the cache, and the hub was not reached. {by_hand}"
     except errors.EntryNotFoundError:
         reason = f"has no {CONFIG_FILE}: it is not a transformers model"
     except errors.HFValidationError:
         reason = f"is not a valid name on the hub. {_CHOICES}"
     except Exception as error:  # network, disk, a broken address: whatever the client raises
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        reason = f"could not be fetched from the hub ({first_line}). {by_hand}"
+        reason = f"is no folder here, and not fetched from the hub ({first_line}). {by_hand}"
     raise InputError(f"model {repository!r} {reason}")
 
 

@@ -262,10 +262,10 @@ def test_hub(tmp_path: Path, hub: tuple[str, list[str]]) -> None:
     assert said["org/good"].startswith(f"{TINY_PARAMETERS}|")
     assert "custom code is not executed" in said["org/custom"]
     assert "is gated" in said["org/gated"]
-    assert "is not on the hub" in said["org/none"]
+    assert "is no folder here, and not on the hub" in said["org/none"]
     assert "has no config.json" in said["org/empty"]
     assert "not JSON" in said["org/broken"]
-    assert "could not be fetched" in said["org/down"]
+    assert "is no folder here, and not fetched" in said["org/down"]
     assert "503" in said["org/down"]
     assert said["loaded"] == ""
     files = {path for path in asked if path != AGENT_REGISTRY}
@@ -280,7 +280,7 @@ def test_offline_the_cache_answers_and_nothing_is_asked(
     asked.clear()
     said = ask(tmp_path, endpoint, "org/good", "org/custom", offline=True)
     assert said["org/good"].startswith(f"{TINY_PARAMETERS}|")
-    assert "is not in the cache" in said["org/custom"]
+    assert "is no folder here, not in the cache" in said["org/custom"]
     assert f"{endpoint}/org/custom/resolve/main/config.json" in said["org/custom"]
     assert "pass its path" in said["org/custom"]
     assert asked == []
@@ -291,7 +291,7 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path, hub: tuple[str, list[str]]
     nowhere = "http://127.0.0.1:9"
     said = ask(tmp_path, nowhere, "org/good", "org/custom", "not a name/x", "llama-3-8b")
     assert said["org/good"].startswith(f"{TINY_PARAMETERS}|")
-    assert "could not be fetched" in said["org/custom"]
+    assert "not fetched" in said["org/custom"]
     assert f"{nowhere}/org/custom/resolve/main/config.json" in said["org/custom"]
     assert "is not known" in said["not a name/x"]
     assert said["llama-3-8b"].startswith("8030261248")
