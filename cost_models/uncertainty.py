@@ -174,7 +174,8 @@ def memory_spread(
     """Return the 90 % interval of the peak memory of a trainer on accelerators.
 
     Of the bundled executor it rests on traced cases, of others on sources that were left out. A
-    trainer that nobody described (UNKNOWN) is never narrower than one that was not compared.
+    trainer whose peaks nobody compared has that of one that nobody described (UNKNOWN), or of the
+    middle one of those that were compared, if that is wider.
 
     ``software``: a profile, or UNKNOWN; ``kind``: the measured quantity;
     ``assumed``: whether a setting of the run is not known, and the usual one was priced;
@@ -215,21 +216,15 @@ def _memory(software: str, of_run: tuple[MemoryKind, bool, bool], ends: tuple[st
             below, above = -math.expm1(ONE_IN_TEN * below), math.expm1(ONE_IN_TEN * above)
             learned = replace(learned, below=below, above=above)
         return _after_learning(usual, learned)
+    compared = {trainer for trainer, *_ in _intervals(MEMORY_INTERVALS)} - {ANY, UNKNOWN}
     trainer = memory_kind(software)
-    trainers = {trainer for trainer, *_ in _intervals(MEMORY_INTERVALS)}
-    if trainer in trainers - {UNKNOWN}:
+    if trainer in compared:
         return _memory_of(trainer, *of_run, ends)
-    others = sorted(trainers - {ANY, UNKNOWN})
-    # described but never compared: as the middle one, or wider, as if a setting were assumed
-    cautious = of_run[0], True, of_run[2]
-    alike = _memory_of(ANY, *cautious, ends)
-    compared = [_memory_of(one, *cautious, ends) for one in others]
-    below = max(alike.below, float(np.median([spread.below for spread in compared])))
-    above = max(alike.above, float(np.median([spread.above for spread in compared])))
-    if trainer != UNKNOWN:
-        return Spread(below, above, alike.source)
-    undescribed = _memory_of(UNKNOWN, *of_run, ends)
-    return Spread(max(below, undescribed.below), max(above, undescribed.above), undescribed.source)
+    unknown = _memory_of(UNKNOWN, *of_run, ends)
+    known = [_memory_of(one, *of_run, ends) for one in sorted(compared)]
+    below = max(unknown.below, float(np.median([spread.below for spread in known])))
+    above = max(unknown.above, float(np.median([spread.above for spread in known])))
+    return Spread(below, above, unknown.source)
 
 
 def _memory_of(
@@ -238,12 +233,17 @@ def _memory_of(
     """Return the interval of a trainer's peaks of a kind.
 
     As if settings were assumed where no run of that quantity without assumed ones was compared.
+    Assumed ones never narrow it.
     """
     known = _intervals(MEMORY_INTERVALS)
     words = {row[2] for row in known if row[:2] == (trainer, kind)} - {ANY}
     assumed = assumed or words == {"1"}
-    of_run = (trainer, kind, str(int(assumed)), str(int(experts)))
-    return _of_kind(MEMORY_INTERVALS, of_run, (1.0,) * len(of_run), ends)
+    shares = (1.0,) * len(MEMORY_KIND)
+    stated, found = (
+        _of_kind(MEMORY_INTERVALS, (trainer, kind, each, str(int(experts))), shares, ends)
+        for each in ("0", str(int(assumed)))
+    )
+    return Spread(max(stated.below, found.below), max(stated.above, found.above), found.source)
 
 
 @cache

@@ -8,9 +8,10 @@ every source, the share of its runs inside the intervals that the other sources 
 verdicts that those give. ``--write`` writes the file.
 
 The kind of a run is its trainer, the quantity that was measured (live tensors, reserved, the
-device), whether a setting that its source does not state was assumed, and whether its model is a
-mixture of experts; `benchmarks/intervals/shrunk.py` has the method. An unknown trainer is one of
-the trainers. Verdicts look as far as the quantile ``VERDICT`` on each side.
+device), whether a setting that its source does not state and that a peak hangs on was assumed
+(``assumed_settings``), and whether its model is a mixture of experts;
+`benchmarks/intervals/shrunk.py` has the method. An unknown trainer is one of the trainers. Verdicts
+look as far as the quantile ``VERDICT`` on each side.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from benchmarks.unseen import UNSEEN, with_first_prices
 from cost_models.uncertainty import MEMORY_COLUMNS, MEMORY_INTERVALS, UNKNOWN, memory_kind
 from planner.validation.rows.runs_file import PUBLISHED, read_runs
 from planner.validation.rows.trainer import is_described
+from planner.validation.rows.unstated_plan import assumed_settings
 
 VERDICT: Final = 0.9  # share of the runs that a side of the verdict's interval holds
 RULE: Final = Rule(("trainer", "quantity", "assumed", "experts"), (1.0,) * 4)
@@ -71,7 +73,7 @@ def _kinds(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         trainer=[memory_kind(software) for software in rows.software],
         quantity=rows.memory_kind,
-        assumed=rows.defaults.map(len) > 0,
+        assumed=rows.defaults.map(assumed_settings) > 0,
         experts=rows.model_kind.fillna("").str.startswith("moe"),
     )
 

@@ -40,7 +40,11 @@ from planner.validation.measurement import measured_memory
 from planner.validation.rows.case import Case
 from planner.validation.rows.stand_ins import ASSUMED_RATE, has_assumed_rate
 from planner.validation.rows.trainer import compared_trainer
-from planner.validation.rows.unstated_plan import checkpointed_otherwise, row_verdict
+from planner.validation.rows.unstated_plan import (
+    assumed_settings,
+    checkpointed_otherwise,
+    row_verdict,
+)
 
 # rules of torch's schedules, of the executor and of releases that other trainers do not have
 PRICED_ANYWAY: Final = (
@@ -204,7 +208,10 @@ def _compared_peak(
     trainer.
     """
     measured, scenario = measured_memory(case.row), case.scenario
-    trainer, assumed = compared_trainer(case.row, scenario.software.name), bool(case.defaults)
+    trainer, assumed = (
+        compared_trainer(case.row, scenario.software.name),
+        assumed_settings(case.defaults) > 0,
+    )
     experts = scenario.model.has_experts
     if measured is None:
         return device, *interval(device, memory_spread(trainer, assumed=assumed, experts=experts))

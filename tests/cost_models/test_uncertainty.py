@@ -35,17 +35,6 @@ def _both(name: str, kind: MemoryKind, assumed: bool) -> tuple[Spread, Spread]:
 
 
 @pytest.mark.parametrize(("kind", "assumed"), MEASURED)
-def test_a_trainer_that_nobody_described_never_has_a_narrower_interval(
-    kind: MemoryKind, assumed: bool
-) -> None:
-    """Than one that was not compared, of a peak and of a verdict, on each side."""
-    nobody, described = (_both(name, kind, assumed) for name in (UNKNOWN, "nobody's"))
-    for wide, narrow in zip(nobody, described, strict=True):
-        assert wide.below >= narrow.below > 0.0
-        assert wide.above >= narrow.above > 0.0
-
-
-@pytest.mark.parametrize(("kind", "assumed"), MEASURED)
 def test_a_trainer_without_compared_peaks_has_no_narrow_interval(
     kind: MemoryKind, assumed: bool
 ) -> None:

@@ -64,14 +64,15 @@ def row_verdict(
     """
     trainer = compared_trainer(row, scenario.software.name)
     experts = scenario.model.has_experts
-    spread = verdict_spread(trainer, assumed=bool(defaults), experts=experts)
+    assumed = assumed_settings(defaults)
+    spread = verdict_spread(trainer, assumed=assumed > 0, experts=experts)
     ends = peak_interval(peak, typical, spread)
     if is_typical(defaults):
         ends = widened(ends, TYPICAL_MEMORY)
     found, smaller = verdict(*ends, budget_bytes(scenario.cluster)), smaller_accelerator(row)
     if smaller is not None and verdict(*ends, memory_budget(smaller).size) != found:
         return "tight"
-    return "tight" if found == "fits" and assumed_settings(defaults) > MOST_ASSUMED else found
+    return "tight" if found == "fits" and assumed > MOST_ASSUMED else found
 
 
 def assumed_settings(defaults: Sequence[str]) -> int:
