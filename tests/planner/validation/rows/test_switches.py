@@ -415,6 +415,15 @@ def test_precision_in_which_experts_are_weighted(
     assert software.activations.weighting_gradient_bytes == (12.0 if moved else 0.0)
 
 
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-8b"])
+def test_mixtures_of_automodel_run_on_transformer_engine(model: str) -> None:
+    kind = "moe" if model == "qwen3-30b-a3b" else "dense"
+    cells = {"framework": "NeMo Automodel", "model": model, "model_kind": kind}
+    software = case(**cells, tensor_parallel=1).scenario.software
+    assert (software.kernels.rms_norm_accesses == 2.0) == (kind == "moe")
+    assert (software.activations.expert_outputs_saved == 0.0) == (kind == "moe")
+
+
 @pytest.mark.parametrize(
     ("framework", "words", "capacity"),
     [
