@@ -4,14 +4,15 @@ Symbols   n tokens that a rank routes   k experts_per_token   E num_experts   h 
           c compute_bytes   m num_microbatches   ep expert_parallel   t tensor_parallel
 Units     bytes; columns of a plan table.
 
-Leaves out: routing that is not balanced, and limits of an expert's tokens without padding.
+Traffic is that of balanced routing; its seconds wait for the most loaded rank (``most_loaded``).
+Leaves out: limits of an expert's tokens without padding.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from cost_models.arrays import Real, holds
+from cost_models.arrays import Count, Real, holds
 from cost_models.columnar.columns import on_distinct_rows
 from cost_models.communication.traffic import Traffic, no_traffic
 from cost_models.model.spec import FeedForward, ModelSpec
@@ -22,6 +23,11 @@ from hardware_profiles.cluster.links.nvlink_domains import domains_spanned
 from hardware_profiles.software.kernels import ForwardSoftware
 
 COUNT_BYTES = 8.0  # an int64
+# spread of experts that a bias balances, over that under an auxiliary loss: the most loaded one
+# gets 0.04 more than the mean instead of 0.52 to 0.72 (arXiv:2408.15664, table 2, from memory)
+BIASED_SPREAD = 0.06
+# expected largest of 1, 2, 4, ... standard normal variables
+LARGEST_NORMAL = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.595, 2.827, 3.043, 3.247)
 
 
 def expert_traffic(view: RankView) -> dict[tuple[str, str], Traffic]:
@@ -70,6 +76,37 @@ def routed_tokens(view: RankView) -> Real:
     """
     table = view.table
     return view.tokens / np.where(table.expert_tensor_parallel, 1.0, 1.0 * table.tensor_parallel)
+
+
+def most_loaded(
+    feed_forward: FeedForward, expert_parallel: Count, software: ForwardSoftware
+) -> Real:
+    """Return the rows of the rank that gets most over their mean; the others wait in every layer.
+
+        1 + v z(ep) / sqrt(E / ep)      v standard deviation of an expert's tokens over their mean
+                                        z(n) expected largest of n standard normal variables
+
+    v: ``kernels.routing_spread``; ``BIASED_SPREAD`` of it where a bias balances the experts.
+
+    Source: order statistics of independent experts; v from Wang et al., arXiv:2408.15664, table 2.
+    Leaves out: hot experts that stay so, and how v changes in the course of a training.
+
+    >>> from cost_models.model.families import model_spec
+    >>> from cost_models.model.presets import load_preset
+    >>> from hardware_profiles.software.trainer import software_profile
+    >>> model = model_spec(load_preset("mixtral-8x7b").config, name="mixtral-8x7b")
+    >>> mixture, megatron = model.kinds[0].feed_forward, software_profile("megatron-core")
+    >>> most_loaded(mixture, np.array([1, 2, 8]), megatron).round(3).tolist()
+    [1.0, 1.073, 1.37]
+    """
+    spread = software.kernels.routing_spread
+    if not (spread and feed_forward.num_experts):
+        return 1.0
+    if feed_forward.balanced_by_bias:
+        spread = BIASED_SPREAD * spread
+    ranks = np.multiply(1.0, expert_parallel)
+    largest = np.interp(np.log2(ranks), np.arange(len(LARGEST_NORMAL)), LARGEST_NORMAL)
+    return 1.0 + spread * largest * np.sqrt(ranks / feed_forward.num_experts)
 
 
 def slots_per_token(feed_forward: FeedForward, software: ForwardSoftware) -> float:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from cost_models.activations.fp8 import cast_elements, gathered_cast_share, matmul_inputs
 from cost_models.arrays import Count, Flag, Real
-from cost_models.communication.expert_parallel import slots_per_token
+from cost_models.communication.expert_parallel import most_loaded, slots_per_token
 from cost_models.compute.adapters import adapter_bytes_per_token
 from cost_models.compute.attention import CoreWork, attention_core_seconds, core_ratio
 from cost_models.compute.cached import FOUND_BACKWARD, FOUND_FORWARD, traffic_share
@@ -219,13 +219,14 @@ def layer_matrices(work: LayerWork) -> Matmuls:
 
 def _matrices_of(work: LayerWork, weights: tuple[Weight, ...]) -> Matmuls:
     slots = slots_per_token(work.kind.feed_forward, work.software)
+    loaded = most_loaded(work.kind.feed_forward, work.expert_parallel, work.software)
     seconds = matrices_seconds(
         weights,
         work.tokens,
         work.tensor_parallel,
         work.compute_bytes,
         work.rate,
-        experts_per_token=slots,
+        experts_per_token=slots * loaded,
         expert_tensor=work.expert_tensor,
         expert_parallel=work.expert_parallel,
         fp32_adapters=work.software.adapters.in_fp32 and work.compute_bytes < FP32_BYTES,

@@ -84,7 +84,7 @@ def matrices_seconds(
     compute_bytes: float,
     rate: Rates,
     *,
-    experts_per_token: float = 0.0,
+    experts_per_token: Real = 0.0,
     expert_tensor: Count | None = None,
     expert_parallel: Count = 1,
     fp32_adapters: bool = False,

@@ -142,6 +142,7 @@ class FeedForward:
     # a token's experts are of some of these groups of neighbours alone (DeepSeek)
     expert_groups: int = 1
     groups_per_token: int = 1
+    balanced_by_bias: bool = False  # a bias of each expert spreads tokens (DeepSeek-V3), no loss
 
 
 @dataclass(frozen=True, slots=True)

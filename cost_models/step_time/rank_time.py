@@ -28,6 +28,7 @@ from cost_models.communication.expert_parallel import (
     expert_groups,
     exposed_all_to_all_seconds,
     max_experts_per_token,
+    most_loaded,
 )
 from cost_models.communication.host_link import (
     host_accumulation_seconds,
@@ -240,7 +241,10 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
         "groups": expert_groups(view.model),
         "links": view.links,
     }
-    return traffic, axis_seconds(traffic, view.cluster, software, table, **once)
+    seconds = axis_seconds(traffic, view.cluster, software, table, **once)
+    mixture = max(view.model.kinds, key=lambda kind: kind.feed_forward.experts_per_token)
+    loaded = most_loaded(mixture.feed_forward, table.expert_parallel, software)
+    return traffic, seconds | {"expert": loaded * seconds["expert"]}
 
 
 def exposed_inside(

@@ -33,6 +33,8 @@ class ForwardKernels(ProfileGroup, frozen=True, kw_only=True):
     # slots of an expert over its share of a sequence's tokens, filled and emptied by products with
     # one-hot masks; 0: tokens are sorted by expert
     one_hot_capacity: Amount
+    # standard deviation of the tokens of an expert over their mean; 0: routing is balanced
+    routing_spread: Amount
     weighting_bytes: Amount  # per element of experts' outputs, beyond one read in 16 bits
     misaligned_bf16_batches: Amount  # slowdown of batched matmuls of such operands in bf16, or 1
 

@@ -210,8 +210,17 @@ def build_scenario(
     if about := about_rates(profile):
         assumptions.append(about)
     if any(kind.feed_forward.num_experts for kind in model.kinds):
-        assumptions.append("experts get equally many tokens (balanced routing; none is dropped)")
+        assumptions.append(_about_routing(profile))
     return AssumedScenario(scenario, tuple(assumptions))
+
+
+def _about_routing(software: SoftwareProfile) -> str:
+    if spread := software.kernels.routing_spread:
+        return (
+            f"tokens of an expert vary by {spread:.0%} of their mean (one standard deviation): "
+            "ranks wait for the one that gets most; none is dropped"
+        )
+    return "experts get equally many tokens (balanced routing; none is dropped)"
 
 
 def _about_precision(workload: Workload, software: SoftwareProfile) -> list[str]:

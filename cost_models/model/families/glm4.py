@@ -5,6 +5,8 @@ Both rotate half of each head.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cost_models.model.families.blocks import (
     ordinary_attention,
     part,
@@ -69,5 +71,6 @@ def glm4_moe(config: Config) -> ModelSpec:
         *attention_weights(sizes.hidden_size, attention, bias=config.flag("attention_bias")),
         *(qk_norms(attention, "head") if qk_norm else ()),
     )
-    layers = dense_then_sparse(config, sizes, attention, weights, read_sparse(config))
+    sparse = replace(read_sparse(config), balanced_by_bias=True)
+    layers = dense_then_sparse(config, sizes, attention, weights, sparse)
     return causal_lm(config, sizes, *layers, assumptions=without_prediction(config))

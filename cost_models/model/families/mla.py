@@ -71,7 +71,7 @@ def deepseek_v3(config: Config) -> ModelSpec:
     chosen = config.size("topk_group", MAX_EXPERTS)
     if chosen > groups:
         raise config.wrong("topk_group", chosen, f"at most n_group = {groups:,}")
-    found = _deepseek(config, mlp_bias=False, groups=(groups, chosen))
+    found = _deepseek(config, mlp_bias=False, groups=(groups, chosen), by_bias=True)
     return replace(found, assumptions=without_prediction(config))
 
 
@@ -95,10 +95,17 @@ def read_sparse(config: Config) -> FeedForward:
     )
 
 
-def _deepseek(config: Config, *, mlp_bias: bool, groups: tuple[int, int] = (1, 1)) -> ModelSpec:
+def _deepseek(
+    config: Config, *, mlp_bias: bool, groups: tuple[int, int] = (1, 1), by_bias: bool = False
+) -> ModelSpec:
     sizes = read_sizes(config, head_dim="qk_rope_head_dim")
     attention = _latent_attention(config, sizes.num_heads)
-    sparse = replace(read_sparse(config), expert_groups=groups[0], groups_per_token=groups[1])
+    sparse = replace(
+        read_sparse(config),
+        expert_groups=groups[0],
+        groups_per_token=groups[1],
+        balanced_by_bias=by_bias,
+    )
     _only_every_layer(config)
     weights = _attention_weights(sizes.hidden_size, attention, bias=config.flag("attention_bias"))
     layers = dense_then_sparse(config, sizes, attention, weights, sparse, mlp_bias=mlp_bias)

@@ -28,8 +28,8 @@ from planner.validation.rows.words import EngineEntry, SoftwareEntry, entry_of, 
 # sections of words.toml whose engines change figures of any trainer
 SWITCHES: Final = names_in("""
     tensor_traffic reductions reduction_precision gathers messages host_masters host_memory
-    host_updates experts dispatch weighting flash accumulation split_loss projections linear_loss
-    clipping early_updates norms
+    host_updates experts dispatch balance weighting flash accumulation split_loss projections
+    linear_loss clipping early_updates norms
     widened_states batches checkpoints caches stages recipes rounding attention_bits
     activation_inputs weight_gathers megatron_casts megatron_layers
 """)

@@ -247,6 +247,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     activation_inputs: tuple[EngineEntry, ...]
     autocast: tuple[EngineEntry, ...]
     context_parallelism: tuple[ContextEntry, ...]
+    balance: tuple[EngineEntry, ...]
     dispatch: tuple[EngineEntry, ...]
     engines: tuple[EngineEntry, ...]
     expert_parallelism: tuple[ExpertsEntry, ...]

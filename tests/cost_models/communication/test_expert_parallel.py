@@ -13,6 +13,7 @@ from cost_models.communication.expert_parallel import (
     expert_groups,
     exposed_all_to_all_seconds,
     max_experts_per_token,
+    most_loaded,
     routed_tokens,
 )
 from cost_models.communication.seconds import EXCHANGE_SHARE, axis_seconds
@@ -81,6 +82,23 @@ def test_operators_that_are_not_saved_exchange_again() -> None:
         ]
         rows = 2.0 * MODEL.hidden_size * 2 * MODEL.kinds[0].feed_forward.experts_per_token
         assert results[0] - results[1] == (0.0 if again else rows)
+
+
+def test_ranks_wait_for_the_one_with_most_tokens() -> None:
+    mixture, megatron = MODEL.kinds[0].feed_forward, software_profile("megatron-core")
+    ranks = np.array([1, 2, 4, 8])
+    eight = replace(mixture, num_experts=8)
+    found = most_loaded(eight, ranks, megatron)
+    # expected largest of as many normal variables, each the mean of 8 / ranks experts
+    largest = np.array([0.0, 0.564, 1.029, 1.424])
+    assert found.tolist() == pytest.approx((1 + 0.26 * largest * np.sqrt(ranks / 8)).tolist())
+    assert [float(most_loaded(eight, n, megatron)) for n in ranks] == found.tolist()
+    finer = most_loaded(replace(eight, num_experts=128), ranks[1:], megatron)
+    assert np.all((finer > 1.0) & (finer < found[1:]))
+    biased = most_loaded(replace(eight, balanced_by_bias=True), ranks[1:], megatron)
+    assert np.all((biased > 1.0) & (biased < 1.03))
+    assert most_loaded(eight, ranks, software_profile("shardplan")) == 1.0
+    assert most_loaded(replace(eight, num_experts=0), ranks, megatron) == 1.0
 
 
 def test_experts_that_nobody_else_holds_are_not_reduced() -> None:

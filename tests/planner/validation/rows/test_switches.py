@@ -425,6 +425,24 @@ def test_mixtures_of_automodel_run_on_transformer_engine(model: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("framework", "words", "spread"),
+    [
+        ("Megatron-Core", None, 0.26),
+        ("Megatron Bridge", "mock data", 0.26),
+        ("Megatron-Core", "--moe-router-force-load-balancing", 0.0),
+        ("NeMo Automodel", "fake_balanced_gate", 0.0),
+        ("Megatron Bridge", "routing forced to be balanced", 0.0),
+        ("Primus (Megatron)", None, 0.0),
+        ("torchtitan", None, 0.0),
+        ("own PyTorch loop", None, 0.26),
+    ],
+)
+def test_spread_of_tokens_over_experts(framework: str, words: str | None, spread: float) -> None:
+    cells = {"framework": framework, "notes": words, "tensor_parallel": 1}
+    assert case(**cells).scenario.software.kernels.routing_spread == spread
+
+
+@pytest.mark.parametrize(
     ("framework", "words", "capacity"),
     [
         ("MaxText", None, 0.0),
