@@ -324,7 +324,7 @@ def _plain_sgd(model: nn.Module) -> None:
                 parameter.sub_(parameter.grad, alpha=LEARNING_RATE)
 
 
-def random_batch(file: PlanFile, seed: int, *, documents: bool = False) -> Batch:
+def random_batch(file: PlanFile, seed: int = 0, *, documents: bool = False) -> Batch:
     """Return a global batch of random tokens, optionally in documents of random lengths."""
     generator = torch.Generator().manual_seed(seed)
     rows, seq_len = file.plan.global_batch_size, file.workload.seq_len

@@ -6,18 +6,20 @@ from dataclasses import asdict
 from typing import Any
 
 from cost_models.plan_file import PlanFile
-from executor.data.batch import Batch
 from executor.processes.fork import run_forked
-from executor.verify import parity as verify_module
-from executor.verify.parity import Verification, verify
+from executor.training.trainer import Trainer
+from executor.verify.parity import Verification, random_batch, verify
 from executor.verify.tiny_models import CONFIGS, SEQ_LEN, tiny
 
-__all__ = ["CONFIGS", "SEQ_LEN", "random_batch", "tiny", "verified"]
-
-
-def random_batch(file: PlanFile, seed: int = 0) -> Batch:
-    """Return one global batch."""
-    return verify_module.random_batch(file, seed)
+__all__ = [
+    "CONFIGS",
+    "SEQ_LEN",
+    "assert_equal",
+    "first_step",
+    "random_batch",
+    "tiny",
+    "verified",
+]
 
 
 def verified(
@@ -27,6 +29,24 @@ def verified(
     arguments = (file, prepare, documents, memory)
     answer = run_forked(_verify, file.plan.world_size, *arguments, timeout=120)[0]
     return Verification(**answer)
+
+
+def first_step(rank: int, file: PlanFile) -> dict[str, Any]:
+    """Return loss and norm of a step, and the sums of this rank's whole tensors after it."""
+    trainer = Trainer(file, seed=5, learning_rate=0.1)
+    result = trainer.step(random_batch(file))
+    whole = {
+        h.name: float(h.local.detach().double().sum())
+        for h in trainer.shards
+        if h.layout.shard_dim is None
+    }
+    return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
+
+
+def assert_equal(found: Verification) -> None:
+    """Assert that values are those of a single process, and traffic and FLOP the predicted ones."""
+    assert found.passed, found
+    assert found.flops["counted"] == found.flops["predicted"]
 
 
 def _verify(

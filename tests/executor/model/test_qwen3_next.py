@@ -14,8 +14,7 @@ from executor.parallel.tensor_parallel import UNSHARDED
 from executor.support import check_supported
 from executor.training.compiled import check_compilable
 from hardware_profiles.errors import InputError
-from tests.executor.tiny import tiny, verified
-from tests.executor.verify.test_parity import assert_equal
+from tests.executor.tiny import assert_equal, tiny, verified
 
 DENSE = {"num_layers": 2, "num_experts": 0, "mlp_only_layers": []}
 
@@ -27,7 +26,6 @@ def test_values_and_flops_of_two_ranks_are_those_of_one(recompute: str) -> None:
     plan = Plan(tensor_parallel=2, sequence_parallel=True, recompute=recompute)  # type: ignore[arg-type]
     found = verified(tiny(plan, "qwen3_next", **DENSE), memory=True)  # type: ignore[arg-type]
     assert_equal(found)
-    assert found.flops["predicted"] == found.flops["counted"]
     for row in found.memory:
         assert row["predicted_bytes"] == pytest.approx(row["counted_bytes"], rel=0.05)
 
@@ -36,9 +34,7 @@ def test_values_and_flops_of_two_ranks_are_those_of_one(recompute: str) -> None:
 @pytest.mark.slow
 def test_adapters_of_linear_attention() -> None:
     plan = Plan(tensor_parallel=2, recompute="full")
-    found = verified(tiny(plan, "qwen3_next", lora=4, **DENSE))  # type: ignore[arg-type]
-    assert_equal(found)
-    assert found.flops["predicted"] == found.flops["counted"]
+    assert_equal(verified(tiny(plan, "qwen3_next", lora=4, **DENSE)))  # type: ignore[arg-type]
 
 
 @pytest.mark.distributed

@@ -21,8 +21,7 @@ from executor.training import trainer as train
 from executor.training.compiled import check_compilable
 from executor.training.trainer import Trainer
 from hardware_profiles.errors import InputError
-from tests.executor.tiny import random_batch, tiny, verified
-from tests.executor.verify.test_parity import assert_equal
+from tests.executor.tiny import assert_equal, first_step, random_batch, tiny, verified
 
 EAGER: dict[str, Any] = {"attention_kernel": "eager"}
 PLANS: dict[str, tuple[Plan, dict[str, Any]]] = {
@@ -189,18 +188,6 @@ def test_copies_on_stages_stay_equal_bit_for_bit():
 DROPOUT = {"dropout_rate": 0.2}
 
 
-def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
-    """Return loss, norm and this rank's whole tensors after a step."""
-    trainer = Trainer(file, seed=5, learning_rate=0.1)
-    result = trainer.step(random_batch(file))
-    whole = {
-        h.name: float(h.local.detach().double().sum())
-        for h in trainer.shards
-        if h.layout.shard_dim is None
-    }
-    return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -208,7 +195,7 @@ def test_dropout_is_replayed_and_keeps_whole_tensors_equal(sequence_parallel: bo
     found = {}
     for recompute in ("none", "full"):
         plan = Plan(1, 2, sequence_parallel=sequence_parallel, recompute=recompute)
-        first, second = run_forked(_dropped, 2, tiny(plan, "t5", num_layers=2, **DROPOUT))
+        first, second = run_forked(first_step, 2, tiny(plan, "t5", num_layers=2, **DROPOUT))
         assert first == second
         found[recompute] = first
     assert found["full"]["loss"] == found["none"]["loss"]

@@ -25,9 +25,8 @@ from executor.parallel import tensor_parallel
 from executor.parallel.tensor_parallel import UNSHARDED, rank_random_state
 from executor.support import check_supported
 from executor.training.compiled import check_compilable
-from executor.verify.parity import Verification
 from hardware_profiles.errors import InputError
-from tests.executor.tiny import tiny, verified
+from tests.executor.tiny import assert_equal, tiny, verified
 
 OPS: dict[str, Any] = {"recompute": "selective_ops", "num_microbatches": 2}
 
@@ -161,12 +160,6 @@ def test_what_it_does_not_go_with_is_refused_by_name():
         check_supported(tiny(Plan(offload="activations", **OPS)))
 
 
-def assert_as_predicted(found: Verification) -> None:
-    assert found.passed, (found.worst_gradient, found.traffic)
-    if found.flops["predicted"] is not None:
-        assert found.flops["counted"] == found.flops["predicted"]
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
@@ -177,7 +170,7 @@ def assert_as_predicted(found: Verification) -> None:
     ],
 )
 def test_parity(family: str, plan: Plan):
-    assert_as_predicted(verified(tiny(plan, family)))
+    assert_equal(verified(tiny(plan, family)))
 
 
 SLOW: dict[str, tuple[Plan, dict[str, Any]]] = {
@@ -205,7 +198,7 @@ SLOW: dict[str, tuple[Plan, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SLOW)
 def test_parity_where_there_is_more_to_keep(name: str):
     plan, options = SLOW[name]
-    assert_as_predicted(verified(tiny(plan, **options)))
+    assert_equal(verified(tiny(plan, **options)))
 
 
 def repeat_collectives() -> None:

@@ -17,7 +17,7 @@ from executor.data.batch import Batch
 from executor.parallel import mesh
 from executor.parallel.context_parallel import AttentionPattern, ContextAxis
 from executor.processes.fork import run_forked
-from tests.executor.tiny import tiny, verified
+from tests.executor.tiny import assert_equal, tiny, verified
 
 QUICK = Plan(context_parallel=2, num_microbatches=2)
 
@@ -95,8 +95,7 @@ def test_a_batch_keeps_its_tokens_and_the_starts_of_all():
 @pytest.mark.parametrize("method", CONTEXT_METHODS)
 def test_quick_parity(method: str, documents: bool):
     plan = replace(QUICK, context_parallel_method=method)
-    found = verified(tiny(plan, "mistral", num_layers=2), documents=documents)
-    assert found.passed, found
+    assert_equal(verified(tiny(plan, "mistral", num_layers=2), documents=documents))
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -203,8 +202,7 @@ def test_parity(name: str, method: str):
     changes, options = CASES[name]
     plan = Plan(num_microbatches=2, context_parallel_method=method, **changes)
     options = {"num_layers": 2 * plan.pipeline_parallel, **options}
-    found = verified(tiny(plan, **options), documents=name.startswith("cp 4"))
-    assert found.passed, found
+    assert_equal(verified(tiny(plan, **options), documents=name.startswith("cp 4")))
 
 
 @pytest.mark.slow
@@ -217,8 +215,7 @@ def test_special_parity(name: str):
     file = tiny(plan, **options)
     if seq_len is not None:
         file = replace(file, workload=replace(file.workload, seq_len=seq_len))
-    found = verified(file, documents=documents)
-    assert found.passed, found
+    assert_equal(verified(file, documents=documents))
 
 
 MEMORY = {

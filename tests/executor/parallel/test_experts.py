@@ -19,25 +19,11 @@ from executor.parallel import data_parallel, expert_parallel
 from executor.parallel.expert_parallel import ALL_EXPERTS, run_on_experts
 from executor.parallel.tensor_parallel import UNSHARDED
 from executor.training import trainer as train
-from executor.verify.parity import TOLERANCE, Verification
-from tests.executor.tiny import tiny, verified
+from tests.executor.tiny import assert_equal, tiny, verified
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "qwen3_next")
 WHOLE_EXPERTS: dict[str, Any] = {"expert_tensor_parallel": False}
 SP: dict[str, Any] = {"sequence_parallel": True}
-
-
-def assert_equal(found: Verification) -> None:
-    assert found.loss_difference <= TOLERANCE
-    assert found.norm_difference <= TOLERANCE
-    assert found.gradient_difference <= TOLERANCE, found.worst_gradient
-    assert found.weight_difference <= TOLERANCE, found.worst_weight
-    assert found.traffic_is_predicted, [
-        row
-        for row in found.traffic
-        if (row["counted_count"], row["counted_bytes"])
-        != (row["predicted_count"], row["predicted_bytes"])
-    ]
 
 
 # --- one rank -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from executor.verify.gather import gathered
 from executor.verify.parity import exact
 from executor.verify.reference import reference_model
 from hardware_profiles.errors import InputError, ShardplanError
-from tests.executor.tiny import random_batch, tiny
+from tests.executor.tiny import first_step, random_batch, tiny
 
 pytestmark = pytest.mark.distributed
 
@@ -114,18 +114,6 @@ def test_clipping_uses_the_norm_of_the_whole_model(plan: Plan, max_norm: float):
 DROPOUT = {"resid_pdrop": 0.2, "attn_pdrop": 0.3, "embd_pdrop": 0.1}
 
 
-def _dropped(rank: int, file: PlanFile) -> dict[str, Any]:
-    """Return loss and norm, and this rank's whole tensors after a step."""
-    trainer = Trainer(file, seed=5, learning_rate=0.1)
-    result = trainer.step(random_batch(file))
-    whole = {
-        h.name: float(h.local.detach().double().sum())
-        for h in trainer.shards
-        if h.layout.shard_dim is None
-    }
-    return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
-
-
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -136,20 +124,20 @@ def test_dropout_is_replayed_and_keeps_whole_tensors_equal(sequence_parallel: bo
     for recompute in ("none", *again):
         plan = Plan(1, 2, sequence_parallel=sequence_parallel, recompute=recompute)
         file = tiny(plan, "gpt2", num_layers=2, **DROPOUT)
-        first, second = run_forked(_dropped, 2, file)
+        first, second = run_forked(first_step, 2, file)
         assert first == second
         found[recompute] = first
     for recompute in again:
         assert found[recompute]["loss"] == found["none"]["loss"]
         assert found[recompute]["norm"] == pytest.approx(found["none"]["norm"], rel=1e-12)
-    without = run_forked(_dropped, 1, exact(tiny(Plan(), "gpt2", num_layers=2, **DROPOUT)))[0]
+    without = run_forked(first_step, 1, exact(tiny(Plan(), "gpt2", num_layers=2, **DROPOUT)))[0]
     assert found["none"]["loss"] != pytest.approx(without["loss"], rel=1e-6)
 
 
-def _dropped_once(rank: int, file: PlanFile) -> dict[str, Any]:
+def _first_step_once(rank: int, file: PlanFile) -> dict[str, Any]:
     """The same without any recomputation; what is drawn is the same."""
     decoder_layer.checkpointed_selectively = lambda run, *arguments, **_: run(*arguments)  # type: ignore[assignment]
-    return _dropped(rank, file)
+    return first_step(rank, file)
 
 
 @pytest.mark.sampled(1)
@@ -157,7 +145,7 @@ def _dropped_once(rank: int, file: PlanFile) -> dict[str, Any]:
 def test_dropout_is_replayed_around_what_is_kept(kernel: str):
     plan = Plan(1, 2, sequence_parallel=True, recompute="selective_ops")
     file = tiny(plan, "gpt2", num_layers=2, attention_kernel=kernel, **DROPOUT)
-    once, twice = (run_forked(run, 2, file)[0] for run in (_dropped_once, _dropped))
+    once, twice = (run_forked(run, 2, file)[0] for run in (_first_step_once, first_step))
     assert twice["loss"] == once["loss"]
     assert twice["norm"] == pytest.approx(once["norm"], rel=1e-12)
 

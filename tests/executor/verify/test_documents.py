@@ -13,7 +13,7 @@ from executor.attention.core import visible
 from executor.support import SPAN_FAMILIES
 from executor.verify.parity import TOLERANCE, random_batch
 from executor.verify.tiny_models import KERNELS
-from tests.executor.tiny import CONFIGS, tiny, verified
+from tests.executor.tiny import CONFIGS, assert_equal, tiny, verified
 
 pytestmark = pytest.mark.distributed
 
@@ -39,9 +39,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_packed_documents_are_computed_as_if_alone(name: str):
     plan, options = CASES[name]
-    found = verified(tiny(plan, num_layers=3, **options), documents=True)
-    assert found.passed, found
-    assert found.gradient_difference <= TOLERANCE
+    assert_equal(verified(tiny(plan, num_layers=3, **options), documents=True))
 
 
 @pytest.mark.slow

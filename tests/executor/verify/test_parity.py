@@ -22,8 +22,8 @@ from executor.support import own_scenario
 from executor.training import optimizer
 from executor.training import trainer as train
 from executor.verify import gather
-from executor.verify.parity import TOLERANCE, Verification
-from tests.executor.tiny import tiny, verified
+from executor.verify.parity import TOLERANCE
+from tests.executor.tiny import assert_equal, tiny, verified
 
 pytestmark = pytest.mark.distributed
 
@@ -118,22 +118,6 @@ def _name(case: dict[str, Any]) -> str:
     flags = ["sp"] * case["sequence_parallel"] + ["tied"] * case["tied"]
     parts = [case["family"], *words, f"zero{case['zero_stage']}", *flags, case["recompute"]]
     return "-".join([*parts, case["pipeline_schedule"], f"m{case['num_microbatches']}"])
-
-
-def assert_equal(found: Verification) -> None:
-    assert found.loss_difference <= TOLERANCE
-    assert found.norm_difference <= TOLERANCE
-    assert found.gradient_difference <= TOLERANCE, found.worst_gradient
-    assert found.weight_difference <= TOLERANCE, found.worst_weight
-    unexpected = [
-        row
-        for row in found.traffic
-        if row["fullest"]
-        and (row["counted_count"], row["counted_bytes"])
-        != (row["predicted_count"], row["predicted_bytes"])
-    ]
-    assert not unexpected
-    assert found.passed
 
 
 def test_the_covering_set_covers_every_legal_pair():

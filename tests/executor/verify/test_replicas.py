@@ -16,7 +16,7 @@ from cost_models.pricing.prediction import scenario_of
 from executor.parallel import mesh
 from executor.parallel.mesh import rank_groups
 from executor.processes.fork import run_forked
-from tests.executor.tiny import random_batch, tiny, verified
+from tests.executor.tiny import assert_equal, random_batch, tiny, verified
 
 pytestmark = pytest.mark.distributed
 
@@ -44,16 +44,14 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
 
 @pytest.mark.slow
 def test_replicas_of_shards_train_as_one_process():
-    found = verified(tiny(QUICK, num_layers=2))
-    assert found.passed, found
+    assert_equal(verified(tiny(QUICK, num_layers=2)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_parity(name: str):
     plan, options = CASES[name]
-    found = verified(tiny(plan, num_layers=max(2, plan.num_stages), **options))
-    assert found.passed, found
+    assert_equal(verified(tiny(plan, num_layers=max(2, plan.num_stages), **options)))
 
 
 def _without_replicas() -> None:
