@@ -142,6 +142,14 @@ def make_scenario(
     )
 
 
+def with_memory(scenario: Scenario, size: float) -> Scenario:
+    """Return the scenario on accelerators with so many bytes."""
+    chip = scenario.cluster.accelerator
+    capacity = replace(chip.memory_capacity, value=size)
+    chip = replace(chip, memory_capacity=capacity, usable_memory=None)
+    return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
+
+
 def learned(scenario: Scenario, *weights: float, accelerator: str = "A100-SXM-80GB") -> Scenario:
     """Return a scenario whose trainer was learned from runs that mechanisms do not explain."""
     gpus = scenario.cluster.num_gpus

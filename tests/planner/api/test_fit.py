@@ -17,7 +17,7 @@ from cost_models.plan_file import read_plan_file, write_plan_file
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from planner.assessment.verdict import VERDICTS, budget_bytes
-from tests.samples import examples, llama, make_scenario
+from tests.samples import examples, llama, make_scenario, with_memory
 
 CLUSTER = "8xA100-80GB"
 
@@ -255,12 +255,7 @@ def test_fit_prices_the_best_plan_as_the_search_did() -> None:
 
 @pytest.mark.slow  # ways out are searched twice
 def test_where_nothing_fits_the_error_names_the_smallest_plan() -> None:
-    scenario = make_scenario()
-    chip = scenario.cluster.accelerator
-    small = replace(
-        scenario.cluster,
-        accelerator=replace(chip, memory_capacity=replace(chip.memory_capacity, value=1e8)),
-    )
+    small = with_memory(make_scenario(), 1e8).cluster
     with pytest.raises(NoLegalPlanError, match="the smallest"):
         planner.plan(llama(), small, seq_len=256)
     answer = planner.fit(llama(), small, seq_len=256)
@@ -392,13 +387,11 @@ def test_more_memory_never_lowers_the_verdict(
     part: dict[str, Any], software: str, seq_len: int, shares: list[float]
 ) -> None:
     """Also where more memory lets the search choose a faster plan."""
-    cluster, asked = parse_cluster(CLUSTER), {"seq_len": seq_len, "software": software, **part}
-    peak = planner.fit(llama(), cluster, **asked).assessment.memory.peak_bytes
+    asked = {"seq_len": seq_len, "software": software, **part}
+    peak = planner.fit(llama(), CLUSTER, **asked).assessment.memory.peak_bytes
     verdicts = []
     for size in sorted(peak * share for share in shares):
-        chip = cluster.accelerator
-        capacity = replace(chip.memory_capacity, value=size)
-        chip = replace(chip, memory_capacity=capacity, usable_memory=None)
-        answer = planner.fit(llama(), replace(cluster, accelerator=chip), **asked)
+        cluster = with_memory(make_scenario(cluster=CLUSTER), size).cluster
+        answer = planner.fit(llama(), cluster, **asked)
         verdicts.append(VERDICTS.index(answer.assessment.verdict))
     assert verdicts == sorted(verdicts, reverse=True)

@@ -22,7 +22,7 @@ from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
 from planner.refinement.placement import GAIN
 from tests.planner.refinement.test_plans_and_orders import slow_tree
-from tests.planner.search.test_exact_search import with_memory
+from tests.planner.search.test_exact_search import with_share
 from tests.planner.search.test_nothing_left_out import PINNED, draw_plan
 from tests.samples import make_scenario, sample_model
 
@@ -78,7 +78,7 @@ class Question:
             ),
             cluster=cluster,
         )
-        self.scenario = with_memory(scenario, share)
+        self.scenario = with_share(scenario, share)
 
     @property
     def cluster(self) -> Cluster:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,15 +9,9 @@ from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from planner.assessment.assess import assess
 from tests.drawn_plans import SETTINGS, asked
+from tests.samples import with_memory
 
 VERDICTS = ("fits", "tight", "does_not_fit")
-
-
-def with_memory(scenario: Scenario, size: float) -> Scenario:
-    chip = scenario.cluster.accelerator
-    capacity = replace(chip.memory_capacity, value=size)
-    chip = replace(chip, memory_capacity=capacity, usable_memory=None)
-    return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
 
 
 @SETTINGS

@@ -41,7 +41,7 @@ from planner.request.command import describe_plan
 from planner.search.distinct import DISTINCT, TOP
 from planner.search.search import search
 from planner.text.plan_changes import changes, same_layout
-from tests.samples import llama, make_scenario
+from tests.samples import llama, make_scenario, with_memory
 
 ONE_SCHEDULE = {"pipeline_schedule": "1f1b"}  # searches a part of the space, in less time
 SIZES = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 32000}
@@ -52,13 +52,7 @@ def scenario_with(
     memory: float | None = None, cluster: str = "2x2xH100-SXM", model: Any = MODEL
 ) -> Scenario:
     scenario = make_scenario(model, cluster, global_batch_size=8, seq_len=1024)
-    if memory is None:
-        return scenario
-    chip = scenario.cluster.accelerator
-    chip = replace(
-        chip, memory_capacity=replace(chip.memory_capacity, value=memory), usable_memory=None
-    )
-    return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
+    return scenario if memory is None else with_memory(scenario, memory)
 
 
 def written(tmp_path: Path, scenario: Scenario, plan: Plan) -> Path:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from cost_models.scenario import Scenario
 from planner.search.distinct import degrees_of
 from planner.search.search import SearchResult, search
 from planner.search.simplicity import CLOSE, complexity
-from tests.samples import llama, make_scenario
+from tests.samples import llama, make_scenario, with_memory
 
 NAMES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 MOST = 5
@@ -24,11 +23,7 @@ CASES: dict[str, Any] = {
 
 def scenario_of(model: Any, cluster: str, capacity: float | None) -> Scenario:
     scenario = make_scenario(model, cluster, seq_len=2048, global_batch_size=16)
-    if capacity is None:
-        return scenario
-    chip = scenario.cluster.accelerator
-    chip = replace(chip, memory_capacity=replace(chip.memory_capacity, value=capacity))
-    return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
+    return scenario if capacity is None else with_memory(scenario, capacity)
 
 
 @pytest.fixture(scope="module", params=list(CASES.values()), ids=list(CASES))

@@ -32,7 +32,7 @@ from planner.search.search import search
 from planner.search.sources.exhaustive_recompute import KEPT
 from planner.search.sources.partial_recompute import FULL, peaks_without
 from planner.search.space import enumerate_plans
-from tests.samples import examples, llama, make_scenario, sample_model
+from tests.samples import examples, llama, make_scenario, sample_model, with_memory
 
 FEWEST_PLANS = 500
 CLOSE = 1e-12
@@ -51,14 +51,11 @@ def problems(draw: Any) -> Scenario:
         global_batch_size=draw(st.sampled_from([16, 24, 32])),
         software=draw(st.sampled_from(["shardplan", "megatron-core"])),
     )
-    return with_memory(scenario, draw(st.sampled_from([1.0, 0.1, 0.06, 0.04])))
+    return with_share(scenario, draw(st.sampled_from([1.0, 0.1, 0.06, 0.04])))
 
 
-def with_memory(scenario: Scenario, share: float) -> Scenario:
-    chip = scenario.cluster.accelerator
-    size = share * chip.memory_capacity.value
-    chip = replace(chip, memory_capacity=replace(chip.memory_capacity, value=size))
-    return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
+def with_share(scenario: Scenario, share: float) -> Scenario:
+    return with_memory(scenario, share * scenario.cluster.accelerator.memory_capacity.value)
 
 
 def verdicts(scenario: Scenario, table: PlanTable) -> Any:
@@ -235,7 +232,7 @@ def with_most(scenario: Scenario, peak: float) -> Scenario:
     """Return the scenario with accelerators that a plan of such a peak just fits in."""
     budget = peak * (1.0 + plan_verdict_spread(scenario).above) * (1.0 + 1e-6)
     capacity = min(budget / (1.0 - LARGEST_SHARE_KEPT), budget + MOST_KEPT)
-    found = with_memory(scenario, capacity / scenario.cluster.accelerator.memory_capacity.value)
+    found = with_memory(scenario, capacity)
     assert budget_bytes(found.cluster) == pytest.approx(budget)
     return found
 

@@ -17,7 +17,7 @@ from planner.request.constraints import parse_requirements
 from planner.search import fast_plans, legal_plans
 from planner.search.search import SearchResult, search
 from planner.search.sources.short_pieces import family_bounds
-from tests.planner.search.test_exact_search import with_memory
+from tests.planner.search.test_exact_search import with_share
 from tests.samples import llama, make_scenario
 
 FEW, ALL = 100, 10**9  # plans that are priced without bounds
@@ -41,7 +41,7 @@ def test_the_answer_is_that_of_pricing_every_plan(
     scenario = make_scenario(
         of, "2x4xH100-SXM", seq_len=512, global_batch_size=32, software=software
     )
-    scenario = with_memory(scenario, share)
+    scenario = with_share(scenario, share)
     asked = {"require": parse_requirements(require)} if require else {}
     monkeypatch.setattr(legal_plans, "FEW", ALL)
     whole, staged = answer(scenario, **asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +10,12 @@ from hypothesis import strategies as st
 
 import planner
 from cost_models.plan.plan import Plan
-from cost_models.scenario import Scenario
 from planner.answer.plan_answer import PlanAnswer
 from planner.assessment.assess import assess
 from planner.search.first_plan import COMMON, first_plan, is_complete
 from planner.search.search import search
 from planner.search.simplicity import CLOSE, complexity, simplest_first
-from tests.samples import make_scenario
+from tests.samples import make_scenario, with_memory
 
 PINS: list[dict[str, Any]] = [
     {},
@@ -29,21 +27,12 @@ PINS: list[dict[str, Any]] = [
 ]
 
 
-def small(scenario: Scenario, capacity: float) -> Scenario:
-    """Return the scenario on accelerators with that many bytes."""
-    cluster = scenario.cluster
-    chip = cluster.accelerator
-    memory = replace(chip.memory_capacity, value=capacity)
-    own = replace(chip, memory_capacity=memory, usable_memory=None)
-    return replace(scenario, cluster=replace(cluster, accelerator=own))
-
-
 @pytest.mark.slow(seconds=20)
 @settings(max_examples=20)
 @given(st.sampled_from(PINS), st.floats(1.1e9, 1.25e9), st.sampled_from([8, 16]))
 def test_a_plan_is_found_where_one_exists(pins: dict[str, Any], size: float, batch: int) -> None:
     scenario = make_scenario("llama", "4xA100-80GB", seq_len=2048, global_batch_size=batch)
-    scenario = small(scenario, size)
+    scenario = with_memory(scenario, size)
     every = search(scenario, pins, top=1)
     found = first_plan(scenario, pins)
     assert (found.plan is not None) == every.fits
@@ -62,7 +51,7 @@ def test_a_plan_is_found_where_one_exists(pins: dict[str, Any], size: float, bat
 def test_no_plan_is_found_where_none_fits() -> None:
     pins = {"micro_batch_size": 2, "recompute": "none"}
     scenario = make_scenario("llama", "4xA100-80GB", seq_len=2048, global_batch_size=8)
-    room, less = small(scenario, 2.0e9), small(scenario, 1.8e9)
+    room, less = with_memory(scenario, 2.0e9), with_memory(scenario, 1.8e9)
     assert first_plan(room, pins).plan is not None
     assert first_plan(less, pins).plan is None
     assert not search(less, pins, top=1).fits

@@ -34,7 +34,7 @@ from planner.search.search import search
 from planner.search.sources.partial_recompute import FULL
 from planner.search.sources.virtual_stages import LEAST_SHARE
 from planner.search.space import enumerate_plans
-from tests.planner.search.test_exact_search import verdicts, with_memory
+from tests.planner.search.test_exact_search import verdicts, with_share
 from tests.samples import examples, make_scenario, sample_model
 
 DRAWN = 6_000  # plans of a problem, most of which are illegal
@@ -116,7 +116,7 @@ def problems(draw: Any) -> Scenario:
         global_batch_size=draw(st.sampled_from([16, 24, 48])),
         software=draw(st.sampled_from(["shardplan", "megatron-core"])),
     )
-    return with_memory(scenario, draw(st.sampled_from([1.0, 0.1, 0.05, 0.04])))
+    return with_share(scenario, draw(st.sampled_from([1.0, 0.1, 0.05, 0.04])))
 
 
 PINNED = (
@@ -248,7 +248,7 @@ def test_numbers_that_do_not_divide_the_layers_are_searched() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.4])
 def test_a_secondary_copy_of_the_weights_is_searched_where_the_trainer_has_it(share: float) -> None:
     scenario = make_scenario("llama-3-8b", "4x8xA100-80GB", seq_len=4096, global_batch_size=32)
-    scenario = with_memory(scenario, share)
+    scenario = with_share(scenario, share)
     (whole,) = [one for one in searches_of(scenario, "deepspeed") if one.pins["zero_stage"] == 3]
     asked: dict[str, Any] = {"require": whole.require, "top": 1}
     free = search(whole.scenario, whole.pins, **asked)

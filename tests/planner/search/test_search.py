@@ -31,14 +31,7 @@ from planner.assessment.verdict import (
 from planner.search.feasible import verdicts_of
 from planner.search.search import search
 from planner.search.space import enumerate_plans
-from tests.samples import all_plans, learned, llama, make_scenario
-
-
-def with_capacity(scenario: Scenario, capacity: float) -> Scenario:
-    """The same accelerators with another memory."""
-    chip = scenario.cluster.accelerator
-    chip = replace(chip, memory_capacity=replace(chip.memory_capacity, value=capacity))
-    return replace(scenario, cluster=replace(scenario.cluster, accelerator=chip))
+from tests.samples import all_plans, learned, llama, make_scenario, with_memory
 
 
 def priced_one_by_one(scenario: Scenario) -> list[tuple[int, float, float, Plan]]:
@@ -58,7 +51,7 @@ TIGHT_LLAMA = llama(hidden_size=1024, intermediate_size=4096, vocab_size=32000)
 
 def test_a_search_below_some_seconds_finds_what_the_whole_one_does() -> None:
     scenario = make_scenario(TIGHT_LLAMA, "4xA100-80GB", global_batch_size=4, seq_len=512)
-    scenario = with_capacity(scenario, 3.7e9)
+    scenario = with_memory(scenario, 3.7e9)
     whole = search(scenario, top=1)
     step = whole.seconds[0]
     assert whole.fits
@@ -85,7 +78,7 @@ def test_the_best_plans_are_those_of_pricing_each_plan_alone(
 ) -> None:
     scenario = make_scenario(model, cluster, global_batch_size=4, seq_len=512)
     if capacity is not None:
-        scenario = with_capacity(scenario, capacity)
+        scenario = with_memory(scenario, capacity)
     alone = priced_one_by_one(scenario)
     result = search(scenario, top=20)
     usable = sorted((row for row in alone if row[0] < 2), key=lambda row: row[:3])
@@ -166,7 +159,7 @@ def test_plans_that_fit_come_before_tight_ones() -> None:
     table = enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, {})
     legal = table.rows(legality_codes(scenario, table) == 0)
     smallest = float(price(scenario, legal).peak.min())
-    tight = with_capacity(scenario, smallest)
+    tight = with_memory(scenario, smallest)
     result = search(tight)
     assert result.plans
     assert result.counts.fitting == 0
@@ -178,7 +171,7 @@ def test_plans_that_fit_come_before_tight_ones() -> None:
 
 @pytest.mark.slow
 def test_where_nothing_fits_there_is_no_plan_and_the_reasons_are_the_largest() -> None:
-    scenario = with_capacity(make_scenario("llama", "2xA100-80GB"), 1e6)
+    scenario = with_memory(make_scenario("llama", "2xA100-80GB"), 1e6)
     result = search(scenario)
     assert result.plans == ()
     assert result.counts.too_large == result.counts.priced > 0
@@ -241,7 +234,7 @@ def test_the_search_judges_as_fit_does(software: str) -> None:
     # a budget below the low end of the cautious peak, and above that of the typical one
     between = (1.0 - verdict_spread(software).below) * 0.5 * (typical + peak)
     capacity = min(between / (1.0 - LARGEST_SHARE_KEPT), between + MOST_KEPT)
-    cut = with_capacity(scenario, capacity)
+    cut = with_memory(scenario, capacity)
     some = legal.rows(np.append(np.arange(0, len(legal), len(legal) // 40), row))
     own = [VERDICTS.index(assess(cut, plan).verdict) for plan in some]
     assert verdicts_of(cut, legal)[1][row] == own[-1] == VERDICTS.index("tight")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from planner.survey.answer import SurveyAnswer
 from planner.survey.compare_cases import OFFLOADED
 from planner.text.answer import json_text
 from tests.planner.refinement.test_own_stages import small_cluster
-from tests.samples import llama, make_scenario
+from tests.samples import llama, make_scenario, with_memory
 
 CLUSTERS = "2xA100-80GB,4xH100-SXM,2xL40S"
 OPTIONS: dict[str, Any] = {"seq_len": 256, "global_batch_size": 8, "top": 3}
@@ -252,15 +251,13 @@ def test_offload_is_tried_where_nothing_fits_without_and_only_there() -> None:
 def test_offload_is_tried_where_plans_may_run_out_of_memory() -> None:
     model = llama(hidden_size=2048, intermediate_size=8192, vocab_size=32000)
     scenario = make_scenario(model, "1xA100-80GB", seq_len=256, global_batch_size=1)
-    cluster = scenario.cluster
-    share = search(scenario, top=1).smallest_peak / budget_bytes(cluster)
-    chip = cluster.accelerator
-    memory = replace(chip.memory_capacity, value=share * chip.memory_capacity.value)
-    small = replace(cluster, accelerator=replace(chip, memory_capacity=memory))
-    tight = search(replace(scenario, cluster=small), top=1)
+    share = search(scenario, top=1).smallest_peak / budget_bytes(scenario.cluster)
+    capacity = scenario.cluster.accelerator.memory_capacity.value
+    scenario = with_memory(scenario, share * capacity)
+    tight = search(scenario, top=1)
     assert tight.plans
     assert not tight.fits
-    answer = planner.plan(model, small, seq_len=256, global_batch_size=1)
+    answer = planner.plan(model, scenario.cluster, seq_len=256, global_batch_size=1)
     assert isinstance(answer, PlanAnswer)
     assert answer.assessments[0].fits
     assert answer.best.offload != "none"
