@@ -25,7 +25,7 @@ from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.rank_view import RankView
-from cost_models.partition.stages import PipelineRank
+from cost_models.partition.stages import PipelineRank, even_split_contents
 from cost_models.plan.plan import SCHEDULES, SEARCHED_RECOMPUTE, Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
@@ -115,12 +115,18 @@ def rank_view(
     model: ModelSpec,
     workload: Workload,
     software: SoftwareProfile | None,
-    table: PlanTable,
-    rank: PipelineRank,
+    plans: PlanTable | Plan,
+    rank: PipelineRank | None = None,
 ) -> RankView:
-    """Return a rank's view on a GPU cluster that its formulas do not read."""
+    """Return a rank's view on a GPU cluster that its formulas do not read.
+
+    Without a ``rank`` that of the only stage.
+    """
     trainer = software or software_profile("shardplan")
     scenario = Scenario(model, parse_cluster("8xA100-80GB"), workload, trainer)
+    table = PlanTable.from_plans([plans]) if isinstance(plans, Plan) else plans
+    if rank is None:
+        (rank,) = even_split_contents(model, 1, 1)
     return RankView(scenario, table, rank)
 
 

@@ -25,7 +25,6 @@ from cost_models.activations.live import layer_bytes
 from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
-from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.recompute import MODULES, RECOMPUTE, read_setting, repeats_module
 from cost_models.plan.workload import Workload
@@ -140,9 +139,8 @@ def priced(config: dict[str, Any], recompute: str) -> tuple[float, float]:
     model = model_spec(about, name="small")
     workload = Workload(TOKENS, 1, precision="fp32")
     table = PlanTable.from_plans([Plan(recompute=recompute)])
-    (rank,) = even_split_contents(model, 1, 1)
     software = make_scenario(seq_len=TOKENS, global_batch_size=1).software
-    kept = layer_bytes(rank_view(model, workload, software, table, rank)) / TOKENS
+    kept = layer_bytes(rank_view(model, workload, software, table)) / TOKENS
     flops = hardware_flops_per_step(model, workload, table)
     return float(np.ravel(kept)[0]) / model.num_layers, float(np.ravel(flops)[0])
 
@@ -174,9 +172,7 @@ def test_modules_of_a_megatron_layer_by_hand() -> None:
     software = software_profile("megatron-core")
 
     def kept(setting: str) -> float:
-        table = PlanTable.from_plans([Plan(recompute=setting)])
-        (rank,) = even_split_contents(model, 1, 1)
-        found = layer_bytes(rank_view(model, workload, software, table, rank))
+        found = layer_bytes(rank_view(model, workload, software, Plan(recompute=setting)))
         return float(np.ravel(found)[0]) / 8192 / model.num_layers
 
     every = kept("none")
@@ -198,9 +194,8 @@ def test_named_queries_and_keys_are_kept_without_their_norms() -> None:
     def kept(preset: str, trainer: str) -> float:
         model = model_spec(load_preset(preset).config, name=preset)
         workload, software = Workload(8192, 1, precision="bf16"), software_profile(trainer)
-        table = PlanTable.from_plans([Plan(recompute="modules:core_attn+layernorm+mlp")])
-        (rank,) = even_split_contents(model, 1, 1)
-        found = layer_bytes(rank_view(model, workload, software, table, rank))
+        plan = Plan(recompute="modules:core_attn+layernorm+mlp")
+        found = layer_bytes(rank_view(model, workload, software, plan))
         return float(np.ravel(found)[0]) / 8192 / model.num_layers
 
     assert kept("qwen3-8b", "xla") == pytest.approx(kept("llama-3-8b", "xla"))

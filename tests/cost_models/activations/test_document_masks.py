@@ -9,7 +9,6 @@ import pytest
 from benchmarks.memory_truth.rows import rows_of
 from benchmarks.memory_truth.small_models import small
 from cost_models.activations.document_masks import as_computed, mask_bytes, masked_key_bytes
-from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price
@@ -28,11 +27,10 @@ def test_one_mask_a_window_by_hand():
     scenario = make_scenario("gemma-3-1b", seq_len=8192, global_batch_size=32)
     work = replace(scenario.workload, document_mask=True, precision="bf16")
     table = PlanTable.from_plans([Plan(micro_batch_size=4), Plan(micro_batch_size=1)])
-    (rank,) = even_split_contents(scenario.model, 1, 1)
 
     def found(workload: Workload, software: str = "shardplan") -> list[float]:
         profile = software_profile(software)
-        return list(mask_bytes(rank_view(scenario.model, workload, profile, table, rank)))
+        return list(mask_bytes(rank_view(scenario.model, workload, profile, table)))
 
     assert found(work) == [2 * 2.0 * 4 * 8192**2, 2 * 2.0 * 8192**2]
     assert found(replace(work, seq_len=512))[1] == 2.0 * 512**2  # no window is narrower

@@ -19,7 +19,7 @@ from cost_models.model.freezing import with_frozen_parts
 from cost_models.model.presets import load_preset
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.stages import contents_of_rank
-from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
 from tests.samples import rank_view
@@ -47,9 +47,8 @@ def outer(model: ModelSpec, plan: Plan, stages: int = 1, rank: int = 0) -> tuple
     size = model.num_layers // stages
     ranges = [(size * s, size * (s + 1)) for s in range(stages)]
     contents = contents_of_rank(model, ranges, range(stages), rank)
-    table = PlanTable.from_plans([plan])
-    embedding = embedding_bytes_per_token(rank_view(model, WORKLOAD, SOFTWARE, table, contents))
-    tail, *_ = head_bytes_per_token(rank_view(model, WORKLOAD, SOFTWARE, table, contents))
+    embedding = embedding_bytes_per_token(rank_view(model, WORKLOAD, SOFTWARE, plan, contents))
+    tail, *_ = head_bytes_per_token(rank_view(model, WORKLOAD, SOFTWARE, plan, contents))
     return float(np.ravel(embedding)[0]), float(np.ravel(tail)[0])
 
 
@@ -131,7 +130,7 @@ def test_the_projection_gives_the_gradient_of_its_input() -> None:
 
     def size(plan: Plan, rank: int) -> float:
         contents = contents_of_rank(model, [(0, 16), (16, 32)], range(2), rank)
-        view = rank_view(model, WORKLOAD, SOFTWARE, PlanTable.from_plans([plan]), contents)
+        view = rank_view(model, WORKLOAD, SOFTWARE, plan, contents)
         return float(np.ravel(head_backward_bytes_per_token(view))[0])
 
     plan = Plan(pipeline_parallel=2)
@@ -150,10 +149,10 @@ def test_scores_get_t5s_position_table_once(kernel: str, saved: float) -> None:
 
     def tables(recompute: str) -> float:
         plan = Plan(micro_batch_size=4, recompute=recompute)  # type: ignore[arg-type]
-        view = rank_view(model, workload, SOFTWARE, PlanTable.from_plans([plan]), contents)
+        view = rank_view(model, workload, SOFTWARE, plan, contents)
         size = float(np.ravel(shared_bytes_per_token(view))[0])
         without = replace(workload, attention_kernel="eager")
-        plain = rank_view(model, without, SOFTWARE, PlanTable.from_plans([Plan()]), contents)
+        plain = rank_view(model, without, SOFTWARE, Plan(), contents)
         size -= float(np.ravel(shared_bytes_per_token(plain))[0])
         return size / (2 * attention.num_heads * WORKLOAD.seq_len)
 

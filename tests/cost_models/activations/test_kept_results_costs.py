@@ -15,7 +15,6 @@ from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.schedules import SPLIT_CODES
-from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.recompute import FULL, NONE, SELECTIVE_OPS
 from cost_models.plan.workload import Workload
@@ -58,9 +57,8 @@ def test_a_llama_layer_by_hand() -> None:
             replace(OPS, tensor_parallel=2, sequence_parallel=True),
         ]
     )
-    (rank,) = even_split_contents(model, 1, 1)
     scenario = make_scenario(seq_len=256, global_batch_size=8)
-    found = layer_bytes(rank_view(model, WORKLOAD, scenario.software, table, rank)) / (
+    found = layer_bytes(rank_view(model, WORKLOAD, scenario.software, table)) / (
         256 * model.num_layers
     )
     both = 2.0 * h + 2.0 * h  # and the layer's input

@@ -37,8 +37,7 @@ RING = Plan(context_parallel=4, micro_batch_size=2, num_microbatches=4)
 def traffic(plan: Plan, model: Any = None) -> dict[tuple[str, str], tuple[float, float]]:
     """Count and bytes of a plan without a pipeline, of what is not zero."""
     model = model or llama()
-    (rank,) = even_split_contents(model, 1, 1)
-    found = rank_traffic(rank_view(model, WORKLOAD, None, PlanTable.from_plans([plan]), rank))
+    found = rank_traffic(rank_view(model, WORKLOAD, None, plan))
     values = {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}  # type: ignore[index]
     return {key: value for key, value in values.items() if value[0]}
 
@@ -125,9 +124,7 @@ def test_a_long_ring_hides_behind_attention_and_a_short_one_does_not() -> None:
 
 
 def test_nothing_hides_on_a_cpu() -> None:
-    table = PlanTable.from_plans([RING])
-    (rank,) = even_split_contents(llama(), 1, 1)
-    view = rank_view(llama(), replace(WORKLOAD, precision="fp32"), None, table, rank)
+    view = rank_view(llama(), replace(WORKLOAD, precision="fp32"), None, RING)
     arguments = (np.array([1.0]), np.array([9.0]), np.array([9.0]), view)
     assert float(sum(exposed_context_seconds(*arguments, overlaps=False))[0]) == 1.0  # type: ignore[index]
     hidden = float(sum(exposed_context_seconds(*arguments, overlaps=True))[0])  # type: ignore[index]

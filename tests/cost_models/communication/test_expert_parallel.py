@@ -52,8 +52,7 @@ PLANS = [
 
 
 def traffic_of(plan: Plan) -> dict[tuple[str, str], tuple[float, float]]:
-    (rank,) = even_split_contents(MODEL, 1, 1)
-    found = rank_traffic(rank_view(MODEL, WORKLOAD, None, PlanTable.from_plans([plan]), rank))
+    found = rank_traffic(rank_view(MODEL, WORKLOAD, None, plan))
     return {key: (float(t.count[0]), float(t.size[0])) for key, t in found.items()}
 
 
@@ -68,11 +67,10 @@ def test_tokens_go_to_their_experts_and_back(cut: bool, share: float) -> None:
 
 
 def test_operators_that_are_not_saved_exchange_again() -> None:
-    (rank,) = even_split_contents(MODEL, 1, 1)
     plans = [Plan(2, expert_parallel=2, recompute=r) for r in ("none", "ops:every-2nd-mm", "full")]
     table = PlanTable.from_plans(plans)
     for name, again in (("torchtitan", 0), ("torchtitan+repeated-exchanges", 2)):
-        view = rank_view(MODEL, WORKLOAD, software_profile(name), table, rank)
+        view = rank_view(MODEL, WORKLOAD, software_profile(name), table)
         moved = rank_traffic(view)["expert", "all_to_all"].count
         kept, by_operator, full = (moved - moved[0]).tolist()
         assert (kept, by_operator) == (0, full if again else 0)

@@ -109,9 +109,8 @@ def test_zero_by_hand():
 def test_whole_gradients_are_summed_instead_of_scattered():
     """DeepSpeed: the bytes of ZeRO-0 under ZeRO-1, as often as it would scatter under ZeRO-2."""
     model = _model("llama")
-    (rank,) = even_split_contents(model, 1, 1)
     plans = [Plan(2, zero_stage=stage, num_microbatches=4) for stage in range(4)]
-    view = rank_view(model, WORKLOAD, None, PlanTable.from_plans(plans), rank)
+    view = rank_view(model, WORKLOAD, None, PlanTable.from_plans(plans))
     usual, found = (
         pass_traffic(view, options=TrafficOptions(all_reduces=on)) for on in (False, True)
     )
@@ -126,10 +125,9 @@ def test_whole_gradients_are_summed_instead_of_scattered():
 def test_habits_of_other_trainers_by_hand():
     """Llama: queries, keys and values read the same, and so do gate and up."""
     model = _model("llama")
-    (rank,) = even_split_contents(model, 1, 1)
     layers, m = model.num_layers, 4
     plan = Plan(2, tensor_parallel=2, sequence_parallel=True, zero_stage=3, num_microbatches=m)
-    view = rank_view(model, WORKLOAD, None, PlanTable.from_plans([plan]), rank)
+    view = rank_view(model, WORKLOAD, None, plan)
 
     def counts(**options: bool) -> dict[tuple[str, str], float]:
         found = pass_traffic(view, options=TrafficOptions(**options))
@@ -219,12 +217,11 @@ def test_frozen_weights_that_zero_3_shards_are_gathered_in_every_pass():
     def gathered(software: str, adapter: str, stage: int = 3) -> float:
         load = Workload(64, 8, adapter=adapter, adapter_rank=8)
         model = adapted(_model("llama"), load)
-        (rank,) = even_split_contents(model, 1, 1)
         plan = Plan(data_parallel=2, num_microbatches=4, zero_stage=stage)
         profile, table = software_profile(software), PlanTable.from_plans([plan])
-        view = rank_view(model, load, profile, table, rank)
+        view = rank_view(model, load, profile, table)
         found = pass_traffic(view)["data", "all_gather"]
-        trained = pass_traffic(rank_view(model, load, None, table, rank))["data", "all_gather"]
+        trained = pass_traffic(rank_view(model, load, None, table))["data", "all_gather"]
         layers = passes * model.num_layers if stage == 3 else 0
         each = 7 if "deepspeed" in software else 1
         assert float((found.count - trained.count)[0]) in (0.0, each * layers)
@@ -241,12 +238,10 @@ def test_a_buffer_of_all_gradients_is_cut_evenly():
     """An adapter of 8 rows on 64 ranks: 64 rows of tensors by themselves, none in a buffer."""
     workload = Workload(64, 64, adapter="lora", adapter_rank=8)
     model = adapted(_model("llama"), workload)
-    (rank,) = even_split_contents(model, 1, 1)
-    table = PlanTable.from_plans([Plan(data_parallel=64, zero_stage=1)])
     trained = sum(w.numel for kind in model.kinds for w in kind.weights if not w.frozen)
-    sizes = {}
+    sizes, plan = {}, Plan(data_parallel=64, zero_stage=1)
     for software in ("nemo", "torch-trainer"):
-        view = rank_view(model, workload, software_profile(software), table, rank)
+        view = rank_view(model, workload, software_profile(software), plan)
         sizes[software] = float(data_traffic(view)["data", "all_gather"].size[0])
     assert sizes["nemo"] == pytest.approx(2.0 * trained * model.num_layers)
     assert sizes["torch-trainer"] > 2.0 * sizes["nemo"]

@@ -14,8 +14,7 @@ from cost_models.memory.model_states import MASTER, rank_weights
 from cost_models.memory.peak import rank_timeline
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
-from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
-from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
@@ -68,9 +67,7 @@ def scenario(layers: int, tokens: int, *, autocast: bool) -> Scenario:
 def predicted(layers: int, tokens: int, recompute: str, *, autocast: bool) -> float:
     case = scenario(layers, tokens, autocast=autocast)
     plan = Plan(recompute=recompute)  # type: ignore[arg-type]
-    rank = pipeline_rank(case, plan, default_layer_ranges(case, plan), 0)
-    table = PlanTable.from_plans([plan])
-    view = rank_view(case.model, case.workload, case.software, table, rank)
+    view = rank_view(case.model, case.workload, case.software, plan)
     moments = rank_timeline(view)
     masters = first(total(row for row in rank_weights(view) if row.name == MASTER))
     beside = [
@@ -162,9 +159,7 @@ def predicted_copies(layers: int, plan: Plan, software: str, gpus: int) -> float
     workload = Workload(8, gpus, adapter="lora", adapter_rank=4, adapter_targets="q")
     model = adapted(model_spec(config, name="llama"), workload)
     case = Scenario(model, parse_cluster(f"{gpus}xA100-80GB"), workload, software_profile(software))
-    rank = pipeline_rank(case, plan, default_layer_ranges(case, plan), 0)
-    table = PlanTable.from_plans([plan])
-    rows = autocast_rows(rank_view(case.model, case.workload, case.software, table, rank))
+    rows = autocast_rows(rank_view(case.model, case.workload, case.software, plan))
     return max(
         sum(first(row.size) for row in rows if row.created == moment)
         for moment in range(len(MOMENTS))

@@ -13,8 +13,7 @@ from cost_models.memory.head_gradients import HeadGradients, head_gradients, los
 from cost_models.memory.ledger import LOSS_BACKWARD, OPTIMIZER, first
 from cost_models.memory.peak import rank_ledger
 from cost_models.model.lora import adapted
-from cost_models.partition.stages import even_split_contents
-from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.plan import Plan
 from cost_models.scenario import Scenario
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 from tests.allocations import peak_allocated
@@ -30,10 +29,8 @@ def waiting(
     name: str, software: SoftwareProfile, plan: Plan | None = None, logits: float = 0.0
 ) -> tuple[Scenario, HeadGradients]:
     scenario = make_scenario(sample_model(name), seq_len=8192, global_batch_size=1)
-    table = PlanTable.from_plans([plan or Plan()])
-    (rank,) = even_split_contents(scenario.model, 1, 1)
     found = head_gradients(
-        rank_view(scenario.model, scenario.workload, software, table, rank), np.array([logits])
+        rank_view(scenario.model, scenario.workload, software, plan or Plan()), np.array([logits])
     )
     return scenario, found
 
@@ -143,9 +140,7 @@ def test_checkpointed_chunks_hold_what_torch_holds(name: str, trained: bool) -> 
     adapters = {} if trained else {"adapter": "lora", "adapter_rank": 1}
     scenario = make_scenario(sample_model("llama"), seq_len=8192, global_batch_size=1, **adapters)
     model = adapted(scenario.model, scenario.workload)
-    (rank,) = even_split_contents(model, 1, 1)
-    table = PlanTable.from_plans([Plan()])
-    view = rank_view(model, scenario.workload, software, table, rank)
+    view = rank_view(model, scenario.workload, software, Plan())
     head = head_gradients(view, np.zeros(1)).head
     norm = 2.0 * scenario.model.hidden_size * trained  # whose gradient is the head block's, too
     held = max(first(own.size) + first(left.size) for own, left in head) - norm

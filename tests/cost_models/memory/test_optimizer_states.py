@@ -254,9 +254,8 @@ def _torch_states(model: ModelSpec, optimizer: str) -> float:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 def test_states_are_those_of_torch(family: str, optimizer: Optimizer) -> None:
     model = sample_model(family)
-    (rank,) = even_split_contents(model, 1, 1)
     workload = Workload(8, 8, optimizer=optimizer)
-    found = rank_states(rank_view(model, workload, None, table(), rank))
+    found = rank_states(rank_view(model, workload, None, table()))
     assert float(found.resident[0]) == _torch_states(model, optimizer)  # type: ignore[index]
 
 
@@ -350,9 +349,8 @@ def test_torch_makes_the_copies_that_are_priced() -> None:
 
 def test_muon_takes_a_whole_matrix_and_its_products() -> None:
     model = sample_model("llama")
-    (rank,) = even_split_contents(model, 1, 1)
     workload = Workload(8, 8, optimizer="muon")
-    found = update_bytes(rank_view(model, workload, OURS, table(), rank))
+    found = update_bytes(rank_view(model, workload, OURS, table()))
     rows, columns = CONFIGS["llama"]["intermediate_size"], CONFIGS["llama"]["hidden_size"]
     assert float(found[0]) == (4 + 4) * rows * columns + 4 * columns**2  # type: ignore[index]
     assert all(is_layer_matrix(w) for w in model.kinds[0].weights if w.role == "linear")
@@ -361,7 +359,6 @@ def test_muon_takes_a_whole_matrix_and_its_products() -> None:
 def test_muon_multiplies_whole_matrices() -> None:
     """By hand: attention of 64 x 64 (two of 64 x 32), an MLP of 128 x 64, eight layers."""
     model = sample_model("llama")
-    (rank,) = even_split_contents(model, 1, 1)
     workload = Workload(8, 8, optimizer="muon")
 
     def product(rows: int, columns: int) -> int:
@@ -369,9 +366,9 @@ def test_muon_multiplies_whole_matrices() -> None:
 
     whole = 8 * (2 * product(64, 64) + 2 * product(32, 64) + 3 * product(64, 128))
     plans = [Plan(), Plan(4, zero_stage=1), Plan(4)]
-    found = update_flops(rank_view(model, workload, None, PlanTable.from_plans(plans), rank))
+    found = update_flops(rank_view(model, workload, None, PlanTable.from_plans(plans)))
     assert np.asarray(found).tolist() == [whole, whole / 4, whole]
-    none = update_flops(rank_view(model, Workload(8, 8), None, PlanTable.from_plans(plans), rank))
+    none = update_flops(rank_view(model, Workload(8, 8), None, PlanTable.from_plans(plans)))
     assert np.asarray(none).tolist() == [0, 0, 0]
 
 

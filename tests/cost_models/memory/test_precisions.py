@@ -97,10 +97,9 @@ def test_one_copy_where_matmuls_read_either_direction(gpu: str, recipe: str, cop
 
 def test_two_copies_of_every_matrix_of_a_layer() -> None:
     model = sample_model("llama")
-    (rank,) = even_split_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
     one = PlanTable.from_plans([Plan(), Plan(1, 4), Plan(4, zero_stage=2)])
-    found = fp8_weight_bytes(rank_view(model, Workload(64, 8, "fp8"), TWO_COPIES, one, rank))
+    found = fp8_weight_bytes(rank_view(model, Workload(64, 8, "fp8"), TWO_COPIES, one))
     whole = 2 * model.num_layers * matrices
     assert np.asarray(found).tolist() == [whole, whole / 4, whole]
 
@@ -131,16 +130,14 @@ def test_frozen_matrices_may_lie_in_few_bits_alone(precision: str, saved: int) -
 def test_trained_matrices_in_8_bits_have_no_copy_in_16(zero_stage: int, ranks: int) -> None:
     """As torchao's Int8QuantizedTrainingLinearWeight: a byte an element, and a scale a row."""
     model = sample_model("llama")
-    (rank,) = even_split_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
-    table = PlanTable.from_plans([Plan(1, ranks, zero_stage=zero_stage)])
     torch = software_profile("torch-trainer")
     small = torch.changed({"fp8.trained_bytes": 1.0})
 
     def size(software: SoftwareProfile, *, masters: bool) -> float:
         workload = Workload(64, 8, master_weights=masters)
-        rows = rank_weights(rank_view(model, workload, software, table, rank))
-        return sum(first(row.size) for row in rows)
+        view = rank_view(model, workload, software, Plan(1, ranks, zero_stage=zero_stage))
+        return sum(first(row.size) for row in rank_weights(view))
 
     saved = size(torch, masters=False) - size(small, masters=False)
     assert saved == model.num_layers * matrices / ranks
@@ -150,10 +147,9 @@ def test_trained_matrices_in_8_bits_have_no_copy_in_16(zero_stage: int, ranks: i
 def test_copies_are_sharded_with_the_weights() -> None:
     """And two layers of them are gathered; without, Llama-3-70B would not fit any GPU."""
     model = sample_model("llama")
-    (rank,) = even_split_contents(model, 1, 1)
     matrices = sum(w.numel for w in model.kinds[0].weights if w.role == "linear")
     one = PlanTable.from_plans([Plan(zero_stage=3), Plan(4, zero_stage=3), Plan(8, zero_stage=3)])
-    found = fp8_weight_bytes(rank_view(model, Workload(64, 8, "fp8"), TWO_COPIES, one, rank))
+    found = fp8_weight_bytes(rank_view(model, Workload(64, 8, "fp8"), TWO_COPIES, one))
     layers = model.num_layers
     assert np.asarray(found).tolist() == [
         2 * layers * matrices,
@@ -164,12 +160,11 @@ def test_copies_are_sharded_with_the_weights() -> None:
 
 def test_copies_of_experts_are_shared_out_with_them() -> None:
     model = sample_model("mixtral")
-    (rank,) = even_split_contents(model, 1, 1)
     weights = model.kinds[0].weights
     experts = sum(w.numel for w in weights if w.role == "expert")
     others = sum(w.numel for w in weights if w.role == "linear" and w.part != "router")
-    one = PlanTable.from_plans([Plan(8, zero_stage=3, expert_parallel=4)])
-    found = fp8_weight_bytes(rank_view(model, Workload(64, 8, "fp8"), TWO_COPIES, one, rank))
+    plan = Plan(8, zero_stage=3, expert_parallel=4)
+    found = fp8_weight_bytes(rank_view(model, Workload(64, 8, "fp8"), TWO_COPIES, plan))
     layer = experts / 4 + others
     expected = model.num_layers * (experts / 4 / 2 + others / 8) + 2 * layer
     assert first(found) == 2 * min(expected, model.num_layers * layer)

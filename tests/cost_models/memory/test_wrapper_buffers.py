@@ -28,7 +28,6 @@ from cost_models.memory.wrapper_buffers import update_with_copies, wrapper_rows
 from cost_models.model.lora import adapted
 from cost_models.partition.frozen_weights import frozen_bytes, frozen_layer_bytes
 from cost_models.partition.rank_view import RankView
-from cost_models.partition.stages import even_split_contents
 from cost_models.plan.plan import Plan, PlanTable
 from hardware_profiles.software.trainer import SoftwareProfile, software_profile
 from tests.allocations import peak_allocated
@@ -39,10 +38,8 @@ WIDTH = 256
 
 def view_of(software: str | SoftwareProfile, plan: Plan, **workload: Any) -> RankView:
     scenario = make_scenario("llama", software="shardplan", **workload)
-    (rank,) = even_split_contents(scenario.model, 1, 1)
-    table = PlanTable.from_plans([plan])
     profile = software_profile(software) if isinstance(software, str) else software
-    return rank_view(scenario.model, scenario.workload, profile, table, rank)
+    return rank_view(scenario.model, scenario.workload, profile, plan)
 
 
 def alive(view: RankView, moment: int) -> dict[str, float]:
@@ -175,11 +172,9 @@ def test_offload_takes_what_is_sharded_frozen_weights_too() -> None:
     plan = Plan(data_parallel=4, zero_stage=3, offload="weights")
     scenario = make_scenario("llama", software="hf-trainer", adapter="lora", adapter_rank=4)
     scenario = dataclasses.replace(scenario, model=adapted(scenario.model, scenario.workload))
-    (rank,) = even_split_contents(scenario.model, 1, 1)
-    table = PlanTable.from_plans([plan])
     for software, leaves in (("hf-trainer", True), ("shardplan", False)):
         profile = software_profile(software)
-        view = rank_view(scenario.model, scenario.workload, profile, table, rank)
+        view = rank_view(scenario.model, scenario.workload, profile, plan)
         rows = {row.name: first(row.size) for row in rank_weights(view)}
         whole, layer = first(frozen_bytes(view)), first(frozen_layer_bytes(view))
         assert rows["frozen base"] == (0.0 if leaves else whole)
@@ -195,12 +190,10 @@ def test_zero_3_keeps_weights_that_it_gathered_on_one_rank_too() -> None:
     """The first run of a step releases only what is used again after a billion elements."""
     scenario = make_scenario("llama", software="hf-trainer", adapter="lora", adapter_rank=4)
     model = adapted(scenario.model, scenario.workload)
-    (rank,) = even_split_contents(model, 1, 1)
     software, rest = software_profile("hf-trainer+deepspeed-zero3"), "weights that are not released"
 
     def kept(plan: Plan) -> float:
-        table = PlanTable.from_plans([plan])
-        view = rank_view(model, scenario.workload, software, table, rank)
+        view = rank_view(model, scenario.workload, software, plan)
         return alive(view, LOSS_BACKWARD).get(rest, 0.0)
 
     sharded = kept(Plan(data_parallel=4, zero_stage=3))
@@ -282,11 +275,9 @@ def test_a_swiglu_that_nothing_fuses_keeps_what_silu_gives() -> None:
 def test_fsdp2_gathers_frozen_weights_with_the_adapters_of_their_block() -> None:
     scenario = make_scenario("llama", software="hf-trainer", adapter="lora", adapter_rank=4)
     model = adapted(scenario.model, scenario.workload)
-    (rank,) = even_split_contents(model, 1, 1)
 
     def view_under(software: str, plan: Plan) -> RankView:
-        table, profile = PlanTable.from_plans([plan]), software_profile(software)
-        return rank_view(model, scenario.workload, profile, table, rank)
+        return rank_view(model, scenario.workload, software_profile(software), plan)
 
     def buffers(software: str, plan: Plan, moment: int) -> float:
         return first(rank_timeline(view_under(software, plan))[moment].buffers)

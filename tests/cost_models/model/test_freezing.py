@@ -116,12 +116,11 @@ def test_adapters_from_a_layer_on_leave_those_below_idle() -> None:
     assert above.num_trainable_parameters == adapters * 12 // 16
     assert above.num_parameters == every.num_parameters - adapters * 4 // 16
     assert without_adapters_before(every, 0) == every
-    table = PlanTable.from_plans([Plan()])
     (rank,) = even_split_contents(every, 1, 1)
     (kept,) = even_split_contents(above, 1, 1)
     whole, less = (
         float(
-            np.ravel(layer_bytes(rank_view(model, workload, scenario.software, table, one))[0])[0]
+            np.ravel(layer_bytes(rank_view(model, workload, scenario.software, Plan(), one))[0])[0]
         )
         for model, one in ((every, rank), (above, kept))
     )

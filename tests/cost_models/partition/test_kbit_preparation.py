@@ -15,8 +15,7 @@ from cost_models.partition.frozen_weights import (
     frozen_bytes,
     kept_unpacked_bytes,
 )
-from cost_models.partition.stages import even_split_contents
-from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from hardware_profiles.software.trainer import software_profile
 from tests.samples import rank_view
@@ -28,11 +27,9 @@ def test_the_embedding_that_is_the_head_and_norms_become_fp32(adapter: str, more
     base = model_spec(load_preset("llama-3.2-1b").config, name="llama-3.2-1b")
     assert base.tie_embeddings
     model = adapted(base, workload, quantises_every_matrix=True)
-    (rank,) = even_split_contents(model, 1, 1)
-    table = PlanTable.from_plans([Plan()])
 
     def stored(software: str) -> float:
-        view = rank_view(model, workload, software_profile(software), table, rank)
+        view = rank_view(model, workload, software_profile(software), Plan())
         return float(np.ravel(frozen_bytes(view))[0])
 
     plain = (128_256 + 2 * 16 + 1) * 2048.0  # embedding, two norms a layer, the last norm
@@ -60,13 +57,12 @@ def test_sharding_leaves_the_scales_of_bitsandbytes_whole(
     workload = Workload(512, 1, adapter="qlora", quantisation=kind, master_weights=False)  # type: ignore[arg-type]
     base = model_spec(load_preset("llama-3.2-1b").config, name="llama-3.2-1b")
     model = adapted(base, workload, quantises_every_matrix=True)
-    (rank,) = even_split_contents(model, 1, 1)
     matrices = sum(w.numel for k in model.kinds for w in k.weights if w.quantised) * 16
 
     def stored(ranks: int) -> float:
         plan = Plan(data_parallel=ranks, zero_stage=3, offload=offload)  # type: ignore[arg-type]
         profile = software_profile("hf-trainer")
-        view = rank_view(model, workload, profile, PlanTable.from_plans([plan]), rank)
+        view = rank_view(model, workload, profile, plan)
         frozen = [row for row in rank_weights(view) if "frozen" in row.name]
         if offload == "weights":
             frozen = [row for row in frozen if "scales" in row.name]
@@ -83,13 +79,11 @@ def test_autograd_keeps_what_operators_unpacked() -> None:
     workload = Workload(512, 1, adapter="qlora", quantisation="int4", master_weights=False)
     base = model_spec(load_preset("llama-3.2-1b").config, name="llama-3.2-1b")
     model = adapted(base, workload, quantises_every_matrix=True)
-    (rank,) = even_split_contents(model, 1, 1)
     layer = sum(w.numel for w in model.kinds[0].weights if w.quantised)
     largest = max(w.numel for w in model.kinds[0].weights if w.quantised)
 
     def found(software: str, recompute: str) -> tuple[float, ...]:
-        table = PlanTable.from_plans([Plan(recompute=recompute)])
-        view = rank_view(model, workload, software_profile(software), table, rank)
+        view = rank_view(model, workload, software_profile(software), Plan(recompute=recompute))
         used = (*dequantisation_buffers(view), kept_unpacked_bytes(view))
         return tuple(float(np.ravel(size)[0]) for size in used)
 

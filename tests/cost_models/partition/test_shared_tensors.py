@@ -113,8 +113,8 @@ def test_messages_by_hand() -> None:
     """Encoder | encoder, decoder | decoder: one state up, then two, and as much back."""
     model, m = _t5(), 4
     ranks = _ranks(model, (-1, 1))
-    table = PlanTable.from_plans([Plan(pipeline_parallel=3, num_microbatches=m)])
-    views = [rank_view(model, WORKLOAD, None, table, rank) for rank in ranks]
+    plan = Plan(pipeline_parallel=3, num_microbatches=m)
+    views = [rank_view(model, WORKLOAD, None, plan, rank) for rank in ranks]
     sent = [rank_traffic(view)["pipeline", "send"] for view in views]
     state = 4.0 * WORKLOAD.seq_len * model.hidden_size
     embedding = 4.0 * model.vocab_size * model.hidden_size
@@ -140,8 +140,7 @@ def test_the_stages_of_a_rank_make_no_message_to_each_other() -> None:
 def test_the_encoders_output_is_reduced_once_a_stage() -> None:
     model = _t5()
     (rank,) = _ranks(model, ())
-    table = PlanTable.from_plans([Plan(tensor_parallel=2)])
-    view = rank_view(model, WORKLOAD, None, table, rank)
+    view = rank_view(model, WORKLOAD, None, Plan(tensor_parallel=2), rank)
     with_it = tensor_traffic(view)["tensor", "all_reduce"]
     without = tensor_traffic(structs.replace(view, rank=structs.replace(rank, decoder_stages=0)))
     plain = without["tensor", "all_reduce"]

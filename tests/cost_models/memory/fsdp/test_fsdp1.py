@@ -22,8 +22,7 @@ from cost_models.memory.ledger import EMBEDDING, LAST_LAYER, MOMENTS, OPTIMIZER
 from cost_models.memory.peak import rank_timeline
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
-from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
-from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.parse import parse_cluster
@@ -79,9 +78,7 @@ def predicted(layers: int, recompute: str, *, autocast: bool) -> float:
     model, cluster = model_spec(config, name="llama"), parse_cluster("4xA100-80GB")
     scenario = Scenario(model, cluster, Workload(TOKENS, RANKS), software)
     plan = Plan(data_parallel=RANKS, zero_stage=3, recompute=recompute)  # type: ignore[arg-type]
-    rank = pipeline_rank(scenario, plan, default_layer_ranges(scenario, plan), 0)
-    table = PlanTable.from_plans([plan])
-    moments = rank_timeline(rank_view(model, scenario.workload, software, table, rank))
+    moments = rank_timeline(rank_view(model, scenario.workload, software, plan))
     assert len(moments) == len(MOMENTS)
     return max(
         float(np.ravel(parts.gradients + parts.activations + parts.logits + parts.buffers)[0])
@@ -118,8 +115,7 @@ def test_frozen_layers_stay_gathered_before_torch_2_1() -> None:
     found = []
     for name in ("hf-trainer+fsdp1", "hf-trainer+fsdp1-before-2.1"):
         scenario = Scenario(model, parse_cluster("4xA100-80GB"), work, software_profile(name))
-        rank = pipeline_rank(scenario, plan, default_layer_ranges(scenario, plan), 0)
-        view = rank_view(model, work, scenario.software, PlanTable.from_plans([plan]), rank)
+        view = rank_view(model, work, scenario.software, plan)
         found.append([float(np.ravel(parts.buffers)[0]) for parts in rank_timeline(view)])
     layer = sum(weight.numel for weight in base.kinds[0].weights)
     added = np.subtract(found[1], found[0])
