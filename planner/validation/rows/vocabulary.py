@@ -32,6 +32,7 @@ ANYWHERE: Final = "anywhere"  # the section of phrases that every column may con
 NEGATIONS: Final = frozenset({"no", "not", "without", "non", "disable", "disabled"})
 OFF: Final = frozenset({"off", "false", "disabled", "unused"})
 ON: Final = frozenset({"on", "true", "enabled"})
+LINKING: Final = frozenset({"is", "are", "was", "were", "turned", "switched", "left"})
 DONE: Final = frozenset({"used", "enabled", "needed"})  # after "not", and after what is not
 NOT_PLURAL: Final = frozenset({"transformers", "ops", "bias", "axis"})
 GAP, STAGE = r"[\s_=:-]*", r"(?=[0-3](?![a-z0-9]))"
@@ -240,15 +241,18 @@ def _with_negations(phrases: Mapping[tuple[str, ...], frozenset[str]]) -> frozen
 
 def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
     """Return whether a switch after a phrase is off, and the end of the switch."""
-    if end == len(tokens):
+    at = end
+    while at < len(tokens) and tokens[at].word in LINKING:
+        at += 1
+    if at == len(tokens):
         return False, end
-    word, is_value, *_ = tokens[end]
-    if word == "not" and end + 1 < len(tokens) and tokens[end + 1].word in DONE:
-        return True, end + 2
+    word, is_value, *_ = tokens[at]
+    if word == "not" and at + 1 < len(tokens) and tokens[at + 1].word in DONE:
+        return True, at + 2
     if word in OFF or (is_value and word in ("0", "0.0", "no", "none", "null")):
-        return True, end + 1
+        return True, at + 1
     if word in ON or (is_value and word in ("1", "yes")):
-        return False, end + 1
+        return False, at + 1
     return False, end
 
 

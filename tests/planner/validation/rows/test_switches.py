@@ -83,10 +83,13 @@ TRAFFIC = {
         "MoE all-to-all hidden behind 1F1B",
         "1F1B a2a overlap",
         "EP overlap",
+        "overlap of the expert communication",
+        "all-to-all overlap",
     ],
     ("expert_exchange_inside_nodes", False): [
         "overlap_moe_expert_parallel_comm=False",
         "no EP overlap",
+        "overlap of the all-to-all off",
     ],
 }
 

@@ -740,6 +740,10 @@ def test_words_are_normalised() -> None:
         ("no Liger kernels; fits with Liger", "not liger", "liger"),
         ("liger kernels; the same without liger died", "liger", "not liger"),
         ("compile=0, before torch.compile was added", "not compile", "compile"),
+        ("torch.compile is disabled", "not compile", "compile"),
+        ("CUDA graphs were turned off", "not layer graphs", "layer graphs"),
+        ("DeepSpeed is not used", "not deepspeed", "deepspeed"),
+        ("torch.compile is on", "compile", "not compile"),
     ],
 )
 def test_the_first_mention_of_a_setting_counts(text: str, first: str, second: str) -> None:
