@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from cost_models.plan.plan import Plan
@@ -53,10 +53,9 @@ class FailureEstimate(Record, frozen=True):
     sources: Mapping[str, str]
 
 
-class RunCostWithFailures(Record, frozen=True):
+class RunCostWithFailures(FailureEstimate, frozen=True):
     """Wall-clock time and cost of a training run with failures and checkpoints."""
 
-    estimate: FailureEstimate
     within_budget: bool | None  # None: no budget, or no price
     within_days: bool | None
     seconds: float
@@ -65,11 +64,6 @@ class RunCostWithFailures(Record, frozen=True):
     dollars: float | None
     joules: float | None
     co2_kg: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        values = super().to_dict()
-        return {**values.pop("estimate"), **values}
 
 
 class TrainingRun(Struct, frozen=True):
@@ -145,7 +139,7 @@ def with_failures(
     dollars = more(cost.dollars)
     in_budget = None if request.budget is None or dollars is None else dollars <= request.budget
     return RunCostWithFailures(
-        estimate=estimate,
+        **structs.asdict(estimate),
         within_budget=in_budget,
         within_days=None if request.days is None else seconds <= request.days * DAY,
         seconds=seconds,

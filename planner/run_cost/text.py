@@ -106,15 +106,14 @@ def energy_words(cost: RunCost | RunCostWithFailures) -> str:
 
 def failure_words(run: RunCostWithFailures) -> str:
     """Return failures, checkpoints and the cost with them in one sentence."""
-    estimate = run.estimate
-    stall, written = estimate.checkpoint_stall_seconds, estimate.checkpoint_write_seconds
+    stall, written = run.checkpoint_stall_seconds, run.checkpoint_write_seconds
     behind = f" and takes {format_seconds(written)} to write" if written > stall else ""
     words = (
-        f"one in {format_seconds(estimate.seconds_between_failures)}; a checkpoint of "
-        f"{format_bytes(estimate.checkpoint_bytes)} every {estimate.checkpoint_every_steps:,} "
-        f"steps ({format_seconds(estimate.checkpoint_interval_seconds)}) stops training for "
-        f"{format_seconds(stall)}{behind}; {format_seconds(estimate.restart_seconds)} to start "
-        f"again: {100 * estimate.goodput:.1f} % of the time is progress, {amount(run.failures)} "
+        f"one in {format_seconds(run.seconds_between_failures)}; a checkpoint of "
+        f"{format_bytes(run.checkpoint_bytes)} every {run.checkpoint_every_steps:,} "
+        f"steps ({format_seconds(run.checkpoint_interval_seconds)}) stops training for "
+        f"{format_seconds(stall)}{behind}; {format_seconds(run.restart_seconds)} to start "
+        f"again: {100 * run.goodput:.1f} % of the time is progress, {amount(run.failures)} "
         f"failures, {duration(run.seconds)}, {amount(run.gpu_hours)} accelerator hours"
     )
     if run.dollars is not None:

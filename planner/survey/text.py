@@ -108,16 +108,12 @@ def short_plan_table(request: SurveyRequest, ranked: Sequence[RankedPlan], most:
     ``most``: rows; those of a front are taken evenly from the whole.
     """
     rows, choices = ranked_rows([found.assessment for found in ranked])
-    priced = any(found.step.dollars is not None for found in ranked)
-    energy = "energy" in (request.objective, *(request.pareto or ()))
+    prices = _prices(request, ranked)
     heads, *others = rows
-    table = [[*CASE_NAMES, *heads]]
-    table[0] += ["$/Btok"] * priced + ["kWh/Btok"] * energy
+    table = [[*CASE_NAMES, *heads, *(heading for heading, _ in prices)]]
     for found, cells in zip(ranked, others, strict=True):
-        row = [*_case_name(found.scenario, list(CASE_NAMES)), *cells]
-        row += [dollars(_scaled(found, "cost"))] * priced
-        row += [amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] * energy
-        table.append(row)
+        named = _case_name(found.scenario, list(CASE_NAMES))
+        table.append([*named, *cells, *(cell(found) for _, cell in prices)])
     usual = usual_cells()
     usual |= {name: table[1][at] for at, name in enumerate(CASE_NAMES)}
     lines, hidden = table_of_plans(
@@ -166,8 +162,9 @@ Column = tuple[str, Callable[[RankedPlan], str]]  # heading, cell of a plan
 
 def _columns(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column]:
     """Return the columns of the table of cases: memory, rates, dollars, the training run."""
-    priced = any(case.found[0].step.dollars is not None for case in cases)
-    energy = "energy" in (request.objective, *(request.pareto or ()))
+    best = [case.found[0] for case in cases]
+    prices = [(True, *column) for column in _prices(request, best)]
+    priced = any(found.step.dollars is not None for found in best)
     has_run = request.job.is_given
     columns: list[tuple[bool, str, Callable[[RankedPlan], str]]] = [
         (True, "gpus", lambda found: f"{found.plan.world_size:,}"),
@@ -175,14 +172,24 @@ def _columns(request: SurveyRequest, cases: Sequence[SurveyCase]) -> list[Column
         (True, "step", lambda found: format_seconds(found.assessment.time.step_seconds)),
         (True, "tok/s", lambda found: format_per_second(found.step.tokens / found.step.seconds)),
         (True, "MFU", _mfu),
-        (priced, "$/Btok", lambda found: dollars(_scaled(found, "cost"))),
-        (energy, "kWh/Btok", lambda found: amount(_scaled(found, "energy", 1e3 * WATT_HOUR))),
+        *prices,
         (has_run and request.job.tokens is None, "tokens", _tokens_of_run),
         (has_run, "days", _of_run("seconds", days)),
         (has_run, "gpu-hours", _of_run("gpu_hours", amount)),
         (has_run and priced, "dollars", _of_run("dollars", dollars)),
     ]
     return [(heading, cell) for wanted, heading, cell in columns if wanted]
+
+
+def _prices(request: SurveyRequest, plans: Sequence[RankedPlan]) -> list[Column]:
+    """Return the columns of dollars and energy a token, where they are known or asked for."""
+    columns: list[Column] = []
+    if any(found.step.dollars is not None for found in plans):
+        columns.append(("$/Btok", lambda found: dollars(_scaled(found, "cost"))))
+    if "energy" in (request.objective, *(request.pareto or ())):
+        kilowatt_hours = 1e3 * WATT_HOUR
+        columns.append(("kWh/Btok", lambda found: amount(_scaled(found, "energy", kilowatt_hours))))
+    return columns
 
 
 def _peak(found: RankedPlan) -> str:
@@ -217,17 +224,8 @@ def plan_table(
     ``most``: rows.
     """
     names = case_columns([found.scenario for found in ranked], cluster=False)
-    priced = any(found.step.dollars is not None for found in ranked)
-    energy = "energy" in (request.objective, *(request.pareto or ()))
-    rows = [
-        [
-            *names,
-            *("gpus", "GiB", "step"),
-            *(["$/Btok"] if priced else []),
-            *(["kWh/Btok"] if energy else []),
-            "plan",
-        ]
-    ]
+    prices = _prices(request, ranked)
+    rows = [[*names, "gpus", "GiB", "step", *(heading for heading, _ in prices), "plan"]]
     between = _between(ranked) if request.pareto is not None else {}
     others = _other_stages(ranked) if request.pareto is None else {}
     for position, found in enumerate(ranked):
@@ -243,8 +241,7 @@ def plan_table(
                 f"{found.plan.world_size:,}",
                 format_gib(found.assessment.memory.peak_bytes),
                 format_seconds(found.step.seconds),
-                *([dollars(_scaled(found, "cost"))] if priced else []),
-                *([amount(_scaled(found, "energy", 1e3 * WATT_HOUR))] if energy else []),
+                *(cell(found) for _, cell in prices),
                 short_plan_of(found.scenario, found.plan)
                 + "".join(f" or {stage}" for stage in others.get(position, []))
                 + " (own order of ranks)" * bool(found.placed),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -52,29 +51,17 @@ class FileEntry(Struct, frozen=True):
     sha256: str
 
 
-class _IndexFile(Struct, frozen=True):
-    """The keys of index.json whose types are checked; the others describe the run."""
-
-    schema_version: int
-    step: Count
-    world_size: Annotated[int, Meta(ge=1, le=10**6)]
-    state: tuple[str, ...]
-    trainer: dict[str, Any]
-    files: dict[str, FileEntry]
-    tensors: dict[str, TensorEntry]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointIndex:
+class CheckpointIndex(Struct, frozen=True):
     """The contents of index.json."""
 
-    step: int  # completed optimizer steps
-    world_size: int  # ranks that wrote it
-    tensors: Mapping[str, TensorEntry]
-    files: Mapping[str, FileEntry]
+    step: Count  # completed optimizer steps
+    world_size: Annotated[int, Meta(ge=1, le=10**6)]  # ranks that wrote it
     state: tuple[str, ...]  # optimizer state of every tensor: exp_avg, step, ...
     trainer: Mapping[str, Any]  # the trainer's non-tensor state
-    about: Mapping[str, Any]  # model, workload, plan, layer_ranges, data, options, environment
+    files: Mapping[str, FileEntry]
+    tensors: Mapping[str, TensorEntry]
+    # the other keys: model, workload, plan, layer_ranges, data, options, environment
+    about: Mapping[str, Any] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -99,18 +86,12 @@ class CheckpointIndex:
                 f"shardplan reads {SCHEMA_VERSION}"
             )
         try:
-            found = convert(values, _IndexFile, where)
+            found = convert(values, cls, where)
         except InputError as error:
             raise DamagedError(f"{error}; it is not an index of a checkpoint") from None
-        index = cls(
-            step=found.step,
-            world_size=found.world_size,
-            tensors=found.tensors,
-            files=found.files,
-            state=found.state,
-            trainer=found.trainer,
-            about={k: v for k, v in values.items() if k not in _IndexFile.__struct_fields__},
-        )
+        checked = ("schema_version", *cls.__struct_fields__)
+        about = {name: value for name, value in values.items() if name not in checked}
+        index = msgspec.structs.replace(found, about=about)
         index.check_cover(where)
         return index
 
