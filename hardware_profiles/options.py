@@ -289,7 +289,8 @@ def declare(name: str, hint: Any, default: Any) -> Declared:
             metadata += hint.__metadata__
             hint = hint.__origin__
         elif origin in (Union, types.UnionType):
-            hint = _without_none(get_args(hint))
+            # the first type of a union is the one of the command line
+            hint = next(kind for kind in get_args(hint) if kind is not type(None))
         elif origin in (list, tuple, Sequence):
             many, hint = True, get_args(hint)[0]
         elif origin is Literal:
@@ -304,11 +305,6 @@ def declare(name: str, hint: Any, default: Any) -> Declared:
         above = above if bounds.gt is None else float(bounds.gt)
         below = below if bounds.lt is None else float(bounds.lt)
     return Declared(name, hint, default, option, choices, low, high, above, below, many)
-
-
-def _without_none(kinds: tuple[Any, ...]) -> Any:
-    """Return the first type of a union, which is the one of the command line."""
-    return next(kind for kind in kinds if kind is not type(None))
 
 
 NUMBER: Final = 1e30  # largest number where no bound is declared

@@ -51,7 +51,7 @@ class StopSignals:
         self.numbers = frozenset(numbers)
         self.received: int | None = None
         self.received_at = 0.0
-        self.callback: Callable[[], None] = _nothing  # called once, in a thread
+        self.callback: Callable[[], None] = lambda: None  # called once, in a thread
         ours, kernels = socket.socketpair()
         kernels.setblocking(False)
         self.ends = ours, kernels
@@ -132,7 +132,3 @@ def _send(process: int, number: int) -> None:
 
 def _noted(*_: object) -> None:
     """Do nothing: the signal's number is already in the pipe."""
-
-
-def _nothing() -> None:
-    pass

@@ -70,7 +70,7 @@ class TrainingLoop:
     ) -> None:
         self.trainer, self.corpus, self.steps, self.hooks = trainer, corpus, steps, hooks
         self.sample_every = sample_every
-        self.emit = emit if dist.get_rank() == 0 else _nothing
+        self.emit = emit if dist.get_rank() == 0 else lambda event: None
         self.tokens_per_step = trainer.file.workload.tokens_per_step
 
     def run(self) -> str:
@@ -142,10 +142,6 @@ class TrainingLoop:
         if result.failed:
             raise RunError(_failure(step, result, locate_nonfinite(trainer, batch)))
         return result
-
-
-def _nothing(event: dict[str, Any]) -> None:
-    pass
 
 
 def _failure(step: int, result: StepResult, found: list[Finding]) -> str:

@@ -35,7 +35,7 @@ from executor.compat import (
     outside_fake_mode,
     propagating_global_shapes,
 )
-from executor.counters.allocations import Allocation, Event
+from executor.counters.allocations import Allocation
 from executor.counters.allocator_replay import AllocatorEvent
 from executor.counters.live_tensors import Hint, MemoryTracker
 from executor.counters.memory_peak import MemoryPeak
@@ -62,7 +62,9 @@ def rehearse(
     ``sends_stay``: a sent message counts until the end of the step, as with gloo, which does not
     report its completion; otherwise until the next message is sent.
     """
-    run = partial(_rehearse, file, rank, documents, sends_stay, (), _peak)
+    run = partial(
+        _rehearse, file, rank, documents, sends_stay, (), lambda seen: seen.result().to_dict()
+    )
     return MemoryPeak(**in_forked_process(run))
 
 
@@ -74,7 +76,8 @@ def allocator_events(
     ``lengths``: tokens of the sequences of each step, at most the workload's, for plans without
     pipeline and context parallelism; by default two steps of the workload's.
     """
-    run = partial(_rehearse, file, rank, file.workload.document_mask, False, lengths, _events)
+    documents = file.workload.document_mask
+    run = partial(_rehearse, file, rank, documents, False, lengths, MemoryTracker.events)
     return [AllocatorEvent(*event) for event in in_forked_process(run)]
 
 
@@ -85,14 +88,10 @@ def allocations(file: PlanFile, rank: int) -> dict[str, list[Allocation]]:
     """
     plan = file.plan
     last = plan.num_microbatches - 1 if plan.pipeline_parallel > 1 else None
-    answer = partial(_by_event, partial(_event, last))
     documents = file.workload.document_mask
+    answer = partial(MemoryTracker.by_event, event=partial(_event, last))
     found = in_forked_process(partial(_rehearse, file, rank, documents, False, (), answer))
     return {name: [Allocation(*row) for row in rows] for name, rows in found.items()}
-
-
-def _by_event(event: Event, tracker: MemoryTracker) -> dict[str, Any]:
-    return tracker.by_event(event)
 
 
 def _event(last: int | None, phase: str, place: str) -> str | None:
@@ -111,14 +110,6 @@ def _event(last: int | None, phase: str, place: str) -> str | None:
     if where == EMBEDDING:
         return EMBEDDING if last is None or microbatch == str(last) else None
     return LAYERS if where else None
-
-
-def _peak(tracker: MemoryTracker) -> dict[str, Any]:
-    return tracker.result().to_dict()
-
-
-def _events(tracker: MemoryTracker) -> list[AllocatorEvent]:
-    return tracker.events()
 
 
 def in_forked_process(function: Callable[[], Any]) -> Any:
@@ -163,7 +154,7 @@ def _rehearse(
     )
     if not sends_stay:
         # P2POp compares with the name in the module that defines it
-        dist.isend = dist.distributed_c10d.isend = _send_without_delay
+        dist.isend = dist.distributed_c10d.isend = lambda *_, **__: _CompletedSend()
     # parameters are first created on ``meta``, and device meshes read the values of their tensors
     train.shard_parameters = outside_fake_mode(shard_parameters)  # type: ignore[attr-defined]
     train.enable_gradient_reducer = outside_fake_mode(enable_gradient_reducer)  # type: ignore[attr-defined]
@@ -246,10 +237,6 @@ class _CompletedSend:
 
     def wait(self) -> None:
         pass
-
-
-def _send_without_delay(*_: Any, **__: Any) -> _CompletedSend:
-    return _CompletedSend()
 
 
 def _zeros(values: Tensor) -> list[Any]:

@@ -38,7 +38,11 @@ def build_cluster(
     if kind is None:
         raise InputError(f"{accelerator.name}: is not in the catalogue; give the node as well")
     total = num_nodes * gpus_per_node
-    _check_size(name or accelerator.name, total)
+    if total > MAX_GPUS:
+        raise InputError(
+            f"{name or accelerator.name}: {total:,} accelerators are too many (at most "
+            f"{MAX_GPUS:,})"
+        )
     if kind.power is not None and kind.accelerator == accelerator.name:
         accelerator = replace(accelerator, power=kind.power)
     inner = _inner_tier(accelerator, kind, gpus_per_node, total)
@@ -187,11 +191,6 @@ def network_note(node: Node) -> str:
     )
 
 
-def _check_size(words: str, total: int) -> None:
-    if total > MAX_GPUS:
-        raise InputError(f"{words}: {total:,} accelerators are too many (at most {MAX_GPUS:,})")
-
-
 def describe(cluster: Cluster) -> str:
     """Describe a cluster in words.
 
@@ -206,7 +205,8 @@ def describe(cluster: Cluster) -> str:
     inside = f"inside domains of {inner.domain_size}" if domains and outer else "inside"
     between = "domains" if domains else "nodes"
     links = [f"{inner.name} {_gigabytes(inner)} {inside}"] if cluster.num_gpus > 1 else []
-    links += [f"{_gigabytes(tier)} per {_unit(cluster)} between {between}" for tier in outer]
+    unit = {"gpu": "GPU", "tpu": "chip", "cpu": "process"}[cluster.accelerator.device]
+    links += [f"{_gigabytes(tier)} per {unit} between {between}" for tier in outer]
     return ", ".join([_machines(cluster), *links])
 
 
@@ -240,7 +240,3 @@ def _machines(cluster: Cluster) -> str:
 
 def _gigabytes(tier: Tier) -> str:
     return f"{float(f'{tier.bandwidth.value / 1e9:.3g}'):g} GB/s"
-
-
-def _unit(cluster: Cluster) -> str:
-    return {"gpu": "GPU", "tpu": "chip", "cpu": "process"}[cluster.accelerator.device]

@@ -80,7 +80,8 @@ def check_levels(levels: Sequence[Level], num_gpus: int, where: str) -> None:
         raise InputError(f"{where}: {len(levels)} levels (at most {MOST_LEVELS})")
     names = [level.name for level in levels]
     if len(set(names)) < len(names):
-        raise InputError(f"{where}: two levels have the name {_twice(names)!r}")
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{where}: two levels have the name {twice!r}")
     below, what = num_gpus, "accelerators"
     for level in levels:
         if len(level.above) != below:
@@ -200,7 +201,3 @@ def check_above(above: Sequence[int], where: str) -> None:
     """Raise an InputError unless the switches of a level are numbered without gaps."""
     if sorted(set(above)) != list(range(max(above, default=0) + 1)):
         raise wrong_value(where, "above", list(above), "switches numbered from 0 without gaps")
-
-
-def _twice(names: Sequence[str]) -> str:
-    return next(name for name in names if names.count(name) > 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cost_models.model.parameters import active_parameters, parameters_by_part
 from cost_models.model.presets import is_preset, load_preset, preset_names
 from cost_models.units import format_bytes, format_count
 from hardware_profiles.cluster.catalogue import accelerators, accelerators_named, match_accelerator
-from hardware_profiles.cluster.schema import Accelerator, Figure
+from hardware_profiles.cluster.schema import Accelerator
 from hardware_profiles.errors import InputError, did_you_mean
 from hardware_profiles.software.engine import engine, engine_names
 from hardware_profiles.software.trainer import profile_names, software_profile
@@ -198,12 +199,8 @@ def one_accelerator(name: str) -> dict[str, Any]:
         "architecture": accelerator.architecture,
         "link": accelerator.link,
         "aliases": list(accelerator.aliases),
-        "figures": {key: _figure(f) for key, f in figures.items() if f is not None},
+        "figures": {key: asdict(f) for key, f in figures.items() if f is not None},
     }
-
-
-def _figure(figure: Figure) -> dict[str, Any]:
-    return {"value": figure.value, "kind": figure.kind, "source": figure.source}
 
 
 def accelerator_text(document: Mapping[str, Any]) -> str:
