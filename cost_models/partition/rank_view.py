@@ -14,12 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cost_models.arrays import Real, holds
-from cost_models.columnar.projections import distinct_rows
+from cost_models.columnar.known_rows import KnownRows
 from cost_models.model.lora import trainable_part
 from cost_models.model.spec import LayerKind, ModelSpec
 from cost_models.partition.rank_parameters import RankParameters, rank_parameters
 from cost_models.partition.stages import PipelineRank
 from cost_models.partition.tensor_sharding import sequence_shards
+from cost_models.plan.factored import rows_of
 from cost_models.plan.plan import PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
@@ -149,25 +150,19 @@ class RankView(Struct, frozen=True, dict=True):
         ``names``: columns of the table that it depends on, besides the ``values``, the model, the
         workload and the trainer.
         """
-        kinds = {type(getattr(self.table, name)) for name in PlanTable.__slots__}
-        if kinds != {np.ndarray} or self.links is not None:
+        if self.links is not None:
             return formula(self)
-        columns = [getattr(self.table, name) for name in names]
-        group, first = distinct_rows(*columns)
-        rows = list(zip(*(column[first].tolist() for column in columns), strict=True))
         same = self.model, self.workload, self.software
         known = _known_rows(formula.__qualname__, *map(id, same), *values)
-        known[()] = same  # whose identities are in the key
-        new = [number for number, row in enumerate(rows) if row not in known]
-        if new:
-            found = formula(self.with_table(self.table.rows(first[new])))
-            priced = np.array([np.broadcast_to(column, len(new)) for column in found])
-            priced = priced.reshape(len(found), len(new))  # of no layers: no columns
-            known.update(zip([rows[number] for number in new], priced.T.tolist(), strict=True))
-        return list(np.array([known[row] for row in rows]).T[:, group])
+        known.alive = same
+        columns = [getattr(self.table, name) for name in names]
+        found = known.columns(
+            columns, lambda rows: formula(self.with_table(rows_of(self.table, rows)))
+        )
+        return formula(self) if found is None else found
 
 
-@lru_cache(maxsize=64)
-def _known_rows(*_: Any) -> dict[tuple[Any, ...], Any]:
-    """Return a formula's results, by the rows of the columns that they depend on."""
-    return {}
+@lru_cache(maxsize=256)
+def _known_rows(*_: Any) -> KnownRows:
+    """Return the known results of a formula."""
+    return KnownRows()

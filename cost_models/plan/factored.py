@@ -7,6 +7,8 @@ from functools import reduce
 from operator import or_
 from typing import Final
 
+import numpy as np
+
 from cost_models.columnar.columns import FactoredColumn
 from cost_models.columnar.projections import Frame, Index, distinct, distinct_rows
 from cost_models.plan.plan import COLUMNS, PlanTable
@@ -48,6 +50,21 @@ def find_projections(table: PlanTable, frame: Frame) -> None:
     every = (1 << len(frame.codes)) - 1
     for names in APART:
         frame.project(every & ~mask_of(table, names))
+
+
+def rows_of(table: PlanTable, rows: Index) -> PlanTable:
+    """Return some rows of a table, factored or not, with columns of numbers."""
+    columns = (getattr(table, name) for name in COLUMNS)
+    return PlanTable(
+        *(
+            each.values[each.projection.of_table_rows(rows)]
+            if type(each) is FactoredColumn
+            else np.broadcast_to(each, len(rows))
+            if len(each) == 1
+            else each[rows]
+            for each in columns
+        )
+    )
 
 
 def mask_of(table: PlanTable, names: Sequence[str]) -> int:

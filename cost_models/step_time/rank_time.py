@@ -8,7 +8,6 @@ Units: seconds, columns of a plan table. A pair of numbers is (forward, backward
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -163,25 +162,28 @@ LAYER_COLUMNS: Final = (
     "micro_batch_size",
     "recompute",
 )
+HEAD_COLUMNS: Final = ("tensor_parallel", "context_parallel", "micro_batch_size")
 
 
 def _seconds_of_blocks(
     view: RankView, kinds: tuple[LayerKind, ...], rate: Rates
 ) -> list[PassSeconds]:
     """Return the seconds of one layer of each kind, then of the head if the rank has it."""
-    has_head = holds(view.rank.last)
 
-    def price(view: RankView) -> list[Real]:
-        found = [layer_seconds(layer_work(view, kind, rate)) for kind in kinds]
-        if has_head:
-            tensor, software = view.table.tensor_parallel, view.software
-            sizes = view.model, view.tokens, tensor, view.compute_bytes
-            found.append(head_seconds(*sizes, rate, software))
-        return [*chain(*map(astuple, found))]
+    def of_kind(kind: LayerKind) -> PassSeconds:
+        def price(view: RankView) -> tuple[Real, ...]:
+            return astuple(layer_seconds(layer_work(view, kind, rate)))
 
-    columns = view.on_known_rows(LAYER_COLUMNS, price, kinds, has_head, rate)
-    size = len(PassSeconds.__struct_fields__)
-    return [PassSeconds(*columns[n : n + size]) for n in range(0, len(columns), size)]
+        return PassSeconds(*view.on_known_rows(LAYER_COLUMNS, price, kind, rate))
+
+    def price_head(view: RankView) -> tuple[Real, ...]:
+        sizes = view.model, view.tokens, view.table.tensor_parallel, view.compute_bytes
+        return astuple(head_seconds(*sizes, rate, view.software))
+
+    found = [of_kind(kind) for kind in kinds]
+    if holds(view.rank.last):
+        found.append(PassSeconds(*view.on_known_rows(HEAD_COLUMNS, price_head, rate)))
+    return found
 
 
 def layer_work(view: RankView, kind: LayerKind, rate: Rates) -> LayerWork:
