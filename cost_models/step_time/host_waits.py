@@ -19,7 +19,7 @@ from cost_models.communication.host_link import (
     weight_fetch_seconds,
 )
 from cost_models.compute.adapters import adapter_wait
-from cost_models.compute.kernel_launch import deferred_launches, host_wait
+from cost_models.compute.kernel_launch import deferred_launches, host_wait, kernel_gaps
 from cost_models.compute.rates import Rates
 from cost_models.memory.optimizer_states import updated_elements
 from cost_models.partition.frozen_weights import offloaded_frozen_bytes
@@ -88,14 +88,16 @@ def deferred_seconds(passes: DevicePasses, starts: Pair, host: Pair) -> Real:
 def host_seconds(passes: DevicePasses, starts: Pair) -> Pair:
     """Seconds that the device waits for the host to start operators, and around adapters.
 
-    The waits around adapters are in the same queue as the kernels.
+    The waits around adapters and the gaps between kernels are in the same queue as the kernels.
     """
-    adapters, busy = adapter_waits(passes), passes.seconds
-    waits = passes.view.software.host.synchronous
+    view, adapters, busy = passes.view, adapter_waits(passes), passes.seconds
+    waits = view.software.host.synchronous
+    gaps = kernel_gaps(view) if view.cluster.accelerator.device == "gpu" else (0.0, 0.0)
 
     def wait(each: int) -> Real:
-        device = busy[each] + adapters[each]
-        return host_wait(starts[each], device, passes.rate, synchronous=waits) + adapters[each]
+        queued = adapters[each] + gaps[each]
+        device = busy[each] + queued
+        return host_wait(starts[each], device, passes.rate, synchronous=waits) + queued
 
     return wait(0), wait(1)
 

@@ -263,6 +263,7 @@ class TrainerHost(Host, frozen=True, kw_only=True):
     routing_operators_backward: Amount
     expert_operators_forward: Amount  # per expert of the rank, in addition; 0: one kernel for all
     expert_operators_backward: Amount
+    gap_seconds: Amount  # of the device, between the kernels of an operator of a layer
     step_seconds: Amount  # that the device waits for the training loop: data, logging
     message_seconds: Amount  # that it waits around a message between stages: shapes, launches
     synchronous: bool  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1)

@@ -68,6 +68,21 @@ def test_graphs_launch_a_layer_or_an_iteration_at_once() -> None:
     assert 0.0 < layers < 0.2 * eager
 
 
+def test_a_device_runs_dry_between_kernels() -> None:
+    """Where it is busy: once an operator of both passes; not behind graphs or single launches."""
+    none = {"host.gap_seconds": 0.0}
+    profile = software_profile("hf-trainer").host
+    layers = GPT3["n_layer"]
+    operators = layers * (profile.layer_operators_forward + profile.layer_operators_backward)
+    operators += profile.microbatch_operators
+    longer = step("hf-trainer", wide=True)[0] - step("hf-trainer", none, wide=True)[0]
+    assert longer == pytest.approx(profile.gap_seconds * operators, rel=0.05)
+    compiled = software_profile("hf-trainer+compiled-layers").host
+    assert 0.0 < compiled.gap_seconds < 0.5 * profile.gap_seconds
+    for engine in ("iteration-graph", "layer-graphs", "blocking-launches"):
+        assert step(f"hf-trainer+{engine}") == step(f"hf-trainer+{engine}", none)
+
+
 @pytest.mark.parametrize(
     ("software", "wraps"),
     [("torch-compile", False), ("shardplan+compiled-layers", True), ("torch-trainer", True)],
