@@ -1215,6 +1215,16 @@ def test_a_loop_that_holds_its_output() -> None:
     assert (usual.loss.logits_gradient_copies, held.loss.logits_gradient_copies) == (0.0, 2.0)
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["no_sync off", "without no_sync", "gradients are reduce-scattered in every micro-batch"],
+)
+def test_gradients_that_each_micro_batch_reduces(words: str) -> None:
+    cells = {"framework": "own loop on Hugging Face modules, FSDP1 full shard", "zero_stage": 3}
+    assert case(**cells).scenario.software.gradients.accumulated_unsharded
+    assert not case(**cells, notes=words).scenario.software.gradients.accumulated_unsharded
+
+
 def test_maxtext_multiplies_in_bf16_on_cards_that_emulate_it() -> None:
     cells = {"framework": "MaxText", "gpu": "T4", "num_gpus": 1, "model": "qwen3-0.6b"}
     assert case(**cells).scenario.workload.precision == "bf16"
