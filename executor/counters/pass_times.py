@@ -18,31 +18,38 @@ from cost_models.partition.schedules import Action
 MOST: Final = 2000  # passes of a rank that are kept, and its longest waits
 
 
+def time_mark(device: torch.device) -> Any:
+    """Return a mark of now: of the host's clock, or a CUDA event."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(begin: Any, end: Any) -> float:
+    """Return the seconds between two completed marks."""
+    if isinstance(begin, float):
+        return float(end - begin)
+    return float(begin.elapsed_time(end)) / 1e3
+
+
 class PassTimes:
     """Times of one step's passes, from its making on; ``begin`` is called before every pass."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+        self._device = device
         self._began: list[tuple[Action | None, Any]] = []
-        self._origin = self._now()
+        self._origin = time_mark(device)
 
     def begin(self, action: Action | None) -> None:
         """Record that a pass begins; None: that the last one has ended."""
         if len(self._began) <= MOST:
-            self._began.append((action, self._now()))
-
-    def _now(self) -> Any:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+            self._began.append((action, time_mark(self._device)))
 
     def _seconds(self, when: Any) -> float:
         """Return the seconds from the begin of the step; on a GPU after a synchronisation."""
-        if self._on_gpu:
-            return float(self._origin.elapsed_time(when)) / 1e3
-        return float(when - self._origin)
+        return seconds_between(self._origin, when)
 
     def passes(self) -> list[dict[str, Any]]:
         """Return kind, stage, micro-batch, begin and end of each pass, in order."""

@@ -99,20 +99,16 @@ def with_current_prediction(
         why = (
             f"has {'no ' * documents}document masks, this run has {'some' if documents else 'none'}"
         )
-        return replace(own, prediction=fresh.to_dict()), (
-            f"the file's prediction {why}: a new one was computed",
-        )
-    if still_holds(file, fresh):
+    elif still_holds(file, fresh):
         return file, ()
-    if file.software != OWN_PROFILE:
+    elif file.software != OWN_PROFILE:
         why = f"was priced for {file.software}, and this trainer is {OWN_PROFILE}"
     elif file.prediction:
         why = "is not for this plan (edited, or written by another version)"
     else:
         why = "is missing"
-    return replace(own, prediction=fresh.to_dict()), (
-        f"the file's prediction {why}: a new one was computed",
-    )
+    note = f"the file's prediction {why}: a new one was computed"
+    return replace(own, prediction=fresh.to_dict()), (note,)
 
 
 @dataclass(frozen=True, slots=True)

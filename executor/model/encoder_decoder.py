@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cost_models.partition.shared_tensors import bridge_stage
@@ -125,11 +124,6 @@ class EncoderDecoderStage(Stage):
         return self._dropped(
             vocabulary_embedding(self.axis, tokens, table.weight, self.start, table.padding_idx)
         )
-
-    def _dropped(self, hidden: Tensor) -> Tensor:
-        if not self.embedding_dropout:
-            return hidden
-        return F.dropout(hidden, self.embedding_dropout, self.training)
 
 
 def _hidden_places(seen: Tensor, dtype: torch.dtype) -> Tensor:

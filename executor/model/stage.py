@@ -333,6 +333,9 @@ class Stage(nn.Module):  # type: ignore[misc]
             hidden = hidden * hidden.new_tensor(self.embedding_multiplier)
         if family.embedding_norm:
             hidden = self.get_submodule(family.embedding_norm)(hidden)
+        return self._dropped(hidden)
+
+    def _dropped(self, hidden: Tensor) -> Tensor:
         if not self.embedding_dropout:
             return hidden
         return F.dropout(hidden, self.embedding_dropout, self.training)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise, starmap
@@ -19,6 +18,7 @@ from cost_models.partition.schedules import SPLIT, rank_of_stage, stages_of_rank
 from cost_models.partition.stages import states_between
 from cost_models.plan_file import PlanFile
 from executor.config.learning_rate import LearningRate
+from executor.counters.pass_times import seconds_between, time_mark
 from executor.data.batch import Batch
 from executor.dtypes import COMPUTE_DTYPE
 from executor.model.encoder_decoder import EncoderDecoderStage
@@ -192,20 +192,20 @@ class Trainer:
 
         ``inspect`` is called with complete gradients, before they update the weights.
         """
-        marks = [self._mark()]
+        marks = [time_mark(self.device)]
         self.seed_dropout()
         loss = self.accumulate(batch)
-        marks.append(self._mark())
+        marks.append(time_mark(self.device))
         totals = self.finish_gradients(loss)
         if inspect is not None:
             inspect(totals)
-        marks.append(self._mark())
+        marks.append(time_mark(self.device))
         learning_rate = self._apply(totals)
-        marks.append(self._mark())
+        marks.append(time_mark(self.device))
         # the only synchronisation of the host with a GPU
         synchronize(self.device)
         names = ("forward_backward", "gradients", "optimizer")
-        seconds = dict(zip(names, starmap(_seconds, pairwise(marks)), strict=True))
+        seconds = dict(zip(names, starmap(seconds_between, pairwise(marks)), strict=True))
         found, norm, votes = host_reads.read_values(torch.stack(totals))
         scale, skipped = None, False
         if self.scaler is not None:
@@ -316,14 +316,6 @@ class Trainer:
         """Leave the process group."""
         disconnect()
 
-    def _mark(self) -> Any:
-        """Return a time mark: of the host's clock, or a CUDA event."""
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def seed_dropout(self) -> None:
         """Seed the dropout of the next step from seed, steps done and the rank's coordinates.
 
@@ -336,10 +328,3 @@ class Trainer:
             place.append(self.context.rank)
         text = repr((self.seed, self.steps_done, *place))
         torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
-
-
-def _seconds(begin: Any, end: Any) -> float:
-    """Return the seconds between two completed marks."""
-    if isinstance(begin, float):
-        return float(end - begin)
-    return float(begin.elapsed_time(end)) / 1e3

@@ -29,9 +29,8 @@ def run_layer(
     """Run a layer with the recomputation and offload that it is configured with."""
     if documents is not None:
         layer = replace(layer, core=replace(layer.core, documents=documents))
-    if not module.training:  # evaluation: no dropout, no saved activations
-        core = replace(layer.core, dropout=0.0, recompute=False)
-        layer = replace(layer, core=core, dropout=0.0, recompute="none", offload=False)
+    if not module.training:
+        layer = layer.for_evaluation()
     if layer.offload:
         rest = partial(_run, layer, module, hidden, rotary)
         staying = [*module.parameters(), *module.buffers(), *(rotary or ())]

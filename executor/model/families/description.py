@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -105,3 +105,8 @@ class Layer:
     def repeats(self, module: str) -> bool:
         """Return whether a module of the layer is computed again, the layer as a whole not."""
         return module in modules_of(self.recompute)
+
+    def for_evaluation(self) -> Layer:
+        """Return the layer without dropout and saved activations."""
+        core = replace(self.core, dropout=0.0, recompute=False)
+        return replace(self, core=core, dropout=0.0, recompute="none", offload=False)

@@ -37,9 +37,8 @@ def run_t5_layer(
     with its hidden state. ``source`` (B, S, H): the encoder's output, all tokens on every rank;
     each rank computes a partial gradient of it; ``source_added``: its mask.
     """
-    if not module.training:  # evaluation: no dropout, no saved activations
-        core = replace(layer.core, dropout=0.0, recompute=False)
-        layer = replace(layer, core=core, dropout=0.0, recompute="none", offload=False)
+    if not module.training:
+        layer = layer.for_evaluation()
     attention = module.layer[0].SelfAttention
     first = attention.has_relative_attention_bias
     if first:  # first: its gradient is complete only after all layers
