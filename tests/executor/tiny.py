@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from torch import nn
+
 from cost_models.plan_file import PlanFile
+from executor.dtypes import local_tensor
 from executor.processes.fork import run_forked
 from executor.training.trainer import Trainer
+from executor.verify.gather import gathered
 from executor.verify.parity import Verification, random_batch, verify
 from executor.verify.tiny_models import CONFIGS, SEQ_LEN, tiny
 
@@ -19,6 +23,7 @@ __all__ = [
     "random_batch",
     "tiny",
     "verified",
+    "weight_difference",
 ]
 
 
@@ -41,6 +46,16 @@ def first_step(rank: int, file: PlanFile) -> dict[str, Any]:
         if h.layout.shard_dim is None
     }
     return {"loss": result.loss, "norm": result.gradient_norm, "whole": whole}
+
+
+def weight_difference(trainer: Trainer, model: nn.Module) -> float:
+    """Return the largest relative difference of a matrix or vector, 0 where none is gathered."""
+    worst = 0.0
+    for name, full in gathered(trainer, lambda shard: local_tensor(shard.parameter.detach())):
+        if full is not None:
+            expected = model.get_parameter(name).detach()
+            worst = max(worst, float((full - expected).norm() / expected.norm()))
+    return worst
 
 
 def assert_equal(found: Verification) -> None:

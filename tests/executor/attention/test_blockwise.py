@@ -60,10 +60,7 @@ def in_blocks(kernel: Kernel, given: list[Tensor], size: int) -> tuple[Tensor, l
     return output, found
 
 
-@pytest.mark.parametrize("heads", [4, 2, 1])
-@pytest.mark.parametrize("kernel", [FUSED, PLAIN, CAPPED], ids=["fused", "plain", "capped"])
-def test_blocks_equal_the_whole(kernel: Kernel, heads: int):
-    given = tensors(heads)
+def assert_equal_to_the_whole(kernel: Kernel, given: list[Tensor]) -> None:
     leaves = [x.clone().requires_grad_() for x in given[:3]]
     expected = whole(*leaves, cap=kernel.cap)
     expected.backward(given[3])
@@ -71,6 +68,12 @@ def test_blocks_equal_the_whole(kernel: Kernel, heads: int):
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
     for found, leaf in zip(gradients, leaves, strict=True):
         torch.testing.assert_close(found, leaf.grad, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("heads", [4, 2, 1])
+@pytest.mark.parametrize("kernel", [FUSED, PLAIN, CAPPED], ids=["fused", "plain", "capped"])
+def test_blocks_equal_the_whole(kernel: Kernel, heads: int):
+    assert_equal_to_the_whole(kernel, tensors(heads))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -100,11 +103,4 @@ def test_the_plain_kernel_holds_the_scores_of_some_queries_only(monkeypatch: pyt
 @pytest.mark.parametrize("kernel", [FUSED, PLAIN], ids=["fused", "plain"])
 def test_values_may_be_narrower_than_keys(kernel: Kernel):
     query, key, value, gradient = tensors(2)
-    given = [query, key, value[..., :5], gradient[..., :5]]
-    leaves = [x.clone().requires_grad_() for x in given[:3]]
-    expected = whole(*leaves)
-    expected.backward(given[3])
-    output, gradients = in_blocks(kernel, given, 6)
-    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
-    for found, leaf in zip(gradients, leaves, strict=True):
-        torch.testing.assert_close(found, leaf.grad, rtol=1e-11, atol=1e-12)
+    assert_equal_to_the_whole(kernel, [query, key, value[..., :5], gradient[..., :5]])

@@ -14,17 +14,15 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from cost_models.pricing.estimate import rank_memories
 from cost_models.pricing.prediction import scenario_of
-from executor.dtypes import local_tensor
 from executor.processes.fork import run_forked
 from executor.training import optimizer as optimizer_module
 from executor.training.lion import Lion
 from executor.training.optimizer import MOMENTUM, total_norm
 from executor.training.traffic import counted_traffic, is_as_predicted
 from executor.training.trainer import Trainer
-from executor.verify.gather import gathered
 from executor.verify.reference import reference_model
 from hardware_profiles.errors import InputError
-from tests.executor.tiny import random_batch, tiny
+from tests.executor.tiny import random_batch, tiny, weight_difference
 
 distributed = pytest.mark.distributed
 STEPS, RATE, DECAY, BETAS = 3, 1e-2, 0.1, (0.9, 0.99)
@@ -70,12 +68,7 @@ def _worst(rank: int, file: PlanFile) -> float:
         logits = model(input_ids=batch.inputs).logits
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).backward()
         whole.step()
-    worst = 0.0
-    for name, full in gathered(trainer, lambda shard: local_tensor(shard.parameter.detach())):
-        if full is not None:
-            expected = model.get_parameter(name).detach()
-            worst = max(worst, float((full - expected).norm() / expected.norm()))
-    return worst
+    return weight_difference(trainer, model)
 
 
 @pytest.mark.slow

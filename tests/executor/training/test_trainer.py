@@ -12,16 +12,14 @@ from cost_models.plan.plan import Plan
 from cost_models.plan_file import PlanFile
 from executor.config.learning_rate import LearningRate
 from executor.data.batch import IGNORED, Batch
-from executor.dtypes import local_tensor
 from executor.model.families import decoder_layer
 from executor.processes.fork import run_forked
 from executor.training.traffic import counted_traffic, is_as_predicted
 from executor.training.trainer import Trainer
-from executor.verify.gather import gathered
 from executor.verify.parity import exact
 from executor.verify.reference import reference_model
 from hardware_profiles.errors import InputError, ShardplanError
-from tests.executor.tiny import first_step, random_batch, tiny
+from tests.executor.tiny import first_step, random_batch, tiny, weight_difference
 
 pytestmark = pytest.mark.distributed
 
@@ -84,11 +82,7 @@ def _clipped(rank: int, file: PlanFile, max_norm: float) -> dict[str, Any] | Non
     rest = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": decays, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     torch.optim.SGD(groups, lr=0.5).step()
-    worst = 0.0
-    for name, full in gathered(trainer, lambda shard: local_tensor(shard.parameter.detach())):
-        if full is not None:
-            expected = model.get_parameter(name).detach()
-            worst = max(worst, float((full - expected).norm() / expected.norm()))
+    worst = weight_difference(trainer, model)
     return {"norm": result.gradient_norm, "expected": float(norm), "worst": worst}
 
 
