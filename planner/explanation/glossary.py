@@ -190,8 +190,9 @@ def place(cluster: Cluster, plan: Plan, axis: str) -> str:
     inside = plan.world_size <= inner.domain_size or inner.domain_size % span == 0
     if inside:
         return f"inside a node, {rate}" if cluster.num_nodes > 1 else f"over {inner.name}, {rate}"
-    both = " as the mean of both neighbours" if axis == "pipeline" and size > 2 else ""
-    return f"over the network between nodes, {rate}{both}"
+    if axis == "pipeline" and size > 2 and stride < inner.domain_size:  # one neighbour is inside
+        return f"partly over the network between nodes, {rate} on average"
+    return f"over the network between nodes, {rate}"
 
 
 AXES_OF_TIME: Final[Mapping[str, tuple[str, ...]]] = {

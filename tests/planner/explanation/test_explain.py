@@ -192,6 +192,12 @@ def test_groups_lie_where_the_grid_puts_them() -> None:
     cluster = scenario_with(cluster="2x8xH100-SXM").cluster
     assert place(cluster, plan, "replicate").startswith("inside a node, 450 GB/s")
     assert place(cluster, plan, "pipeline").startswith("over the network between nodes, 50 GB/s")
+    cluster = scenario_with(cluster="8x8xA100-80GB").cluster
+    far = Plan(data_parallel=4, tensor_parallel=4, pipeline_parallel=4)  # a stage is two nodes
+    assert place(cluster, far, "pipeline") == "over the network between nodes, 25 GB/s"
+    near = Plan(tensor_parallel=4, pipeline_parallel=16)  # a node holds two stages
+    words = "partly over the network between nodes, 46.2 GB/s on average"
+    assert place(cluster, near, "pipeline") == words
 
 
 # --- why not ---
