@@ -104,9 +104,13 @@ def most_loaded(
         return 1.0
     if feed_forward.balanced_by_bias:
         spread = BIASED_SPREAD * spread
-    ranks = np.multiply(1.0, expert_parallel)
-    largest = np.interp(np.log2(ranks), np.arange(len(LARGEST_NORMAL)), LARGEST_NORMAL)
-    return 1.0 + spread * largest * np.sqrt(ranks / feed_forward.num_experts)
+    experts = feed_forward.num_experts / np.multiply(1.0, expert_parallel)
+    return 1.0 + spread * _largest_normal(expert_parallel) / np.sqrt(experts)
+
+
+@on_distinct_rows
+def _largest_normal(number: Count) -> Real:
+    return np.interp(np.log2(number), np.arange(len(LARGEST_NORMAL)), LARGEST_NORMAL)
 
 
 def slots_per_token(feed_forward: FeedForward, software: ForwardSoftware) -> float:

@@ -22,6 +22,7 @@ from cost_models.communication.volumes import rank_traffic
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
 from cost_models.partition.stages import even_split_contents
+from cost_models.plan.factored import factored
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
@@ -91,6 +92,9 @@ def test_ranks_wait_for_the_one_with_most_tokens() -> None:
     largest = np.array([0.0, 0.564, 1.029, 1.424])
     assert found.tolist() == pytest.approx((1 + 0.26 * largest * np.sqrt(ranks / 8)).tolist())
     assert [float(most_loaded(eight, n, megatron)) for n in ranks] == found.tolist()
+    column: Any = factored(PlanTable.from_plans([Plan(expert_parallel=int(n)) for n in ranks]))[0]
+    in_search: Any = most_loaded(eight, column.expert_parallel, megatron)
+    assert in_search.expanded().tolist() == found.tolist()
     finer = most_loaded(replace(eight, num_experts=128), ranks[1:], megatron)
     assert np.all((finer > 1.0) & (finer < found[1:]))
     biased = most_loaded(replace(eight, balanced_by_bias=True), ranks[1:], megatron)
