@@ -58,7 +58,7 @@ class PricedView:
     figures: tuple[Figure, ...]
     memory: MemoryChart
     time: tuple[BarSegment, ...]
-    peak: str
+    peak: str  # where and when, with its verb
     job: str
     not_run: str
     command: str
@@ -117,7 +117,8 @@ def price(question: PageQuestion) -> PricedView:
     """Return memory and time of the plan, of which the parts left open are searched."""
     answer = _fit(question)
     assessment, workload = answer.assessment, answer.scenario.workload
-    memory = assessment.memory
+    memory, stages = assessment.memory, answer.plan.pipeline_parallel
+    when = MOMENT_WORDS[memory.moment]
     return PricedView(
         verdict=answer.verdict,
         word=WORDS[assessment.verdict],
@@ -126,7 +127,7 @@ def price(question: PageQuestion) -> PricedView:
         figures=(*memory_figures(assessment), *time_figures(assessment.time)),
         memory=memory_chart(assessment),
         time=time_bar(assessment.time),
-        peak=f"stage {memory.limiting_stage}, {MOMENT_WORDS[memory.moment]}",
+        peak=f"is on stage {memory.limiting_stage}, {when}" if stages > 1 else f"comes {when}",
         job="" if answer.job is None else short_words(answer.job),
         not_run=not_run(answer.scenario, answer.plan) or "",
         command=fit_command(answer.scenario, answer.plan),

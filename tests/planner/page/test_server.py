@@ -110,6 +110,12 @@ def test_the_script_gets_the_answer_without_the_form(client: TestClient) -> None
     assert 'role="alert"' in wrong.text
 
 
+def test_a_stage_is_named_where_there_are_several(client: TestClient) -> None:
+    ask = "model=gpt2&zero=0&recompute=none&mbs=1"
+    assert "The peak comes" in client.get(f"/?{ask}&cluster=1xL40S").text
+    assert "The peak is on stage" in client.get(f"/?{ask}&cluster=2xL40S&pp=2").text
+
+
 def test_a_pasted_config_is_a_model(client: TestClient) -> None:
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 512}
     query = PageQuestion.of({"config": json.dumps(config), "zero": "1"}).address(
