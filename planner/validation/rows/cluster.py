@@ -221,7 +221,7 @@ def accelerator_of(reading: Reading) -> Accelerator:
     if (family := _of_family(name)) is not None:
         reading.defaults.append(f"gpu {name}: {family.name}, as other instances of its family")
         return family
-    unknown = f"gpu {name!r} is not in the catalogue (shardplan hardware lists it)"
+    unknown = f"gpu {name!r} is not in the catalogue, which shardplan hardware lists"
     raise Unpriceable(_not_priced(name) or _not_priced(bare) or unknown)
 
 

@@ -204,7 +204,7 @@ def test_dropout_experts_and_stages_are_as_their_columns_say() -> None:
     ("cells", "reason"),
     [
         ({"num_layers": None}, "the architecture is not given (num_layers)"),
-        ({"gpu": "Z9"}, "gpu 'Z9' is not in the catalogue"),
+        ({"gpu": "Z9"}, "gpu 'Z9' is not in the catalogue, which"),
         ({"num_gpus": None}, "num_gpus is empty"),
         ({"tensor_parallel": 3}, "3 model-parallel ranks do not divide 16"),
         ({"data_parallel": 3}, "3 x 1 ranks for 16 accelerators"),
