@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from cost_models.pricing.observed import other_machine, with_predicted_names
 from executor.launch.preflight import PreparedRun
+from executor.records.earlier_session import earlier_measurement
 from executor.records.metrics import METRICS_FILE, MetricsFile
 from executor.records.report import (
     SCHEMA_VERSION,
@@ -70,6 +71,7 @@ class Recorder:
         self.samples: deque[list[dict[str, float]]] = deque(maxlen=TIMED_STEPS)
         self.timed: deque[dict[str, Any]] = deque(maxlen=TIMED_STEPS)
         self.timed_steps = 0
+        self.earlier: dict[str, Any] = {}  # measured before the run was resumed
 
     @property
     def began(self) -> bool:
@@ -94,7 +96,13 @@ class Recorder:
 
     def _start(self, values: dict[str, Any]) -> None:
         """Start recording, or continue from a checkpoint after a restart."""
+        first = not self.began
         self.environment, self.first_step = values["environment"], values["first_step"]
+        if first and self.folder is not None:
+            identity = self.prepared.identity()
+            self.earlier, note = earlier_measurement(self.folder, identity, self.environment)
+            if note:
+                self({"kind": "note", "text": note})
         self.peak = peak_flops(self.prepared.file, self.environment["device"])
         for kept in (self.steps, self.evaluations):
             kept.drop_after(self.first_step)
@@ -165,7 +173,12 @@ class Recorder:
                 raise RunError(f"{self.folder}: cannot be written: {problems[0]}")
 
     def measured(self) -> dict[str, Any]:
-        """Return the medians of the timed steps, and the ranks' counters."""
+        """Return the medians of the timed steps, and the ranks' counters.
+
+        Of a resumed run, those of the session that timed the most steps.
+        """
+        if self.earlier.get("timed_steps", 0) > self.timed_steps:
+            return {**self.earlier, "ranks": self.ranks or self.earlier.get("ranks", [])}
         phases = {name: _median(self.timed, name) for name in (self.timed[0] if self.timed else ())}
         seconds = phases.pop("step", None)
         file = self.prepared.file

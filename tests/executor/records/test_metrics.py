@@ -189,6 +189,46 @@ def test_ranks_that_start_again_train_some_steps_again(tmp_path):
     assert [step["step"] for step in document["steps"]] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("steps", [2, 6])
+def test_a_resumed_run_keeps_what_was_timed_before(tmp_path, steps):
+    first = _recorder(tmp_path)
+    first(START)
+    for step in range(1, 6):
+        first(_event(step, **({"ranks": WAITS} if step == 4 else {})))
+    first.finish("finished")
+    before = json.loads((tmp_path / "run.json").read_text())["measured"]
+    assert before["timed_steps"] == 3
+    second = _recorder(tmp_path)
+    second({**START, "first_step": 5})
+    second({"kind": "measured", "ranks": []})
+    for step in range(1, steps + 1):
+        second(_event(5 + step, seconds=0.25, timed=step > 2))
+    second.finish("finished")
+    document = json.loads((tmp_path / "run.json").read_text())
+    measured = document["measured"]
+    assert document["notes"] == ["the 3 steps timed before count until more are timed"]
+    if steps == 2:
+        assert measured == before
+        return
+    assert (measured["timed_steps"], measured["step_seconds"]) == (4, 0.25)
+
+
+def test_what_was_timed_elsewhere_stays_in_a_file_of_its_own(tmp_path):
+    first = _recorder(tmp_path)
+    first(START)
+    for step in range(1, 6):
+        first(_event(step))
+    first.finish("finished")
+    text = (tmp_path / "run.json").read_text()
+    for _ in range(2):  # a session that timed nothing leaves nothing behind
+        second = _recorder(tmp_path)
+        second({"kind": "start", "first_step": 5, "environment": {"device": "cpu"}})
+        second.finish("finished")
+    assert json.loads((tmp_path / "run.json").read_text())["measured"]["timed_steps"] == 0
+    (kept,) = tmp_path.glob("run-*.json")
+    assert kept.read_text() == text
+
+
 def test_utilisation_needs_a_known_device():
     from dataclasses import replace
 
