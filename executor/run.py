@@ -45,6 +45,7 @@ from executor.records.recorder import FAILED, INTERRUPTED, STOPPED, Recorder
 from executor.records.report import SCHEMA_VERSION, as_text
 from executor.records.tensorboard import require_tensorboard
 from executor.run_folder import claimed_folder
+from hardware_profiles.cluster.measurement import busy_words
 from hardware_profiles.errors import InputError, Interrupted, RunError, ShardplanError
 from hardware_profiles.progress import status_line
 from hardware_profiles.terminal import say, show
@@ -199,6 +200,7 @@ def _report(
     saving = options.checkpoints
     if saving.checkpoint_every is None and saving.resume is None and not options.dry_run:
         messages = [*messages, "the weights will not be kept (--checkpoint-every N keeps them)"]
+    busy = busy_words()  # before the ranks add their own load
     with _folder(options) as folder:
         for note in messages:
             say(f"note: {note}")
@@ -221,7 +223,7 @@ def _report(
                 recorder.finish(FAILED, str(error) if known else repr(error))
                 raise
             recorder.finish(status)
-        show(_outcome(recorder, as_json=options.json))
+        show(_outcome(recorder, busy, as_json=options.json))
     if status == STOPPED:
         say(f"shardplan: {_ended('stopped on request', recorder, again)}")
         return STOPPED_CODE
@@ -291,7 +293,7 @@ def _is_done(options: RunOptions) -> bool:
     return True
 
 
-def _outcome(recorder: Recorder, *, as_json: bool) -> str:
+def _outcome(recorder: Recorder, busy: str, *, as_json: bool) -> str:
     document = recorder.document()
     if as_json:
         return json.dumps(document, indent=2, allow_nan=False)
@@ -301,7 +303,8 @@ def _outcome(recorder: Recorder, *, as_json: bool) -> str:
         done = document["steps_done"] - document["first_step"]
         lines.append(f"loss {first:.4f} -> {last:.4f} in {done} steps\n")
     on_gpu = document["environment"]["device"] != "cpu"
-    lines.append(as_text(recorder.rows(), on_gpu=on_gpu, other=recorder.other_machine()))
+    other = recorder.other_machine()
+    lines.append(as_text(recorder.rows(), on_gpu=on_gpu, other=other, busy=busy))
     folder = recorder.folder
     kept = "Nothing was kept (dry run)." if folder is None else f"Written: {folder}/run.json"
     return "\n".join([*lines, f"\n{kept}"])

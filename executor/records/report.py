@@ -112,25 +112,32 @@ def _communication_rows(predicted: Any, ranks: list[Any]) -> Iterator[Comparison
         yield ComparisonRow(f"{kind} ({axis})", "bytes", known, float(counted))
 
 
-def as_text(rows: Iterable[ComparisonRow], *, on_gpu: bool, other: str | None = None) -> str:
+def as_text(
+    rows: Iterable[ComparisonRow], *, on_gpu: bool, other: str | None = None, busy: str = ""
+) -> str:
     """Return the comparison as a plain-text table with an explanation below.
 
-    ``other``: that the run used other devices than the plan was priced for, in words.
+    ``other``: that the run used other devices than the plan was priced for, in words; ``busy``:
+    that other programs ran before it, which matters only to times on a CPU.
     """
     listed = list(rows)
     figures = [(row.name, row.unit, row.predicted, row.measured) for row in listed]
     apart = {row.unit for row in listed if not row.comparable}
     lines = comparison_table(figures, HEAD, "high", "low", apart)
-    return "\n".join([*lines, "", _what_is_compared(on_gpu, other)])
+    return "\n".join([*lines, "", _what_is_compared(on_gpu, other, busy)])
 
 
-def _what_is_compared(on_gpu: bool, other: str | None) -> str:
+def _what_is_compared(on_gpu: bool, other: str | None, busy: str) -> str:
     memory = (
         "Memory is what the CUDA allocator gave to tensors (max_memory_allocated)."
         if on_gpu
         else "Memory is the bytes of live tensors, without allocator slack, Python and libraries."
     )
-    times = f"Times are not comparable: {other}. " if other is not None else ""
+    times = ""
+    if other is not None:
+        times = f"Times are not comparable: {other}. "
+    elif busy and not on_gpu:
+        times = f"Just before the run the machine was {busy}: steps take longer then. "
     others = ", ".join(PART_WORDS[name] for name in TRANSIENT_PARTS)
     return textwrap.fill(
         f"{times}{memory} Its parts are those of the fullest rank at its peak; others: {others}. "

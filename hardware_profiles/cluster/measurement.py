@@ -153,7 +153,7 @@ def why_measure_again(found: MachineMeasurement) -> str | None:
     torch = _torch_version()
     if torch is not None and torch != found.torch_version.partition("+")[0]:
         return f"it was measured with torch {found.torch_version}, now {torch}"
-    if is_busy():
+    if busy_words():
         return None
     if found.load is not None and found.load > BUSY_SHARE * found.num_cores:
         return f"it was measured on a busy machine (load {found.load:.1f})"
@@ -170,16 +170,13 @@ def why_measure_again(found: MachineMeasurement) -> str | None:
 def measurement_notes(found: MachineMeasurement) -> list[str]:
     """Return what limits a measurement: the load of the machine now and then, and its age."""
     notes = []
-    age, load = age_in_days(found), load_average()
+    age, busy = age_in_days(found), busy_words()
     if age is not None and age > OLD_DAYS:
         notes.append(f"this machine was measured {age} days ago (shardplan calibrate measures)")
     if found.load is not None and found.load > BUSY_SHARE * found.num_cores:
         notes.append(f"it was measured while other programs ran (load {found.load:.1f})")
-    if load is not None and is_busy():
-        notes.append(
-            f"this machine is busy (load {load:.1f} on {available_cores()} cores): a run takes "
-            "longer than predicted meanwhile"
-        )
+    if busy:
+        notes.append(f"this machine is {busy}: a run takes longer than predicted meanwhile")
     return notes
 
 
@@ -199,10 +196,12 @@ def load_average() -> float | None:
         return None
 
 
-def is_busy() -> bool:
-    """Whether other programs use a good part of the processors."""
-    load = load_average()
-    return load is not None and load > BUSY_SHARE * available_cores()
+def busy_words() -> str:
+    """Return "busy" with the load if other programs use a good part of the processors, else ""."""
+    load, cores = load_average(), available_cores()
+    if load is None or load <= BUSY_SHARE * cores:
+        return ""
+    return f"busy (load {load:.1f} on {cores} cores)"
 
 
 def probe_seconds() -> float:
