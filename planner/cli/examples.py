@@ -19,7 +19,7 @@ EXAMPLES: Final = {
     ),
     "explain": (
         "shardplan explain plan.json",
-        "shardplan explain plan.json --why-not tp=2 --no-sensitivity",
+        "shardplan explain plan.json --why-not tp=2",
     ),
     "validate": (
         "shardplan validate --time --only megatron-sc21",

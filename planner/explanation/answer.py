@@ -173,7 +173,10 @@ class Explanation(AssessedAnswer):
         yield from other_plans(self.why_not, self.ways_out)
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the text; ``verbose``: what every part means, every figure of the machine."""
+        """Return the text, of ``why_not`` alone if another plan was asked about.
+
+        ``verbose``: what every part means, every figure of the machine.
+        """
         return explanation_text(self, verbose=verbose)
 
 
@@ -181,6 +184,9 @@ def explanation_text(found: Explanation, *, verbose: bool = False) -> str:
     """Return the answer of ``explain`` as text."""
     lines = [*head(found.scenario), ""] if verbose else short_head(found.scenario)
     lines += labelled("Plan", found.options)
+    others = [line for reason in found.why_not for line in ("", *_why_not(reason))]
+    if others and not verbose:
+        return "\n".join([*lines, *others])
     for number, sentence in enumerate(found.description):
         lines += labelled("In words" if not number else "", sentence)
     lines += [""] * verbose
@@ -193,9 +199,7 @@ def explanation_text(found: Explanation, *, verbose: bool = False) -> str:
     lines += [""] * verbose
     lines += labelled("Best", best_words(found))
     lines += _sensitivity(found, verbose=verbose)
-    for reason in found.why_not:
-        lines += ["", *_why_not(reason)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *others])
 
 
 def _time(found: Explanation, *, verbose: bool) -> list[str]:

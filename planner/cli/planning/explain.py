@@ -18,7 +18,8 @@ def explain(
             "--why-not",
             metavar="NAME=VALUE,…",
             complete=proposals.plan_parts,
-            help="parts of another plan, such as tp=16,pp=4 (may be repeated)",
+            help="compare with another plan, given by parts such as tp=16,pp=4 (may be repeated); "
+            "-v: after the whole explanation",
         ),
     ] = None,
     sensitivity: Annotated[
@@ -34,5 +35,7 @@ def explain(
     """Explain a plan: its limits, sensitivity of the choice, and comparisons with other plans."""
     from planner.explanation.explain import explain as ask
 
-    answer = ask(plan, why_not=why_not or (), sensitivity=sensitivity)
+    others = why_not or ()
+    shown = sensitivity and (json or verbose or not others)  # it takes several searches
+    answer = ask(plan, why_not=others, sensitivity=shown)
     print_answer(answer, json=json, verbose=verbose)
