@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cost_models.compute.flops import (
     forward_flops_per_token,
@@ -14,7 +15,7 @@ from cost_models.compute.flops import (
 )
 from cost_models.legality.capabilities import capabilities
 from cost_models.model.parameters import active_parameters, parameters_by_part
-from cost_models.model.presets import is_preset, load_preset, preset_names
+from cost_models.model.presets import all_presets, is_preset, load_preset
 from cost_models.units import format_bytes, format_count
 from hardware_profiles.cluster.catalogue import accelerators, accelerators_named, match_accelerator
 from hardware_profiles.cluster.schema import Accelerator
@@ -27,21 +28,24 @@ from planner.text.answer import SCHEMA_VERSION
 from planner.text.paragraphs import hanging, plain
 from planner.text.tables import narrowed
 
+# where the size begins in a preset's name: llama-3.1-8b, mixtral-8x7b, gpt2-medium
+_SIZE: Final = re.compile(r"-(?:[\dx.]+[bm]|tiny|mini|small|base|medium|large|xl|xxl)")
+
 
 def model_listing(start: str = "") -> dict[str, Any]:
-    """The presets whose names begin so."""
-    presets = []
-    for name in (one for one in preset_names() if one.startswith(start.lower())):
-        preset = load_preset(name)
-        presets.append(
-            {
-                "name": name,
-                "family": preset.config["model_type"],
-                "parameters": preset.published_parameters,
-                "source": preset.source,
-            }
-        )
-    return {"schema_version": SCHEMA_VERSION, "models": presets}
+    """The presets whose names begin so, by their names without the size, then by size."""
+    presets = [one for one in all_presets() if one.name.startswith(start.lower())]
+    presets.sort(key=lambda one: (_SIZE.split(one.name)[0], one.published_parameters))
+    models = [
+        {
+            "name": preset.name,
+            "family": preset.config["model_type"],
+            "parameters": preset.published_parameters,
+            "source": preset.source,
+        }
+        for preset in presets
+    ]
+    return {"schema_version": SCHEMA_VERSION, "models": models}
 
 
 def names_one_model(text: str) -> bool:
@@ -50,13 +54,15 @@ def names_one_model(text: str) -> bool:
 
 
 def models_text(document: Mapping[str, Any]) -> str:
-    """The presets, one a line; the source of one stands with that one."""
-    models = document["models"]
-    longest = max((len(entry["name"]) for entry in models), default=0)
-    return "\n".join(
-        f"{entry['name']:<{longest}} {format_count(entry['parameters']):>10}  {entry['family']}"
-        for entry in models
-    )
+    """The presets, one a line, with the family of transformers whose layers they are priced as.
+
+    Some have code of their own, such as DBRX: the source, which stands with one model, says so.
+    """
+    rows = [("preset", "parameters", "layers as in")]
+    for entry in document["models"]:
+        rows.append((entry["name"], format_count(entry["parameters"]), entry["family"]))
+    longest = max(len(name) for name, _, _ in rows)
+    return "\n".join(f"{name:<{longest}} {size:>10}  {family}" for name, size, family in rows)
 
 
 def one_model(name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -213,7 +214,16 @@ def test_columns_that_few_plans_need_are_shown_where_one_does() -> None:
 def test_model_listings_say_parts_and_flops() -> None:
     from planner.cli.listings.listing import model_listing, one_model
 
-    assert "llama-3-8b" in models_text(model_listing())
+    listed = [line.split() for line in models_text(model_listing()).splitlines()]
+    assert listed[0] == ["preset", "parameters", "layers", "as", "in"]
+    assert ["dbrx", "131.60", "B", "mixtral"] in listed  # which has a family of its own elsewhere
+    names = [line[0] for line in listed]
+    assert {
+        ("llama-13b", "llama-30b"),
+        ("llama-3-8b", "llama-3-70b"),
+        ("mixtral-8x7b", "mixtral-8x22b"),
+        ("gpt2-medium", "gpt2-large"),
+    } <= set(pairwise(names))
     text = model_text(one_model("mixtral-8x7b"))
     assert "active" in text
     assert "experts" in text
