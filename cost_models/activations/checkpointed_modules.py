@@ -13,6 +13,10 @@ Units     bytes a token on one rank; columns of a plan table.
     moe              the same of all experts, routed rows, the router; its input stays
     shared_experts   all between their matrices
     moe_act          the activation's result and the product; outputs of the first matrices stay
+    attn             all between its input and its output
+    experts          all between the routed experts' matrices; their inputs and outputs stay
+
+``attn`` and ``experts`` are not traced: no trainer that the executor builds has them.
 
 Source: NVIDIA/Megatron-LM (megatron/core/transformer: transformer_layer.py, attention.py,
 multi_latent_attention.py, moe/moe_layer.py, moe/experts.py, each with its ``recompute_modules``);
@@ -70,6 +74,7 @@ def restored_modules(view: RankView, kind: LayerKind, regions: Regions) -> Resto
     at_core = _if_repeated(view, "core_attn", regions.core / tensor)
     if kind.attention.kv_lora_rank:
         at_core = at_core + _if_repeated(view, "mla_up_proj", _latent_heads(view, kind) / tensor)
+    at_core = at_core + _if_repeated(view, "attn", _rest_of_attention(view, kind))
     norms = _norms(view, kind)
     mlp = _mixture(view, kind, regions) if kind.feed_forward.num_experts else _mlp(view, kind)
     dropped = at_core + norms.dropped + mlp.dropped
@@ -136,7 +141,8 @@ def _head_norms(view: RankView, kind: LayerKind) -> Real:
     frozen = [weight for weight in kind.weights if weight.frozen]
     copies = unsaved_norm_bytes(kind, frozen, view.model.hidden_size, compute, software)[1]
     size = head_norms_bytes(kind, compute, software) - copies
-    return _if_repeated(view, "layernorm", size / (1.0 * view.table.tensor_parallel))
+    again = _if_repeated(view, "layernorm", size / (1.0 * view.table.tensor_parallel))
+    return np.where(repeats_module(view.table.recompute, "attn"), 0.0, again)
 
 
 def _routes_only(kind: LayerKind) -> bool:
@@ -165,7 +171,10 @@ def _mixture(view: RankView, kind: LayerKind, regions: Regions) -> Restored:
     copies = activation_copies(feed_forward, view.software) + (3.0 if feed_forward.gated else 1.0)
     of_shared = copies * compute * feed_forward.shared_ffn_hidden_size / tensor
     each = max(0.0, copies - (2.0 if feed_forward.gated else 1.0)) * compute
-    made = each * feed_forward.experts_per_token * feed_forward.ffn_hidden_size / tensor
+    width = feed_forward.experts_per_token * feed_forward.ffn_hidden_size
+    of_routed = _inside(view, kind) * width / (width + feed_forward.shared_ffn_hidden_size)
+    again = repeats_module(view.table.recompute, "experts")
+    made = np.where(again, of_routed, each * width / tensor)
     rows = regions.routed - compute * hidden * float(_routes_only(kind))
     share = view.table.expert_tensor / tensor
     routed = whole * (_inside(view, kind) + np.maximum(0.0, rows) * share)
@@ -189,6 +198,20 @@ def _routed_results(view: RankView, kind: LayerKind) -> Real:
     along = view.sequence_shards
     inputs = np.where(np.greater(along, 1.0), 2.0 * compute, 0.0)
     return view.model.hidden_size * (summed + compute / along + inputs)
+
+
+def _rest_of_attention(view: RankView, kind: LayerKind) -> Real:
+    """Bytes of attention's tensors besides its core's own and those behind its latents."""
+    attention, compute, software = kind.attention, view.workload.compute_bytes, view.software
+    tensor = 1.0 * view.table.tensor_parallel
+    heads = attention_bytes(attention, compute) + head_norms_bytes(kind, compute, software)
+    if not attention.kv_lora_rank:
+        return heads / tensor
+    ranks = [rank for rank in (attention.q_lora_rank, attention.kv_lora_rank) if rank]
+    norms = sum(norm_bytes(kind, rank, compute, software) for rank in ranks)
+    return (heads - _latent_heads(view, kind)) / tensor + (
+        norms + compute * sum(ranks)
+    ) / view.sequence_shards
 
 
 def _latent_heads(view: RankView, kind: LayerKind) -> Real:

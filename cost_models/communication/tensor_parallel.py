@@ -208,13 +208,15 @@ def _layer_collectives(view: RankView, kind: LayerKind, *, by_matrix: bool) -> L
 
     zero = np.zeros(len(table))
     one = Traffic(1.0 + zero, hidden + zero)
-    rows, wholes, latent = one, one.times(zero), one.times(zero)
+    rows, wholes = one, one.times(zero)
     columns = one.times(_column_matrices(kind, "attention") if by_matrix else 1.0)
     if attention.kv_lora_rank:
         latents = (attention.q_lora_rank or hidden) + attention.kv_lora_rank
         columns = Traffic(2.0 + zero, latents + zero)
         wholes = Traffic(1.0 + zero, attention.rope_head_dim + zero)
-        latent = (columns + wholes).times(again("mla_up_proj"))
+        attended = (columns + wholes).times(again("mla_up_proj"))
+    else:
+        attended = columns.times(again("attn"))
     dense = float(kind.cross_attention is not None)
     dense += float(not mlp.num_experts or mlp.shared_ffn_hidden_size > 0)
     each = _column_matrices(kind, "mlp", "shared_experts") if by_matrix else dense
@@ -234,12 +236,12 @@ def _layer_collectives(view: RankView, kind: LayerKind, *, by_matrix: bool) -> L
         kept_inputs=wholes + one.times(cut),
         row_sums=rows,
         inputs_again=inputs.times(gathers)
-        + latent
+        + attended
         + one.times(shared if experts else block * each)
         + one.times(block * cut),
         row_sums_again=rows.times(full)
         + one.times(-1.0 * left_out * full)
-        + one.times(again("moe") * experts * dense),
+        + one.times(again("moe") * experts * dense + again("attn")),
         token_splits=one.times(experts - cut),
     )
 

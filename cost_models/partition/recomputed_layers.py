@@ -133,6 +133,8 @@ def module_matrices(kind: LayerKind, module: str) -> tuple[Weight, ...]:
         "mlp": () if mixed else ("mlp",),
         "moe": ("router", "experts", "shared_experts", "mlp") if mixed else (),
         "shared_experts": ("shared_experts",) if mixed else (),
+        "experts": ("experts",) if mixed else (),
+        "attn": ("attention",),
     }
     matrices = [w for w in kind.weights if w.is_matrix]
     if module == "mla_up_proj" and kind.attention.kv_lora_rank:
@@ -143,15 +145,16 @@ def module_matrices(kind: LayerKind, module: str) -> tuple[Weight, ...]:
 def repeated_by_setting(kind: LayerKind, table: PlanTable) -> list[tuple[Flag, tuple[Weight, ...]]]:
     """Return sets of matrices of a layer, and the plans that compute each again alone.
 
-    A module inside another one that is computed again (``moe``) is not listed twice.
+    A module inside another one that is computed again (``moe``, ``attn``) is not listed twice.
     """
     recompute = table.recompute
     found = [(np.equal(recompute, EVERY_SECOND_MM), repeated_matrices(kind))]
     if np.any(repeats_modules(recompute)):
         moe = repeats_module(recompute, "moe")
-        shared = repeats_module(recompute, "shared_experts") & ~moe
-        found += [(moe, module_matrices(kind, "moe"))]
-        found += [(shared, module_matrices(kind, "shared_experts"))]
-        for module in ("mlp", "mla_up_proj"):
-            found += [(repeats_module(recompute, module), module_matrices(kind, module))]
+        attention = repeats_module(recompute, "attn")
+        inside = {"moe": False, "shared_experts": moe, "experts": moe}
+        inside |= {"mlp": False, "attn": False, "mla_up_proj": attention}
+        for module, outer in inside.items():
+            again = repeats_module(recompute, module) & ~np.asarray(outer)
+            found += [(again, module_matrices(kind, module))]
     return [(again, matrices) for again, matrices in found if matrices and np.any(again)]

@@ -12,6 +12,11 @@
     layernorm          both norms' outputs           shared_experts   the experts of every token
                                                      moe_act          the routed experts' activation
 
+    and by name in forks of it:
+
+    attn               attention as a whole          experts          the routed experts, between
+                                                                      their inputs and outputs
+
 A table of plans holds the position of a setting in ``RECOMPUTE``. Sources: pytorch/torchtitan
 (torchtitan/distributed/activation_checkpoint.py: the policy counts ``aten.mm`` and saves every
 other result); NVIDIA/Megatron-LM (megatron/core/transformer/transformer_config.py,
@@ -30,13 +35,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CORE: Final = "core_attn"
-MODULES: Final = (CORE, "mla_up_proj", "layernorm", "mlp", "moe", "shared_experts", "moe_act")
+# of Megatron Core
+SINGLE: Final = (CORE, "mla_up_proj", "layernorm", "mlp", "moe", "shared_experts", "moe_act")
+# others, with what they contain
+CONTAINED: Final = {"attn": (CORE, "mla_up_proj"), "experts": ("moe_act",)}
+MODULES: Final = (*SINGLE, *CONTAINED)
 PREFIX: Final = "modules:"
 EVERY_SECOND: Final = "ops:every-2nd-mm"
 # a layer as a whole, or its operators by kind
 WORDS: Final = ("none", "selective", "full", "selective_ops", EVERY_SECOND)
-_SETS: Final = tuple(
-    modules for size in range(1, len(MODULES) + 1) for modules in combinations(MODULES, size)
+_SETS: Final = sorted(
+    (modules for size in range(1, len(MODULES) + 1) for modules in combinations(MODULES, size)),
+    key=lambda modules: not CONTAINED.keys().isdisjoint(modules),
 )
 RECOMPUTE: Final = WORDS + tuple(PREFIX + "+".join(modules) for modules in _SETS)
 BY_OPERATOR: Final = ("selective_ops", EVERY_SECOND)
@@ -45,10 +55,17 @@ NONE, SELECTIVE, FULL, SELECTIVE_OPS, EVERY_SECOND_MM = range(len(WORDS))
 FIRST_SET: Final = len(WORDS)
 # the settings as a help text names them
 SHOWN: Final = (*WORDS, f"{PREFIX}{CORE}+mlp")
-_CODES: Final = {
-    module: [FIRST_SET + code for code, modules in enumerate(_SETS) if module in modules]
-    for module in MODULES
-}
+# settings of Megatron Core's own modules, which come first
+OF_MEGATRON: Final = RECOMPUTE[: FIRST_SET + 2 ** len(SINGLE) - 1]
+
+
+def _codes(module: str) -> list[int]:
+    """Return the codes of the sets that compute a module again, alone or inside another one."""
+    found = {module, *(outer for outer, inner in CONTAINED.items() if module in inner)}
+    return [FIRST_SET + code for code, modules in enumerate(_SETS) if found.intersection(modules)]
+
+
+_CODES: Final = {module: _codes(module) for module in MODULES}
 
 
 def read_setting(text: str, where: str = "") -> str:

@@ -21,7 +21,7 @@ from cost_models.legality.rules import legality_codes
 from cost_models.model.families import model_spec
 from cost_models.model.lora import adapted
 from cost_models.plan.plan import CONTEXT_METHODS, OFFLOADS, SCHEDULES, Plan, PlanTable
-from cost_models.plan.recompute import RECOMPUTE
+from cost_models.plan.recompute import OF_MEGATRON
 from cost_models.plan.workload import Optimizer, Workload
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
@@ -128,7 +128,7 @@ def drawn_plan(draw: random.Random, limits: Mapping[str, Sequence[Any]]) -> Plan
         several("pipeline_schedule", 0.5, *SCHEDULES) if pipeline > 1 else "1f1b",
         several("zero_stage", 0.8, 0, 1, 2, 3) if data > 1 else 0,
         tensor > 1 and several("sequence_parallel", 0.6, False, True),
-        several("recompute", 0.8, *RECOMPUTE),
+        several("recompute", 0.8, *OF_MEGATRON),
         rows,
         left // rows,
         dp_replicate=several("dp_replicate", 0.2, 1, 2),

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.plan.recompute import RECOMPUTE
+from cost_models.plan.recompute import OF_MEGATRON
 from cost_models.plan.workload import Workload
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.pricing.table import table_steps
@@ -166,7 +166,7 @@ def _by_module(around: _Around) -> Iterator[Saving | None]:
     table = PlanTable.from_plans(
         [
             replace(same, recompute=word, micro_batch_size=size, num_microbatches=share // size)
-            for word in RECOMPUTE
+            for word in OF_MEGATRON
             for size in sizes
         ]
     )

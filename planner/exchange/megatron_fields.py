@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from cost_models.plan.plan import split_layers
-from cost_models.plan.recompute import PREFIX, read_setting
+from cost_models.plan.recompute import CONTAINED, OF_MEGATRON, PREFIX, SINGLE, read_setting
 from hardware_profiles.errors import InputError
 from planner.exchange.job import Job
 from planner.exchange.keys import Settings, UnknownWord
@@ -143,6 +143,11 @@ def check_fields(job: Job) -> None:
         raise InputError(
             f"recompute = {plan.recompute}:{plan.recompute_layers}/{plan.recompute_every}: "
             "Megatron Core recomputes all layers of a stage or its first ones (choose full)"
+        )
+    if plan.recompute.startswith(PREFIX) and plan.recompute not in OF_MEGATRON:
+        raise InputError(
+            f"recompute = {plan.recompute}: Megatron Core has no modules {' and '.join(CONTAINED)} "
+            f"(choose some of {', '.join(SINGLE)})"
         )
     if job.file.stage_recompute_layers is not None:
         raise InputError(

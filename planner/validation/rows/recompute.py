@@ -28,10 +28,11 @@ NOTED_SHARE: Final = re.compile(
     r"|(?:\bactivation[ _-](?:ckpt|checkpoint\w*)(?:[ _-](?:ratio|fraction|share))?[ =:]*"
     r"|\bcheckpoint ?[=:] ?)(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)"
 )
-# --recompute-modules of Megatron Core, a list that replaces its default (core_attn)
+# --recompute-modules of Megatron Core and its forks, a list that replaces its default (core_attn)
+OF_FORKS: Final = {"moe_expert": "experts", "moe_experts": "experts"}
 NOTED_MODULES: Final = re.compile(
-    r"(?<![a-z])recompute(?:[-_ ]modules?)?\W+"
-    rf"((?:(?:{'|'.join(sorted(MODULES, reverse=True))})\b[^\w=;]*)+)"
+    r"(?<![a-z])recompute(?:[-_ ](?:modules?|selective))?(?: of)?\W+"
+    rf"((?:(?:{'|'.join(sorted((*MODULES, *OF_FORKS), reverse=True))})\b(?:[^\w=;]|and\b)*)+)"
 )
 # SimuMax: mla_rms_recompute, mlp_recompute=true
 SWITCHED_MODULES: Final = re.compile(
@@ -120,7 +121,8 @@ def _modules(row: Row) -> str | None:
     if "full" in terms or "none" in terms:
         return None
     if noted := NOTED_MODULES.search(row.words("notes")):
-        return read_setting(PREFIX + "+".join(re.findall(r"\w+", noted[1])))
+        names = [name for name in re.findall(r"\w+", noted[1]) if name != "and"]
+        return read_setting(PREFIX + "+".join(OF_FORKS.get(name, name) for name in names))
     switches = "; ".join(SWITCHED_MODULES.findall(row.words("notes")))
     terms = {**terms, **vocabulary().read("recompute", switches).terms}
     named = [module for module in MODULES if f"module {module}" in terms]

@@ -22,11 +22,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cost_models.activations.live import layer_bytes
+from cost_models.communication.expert_parallel import expert_traffic
 from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
+from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import Plan, PlanTable
-from cost_models.plan.recompute import MODULES, RECOMPUTE, read_setting, repeats_module
+from cost_models.plan.recompute import CONTAINED, MODULES, RECOMPUTE, read_setting, repeats_module
 from cost_models.plan.workload import Workload
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import software_profile
@@ -183,6 +185,33 @@ def test_modules_of_a_megatron_layer_by_hand() -> None:
     assert every - kept("modules:core_attn+mlp") == pytest.approx(
         every - kept("selective") + 2.0 * copies * f
     )
+    log_sums = every - kept("selective")
+    heads = 2.0 * (2 * 4096.0 + 2 * 1024.0)  # queries and the output; keys and values
+    assert every - kept("modules:attn") == pytest.approx(heads + log_sums)
+    assert kept("modules:core_attn+attn") == kept("modules:attn")
+
+
+def test_experts_alone_keep_their_rows_and_their_exchange() -> None:
+    """Qwen3-30B-A3B: between their matrices eight experts of 768, without another exchange."""
+    model = model_spec(load_preset("qwen3-30b-a3b").config, name="qwen3-30b-a3b")
+    workload, software = Workload(4096, 8, precision="bf16"), software_profile("megatron-core")
+
+    def view(setting: str) -> RankView:
+        plan = Plan(data_parallel=8, expert_parallel=8, zero_stage=1, recompute=setting)
+        return rank_view(model, workload, software, plan)
+
+    def kept(setting: str) -> float:
+        return float(np.ravel(layer_bytes(view(setting)))[0]) / 4096 / model.num_layers
+
+    saved = software.activations.activation_saved
+    copies = saved.get("silu", saved["default"]) + 3.0
+    assert kept("none") - kept("modules:experts") == pytest.approx(2.0 * copies * 8 * 768)
+    assert kept("modules:moe") < kept("modules:experts") < kept("modules:moe_act")
+    exchanged = {
+        setting: float(np.ravel(expert_traffic(view(setting))["expert", "all_to_all"].size)[0])
+        for setting in ("none", "modules:experts", "modules:moe")
+    }
+    assert exchanged["none"] == exchanged["modules:experts"] < exchanged["modules:moe"]
 
 
 def test_named_queries_and_keys_are_kept_without_their_norms() -> None:
@@ -212,7 +241,8 @@ def test_a_set_of_modules_is_read_in_any_order_and_a_wrong_one_refused() -> None
         read_setting("some")
     codes = np.arange(len(RECOMPUTE))
     for module in MODULES:
-        named = [module in word.partition(":")[2].split("+") for word in RECOMPUTE]
+        outer = {module, *(name for name, inner in CONTAINED.items() if module in inner)}
+        named = [bool(outer & {*word.partition(":")[2].split("+")}) for word in RECOMPUTE]
         named[RECOMPUTE.index("selective")] = module == "core_attn"
         assert repeats_module(codes, module).tolist() == named
 

@@ -206,6 +206,16 @@ def test_the_module_of_lightning_keeps_its_model() -> None:
     assert isinstance(module.model, torch.nn.Linear)
 
 
+def test_modules_of_forks_are_no_flags_of_megatron_core() -> None:
+    cluster, workload = parse_cluster("8xH100-SXM"), Workload(4096, 8)
+    plan = Plan(8, zero_stage=1, recompute="modules:layernorm+attn")
+    model = resolve_model("llama-3-8b")
+    scenario = Scenario(model, cluster, workload, software_profile("megatron"))
+    file = PlanFile(model, cluster, workload, plan, default_layer_ranges(scenario, plan))
+    with pytest.raises(InputError, match="Megatron Core has no modules attn and experts"):
+        export(file, "megatron")
+
+
 @pytest.mark.slow
 def test_a_refused_plan_names_the_nearest_one_and_it_fits() -> None:
     """Replicas with optimizer shards would be faster, but only tight."""

@@ -103,6 +103,11 @@ def test_recomputation(words: str, expected: tuple[str, int]) -> None:
             "selective",
             "modules:layernorm+mlp",
         ),
+        (
+            "recompute selective of moe_expert, layernorm and attn (their flag); DeepEP",
+            "selective",
+            "modules:layernorm+attn+experts",
+        ),
         ("recompute-modules=core_attn, mlp fused", "full", "full"),
         ("MLP fused", "selective", "selective"),
     ],
