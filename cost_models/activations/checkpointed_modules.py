@@ -46,6 +46,7 @@ from cost_models.activations.operators import (
 )
 from cost_models.activations.saved import Regions
 from cost_models.arrays import Real
+from cost_models.communication.expert_parallel import most_loaded
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.recompute import repeats_module
@@ -174,10 +175,12 @@ def _mixture(view: RankView, kind: LayerKind, regions: Regions) -> Restored:
     width = feed_forward.experts_per_token * feed_forward.ffn_hidden_size
     of_routed = _inside(view, kind) * width / (width + feed_forward.shared_ffn_hidden_size)
     again = repeats_module(view.table.recompute, "experts")
-    made = np.where(again, of_routed, each * width / tensor)
+    loaded = most_loaded(feed_forward, view.table.expert_parallel, view.software)
+    made = loaded * np.where(again, of_routed, each * width / tensor)
     rows = regions.routed - compute * hidden * float(_routes_only(kind))
     share = view.table.expert_tensor / tensor
-    routed = whole * (_inside(view, kind) + np.maximum(0.0, rows) * share)
+    inside = _inside(view, kind) + (loaded - 1.0) * of_routed
+    routed = whole * (inside + np.maximum(0.0, rows) * share)
     parts = _if_repeated(view, "shared_experts", of_shared) + _if_repeated(view, "moe_act", made)
     rest = (1.0 - whole) * parts
     passing = whole * _routed_results(view, kind)

@@ -29,6 +29,7 @@ from cost_models.activations.operators import (
     CAPPED_BLOCK,
     feed_forward_bytes,
     norm_bytes,
+    router_bytes,
     saves_input,
     score_gradient_bytes,
 )
@@ -46,6 +47,7 @@ from cost_models.communication.context_parallel import (
     sum_bytes,
     ulysses_saved_bytes,
 )
+from cost_models.communication.expert_parallel import most_loaded
 from cost_models.model.spec import LayerKind
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.recompute import FULL, NONE, SELECTIVE, by_operator, repeats_modules
@@ -270,6 +272,7 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
     if workload.precision in QUANTISED:
         element = element_bytes(workload, software)
         regions = fp8_regions(regions, kind, model.hidden_size, workload.compute_bytes, element)
+    regions = _of_most_loaded(regions, view, kind)
     more = _attention_copies(view, kind, blockwise)
     rounded = software.rounding.input_saved_bytes * matmul_inputs(kind, 1)
     regions = replace(regions, split=regions.split + more + rounded, core=regions.core + more)
@@ -283,6 +286,24 @@ def _regions(view: RankView, kind: LayerKind) -> Regions:
         results_along=found.along,
         results_whole=found.whole,
         results_unread=found.unread,
+    )
+
+
+def _of_most_loaded(regions: Regions, view: RankView, kind: LayerKind) -> Regions:
+    """Return the regions of the rank whose experts get most rows (``most_loaded``).
+
+    Leaves out: that the loads of a stage's layers are not the same ranks'; working tensors.
+    """
+    mlp, compute, software = kind.feed_forward, view.workload.compute_bytes, view.software
+    more = most_loaded(mlp, view.table.expert_parallel, software) - 1.0
+    if not (mlp.num_experts and holds(np.greater(more, 0.0))):
+        return regions
+    rows = regions.routed - router_bytes(mlp, view.model.hidden_size, compute, software)
+    width = mlp.experts_per_token * mlp.ffn_hidden_size
+    inside = feed_forward_bytes(mlp, compute, software) * width
+    inside = inside / (width + mlp.shared_ffn_hidden_size)
+    return replace(
+        regions, routed=regions.routed + more * rows, split=regions.split + more * inside
     )
 
 

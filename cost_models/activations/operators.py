@@ -229,7 +229,7 @@ def routed_bytes(
     multiply inside the experts' activation.
 
     A router in fp32 (DeepSeek) saves 4 h instead of c h, 0 if everything is in fp32. On average
-    over ranks, also where experts lie on other ranks (balanced routing).
+    over ranks, also where experts lie on other ranks (uneven routing: ``activations.layer``).
     """
     if not feed_forward.num_experts:
         return 0.0

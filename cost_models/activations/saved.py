@@ -44,7 +44,7 @@ class Regions(Struct, frozen=True):
     """Saved bytes a token by region, before any division."""
 
     # of routed experts: inputs and outputs, whole on every tensor-parallel rank that cuts them
-    routed: float
+    routed: Real
     replicated: float  # norms, dropout masks
     inputs: float  # inputs of column-parallel matrices
     split: Real  # between the matrices

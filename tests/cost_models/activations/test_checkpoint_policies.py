@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cost_models.activations.live import layer_bytes
-from cost_models.communication.expert_parallel import expert_traffic
+from cost_models.communication.expert_parallel import expert_traffic, most_loaded
 from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.model.families import model_spec
 from cost_models.model.presets import load_preset
@@ -205,13 +205,35 @@ def test_experts_alone_keep_their_rows_and_their_exchange() -> None:
 
     saved = software.activations.activation_saved
     copies = saved.get("silu", saved["default"]) + 3.0
-    assert kept("none") - kept("modules:experts") == pytest.approx(2.0 * copies * 8 * 768)
+    loaded = float(most_loaded(model.kinds[0].feed_forward, 8, software))
+    inside = loaded * 2.0 * copies * 8 * 768
+    assert kept("none") - kept("modules:experts") == pytest.approx(inside)
     assert kept("modules:moe") < kept("modules:experts") < kept("modules:moe_act")
     exchanged = {
         setting: float(np.ravel(expert_traffic(view(setting))["expert", "all_to_all"].size)[0])
         for setting in ("none", "modules:experts", "modules:moe")
     }
     assert exchanged["none"] == exchanged["modules:experts"] < exchanged["modules:moe"]
+
+
+def test_rows_of_experts_are_those_of_the_most_loaded_rank() -> None:
+    """Of Qwen3-30B-A3B: eight rows a token, and what eight experts of 768 save of them."""
+    model = model_spec(load_preset("qwen3-30b-a3b").config, name="qwen3-30b-a3b")
+    workload = Workload(4096, 8, precision="bf16")
+
+    def kept(trainer: str, ranks: int) -> float:
+        plan = Plan(data_parallel=8, expert_parallel=ranks, zero_stage=1)
+        found = layer_bytes(rank_view(model, workload, software_profile(trainer), plan))
+        return float(np.ravel(found)[0]) / 4096 / model.num_layers
+
+    software, mixture = software_profile("megatron-core"), model.kinds[0].feed_forward
+    saved = software.activations
+    copies = saved.activation_saved.get("silu", saved.activation_saved["default"]) + 3.0
+    rows = 2.0 * 8 * (2048 * (1.0 + saved.expert_outputs_saved) + copies * 768)
+    more = float(most_loaded(mixture, 8, software)) - 1.0
+    assert more > 0.05
+    assert kept("megatron-core", 8) - kept("megatron-core", 1) == pytest.approx(more * rows)
+    assert kept("shardplan", 8) == kept("shardplan", 1)  # plans are compared under balanced routing
 
 
 def test_named_queries_and_keys_are_kept_without_their_norms() -> None:
