@@ -2,7 +2,8 @@
 
 Symbols   c compute_bytes
           u group_operators · operator_seconds: the host's work around one group of weights
-          d device seconds of an adapter's second matrix, scaling and addition included
+          d device seconds since the last group: of an adapter's second matrix, scaling and addition
+            included, or of its first one and the frozen matrix before it
 Units     bytes a token; seconds. Every function broadcasts over plan columns.
 
 Source: huggingface/peft, src/peft/utils/other.py (``fsdp_auto_wrap_policy``); torch 2.13,
@@ -20,10 +21,10 @@ from cost_models.compute.casts import FP32_BYTES
 from cost_models.compute.kernel_launch import host_wait
 from cost_models.compute.matrices import matrices_seconds
 from cost_models.compute.rates import Rates
-from cost_models.model.adapter_methods import METHODS, SECOND
-from cost_models.model.lora import first_adapters
+from cost_models.model.adapter_methods import FIRST, METHODS, SECOND
+from cost_models.model.lora import adapter_names, first_adapters
 from cost_models.model.parameters import shard_numel
-from cost_models.model.spec import LayerKind
+from cost_models.model.spec import LayerKind, Weight
 from cost_models.partition.tensor_sharding import cut_ranks
 from hardware_profiles.software.trainer import SoftwareProfile
 
@@ -76,26 +77,34 @@ def adapter_wait(
 ) -> Real:
     """Seconds that a pass through one layer waits for the host around adapters sharded one by one.
 
-        sum over adapters of host_wait(u, d)
+        sum over matrices of adapters of host_wait(u, d)
 
     peft wraps each trained leaf as a group of its own (``fsdp_auto_wrap_policy``), two a matrix.
     The rate limiter of FSDP1 (``limit_all_gathers``, the default since torch 2.1,
     pytorch/pytorch#104900) blocks the host until the group before the last one is freed: it is at
     most one group ahead, and after a short group the device idles. The frozen matrix hides the
-    host's work for an adapter's first matrix; only the device seconds of the second matrix hide it
-    for the next group.
+    host's work for an adapter's first matrix, if it is large; only the device seconds of the second
+    matrix hide it for the next group.
 
-    Leaves out: first matrices of adapters of small frozen ones (keys and values of few heads).
+    Leaves out: dropout of adapters.
     """
     total: Real = np.zeros_like(np.multiply(1.0, tokens))
     starting = software.host.group_operators * rate.operator
+    adapted = {adapter_names(weight.name)[0]: weight for weight in kind.weights}
     for weight in kind.weights:
-        if not (weight.is_adapter and weight.name.endswith(SECOND)):
+        moved: Real = 0.0
+        run: tuple[Weight, ...] = (weight,)
+        if weight.name.endswith(FIRST):
+            run = (adapted[weight.name], weight)
+        elif weight.name.endswith(SECOND):
+            alone = replace(kind, weights=run)
+            moved, _ = adapter_bytes_per_token(
+                alone, compute_bytes, tensor_parallel, software, tokens
+            )
+        else:
             continue
-        alone = replace(kind, weights=(weight,))
-        moved, _ = adapter_bytes_per_token(alone, compute_bytes, tensor_parallel, software, tokens)
         product = matrices_seconds(
-            (weight,),
+            run,
             tokens,
             tensor_parallel,
             compute_bytes,

@@ -124,6 +124,10 @@ def _layer_operators(
     backward = backward + wrapped * host.dtensor_operators_backward
     fused = view.software.adapters.of_fused_matrices
     adapters = len(first_adapters(kind, of_fused_matrices=fused))
+    # two groups each, under FSDP1's SHARD_GRAD_OP, too: it gathers each once in a step
+    apart = view.software.sharding.adapters_apart & (view.table.zero_stage >= 2)
+    wrapping = np.where(apart & (view.table.shard_ranks > 1), 2.0 * host.group_operators, 0.0)
+    forward, backward = forward + adapters * wrapping, backward + adapters * wrapping
     forward = forward + adapters * host.adapter_operators_forward
     backward = backward + adapters * host.adapter_operators_backward
     each: Real = 1.0  # experts with launches of their own

@@ -92,7 +92,7 @@ class Sharding(ProfileGroup, frozen=True, kw_only=True):
     gathers_outputs: bool  # the first accelerator receives what all replicas return
     states_over_replicas: bool  # replicas of ZeRO-3's shards divide states and update among them
     matrices_apart: bool  # ZeRO-3 gathers a layer matrix by matrix
-    adapters_apart: bool  # ZeRO-3 gathers each adapter as its own group; the host waits for it
+    adapters_apart: bool  # each adapter is a group of its own; under ZeRO-3 the host waits for it
 
 
 class TrainerPipeline(ProfileGroup, frozen=True, kw_only=True):
