@@ -262,8 +262,9 @@ class Plan(Ranks[int]):
             "where it is requested, here or with `--fix`, as is `ops:every-2nd-mm` (torchtitan's "
             "selective op: also every second matmul is computed again) and `modules:core_attn+mlp` "
             "(Megatron Core's `--recompute-modules`; also layernorm, moe, moe_act, mla_up_proj, "
-            "shared_experts); `full:1/2` or `every:2` recomputes the first one of every "
-            "two layers of each stage (any n of k, also of the others)",
+            "shared_experts, and attn and experts of its forks); `full:1/2` or `every:2` "
+            "recomputes the first one of every two layers of each stage (any n of k, also of the "
+            "others)",
         ),
     ] = "none"
     micro_batch_size: Annotated[  # sequences
