@@ -183,7 +183,7 @@ def memory_spread(
 
     >>> memory_spread("shardplan") == MEMORY
     True
-    >>> memory_spread("hf-trainer").above < memory_spread("unknown").above
+    >>> memory_spread("torchtune").above < memory_spread("unknown").above
     True
     """
     return _memory(software, (kind, assumed, experts), ("below", "above"))

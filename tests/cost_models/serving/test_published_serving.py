@@ -122,4 +122,4 @@ def test_tensor_parallel_ranks_hold_the_sampler_whole() -> None:
 def test_every_number_of_the_engine_has_a_source() -> None:
     engine = serving_engine()
     assert all(len(source) > 20 for source in engine.sources.values())
-    assert len(engine.sources) == 43
+    assert len(engine.sources) == 45

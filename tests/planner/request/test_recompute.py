@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {"seq_len": 256, "pipeline_parallel": 4}
 @pytest.fixture(autouse=True)
 def no_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """How far a plan can go is another question, and a long search."""
-    monkeypatch.setattr("planner.answer.answers.reach", lambda *_: Reach(None, None))
+    monkeypatch.setattr("planner.answer.fit_answer.reach", lambda *_: Reach(None, None))
 
 
 def fitted(**options: Any) -> Any:

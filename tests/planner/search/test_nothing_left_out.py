@@ -268,7 +268,7 @@ def test_a_secondary_copy_of_the_weights_is_searched_where_the_trainer_has_it(sh
 
 def test_a_policy_of_recomputation_is_searched_where_the_trainer_lists_it() -> None:
     scenario = make_scenario(
-        "llama-3-8b", "8xA100-40GB", seq_len=5120, global_batch_size=8, software="torchtitan"
+        "llama-3-8b", "8xA100-40GB", seq_len=4096, global_batch_size=8, software="torchtitan"
     )
     free = search(scenario, top=1)
     pinned = {
