@@ -104,6 +104,7 @@ def test_the_file_prices_other_plans(tmp_path: Path) -> None:
     output = tmp_path / "mine.toml"
     planner.learn(path, output)
     request: dict[str, Any] = {"seq_len": 4096, "zero_stage": 2, "micro_batch_size": 1}
+    request |= {"data_parallel": 8, "recompute": "none"}
     usual = planner.fit("llama-3-8b", "8xH100-SXM-80GB", software="eager-fsdp2", **request)
     own = planner.fit("llama-3-8b", "8xH100-SXM-80GB", software=str(output), **request)
     steps = [answer.to_dict()["time"]["step_seconds"] for answer in (usual, own)]
