@@ -105,7 +105,7 @@ def test_a_way_out_takes_back_which_layers_recompute() -> None:
     answer = planner.fit("llama-3-8b", CLUSTER, recompute_layers="1", **options)
     assert answer.verdict == "does_not_fit"
     changes = other_plans(PinnedPlan(answer.scenario, answer.plan, answer.fixed))
-    full = next(change for change in changes if change.words == "recompute full")
+    full = next(change for change in changes if change.change == "recompute full")
     assert full.options == "--recompute full --recompute-layers 0"
     anew = [w.options for w in answer.ways_out if w.kind == "search"]
     assert anew
