@@ -106,7 +106,7 @@ def test_fewer_accelerators_are_tried_where_they_may_be_cheaper() -> None:
 @pytest.mark.parametrize("options", [{}, {"to": "torchtitan"}, {"objective": "cost", "price": 1}])
 def test_the_row_of_a_cluster_is_its_answer_alone(options: dict[str, Any]) -> None:
     """Also where the best plan has stages of its own, and for ranges of batches."""
-    scenario = small_cluster(layers=7, vocab=32_000, nodes="2x2", share=0.8, batch=16)
+    scenario = small_cluster(layers=7, vocab=32_000, nodes="2x2", share=0.9, batch=16)
     asked = {"seq_len": 1024, **options}
     answer = planner.plan(
         scenario.model, [scenario.cluster, "2xA100-80GB"], global_batch_size=16, **asked
