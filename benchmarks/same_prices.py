@@ -88,7 +88,7 @@ def _training(profiles: Sequence[str]) -> Iterator[tuple[str, float]]:
         for number, (model, cluster, seq_len, batch, rest) in enumerate(QUESTIONS):
             name = f"train/{software}/{model}"
             try:
-                scenario = _scenario(model, cluster, seq_len, batch, software, rest)
+                scenario = scenario_of(model, cluster, seq_len, batch, software, rest)
             except InputError as error:
                 yield f"{name}/refused/{type(error).__name__}", 1.0
                 continue
@@ -112,25 +112,25 @@ def _training(profiles: Sequence[str]) -> Iterator[tuple[str, float]]:
 def _plans(number: int) -> PlanTable:
     """Return every candidate of a question; long sequences with one micro-batch size."""
     model, cluster, seq_len, batch, rest = QUESTIONS[number]
-    scenario = _scenario(model, cluster, seq_len, batch, "shardplan", rest)
+    scenario = scenario_of(model, cluster, seq_len, batch, "shardplan", rest)
     fixed = {} if seq_len <= 8192 else {"micro_batch_size": 1}
     return enumerate_plans(scenario.model, scenario.workload, scenario.cluster.num_gpus, fixed)
 
 
-def _scenario(
+def scenario_of(
     model: str, cluster: str, seq_len: int, batch: int, software: str, rest: Mapping[str, Any]
 ) -> Scenario:
     """Return a scenario, with the workload that the command line would build."""
     assert software_profile(software)
     options = dict(rest)
-    lora = options.pop("lora", None)
+    adapter = adapting(options.pop("lora", None), options.pop("qlora", None), None, None)
     return build_scenario(
         model_spec(load_preset(model).config, name=model),
         parse_cluster(cluster),
         seq_len=seq_len,
         global_batch_size=batch,
         software=software,
-        adapter=adapting(lora, None, None, None),
+        adapter=adapter,
         **options,
     ).scenario
 

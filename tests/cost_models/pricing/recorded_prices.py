@@ -20,16 +20,13 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import asdict
 
+from benchmarks.same_prices import scenario_of
 from cost_models.legality.rules import legality_codes
-from cost_models.model.families import model_spec
-from cost_models.model.presets import load_preset
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.estimate import price
 from cost_models.scenario import Scenario
-from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.errors import InputError
 from hardware_profiles.software.trainer import profile_names
-from planner.request.scenario import adapting, build_scenario
 from planner.search.space import enumerate_plans
 
 FILE: Final = Path(__file__).with_name("recorded_prices.csv")
@@ -68,26 +65,18 @@ def asked() -> Iterator[dict[str, Any]]:
             }
 
 
-def scenario_of(row: Mapping[str, Any]) -> Scenario:
+def question(row: Mapping[str, Any]) -> Scenario:
     """Return the scenario of a question."""
-    options = json.loads(row["options"])
-    adapter = adapting(options.pop("lora", None), options.pop("qlora", None), None, None)
-    return build_scenario(
-        model_spec(load_preset(row["model"]).config, name=row["model"]),
-        parse_cluster(row["cluster"]),
-        seq_len=int(row["seq_len"]),
-        global_batch_size=int(row["batch"]),
-        software=row["software"],
-        adapter=adapter,
-        **options,
-    ).scenario
+    software, model, cluster, seq_len, batch, options = (row[name] for name in ASKED)
+    sizes = int(seq_len), int(batch)
+    return scenario_of(model, cluster, *sizes, software, json.loads(options))
 
 
 def drawn() -> Iterator[dict[str, Any]]:
     """Yield questions with legal plans, drawn at random."""
     for number, row in enumerate(asked()):
         try:
-            scenario = scenario_of(row)
+            scenario = question(row)
         except InputError:  # a trainer that has no such optimizer or precision
             continue
         candidates = enumerate_plans(
@@ -112,7 +101,7 @@ def priced(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for _, group in groupby(rows, key=lambda row: [row[name] for name in ASKED]):
         of_question = list(group)
         plans = [Plan(**json.loads(row["plan"])) for row in of_question]
-        found = price(scenario_of(of_question[0]), PlanTable.from_plans(plans))
+        found = price(question(of_question[0]), PlanTable.from_plans(plans))
         columns = {"peak": found.peak, "step": found.step}
         columns |= {**asdict(found.memory), **{f"{n}_s": v for n, v in asdict(found.time).items()}}
         columns |= {f"host_{name}": values for name, values in asdict(found.host).items()}
