@@ -111,8 +111,8 @@ class FactoredColumn:
         if known is not None:
             return known[0]
         projection, values = joined_values(inputs)
-        return _remember(
-            projection, name, inputs, _constant_or_column(projection, ufunc(*values, **options))
+        return remember(
+            projection, name, inputs, constant_or_column(projection, ufunc(*values, **options))
         )
 
     def __array_function__(
@@ -141,7 +141,7 @@ def _key(operation: Any, inputs: Sequence[Any]) -> Any:
     return tuple(parts)
 
 
-def _remember(projection: Projection, name: Any, inputs: Sequence[Any], result: Any) -> Any:
+def remember(projection: Projection, name: Any, inputs: Sequence[Any], result: Any) -> Any:
     """Cache a short column with its inputs, which keeps the identities in its key alive."""
     if name is not None and projection.size <= MAX_CACHED_ROWS:
         projection.frame.cache[name] = result, inputs
@@ -157,7 +157,7 @@ def _boolean_or_column(projection: Projection, values: Any) -> Any:
     return FactoredColumn(projection, values)
 
 
-def _constant_or_column(projection: Projection, values: Any) -> Any:
+def constant_or_column(projection: Projection, values: Any) -> Any:
     """Return a column, or an array of one element for a short column with one value."""
     if values.ndim == 1 and (len(values) <= MAX_CONSTANT_ROWS or values.dtype == bool):
         first = values[0]
@@ -208,7 +208,7 @@ def _operator(ufunc: np.ufunc, *, swapped: bool = False) -> Callable[[FactoredCo
             if is_boolean
             else FactoredColumn(projection, values)
         )
-        return _remember(projection, name, (one, other), result)
+        return remember(projection, name, (one, other), result)
 
     return operate
 
@@ -287,7 +287,7 @@ def _where(condition: Any, yes: Any, no: Any) -> Any:
     if known is not None:
         return known[0]
     projection, values = joined_values(inputs)
-    return _remember(projection, name, inputs, _constant_or_column(projection, np.where(*values)))
+    return remember(projection, name, inputs, constant_or_column(projection, np.where(*values)))
 
 
 def _kind(value: Any) -> Any:
@@ -331,7 +331,7 @@ def _is_in(column: FactoredColumn, values: Sequence[Any]) -> Any:
     if known is not None:
         return known[0]
     found = _boolean_or_column(column.projection, np.isin(column.values, values))
-    return _remember(column.projection, name, (column,), found)
+    return remember(column.projection, name, (column,), found)
 
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
@@ -379,7 +379,7 @@ def on_distinct_rows(formula: Callable[..., Result]) -> Callable[..., Result]:
         projection, values = joined_values(given)
         plain = dict(zip(options, values[len(args) :], strict=True))
         result = _at_level(projection, formula(*values[: len(args)], **plain))
-        return _remember(projection, name, given, result)
+        return remember(projection, name, given, result)
 
     return priced
 

@@ -8,7 +8,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.columnar.columns import FactoredColumn, joined_values
+from cost_models.columnar.columns import (
+    FactoredColumn,
+    constant_or_column,
+    joined_values,
+    remember,
+)
 from cost_models.columnar.projections import Array, Index, distinct_rows
 
 Floats = NDArray[np.float64]
@@ -35,15 +40,14 @@ class KnownRows:
             return list(self._results([each[first] for each in columns], first, price)[:, group])
         cache, name = factored.projection.frame.cache, (id(self), *map(id, columns))
         if name in cache:
-            return cache[name][0]  # type: ignore[no-any-return]
+            return list(cache[name][0])
         projection, values = joined_values(columns)
         if projection.size > MOST:
             return None
         values = [np.broadcast_to(each, projection.size) for each in values]
         found = self._results(values, projection.rows, price)
-        result = [_column(projection, each) for each in found]
-        cache[name] = result, (self, columns)  # which keeps their identities alive
-        return result
+        result = [constant_or_column(projection, each) for each in found]
+        return list(remember(projection, name, (self, *columns), result))
 
     def _results(self, columns: Sequence[Array], rows: Index, price: Price) -> Floats:
         """Return the results for the values of some rows of a table."""
@@ -56,8 +60,3 @@ class KnownRows:
             self.found = np.concatenate([self.found, found], axis=1) if self.places else found
             self.places |= zip(new, range(len(self.places), self.found.shape[1]), strict=True)
         return self.found[:, [self.places[row] for row in wanted]]
-
-
-def _column(projection: Any, values: Floats) -> Any:
-    """Return a column, or an array of one element if all rows have the same value."""
-    return values[:1] if (values == values[0]).all() else FactoredColumn(projection, values)
