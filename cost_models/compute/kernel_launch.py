@@ -8,6 +8,8 @@ hide nothing. Units: seconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from cost_models.arrays import Real
@@ -58,18 +60,18 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     forward = host.layer_operators_forward + more
     backward = host.layer_operators_backward + more
     outside = host.microbatch_operators / (forward + backward)
-    repeats_forward = (table.recompute == FULL) | by_operator(table.recompute)
     mixed = workload.compute_bytes != workload.master_bytes
     wrapped = software.sharding.blockwise_backward or not software.kernels.pads_matmuls
     outer = 1.0 * rank.first + rank.last + (rank.bridge == "between")
     groups = np.where((table.shard_ranks > 1) | (mixed and wrapped), layers + outer, 0.0)
     around = groups * host.group_operators
     starts_forward, starts_backward = outside * forward + around, outside * backward + around
-    for each in view.layers:
-        once, back = _layer_operators(each.kind, forward, backward, view)
-        again = np.where(repeats_forward, once, 0.0)
-        starts_forward = starts_forward + each.count * once
-        starts_backward = starts_backward + each.trained * back + each.run_again * again
+    starts_forward, starts_backward = _with_layers(
+        view,
+        lambda kind: _layer_operators(kind, forward, backward, view),
+        starts_forward,
+        starts_backward,
+    )
     if host.synchronous:
         operator = operator + host.launch_latency
     return operator * starts_forward, operator * starts_backward
@@ -90,14 +92,28 @@ def kernel_gaps(view: RankView) -> tuple[Real, Real]:
     zero = np.zeros(len(table))
     if not host.gap_seconds or host.synchronous or host.cuda_graphs != "none":
         return zero, zero
-    again = np.where((table.recompute == FULL) | by_operator(table.recompute), 1.0, 0.0)
     once, back = host.layer_operators_forward, host.layer_operators_backward
     outside = host.microbatch_operators / (once + back)
-    forward, backward = outside * once + zero, outside * back + zero
-    for each in view.layers:
-        forward = forward + each.count * once
-        backward = backward + each.trained * back + each.run_again * again * once
+    forward, backward = _with_layers(
+        view, lambda kind: (once, back), outside * once + zero, outside * back + zero
+    )
     return host.gap_seconds * forward, host.gap_seconds * backward
+
+
+def _with_layers(
+    view: RankView,
+    operators: Callable[[LayerKind], tuple[Real, Real]],
+    forward: Real,
+    backward: Real,
+) -> tuple[Real, Real]:
+    """Add the operators of a rank's layers to those outside of them, of both passes."""
+    repeats = (view.table.recompute == FULL) | by_operator(view.table.recompute)
+    for each in view.layers:
+        once, back = operators(each.kind)
+        again = np.where(repeats, once, 0.0)
+        forward = forward + each.count * once
+        backward = backward + each.trained * back + each.run_again * again
+    return forward, backward
 
 
 def deferred_launches(view: RankView, operator: float) -> Real:
