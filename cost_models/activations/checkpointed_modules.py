@@ -42,6 +42,7 @@ from cost_models.activations.operators import (
     feed_forward_bytes,
     head_norms_bytes,
     norm_bytes,
+    of_routed,
     saves_input,
 )
 from cost_models.activations.saved import Regions
@@ -173,13 +174,14 @@ def _mixture(view: RankView, kind: LayerKind, regions: Regions) -> Restored:
     of_shared = copies * compute * feed_forward.shared_ffn_hidden_size / tensor
     each = max(0.0, copies - (2.0 if feed_forward.gated else 1.0)) * compute
     width = feed_forward.experts_per_token * feed_forward.ffn_hidden_size
-    of_routed = _inside(view, kind) * width / (width + feed_forward.shared_ffn_hidden_size)
+    between = _inside(view, kind)
+    routed_part = of_routed(feed_forward, between)
     again = repeats_module(view.table.recompute, "experts")
     loaded = most_loaded(feed_forward, view.table.expert_parallel, view.software)
-    made = loaded * np.where(again, of_routed, each * width / tensor)
+    made = loaded * np.where(again, routed_part, each * width / tensor)
     rows = regions.routed - compute * hidden * float(_routes_only(kind))
     share = view.table.expert_tensor / tensor
-    inside = _inside(view, kind) + (loaded - 1.0) * of_routed
+    inside = between + (loaded - 1.0) * routed_part
     routed = whole * (inside + np.maximum(0.0, rows) * share)
     parts = _if_repeated(view, "shared_experts", of_shared) + _if_repeated(view, "moe_act", made)
     rest = (1.0 - whole) * parts

@@ -29,6 +29,7 @@ from cost_models.activations.operators import (
     CAPPED_BLOCK,
     feed_forward_bytes,
     norm_bytes,
+    of_routed,
     router_bytes,
     saves_input,
     score_gradient_bytes,
@@ -299,9 +300,7 @@ def _of_most_loaded(regions: Regions, view: RankView, kind: LayerKind) -> Region
     if not (mlp.num_experts and holds(np.greater(more, 0.0))):
         return regions
     rows = regions.routed - router_bytes(mlp, view.model.hidden_size, compute, software)
-    width = mlp.experts_per_token * mlp.ffn_hidden_size
-    inside = feed_forward_bytes(mlp, compute, software) * width
-    inside = inside / (width + mlp.shared_ffn_hidden_size)
+    inside = of_routed(mlp, feed_forward_bytes(mlp, compute, software))
     return replace(
         regions, routed=regions.routed + more * rows, split=regions.split + more * inside
     )

@@ -218,6 +218,15 @@ def feed_forward_bytes(
     return feed_forward.experts_per_token * one + shared
 
 
+def of_routed(feed_forward: FeedForward, between: Real) -> Real:
+    """Part of the bytes between a mixture's matrices that its routed experts save, k F of k F + S.
+
+    S: the width of the shared experts.
+    """
+    width = feed_forward.experts_per_token * feed_forward.ffn_hidden_size
+    return between * width / (width + feed_forward.shared_ffn_hidden_size)
+
+
 def routed_bytes(
     feed_forward: FeedForward, hidden_size: int, compute_bytes: float, software: SoftwareProfile
 ) -> float:
