@@ -65,12 +65,11 @@ def operator_seconds(view: RankView, operator: float) -> tuple[Real, Real]:
     outer = 1.0 * rank.first + rank.last + (rank.bridge == "between")
     groups = np.where((table.shard_ranks > 1) | (mixed and wrapped), layers + outer, 0.0)
     around = groups * host.group_operators
-    starts_forward, starts_backward = outside * forward + around, outside * backward + around
     starts_forward, starts_backward = _with_layers(
         view,
         lambda kind: _layer_operators(kind, forward, backward, view),
-        starts_forward,
-        starts_backward,
+        outside * forward + around,
+        outside * backward + around,
     )
     if host.synchronous:
         operator = operator + host.launch_latency
