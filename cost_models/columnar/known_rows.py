@@ -40,14 +40,16 @@ class KnownRows:
             return list(self._results([each[first] for each in columns], first, price)[:, group])
         cache, name = factored.projection.frame.cache, (id(self), *map(id, columns))
         if name in cache:
-            return list(cache[name][0])
+            result: list[Any] = cache[name][0]
+            return result
         projection, values = joined_values(columns)
         if projection.size > MOST:
             return None
         values = [np.broadcast_to(each, projection.size) for each in values]
         found = self._results(values, projection.rows, price)
         result = [constant_or_column(projection, each) for each in found]
-        return list(remember(projection, name, (self, *columns), result))
+        remember(projection, name, (self, *columns), result)
+        return result
 
     def _results(self, columns: Sequence[Array], rows: Index, price: Price) -> Floats:
         """Return the results for the values of some rows of a table."""
