@@ -36,11 +36,11 @@ def processor_seconds(work: Callable[[], Any]) -> tuple[float, float]:
     return min(found, key=sum)
 
 
-def threads_at_work(work: Callable[[], Any], threads: int) -> float:
-    """Return processor seconds over those of the thread that calls, with ``threads`` threads."""
+def threads_at_work(work: Callable[[], Any]) -> float:
+    """Return processor seconds over those of the thread that calls, with two threads."""
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(2)
     work()
     everybody, own = time.process_time(), time.thread_time()
     for _ in range(ROUNDS):
@@ -91,7 +91,7 @@ def main() -> None:
         new = (sum(found[precision, "operators"]) / access - ACCESSES["operators"]) / 2.0
         print(f"{precision}: new memory is as long as {new:.1f} accesses")
     for name, work in update_work("float32", elements).items():
-        print(f"{name}: {threads_at_work(work, 2):.2f} of 2 threads at work")
+        print(f"{name}: {threads_at_work(work):.2f} of 2 threads at work")
 
 
 if __name__ == "__main__":

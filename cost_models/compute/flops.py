@@ -253,7 +253,7 @@ def model_flops_per_step(
     """
     tokens = np.multiply(1.0, seq_len) * global_batch_size
     forward = forward_flops_per_token(model, seq_len, masked=masked)
-    idle = forward_only_flops_per_token(model, seq_len, 2.0, masked=masked)
+    idle = forward_only_flops_per_token(model, seq_len, masked=masked)
     return (3.0 * forward - frozen_flops_per_token(model) - idle) * tokens
 
 
@@ -269,18 +269,16 @@ def frozen_flops_per_token(model: ModelSpec) -> float:
     return saved
 
 
-def forward_only_flops_per_token(
-    model: ModelSpec, seq_len: Count, core_backward: Real, *, masked: bool = False
-) -> Real:
+def forward_only_flops_per_token(model: ModelSpec, seq_len: Count, *, masked: bool = False) -> Real:
     """Backward FLOP for one token avoided by layers without a backward pass: inputs and cores.
 
-    ``core_backward``: of a core, over its forward FLOP. Weight gradients of frozen matrices are
-    counted in ``frozen_flops_per_token``.
+    The backward pass of a core takes twice its forward FLOP. Weight gradients of frozen matrices
+    are counted in ``frozen_flops_per_token``.
     """
     idle = [kind for kind in (model.kinds[i] for i in model.pattern) if kind.forward_only]
     total: Real = np.zeros_like(np.multiply(1.0, seq_len))
     for kind in idle:
-        core = core_backward * core_flops_per_token(kind, seq_len, masked=masked)
+        core = 2.0 * core_flops_per_token(kind, seq_len, masked=masked)
         total = total + linear_flops_per_token(kind) + core
     return total
 

@@ -23,7 +23,7 @@ from planner.request.constraints import Constraint
 from planner.search.search import Counts, SearchResult
 from planner.text.assumed import MORE, assumed_line
 from planner.text.fixes import fix_lines
-from planner.text.paragraphs import commanded, plain
+from planner.text.paragraphs import next_command, plain
 
 MOST_REASONS: Final = 3
 
@@ -56,7 +56,7 @@ class Refusal(Struct, frozen=True):
             smallest = assess(self.scenario, self.result.smallest)
             fixes = fixes_of(self.scenario, smallest, self.ways_out)
             lines += fix_lines(fixes, len(lines), verbose=False)[:-1]
-            lines += commanded("Next", self._command, "append the options of a fix to ")
+            lines += next_command(self._command, "append the options of a fix to ")
         short = assumed_line(self.assumptions)
         return "\n".join([*lines, *(line.removesuffix(MORE) for line in short)])
 

@@ -38,7 +38,7 @@ from planner.run_cost.text import run_lines
 from planner.text.assumed import assumed
 from planner.text.bars import bars_with_room, part_bars
 from planner.text.fixes import fix_lines
-from planner.text.paragraphs import MOMENT_WORDS, commanded, hanging, labelled, labelled_line
+from planner.text.paragraphs import MOMENT_WORDS, hanging, labelled, labelled_line, next_command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,7 +238,7 @@ def fit_text(answer: FitAnswer, *, verbose: bool) -> str:
         if (why := not_run(scenario, plan)) is not None:
             lines += labelled("Executor", f"not executable: {why}")
     if fits:
-        lines += commanded("Next", plan_command(scenario, plan, answer.whole_run))
+        lines += next_command(plan_command(scenario, plan, answer.whole_run))
     others = len(above) + len(lines) + (0 if fits else len(ways_out) + 1)
     most = None if verbose else bars_with_room(others)
     bars = part_bars(amounts(assessment.memory.parts), assessment.budget.size, most)

@@ -41,12 +41,14 @@ def labelled(label: str, text: str) -> list[str]:
     return _wrapped(text, f"{label:<{INDENT}}", " " * INDENT)
 
 
-def commanded(label: str, command: str, before: str = "") -> list[str]:
-    """Return a paragraph that ends with a command, which a shell reads over several lines.
+def next_command(command: str, before: str = "") -> list[str]:
+    """Return the paragraph of the next command, which a shell reads over several lines.
 
     ``before``: the words in front of it.
     """
-    lines = _wrapped(f"{before}{command}", f"{label:<{INDENT}}", " " * INDENT, spare=len(CONTINUED))
+    lines = _wrapped(
+        f"{before}{command}", f"{'Next':<{INDENT}}", " " * INDENT, spare=len(CONTINUED)
+    )
     first = next((at for at, line in enumerate(lines) if command.split()[0] in line), 0)
     last = len(lines) - 1
     return [line + CONTINUED if first <= at < last else line for at, line in enumerate(lines)]

@@ -105,7 +105,7 @@ def _layers(config: Config, num_layers: int) -> list[tuple[bool, bool, bool]]:
     ]
     if len(rotates) != num_layers:
         raise config.wrong("no_rope_layers", rotates, f"{num_layers:,} of 0 and 1, one a layer")
-    types = config.choices_per_layer("layer_types", num_layers, (FULL, CHUNKED))
+    types = config.layer_types(num_layers, (FULL, CHUNKED))
     return [
         (
             layer in sparse if listed else (layer + 1) % step == 0,

@@ -314,7 +314,7 @@ def windows_by_type(
     config: Config, types: Sequence[str], *, window: int | None
 ) -> list[int | None]:
     """Return the window of each layer; ``layer_types`` in the file overrides ``types``."""
-    given = config.choices_per_layer("layer_types", len(types), (FULL, SLIDING))
+    given = config.layer_types(len(types), (FULL, SLIDING))
     return [window if kind == SLIDING else None for kind in given or types]
 
 

@@ -165,7 +165,7 @@ def _hybrid(
 def _types(config: Config, sizes: TransformerSizes) -> list[str]:
     """Return the kind of attention of each layer: full in every n-th, linear elsewhere."""
     every = config.read("full_attention_interval", whole(1, MAX_LAYERS), 4)
-    given = config.choices_per_layer("layer_types", sizes.num_layers, (FULL, LINEAR))
+    given = config.layer_types(sizes.num_layers, (FULL, LINEAR))
     return given or [FULL if (i + 1) % every == 0 else LINEAR for i in range(sizes.num_layers)]
 
 

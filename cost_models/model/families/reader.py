@@ -175,10 +175,9 @@ class Config:
         """Return the name of an activation that transformers knows."""
         return self.text(key, choices=ACTIVATIONS)
 
-    def choices_per_layer(
-        self, key: str, num_layers: int, choices: Iterable[str]
-    ) -> list[str] | None:
-        """Return one of ``choices`` for each layer, or None without the key."""
+    def layer_types(self, num_layers: int, choices: Iterable[str]) -> list[str] | None:
+        """Return ``layer_types``, one of ``choices`` for each layer, or None without the key."""
+        key = "layer_types"
         if not self.has(key):
             return None
         values = self.read(self._key(key), list[Any])

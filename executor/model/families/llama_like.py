@@ -47,7 +47,7 @@ PHI: Final = replace(
 PHI3: Final = replace(
     LLAMA,
     attention=SelfAttention(fused("qkv_proj"), "o_proj"),
-    feed_forward=fused_gated("gate_up_proj", "down_proj"),
+    feed_forward=fused_gated,
 )
 STARCODER2: Final = replace(LLAMA, feed_forward=ungated("c_fc", "c_proj"))
 
@@ -60,7 +60,7 @@ GRANITE: Final = replace(
 GLM4: Final = replace(
     LLAMA,
     attention=replace(ATTENTION, rotate=rotate_pairs),
-    feed_forward=fused_gated("gate_up_proj", "down_proj"),
+    feed_forward=fused_gated,
     attention_block=ResidualBlock("self_attn", "input_layernorm", "post_self_attn_layernorm"),
     feed_forward_block=ResidualBlock("mlp", "post_attention_layernorm", "post_mlp_layernorm"),
 )

@@ -35,16 +35,8 @@ def ungated(up: str, down: str, activation: str = "act") -> FeedForward:
     return forward
 
 
-def fused_gated(gate_up: str, down: str) -> FeedForward:
+def fused_gated(module: Any, layer: Layer, x: Tensor) -> Tensor:
     """Gated MLP with one matrix for gate and up projection."""
-
-    def forward(module: Any, layer: Layer, x: Tensor) -> Tensor:
-        (both,) = column_parallel(layer.axis, x, module.get_submodule(gate_up))
-        opened, lifted = both.chunk(2, -1)
-        return row_parallel(
-            layer.axis,
-            lifted * module.get_submodule("activation_fn")(opened),
-            module.get_submodule(down),
-        )
-
-    return forward
+    (both,) = column_parallel(layer.axis, x, module.gate_up_proj)
+    opened, lifted = both.chunk(2, -1)
+    return row_parallel(layer.axis, lifted * module.activation_fn(opened), module.down_proj)
