@@ -1,4 +1,4 @@
-"""Parameter servers: traffic of servers and workers, synchronous and asynchronous steps, delay.
+"""Parameter servers: traffic of servers and workers, asynchronous steps, delay.
 
 Symbols   n workers   k servers   M bytes of the weights, and of a gradient
           beta bandwidth of a machine [bytes/s, one way; both ways at once]
@@ -82,14 +82,6 @@ def balanced_seconds(size: Real, workers: Count, servers: Count, bandwidth: Real
     return np.where(n > 1.0, 2.0 * n * (n - 1.0) / np.where(n > 1.0, pairs, 1.0), 0.0) * (
         np.multiply(1.0, size) / bandwidth
     )
-
-
-def synchronous_seconds(compute: Real, communication: Real) -> Real:
-    """Step of workers that wait for each other: t + push and pull.
-
-    Leaves out: stragglers (the slowest worker's t), overlap with the backward pass.
-    """
-    return np.add(compute, communication)
 
 
 def asynchronous_seconds(

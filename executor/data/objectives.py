@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 
-from executor.data.corpus import Objective
 from executor.data.packing import IGNORED, TokenSequence
 
 # shares of masked language modelling (Devlin et al., arXiv:1810.04805, sec. 3.1)
@@ -35,11 +34,6 @@ class MaskedTokens:
         replaced = chosen & (fate >= HIDDEN) & (fate < HIDDEN + RANDOM)
         inputs = np.where(replaced, any_token, inputs)
         return TokenSequence(inputs, np.where(chosen, row.inputs, IGNORED), row.starts)
-
-
-def masked_tokens(vocab_size: int, mask_token: int) -> Objective:
-    """Return the objective of masked language models."""
-    return MaskedTokens(vocab_size, mask_token)
 
 
 # Raffel et al. (arXiv:1910.10683), sec. 3.1.4
@@ -87,11 +81,6 @@ class CorruptedSpans:
             place += int(stay + out)
         end = np.array([self.sentinel - spans])
         return np.concatenate([*source, tokens[place:]]), np.concatenate([*target, end])
-
-
-def corrupted_spans(sentinel: int) -> Objective:
-    """Return the span-corruption objective of T5."""
-    return CorruptedSpans(sentinel)
 
 
 def span_sizes(length: int) -> tuple[int, int]:

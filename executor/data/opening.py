@@ -9,7 +9,7 @@ from pathlib import Path
 from executor.config.data_options import PACKINGS, SYNTHETIC, DataOptions
 from executor.data.build import TokenizationOptions, cached
 from executor.data.corpus import Corpus, MarkovCorpus, TokenCorpus
-from executor.data.objectives import corrupted_spans, masked_tokens, span_sizes
+from executor.data.objectives import CorruptedSpans, MaskedTokens, span_sizes
 from executor.data.packing import Samples
 from executor.data.sources import TEXT_SUFFIXES, TOKEN_SUFFIXES, files_of
 from executor.data.token_file import TokenFile, open_token_file
@@ -41,9 +41,9 @@ def open_corpus(
         mask = open_vocabulary(options.tokenizer).mask if options.tokenizer else None
         if options.tokenizer and mask is None:
             raise InputError(f"{options.tokenizer}: has no mask token (masked samples need one)")
-        corpus.objective = masked_tokens(vocab_size, vocab_size - 1 if mask is None else mask)
+        corpus.objective = MaskedTokens(vocab_size, vocab_size - 1 if mask is None else mask)
     if sentinel is not None:
-        corpus.objective = corrupted_spans(sentinel)
+        corpus.objective = CorruptedSpans(sentinel)
     return corpus
 
 

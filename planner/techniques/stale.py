@@ -24,7 +24,6 @@ from cost_models.techniques.parameter_server import (
     asynchronous_seconds,
     expected_delay,
     server_seconds,
-    synchronous_seconds,
     worker_bytes,
 )
 from cost_models.techniques.weight_versions import (
@@ -198,7 +197,7 @@ def server_lines(scenario: Scenario, micro_batch_size: int | None) -> list[Techn
     if math.isfinite(link):
         pushed = server_seconds(size, workers, workers, link)
         steps = [
-            float(synchronous_seconds(compute, pushed)),
+            float(compute + pushed),
             float(asynchronous_seconds(compute, size, workers, workers, link)),
         ]
     notes = (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor.data import DataOptions, open_corpus
-from executor.data.objectives import PAD, corrupted_spans, masked_tokens, span_sizes
+from executor.data.objectives import PAD, CorruptedSpans, MaskedTokens, span_sizes
 from executor.data.packing import IGNORED, TokenSequence
 from executor.model.families import FAMILIES
 from executor.support import MASKED_FAMILIES, SPAN_FAMILIES
@@ -27,7 +27,7 @@ def _row(length: int, filled: int = 0) -> TokenSequence:
 
 def test_shares_are_those_of_bert():
     row = _row(100_000)
-    made = masked_tokens(VOCAB, MASK)(row, np.random.default_rng(1))
+    made = MaskedTokens(VOCAB, MASK)(row, np.random.default_rng(1))
     chosen = made.labels != IGNORED
     assert abs(chosen.mean() - 0.15) < 0.005
     assert (made.labels[chosen] == row.inputs[chosen]).all()
@@ -38,12 +38,12 @@ def test_shares_are_those_of_bert():
 
 def test_filling_is_never_asked_for_and_one_token_always_is():
     for seed in range(50):
-        made = masked_tokens(VOCAB, MASK)(_row(6, filled=3), np.random.default_rng(seed))
+        made = MaskedTokens(VOCAB, MASK)(_row(6, filled=3), np.random.default_rng(seed))
         chosen = np.flatnonzero(made.labels != IGNORED)
         assert len(chosen) >= 1
         assert chosen.max() <= 3
     nothing = TokenSequence(np.zeros(4, np.int64), np.full(4, IGNORED))
-    assert (masked_tokens(VOCAB, MASK)(nothing, np.random.default_rng(0)).labels == IGNORED).all()
+    assert (MaskedTokens(VOCAB, MASK)(nothing, np.random.default_rng(0)).labels == IGNORED).all()
 
 
 def test_ranks_see_the_same_samples_and_the_data_has_another_identity():
@@ -86,7 +86,7 @@ def test_source_and_target_hold_every_token_once(length: int, filled: int):
     row.inputs[:] = row.inputs.clip(1)
     real = length if not filled else length - filled
     for seed in range(20):
-        made = corrupted_spans(2000)(row, np.random.default_rng(seed))
+        made = CorruptedSpans(2000)(row, np.random.default_rng(seed))
         assert made.inputs.shape == made.labels.shape == row.inputs.shape
         assert _put_back(made) == row.inputs[:real].tolist()
         removed, spans = span_sizes(real)
@@ -101,7 +101,7 @@ def test_shares_are_those_of_t5():
     assert removed == 15_000
     assert spans == 5_000
     nothing = TokenSequence(np.zeros(4, np.int64), np.full(4, IGNORED))
-    made = corrupted_spans(2000)(nothing, np.random.default_rng(0))
+    made = CorruptedSpans(2000)(nothing, np.random.default_rng(0))
     assert (made.labels == IGNORED).all()
 
 
