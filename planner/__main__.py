@@ -12,14 +12,15 @@ def main() -> None:
         from planner.search.gc_pause import fewer_collections
 
         with fewer_collections():
-            from planner.cli.app import main as run
+            try:
+                from planner.cli.app import main as run
 
-            run()
+                run()
+            finally:
+                gc.freeze()  # what ends with the process is not searched for cycles
     except KeyboardInterrupt:
         os.write(2, b"shardplan: interrupted\n")
         os._exit(130)
-    finally:
-        gc.freeze()  # what ends with the process is not searched for cycles
 
 
 if __name__ == "__main__":
