@@ -119,7 +119,8 @@ def groups_of(plan: Plan) -> dict[str, tuple[int, int]]:
 def rank_groups(plan: Plan) -> list[Groups]:
     """Return the groups of every axis whose links depend on the order."""
     return [
-        Groups(size, stride, axis != "pipeline") for axis, (size, stride) in groups_of(plan).items()
+        Groups(size, stride, axis != "pipeline", axis in ("expert", "context"))
+        for axis, (size, stride) in groups_of(plan).items()
     ]
 
 

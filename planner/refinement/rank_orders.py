@@ -1,8 +1,9 @@
 """Order of ranks on a tree of links with the least cost.
 
 An order assigns an accelerator to each rank of the grid. The cost depends only on the links of the
-slowest group of each axis (``link_tree``): bandwidth, latency, mean latency of a hop. It never
-falls when one of these gets worse, so the cost is evaluated for Pareto-optimal orders only.
+slowest group of each axis (``links.tree``): bandwidth, latency, mean latency of a hop, and what an
+exchange has on each level. It never falls when one of these gets worse, so the cost is evaluated
+for Pareto-optimal orders only.
 
 Up to EXACT accelerators all orders are compared. Rank 0 stays on accelerator 0: renumbering the
 coordinates of an axis and rotating the stages of a pipeline change no group. On more accelerators:
@@ -21,7 +22,12 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from hardware_profiles.cluster.links.tree import Tree, groups_of, links_of_groups
+from hardware_profiles.cluster.links.tree import (
+    Tree,
+    exchanges_of_groups,
+    groups_of,
+    links_of_groups,
+)
 
 Order = tuple[int, ...]
 Orders = NDArray[np.intp]  # (orders, ranks)
@@ -39,6 +45,7 @@ class Groups(NamedTuple):
     size: int
     stride: int
     ring: bool  # ring collectives; else messages to the next rank
+    exchanges: bool = False  # exchanges of all with all, too
 
 
 class BestOrder(Struct, frozen=True):
@@ -112,12 +119,15 @@ class _OrderSearch:
                 self.least, self.best = self._known[key], order
 
     def links(self, orders: Orders) -> Floats:
-        """Return the figures of the links of every axis, (orders, 3 x axes): less is better."""
+        """Return the figures of the links of every axis, (orders, figures): less is better."""
         columns: list[Floats] = []
-        for size, stride, ring in self.groups:
+        for size, stride, ring, exchanges in self.groups:
             placed = groups_of(orders, size, stride)
             bandwidth, latency, hop, _ = links_of_groups(self.tree, placed, ring=ring)
             columns += [1.0 / bandwidth, latency, hop]
+            if exchanges:
+                found = exchanges_of_groups(self.tree, placed)
+                columns += [*(1.0 / found.bandwidth.T), *(1.0 / found.members.T)]
         return np.stack(columns, axis=1) if columns else np.zeros((len(orders), 1))
 
 

@@ -8,7 +8,7 @@ columns of them; everything broadcasts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -145,23 +145,35 @@ def point_to_point_link(
     return bandwidth * (2.0 * near / (bandwidth + near)), latency
 
 
+def of_distinct_groups(
+    formula: Callable[..., Sequence[float]], *columns: Count
+) -> tuple[Column, ...]:
+    """Return the columns of what a formula returns for the numbers of a row.
+
+    It is evaluated once per distinct row.
+    """
+    equal = np.broadcast_arrays(*columns)
+    rows, which = np.unique(
+        np.stack([column.ravel() for column in equal]), axis=1, return_inverse=True
+    )
+    found = np.array([formula(*row) for row in rows.T.tolist()])
+    return tuple(column[which.ravel()].reshape(equal[0].shape) for column in found.T)
+
+
 def _on_tree(
     link: Callable[[Cluster, int, int, int], GroupLink],
     cluster: Cluster,
     group_size: Count,
     stride: Count,
     world_size: Count | None,
-) -> tuple[Column, Column, Column]:
-    """Return bandwidth, latency and mean hop latency of every group, once per distinct group."""
+) -> tuple[Column, ...]:
+    """Return bandwidth, latency and mean hop latency of every group."""
     ranks = cluster.num_gpus if world_size is None else world_size
-    columns = np.broadcast_arrays(group_size, stride, ranks)
-    shape = columns[0].shape
-    rows, which = np.unique(
-        np.stack([column.ravel() for column in columns]), axis=1, return_inverse=True
-    )
-    found = np.array([link(cluster, *row)[:3] for row in rows.T.tolist()]).reshape(-1, 3)
-    bandwidth, latency, hop = found[which.ravel()].T
-    return bandwidth.reshape(shape), latency.reshape(shape), hop.reshape(shape)
+
+    def of_group(*group: int) -> tuple[float, ...]:
+        return link(cluster, *group)[:3]
+
+    return of_distinct_groups(of_group, group_size, stride, ranks)
 
 
 def _leaves(span: NDArray[Any], world_size: NDArray[Any], domain_size: int) -> NDArray[np.bool_]:

@@ -6,8 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from hardware_profiles.cluster.links.groups import Column, Count, group_link, mesh_bandwidth
-from hardware_profiles.cluster.links.tree import is_regular, with_network_share
+from hardware_profiles.cluster.links.groups import Column, Count, mesh_bandwidth, of_distinct_groups
+from hardware_profiles.cluster.links.tree import (
+    exchange_links,
+    is_regular,
+    with_network_share,
+)
 from hardware_profiles.cluster.schema import Cluster
 
 
@@ -54,7 +58,7 @@ def exchange_bandwidth(
     has the number of these domains over that of the copies to carry. ``share``: of the bandwidth
     that a ring reaches between nodes, what this exchange does.
 
-    On an irregular tree of links it is a ring's bandwidth with that share of the network's.
+    On a tree of any shape, and for ranks in any order: ``links.tree``.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> cluster = parse_cluster("2xDGX-A100-80GB")
@@ -65,7 +69,7 @@ def exchange_bandwidth(
     if share != 1.0:
         cluster = with_network_share(cluster, share)
     if not is_regular(cluster):
-        return group_link(cluster, group_size, stride)[0]
+        return _on_tree(cluster, group_size, stride, copies, groups)
     size, step = np.asarray(group_size), np.asarray(stride)
     span = np.where(size > 1, size * step, 1)
     inner = cluster.tiers[0].domain_size
@@ -83,6 +87,21 @@ def exchange_bandwidth(
             carried = carried * copies / domains_of_token(domains, copies, groups)
         bandwidth = np.where(leaves, np.minimum(bandwidth, carried), bandwidth)
     return bandwidth
+
+
+def _on_tree(
+    cluster: Cluster, group_size: Count, stride: Count, copies: int, groups: tuple[int, int]
+) -> Column:
+    """Return W of every group."""
+
+    def of_group(size: int, step: int) -> tuple[float]:
+        bandwidth, members = exchange_links(cluster, size, step)
+        inner, outer = bandwidth[0], bandwidth[1:]
+        if copies:
+            outer = outer * copies / domains_of_token(size / members[1:], copies, groups)
+        return (float(np.min(outer, initial=inner)),)
+
+    return of_distinct_groups(of_group, group_size, stride)[0]
 
 
 def domains_of_token(domains: Column, experts: int, groups: tuple[int, int] = (1, 1)) -> Column:

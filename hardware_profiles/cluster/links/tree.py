@@ -14,12 +14,20 @@ common:
     group                the slowest link on its ring
     axis                 the slowest group
 
+An exchange of all with all (``exchange_links``) takes (n - 1)/n B / W. A rank's data for the n - m
+members of its group outside a domain leave it, over one lane where a link consists of lanes:
+
+    W on a link          bandwidth (n - 1) / sum of (n - m) over the ranks below;
+                         at most lane (n - 1) / (n - m)
+    axis                 the slowest link of each level
+
 Messages to pipeline neighbours (``neighbour_link``) follow the grid's order, all at once, each over
 one lane at most; half of a rank's go to the next rank, half to the previous one. Both ends of a
 link are counted in one direction: links are full duplex. Leaves out: graphs with cycles, in-network
 reduction, trees of NCCL.
 
-With the order ANY_ORDER the links are no slower than in any order of the ranks (``_best_link``).
+With the order ANY_ORDER the links are no slower than in any order of the ranks (``_best_link``,
+``_best_exchange``).
 """
 
 from __future__ import annotations
@@ -52,6 +60,16 @@ class GroupLink(NamedTuple):
     level: int  # the outermost level in use by some group
 
 
+class ExchangeLinks(NamedTuple):
+    """What an exchange of all members of every group has on each level of a tree.
+
+    Shape (levels,), or (placements, levels).
+    """
+
+    bandwidth: Floats  # W in bytes/s of the slowest link; infinite where no data leave a domain
+    members: Whole  # fewest of a group in one domain below the level
+
+
 class Tree(Struct, frozen=True):
     """A cluster's links as arrays; ``N`` accelerators."""
 
@@ -68,8 +86,14 @@ class Tree(Struct, frozen=True):
 
 
 def is_regular(cluster: Cluster) -> bool:
-    """Whether the closed forms apply: equal domains, and ranks in the accelerators' order."""
-    return not cluster.levels and cluster.rank_order is None
+    """Whether the closed forms apply: equal domains with neighbouring ranks in each of them.
+
+    That is the accelerators' order, or one in which equal accelerators or domains change places.
+    """
+    order = cluster.rank_order
+    if cluster.levels or order is None:
+        return not cluster.levels
+    return _keeps_domains(order, tuple(tier.domain_size for tier in cluster.tiers))
 
 
 def tree_of(cluster: Cluster) -> Tree:
@@ -91,6 +115,11 @@ def neighbour_link(cluster: Cluster, size: int, stride: int, world_size: int) ->
     The bandwidth is the harmonic mean of both: half of a rank's messages go either way.
     """
     return _link(_key(cluster), size, stride, world_size, ring=False)
+
+
+def exchange_links(cluster: Cluster, size: int, stride: int) -> ExchangeLinks:
+    """Return what an exchange has on each level (formulas: module docstring); groups as above."""
+    return _exchange(_key(cluster), size, stride)
 
 
 def groups_of(order: Sequence[int] | Whole, size: int, stride: int) -> Whole:
@@ -165,6 +194,32 @@ def links_of_groups(tree: Tree, groups: Whole, *, ring: bool) -> tuple[Floats, F
     return slowest, latency.max(axis=(1, 2)), latency.mean(axis=-1).max(axis=1), level
 
 
+def exchanges_of_groups(tree: Tree, groups: Whole) -> ExchangeLinks:
+    """Return what an exchange has in each of several placements, all groups active at once.
+
+    ``groups``: accelerators, shape (placements, groups, members).
+    """
+    many, _, size = groups.shape
+    placement = np.arange(many)[:, None, None]
+    widths, fewest = [], []
+    for number, place in enumerate(tree.places):
+        here = place[groups]
+        members = _members(here)
+        others = size - members
+        links = here + placement * len(tree.bandwidth[number])
+        leaving = np.bincount(links.ravel(), weights=others.ravel())[links]
+        crosses = others > 0
+        share = tree.bandwidth[number][here] * (size - 1.0) / np.where(crosses, leaving, 1.0)
+        lane = tree.lane[number]
+        if lane is not None:
+            share = np.minimum(share, lane[here] * (size - 1.0) / np.maximum(1, others))
+        if number == INNERMOST and tree.peer_bandwidth is not None:
+            share = _to_peers(tree, groups, share.ravel(), ring=True).reshape(share.shape)
+        widths.append(np.where(crosses, share, np.inf).min(axis=(1, 2)))
+        fewest.append(members.min(axis=(1, 2)))
+    return ExchangeLinks(np.stack(widths, axis=-1), np.stack(fewest, axis=-1))
+
+
 def _members(here: Whole) -> Whole:
     """Return the number of members of the same group in each member's domain."""
     rows, places = math.prod(here.shape[:2]), int(here.max()) + 1
@@ -228,6 +283,30 @@ def _best_link(tree: Tree, size: int, *, ring: bool) -> GroupLink:
         bandwidth, latency = min(bandwidth, slowest), max(latency, late)
         hop = max(hop, float((2.0 * late + (size - 2) * inner) / size))
     return GroupLink(bandwidth, latency, hop, outermost)
+
+
+def _best_exchange(tree: Tree, size: int) -> ExchangeLinks:
+    """Return bounds on the links of an exchange of ``size`` ranks, over all orders of the ranks.
+
+    Below a link as in ``_best_link``, with r = N mod n, q groups that cross it lack n - r members
+    together; the sum of m (n - m) is least with q = 1, and the fewest members of one are at most
+    n - (n - r)/q.
+    """
+    widths, fewest = [], []
+    for number, place in enumerate(tree.places):
+        below = np.bincount(place)
+        rest = below % size
+        crossed = rest > 0
+        members, rest = below[crossed], rest[crossed]
+        lacking = size - rest
+        most = size + -lacking // np.minimum(lacking, members // size + 1)
+        width = tree.bandwidth[number][crossed] * (size - 1.0) / (rest * lacking)
+        lane = tree.lane[number]
+        if lane is not None:
+            width = np.minimum(width, lane[crossed] * (size - 1.0) / (size - most))
+        widths.append(np.min(width, initial=np.inf))
+        fewest.append(np.min(most, initial=size))
+    return ExchangeLinks(np.array(widths), np.array(fewest))
 
 
 # --- trees from levels, levels from tiers, and back ---
@@ -325,7 +404,8 @@ def with_bandwidths(level: Level, factor: float) -> Level:
     return replace(level, bandwidth=scaled)
 
 
-def _levels_of_tiers(tiers: Sequence[Tier], num_gpus: int) -> tuple[Level, ...]:
+def levels_of_tiers(tiers: Sequence[Tier], num_gpus: int) -> tuple[Level, ...]:
+    """Return the tree of equal domains."""
     below, levels = 1, []
     for tier in tiers:
         count = -(-num_gpus // below)
@@ -344,6 +424,15 @@ def _key(cluster: Cluster) -> _Key:
     return cluster.levels, cluster.tiers, cluster.num_gpus, cluster.rank_order
 
 
+@lru_cache(maxsize=256)
+def _keeps_domains(order: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """Whether all ranks of every domain are on the accelerators of one domain."""
+    pairs = [{(rank // n, place // n) for rank, place in enumerate(order)} for n in sizes]
+    return bool(order) and all(
+        len(found) == -(-len(order) // n) for found, n in zip(pairs, sizes, strict=True)
+    )
+
+
 @lru_cache(maxsize=4096)
 def _link(key: _Key, size: int, stride: int, world_size: int, *, ring: bool) -> GroupLink:
     *links, num_gpus, order = key
@@ -357,9 +446,25 @@ def _link(key: _Key, size: int, stride: int, world_size: int, *, ring: bool) -> 
     return GroupLink(float(bandwidth[0]), float(latency[0]), float(hop[0]), level)
 
 
+@lru_cache(maxsize=4096)
+def _exchange(key: _Key, size: int, stride: int) -> ExchangeLinks:
+    *links, num_gpus, order = key
+    tree = _tree_of(*links, num_gpus)
+    groups = groups_of(order or range(num_gpus), size, stride)[None]
+    bound = order == ANY_ORDER
+    if size == 1 or not groups.size or (bound and groups.size < num_gpus):
+        alone = np.full(len(tree.places), np.inf)
+        alone[INNERMOST] = np.max(tree.bandwidth[INNERMOST])
+        return ExchangeLinks(alone, np.full(len(alone), size))
+    if bound:
+        return _best_exchange(tree, size)
+    bandwidth, members = exchanges_of_groups(tree, groups)
+    return ExchangeLinks(bandwidth[0], members[0])
+
+
 @lru_cache(maxsize=64)
 def _tree_of(given: tuple[Level, ...], tiers: tuple[Tier, ...], num_gpus: int) -> Tree:
-    levels = given or _levels_of_tiers(tiers, num_gpus)
+    levels = given or levels_of_tiers(tiers, num_gpus)
     place: Whole = np.arange(num_gpus)
     places, latencies = [], []
     bandwidths: list[Floats] = []

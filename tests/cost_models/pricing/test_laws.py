@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
@@ -15,11 +15,13 @@ from cost_models.compute.hardware_flops import hardware_flops_per_step
 from cost_models.compute.rates import training_rates
 from cost_models.memory.ledger import MOMENTS
 from cost_models.memory.peak import timelines
+from cost_models.model.families import model_spec
 from cost_models.model.spec import ModelSpec
 from cost_models.partition.plan_stages import default_layer_ranges, pipeline_rank
 from cost_models.partition.rank_parameters import rank_parameters
 from cost_models.partition.rank_view import RankView
 from cost_models.plan.plan import Plan, PlanTable
+from cost_models.plan.workload import Workload
 from cost_models.pricing.estimate import price, rank_communication
 from cost_models.pricing.prediction import predict
 from cost_models.pricing.simulated_steps import simulated_steps
@@ -27,8 +29,10 @@ from cost_models.scenario import Scenario
 from cost_models.step_time.rank_time import device_seconds
 from hardware_profiles.cluster.build import build_cluster
 from hardware_profiles.cluster.catalogue import find_accelerator
+from hardware_profiles.cluster.links.tree import levels_of_tiers
 from hardware_profiles.cluster.schema import Cluster, Figure
-from tests.drawn_plans import SETTINGS, asked, is_legal
+from hardware_profiles.software.trainer import software_profile
+from tests.drawn_plans import A100, DEEPSEEK, SETTINGS, asked, is_legal
 
 SAME = 1 + 1e-12
 # with peer-to-peer and without, full meshes, PCIe, unknown energies, shared links to the host
@@ -117,23 +121,53 @@ def test_a_step_never_takes_less_where_messages_take_longer(
 # --- orders --------------------------------------------------------------------------------------
 
 
-@SETTINGS
-@given(placed(), st.data())
-def test_equal_accelerators_may_change_places(
-    case: tuple[Scenario, Plan], data: st.DataObject
-) -> None:
-    """Nodes of a cluster, and the accelerators of a node."""
-    scenario, plan = case
-    cluster = scenario.cluster
-    each = cluster.gpus_per_node
-    order = []
-    for node in data.draw(st.permutations(range(cluster.num_nodes))):
-        order += data.draw(st.permutations(range(node * each, (node + 1) * each)))
+@st.composite
+def moved(draw: st.DrawFn) -> tuple[Scenario, Plan, tuple[int, ...]]:
+    """A legal plan, and an order of nodes and of the accelerators of each node."""
+    scenario, plan = draw(placed())
+    each, count = scenario.cluster.gpus_per_node, scenario.cluster.num_gpus
     # only whole domains of the inner links change places
-    assume(cluster.tiers[0].domain_size in (each, cluster.num_gpus))
-    moved = replace(scenario, cluster=replace(cluster, rank_order=tuple(order)))
-    for before, after in zip(step(scenario, plan), step(moved, plan), strict=True):
-        assert after == pytest.approx(before, rel=1e-12)
+    assume(scenario.cluster.tiers[0].domain_size in (each, count))
+    order: list[int] = []
+    for node in draw(st.permutations(range(scenario.cluster.num_nodes))):
+        order += draw(st.permutations(range(node * each, (node + 1) * each)))
+    return scenario, plan, tuple(order)
+
+
+def experts_on_two_nodes() -> tuple[Scenario, Plan, tuple[int, ...]]:
+    """Two experts of a token, each node reached once, and the default order."""
+    plan = Plan(data_parallel=2, expert_parallel=2, expert_tensor_parallel=False)
+    workload = Workload(seq_len=64, global_batch_size=2, precision="bf16")
+    cluster = build_cluster(A100, num_nodes=2, gpus_per_node=1)
+    model = model_spec(DEEPSEEK, name="deepseek_v2")
+    return Scenario(model, cluster, workload, software_profile("nemo")), plan, (0, 1)
+
+
+@SETTINGS
+@given(moved())
+@example(experts_on_two_nodes())
+def test_equal_accelerators_may_change_places(
+    case: tuple[Scenario, Plan, tuple[int, ...]],
+) -> None:
+    scenario, plan, order = case
+    after = replace(scenario, cluster=replace(scenario.cluster, rank_order=order))
+    assert step(after, plan) == step(scenario, plan)
+
+
+@SETTINGS
+@given(moved())
+@example(experts_on_two_nodes())
+def test_levels_of_equal_domains_are_priced_as_such(
+    case: tuple[Scenario, Plan, tuple[int, ...]],
+) -> None:
+    """A tree of equal domains that is described level by level."""
+    scenario, plan, order = case
+    cluster = scenario.cluster
+    assume(all(tier.peer_bandwidth is None for tier in cluster.tiers))
+    levels = replace(cluster, levels=levels_of_tiers(cluster.tiers, cluster.num_gpus))
+    for rank_order in (None, order):
+        after = replace(scenario, cluster=replace(levels, rank_order=rank_order))
+        assert step(after, plan) == pytest.approx(step(scenario, plan), rel=1e-9)
 
 
 @SETTINGS

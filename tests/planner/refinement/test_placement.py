@@ -23,6 +23,7 @@ from cost_models.units import format_seconds
 from hardware_profiles.cluster.cluster_file import with_levels
 from hardware_profiles.cluster.irregular_tree import levels_of_graph
 from hardware_profiles.cluster.links.groups import link_graph
+from hardware_profiles.cluster.links.nvlink_domains import exchange_bandwidth
 from hardware_profiles.cluster.links.tree import neighbour_link, ring_link, tree_of
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Cluster, Figure, Level
@@ -83,7 +84,9 @@ def groups_of_grid(grid: tuple[int, ...], rng: np.random.Generator) -> list[Grou
     """Return the groups of every axis; the outermost sends messages in lines."""
     strides = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
     rings = [axis > 0 or bool(rng.random() < 0.5) for axis in range(len(grid))]
-    return [Groups(*each) for each in zip(grid, strides, rings, strict=True) if each[0] > 1]
+    exchanges = [ring and bool(rng.random() < 0.5) for ring in rings]
+    axes = zip(grid, strides, rings, exchanges, strict=True)
+    return [Groups(*each) for each in axes if each[0] > 1]
 
 
 @pytest.mark.sampled(3)
@@ -112,10 +115,14 @@ def _check(rng: np.random.Generator, num_gpus: int) -> None:
         """Seconds of all axes; those of the last one are hidden in part, as a step's are."""
         ordered = replace(cluster, rank_order=order)
         seconds = []
-        for (size, stride, ring), (much, often, hops) in zip(groups, weights, strict=True):
-            link = ring_link if ring else neighbour_link
-            found = link(ordered, size, stride, num_gpus)
+        for axis, (much, often, hops) in zip(groups, weights, strict=True):
+            link = ring_link if axis.ring else neighbour_link
+            found = link(ordered, axis.size, axis.stride, num_gpus)
             seconds.append(much / found.bandwidth + often * found.latency + hops * found.hop)
+            if axis.exchanges:  # more than once a domain, and once
+                for copies in (0, 4):
+                    width = exchange_bandwidth(ordered, axis.size, axis.stride, copies=copies)
+                    seconds[-1] += much / float(width)
         return sum(seconds[:-1]) + max(0.0, seconds[-1] - hidden)
 
     found = best_order(tree_of(cluster), groups, grid, cost)
@@ -139,7 +146,7 @@ def test_larger_trees_get_an_order_that_is_no_worse_and_here_the_best() -> None:
 
     def cost(order: tuple[int, ...]) -> float:
         ordered = replace(cluster, rank_order=order)
-        inner, outer = (ring_link(ordered, size, stride, 16) for size, stride, _ in groups)
+        inner, outer = (ring_link(ordered, size, stride, 16) for size, stride, *_ in groups)
         return 100.0 / inner.bandwidth + 1.0 / outer.bandwidth
 
     found = best_order(tree_of(cluster), groups, (4, 4), cost)

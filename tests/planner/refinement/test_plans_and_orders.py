@@ -16,6 +16,7 @@ from cost_models.pricing.estimate import price
 from cost_models.pricing.simulated_steps import above, simulated_steps
 from cost_models.scenario import Scenario
 from hardware_profiles.cluster.cluster_file import with_levels
+from hardware_profiles.cluster.links.nvlink_domains import exchange_bandwidth
 from hardware_profiles.cluster.links.tree import (
     ANY_ORDER,
     neighbour_link,
@@ -56,6 +57,18 @@ def test_no_order_has_faster_links_than_any_order(seed: int) -> None:
             assert best.bandwidth >= max(one.bandwidth for one in found)
             assert best.latency <= min(one.latency for one in found)
             assert best.hop <= min(one.hop for one in found) * (1.0 + 1e-12)
+    for size, copies in itertools.product(sizes, (0, 2)):
+        for stride in (1, num_gpus // size):
+            every = [
+                float(
+                    exchange_bandwidth(
+                        replace(cluster, rank_order=order), size, stride, copies=copies
+                    )
+                )
+                for order in orders
+            ]
+            best = float(exchange_bandwidth(bounds, size, stride, copies=copies))
+            assert best >= max(every) * (1.0 - 1e-12)
 
 
 def slow_tree(rng: np.random.Generator, num_gpus: int) -> Cluster:

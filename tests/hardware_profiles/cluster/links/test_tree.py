@@ -1,9 +1,11 @@
 """Links on irregular trees and for ranks in any order, against a walk over the networkx graph."""
 
+import itertools
 import math
 import statistics
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import networkx
@@ -21,7 +23,8 @@ from hardware_profiles.cluster.links.groups import (
     mean_hop_latency,
     point_to_point_link,
 )
-from hardware_profiles.cluster.links.tree import groups_of
+from hardware_profiles.cluster.links.nvlink_domains import domains_spanned, exchange_bandwidth
+from hardware_profiles.cluster.links.tree import groups_of, levels_of_tiers
 from hardware_profiles.cluster.parse import parse_cluster
 from hardware_profiles.cluster.schema import Figure, Level
 from hardware_profiles.cluster.subset import part_of
@@ -131,6 +134,27 @@ def slowest_on_graph(cluster, groups, *, ring):
     return bandwidth, max(latencies), max(means)
 
 
+def exchange_on_graph(cluster, groups):
+    """Return W of an exchange within each of the groups at once, pair by pair over the graph."""
+    graph = link_graph(cluster)
+    names = ["accelerator", *(level.name for level in cluster.levels)]
+    lanes = {level.name for level in cluster.levels if level.per_accelerator}
+    used, sent = Counter(), Counter()
+    for group in groups:
+        for one, other in itertools.permutations(group, 2):
+            path = networkx.shortest_path(graph, ("accelerator", one), ("accelerator", other))
+            used.update(pairwise(path))
+            sent.update((one, edge) for edge in pairwise(path))
+    others = len(groups[0]) - 1
+    shares = [graph.edges[edge]["bandwidth"] * others / pairs for edge, pairs in used.items()]
+    for (_, (near, far)), pairs in sent.items():
+        lower, upper = sorted((near, far), key=lambda node: names.index(node[0]))
+        if near == lower and upper[0] in lanes:
+            lane = graph.edges[near, far]["bandwidth"] / graph.nodes[lower]["accelerators"]
+            shares.append(lane * others / pairs)
+    return min(shares)
+
+
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(60))
 def test_links_of_groups_equal_a_walk_over_the_graph(seed):
@@ -152,26 +176,54 @@ def test_links_of_groups_equal_a_walk_over_the_graph(seed):
         found = group_link(cluster, size, stride)
         assert [float(value) for value in found] == pytest.approx([bandwidth, latency])
         assert float(mean_hop_latency(cluster, size, stride)) == pytest.approx(hop)
+        exchanged = float(exchange_bandwidth(cluster, size, stride))
+        assert exchanged == pytest.approx(exchange_on_graph(cluster, groups))
         bandwidth, latency, _ = slowest_on_graph(cluster, groups, ring=False)
         found = point_to_point_link(cluster, stride, size)
         assert [float(value) for value in found] == pytest.approx([bandwidth, latency])
 
 
+FORMULAS = {
+    "ring": group_link,
+    "hop": mean_hop_latency,
+    "neighbours": lambda cluster, size, stride: point_to_point_link(cluster, stride, size),
+    "exchange": exchange_bandwidth,
+    "an exchange once a domain": partial(exchange_bandwidth, copies=8, groups=(8, 4), share=0.75),
+    "domains": domains_spanned,
+}
+
+
 @pytest.mark.parametrize(
-    "name", ["8xA100-80GB", "4x8xH100-SXM", "8x4xA100-80GB", "4xMI300X", "2x8xMI300X", "4x1xL40S"]
+    "name",
+    [
+        *("8xA100-80GB", "4x8xH100-SXM", "8x4xA100-80GB", "4xMI300X", "2x8xMI300X", "4x1xL40S"),
+        *("3x6xH100-SXM", "5x4xL4", "6x8xA100-80GB"),
+    ],
 )
-def test_ranks_in_the_usual_order_see_what_the_closed_form_says(name):
+def test_places_of_equal_accelerators_have_the_same_links(name):
+    """Nodes and accelerators change places; a torn order, and levels, have links of their own."""
     cluster = parse_cluster(name)
-    same = replace(cluster, rank_order=tuple(range(cluster.num_gpus)))
-    total = cluster.num_gpus
-    for size in (n for n in range(1, total + 1) if total % n == 0):
-        for stride in (n for n in range(1, total // size + 1) if (total // size) % n == 0):
-            for formula in (group_link, point_to_point_link):
-                pair = (size, stride) if formula is group_link else (stride, size)
-                found, expected = formula(same, *pair), formula(cluster, *pair)
-                assert [float(x) for x in found] == pytest.approx([float(x) for x in expected])
-            hop = float(mean_hop_latency(cluster, size, stride))
-            assert float(mean_hop_latency(same, size, stride)) == pytest.approx(hop)
+    total, each = cluster.num_gpus, cluster.gpus_per_node
+    nodes = np.arange(total).reshape(-1, each)
+    moved = replace(cluster, rank_order=tuple(nodes[::-1, ::-1].ravel().tolist()))
+    levels = replace(cluster, levels=levels_of_tiers(cluster.tiers, total))
+    shapes = [
+        (size, stride)
+        for size in range(2, total + 1)
+        for stride in range(1, total // size + 1)
+        if total % (size * stride) == 0
+    ]
+    differs = False
+    for (size, stride), (what, formula) in itertools.product(shapes, FORMULAS.items()):
+        expected, span = np.ravel(formula(cluster, size, stride)), size * stride
+        assert np.ravel(formula(moved, size, stride)).tolist() == expected.tolist(), what
+        even = max(each, stride) % min(each, stride) == 0 == max(each, span) % min(each, span)
+        if even and cluster.tiers[0].peer_bandwidth is None:
+            assert np.ravel(formula(levels, size, stride)) == pytest.approx(expected), what
+        if cluster.num_nodes > 1 and each > 1:
+            torn = replace(cluster, rank_order=tuple(nodes.T.ravel().tolist()))
+            differs |= bool((np.ravel(formula(torn, size, stride)) != expected).any())
+    assert differs == (cluster.num_nodes > 1 and each > 1)
 
 
 def test_columns_of_groups_are_priced_one_by_one(racks):
