@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from cost_models.compute.rates import BEFORE_AMPERE
+from cost_models.compute.rates import BEFORE_AMPERE, best_matmul
 from cost_models.legality.rule import multiplies_in_fp32
 from cost_models.model.freezing import with_trained_layers, without_adapters_before
 from cost_models.model.lora import adapted, with_trained_ends
@@ -21,6 +21,7 @@ from cost_models.model.spec import ModelSpec
 from cost_models.plan.plan import Plan
 from cost_models.plan.workload import Workload
 from cost_models.scenario import Scenario
+from hardware_profiles.cluster.schema import Accelerator
 from hardware_profiles.errors import InputError
 from planner.validation.rows.cluster import cluster_of
 from planner.validation.rows.counts import with_counts_in_words, with_layers_in_turn, with_patches
@@ -139,7 +140,7 @@ def _case(reading: Reading) -> Case:
         reading = reading.changed(peft="lora")
     reading = with_as_many_accelerators_as_ranks(reading)
     cluster, cluster_key = cluster_of(reading)
-    reading = with_stage_of_offload(_on_accelerator(reading, cluster.accelerator.architecture))
+    reading = with_stage_of_offload(_on_accelerator(reading, cluster.accelerator))
     row = reading.row
     trainer = trainer_of(row)
     note_trainer(reading)
@@ -185,9 +186,13 @@ def _case(reading: Reading) -> Case:
     return Case(row, scenario, plan, tuple(reading.defaults), key, either)
 
 
-def _on_accelerator(reading: Reading, architecture: str) -> Reading:
-    """Return the reading with what its trainer is on accelerators of that architecture."""
+def _on_accelerator(reading: Reading, accelerator: Accelerator) -> Reading:
+    """Return the reading with what its trainer is on an accelerator."""
     row, named = reading.row, terms_of(reading.row, "framework").keys()
+    architecture, suites = accelerator.architecture, look_up(words_table().suite_precision, row)
+    if row.precision is None and suites is not None and best_matmul(accelerator, suites.value):
+        note = f"precision {suites.value} (default: of that suite's runs)"
+        return reading.changed(note, precision=suites.value)
     if architecture == TPU and "xla" not in named:
         return reading.changed(framework=f"{row.framework or ''} xla".strip())  # all of its code
     if architecture in SINCE_2024 and named - {"megatron family"} == {"megatron"}:

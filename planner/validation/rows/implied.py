@@ -42,6 +42,12 @@ OTHERS_WITH_AMP: Final = re.compile(r"py ?torch|\btorch|lightning|fabric|fsdp|\b
 ITS_DEEPSPEED: Final = re.compile("llava|baichuan|chatglm3")
 # "llama1_13B-paddle TP2PP4SH1SP1"
 RANKS_AT_END: Final = re.compile(r"[\s_-]+(tp\d+pp\d+\w*)$", re.IGNORECASE)
+# a script of MLPerf: nodes, cards, samples of a data rank's step (MINIBS), ranks:
+# "DGXH100_64x8x128x4x8_mbs2", "GB200_128x4x144xtp4pp8cp2_cg_fp4" (mlcommons/training_results_v4.0
+# and v5.1: NVIDIA/benchmarks, config_*.sh)
+OF_SCRIPT: Final = re.compile(
+    r"(?<![\dx])\d+x\d+x(\d+)x(?:tp)?(\d+)(?:x|pp)(\d+)(?:cp(\d+))?(?:\w*?_(fp[48]))?"
+)
 PEFT: Final = re.compile(r"\bpeft\b")
 # of torchao, whose runs in 8 bits are torchtitan's (pytorch/ao: benchmarks/float8/training)
 ITS_OWN: Final = frozenset(
@@ -104,6 +110,10 @@ def with_case_of_suite(row: Row) -> Row:
     if ranks := RANKS_AT_END.search(row.model or ""):
         notes = f"{row.notes or ''}; {ranks[1]}"
         row = replace(row, model=(row.model or "")[: ranks.start()], notes=notes)
+    if "mlperf" in terms_of(row, "framework") and (script := OF_SCRIPT.search(row.words("notes"))):
+        samples, tensor, pipeline, context, bits = script.groups()
+        sizes = f"minibs {samples} tp{tensor} pp{pipeline} cp{context or 1}"
+        row = replace(row, notes=f"{row.notes}; {sizes}", precision=row.precision or bits)
     words = row.model and AROUND_MODEL.sub("", row.model)
     row = replace(row, framework=_trainer_of_case(row), model=words or row.model)
     own = look_up(words_table().suite_trainers, row)

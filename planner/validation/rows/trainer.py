@@ -125,13 +125,17 @@ def _missing_recipe(entry: SoftwareEntry, row: Row) -> str | None:
 
 def _missing_engine(entry: SoftwareEntry, row: Row) -> str | None:
     """Return an engine that shards at the row's ZeRO stage, which the profile does not; or None."""
-    said = look_up(words_table().zero_stage, row)
-    usual = 0 if said is None or said.usual else said.value
-    stage = usual if row.zero_stage is None else row.zero_stage
-    software, _ = profile_of_trainer(entry)
+    stage, (software, _) = _stated_stage(row), profile_of_trainer(entry)
     if stage <= software.sharding.largest_zero_stage:
         return None
     return f"deepspeed-zero{stage}" if DEEPSPEED in row.words("framework") else "fsdp2"
+
+
+def _stated_stage(row: Row) -> int:
+    """Return the ZeRO stage that a row states, in its column or in words; 0: none."""
+    said = look_up(words_table().zero_stage, row)
+    usual = 0 if said is None or said.usual else said.value
+    return usual if row.zero_stage is None else row.zero_stage
 
 
 def _named_trainer(row: Row) -> SoftwareEntry:
@@ -271,7 +275,7 @@ def note_trainer(reading: Reading) -> None:
     row = reading.row
     entry = _named_trainer(row)
     if wrapper := _missing_engine(entry, row):
-        words = f"{entry.profile} has no ZeRO stage {row.zero_stage}: sharded as by {wrapper}"
+        words = f"{entry.profile} has no ZeRO stage {_stated_stage(row)}: sharded as by {wrapper}"
         reading.defaults.append(words)
     if recipe := _missing_recipe(entry, row):
         reading.defaults.append(f"{entry.profile} has no cut matrices in fp8: priced as {recipe}")

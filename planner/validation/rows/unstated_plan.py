@@ -127,12 +127,16 @@ def with_usual_micro_batch(reading: Reading, scenario: Scenario, plan: Plan) -> 
     """Return the plan with the micro-batch size that its author most likely used.
 
     Without a pipeline: the largest of 1, 2, 4 ... sequences that fits, since smaller micro-batches
-    only add time; of MaxText, which accumulates nothing unless told to, all sequences.
-    With a pipeline: one sequence, which gives the shortest bubble. A size given in the row is kept.
+    only add time; of MaxText, which accumulates nothing unless told to, all sequences. With a
+    pipeline: one sequence, which gives the shortest bubble, as MLPerf's LoRA has (MBS=1 of
+    mlcommons/training_results_v4.0: NVIDIA/benchmarks/llama2_70b_lora, configs/config_common.sh). A
+    size given in the row is kept.
     """
     if reading.row.get(COLUMN) is not None:
         return plan
-    if plan.pipeline_parallel > 1 or reading.row.get("global_batch_size") is None:
+    of_suite = "mlperf" in terms_of(reading.row, "framework") and reading.row.peft is not None
+    alone = plan.pipeline_parallel > 1 or of_suite
+    if alone or reading.row.get("global_batch_size") is None:
         reading.value(COLUMN, plan.micro_batch_size, "one sequence")
         return plan
     sequences = plan.micro_batch_size * plan.num_microbatches  # of a data rank

@@ -283,6 +283,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     norms: tuple[EngineEntry, ...]
     optimizer: tuple[OptimizerEntry, ...]
     precision: tuple[Name, ...]
+    suite_precision: tuple[Name, ...]
     usual_precision: tuple[Name, ...]
     presets: dict[str, str]
     kinds: dict[str, str]  # kinds of models by the letters of a word for them

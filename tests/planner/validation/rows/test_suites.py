@@ -101,6 +101,39 @@ def test_settings_of_mlperfs_submissions() -> None:
 
 
 @pytest.mark.parametrize(
+    ("notes", "model", "cards", "expected"),
+    [
+        ("DGXH100_64x8x128x4x8_mbs2", "gpt3-175b", 512, (4, 8, 1, 2, 64, "fp8")),
+        ("config_GB200_128x4x144xtp4pp8cp2_cg_fp4", "llama31_405b", 512, (4, 8, 2, 1, 144, "fp4")),
+        ("config_DGXH100_1x8x4xtp4pp1cp1", "llama2_70b_lora", 8, (4, 1, 1, 1, 4, "fp8")),
+    ],
+)
+def test_scripts_of_mlperf_give_ranks_and_batches(
+    notes: str, model: str, cards: int, expected: tuple[Any, ...]
+) -> None:
+    gpu = "GB200" if "GB200" in notes else "H100"
+    cells = {"framework": "MLPerf v5.1", "seq_len": 2048, "precision": None}
+    found = case(**cells, model=model, gpu=gpu, num_gpus=cards, notes=notes)
+    plan = found.plan
+    ranks = plan.tensor_parallel, plan.pipeline_parallel, plan.context_parallel
+    batch = plan.micro_batch_size, plan.num_microbatches, found.scenario.workload.precision
+    assert (*ranks, *batch) == expected
+
+
+def test_submissions_to_mlperf_are_in_8_bits_where_a_card_has_them() -> None:
+    def precision(**cells: Any) -> str:
+        cells = {"framework": "MLPerf v4.0", "precision": None, **cells}
+        return str(case(**cells).scenario.workload.precision)
+
+    lora = {"model": "llama2_70b_lora", "global_batch_size": 64}
+    assert precision(**lora, gpu="H100") == "fp8"
+    assert precision(**lora, gpu="A100") == "bf16"
+    assert precision(**lora, gpu="H100", precision="bf16") == "bf16"
+    assert precision(model="llama-2-7b", gpu="H100") == "bf16"
+    assert case(framework="MLPerf v4.0", **lora, gpu="H200").plan.micro_batch_size == 1
+
+
+@pytest.mark.parametrize(
     ("cells", "synchronous"),
     [
         ({"model": "BLOOM-176B"}, True),

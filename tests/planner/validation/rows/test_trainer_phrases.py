@@ -1252,6 +1252,26 @@ def test_megatron_swifts_own_defaults(words: str) -> None:
     assert stated.scenario.software.overlap.data_parallel > 0.0
 
 
+@pytest.mark.parametrize(
+    ("notes", "kernel"),
+    [
+        ("flash attention", "flash"),
+        ("flash attention v1", "flash"),
+        ("flash attn 2", "flash"),
+        ("no flash attention", "eager"),
+        ("", "eager"),
+    ],
+)
+def test_flash_attention_in_words_replaces_a_trainers_usual_kernel(notes: str, kernel: str) -> None:
+    found = case(framework="Megatron-DeepSpeed", notes=notes)
+    assert found.scenario.workload.attention_kernel == kernel
+
+
+def test_no_activation_recompute_is_none() -> None:
+    assert case(notes="no activation recompute").plan.recompute == "none"
+    assert case(notes="activation recompute on").plan.recompute == "full"
+
+
 def test_mlperfs_adapters_are_those_of_attention() -> None:
     workload = case(framework="NeMo (MLPerf v4.0)", peft="lora").scenario.workload
     assert (workload.adapter_rank, workload.adapter_targets) == (16, "q,k,v,o")
