@@ -179,9 +179,17 @@ def _method_bytes(
 def normalised_bytes(
     kind: LayerKind, hidden_size: float, compute_bytes: float, software: SoftwareProfile
 ) -> float:
-    """Bytes of what only the weight of a norm multiplies: c h, in fp32 where the product is."""
+    """Bytes of what only the weights of a norm, and of matrices behind it, need.
+
+    c h that the norm's weight multiplies, in fp32 where the product is. Under autocast, where all
+    matrices are frozen, all but the norm's fp32 input: the casts for what reads it, too.
+    """
     if kind.norm == "layer":  # saved is its input
         return 0.0
+    if software.precision.autocasts_weights and compute_bytes < FP32:
+        frozen = all(w.frozen for w in kind.weights if w.is_matrix and not w.is_adapter)
+        saved = software.activations.rms_norm_saved_fp32_bytes - FP32
+        return frozen * max(0.0, saved) * hidden_size
     saved = software.activations.rms_norm_saved * compute_bytes
     if kind.norm == "rms_in_fp32":
         saved = software.activations.rms_norm_in_fp32_saved_fp32_bytes / 2.0

@@ -90,6 +90,14 @@ def test_frozen_matrices_save_nothing_of_their_own() -> None:
     assert saved_per_layer(one) == pytest.approx(norms + heads + mlp + adapters)
 
 
+def test_frozen_norms_under_autocast_keep_their_input_alone() -> None:
+    """Traced at transformers' Llama under torch.autocast: 8 h of two norms, whatever reads them."""
+    heads = 2.0 * (4096 + 1024 + 1024 + 4096) + 4.0 * 32
+    one = scenario(MISTRAL, "hf-trainer+autocast+fp32-frozen", "o")
+    norms = 2.0 * (4.0 * 4096 + 4.0)
+    assert saved_per_layer(one) == pytest.approx(norms + heads + 3.0 * 2.0 * 14336 + 3.0 * 4096)
+
+
 def test_frozen_norms_of_queries_and_keys_keep_no_normalised_copy() -> None:
     """Qwen3: two norms of h 1024, 16 heads of queries and 8 of keys, each of 128; 2 bytes."""
     model = model_spec(load_preset("qwen3-0.6b").config, name="qwen3")

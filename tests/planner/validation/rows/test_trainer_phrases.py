@@ -538,6 +538,40 @@ def test_mixed_precision_of_fsdp2_is_not_autocast() -> None:
     assert name(framework="own loop", notes="bf16 mixed precision") == "torch-trainer+autocast"
 
 
+@pytest.mark.parametrize(
+    ("framework", "notes", "casts"),
+    [
+        ("HF Trainer, FSDP full shard", "bf16 autocast", False),
+        ("TRL SFTTrainer with Liger, FSDP1", "bf16 autocast", False),
+        (
+            "own loop, PyTorch FSDP1",
+            "bf16 autocast, MixedPrecision(param bf16, reduce fp32)",
+            False,
+        ),
+        ("own loop, PyTorch FSDP1", "bf16 autocast", True),
+        ("HF Trainer, DDP", "bf16 autocast", True),
+    ],
+)
+def test_autocast_finds_16_bits_where_fsdp_gathers_them(
+    framework: str, notes: str, casts: bool
+) -> None:
+    found = case(framework=framework, notes=notes, precision="bf16", peft="none").scenario
+    assert found.software.precision.autocasts_weights is casts
+    assert found.workload.master_weights
+
+
+def test_frozen_weights_in_fp32_stay_so_where_fsdp_gathers_16_bits() -> None:
+    cells = {"peft": "lora r=8 all linear", "precision": "bf16 autocast, fp32 parameters"}
+    found = case(framework="HF Trainer, FSDP full shard", **cells).scenario.software
+    assert (found.precision.autocasts_weights, found.frozen.in_fp32) == (False, True)
+
+
+def test_activations_of_llm_c_are_one_kernel() -> None:
+    found = case(framework="llm.c", model="gpt2").scenario.software
+    assert dict(found.kernels.unfused_activation_accesses) == {}
+    assert found.activations.activation_saved["default"] == 1.0
+
+
 def test_megatron_fsdp_keeps_the_root_gathered_and_shards_in_both_precisions() -> None:
     for framework in ("Megatron-FSDP", "Megatron-LM, Megatron-FSDP", "NeMo 25.09, Megatron-FSDP"):
         sharding = case(framework=framework, zero_stage=3).scenario.software.sharding
