@@ -18,12 +18,6 @@ def case(**cells: Any) -> Case:
     return case_of(Row(line=2, **{**CELLS, **cells}))
 
 
-def test_flagscale_is_flagperfs_megatron() -> None:
-    found = case(framework="FlagPerf (flagscale)", model="llama2_7b_finetune")
-    assert not found.scenario.software.overlap.data_parallel
-    assert not found.scenario.software.overlap.weight_gathers
-
-
 @pytest.mark.parametrize(
     "name", ["qwen1.5_MoE-megatron", "qwen1.5_14B_MoE-megatron-pai", "qwen1.5_MoE"]
 )
@@ -33,57 +27,6 @@ def test_flagperfs_mixture_of_qwen_has_eight_experts(name: str) -> None:
     assert (mixture.num_experts, mixture.experts_per_token) == (8, 2)
     assert 7e9 < found.scenario.model.num_parameters < 8e9
     assert found.plan.expert_parallel == 1
-
-
-def test_flagperfs_mixtral_shares_experts_across_nodes() -> None:
-    cells = {"framework": "FlagPerf Megatron", "model": "mixtral_8x7B", "tensor_parallel": 4}
-    assert case(**cells, num_gpus=32).plan.expert_parallel == 8
-    assert case(**cells, num_gpus=32, expert_parallel=2).plan.expert_parallel == 2
-    assert case(**cells, num_gpus=8).plan.expert_parallel == 2  # data ranks that there are
-
-
-def test_settings_of_flagperfs_cases() -> None:
-    llava = case(framework="FlagPerf", model="llava1.5_7b-deepspeed", micro_batch_size=16)
-    assert llava.plan.recompute == "full"
-    piped = case(framework="FlagPerf", model="llama2_7b-megatron-deepspeed", tensor_parallel=2)
-    assert piped.scenario.workload.attention_kernel == "flash"
-    assert (piped.plan.zero_stage, piped.plan.sequence_parallel) == (1, False)
-    aquila = case(framework="FlagPerf", model="aquila2_7b-flagscale", tensor_parallel=2)
-    assert not aquila.plan.sequence_parallel
-
-
-@pytest.mark.parametrize("framework", ["AMP", "AMP (NeurIPS 2022)", "AMP + DeepSpeed"])
-def test_amp_plans_for_megatron(framework: str) -> None:
-    cells = {"gpu": "T4", "precision": "fp16", "pipeline_parallel": 4}
-    found = case(framework=framework, model="gpt2-medium", **cells)
-    assert found.scenario.software.name == "megatron-2021+unfused-megatron"
-    assert found.scenario.workload.attention_kernel == "eager"
-    assert found.plan.recompute == "none"
-
-
-@pytest.mark.parametrize("framework", ["PyTorch AMP", "AMP, own loop", "AMP (Lightning)"])
-def test_automatic_mixed_precision_is_no_planner(framework: str) -> None:
-    found = case(framework=framework, model="gpt2-medium")
-    assert "megatron" not in found.scenario.software.name
-
-
-@pytest.mark.parametrize(
-    ("cells", "graphs"),
-    [
-        ({"model": "llama2_70b_lora", "gpu": "GB200", "framework": "MLPerf v5.0"}, "layers"),
-        ({"model": "llama2_70b_lora", "gpu": "B200", "framework": "MLPerf v4.1"}, "none"),
-        ({"model": "llama2_70b_lora", "gpu": "H200", "framework": "MLPerf v5.0"}, "none"),
-        ({"model": "llama2_70b_lora", "gpu": "H100", "notes": "CUDA graphs"}, "layers"),
-        ({"model": "llama31_8b", "gpu": "H200"}, "iteration"),
-        ({"model": "llama31_8b", "gpu": "MI355X"}, "none"),
-        ({"model": "llama31_8b", "gpu": "B200", "notes": "cuda graph off"}, "none"),
-        ({"model": "llama31_405b", "gpu": "GB200", "notes": "CUDA graphs"}, "iteration"),
-        ({"model": "llama31_405b", "gpu": "H100"}, "none"),
-    ],
-)
-def test_graphs_of_mlperfs_submissions(cells: dict[str, Any], graphs: str) -> None:
-    found = case(**{"framework": "MLPerf v5.1", "precision": "fp8", "num_gpus": 512, **cells})
-    assert found.scenario.software.host.cuda_graphs == graphs
 
 
 def test_settings_of_mlperfs_submissions() -> None:
@@ -134,23 +77,6 @@ def test_submissions_to_mlperf_are_in_8_bits_where_a_card_has_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "synchronous"),
-    [
-        ({"model": "BLOOM-176B"}, True),
-        ({"model": "GPT", "notes": "tr11-176B-ml"}, True),
-        ({"model": "BLOOM-176B", "framework": "Megatron-DeepSpeed 2024"}, False),
-        ({"model": "bloom-7b1", "precision": "fp16"}, False),
-        ({"model": "llama-2-7b"}, False),
-    ],
-)
-def test_bigsciences_models_run_under_its_fork(cells: dict[str, Any], synchronous: bool) -> None:
-    sizes = {"num_layers": 70, "hidden_size": 14336, "num_heads": 112, "vocab_size": 250880}
-    sized = {**sizes, **cells} if cells["model"] == "GPT" else cells
-    found = case(**{"framework": "Megatron-DeepSpeed", "num_gpus": 384, **sized})
-    assert found.scenario.software.host.synchronous is synchronous
-
-
-@pytest.mark.parametrize(
     "cells",
     [
         {"node": "Jean-Zay-A100"},
@@ -168,49 +94,6 @@ def test_a_site_that_words_name_has_its_own_nodes(cells: dict[str, Any]) -> None
     assert found.scenario.cluster.tiers[-1].name == "Omni-Path"
     other = case(**{**usual, **cells, "gpu": "H100", "node": None})
     assert other.scenario.cluster.tiers[-1].name != "Omni-Path"
-
-
-@pytest.mark.parametrize(
-    ("framework", "kernel", "shared"),
-    [
-        ("MLPerf v3.0, Megatron-DeepSpeed", "eager", False),
-        ("MLPerf Training 3.0 (Intel)", "eager", False),
-        ("MLPerf v3.1 (Habana)", "flash", True),
-    ],
-)
-def test_habanas_gpt_runs_under_megatron_deepspeed(
-    framework: str, kernel: str, shared: bool
-) -> None:
-    cells = {"gpu": "Gaudi2", "num_gpus": 384, "tensor_parallel": 8, "pipeline_parallel": 8}
-    found = case(framework=framework, model="GPT-3 175B", **cells)
-    assert "deepspeed-bf16-optimizer" in found.scenario.software.name
-    assert found.scenario.workload.attention_kernel == kernel
-    assert (found.plan.recompute, found.plan.sequence_parallel) == ("selective", shared)
-
-
-def test_a_counted_node_of_one_kind_is_that_kind() -> None:
-    cells = {"framework": "AMP", "model": "gpt2-medium", "gpu": "V100-16GB", "num_gpus": 16}
-    for node in ("4x p3.8xlarge", "4 x AWS p3.8xlarge", "p3.8xlarge"):
-        cluster = case(**cells, precision="fp16", node=node).scenario.cluster
-        assert (cluster.gpus_per_node, cluster.tiers[-1].name) == (4, "AWS"), node
-
-
-def test_words_of_suites_in_a_models_name() -> None:
-    found = case(framework="FlagPerf", model="llama1_13B-paddle TP2PP4SH1SP1")
-    plan = found.plan
-    assert (plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel) == (2, 4, 1)
-    llava = case(framework="FlagPerf (torch)", model="llava1.5_13b", gpu="Ascend 910B")
-    assert llava.plan.zero_stage == 3
-    cells = {"gpu": "V100-32GB", "num_gpus": 16, "precision": "fp16"}
-    base = case(framework="Megatron-DeepSpeed (BigScience)", model="13B (tr1)", **cells)
-    assert base.scenario.model.num_layers == 40
-    assert not base.scenario.model.kinds[0].feed_forward.gated
-
-
-def test_selective_checkpoints_in_either_order() -> None:
-    for notes in ("recompute selective", "selective recompute"):
-        found = case(framework="NeMo", model="llama-2-7b", notes=notes)
-        assert found.plan.recompute == "selective", notes
 
 
 def test_flagperfs_abbreviations_and_switches_are_read() -> None:
@@ -246,50 +129,6 @@ def test_flagperfs_monitors_read_the_vendors_tool(words: str) -> None:
     found = measured_memory(row)
     assert found is not None
     assert found.kind == "device"
-
-
-@pytest.mark.parametrize(
-    ("cells", "stages"),
-    [
-        ({"model": "llama31_405b", "tensor_parallel": 4, "context_parallel": 2}, 8),
-        ({"model": "llama31_405b", "tensor_parallel": 4, "virtual_stages": 2}, 2),
-        ({"model": "GPT-3 175B", "framework": "MLPerf v4.0", "tensor_parallel": 4}, 4),
-        ({"model": "GPT-3 175B", "framework": "MLPerf v4.0", "pipeline_parallel": 16}, 3),
-        ({"model": "GPT-3 175B", "framework": "MLPerf v3.1 Habana", "gpu": "Gaudi2"}, 1),
-        ({"model": "llama31_405b", "framework": "NeMo"}, 1),
-    ],
-)
-def test_stages_of_mlperfs_pipelines(cells: dict[str, Any], stages: int) -> None:
-    usual = {"framework": "MLPerf v5.1", "gpu": "B200", "num_gpus": 512, "precision": "fp8"}
-    found = case(**{**usual, "pipeline_parallel": 8, "global_batch_size": 2048, **cells})
-    assert found.plan.virtual_stages == stages
-
-
-@pytest.mark.parametrize(
-    ("framework", "model", "moved"),
-    [
-        ("MLPerf v5.1", "llama31_405b", 6.0),
-        ("MLPerf v5.1", "llama31_8b", 6.0),
-        ("MLPerf v5.0", "llama31_405b", 4.0),
-        ("MLPerf v5.1", "llama2_70b_lora", 4.0),
-        ("MLPerf v5.1, delayed scaling", "llama31_405b", 4.0),
-    ],
-)
-def test_recipes_of_mlperfs_8_bits(framework: str, model: str, moved: float) -> None:
-    found = case(framework=framework, model=model, precision="fp8", gpu="B200", num_gpus=512)
-    assert found.scenario.software.fp8.cast_bytes == moved
-
-
-def test_4_bits_of_mlperf_have_no_tensor_overlap() -> None:
-    large = {"framework": "MLPerf v5.1", "model": "llama31_405b", "gpu": "GB200", "num_gpus": 512}
-    for precision, overlaps in (("fp8", True), ("fp4", False)):
-        found = case(**{**large, "precision": precision, "tensor_parallel": 4})
-        assert found.scenario.software.overlap.chunked_tensor_traffic is overlaps
-
-
-def test_simumax_keeps_weights_in_8_bits_alone() -> None:
-    found = case(framework="SimuMax", model="llama3-8b", precision="fp8", gpu="H100")
-    assert found.scenario.software.fp8.gathers_weights
 
 
 def test_flagperfs_fine_tuning_of_llama_trains_adapters() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cost_models.model.spec import ModelSpec
-from planner.validation.pricing import predict_cases, why_impossible
+from planner.validation.pricing import predict_cases
 from planner.validation.rows.case import Case, case_of
 from planner.validation.rows.reading import Unpriceable
 from planner.validation.rows.runs_file import Row
@@ -163,23 +163,6 @@ def test_context_parallelism(words: str, expected: str) -> None:
     )  # no context parallelism
 
 
-def test_context_parallelism_of_the_trainer() -> None:
-    for framework, expected in (
-        ("torchtitan", "allgather"),
-        ("MaxText", "allgather"),
-        ("Megatron-DeepSpeed", "ulysses"),
-    ):
-        assert (
-            case(context_parallel=2, framework=framework).plan.context_parallel_method == expected
-        )
-    assert (
-        case(
-            context_parallel=2, framework="torchtitan", notes="ring attention"
-        ).plan.context_parallel_method
-        == "ring"
-    )
-
-
 RECIPES = {
     ("cast_bytes", 4.0): ["fp8", "FP8 (delayed scaling)", "fp8, recipe=delayed"],
     ("cast_bytes", 6.0): [
@@ -250,14 +233,6 @@ def test_training_in_4_bits(words: str) -> None:
     assert "no rate is known for fp4" in refused[one.row.name]
 
 
-def test_a_plan_that_the_trainer_cannot_run_is_priced_as_another() -> None:
-    found = case(framework="KempnerForge", precision="fp8")
-    assert why_impossible(found) is None
-    assert "eager-fsdp2 has no cut matrices in fp8: priced as fp8-tensorwise" in found.defaults
-    sharded = case(framework="Megatron-LM (2022)", zero_stage=3)
-    assert "megatron has no ZeRO stage 3: sharded as by fsdp2" in sharded.defaults
-
-
 @pytest.mark.parametrize(
     ("words", "sizes"),
     [
@@ -274,18 +249,6 @@ def test_stages_count_embedding_and_head(words: str, sizes: tuple[int, int] | No
     ).scenario.layer_ranges
     assert ranges is not None
     assert tuple(last - first for first, last in ranges) == (sizes or (17, 15))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "account_for_embedding_in_pipeline_split",
-        "embedding and loss as pipeline entries",
-        "embedding and head count as layers",
-    ],
-)
-def test_embedding_and_loss_as_layers(words: str) -> None:
-    assert case(notes=words).scenario.software.pipeline.stages == "ends"
 
 
 LATENT = {
@@ -317,13 +280,6 @@ def test_ranks_of_latent_attention_are_cells() -> None:
     with pytest.raises(Unpriceable, match="kv_lora_rank is empty"):
         case(**LATENT)
     assert model(kv_lora_rank=256).num_parameters < lite.num_parameters
-
-
-def test_adapters_beside_routed_experts() -> None:
-    for words in ("lora r=16 gate,up,down", "lora r=16 all-linear", "lora r=16 mlp"):
-        found = case(model="mixtral-8x7b", peft=words)
-        assert found.scenario.workload.adapter_targets == "attention"
-        assert "adapters of attention alone: those of routed experts are left out" in found.defaults
 
 
 def test_an_encoder_with_a_classification_head_has_no_vocabulary_of_logits() -> None:
@@ -377,47 +333,6 @@ def test_generation_of_flash_attention(words: str, share: float, framework: str)
     assert software.kernels.flash_share_since_hopper == share
 
 
-@pytest.mark.parametrize(
-    ("framework", "words", "once"),
-    [
-        ("Megatron-Core", None, False),
-        ("Megatron-Core", "DeepEP dispatcher", True),
-        ("PyTorch FSDP2", None, False),
-        ("PyTorch FSDP2", "HybridEP", True),
-        ("Megatron Bridge", None, True),
-        ("Megatron Bridge", "no DeepEP", False),
-        ("Megatron Bridge", "all-to-all dispatcher", False),
-    ],
-)
-def test_dispatcher_of_tokens(framework: str, words: str | None, once: bool) -> None:
-    cells = {"framework": framework, "notes": words, "tensor_parallel": 1}
-    communication = case(**cells).scenario.software.communication
-    assert communication.exchanges_once_a_node is once
-
-
-@pytest.mark.parametrize(
-    ("framework", "words", "moved"),
-    [
-        ("torchtitan", None, 18.0),
-        ("torchtitan (November 2025, torch.compile)", None, 18.0),
-        ("torchtitan (May 2026)", None, 18.0),
-        ("torchtitan (May 2026, torch.compile)", None, 0.0),
-        ("torchtitan, chunked cross-entropy", "torch.compile", 0.0),
-        ("torchtitan (September 2025), chunked cross-entropy", "torch.compile", 18.0),
-        ("torchtitan", "DeepEP", 0.0),
-        ("Hugging Face Trainer", None, 0.0),
-        ("Megatron-Core", None, 0.0),
-    ],
-)
-def test_precision_in_which_experts_are_weighted(
-    framework: str, words: str | None, moved: float
-) -> None:
-    cells = {"framework": framework, "notes": words, "tensor_parallel": 1}
-    software = case(**cells).scenario.software
-    assert software.kernels.weighting_bytes == moved
-    assert software.activations.weighting_gradient_bytes == (12.0 if moved else 0.0)
-
-
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3-8b"])
 def test_mixtures_of_automodel_run_on_transformer_engine(model: str) -> None:
     kind = "moe" if model == "qwen3-30b-a3b" else "dense"
@@ -427,104 +342,11 @@ def test_mixtures_of_automodel_run_on_transformer_engine(model: str) -> None:
     assert (software.activations.expert_outputs_saved == 0.0) == (kind == "moe")
 
 
-@pytest.mark.parametrize(
-    ("framework", "words", "spread"),
-    [
-        ("Megatron-Core", None, 0.26),
-        ("Megatron Bridge", "mock data", 0.26),
-        ("Megatron-Core", "--moe-router-force-load-balancing", 0.0),
-        ("NeMo Automodel", "fake_balanced_gate", 0.0),
-        ("Megatron Bridge", "routing forced to be balanced", 0.0),
-        ("Primus (Megatron)", None, 0.0),
-        ("torchtitan", None, 0.0),
-        ("own PyTorch loop", None, 0.26),
-    ],
-)
-def test_spread_of_tokens_over_experts(framework: str, words: str | None, spread: float) -> None:
-    cells = {"framework": framework, "notes": words, "tensor_parallel": 1}
-    assert case(**cells).scenario.software.kernels.routing_spread == spread
-
-
-@pytest.mark.parametrize(
-    ("framework", "words", "capacity"),
-    [
-        ("MaxText", None, 0.0),
-        ("MaxText", "fixed expert capacity", 1.25),
-        ("MaxText", "capacity_factor 2.0; megablox False", 2.0),
-        ("MaxText", "expert capacity factor=1", 1.0),
-        ("Megatron-Core", "capacity factor 1.1", 0.0),
-    ],
-)
-def test_capacity_of_experts(framework: str, words: str | None, capacity: float) -> None:
-    cells = {"framework": framework, "notes": words, "tensor_parallel": 1}
-    assert case(**cells).scenario.software.kernels.one_hot_capacity == capacity
-
-
-@pytest.mark.parametrize(
-    ("framework", "cells", "share"),
-    [
-        ("torchtitan", {}, 0.6),
-        ("torchtitan 0.2.0", {}, 0.6),
-        ("torchtitan 0.2.2", {}, 1.0),
-        ("torchtitan (nightly, late 2025)", {}, 1.0),
-        ("torchtitan (May 2026, torch.compile)", {}, 1.0),
-        ("torchtitan (March 2025)", {}, 0.6),
-        ("torchtitan (May 2026)", {"notes": "FlashAttention-2"}, 0.6),
-        ("torchtitan (May 2026)", {"notes": "FlexAttention"}, 0.6),
-        ("PyTorch FSDP2 (May 2026)", {}, 0.6),
-    ],
-)
-def test_torchtitan_takes_cudnns_attention_since_late_2025(
-    framework: str, cells: dict[str, Any], share: float
-) -> None:
-    software = case(framework=framework, tensor_parallel=1, **cells).scenario.software
-    assert software.kernels.flash_share_since_hopper == share
-
-
 def test_trl_of_2026_takes_cudnns_attention() -> None:
     kernels = case(framework="TRL SFTTrainer", notes="chunked_nll loss").scenario.software.kernels
     assert kernels.flash_share_since_hopper == 1.0
     older = case(framework="TRL SFTTrainer").scenario.software.kernels
     assert older.flash_share_since_hopper < 1.0
-
-
-@pytest.mark.parametrize(
-    ("framework", "words", "hidden"),
-    [
-        ("Megatron-Core", None, False),
-        ("Megatron-Core", "tp_comm_overlap", True),
-        ("Megatron-LM (core_v0.12)", None, False),
-        ("Megatron-LM (2025)", None, False),
-        ("Megatron-LM with Transformer Engine", None, False),
-        ("NeMo (Megatron Core)", None, True),
-        ("NeMo 24.07", None, True),
-        ("Megatron-Bridge", None, True),
-        ("Megatron-LM core (Megatron-Bridge)", None, True),
-        ("Megatron-Bridge", "tp_comm_overlap=False", False),
-    ],
-)
-def test_user_buffers_are_off_but_in_nemos_recipes(
-    framework: str, words: str | None, hidden: bool
-) -> None:
-    overlap = case(framework=framework, notes=words).scenario.software.overlap
-    assert overlap.chunked_tensor_traffic is hidden
-    assert overlap.tensor_reduction  # behind the matmuls of weight gradients
-
-
-@pytest.mark.parametrize(
-    ("framework", "fused"),
-    [
-        ("Megatron-Core", False),
-        ("Megatron-SWIFT", False),
-        ("NeMo", True),
-        ("Megatron-Bridge", True),
-    ],
-)
-def test_only_nemo_and_bridge_fuse_the_loss_by_default(framework: str, fused: bool) -> None:
-    loss = case(framework=framework).scenario.software.loss
-    assert loss.forward_bytes == (24.0 if fused else 38.0)
-    stated = case(framework=framework, notes="--cross-entropy-loss-fusion").scenario.software.loss
-    assert stated.forward_bytes == 24.0
 
 
 GRADIENTS = {
@@ -592,92 +414,12 @@ def test_megatrons_own_layers(
     assert plain.workload.attention_kernel == "flash"
 
 
-def test_megatron_without_a_date_is_that_of_today_on_hopper() -> None:
-    assert case(framework="Megatron-LM").scenario.software.name == "nemo"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--activation-func-fp8-input-store",
-        "activation_func_fp8_input_store=True",
-        "SwiGLU input in fp8",
-    ],
-)
-def test_activation_inputs_in_8_bits(words: str) -> None:
-    cells = {"framework": "Megatron-Core", "precision": "fp8"}
-    assert case(**cells, notes=words).scenario.software.activations.activation_inputs_in_fp8
-    assert not case(**cells).scenario.software.activations.activation_inputs_in_fp8
-
-
-@pytest.mark.parametrize(
-    ("words", "graphs"),
-    [
-        ("MCORE_CUDA_GRAPH=1", "layers"),
-        ("enable_cuda_graph=True", "layers"),
-        ("LAYER_CUDA_GRAPH=1", "layers"),
-        ("FULL_CUDA_GRAPH=1", "iteration"),
-        ("cuda_graph_impl=full_iteration", "iteration"),
-        ("enable_cuda_graph=False", "none"),
-        ("CUDA graphs of router and preprocessing", "none"),
-    ],
-)
-def test_what_one_launch_replays(words: str, graphs: str) -> None:
-    assert case(framework="NeMo", notes=words).scenario.software.host.cuda_graphs == graphs
-
-
-@pytest.mark.parametrize(
-    "words", ["ASYM_PP_EMBED=True ASYM_PP_LOSS=True", "account_for_loss_in_pipeline_split"]
-)
-def test_embedding_and_loss_count_as_layers(words: str) -> None:
-    found = case(framework="NeMo", pipeline_parallel=2, notes=words)
-    assert found.scenario.software.pipeline.stages == "ends"
-
-
-@pytest.mark.parametrize(
-    ("recompute", "notes", "layers"),
-    [
-        ("full, block, 8 layers", None, 8),
-        ("recompute_granularity: full; recompute_method: block; recompute_num_layers: 5", None, 5),
-        ("full", "--recompute-method block --recompute-num-layers 8", 8),
-        ("full_block, recompute_layer_num=12", None, 12),
-        ("full", "ACG=full ACM=block ACL=21", 21),
-        ("recompute_granularity=full", "recompute_method=uniform, recompute_num_layers=1", 0),
-        ("full_block", None, 0),
-        ("every block", None, 0),
-        ("checkpointing of each block, 24 layers", None, 0),
-    ],
-)
-def test_first_layers_of_a_stage_recompute(recompute: str, notes: str | None, layers: int) -> None:
-    plan = case(recompute=recompute, notes=notes).plan
-    assert (plan.recompute, plan.recompute_layers) == ("full", layers)
-
-
-def test_no_layers_of_the_method_block_are_no_recomputation() -> None:
-    assert case(recompute="full", notes="recompute_method=block, ACL=0").plan.recompute == "none"
-
-
 @pytest.mark.parametrize(
     "words", ["VPP=2", "vp_size: 2", "interleaving_size=2", "INTERLEAVED_PIPELINE=2"]
 )
 def test_virtual_stages_in_notes(words: str) -> None:
     assert case(pipeline_parallel=2, notes=words).plan.virtual_stages == 2
     assert case(pipeline_parallel=2, virtual_stages=4, notes=words).plan.virtual_stages == 4
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "null",
-        "activations_checkpoint_granularity: null",
-        "recompute_granularity=None",
-        "ACG=null",
-        "recompute: null",
-        "recompute=False",
-    ],
-)
-def test_null_is_no_recomputation(words: str) -> None:
-    assert case(recompute=words).plan.recompute == "none"
 
 
 @pytest.mark.parametrize("words", ["lora dim=16", "LoRA, adapter_dim: 16", "lora r=16"])
