@@ -99,32 +99,8 @@ class SurveyCase(Struct, frozen=True):
 def survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:
     """Search every case; raise an InputError only if no case is valid.
 
-    If nothing fits with its whole interval in any case, all are searched again with offload
-    allowed.
-    """
-    cases = _survey(scenarios, request)
-    if any(map(_fits, cases)) or not any(_needs_offload(c, request) for c in cases):
-        return cases
-    again = _survey(scenarios, structs.replace(request, offloads=OFFLOADS))
-    tight = any(case.found for case in cases)
-    if not any(_fits(case) or (case.found and not tight) for case in again):
-        return cases
-    for place, case in enumerate(again):
-        if case.found:
-            noted = (*case.assumptions, OFFLOADED)
-            assumed = structs.replace(case.assumed, assumptions=noted)
-            again[place] = structs.replace(case, assumed=assumed)
-    return again
-
-
-def _fits(case: SurveyCase) -> bool:
-    return any(found.fits for found in case.found)
-
-
-def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> list[SurveyCase]:
-    """Search the cases, those that may be the fastest first; leave out those that cannot win.
-
-    These have a lower bound beyond SEARCHED other cases and as many plans as are asked.
+    Those that may be the fastest are searched first; those that cannot win are left out, as they
+    have a lower bound beyond SEARCHED other cases and as many plans as are asked.
     """
     cases: list[SurveyCase | None] = [None] * len(scenarios)
     errors: list[InputError] = []
@@ -142,7 +118,9 @@ def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> lis
             cases[place] = SurveyCase(assumed, None, (), why)
             continue
         try:
-            case = cases[place] = _search_case(assumed, request)
+            case = _search_case(assumed, request)
+            where = f"{case.name}: " if len(scenarios) > 1 else ""
+            case = cases[place] = _with_offload(case, request, f"{where}{OFFLOADED}")
         except InputError as error:
             errors.append(error)
             cases[place] = SurveyCase(assumed, None, (), str(error))
@@ -152,6 +130,24 @@ def _survey(scenarios: Sequence[AssumedScenario], request: SurveyRequest) -> lis
     if len(errors) == len(cases):
         raise errors[0]
     return [case for case in cases if case is not None]
+
+
+def _with_offload(case: SurveyCase, request: SurveyRequest, noted: str) -> SurveyCase:
+    """Return the case with offload allowed, if only then it has plans, or plans that fit.
+
+    ``noted``: the assumption that says so.
+    """
+    if _fits(case) or not _needs_offload(case, request):
+        return case
+    again = _search_case(case.assumed, structs.replace(request, offloads=OFFLOADS))
+    if not _fits(again) and (case.found or not again.found):
+        return case
+    assumed = structs.replace(case.assumed, assumptions=(*case.assumptions, noted))
+    return structs.replace(again, assumed=assumed)
+
+
+def _fits(case: SurveyCase) -> bool:
+    return any(found.fits for found in case.found)
 
 
 def _nth(values: list[float], number: int) -> float:

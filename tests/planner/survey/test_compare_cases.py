@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 import planner
 from cost_models.plan.plan import PlanTable
@@ -22,8 +24,8 @@ from planner.survey import compare_cases
 from planner.survey.answer import SurveyAnswer
 from planner.survey.compare_cases import OFFLOADED
 from planner.text.answer import json_text
-from tests.planner.refinement.test_own_stages import small_cluster
-from tests.samples import llama, make_scenario, with_memory
+from tests.planner.refinement.test_own_stages import SMALL, small_cluster
+from tests.samples import examples, llama, make_scenario, with_memory
 
 CLUSTERS = "2xA100-80GB,4xH100-SXM,2xL40S"
 OPTIONS: dict[str, Any] = {"seq_len": 256, "global_batch_size": 8, "top": 3}
@@ -134,6 +136,46 @@ def test_the_row_of_a_cluster_is_its_answer_alone(options: dict[str, Any]) -> No
     if ranged.ranked[0].staged is not None:
         assert "--layers" in str(ranged)
         assert ranged.plan_file().layer_ranges == ranged.scenario.layer_ranges
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.too_slow])
+@given(
+    **{**SMALL, "share": st.floats(0.2, 1.2)},
+    options=st.sampled_from([{}, {"objective": "cost"}, {"objective": "memory"}, {"tokens": "1M"}]),
+)
+@example(4, 32_000, "2x2", 1.0, 16, {"objective": "cost"})  # a single one needs offload
+def test_every_cluster_of_a_survey_has_the_plan_that_it_has_alone(
+    layers: int, vocab: int, nodes: str, share: float, batch: int, options: dict[str, Any]
+) -> None:
+    """Also where memory is tight, and where another cluster needs no offload."""
+    scenario = small_cluster(layers, vocab, nodes, share, batch)
+    asked = {"seq_len": 1024, "global_batch_size": batch}
+    try:
+        answer = planner.plan(
+            scenario.model, [scenario.cluster, "1xL40S"], **asked, **options, price=1
+        )
+    except NoLegalPlanError:
+        cases = []
+    else:
+        assert isinstance(answer, SurveyAnswer)
+        cases = list(answer.cases)
+    if options.get("objective") != "memory":
+        options = {}  # the others rank the plans of one cluster as time does
+    for case in cases:
+        try:
+            alone = planner.plan(scenario.model, case.scenario.cluster, **asked, **options)
+        except NoLegalPlanError:
+            assert not case.found
+            continue
+        assert isinstance(alone, PlanAnswer)
+        best, found = alone.ranked[0], case.found[0]
+        assert (found.plan, found.fits) == (best.plan, best.fits)
+        assert found.step.seconds == best.step.seconds
+        assert found.scenario.layer_ranges == best.scenario.layer_ranges
+    if not cases:
+        with pytest.raises(NoLegalPlanError):
+            planner.plan(scenario.model, scenario.cluster, **asked)
 
 
 @pytest.mark.slow
@@ -262,6 +304,11 @@ def test_offload_is_tried_where_plans_may_run_out_of_memory() -> None:
     assert answer.assessments[0].fits
     assert answer.best.offload != "none"
     assert OFFLOADED in answer.assumptions
+    both = planner.plan(model, [scenario.cluster, "1xL40S"], seq_len=256, global_batch_size=1)
+    assert isinstance(both, SurveyAnswer)
+    tight, roomy = both.cases
+    assert (tight.found[0].plan, roomy.found[0].plan.offload) == (answer.best, "none")
+    assert f"{scenario.cluster.name}: {OFFLOADED}" in both.assumptions
 
 
 @pytest.mark.parametrize(
