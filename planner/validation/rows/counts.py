@@ -86,7 +86,7 @@ BATCH: Final = re.compile(
 BY_CARD: Final = frozenset({"hugging face", "mlperf", "flagperf"})
 # cards that take turns: "2 MP + 2 DDP", "model parallel 2", "MP"
 TURNS: Final = re.compile(
-    r"(?:\b(\d+) ?)?\b(?<!tensor )(?<!pipeline )(?<!fp16 )(?<!bf16 )(?<!int8 )(?<!fp8 )"
+    r"(?:(?<![=:])\b(\d+) ?)?\b(?<!tensor )(?<!pipeline )(?<!fp16 )(?<!bf16 )(?<!int8 )(?<!fp8 )"
     r"(?:mp|model parallel(?:ism)?)\b(?!\.)"
     r"(?: size)?[ =:]*(\d+)?"
 )

@@ -49,12 +49,19 @@ REPLACED: Final = (
     (r"\bsel[.]?(?=[\s,;)]|$)", "selective"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\bmp_(?=(?:bf|fp)16)", ""),  # mp_bf16_autocast
+    # "compile; AC", "w/ AC", but not "on AC power" or "selective AC"
+    (
+        r"(^(?=ac\s*[,;+|])|[,;+|(]\s*|\bwith(?:out)? |\bno )ac(?=\s*(?:[,;+|)]|$))",
+        r"\1activation checkpointing",
+    ),
     (r"(offload\w*)\s*[,;+]\s*(?=activations? (?:checkpoint|recomput))", r"\1 and "),
     (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
     (r"\bfloat[\s_-]?(?=(?:16|32|64)\b)", "fp"),
     (r"^\s*(half|single|double)(?=\s*(?:[,;(/]|$))", r"\1 precision"),
     (r"\b2nd\b", "second"),
     (r"\b(?:[a-z0-9]+block|[a-z0-9]*decoderlayer)\b", "block"),  # GPT2Block
+    (r"\bddp_size[ =:]*1\b", ""),  # of one replica
+    (r"\bddp_size(?=[ =:]*\d)", "ddp"),
     (r"\bddp_(?=[a-z])", ""),  # ddp_bucket_cap_mb: a setting, which says nothing of the stage
     (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
     (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year
@@ -70,7 +77,8 @@ SPELLINGS: Final = MappingProxyType(
     }
 )
 TOKEN: Final = re.compile(
-    r"(?P<setting>[,;]\s*(?=[a-z][\w-]*=))?(?P<equals>[=:]\s*)?(?P<word>[a-z0-9][a-z0-9.?]*)"
+    r"(?P<part>[,;|]\s*(?P<setting>(?=[a-z][\w-]*=))?)?(?P<equals>[=:]\s*)?"
+    r"(?P<word>[a-z0-9][a-z0-9.?]*)"
 )
 
 
@@ -78,12 +86,14 @@ class Token(NamedTuple):
     """A normalised word, whether it follows an equals sign or a colon, and its own spelling.
 
     ``begins``: it begins a setting ("name=value") after a comma, which no phrase runs into.
+    ``parted``: a comma, a semicolon or a bar stands before it.
     """
 
     word: str
     is_value: bool
     text: str
     begins: bool = False
+    parted: bool = False
 
 
 def tokens_of(text: str) -> tuple[Token, ...]:
@@ -103,6 +113,7 @@ def tokens_of(text: str) -> tuple[Token, ...]:
             found["equals"] is not None,
             found["word"].rstrip("."),
             found["setting"] is not None,
+            found["part"] is not None,
         )
         for found in TOKEN.finditer(text)
     )
@@ -246,7 +257,10 @@ def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
         at += 1
     if at == len(tokens):
         return False, end
-    word, is_value, *_ = tokens[at]
+    word, is_value, *_, parted = tokens[at]
+    last = at + 1 == len(tokens) or tokens[at + 1].parted
+    if word in ("no", "yes") and last and not parted:  # "CPU offload no, checkpointing yes"
+        return word == "no", at + 1
     if word == "not" and at + 1 < len(tokens) and tokens[at + 1].word in DONE:
         return True, at + 2
     if word in OFF or (is_value and word in ("0", "0.0", "no", "none", "null")):

@@ -285,6 +285,10 @@ def case(path: Path, **cells: str) -> tuple[Case, list[str]]:
             {"framework": "ms-swift", "data_parallel": "", "notes": "model parallel"},
             {"ranks": (1, 1, 8)},
         ),
+        (
+            {"framework": "ms-swift", "data_parallel": "", "notes": "DDP_size=1 MP=4"},
+            {"ranks": (1, 1, 4)},
+        ),
         ({"framework": "ms-swift", "notes": "no model parallelism, DDP"}, {"ranks": (1, 1, 1)}),
         ({"framework": "HF Trainer", "notes": "bf16 MP; mp.spawn"}, {"ranks": (1, 1, 1)}),
         (

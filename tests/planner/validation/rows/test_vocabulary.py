@@ -749,6 +749,11 @@ def test_words_are_normalised() -> None:
         ("CUDA graphs were turned off", "not layer graphs", "layer graphs"),
         ("DeepSpeed is not used", "not deepspeed", "deepspeed"),
         ("torch.compile is on", "compile", "not compile"),
+        ("CPU offload no, compile yes", "not offloads to host", "offloads to host"),
+        ("offload, no gradient checkpointing", "not recompute", "recompute"),
+        ("compile; AC", "recompute", "not recompute"),
+        ("w/o AC, compile", "not recompute", "recompute"),
+        ("laptop on AC power, no gradient checkpointing", "not recompute", "recompute"),
     ],
 )
 def test_the_first_mention_of_a_setting_counts(text: str, first: str, second: str) -> None:
