@@ -100,15 +100,23 @@ class _SplitSearch:
     def run(self, most_nodes: int) -> None:
         if not self.costs.possible:
             return
-        self._try(tuple(last for _, last in split_layers(self.layers, self.count)))
         longest, rest, through = self._bounds()
         if not np.isfinite(longest[0][0]):
-            return  # no other stages fit
-        self._try(through)
+            return  # no stages fit
         heap: list[tuple[float, int, _Node]] = []
         ticket = itertools.count()
-        heapq.heappush(heap, (0.0, next(ticket), _Node((), (), 0.0, 0.0, 0.0, 0.0)))
-        extended = 0
+
+        def extend(node: _Node) -> None:
+            for child in self._children(node):
+                bound = self._bound(child, longest, rest)
+                if bound < self.limit:
+                    heapq.heappush(heap, (bound, next(ticket), child))
+
+        extend(_Node((), (), 0.0, 0.0, 0.0, 0.0))
+        if heap:
+            self._try(tuple(last for _, last in split_layers(self.layers, self.count)))
+            self._try(through)
+        extended = 1
         while heap:
             bound, _, node = heapq.heappop(heap)
             if bound >= self.limit * (1.0 - SAME):
@@ -123,10 +131,7 @@ class _SplitSearch:
                 self.proven = False
                 break
             extended += 1
-            for child in self._children(node):
-                bound = self._bound(child, longest, rest)
-                if bound < self.limit:
-                    heapq.heappush(heap, (bound, next(ticket), child))
+            extend(node)
 
     def _try(self, ends: tuple[int, ...]) -> None:
         """Simulate a complete pipeline, and keep it if it is the best."""
