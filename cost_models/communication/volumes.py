@@ -208,7 +208,7 @@ def _sharded_traffic(
     d = table.expert_shard_ranks if of_experts else table.shard_ranks
     m = 1.0 * table.num_microbatches
     zero = np.zeros(len(table))
-    reduced = gathered = scattered_stage_messages = copied = near = Traffic(zero, zero)
+    reduced = gathered = scattered = copied = near = Traffic(zero, zero)
     has_second = (table.secondary_ranks > 1) & (table.zero_stage == 3) & (not of_experts)
     sizes = _unit_sizes(view, parts, options.matrix_share, of_experts=of_experts)
     for unit, (numel, shards, gathered_shards) in zip(parts, sizes, strict=True):
@@ -224,7 +224,7 @@ def _sharded_traffic(
         scatters = np.where((table.zero_stage >= 2) & np.logical_not(options.reduces_once), m, 1.0)
         reduced += Traffic(once, repeats * reduction * numel).times(scatters)
         scattered_size = repeats * scattered_bytes(reduction, table) * d * shards
-        scattered_stage_messages += Traffic(once, scattered_size).times(scatters)
+        scattered += Traffic(once, scattered_size).times(scatters)
         copied += Traffic(once, repeats * reduction * shards)
     sums = (table.zero_stage == 0) | ((table.zero_stage <= 2) & options.all_reduces)
     whole = np.where((d > 1) & sums, 1.0, 0.0)
@@ -232,7 +232,7 @@ def _sharded_traffic(
     return {
         (axis, "all_reduce"): reduced.times(whole),
         (axis, "all_gather"): gathered.times(sharded),
-        (axis, "reduce_scatter"): scattered_stage_messages.times(np.where(sums, 0.0, sharded)),
+        (axis, "reduce_scatter"): scattered.times(np.where(sums, 0.0, sharded)),
         ("secondary", "all_gather"): near.times(sharded),
         ("replicate", "all_reduce"): copied.times(np.where(table.dp_replicate > 1, 1.0, 0.0)),
     }
@@ -310,7 +310,7 @@ def world_traffic(table: PlanTable) -> dict[tuple[str, str], Traffic]:
 def _tied_bytes(view: RankView) -> float:
     """Bytes of an element of a gradient that stages sum up."""
     workload, narrow = view.workload, view.software.gradients.ties_in_compute_precision
-    if narrow and workload.gradient_precision == "auto":
+    if view.reduces_fp16 or (narrow and workload.gradient_precision == "auto"):
         return workload.compute_bytes
     return workload.reduction_bytes
 
@@ -361,18 +361,48 @@ def _shard_counts(weight: Weight, table: PlanTable) -> tuple[Count, Count]:
     return tensor, table.expert_parallel
 
 
+def with_masks(
+    traffic: dict[tuple[str, str], Traffic], view: RankView
+) -> dict[tuple[str, str], Traffic]:
+    """Return traffic in which a mask of c s^2 bytes goes along with every stage's activations.
+
+    Source: microsoft/DeepSpeedExamples, Megatron-LM-v1.1.5-3D_parallelism: megatron/model/
+    gpt2_model.py, GPT2ModelPipe (hidden states and mask), and deepspeed/runtime/pipe/engine.py of
+    2020, _exec_send_activations (in fp16: NCCL sends no bool).
+    """
+    sent, activations = traffic["pipeline", "send"], _activations_sent(view)
+    masks = (
+        activations * view.table.num_microbatches * view.compute_bytes * view.workload.seq_len**2
+    )
+    piped = np.where(view.table.pipeline_parallel > 1, masks, 0.0)
+    return {**traffic, ("pipeline", "send"): Traffic(sent.count, sent.size + piped)}
+
+
+def _activations_sent(view: RankView) -> Real:
+    """Stages of a rank whose activations go to another rank."""
+    return view.table.virtual_stages - 1.0 * view.rank.last - 1.0 * view.rank.has_adjacent_stages
+
+
 def scattered_stage_messages(
-    traffic: dict[tuple[str, str], Traffic], table: PlanTable
+    traffic: dict[tuple[str, str], Traffic], view: RankView
 ) -> dict[tuple[str, str], Traffic]:
     """Return traffic in which each tensor-parallel rank sends its part of a stage message.
 
-    The receivers gather the parts. With sequence parallelism messages are split already.
+    The receivers gather the parts. With sequence parallelism messages are split already. Gradients
+    are whole where ``pipeline.scatters_gradients`` is off.
 
-    Source: Narayanan et al. (arXiv:2104.04473), sec. 4.1.
+    Source: Narayanan et al. (arXiv:2104.04473), sec. 4.1; of gradients microsoft/DeepSpeed:
+    deepspeed/runtime/pipe/engine.py of 2020, is_grad_partitioned = False.
     """
+    table = view.table
     tensor = np.where(table.sequence_parallel, 1.0, 1.0 * table.tensor_parallel)
     whole = traffic["pipeline", "send"]
-    parts = Traffic(whole.count, whole.size / tensor)
+    microbatches = 1.0 * table.num_microbatches
+    share: Real = 1.0
+    if not view.software.pipeline.scatters_gradients:
+        messages = np.maximum(1.0, whole.count / microbatches)
+        share = np.minimum(1.0, _activations_sent(view) / messages)
+    parts = Traffic(whole.count, whole.size * (share / tensor + 1.0 - share))
     gathers = whole.times(np.where(tensor > 1.0, 1.0, 0.0))
     found = {**traffic, ("pipeline", "send"): parts}
     key = ("tensor", "all_gather")

@@ -96,7 +96,8 @@ class RankView(Struct, frozen=True, dict=True):
     def reduction_bytes(self) -> Real:
         """Bytes of an element of a gradient while data-parallel ranks reduce it (r).
 
-            c   sharded gradients, where the trainer reduces them so (reduced_in_compute_precision)
+            c   sharded gradients, where the trainer reduces them so (reduced_in_compute_precision);
+                those of fp16, whoever reduces them, where fp16_reduced_in_fp16
             g   elsewhere
 
         The optimizer reads a shard that is cast back to the precision of its weights.
@@ -106,10 +107,18 @@ class RankView(Struct, frozen=True, dict=True):
         """
         workload = self.workload
         narrow = self.software.gradients.reduced_in_compute_precision
+        if self.reduces_fp16:
+            return workload.compute_bytes
         if not narrow or workload.gradient_precision != "auto":
             return workload.reduction_bytes
         sharded = self.table.zero_stage >= 1
         return np.where(sharded, workload.compute_bytes, workload.reduction_bytes)
+
+    @property
+    def reduces_fp16(self) -> bool:
+        """Whether gradients of fp16 are reduced in fp16 by whoever reduces them."""
+        found = self.workload.precision == "fp16" and self.workload.gradient_precision == "auto"
+        return found and self.software.gradients.fp16_reduced_in_fp16
 
     @cached_property
     def tokens(self) -> Real:

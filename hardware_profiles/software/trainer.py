@@ -44,6 +44,7 @@ class TrainerGradients(ProfileGroup, frozen=True, kw_only=True):
     reduced_once_under_pipeline: bool  # with the last micro-batch
     accumulated_unsharded: bool  # no_sync: unsharded gradients until the last micro-batch
     reduced_in_compute_precision: bool  # of sharding ranks, and kept so while they are whole
+    fp16_reduced_in_fp16: bool  # by all ranks, whatever their sums are kept in; not those of bf16
     ties_in_compute_precision: bool  # of a tensor that several stages have and sum up
     include_frozen: bool  # gradients of flat parameters span the frozen weights in them
     accumulation_bytes: Amount  # moved per parameter when a micro-batch's gradient is added
@@ -102,6 +103,8 @@ class TrainerPipeline(ProfileGroup, frozen=True, kw_only=True):
     fewest_microbatches: FewestMicrobatches  # of 1F1B, by pipeline ranks
     stages: StageCut  # how layers are cut into stages
     scatters_messages: bool  # each tensor-parallel rank sends its part; the receiver gathers
+    scatters_gradients: bool  # so are gradients, not activations alone
+    sends_masks: bool  # attention's mask goes along with the activations, whole from every rank
 
 
 class Fp8(ProfileGroup, frozen=True, kw_only=True):

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_models.communication.volumes import rank_traffic, scattered_stage_messages
+from cost_models.communication.volumes import (
+    rank_traffic,
+    scattered_stage_messages,
+    with_masks,
+)
 from cost_models.compute.kernel_launch import operator_seconds
 from cost_models.compute.layer import LayerWork, layer_seconds, trained_elements
 from cost_models.compute.rates import rates
@@ -60,8 +64,9 @@ def test_each_tensor_rank_sends_its_part_to_the_next_stage(sequence: bool) -> No
         sequence_parallel=sequence,
     )
     rank = even_split_contents(scenario.model, 2, 1)[0]
-    whole = rank_traffic(RankView(scenario, plans, rank))
-    parts = scattered_stage_messages(whole, plans)
+    view = RankView(scenario, plans, rank)
+    whole = rank_traffic(view)
+    parts = scattered_stage_messages(whole, view)
     send, before = parts["pipeline", "send"], whole["pipeline", "send"]
     gather, none = parts["tensor", "all_gather"], whole["tensor", "all_gather"]
     assert send.count == before.count
@@ -88,6 +93,47 @@ def test_scattered_messages_cost_the_network_less() -> None:
     assert quick.pipeline_communication[0] < slow.pipeline_communication[0]  # type: ignore[index]
     assert quick.tensor_communication[0] > slow.tensor_communication[0]  # type: ignore[index]
     assert quick.step[0] < slow.step[0]
+
+
+def test_deepspeeds_first_pipelines_send_masks_and_whole_gradients() -> None:
+    """A middle stage sends a part and a mask forward, a whole gradient back."""
+    scenario = make_scenario(
+        "gpt2-xl",
+        "4x8xA100-80GB",
+        seq_len=1024,
+        global_batch_size=32,
+        software="megatron+deepspeed-2020-messages",
+        precision="fp16",
+    )
+    plans = table(tensor_parallel=5, pipeline_parallel=4, data_parallel=2, num_microbatches=4)
+    rank = even_split_contents(scenario.model, 4, 1)[1]
+    view = RankView(scenario, plans, rank)
+    whole = rank_traffic(view)
+    sent = with_masks(scattered_stage_messages(whole, view), view)["pipeline", "send"]
+    message = 2.0 * 1024 * scenario.model.hidden_size
+    assert sent.count == whole["pipeline", "send"].count == 2 * 4
+    assert sent.size == pytest.approx(4 * (message / 5 + message + 2.0 * 1024**2))
+
+
+@pytest.mark.parametrize(
+    ("software", "precision", "size"),
+    [
+        ("megatron", "fp16", 2.0),
+        ("megatron", "bf16", 4.0),
+        ("nanotron", "fp16", 4.0),
+        ("torch-trainer", "fp16", 4.0),
+        ("internevo", "bf16", 2.0),
+    ],
+)
+def test_bytes_of_reduced_gradients(software: str, precision: Any, size: float) -> None:
+    """Megatron's buffers have the precision of the weights, unless that is bf16."""
+    scenario = make_scenario(
+        "gpt2", "8xA100-80GB", software=software, precision=precision, global_batch_size=8
+    )
+    stage = 1 if software == "internevo" else 0
+    plans = table(data_parallel=8, zero_stage=stage)
+    view = RankView(scenario, plans, even_split_contents(scenario.model, 1, 1)[0])
+    assert np.all(view.reduction_bytes == size)
 
 
 # --- operators ------------------------------------------------------------------------------------

@@ -29,6 +29,16 @@ def test_flagperfs_mixture_of_qwen_has_eight_experts(name: str) -> None:
     assert found.plan.expert_parallel == 1
 
 
+def test_amps_pipelines_are_deepspeeds_of_2020() -> None:
+    found = case(framework="AMP", model="gpt2-medium", precision="fp16", pipeline_parallel=2)
+    pipeline = found.scenario.software.pipeline
+    assert (pipeline.scatters_gradients, pipeline.sends_masks) == (False, True)
+    assert found.scenario.workload.gradient_precision == "fp32"  # fp32_allreduce
+    plain = case(framework="Megatron-LM v1.1.5", model="gpt2-medium", precision="fp16")
+    assert not plain.scenario.software.pipeline.sends_masks
+    assert plain.scenario.workload.gradient_precision == "auto"
+
+
 def test_settings_of_mlperfs_submissions() -> None:
     lora = {"framework": "MLPerf v5.1", "model": "llama2_70b_lora", "precision": "fp8"}
     assert case(**lora, gpu="MI300X").plan.recompute == "full"
