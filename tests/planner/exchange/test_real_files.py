@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -19,417 +20,22 @@ from planner.exchange.syntax.shell_script import read_script
 from planner.request.model import resolve_model
 
 REAL = Path(__file__).parent / "real"
-CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
-    "megatron_llama3_8b_fp8.sh": (
-        "megatron",
-        {
-            "tensor_parallel": 1,
-            "zero_stage": 1,
-            "precision": "fp8",
-            "gradient_precision": "bf16",
-            "global_batch_size": 128,
-            "seq_len": 8192,
-            "attention_kernel": "flash",
-        },
-        "layer norms are priced as RMS norms",
-    ),
-    "megatron_mixtral_8x7b.sh": (
-        "megatron",
-        {"expert_parallel": 2, "zero_stage": 1, "precision": "fp32", "global_batch_size": 4},
-        None,
-    ),
-    "megatron_2023_frontier.sh": (
-        "megatron",
-        {
-            "tensor_parallel": 8,
-            "pipeline_parallel": 2,
-            "pipeline_schedule": "interleaved_1f1b",
-            "virtual_stages": 4,
-            "global_batch_size": 64,
-            "recompute": "full",
-            "recompute_layers": 2,
-            "precision": "bf16",
-            "zero_stage": 0,
-        },
-        None,
-    ),
-    "torchtitan_llama3_70b.toml": (
-        "torchtitan",
-        {
-            "tensor_parallel": 8,
-            "sequence_parallel": True,
-            "zero_stage": 3,
-            "recompute": "full",
-            "micro_batch_size": 8,
-            "num_microbatches": 1,
-            "seq_len": 8192,
-        },
-        "compile is off",
-    ),
-    "torchtitan_2024_llama3_8b.toml": (
-        "torchtitan",
-        {"micro_batch_size": 1, "zero_stage": 3, "recompute": "ops:every-2nd-mm"},
-        "compile is off",
-    ),
-    "nanotron_tiny_llama.yaml": (
-        "nanotron",
-        {
-            "data_parallel": 2,
-            "tensor_parallel": 2,
-            "sequence_parallel": True,
-            "pipeline_parallel": 2,
-            "pipeline_schedule": "1f1b",
-            "global_batch_size": 4,
-        },
-        None,
-    ),
-    "nemo_llama3_70b.py::pretrain_recipe": (
-        "nemo",
-        {
-            "tensor_parallel": 4,
-            "pipeline_parallel": 4,
-            "virtual_stages": 5,
-            "context_parallel": 2,
-            "sequence_parallel": True,
-            "zero_stage": 1,
-            "global_batch_size": 512,
-            "micro_batch_size": 1,
-            "seq_len": 8192,
-        },
-        None,
-    ),
-    "nemo1_llama.yaml": (
-        "nemo",
-        {"precision": "fp32", "recompute": "selective", "seq_len": 4096, "zero_stage": 0},
-        None,
-    ),
-    "megatron_mixtral_8x7b_32_gpus.sh": (
-        "megatron",
-        {"pipeline_parallel": 4, "expert_parallel": 8, "zero_stage": 1, "global_batch_size": 256},
-        "vocab_size is not in the file",
-    ),
-    "transformers_bert_glue.json": (
-        "transformers",
-        {"micro_batch_size": 32, "seq_len": 128, "precision": "fp32", "recompute": "none"},
-        None,
-    ),
-    "accelerate_trl_fsdp2.yaml": (
-        "accelerate",
-        {"zero_stage": 3, "software": "hf-trainer+fsdp2", "precision": "bf16"},
-        None,
-    ),
-    "megatron_gpt3_175b.sh": (
-        "megatron",
-        {
-            "tensor_parallel": 8,
-            "pipeline_parallel": 16,
-            "micro_batch_size": 1,
-            "global_batch_size": 1536,
-            "precision": "fp16",
-            "seq_len": 2048,
-            "zero_stage": 0,
-            "recompute": "none",
-        },
-        "rampup_batch_size: priced with the full global batch",
-    ),
-    "megatron_bert_340m.sh": (
-        "megatron",
-        {"tensor_parallel": 8, "pipeline_parallel": 16, "global_batch_size": 32, "seq_len": 512},
-        "vocab_size is not in the file",
-    ),
-    "torchtitan_llama3_405b_fp8.toml": (
-        "torchtitan",
-        {
-            "tensor_parallel": 8,
-            "zero_stage": 3,
-            "precision": "fp8",
-            "recompute": "full",
-            "micro_batch_size": 2,
-            "seq_len": 8192,
-        },
-        None,
-    ),
-    "torchtitan_deepseek_v3_671b.toml": (
-        "torchtitan",
-        {
-            "tensor_parallel": 1,
-            "pipeline_parallel": 1,
-            "expert_parallel": 1,
-            "precision": "bf16",
-            "recompute": "ops:every-2nd-mm",
-            "micro_batch_size": 4,
-        },
-        "compile.components is without the model",
-    ),
-    "deepspeed_transformers_zero2_auto.json": (
-        "deepspeed",
-        {
-            "zero_stage": 2,
-            "offload": "optimizer",
-            "optimizer": "adamw",
-            "precision": None,  # "auto": the script's
-            "global_batch_size": None,
-        },
-        None,
-    ),
-    "deepspeed_transformers_zero3_offload.json": (
-        "deepspeed",
-        {"zero_stage": 3, "offload": "weights", "offload_device": "cpu", "precision": "fp16"},
-        None,
-    ),
-    "deepspeed_2021_zero3_offload.json": (
-        "deepspeed",
-        {"zero_stage": 3, "offload": "weights", "precision": "fp16", "global_batch_size": 64},
-        None,
-    ),
-    "deepspeed_megatron_zero2_bf16.json": (
-        "deepspeed",
-        {"zero_stage": 2, "precision": "bf16", "global_batch_size": 96, "num_microbatches": 1},
-        None,
-    ),
-    "deepspeed_bert_onebit_lamb.json": (
-        "deepspeed",
-        {"zero_stage": 0, "precision": "fp16", "optimizer": "lamb", "micro_batch_size": 64},
-        None,
-    ),
-    "examples/deepspeed/ds_z3_config.json": ("deepspeed", {"zero_stage": 3}, None),
-    "examples/deepspeed/ds_z2_autotp_config.json": (
-        "deepspeed",
-        {"zero_stage": 2, "tensor_parallel": 2},
-        None,
-    ),
-    "accelerate_fsdp1.yaml": (
-        "accelerate",
-        {"zero_stage": 3, "software": "hf-trainer+fsdp1", "precision": "bf16", "recompute": "none"},
-        None,
-    ),
-    "accelerate_fsdp2_tp_hsdp.yaml": (
-        "accelerate",
-        {
-            "zero_stage": 3,
-            "software": "hf-trainer+fsdp2",
-            "tensor_parallel": 2,
-            "sequence_parallel": False,
-            "dp_replicate": 2,
-        },
-        None,
-    ),
-    "accelerate_fsdp2_cp.yaml": (
-        "accelerate",
-        {"zero_stage": 3, "context_parallel": 4, "context_parallel_method": "allgather"},
-        None,
-    ),
-    "accelerate_deepspeed_zero3.yaml": (
-        "accelerate",
-        {"zero_stage": 3, "offload": "weights", "software": "hf-trainer+deepspeed-zero3"},
-        None,
-    ),
-    "accelerate_multi_gpu.yaml": ("accelerate", {"zero_stage": 0, "precision": "bf16"}, None),
-    "accelerate_megatron.yaml": (
-        "accelerate",
-        {"software": "megatron-core", "zero_stage": 0, "recompute": "none", "precision": "fp32"},
-        None,
-    ),
-    "transformers_zephyr_sft.yaml": (
-        "transformers",
-        {
-            "micro_batch_size": 16,
-            "num_microbatches": 1,
-            "seq_len": 2048,
-            "precision": "bf16",
-            "recompute": "full",
-            "attention_kernel": "flash",
-            "lora": None,
-        },
-        "torch_dtype = bfloat16: priced with weights in fp32",
-    ),
-    "transformers_zephyr_qlora.yaml": (
-        "transformers",
-        {
-            "qlora": 16,
-            "lora_alpha": 16,
-            "lora_targets": "all",
-            "quantisation": "nf4",
-            "optimizer": "paged_adamw",
-            "micro_batch_size": 4,
-            "seq_len": 1024,
-        },
-        None,
-    ),
-    "transformers_vicuna_13b.sh": (
-        "transformers",
-        {
-            "zero_stage": 3,
-            "software": "hf-trainer+fsdp1",
-            "precision": "bf16",
-            "micro_batch_size": 1,
-            "num_microbatches": 4,
-            "recompute": "full",
-            "seq_len": 2048,
-        },
-        None,
-    ),
-    "transformers_vicuna_lora.sh": (
-        "transformers",
-        {"lora": 8, "lora_targets": "q,v", "precision": "fp16", "zero_stage": None},
-        "deepspeed: neither a mapping nor a file",  # a variable that the script does not set
-    ),
-    "transformers_fsdp_xla.json": (
-        "transformers",
-        {"zero_stage": 3},
-        "fsdp_config.xla = True is not priced",
-    ),
-    "axolotl_llama32_3b_fp8_fsdp2.yaml": (
-        "axolotl",
-        {
-            "precision": "fp8",
-            "zero_stage": 3,
-            "software": "hf-trainer+fsdp2",
-            "recompute": "full",
-            "micro_batch_size": 16,
-            "seq_len": 512,
-            "attention_kernel": "flash",
-        },
-        "liger_* is not priced (--software hf-trainer-liger+fsdp2",
-    ),
-    "axolotl_llama31_8b_hsdp_tp.yaml": (
-        "axolotl",
-        {"dp_replicate": 2, "tensor_parallel": 2, "zero_stage": 3, "recompute": "none"},
-        "CutCrossEntropyPlugin is not priced",
-    ),
-    "axolotl_qwen3_8b_tp_cp.yaml": (
-        "axolotl",
-        {"tensor_parallel": 2, "context_parallel": 2, "attention_kernel": "flash"},
-        "CutCrossEntropyPlugin is not priced",
-    ),
-    "axolotl_llama3_8b_lora.yml": (
-        "axolotl",
-        {
-            "qlora": 32,  # load_in_8bit
-            "quantisation": "int8",
-            "lora_alpha": 16,
-            "optimizer": "adamw_8bit",
-            "num_microbatches": 4,
-            "zero_stage": 0,
-        },
-        None,
-    ),
-    "axolotl_llama3_70b_qlora_fsdp.yaml": (
-        "axolotl",
-        {
-            "qlora": 8,
-            "quantisation": "nf4",
-            "zero_stage": 3,
-            "offload": "weights",
-            "software": "hf-trainer+fsdp1",
-            "recompute": "full",
-        },
-        None,
-    ),
-    "axolotl_mixtral_qlora_deepspeed.yml": (
-        "axolotl",
-        {
-            "qlora": 32,
-            "zero_stage": 2,
-            "offload": "optimizer",
-            "software": "hf-trainer+deepspeed-zero2",
-        },
-        None,
-    ),
-    "llamafactory_llama3_full_ds3.yaml": (
-        "llamafactory",
-        {
-            "zero_stage": 3,
-            "software": "hf-trainer+deepspeed-zero3",
-            "lora": None,
-            "precision": "bf16",
-            "num_microbatches": 2,
-            "seq_len": 1024,
-            "recompute": "full",
-        },
-        "deepspeed: keys that are not known, so not priced: comms_config.verbose",
-    ),
-    "llamafactory_llama3_lora.yaml": (
-        "llamafactory",
-        {"lora": 8, "lora_alpha": 16, "lora_targets": "all", "num_microbatches": 8},
-        None,
-    ),
-    "llamafactory_llama3_qlora.yaml": (
-        "llamafactory",
-        {"qlora": 8, "quantisation": "nf4_double", "seq_len": 2048, "lora": None},
-        None,
-    ),
-    "llamafactory_llama3_galore.yaml": (
-        "llamafactory",
-        {"precision": "bf16", "master_weights": False, "zero_stage": 0},
-        "use_galore = True is not priced",
-    ),
-    "llamafactory_llama3_freeze.yaml": (
-        "llamafactory",
-        {"precision": "fp16", "micro_batch_size": 1},
-        "finetuning_type = 'freeze' (known: full, lora)",
-    ),
-    "llamafactory_qwen3_32b_autotp.yaml": (
-        "llamafactory",
-        {"tensor_parallel": 2, "zero_stage": 2, "micro_batch_size": 4},
-        "deepspeed: keys that are not known, so not priced: _comment",
-    ),
-}
-UNKNOWN: dict[str, tuple[str, ...]] = {  # arguments of the scripts themselves, and typing errors
-    "megatron_2023_frontier.sh": ("no-such-flag",),
-    "examples/deepspeed/ds_z3_config.json": ("comms_config.verbose",),
-    "examples/deepspeed/ds_z2_autotp_config.json": ("_comment",),
-    "transformers_bert_glue.json": ("task_name",),
-    "transformers_zephyr_sft.yaml": (
-        "dataset_mixture.datasets",
-        "dataset_mixture.test_split_size",
-        "dataset_mixture.seed",
-    ),
-    "transformers_zephyr_qlora.yaml": (
-        "dataset_mixer.HuggingFaceH4/ultrafeedback_binarized",
-        "dataset_splits",
-        "preprocessing_num_workers",
-        "beta",
-    ),
-    "transformers_vicuna_13b.sh": ("data_path", "lazy_preprocess"),
-    "transformers_vicuna_lora.sh": ("data_path", "lora_weight_path", "flash_attn"),
-    "llamafactory_llama3_freeze.yaml": (
-        "freeze_trainable_layers",
-        "freeze_trainable_modules",
-        "use_llama_pro",
-    ),
-}
-CLUSTERS = {  # of models whose files say so, and of those that need more than eight accelerators
-    "32_gpus": ("mixtral-8x7b", "4x8xH100-SXM"),
-    "glue": ("bert-base", "1xA100-80GB"),
-    "gpt3_175b": ("175b", "16x8xA100-80GB"),
-    "340m": ("bert-large-uncased", "16x8xA100-80GB"),
-    "frontier": ("22b", "16x8xA100-80GB"),
-    "nemo_llama3_70b": ("llama-3-70b", "4x8xH100-SXM"),
-    "torchtitan_llama3_70b": ("llama-3-70b", "8x8xH100-SXM"),
-    "405b": ("llama-3.1-405b", "16x8xH100-SXM"),
-    "671b": ("deepseek-v3", "64x8xH100-SXM"),
-    "hsdp_tp": ("llama-3.1-8b", "2x8xH100-SXM"),
-    "autotp": ("qwen3-32b", "8xH100-SXM"),
-    "bert_onebit": ("bert-large-uncased", "64xV100-SXM2-32GB"),
-    "mixtral_8x7b": ("mixtral-8x7b", "2xA100-80GB"),
-    "mixtral_qlora": ("mixtral-8x7b", "8xA100-80GB"),
-    "nemo1": ("llama-3-8b", "1xH100-SXM"),
-}
-ERRORS = {  # of jobs that the rules of plans forbid
-    "mixtral_qlora": "--lora-targets must be attention",
-}
+TABLE = Path(__file__).with_name("real_files.csv")  # what each file states, and how it is priced
+BETWEEN = " | "
+with TABLE.open(encoding="utf-8", newline="") as lines:
+    CASES = {line["file"]: line for line in csv.DictReader(lines)}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_real_file_is_read(name: str) -> None:
-    target, expected, note = CASES[name]
+    case = CASES[name]
+    expected = dict(setting.split("=", 1) for setting in case["settings"].split(BETWEEN))
     reading = read_config(str(REAL / name))
-    assert reading.target == target
-    assert {key: reading.settings.get(key) for key in expected} == expected
-    assert (note is None) is (reading.notes == ())
-    assert note is None or any(note in each for each in reading.notes)
-    assert reading.unknown == UNKNOWN.get(name.partition("::")[0], ())
+    assert reading.target == case["target"]
+    assert {key: str(reading.settings.get(key)) for key in expected} == expected
+    assert (case["note"] == "") is (reading.notes == ())
+    assert any(case["note"] in note for note in reading.notes or ("",))
+    assert BETWEEN.join(reading.unknown) == case["unknown"]
 
 
 def test_every_file_names_its_source() -> None:
@@ -444,16 +50,14 @@ def test_every_file_names_its_source() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_fit_answers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = next((each for part, each in CLUSTERS.items() if part in name), None)
-    model, cluster = found or ("llama-3-8b", "8xH100-SXM")
-    expected = next((each for part, each in ERRORS.items() if part in name), None)
+    case = CASES[name]
     with pytest.raises(SystemExit) as end:
-        main(["fit", model, cluster, "--from", str(REAL / name)])
+        main(["fit", case["model"], case["cluster"], "--from", str(REAL / name)])
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
-    if expected is not None:
+    if case["error"]:
         assert end.value.code == 2
-        assert expected in errors
+        assert case["error"] in errors
     else:
         assert end.value.code in (0, 3, 4, 7), errors  # a verdict
         assert "read as a file of" in errors
