@@ -1,7 +1,7 @@
 """Tables of phrases: what a row of a run says, and what is read from it.
 
-A line of a table has the trainer, the notes and other cells of a row (``name=value | …``; usual
-ones where it has none), and what is read: settings of the case (``plan.zero_stage=3``),
+A line of a table has the trainer, the notes and other cells of a row (``name=value | …``, empty
+``name=``; usual ones elsewhere), and what is read: settings of the case (``plan.zero_stage=3``),
 ``understood`` (every word has a meaning), ``possible`` (the trainer can run the plan), ``says`` and
 ``never says`` (words of a default), ``engine`` and ``no engine`` (of the software profile).
 """
@@ -11,43 +11,56 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
-import msgspec
 import pytest
 
 from planner.validation.pricing import why_impossible
 from planner.validation.rows.case import Case, case_of
 from planner.validation.rows.counts import not_understood
-from planner.validation.rows.runs_file import Row
-from tests.planner.validation.rows import test_suites, test_switches, test_trainer_phrases
+from planner.validation.rows.runs_file import Row, read_runs
+from tests.planner.validation.rows import (
+    test_suites,
+    test_switches,
+    test_table_words,
+    test_trainer_phrases,
+)
 
 BETWEEN = " | "
 USUAL = {
     "trainer_phrases.csv": test_trainer_phrases.CELLS,
     "switches.csv": test_switches.LLAMA,
     "suites.csv": test_suites.CELLS,
+    "table_words.csv": test_table_words.USUAL,
 }
 
 
-def lines() -> Iterator[Any]:
+def cells_of(line: dict[str, str]) -> dict[str, str]:
+    stated = {name: line[name] for name in ("framework", "notes") if line[name]}
+    return stated | dict(cell.split("=", 1) for cell in line["cells"].split(BETWEEN) if cell)
+
+
+def lines_and_rows() -> Iterator[Any]:
+    """Yield what each line says is read, and the row of its cells, as read from a file of runs."""
     for name, usual in USUAL.items():
         with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as file:
-            for number, line in enumerate(csv.DictReader(file), 2):
-                yield pytest.param(usual, line, id=f"{name}:{number}: {line['about']}")
+            lines = list(csv.DictReader(file))
+        rows = [{**usual, **cells_of(line)} for line in lines]
+        with NamedTemporaryFile("w", suffix=".csv", encoding="utf-8", newline="") as runs:
+            writer = csv.DictWriter(runs, dict.fromkeys(column for row in rows for column in row))
+            writer.writeheader()
+            writer.writerows(rows)
+            runs.flush()
+            found = read_runs(Path(runs.name))
+        for number, (line, row) in enumerate(zip(lines, found, strict=True), 2):
+            yield pytest.param(line["reads"], row, id=f"{name}:{number}: {line['about']}")
 
 
-def row_of(usual: dict[str, Any], line: dict[str, str]) -> Row:
-    others = dict(cell.split("=", 1) for cell in line["cells"].split(BETWEEN) if cell)
-    cells = {"framework": line["framework"], "notes": line["notes"], **others}
-    given = {name: text for name, text in cells.items() if text}
-    return msgspec.convert({**usual, **given}, Row, strict=False)
-
-
-def read(found: Case, name: str, expected: str) -> object:
+def read(row: Row, found: Case, name: str, expected: str) -> object:
     """Return what is read in a case; ``expected`` where its words or engines are as they should."""
     if name == "understood":
-        return ", ".join(not_understood(found.row))
+        return ", ".join(not_understood(row))
     if name == "possible":
         return why_impossible(found) or ""
     if name in ("says", "never says"):
@@ -63,9 +76,9 @@ def read(found: Case, name: str, expected: str) -> object:
     return str(value)
 
 
-@pytest.mark.parametrize(("usual", "line"), list(lines()))
-def test_what_is_read(usual: dict[str, Any], line: dict[str, str]) -> None:
-    found = case_of(row_of(usual, line))
-    for reading in line["reads"].split(BETWEEN):
+@pytest.mark.parametrize(("reads", "row"), list(lines_and_rows()))
+def test_what_is_read(reads: str, row: Row) -> None:
+    found = case_of(row)
+    for reading in reads.split(BETWEEN):
         name, _, expected = reading.partition("=")
-        assert read(found, name, expected) == expected, name
+        assert read(row, found, name, expected) == expected, name
