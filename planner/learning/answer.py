@@ -32,6 +32,7 @@ from planner.learning.unexplained import distances_between, unexplained, weights
 from planner.validation.measurement import lacks_definition
 from planner.validation.pricing import why_impossible
 from planner.validation.rows.case import case_of
+from planner.validation.rows.implied import with_named_ends
 from planner.validation.rows.reading import Unpriceable
 from planner.validation.rows.runs_file import BadCell, read_runs_file
 
@@ -62,7 +63,7 @@ def learn(
     file = read_runs_file(path)
     require_positive(path, file.rows)
     measured, skipped = [], {}
-    for row in file.rows:
+    for row in with_named_ends(file.rows):
         try:
             case = case_of(row)
         except Unpriceable as error:

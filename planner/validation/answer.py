@@ -32,6 +32,7 @@ from planner.validation.measurement import (
 from planner.validation.pricing import CasePrediction, predict_cases
 from planner.validation.rows.case import Case, case_of
 from planner.validation.rows.counts import not_understood
+from planner.validation.rows.implied import with_named_ends
 from planner.validation.rows.reading import Unpriceable
 from planner.validation.rows.runs_file import (
     PUBLISHED,
@@ -156,7 +157,9 @@ def validate(
     """
     path = PUBLISHED if runs is None else Path(runs)
     file = read_runs_file(path)
-    chosen = _chosen(file.rows, [only] if isinstance(only, str) else list(only or ()), path)
+    chosen = _chosen(
+        with_named_ends(file.rows), [only] if isinstance(only, str) else list(only or ()), path
+    )
     if software is not None:
         software_profile(software)  # an unknown one is refused once, not row by row
         chosen = [changed(row, software=software) for row in chosen]

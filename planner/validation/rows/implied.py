@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -67,6 +68,24 @@ def with_adapters(row: Row) -> Row:
     if row.peft is None and kind is None and (named := ADAPTED.search(row.words("model"))):
         return replace(row, peft=named[0])
     return replace(row, peft=kind.value) if row.peft is None and kind is not None else row
+
+
+def with_named_ends(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a table; "LoRA" beside "LoRA (emb)" leaves embedding and head frozen.
+
+    Whatever the script of their trainer does by itself, for a base model for instance.
+    """
+
+    def said(row: Row) -> bool:
+        return "embedding" in terms_of(row, "peft") or "trained ends" in terms_of(row, "notes")
+
+    named = {(row.group, row.framework) for row in rows if row.peft is not None and said(row)}
+    return [
+        replace(row, peft=f"{row.peft}, no emb")
+        if (row.group, row.framework) in named and "lora" in terms_of(row, "peft") and not said(row)
+        else row
+        for row in rows
+    ]
 
 
 def with_modules_of_peft(row: Row) -> Row:

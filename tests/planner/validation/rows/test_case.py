@@ -15,6 +15,7 @@ from cost_models.pricing.estimate import price
 from planner.assessment.verdict import budget_bytes
 from planner.validation.measurement import denied_by, measured_memory, measured_step, rates
 from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.implied import with_named_ends
 from planner.validation.rows.reading import Unpriceable
 from planner.validation.rows.runs_file import PUBLISHED, Row, read_runs
 
@@ -1046,3 +1047,15 @@ def test_lists_of_saved_operators_were_each_models_own(
 ) -> None:
     found = case(framework=framework, model=model, gpu="H200", num_gpus=64, expert_parallel=8)
     assert found.scenario.software.activations.keeps_exchanged_rows == kept
+
+
+def test_lora_beside_lora_emb_leaves_embedding_and_head_frozen() -> None:
+    cells = {**GPT, "framework": "Qwen finetune.py", "num_gpus": 1, "precision": "bf16"}
+    alone, plain, with_ends, other = (
+        Row(line=2, **{**cells, "peft": peft, "source_group": group})
+        for peft, group in (("LoRA", "a"), ("LoRA", "b"), ("LoRA (emb)", "b"), ("full", "b"))
+    )
+    read = with_named_ends([alone, plain, with_ends, other])
+    assert read[2:] == [with_ends, other]
+    models = [case_of(row).scenario.model for row in read[:3]]
+    assert models[0] == models[2] != models[1]
