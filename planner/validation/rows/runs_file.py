@@ -410,9 +410,14 @@ def _flash(text: str) -> str:
     return {"true": "1", "false": "0", **FLAGS}.get(word, text)
 
 
+def _is_flag(text: str) -> bool:
+    return text.lower() in {"1", "0", "true", "false", *FLAGS}
+
+
 def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[BadCell]]:
     """Return a row with the cells that can be read, and an error for each of the others."""
     given = {name: text for name, cell in cells if (text := cell.strip()).lower() not in EMPTY}
+    kernel = given.get("flash_attention", "")
     for name, text in given.items():
         if isinstance(COLUMNS[name][0], inspect.BoolType):
             given[name] = FLAGS.get(text.lower(), text)
@@ -420,6 +425,8 @@ def _row(line: int, cells: Iterable[tuple[str, str]]) -> tuple[Row, list[BadCell
             given[name] = _flash(text)
         elif isinstance(COLUMNS[name][0], inspect.IntType):
             given[name] = _whole(_product(text) if name in PRODUCTS else text)
+    if given.get("flash_attention") == "1" and not _is_flag(kernel):
+        given["notes"] = f"{given.get('notes', '')}; attention: {kernel}".removeprefix("; ")
     if "zero_stage" in given:
         given["zero_stage"], words = _stage(given["zero_stage"])
         if words:

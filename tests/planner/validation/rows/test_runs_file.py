@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles.errors import InputError
+from planner.validation.rows.case import case_of
 from planner.validation.rows.runs_file import COLUMNS, MAX_ERRORS, PUBLISHED, Row, read_runs
 
 
@@ -130,6 +131,17 @@ def test_a_stage_may_have_its_name(tmp_path: Path, cell: str, stage: int) -> Non
 def test_flash_attention_is_a_flag(tmp_path: Path, cell: str, flag: str) -> None:
     (row,) = read_runs(written(tmp_path, f"seq_len,flash_attention\n2048,{cell}\n"))
     assert row.flash_attention == flag
+
+
+@pytest.mark.parametrize(
+    ("cell", "share"), [("fa3", 1.0), ("FlashAttention-3", 1.0), ("fa2", 0.6), ("true", 0.6)]
+)
+def test_attention_by_name_says_which_cards_its_kernel_is_for(
+    tmp_path: Path, cell: str, share: float
+) -> None:
+    cells = "framework,model,gpu,num_gpus,seq_len,flash_attention\nown loop,llama-2-7b,H100,8,2048,"
+    (row,) = read_runs(written(tmp_path, f"{cells}{cell}\n"))
+    assert case_of(row).scenario.software.kernels.flash_share_since_hopper == share
 
 
 def test_the_published_runs_come_along() -> None:
