@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from cost_models.compute.flops import model_flops_per_step
 from cost_models.uncertainty import MemoryKind
 from planner.validation.rows.case import Case
+from planner.validation.rows.counts import spaced
 from planner.validation.rows.plan import takes_layers_in_turn
 from planner.validation.rows.runs_file import Row
 from planner.validation.rows.words import look_up, words_table
@@ -17,6 +19,20 @@ GIB: Final = 2.0**30
 # The best matmul of a card over its data sheet: RTX 5090, whose clocks are above the sheet's
 # (zzc0721/torch-performance-test-data: database.md)
 MOST_OF_PEAK: Final = 1.13
+# "max_memory_reserved summed over devices", "total of 2 GPUs"
+SUMMED: Final = re.compile(
+    r"\b(?:sum(?:med)?|total|combined|aggregated?)\b[^,;.]*? (?:of|over|across) (?:all )?(?:the )?"
+    r"(?:\d+ )?(?:gpu|card|device|accelerator)s\b"
+)
+# what a trainer logs beside the peak, such as allocated_after_model_wrap (AnswerDotAI/fsdp_qlora:
+# train.py), and memory of the host
+NO_PEAK: Final = re.compile(
+    r"(?<!reset )\bafter (?:the )?(?:model )?(?:wrap(?:ping)?|load(?:ing)?|creation|init\w*)\b"
+    r"|\bbefore (?:the )?(?:training|forward)\b|\b(?:cpu|host) (?:memory|ram)\b"
+)
+ALLOCATED_THEN: Final = re.compile(
+    r"^(?!.*\b(?:max|peak)).*\b(?:after|before) (?:the )?(?:forward|backward)\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +41,7 @@ class MeasuredMemory:
 
     size: float  # bytes
     kind: MemoryKind
-    rank: str  # of the pipeline: first, last, or fullest
+    rank: str  # first, last, or fullest stage; their sum (stages), that of all accelerators (all)
     is_stated: bool = True  # which kind it is; otherwise the usual one
 
 
@@ -51,12 +67,19 @@ def denied_by(row: Row) -> str | None:
 
 
 def measured_memory(row: Row) -> MeasuredMemory | None:
-    """Return the measured peak; None without one, or if its definition is unknown."""
-    gib = row.get("peak_memory_gib")
-    entry = look_up(words_table().memory, row)
-    if gib is None or not entry or row.get("outcome") == "oom":
+    """Return the measured peak; None without one, or if its definition is unknown or no peak's."""
+    gib, entry = row.get("peak_memory_gib"), look_up(words_table().memory, row)
+    if gib is None or not entry or row.get("outcome") == "oom" or _is_no_peak(row):
         return None
-    return MeasuredMemory(gib * GIB, entry.value, entry.rank, not entry.usual)
+    rank = "all" if SUMMED.search(spaced(row.words("memory_definition"))) else entry.rank
+    return MeasuredMemory(gib * GIB, entry.value, rank, not entry.usual)
+
+
+def _is_no_peak(row: Row) -> bool:
+    """Whether the words of memory are of a moment beside the peak, or of the host."""
+    words, entry = spaced(row.words("memory_definition")), look_up(words_table().memory, row)
+    allocated = entry is not None and entry.value == "allocated"
+    return bool(NO_PEAK.search(words) or (allocated and ALLOCATED_THEN.search(words)))
 
 
 def measured_step(row: Row, case: Case | None) -> float | None:
@@ -96,6 +119,8 @@ def lacks_definition(row: Row, tested: Collection[str] = ("time", "memory")) -> 
     has_peak = "memory" in tested and row.get("peak_memory_gib") is not None
     if has_peak and row.get("memory_definition") is None:
         return "no memory_definition: the peak is not compared"
+    if has_peak and _is_no_peak(row):
+        return f"memory_definition {row.memory_definition!r}: no peak of an accelerator"
     if "time" not in tested or row.get("step_time_s") or row.get("tokens_per_second_per_gpu"):
         return None
     for column in ("tflops_per_gpu", "mfu_pct"):

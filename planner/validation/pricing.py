@@ -215,22 +215,32 @@ def _compared_peak(
     experts = scenario.model.has_experts
     if measured is None:
         return device, *interval(device, memory_spread(trainer, assumed=assumed, experts=experts))
+    ranks, copies = {number: parts}, 1
     if measured.rank != "fullest" and case.plan.pipeline_parallel > 1:
-        ranks = rank_memories(scenario, case.plan, default_layer_ranges(scenario, case.plan))
-        number = 0 if measured.rank == "first" else len(ranks) - 1
-        parts = ranks[number][0]
+        found = rank_memories(scenario, case.plan, default_layer_ranges(scenario, case.plan))
+        every = {place: rank[0] for place, rank in enumerate(found)}
+        chosen = {"first": [0], "last": [len(found) - 1]}.get(measured.rank, every)
+        ranks = {place: every[place] for place in chosen}
+    if measured.rank == "all":
+        copies = scenario.cluster.num_gpus // case.plan.pipeline_parallel
     table = PlanTable.from_plans([case.plan])
     outside = outside_bytes(scenario.software, scenario.cluster, table)
-    paged = paged_states(scenario, case.plan, number)
     kinds = (measured.kind,) if measured.is_stated else get_args(MemoryKind)
-    free = reserved_free_bytes(scenario, case.plan, number) if kinds != ("allocated",) else None
-    peaks: dict[str, float] = {}
-    ends: list[float] = []
-    for kind in kinds:
-        shown = shown_bytes(kind, parts, outside, scenario.software, table, budget, paged, free)
-        peaks[kind] = float(np.ravel(shown)[0])
-        described = trainer if measured.is_stated else UNKNOWN
-        ends += interval(
+    peaks: dict[str, float] = dict.fromkeys(kinds, 0.0)
+    for place, memory in ranks.items():
+        paged = paged_states(scenario, case.plan, place)
+        free = reserved_free_bytes(scenario, case.plan, place) if kinds != ("allocated",) else None
+        for kind in kinds:
+            shown = shown_bytes(
+                kind, memory, outside, scenario.software, table, budget, paged, free
+            )
+            peaks[kind] += copies * float(np.ravel(shown)[0])
+    described = trainer if measured.is_stated else UNKNOWN
+    ends = [
+        end
+        for kind in kinds
+        for end in interval(
             peaks[kind], memory_spread(described, kind, assumed=assumed, experts=experts)
         )
+    ]
     return peaks[measured.kind], min(ends), max(ends)

@@ -159,10 +159,10 @@ class GpuEntry(Conditions, frozen=True, kw_only=True):
 
 
 class MemoryEntry(Conditions, frozen=True, kw_only=True):
-    """Kind of measured memory, and the pipeline rank on which it was measured."""
+    """Kind of measured memory, and the stage on which it was measured; stages: their sum."""
 
     value: MemoryKind = field(name="is")
-    rank: Literal["first", "last", "fullest"] = "fullest"
+    rank: Literal["first", "last", "fullest", "stages"] = "fullest"
 
 
 class RecomputeEntry(Conditions, frozen=True, kw_only=True):

@@ -68,3 +68,36 @@ def test_a_row_that_leaves_most_settings_open_is_not_said_to_fit() -> None:
     verdicts = [predict_cases([case_of(one)])[0]["a"].verdict for one in some]
     assert [assumed_settings(case_of(one).defaults) for one in some] == [5, 3, 2, 1]
     assert verdicts == ["tight", "tight", "fits", "fits"]
+
+
+@pytest.mark.parametrize(
+    ("notes", "definition", "times"),
+    [
+        ("DDP", "max reserved", 1.0),
+        ("DDP", "max reserved, sum over all GPUs", 4.0),
+        ("DDP", "max reserved, total of 4 GPUs", 4.0),
+        ("DDP", "reserved, of a total memory of the card of 80 GB", 1.0),
+        ("MP=2, DDP=2", "max reserved, total of 4 GPUs", 2.0),
+    ],
+)
+def test_a_sum_over_accelerators_is_compared_with_a_sum(
+    notes: str, definition: str, times: float
+) -> None:
+    cells = {"model": "qwen-14b", "seq_len": 1024, "gpu": "A100-80GB", "num_gpus": 4}
+    row = Row(row_id="a", framework="ms-swift", peft="lora", notes=notes, **cells)
+    measured = {"peak_memory_gib": 40.0, "memory_definition": definition}
+    (found,) = predict_cases([case_of(replace(row, micro_batch_size=1, **measured))])[0].values()
+    one = {**measured, "memory_definition": "max reserved"}
+    alone = replace(row, notes="DDP", micro_batch_size=1, **one)
+    (single,) = predict_cases([case_of(alone)])[0].values()
+    assert found.peak == pytest.approx(times * single.peak, rel=0.1)
+    assert found.peak_high / found.peak == pytest.approx(single.peak_high / single.peak, rel=0.1)
+
+
+def test_swift_logs_the_sum_over_the_cards_of_a_model() -> None:
+    cells = {"model": "qwen-14b", "seq_len": 1024, "gpu": "A100-80GB", "num_gpus": 2}
+    measured = {"peak_memory_gib": 40.0, "memory_definition": "GPU memory (GiB)"}
+    row = Row(row_id="a", framework="ms-swift", peft="lora", notes="MP=2", **cells, **measured)
+    stated = replace(row, memory_definition="max reserved")
+    found, one = (predict_cases([case_of(each)])[0]["a"].peak for each in (row, stated))
+    assert 1.5 * one < found < 2.0 * one

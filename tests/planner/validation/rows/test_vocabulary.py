@@ -364,6 +364,30 @@ def test_kinds_of_memory(words: str, expected: tuple[str, str]) -> None:
     assert (found.kind, found.rank) == expected
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "memory allocated after model wrap",
+        "reserved after loading the model, before training",
+        "memory/allocated_after_backward",
+        "peak CPU memory",
+    ],
+)
+def test_what_is_no_peak_of_a_device_is_not_compared(words: str) -> None:
+    from planner.validation.measurement import lacks_definition, measured_memory
+
+    row = Row(peak_memory_gib=1.0, memory_definition=words)
+    assert measured_memory(row) is None
+    assert lacks_definition(row) == f"memory_definition {words!r}: no peak of an accelerator"
+
+
+def test_peaks_since_a_moment_are_compared() -> None:
+    from planner.validation.measurement import measured_memory
+
+    for words in ("max allocated, reset after loading", "reserved after backward"):
+        assert measured_memory(Row(peak_memory_gib=1.0, memory_definition=words)) is not None
+
+
 SOFTWARE = {
     "nemo": [
         "Megatron-LM",  # on an H100
