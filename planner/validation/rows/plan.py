@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import accumulate, pairwise
 from math import gcd
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -53,53 +53,16 @@ def plan_of(
     """Return the plan of a row, and the sequences of a step."""
     row = reading.row
     num_gpus = reading.need("num_gpus")
-    tensor = reading.value("tensor_parallel", *_usual_tensor(row, num_gpus, gpus_per_node))
-    context = reading.value("context_parallel", 1, "none")
-    mapped = takes_layers_in_turn(row)
-    others = tensor * context * (row.data_parallel or _processes(row))
-    usual = (max(1, num_gpus // others), "layers over all cards") if mapped else (1, "none")
-    pipeline = reading.value("pipeline_parallel", *usual)
+    tensor, context, pipeline = _model_parallel_ranks(reading, num_gpus, gpus_per_node)
     virtual = _virtual_stages(reading, model.num_layers, pipeline) if pipeline > 1 else 1
-    method = _context_method(reading, context)
-    if "isp" in terms_of(row, ANYWHERE):
-        tensor, context, method = 1, max(context, tensor), "ulysses"  # one group of ranks
-    if method == "ulysses" and any(k.attention.num_heads % (tensor * context) for k in model.kinds):
-        # Ulysses over what divides the heads, rings of these (modelscope/ms-swift: swift/trainers/
-        # sequence_parallel; InternLM/InternEvo: sequence_2D)
-        method = "ring"
-        reading.defaults.append(f"{context} ranks do not divide the heads: priced as ring")
-    ranks = tensor * pipeline * context
-    if num_gpus % ranks:
-        raise Unpriceable(f"{ranks} model-parallel ranks do not divide {num_gpus} accelerators")
-    data = reading.value("data_parallel", num_gpus // ranks, "all that are left")
-    if data * ranks != num_gpus:
-        raise Unpriceable(f"{data} x {ranks} ranks for {num_gpus} accelerators")
+    tensor, context, method = _ranks_of_a_sequence(reading, model, tensor, context)
+    data = _data_ranks(reading, num_gpus, tensor * pipeline * context)
     micro = row.get("micro_batch_size") or 1  # where it is empty: see ``micro_batch``
-    batch = _batch(reading, micro * data, 1 if mapped else pipeline)
-    batch = _whole_micro_batches(reading, batch, micro * data)
-    if mapped:
-        reading.defaults.append("one micro-batch at a time: priced as a step of one")
-        batch = micro * data
-    stage = _zero_stage(reading)
-    offload = _offload(reading, model.num_layers, stage, trainer)
-    updates = look_up(words_table().optimizer, row)
-    if stage and row.zero_stage is None and updates and updates.value in PROJECTED:
-        stage = 0
-        reading.defaults.append("zero_stage 0 (default: gradients of whole matrices are projected)")
-    if offload.startswith("weights") and stage < 3:
-        # whole weights compute below stage 3, whatever is offloaded (torch: SHARD_GRAD_OP with
-        # CPUOffload; deepspeedai/DeepSpeed: runtime/zero/stage3.py alone reads offload_param)
-        reading.defaults.append(f"offload of the optimizer: ZeRO stage {stage} has whole weights")
-        offload = "optimizer+activations" if offload.endswith("activations") else "optimizer"
+    batch = _batch(reading, micro * data, pipeline)
+    stage, offload = _sharding_and_offload(reading, model, trainer)
     moved = offload not in ("none", "activations")
     alone = data * context == 1 and not moved
-    recompute, layers = recompute_of(reading, model, pipeline * virtual)
-    if model.bridge and recompute not in ("none", "selective", "full"):
-        reading.defaults.append(f"recompute selective: {recompute} is not priced of two stacks")
-        recompute = "selective"
-    if recompute.startswith(("ops:", "selective_ops")) and offload.endswith("activations"):
-        reading.defaults.append("recompute full (default: activations leave the device as a whole)")
-        recompute = "full"
+    recompute, layers = _recomputed(reading, model, pipeline * virtual, offload)
     experts = _expert_parallel(reading, model, tensor, data * context)
     shard = _shard_ranks(row, data, experts, gpus_per_node)
     sharded = stage > 0 and (shard or data) * context > 1
@@ -123,6 +86,77 @@ def plan_of(
         offload=offload,
         offload_device="nvme" if moved and "nvme" in terms_of(row, ANYWHERE) else "cpu",
     ), batch
+
+
+def _model_parallel_ranks(
+    reading: Reading, num_gpus: int, gpus_per_node: int
+) -> tuple[int, int, int]:
+    """Return the tensor-, context- and pipeline-parallel ranks."""
+    row = reading.row
+    tensor = reading.value("tensor_parallel", *_usual_tensor(row, num_gpus, gpus_per_node))
+    context = reading.value("context_parallel", 1, "none")
+    others = tensor * context * (row.data_parallel or _processes(row))
+    usual = (1, "none")
+    if takes_layers_in_turn(row):
+        usual = (max(1, num_gpus // others), "layers over all cards")
+    return tensor, context, reading.value("pipeline_parallel", *usual)
+
+
+def _ranks_of_a_sequence(
+    reading: Reading, model: ModelSpec, tensor: int, context: int
+) -> tuple[int, int, ContextMethod]:
+    """Return tensor- and context-parallel ranks, and how the latter share a sequence."""
+    method = _context_method(reading, context)
+    if "isp" in terms_of(reading.row, ANYWHERE):
+        tensor, context, method = 1, max(context, tensor), "ulysses"  # one group of ranks
+    if method == "ulysses" and any(k.attention.num_heads % (tensor * context) for k in model.kinds):
+        # Ulysses over what divides the heads, rings of these (modelscope/ms-swift: swift/trainers/
+        # sequence_parallel; InternLM/InternEvo: sequence_2D)
+        method = "ring"
+        reading.defaults.append(f"{context} ranks do not divide the heads: priced as ring")
+    return tensor, context, method
+
+
+def _data_ranks(reading: Reading, num_gpus: int, ranks: int) -> int:
+    """Return the data-parallel ranks beside those of model parallelism."""
+    if num_gpus % ranks:
+        raise Unpriceable(f"{ranks} model-parallel ranks do not divide {num_gpus} accelerators")
+    data = int(reading.value("data_parallel", num_gpus // ranks, "all that are left"))
+    if data * ranks != num_gpus:
+        raise Unpriceable(f"{data} x {ranks} ranks for {num_gpus} accelerators")
+    return data
+
+
+def _sharding_and_offload(
+    reading: Reading, model: ModelSpec, trainer: SoftwareEntry
+) -> tuple[int, Offload]:
+    """Return the ZeRO stage, and what lives on the host."""
+    stage = _zero_stage(reading)
+    offload = _offload(reading, model.num_layers, stage, trainer)
+    updates = look_up(words_table().optimizer, reading.row)
+    if stage and reading.row.zero_stage is None and updates and updates.value in PROJECTED:
+        stage = 0
+        reading.defaults.append("zero_stage 0 (default: gradients of whole matrices are projected)")
+    if offload.startswith("weights") and stage < 3:
+        # whole weights compute below stage 3, whatever is offloaded (torch: SHARD_GRAD_OP with
+        # CPUOffload; deepspeedai/DeepSpeed: runtime/zero/stage3.py alone reads offload_param)
+        reading.defaults.append(f"offload of the optimizer: ZeRO stage {stage} has whole weights")
+        offload = "optimizer+activations" if offload.endswith("activations") else "optimizer"
+    return stage, offload
+
+
+def _recomputed(
+    reading: Reading, model: ModelSpec, stages: int, offload: Offload
+) -> tuple[Any, int]:
+    """Return what is recomputed, of what two stacks or offloaded activations allow."""
+    recompute, layers = recompute_of(reading, model, stages)
+    if model.bridge and recompute not in ("none", "selective", "full"):
+        reading.defaults.append(f"recompute selective: {recompute} is not priced of two stacks")
+        recompute = "selective"
+    if recompute.startswith(("ops:", "selective_ops")) and offload.endswith("activations"):
+        reading.defaults.append("recompute full (default: activations leave the device as a whole)")
+        recompute = "full"
+    return recompute, layers
 
 
 def _virtual_stages(reading: Reading, num_layers: int, pipeline: int) -> int:
@@ -323,6 +357,17 @@ def _zero_stage(reading: Reading) -> int:
 
 
 def _batch(reading: Reading, least: int, pipeline: int) -> int:
+    """Return sequences per step: ``least`` where layers take turns, else whole micro-batches."""
+    in_turn = takes_layers_in_turn(reading.row)
+    stated = _stated_batch(reading, least, 1 if in_turn else pipeline)
+    batch = _whole_micro_batches(reading, stated, least)
+    if in_turn:
+        reading.defaults.append("one micro-batch at a time: priced as a step of one")
+        batch = least
+    return batch
+
+
+def _stated_batch(reading: Reading, least: int, pipeline: int) -> int:
     """Return sequences per step: given, or one micro-batch for each data rank and pipeline rank.
 
     With fewer, some stages never run at the same time, and torch's schedules refuse them.
