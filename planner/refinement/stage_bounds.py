@@ -150,8 +150,7 @@ def _longest_ranks(scenario: Scenario, table: PlanTable, *, whole: bool) -> NDAr
         of = StageContents.of_plan(model, plan)
         searched = of.layers_of_ranks(default_layer_ranges(scenario, plan))
         most += left > 0 or max(searched) == most  # else equal ranks, as the search has them
-        for rank in of.different:
-            ranks += [(rows, of.of(rank, *pair, whole * most)) for pair in of.ranges(rank, [most])]
+        ranks += [(rows, of.of(n, *pair, whole * most)) for n, pair in of.different([most])]
     for (rows, _), seconds in zip(ranks, table_passes(scenario, table, ranks), strict=True):
         found[rows] = np.minimum(found[rows], seconds)
     return found

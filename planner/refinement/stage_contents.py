@@ -157,12 +157,24 @@ class StageContents(Struct, dict=True):
             return False
         return len(set(self.model.pattern[slice(*every[-1][0])])) == 1
 
-    @property
-    def different(self) -> list[int]:
-        """Return stages that differ in more than their position."""
-        if self.model.bridge_layer is not None:
-            return list(range(self.stages))
-        return sorted({0, min(1, self.stages - 1), self.stages - 1})
+    def different(self, sizes: Iterable[int]) -> list[tuple[int, Pair]]:
+        """Return stages with some numbers of layers that differ in more than their position."""
+        found: dict[Any, tuple[int, Pair]] = {}
+        for size in sizes:
+            for stage in self._unlike(size):
+                for pair in self.ranges_of_size(stage, size):
+                    found.setdefault(self.key(stage, *pair), (stage, pair))
+        return list(found.values())
+
+    def _unlike(self, size: int) -> Sequence[int]:
+        """Return stages that have all layers which any stage of a size may have."""
+        last, layers = self.stages - 1, self.model.num_layers
+        if len(self.model.kinds) == 1 and self.model.bridge_layer is None:
+            return sorted({0, min(1, last), last})
+        # the second stage may begin with layers up to this one, the last but one from last - 2 on
+        latest = layers - max(0, last - 2) - size
+        ends = self.model.bridge_layer is None and last - 2 <= latest + 1
+        return sorted({0, min(1, last), max(0, last - 1), last}) if ends else range(self.stages)
 
 
 def spread(number: int, mine: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

@@ -173,8 +173,7 @@ def _find_sizes(costs: Sequence[StageCosts]) -> None:
         wanted = [
             (number, stage, pair, 0)
             for number, sizes in left.items()
-            for stage in costs[number].contents.different
-            for pair in costs[number].contents.ranges(stage, sizes)
+            for stage, pair in costs[number].contents.different(sizes)
         ]
         _price_seconds(costs, wanted)
         again, left = left, {}

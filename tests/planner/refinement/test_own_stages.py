@@ -530,6 +530,22 @@ def test_whose_layers_are_chosen() -> None:
     assert [found.plan(row) for row in range(len(found))] == again
 
 
+@pytest.mark.parametrize("name", ["gemma-2-9b", "deepseek-v2-lite", "llama-3-8b"])
+@pytest.mark.parametrize("stages", [2, 3, 5, 8])
+def test_different_stages_have_every_content(name: str, stages: int) -> None:
+    """Also where most layers are on one stage: those near the end begin with other kinds."""
+    model = sample_model(name)
+    of = StageContents(model, stages)
+    for size in range(model.num_layers + 1):
+        every = {
+            of.key(stage, *pair)
+            for stage in range(stages)
+            for pair in of.ranges_of_size(stage, size)
+        }
+        found = [of.key(stage, *pair) for stage, pair in of.different([size])]
+        assert sorted(map(repr, found)) == sorted(map(repr, every))
+
+
 # --- the best of all plans ---
 
 
