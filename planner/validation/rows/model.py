@@ -68,6 +68,8 @@ def model_of(reading: Reading) -> tuple[ModelSpec, str]:
     if config is None:
         reading = _with_typical_shape(_with_published_shape(reading, name), name)
         config = _config(reading, name)
+        if rotary := look_up(words_table().rotary, reading.row):
+            config = {**config, "_rotary": rotary.value}
     words = entry_of(words_table().architecture, reading.row)
     if words.untied:
         config = {**config, "tie_word_embeddings": False}
@@ -93,7 +95,11 @@ def _spec(config: str, name: str) -> ModelSpec:
     plain, dropout = values.pop("_plain_experts", False), values.pop("_dropout", None)
     classifies, window = values.pop("_classifies", False), values.pop("_window", None)
     normed, gated = values.pop("_normed_outputs", False), values.pop("_gates", False)
+    rotary = values.pop("_rotary", None)
     spec = model_spec(values, name=name, where=name)
+    if rotary is not None:
+        kinds = (replace(k, attention=replace(k.attention, rotary=rotary)) for k in spec.kinds)
+        spec = replace(spec, kinds=tuple(kinds))
     if gated:
         spec = _with_gates(spec)
     if normed:

@@ -280,6 +280,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     older_attention: tuple[AttentionEntry, ...]
     older_grouped_attention: tuple[AttentionEntry, ...]
     normed_outputs: tuple[Flag, ...]
+    rotary: tuple[Flag, ...]
     norms: tuple[EngineEntry, ...]
     optimizer: tuple[OptimizerEntry, ...]
     precision: tuple[Name, ...]
