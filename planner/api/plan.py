@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from msgspec import structs
+
 from cost_models.legality.capabilities import capabilities, trainer_named
 from hardware_profiles.cluster.schema import Cluster
 from hardware_profiles.errors import InputError, NoLegalPlanError
@@ -39,7 +41,14 @@ from planner.survey.cases import (
     scenarios_of,
     sizes_of,
 )
-from planner.survey.compare_cases import SurveyCase, SurveyRequest, offloads_of, ranked, survey
+from planner.survey.compare_cases import (
+    OFFLOADED,
+    SurveyCase,
+    SurveyRequest,
+    offloads_of,
+    ranked,
+    survey,
+)
 
 if TYPE_CHECKING:
     from planner.survey.answer import SurveyAnswer
@@ -289,15 +298,22 @@ def _best_of_stages(request: PlanRequest, limits: str, stages: tuple[int, ...]) 
     if not found:
         assert refused is not None
         raise refused
-    best = min(found, key=_rank)
-    return replace(best, fixed=fixed) if isinstance(best, PlanAnswer) else best
+    surveys = [answer for answer in found if not isinstance(answer, PlanAnswer)]
+    if len(surveys) < len(found):
+        best = min((answer for answer in found if isinstance(answer, PlanAnswer)), key=_rank)
+        return replace(best, fixed=fixed)
+    every = zip(*(cast("SurveyAnswer", answer).cases for answer in surveys), strict=True)
+    options = structs.replace(_survey_request(request, limits, fixed), fixed=fixed)
+    return _answer(tuple(min(same, key=_rank) for same in every), options)
 
 
-def _rank(answer: PlanAnswers) -> tuple[bool, float]:
-    if isinstance(answer, PlanAnswer):
-        best = answer.assessments[0]
-        return not best.fits, best.time.step_seconds
-    return True, 0.0
+def _rank(answer: PlanAnswer | SurveyCase) -> tuple[float, ...]:
+    """Order answers of ZeRO stages: plans that fit, without offload that was not asked for."""
+    plans = answer.ranked if isinstance(answer, PlanAnswer) else answer.found
+    if not plans:
+        return (2.0,)
+    offloaded = any(words.endswith(OFFLOADED) for words in answer.assumptions)
+    return not plans[0].fits, offloaded, plans[0].step.seconds
 
 
 def _answer(cases: tuple[SurveyCase, ...], survey_request: SurveyRequest) -> SurveyAnswer:

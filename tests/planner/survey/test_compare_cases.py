@@ -178,6 +178,23 @@ def test_every_cluster_of_a_survey_has_the_plan_that_it_has_alone(
             planner.plan(scenario.model, scenario.cluster, **asked)
 
 
+def test_a_survey_has_the_best_zero_stage_of_every_cluster() -> None:
+    """Of a trainer whose ZeRO stages are priced apart."""
+    asked: dict[str, Any] = {"seq_len": 512, "global_batch_size": 8, "to": "accelerate"}
+    answer = planner.plan("llama-3.2-1b", "2xL40S,4xRTX-4090", fix={"micro_batch_size": 1}, **asked)
+    assert isinstance(answer, SurveyAnswer)
+    assert answer.fixed == {"micro_batch_size": 1}
+    for case in answer.cases:
+        cluster = case.scenario.cluster
+        alone = planner.plan("llama-3.2-1b", cluster, fix={"micro_batch_size": 1}, **asked)
+        assert isinstance(alone, PlanAnswer)
+        assert (case.found[0].plan, case.found[0].fits) == (alone.best, True)
+        assert alone.best.zero_stage > 0
+    assert answer.ranked[0].value("time") == min(
+        case.found[0].value("time") for case in answer.cases
+    )
+
+
 @pytest.mark.slow
 def test_sizes_that_cannot_be_among_the_fastest_are_not_searched(
     monkeypatch: pytest.MonkeyPatch,
