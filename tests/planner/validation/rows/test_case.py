@@ -39,30 +39,6 @@ def case(**cells: Any) -> Case:
     return case_of(Row(line=2, **{**GPT, **cells}))
 
 
-def test_sizes_plan_and_cluster_are_as_the_row_says() -> None:
-    found = case(
-        tensor_parallel=2,
-        pipeline_parallel=2,
-        virtual_stages=3,
-        micro_batch_size=2,
-        global_batch_size=64,
-        recompute="full",
-        sequence_parallel=True,
-        inter_link_gbps_per_gpu=100.0,
-        flash_attention="0",
-    )
-    plan, scenario = found.plan, found.scenario
-    assert (plan.data_parallel, plan.num_microbatches) == (4, 8)
-    assert (plan.virtual_stages, plan.pipeline_schedule) == (3, "interleaved_1f1b")
-    assert (plan.recompute, plan.sequence_parallel) == ("full", True)
-    assert scenario.model.num_layers == 24
-    assert scenario.workload.attention_kernel == "eager"
-    assert scenario.software.name == "megatron"
-    assert scenario.cluster.num_nodes == 2
-    assert scenario.cluster.tiers[-1].bandwidth.value == 12.5e9  # 100 Gb/s are bits
-    assert found.method == "full, tp pp dp"
-
-
 def test_an_unsaid_micro_batch_is_the_largest_that_fits() -> None:
     found = case(global_batch_size=256)  # 16 sequences of each rank
     fits = price(found.scenario, PlanTable.from_plans([found.plan])).peak[0]
@@ -78,12 +54,6 @@ def test_an_unsaid_micro_batch_is_the_largest_that_fits() -> None:
     assert case(global_batch_size=256, pipeline_parallel=2).plan.micro_batch_size == 1
     assert case(global_batch_size=256, micro_batch_size=1).plan.micro_batch_size == 1
     assert case(global_batch_size=32, num_layers=400).plan.micro_batch_size == 1  # nothing fits
-
-
-def test_a_pipeline_has_a_micro_batch_for_each_of_its_ranks() -> None:
-    found = case(pipeline_parallel=2, data_parallel=8, global_batch_size=None, micro_batch_size=2)
-    assert found.plan.num_microbatches == 2
-    assert found.scenario.workload.global_batch_size == 32
 
 
 def test_every_default_is_listed() -> None:
@@ -104,27 +74,6 @@ def test_every_default_is_listed() -> None:
     ):
         assert column in named
     assert "recompute" not in " ".join(case(recompute="full").defaults)
-
-
-@pytest.mark.parametrize(
-    ("cells", "family"),
-    [
-        ({}, "gpt2"),
-        ({"gated_mlp": True}, "llama"),
-        ({"num_kv_heads": 4, "gated_mlp": False}, "starcoder2"),
-        ({"num_kv_heads": 4}, "llama"),
-        ({"ffn_hidden_size": 11008}, "llama"),
-        ({"model_kind": "encoder"}, "bert"),
-        ({"model": "mpt-7b"}, "bloom"),
-        ({"model": "llama3-8b", "hidden_size": 4096}, "llama"),
-        (
-            {"model_kind": "moe", "gated_mlp": True, "num_experts": 8, "experts_per_token": 2},
-            "mixtral",
-        ),
-    ],
-)
-def test_the_family_follows_from_the_sizes(cells: dict[str, Any], family: str) -> None:
-    assert case(**cells).scenario.model.family == family
 
 
 @pytest.mark.parametrize(
@@ -227,48 +176,6 @@ def test_what_cannot_be_priced_says_why(cells: dict[str, Any], reason: str) -> N
         case(**cells)
 
 
-def test_the_column_software_counts_before_the_name_of_the_trainer() -> None:
-    def software(text: str) -> Any:
-        return case(framework="TRL", software=text).scenario.software
-
-    assert software("megatron").name == "megatron"
-    changed = software("megatron; overlap.tensor_reduction=false; loss.chunk_tokens=1024")
-    assert (changed.overlap.tensor_reduction, changed.loss.chunk_tokens) == (False, 1024.0)
-    assert software("fsdp2+adamw-fused").optimizer.fused
-    assert not case(framework="TRL", software="megatron").scenario.workload.master_weights
-
-
-def test_words_in_notes_count() -> None:
-    hybrid = case(framework="fms-fsdp", zero_stage=3, notes="sharding HSDP", gpus_per_node=8)
-    assert hybrid.plan.dp_replicate == 2
-    some = case(recompute="full", recompute_layers=3)
-    assert (some.plan.recompute, some.plan.recompute_layers) == ("full", 3)
-    assert case(recompute="full", recompute_layers=0).plan.recompute == "none"
-    more = case(recompute="full", recompute_layers=50)
-    assert (more.plan.recompute, more.plan.recompute_layers) == ("full", 0)
-    blocks = case(framework="fms-fsdp", recompute="selective")
-    assert (blocks.plan.recompute, blocks.plan.recompute_layers) == ("full", 12)
-
-
-def test_what_trainers_reduce_recompute_and_shard_is_as_their_words_say() -> None:
-    def gradients(framework: str, **cells: Any) -> float:
-        return case(framework=framework, **cells).scenario.workload.reduction_bytes
-
-    assert gradients("Megatron-LM", precision="fp16", gradient_precision="bf16") == 2.0
-    assert gradients("Megatron-LM", precision="bf16") == 4.0
-    assert gradients("NeMo/Megatron-Core", precision="bf16") == 2.0
-    assert gradients("Megatron-SWIFT, 2025", precision="bf16") == 4.0
-    assert gradients("megatron sft (mcore_bridge), April 2026", precision="bf16") == 2.0
-    jax = case(framework="MaxText (JAX)", zero_stage=3, dp_shard=8)
-    assert (jax.plan.data_parallel, jax.plan.dp_replicate) == (16, 2)
-    experts = {"num_experts": 8, "experts_per_token": 2, "expert_parallel": 2}
-    for framework, shards in (("MaxText (JAX)", 8), ("torchtitan", 4)):
-        mixture = case(framework=framework, zero_stage=3, dp_shard=4, **experts)
-        assert mixture.plan.dp_shard == shards
-    tuned = case(framework="NeMo/Megatron-Core", peft="lora", gated_mlp=True)
-    assert tuned.scenario.workload.adapter_targets == "q,k,v"
-
-
 def test_torchtitan_casts_nothing_where_no_data_rank_shards_weights() -> None:
     def precision(**cells: Any) -> str:
         return case(framework="torchtitan", precision="bf16", **cells).scenario.workload.precision
@@ -285,39 +192,6 @@ def test_torchtitan_casts_nothing_where_no_data_rank_shards_weights() -> None:
     _, of_fp32 = rates(found, step)
     fp32, bf16 = (found.scenario.cluster.accelerator.peak_flops[name] for name in ("fp32", "bf16"))
     assert of_fp32 == pytest.approx(0.02 * bf16.value / fp32.value)
-
-
-def test_moments_of_8_bits_are_widened_by_transformer_engines_update() -> None:
-    def copied(framework: str, optimizer: str) -> float:
-        found = case(framework=framework, precision="bf16", optimizer=optimizer, zero_stage=1)
-        return found.scenario.software.optimizer.copied_bytes
-
-    narrow = case(framework="Megatron-LM (core 0.16)", optimizer="adam, fp8 moments")
-    assert narrow.scenario.workload.optimizer == "adamw_8bit"
-    assert copied("Megatron-LM (core 0.16)", "adam, fp8 moments") == 8.0
-    assert copied("Megatron-LM (core 0.16)", "adam") == 0.0
-    assert copied("torchtitan", "adamw 8bit") == 0.0
-
-
-def test_nothing_is_recomputed_unless_a_row_says_so() -> None:
-    assert case(framework="JAX").plan.recompute == "none"
-    assert case(framework="MaxText", recompute="selective").plan.recompute == "selective"
-
-
-def test_columns_of_precisions_count_before_the_words() -> None:
-    told = case(precision="bf16", gradient_precision="bf16", master_weights=False)
-    assert told.scenario.workload.gradient_precision == "bf16"
-    assert not told.scenario.workload.master_weights
-    words = {"optimizer": "adamw (states in parameter dtype)", "precision": "bf16"}
-    assert not case(**words).scenario.workload.master_weights
-    assert case(**words, master_weights=True).scenario.workload.master_weights
-
-
-def test_deepspeed_shares_states_in_bf16_whatever_its_stage() -> None:
-    megatron = {"framework": "Megatron-DeepSpeed (2024 fork)", "zero_stage": 0.0}
-    assert case(**megatron, precision="bf16").plan.zero_stage == 1
-    assert case(**megatron, precision="bf16").scenario.software.gradients.all_reduced
-    assert case(**megatron, precision="fp16").plan.zero_stage == 0
 
 
 def test_precisions_of_moments_and_gradients_are_as_the_optimizer_is_described() -> None:
@@ -366,15 +240,6 @@ def test_experts_are_shared_over_a_node_where_trainers_do(
     row = case(framework=framework, **{**mixture, **sizes, **cells})
     assert row.plan.expert_parallel == ranks
     assert any("expert_parallel" in text for text in row.defaults) is (ranks in (4, 8))
-
-
-def test_words_may_know_the_board_better_than_its_name() -> None:
-    def board(**cells: Any) -> str:
-        return case(gpu="V100-SXM", gpu_mem_gb=32, **cells).scenario.cluster.accelerator.name
-
-    assert board() == "V100-SXM2-32GB"
-    assert board(gpus_per_node=16) == "V100-SXM3-32GB"
-    assert board(gpus_per_node=16, notes="DGX-2H") == "V100-SXM3-32GB-H"
 
 
 def test_a_board_may_have_other_memory_than_the_catalogues() -> None:
@@ -529,48 +394,6 @@ def test_an_encoder_decoder_is_a_t5(model: str, parameters: float, word: str | N
     assert tiny.num_parameters == 60506624  # of t5-small
 
 
-def test_profiles_of_trainers_are_chosen_by_words() -> None:
-    def profile(framework: str, **cells: Any) -> str:
-        return case(framework=framework, **cells).scenario.software.name
-
-    trl = "HF transformers SFTTrainer + accelerate FSDP"
-    assert profile(f"{trl} (none)") == "hf-trainer"
-    assert profile(f"{trl} (none)", software="hf-trainer-early") == "hf-trainer-early"
-    assert profile(f"{trl} (foak-fast-kernels)") == "hf-trainer-foak"
-    assert profile(f"{trl} (foak-fast-kernels-liger)") == "hf-trainer-liger"
-    assert profile("lit-gpt 8641822", peft="qlora (bnb.nf4) r=8 q,v") == "lit-gpt-nf4"
-    assert profile("litgpt", peft="lora r=32 query,value") == "litgpt"
-    assert profile("torchtune", notes="compile; chunked CE") == "torchtune-chunked"
-    assert profile("nobody's own") == "torch-trainer+autocast"
-    assert profile("fms-fsdp (PyTorch FSDP1)", notes="compile; sharding HSDP") == "fms-fsdp"
-    assert profile("fms-fsdp (PyTorch FSDP1)", notes="no compile; sharding HSDP") == "eager-fsdp2"
-    assert profile("torchtitan (FSDP2)", notes="torch.compile") == "torchtitan"
-    assert profile("torchtitan (FSDP2)") == "eager-fsdp2"
-    assert profile("nobody's own", notes="torch.compile") == "torch-compile"
-    assert profile("nobody's own", notes="no torch.compile") == "torch-trainer+autocast"
-    layers = "hf-trainer-liger+liger-layers"
-    factory, bf16 = "LLaMA-Factory", {"precision": "bf16"}
-    assert profile("LLaMA-Factory (HF Trainer, Liger kernels)", **bf16) == layers
-    assert profile(factory, **bf16, notes="with Liger") == layers
-    assert profile(factory, **bf16, notes="no Liger") == "hf-trainer"
-    assert profile(factory, notes="with Liger") == f"{layers}+liger-autocast"
-    assert profile(factory, **bf16, notes="Liger kernels, Liger CE") == "hf-trainer-foak"
-    assert profile(factory, **bf16, notes="Liger fused linear cross-entropy") == layers
-    assert profile("Unsloth (TRL SFTTrainer)", **bf16) == "hf-trainer-foak"
-    assert profile("Megatron-LM (core 0.6.0, Transformer Engine)") == "nemo"
-    assert profile("Primus (Megatron-LM, TransformerEngine)") == "nemo"
-    assert profile("llm.q (C++/CUDA)") == "torch-compile"
-    assert profile("MaxText (JAX)") == "xla"
-    assert profile("MindFormers (MindSpore 2.2 on Ascend)") == "mindspore"
-    assert profile("MindSpore Transformers") == "mindspore"
-    assert profile("MindSpore, PyNative mode") == "torch-trainer"
-    assert profile("NVIDIA DeepLearningExamples PyTorch (20.06)") == "apex-bert"
-    assert profile("hf-trainer+adamw-fused", notes="torch.compile") == "hf-trainer+adamw-fused"
-    fused = case(framework="torchtune", notes="compile; chunked CE; opt-in-bwd", optimizer="adamw")
-    assert fused.scenario.software.optimizer.in_backward
-    assert not fused.scenario.workload.master_weights
-
-
 def test_a_graph_of_mindspore_needs_no_host_and_fewer_passes_over_scores() -> None:
     graph, eager = (
         case(framework=name, gpu="Ascend-910B", zero_stage=None, precision="fp16").scenario
@@ -627,24 +450,6 @@ def test_batches_of_changing_shapes_leave_more_free_blocks() -> None:
     assert ragged.scenario.software.name == even.scenario.software.name
 
 
-@pytest.mark.parametrize(
-    ("cells", "ragged"),
-    [
-        ({"framework": "HF Trainer", "peft": "lora r=8"}, True),
-        ({"framework": "LLaMA-Factory", "peft": "qlora r=8"}, True),
-        ({"framework": "LLaMA-Factory", "peft": "qlora r=8", "notes": "packed samples"}, False),
-        ({"framework": "HF Trainer", "peft": "lora r=8", "notes": "synthetic data"}, False),
-        ({"framework": "HF Trainer", "peft": "none"}, False),
-        ({"framework": "xtuner", "peft": "lora r=8"}, False),
-        ({"framework": "plain PyTorch", "peft": "lora r=8"}, False),
-    ],
-)
-def test_fine_tuners_of_adapters_pad_to_the_longest_sample(
-    cells: dict[str, Any], ragged: bool
-) -> None:
-    assert case(**cells).scenario.software.memory.ragged_batches == ragged
-
-
 def test_cards_that_take_turns_hold_layers_and_one_micro_batch() -> None:
     cells = {"framework": "HF Trainer, device_map auto", "num_gpus": 2, "global_batch_size": 16}
     found = case(**cells, micro_batch_size=1, step_time_s=8.0)
@@ -655,17 +460,6 @@ def test_cards_that_take_turns_hold_layers_and_one_micro_batch() -> None:
     assert copies.plan.pipeline_parallel == 1
     sharded = case(**cells, micro_batch_size=1, zero_stage=3)
     assert (sharded.plan.data_parallel, sharded.plan.pipeline_parallel) == (2, 1)
-
-
-def test_torch_trainers_gather_logits_unless_their_loss_is_parallel() -> None:
-    def gathers(**cells: Any) -> bool:
-        return case(tensor_parallel=2, num_gpus=2, **cells).scenario.software.loss.gathers_logits
-
-    for framework in ("plain PyTorch", "HF Trainer"):
-        assert gathers(framework=framework)
-        assert not gathers(framework=framework, notes="loss_parallel")
-    for framework in ("torchtitan", "Megatron-LM"):
-        assert not gathers(framework=framework)
 
 
 def test_recipes_of_megatron_bridge_differ_in_their_kernels() -> None:
@@ -690,71 +484,6 @@ def test_attention_of_transformers_in_2023_is_eager() -> None:
     assert kernel(flash_attention="1") == kernel(framework="transformers 4.40") == "flash"
 
 
-@pytest.mark.parametrize(
-    ("framework", "prepared"),
-    [("HF Trainer (qlora.py)", True), ("alpaca-lora", True), ("TRL", True), ("ms-swift", False)],
-)
-def test_trainers_that_prepare_weights_in_few_bits(framework: str, prepared: bool) -> None:
-    for peft in ("qlora r=8", "lora r=8, int8 base"):
-        frozen = case(framework=framework, peft=peft).scenario.software.frozen
-        assert frozen.unquantised_in_fp32 == prepared
-
-
-@pytest.mark.parametrize(
-    ("framework", "peft", "prepared"),
-    [
-        ("SFTTrainer", "qlora (gptq) r=8", False),  # peft leaves its base in 16 bits
-        ("SFTTrainer", "qlora (hqq) r=8", False),
-        ("SFTTrainer", "qlora (awq) r=8", True),
-        ("HF Trainer (prepare_model_for_kbit_training)", "qlora (gptq) r=8", False),
-        ("SFTTrainer (accelerated-peft-bnb)", "qlora (nf4) r=8", False),  # its own preparation
-    ],
-)
-def test_bases_that_are_not_cast(framework: str, peft: str, prepared: bool) -> None:
-    frozen = case(framework=framework, peft=peft).scenario.software.frozen
-    assert frozen.unquantised_in_fp32 == prepared
-
-
-@pytest.mark.parametrize(
-    ("framework", "repeats", "copies"),
-    [
-        ("TRL 1.6.0", False, 0.0),
-        ("TRL SFTTrainer (TRL 1.7, transformers 5)", True, 6.0),  # the projection in fp32
-        ("TRL 1.12.0", True, 6.0),
-        ("TRL 1.13", True, 0.0),
-        ("SFTTrainer, chunked_nll", True, 6.0),
-        ("TRL 1.14.1, Liger kernels", False, 0.0),
-        ("TRL 1.14.1, Unsloth", False, 0.0),
-        ("TRL 1.14.1, no chunked_nll", False, 0.0),
-    ],
-)
-def test_trl_takes_its_loss_in_checkpointed_chunks(
-    framework: str, repeats: bool, copies: float
-) -> None:
-    loss = case(framework=framework, peft="lora r=8").scenario.software.loss
-    assert (loss.repeats_chunks, loss.head_copy_bytes) == (repeats, copies)
-
-
-@pytest.mark.parametrize(
-    ("framework", "whole"),
-    [
-        ("HF Trainer, PyTorch FSDP1", True),
-        ("HF Trainer, DeepSpeed ZeRO-3", False),
-        ("HF Trainer, FSDP2", False),  # until accelerate 1.11
-        ("HF Trainer, accelerate 1.12, FSDP2", True),
-        ("TRL (2026), FSDP2", True),
-        ("llama-recipes, FSDP1", False),
-        ("verl fsdp_sft_trainer", False),
-        ("prime-rl SFT trainer, FSDP2", False),
-        ("Colossal-AI", False),
-        ("own PyTorch loop, FSDP1", False),
-    ],
-)
-def test_who_adds_up_whole_gradients_of_micro_batches(framework: str, whole: bool) -> None:
-    gradients = case(framework=framework, zero_stage=3).scenario.software.gradients
-    assert gradients.accumulated_unsharded == whole
-
-
 def test_torchtitan_has_its_loss_of_columns_in_eager_mode() -> None:
     def copies(**cells: Any) -> tuple[float, str]:
         software = case(zero_stage=3, **{"framework": "torchtitan", **cells}).scenario.software
@@ -766,49 +495,6 @@ def test_torchtitan_has_its_loss_of_columns_in_eager_mode() -> None:
     assert copies(tensor_parallel=8, notes="torch.compile") == (4.0, "torchtitan")
     later = {"framework": "torchtitan (May 2025, FSDP2)", "notes": "torch.compile"}
     assert copies(tensor_parallel=8, **later)[0] < 4.0
-
-
-def test_torchtitans_chunked_loss_and_checkpointing_are_those_of_release_and_model() -> None:
-    def plan(framework: str, **cells: Any) -> tuple[float, str]:
-        found = case(framework=framework, zero_stage=3, **cells)
-        return found.scenario.software.loss.chunk_share, found.plan.recompute
-
-    assert plan("torchtitan (March 2025), chunked loss") == (1.0, "ops:every-2nd-mm")
-    assert plan("torchtitan (May 2026), ChunkedCELoss") == (0.125, "ops:every-2nd-mm")
-    assert plan("torchtitan (compiled, loss in eight chunks)")[0] == 0.125
-    assert plan("torchtitan", num_layers=300)[1] == "full"
-    assert plan("torchtitan", num_layers=300, recompute="none")[1] == "none"
-
-
-@pytest.mark.parametrize(
-    ("framework", "copies"),
-    [
-        ("torchtitan (March 2025, FSDP2, torch.compile)", 2.0),
-        ("torchtitan (FSDP2, torch.compile)", 2.0),
-        ("torchtitan (June 2025, FSDP2, torch.compile)", 0.0),
-        ("torchtitan 0.2.2 (FSDP2, torch.compile)", 0.0),
-        ("torchtitan (May 2026, torch.compile), chunked cross-entropy", 0.5),
-        ("torchtitan (May 2025, torch.compile), chunked cross-entropy", 0.5),
-    ],
-)
-def test_torchtitan_compiles_its_loss_since_april_2025(framework: str, copies: float) -> None:
-    software = case(framework=framework, zero_stage=3, precision="bf16").scenario.software
-    assert software.loss.fp32_logits_copies == copies
-
-
-def test_torchtitan_in_8_bits_compiles_its_loss_too() -> None:
-    framework = "torchtitan (June 2025, FSDP2, torch.compile)"
-    software = case(
-        framework=framework, zero_stage=3, precision="fp8", gpu="H100"
-    ).scenario.software
-    assert (software.name, software.loss.fp32_logits_copies) == ("torchtitan", 0.0)
-
-
-def test_colossalai_shards_all_unless_it_has_a_pipeline_or_says_otherwise() -> None:
-    def stage(**cells: Any) -> int:
-        return case(framework="ColossalAI", **cells).plan.zero_stage
-
-    assert (stage(), stage(pipeline_parallel=2), stage(zero_stage=2)) == (3, 0, 2)
 
 
 def test_packed_samples_and_cells_of_other_runs_have_columns() -> None:
@@ -829,17 +515,6 @@ def test_packed_samples_and_cells_of_other_runs_have_columns() -> None:
     assert seconds["dgxc-benchmarking-0149"] < seconds["dgxc-benchmarking-0033"]
     assert seconds["dgxc-benchmarking-0060"] > seconds["dgxc-benchmarking-0058"]
     assert seconds["mosaic-llm-foundry-0665"] > 1.2 * seconds["mosaic-llm-foundry-0433"]
-
-
-def test_adapters_follow_from_the_words() -> None:
-    tuned = {"gated_mlp": True, "framework": "litgpt"}
-    one = case(peft="qlora (nf4) r=16 query,key,value,projection,mlp,head", **tuned)
-    workload = one.scenario.workload
-    assert (workload.adapter, workload.adapter_rank) == ("qlora", 16)
-    assert (workload.adapter_targets, workload.quantisation) == ("all", "nf4")
-    two = case(peft="qlora (gptq) r=8 q,k,v,o", framework="SFTTrainer", gated_mlp=True)
-    assert two.scenario.workload.adapter_targets == "q,k,v,o"
-    assert two.scenario.workload.quantisation == "int4"
 
 
 def test_what_litgpt_does_otherwise_is_in_the_words() -> None:
@@ -1032,21 +707,6 @@ def test_what_a_source_rounds_or_leaves_out_is_priced_and_listed() -> None:
     assert any(line.startswith("precision bf16") for line in mixed.defaults)
     usual = case(num_heads=None, vocab_size=None)
     assert {"num_heads", "vocab_size"} <= {line.split()[0] for line in usual.defaults}
-
-
-@pytest.mark.parametrize(
-    ("framework", "model", "kept"),
-    [
-        ("torchtitan (December 2025)", "qwen3-30b-a3b", False),
-        ("torchtitan (May 2026)", "qwen3-30b-a3b", True),
-        ("torchtitan (December 2025)", "deepseek-v3", True),
-    ],
-)
-def test_lists_of_saved_operators_were_each_models_own(
-    framework: str, model: str, kept: bool
-) -> None:
-    found = case(framework=framework, model=model, gpu="H200", num_gpus=64, expert_parallel=8)
-    assert found.scenario.software.activations.keeps_exchanged_rows == kept
 
 
 def test_lora_beside_lora_emb_leaves_embedding_and_head_frozen() -> None:

@@ -21,14 +21,18 @@ from planner.validation.rows.case import Case, case_of
 from planner.validation.rows.counts import not_understood
 from planner.validation.rows.runs_file import Row, read_runs
 from tests.planner.validation.rows import (
+    test_case,
     test_suites,
     test_switches,
     test_table_words,
     test_trainer_phrases,
+    test_vocabulary,
 )
 
 BETWEEN = " | "
 USUAL = {
+    "case.csv": test_case.GPT,
+    "vocabulary.csv": test_vocabulary.LLAMA,
     "trainer_phrases.csv": test_trainer_phrases.CELLS,
     "switches.csv": test_switches.LLAMA,
     "suites.csv": test_suites.CELLS,

@@ -93,29 +93,6 @@ def test_recomputation(words: str, expected: tuple[str, int]) -> None:
     assert (plan.recompute, plan.recompute_layers) == expected
 
 
-@pytest.mark.parametrize(
-    ("notes", "cell", "expected"),
-    [
-        ("--recompute-modules core_attn mlp --bf16", "selective", "modules:core_attn+mlp"),
-        ("recompute_modules: ['layernorm', 'moe_act']", None, "modules:layernorm+moe_act"),
-        (
-            "flags: recompute-modules=[mlp,layernorm],mtp-num-layers=1",
-            "selective",
-            "modules:layernorm+mlp",
-        ),
-        (
-            "recompute selective of moe_expert, layernorm and attn (their flag); DeepEP",
-            "selective",
-            "modules:layernorm+attn+experts",
-        ),
-        ("recompute-modules=core_attn, mlp fused", "full", "full"),
-        ("MLP fused", "selective", "selective"),
-    ],
-)
-def test_recomputed_modules_in_notes(notes: str, cell: str | None, expected: str) -> None:
-    assert case(notes=notes, recompute=cell).plan.recompute == expected
-
-
 OPTIMIZERS = {
     "adamw": ["adamw", "AdamW", "Adam", "torch AdamW, fused", "FusedAdam", "adamw_torch_fused"],
     "adamw_8bit": ["8-bit Adam", "adamw 8bit", "AdamW8bit", "bnb-8bit-adam", "adamw_bnb_8bit"],
@@ -309,26 +286,6 @@ def test_bits_of_a_base_in_the_precision(
     workload = read.scenario.workload
     assert (workload.adapter, workload.precision, workload.quantisation) == ("qlora", *expected)
     assert not not_understood(read.row)
-
-
-@pytest.mark.parametrize("words", ["nf4 double quant, bf16 compute", "int8 mixed, bf16"])
-def test_bits_of_no_base(words: str) -> None:
-    assert case(precision=words, peft="full").scenario.workload.adapter == "none"
-    assert case(precision="int8 mixed, bf16").scenario.workload.adapter == "none"
-
-
-@pytest.mark.parametrize(
-    "words", ["bf16, single GPU", "BF16, double buffering", "bf16, half a node"]
-)
-def test_adjectives_of_something_else(words: str) -> None:
-    assert case(precision=words).scenario.workload.precision == "bf16"
-
-
-@pytest.mark.parametrize("words", ["pure bf16", "bf16-true", "BF16 (pure)"])
-def test_pure_precision_has_no_fp32_weights(words: str) -> None:
-    workload = case(precision=words).scenario.workload
-    assert (workload.precision, workload.master_weights) == ("bf16", False)
-    assert case(precision="bf16 mixed, fp32 weights").scenario.workload.master_weights
 
 
 MEMORY = {
@@ -563,18 +520,6 @@ def test_losses_of_a_trainer_without_a_profile(words: str, expected: str) -> Non
     assert case(framework="somebody's own", notes=words).scenario.software.name == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("torch.compile", "hf-trainer+compiled-model"),
-        ("torch.compile of the blocks", "hf-trainer+compiled-layers"),
-        ("torch.compile of the blocks, Liger", "hf-trainer-liger+compiled-layers"),
-    ],
-)
-def test_the_loss_of_compiled_blocks_is_outside(words: str, expected: str) -> None:
-    assert case(framework="Hugging Face Accelerate", notes=words).scenario.software.name == expected
-
-
 def test_outputs_are_normed_where_a_row_says_so() -> None:
     for notes, norms in (("", 2), ("Peri-LN", 4), ("sandwich norms", 4), ("no Peri-LN", 2)):
         kinds = case(framework="somebody's own", notes=notes).scenario.model.kinds
@@ -588,28 +533,6 @@ def test_an_engine_counts_where_it_shards_as_the_row_says() -> None:
     assert sharded.software.name == "torch-trainer+deepspeed-zero3"
     assert case(framework="TRL, DeepSpeed", zero_stage=3).scenario.workload.master_weights
     assert not case(framework="TRL", zero_stage=3).scenario.workload.master_weights
-
-
-@pytest.mark.parametrize(
-    ("notes", "name"),
-    [
-        ("slurm script exports CUDA_LAUNCH_BLOCKING=1", "nemo+blocking-launches"),
-        ("CUDA_LAUNCH_BLOCKING=0", "nemo"),
-        ("TE CUDA graphs", "nemo+layer-graphs"),
-        ("--cuda-graph-scope full_iteration", "nemo+iteration-graph"),
-        ("no CUDA graphs", "nemo"),
-    ],
-)
-def test_a_row_says_how_its_host_launches(notes: str, name: str) -> None:
-    found = case(framework="Megatron Core", notes=notes).scenario.software
-    assert found.name == name
-    assert found.host.synchronous is ("blocking" in name)
-
-
-@pytest.mark.parametrize(("peft", "casts"), [("none", True), ("lora r=8", False), ("qlora", False)])
-def test_autocast_is_that_of_trained_fp32_weights(peft: str, casts: bool) -> None:
-    found = case(framework="PyTorch FSDP1", notes="autocast bf16", peft=peft).scenario.software
-    assert found.precision.autocasts_weights is casts
 
 
 @pytest.mark.parametrize(
