@@ -21,6 +21,7 @@ from planner.refinement.stage_contents import Pair, Ranges, StageContents
 
 SAME: Final = 1e-9  # relative
 SIZES: Final = (1.0, 2.0, 5.0, 1.0)  # seconds, relative: longest stages, their fit, memory, times
+TOLD: Final = 8  # stages of a plan that are fitted before the others
 NEAR: Final = 2  # layers more or less than an even stage has, of stages that are priced first
 
 
@@ -229,29 +230,33 @@ def _fit_sizes(costs: Sequence[StageCosts]) -> None:
 
     For layers of one kind: more layers need more memory, and leave less time to recompute them.
     """
-    places = [
-        (number, stage, low, high)
-        for number, one in enumerate(costs)
-        for stage, (low, high) in enumerate(one.sizes)
-        if one.contents.of_one_kind(stage, low, high)
-    ]
+    allowed, bounds = costs[0].most_bytes if costs else np.inf, [one.sizes for one in costs]
+    largest = [[high for _, high in sizes] for sizes in bounds]
+    for among_first in (True, False):  # with a few stages, most plans have no room for all layers
+        places = [
+            (number, stage, low, high)
+            for number, (one, sizes) in enumerate(zip(costs, bounds, strict=True))
+            if one.possible
+            for stage, (low, high) in enumerate(sizes)
+            if (stage % max(1, len(sizes) // TOLD) == 0) == among_first
+            and one.contents.of_one_kind(stage, low, high)
+        ]
 
-    def rank_of(place: int, removed: int) -> OfPlan:
-        number, stage, _, high = places[place]
-        one = costs[number]
-        (pair,) = one.contents.ranges_of_size(stage, high - removed)
-        return number, one.contents.of(stage, *pair, one.most_recomputed(stage, pair))
+        def rank_of(place: int, removed: int, places: list[Any] = places) -> OfPlan:
+            number, stage, _, high = places[place]
+            one = costs[number]
+            (pair,) = one.contents.ranges_of_size(stage, high - removed)
+            return number, one.contents.of(stage, *pair, one.most_recomputed(stage, pair))
 
-    if not places:
-        return
-    most = [high - low for *_, low, high in places]
-    plans, allowed = [one.plan for one in costs], costs[0].most_bytes
-    removed = fewest_that_fit(costs[0].scenario, plans, most, rank_of, allowed)
-    largest = [[high for _, high in one.sizes] for one in costs]
-    for (number, stage, _, high), fewer in zip(places, removed, strict=True):
-        largest[number][stage] = 0 if fewer is None else high - fewer
-    for one, each in zip(costs, largest, strict=True):
-        one.sizes = sizes_of(each, one.scenario.model.num_layers, one.contents.least)
+        if not places:
+            continue
+        most = [high - low for *_, low, high in places]
+        plans = [one.plan for one in costs]
+        removed = fewest_that_fit(costs[0].scenario, plans, most, rank_of, allowed)
+        for (number, stage, _, high), fewer in zip(places, removed, strict=True):
+            largest[number][stage] = 0 if fewer is None else high - fewer
+        for one, each in zip(costs, largest, strict=True):
+            one.sizes = sizes_of(each, one.scenario.model.num_layers, one.contents.least)
 
 
 def _price_seconds(
