@@ -77,13 +77,13 @@ def price_table(scenario: Scenario, table: PlanTable) -> PricedTable:
 
 
 def table_memory(
-    scenario: Scenario, table: PlanTable, enough: float = np.inf
+    scenario: Scenario, table: PlanTable, enough: float = np.inf, *, exact_if_all: bool = True
 ) -> tuple[Floats, HostBytes]:
     """Return the peaks of legal plans, and their bytes on hosts.
 
     ``enough``: for a plan with more bytes in torch's allocator than that at some point, the result
-    may come of those bytes instead of the peak, unless all plans have more; if it offloads
-    nothing, its ranks of further kinds are not priced.
+    may come of those bytes instead of the peak, unless all plans have more (``exact_if_all``); if
+    it offloads nothing, its ranks of further kinds are not priced.
     """
     if len(table) == 0:
         return np.zeros(0), HostBytes(np.zeros(0), np.zeros(0))
@@ -101,7 +101,7 @@ def table_memory(
         fixed = outside_bytes(scenario.software, scenario.cluster, group.table)
         outside[rows] = expand(fixed, len(group.plain))
         group.frame.release()
-    if used.min() > enough:
+    if exact_if_all and used.min() > enough:
         return table_memory(scenario, table)
     return used + outside, HostBytes(memory, nvme)
 

@@ -62,8 +62,12 @@ class Feasible(Struct):
         return most_bytes(budget_bytes(self.scenario.cluster), spread, verdict)
 
     def fits(self, table: PlanTable) -> tuple[Flags, Floats]:
-        """Return which plans have the verdict and an allowed peak, and all peaks in bytes."""
-        peak, found = verdicts_of(self.scenario, table)
+        """Return which plans have the verdict and an allowed peak, and all peaks in bytes.
+
+        Those of plans that are too large may be lower bounds.
+        """
+        enough = Feasible(self.scenario, (), 1).max_peak_at(1)
+        peak, found = verdicts_of(self.scenario, table, enough, exact_if_all=False)
         self.seen_tight = self.seen_tight or bool(np.any(found == 1))
         return (found == self.verdict) & (peak <= self.max_peak_at(self.verdict)), peak
 
@@ -83,18 +87,19 @@ class Feasible(Struct):
 
 
 def verdicts_of(
-    scenario: Scenario, table: PlanTable, enough: float = np.inf
+    scenario: Scenario, table: PlanTable, enough: float = np.inf, *, exact_if_all: bool = True
 ) -> tuple[Floats, Codes]:
     """Return peaks in bytes, and the worse of the verdicts on accelerator and host.
 
     ``enough``: bytes above which a peak need not be exact (``table_memory``).
     """
-    peak, on_device, on_host = device_and_host(scenario, table, enough)
+    of = device_and_host(scenario, table, enough, exact_if_all=exact_if_all)
+    peak, on_device, on_host = of
     return peak, np.maximum(on_device, on_host)
 
 
 def device_and_host(
-    scenario: Scenario, table: PlanTable, enough: float = np.inf
+    scenario: Scenario, table: PlanTable, enough: float = np.inf, *, exact_if_all: bool = True
 ) -> tuple[Floats, Codes, Codes]:
     """Return peaks in bytes, and the verdict codes of the accelerator and of a node's host."""
     if len(table) and by_row(scenario, table, of_memory=True):
@@ -102,7 +107,7 @@ def device_and_host(
     else:
         with stages(*SIZES, joint=True) as begin:
             begin()
-            peak, host = table_memory(scenario, table, enough)
+            peak, host = table_memory(scenario, table, enough, exact_if_all=exact_if_all)
             typical = peak.copy()
             begin()
             rows = np.flatnonzero(_undecided(scenario, peak, most_over_typical(scenario.software)))
