@@ -17,6 +17,7 @@ from cost_models.activations.live import layer_bytes
 from cost_models.activations.logits import logits_bytes_per_token
 from cost_models.memory.allocator import free_shares, shown_bytes
 from cost_models.memory.ledger import MOMENTS, first
+from cost_models.memory.optimizer_states import group_of_update
 from cost_models.memory.parts import MemoryParts
 from cost_models.memory.peak import rank_timeline
 from cost_models.model.families import model_spec
@@ -287,6 +288,16 @@ def test_an_optimizer_in_the_backward_pass_keeps_no_gradients() -> None:
     plan = Plan(recompute="full")
     less = float(peak(usual, plan).allocated[0]) - float(peak(fused, plan).allocated[0])
     assert less > 0.5 * 2.0 * 7.24e9
+
+
+def test_an_update_in_the_backward_pass_has_temporaries_of_a_layer_at_most() -> None:
+    software = "hf-trainer+deepspeed-zero3+update-in-backward"
+    case = scenario(MISTRAL, software, "q,v", adapter="none", adapter_rank=0)
+    plan = Plan(zero_stage=3)
+    rank = pipeline_rank(case, plan, default_layer_ranges(case, plan), 0)
+    layer = 2.0 * 4096 * 5120 + 3.0 * 4096 * 14336 + 2.0 * 4096
+    view = RankView(case, PlanTable.from_plans([plan]), rank)
+    assert float(first(group_of_update(view))) == layer
 
 
 def test_what_torch_reserves_and_the_device_shows() -> None:
