@@ -46,6 +46,9 @@ AROUND: Final = re.compile(
     rf"|{INSTANCE.pattern}",
     re.IGNORECASE,
 )
+CUSTOM: Final = re.compile(r"\bcustom\b ?", re.IGNORECASE)  # Leonardo's A100
+# machines whose nodes have one kind of accelerator: "JUPITER-Booster", "Leonardo"
+PLACE: Final = re.compile(r"([A-Za-z]{5,})(?:-Booster|-\d+)?")
 SLICE: Final = re.compile(r"\b(tpu\d*x?|v\d[a-z]*)-\d+\b", re.IGNORECASE)  # "v5e-256"
 HERE: Final = "here"  # in the column gpu: the CPU processes or GPUs of this machine
 Key = tuple[Any, ...]
@@ -62,7 +65,7 @@ def cluster_of(reading: Reading) -> tuple[Cluster, Key]:
         row = replace_cells(row, node=" + ".join(kind.name for kind in kinds))
     if row.node is None or not _is_one_node(row.node):
         alone = _nodes_in(row.node) if row.node else []  # "4 x p3.8xlarge"
-        kind = alone[0] if len(alone) == 1 else _node_of_site(row)
+        kind = alone[0] if len(alone) == 1 else _node_of_site(row, accelerator)
         row = replace_cells(row, node=kind.name) if kind is not None else row
     accelerator = _slowest_of_nodes(reading, accelerator)
     named = None if row.node is None else match_node(row.node)
@@ -98,15 +101,19 @@ def _is_one_node(name: str) -> bool:
     return False
 
 
-def _node_of_site(row: Row) -> Node | None:
+def _node_of_site(row: Row, accelerator: Accelerator) -> Node | None:
     """Return the kind of node of a site that a row names, or where its project trains."""
-    words = " ".join(map(row.words, ("node", "framework", "model", "notes")))
+    words = " ".join(map(row.words, ("gpu", "node", "framework", "model", "notes")))
     if row.node is None and (usual := look_up(words_table().sites, row)) is not None:
         words = f"{words} {usual.value.lower()}"
     for kind in nodes():
         site, _, family = kind.name.rpartition("-")
         named = "-" in site and re.search(rf"\b{site.lower().replace('-', '[ _-]?')}\b", words)
         if named and normalised(row.gpu or "").removeprefix("nvidia").startswith(family.lower()):
+            return kind
+        place, card = PLACE.fullmatch(kind.name), kind.accelerator.partition("-")[0]
+        here = place is not None and re.search(rf"\b{place[1].lower()}\b", words)
+        if here and card == accelerator.name.partition("-")[0]:
             return kind
     return None
 
@@ -190,6 +197,7 @@ def accelerator_of(reading: Reading) -> Accelerator:
     if name is None:
         name = usual_card(reading)
         row = replace_cells(row, gpu=name)
+    name = CUSTOM.sub("", name)
     if memory is None and (stated := MEMORY.search(name)):
         memory = float(stated[1])
         row = replace_cells(row, gpu_mem_gb=memory)

@@ -142,7 +142,8 @@ STATE_RANKS: Final = re.compile(
 WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?[ =:]*(\d+)")
 # nanotron: batch_accumulation_per_replica, "acc8"; InternEvo: micro_num; SimuMax: mbc
 ACCUMULATION: Final = re.compile(
-    r"\b(?:(?:grad(?:ient)? ?acc|(?:grad(?:ient)? |batch )?accum(?:ulation|ulate)?|acc(?=\d))"
+    r"\b(?:(?:grad(?:ient)? ?acc|(?:grad(?:ient)? |batch )?accum(?:ulation|ulate)?"
+    r"|acc(?=[ =:]*\d{1,3}\b))"
     r"(?: steps?| per replica)?"
     r"|gas?|update freq|num micro ?batch(?:es)?|micro (?:batch )?num|mbc)"
     r"[ =:x×]*(\d+)\b(?![ .]?(?:bit|\d))"

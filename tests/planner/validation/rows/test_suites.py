@@ -106,6 +106,30 @@ def test_a_site_that_words_name_has_its_own_nodes(cells: dict[str, Any]) -> None
     assert other.scenario.cluster.tiers[-1].name != "Omni-Path"
 
 
+@pytest.mark.parametrize(
+    ("cells", "each", "accelerator"),
+    [
+        ({"gpu": "GH200 (JUPITER)"}, 4, "GH200-96GB"),
+        ({"gpu": "GH200", "notes": "on JUPITER"}, 4, "GH200-96GB"),
+        ({"gpu": "GH200"}, 1, "GH200-96GB"),
+        ({"gpu": "NVIDIA A100 custom 64GB (Leonardo)"}, 4, "A100-SXM-64GB"),
+        ({"gpu": "A100-40GB (JUWELS Booster)"}, 4, "A100-SXM-40GB"),
+        ({"gpu": "H100-80GB", "notes": "jupiter notebook"}, 8, "H100-SXM-80GB"),
+    ],
+)
+def test_a_machine_that_words_name_has_its_own_nodes(
+    cells: dict[str, Any], each: int, accelerator: str
+) -> None:
+    cluster = case(model="llama-2-7b", **{**cells, "num_gpus": 64}).scenario.cluster
+    assert (cluster.gpus_per_node, cluster.accelerator.name) == (each, accelerator)
+
+
+@pytest.mark.parametrize("notes", ["acc 4 mbs 2", "acc4", "acc=4", "batch_accumulation 4"])
+def test_accumulation_by_its_short_name(notes: str) -> None:
+    found = case(framework="nanotron", model="llama-2-7b", notes=notes)
+    assert found.plan.num_microbatches == 4
+
+
 def test_flagperfs_abbreviations_and_switches_are_read() -> None:
     unsaid = dict.fromkeys(("micro_batch_size", "global_batch_size", "seq_len"))
     cells = {"framework": "FlagPerf (megatron)", "model": "llama2-70b", "num_gpus": 32, **unsaid}
