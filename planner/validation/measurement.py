@@ -42,6 +42,7 @@ class MeasuredMemory:
     size: float  # bytes
     kind: MemoryKind
     rank: str  # first, last, or fullest stage; their sum (stages), that of all accelerators (all)
+    of_update: bool  # the largest since the backward pass, not of the step
     is_stated: bool = True  # which kind it is; otherwise the usual one
 
 
@@ -72,7 +73,7 @@ def measured_memory(row: Row) -> MeasuredMemory | None:
     if gib is None or not entry or row.get("outcome") == "oom" or _is_no_peak(row):
         return None
     rank = "all" if SUMMED.search(spaced(row.words("memory_definition"))) else entry.rank
-    return MeasuredMemory(gib * GIB, entry.value, rank, not entry.usual)
+    return MeasuredMemory(gib * GIB, entry.value, rank, entry.of_update, not entry.usual)
 
 
 def _is_no_peak(row: Row) -> bool:

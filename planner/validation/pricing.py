@@ -11,8 +11,10 @@ import numpy as np
 
 from cost_models.legality.rules import CODES, RULES, legality_codes
 from cost_models.memory.allocator import shown_bytes
+from cost_models.memory.ledger import OPTIMIZER
 from cost_models.memory.outside_torch import outside_bytes
 from cost_models.memory.parts import MemoryParts
+from cost_models.memory.peak import timelines
 from cost_models.partition.plan_stages import default_layer_ranges
 from cost_models.plan.plan import PlanTable
 from cost_models.pricing.estimate import (
@@ -223,6 +225,9 @@ def _compared_peak(
         ranks = {place: every[place] for place in chosen}
     if measured.rank == "all":
         copies = scenario.cluster.num_gpus // case.plan.pipeline_parallel
+    if measured.of_update:
+        lines = timelines(scenario, case.plan, default_layer_ranges(scenario, case.plan))
+        ranks = {place: lines[place][OPTIMIZER] for place in ranks}
     table = PlanTable.from_plans([case.plan])
     outside = outside_bytes(scenario.software, scenario.cluster, table)
     kinds = (measured.kind,) if measured.is_stated else get_args(MemoryKind)

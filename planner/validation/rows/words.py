@@ -159,10 +159,14 @@ class GpuEntry(Conditions, frozen=True, kw_only=True):
 
 
 class MemoryEntry(Conditions, frozen=True, kw_only=True):
-    """Kind of measured memory, and the stage on which it was measured; stages: their sum."""
+    """Kind of measured memory, and the stage on which it was measured; stages: their sum.
+
+    ``of_update``: the largest since the backward pass, not of the step.
+    """
 
     value: MemoryKind = field(name="is")
     rank: Literal["first", "last", "fullest", "stages"] = "fullest"
+    of_update: bool = False
 
 
 class RecomputeEntry(Conditions, frozen=True, kw_only=True):

@@ -101,3 +101,16 @@ def test_swift_logs_the_sum_over_the_cards_of_a_model() -> None:
     stated = replace(row, memory_definition="max reserved")
     found, one = (predict_cases([case_of(each)])[0]["a"].peak for each in (row, stated))
     assert 1.5 * one < found < 2.0 * one
+
+
+@pytest.mark.parametrize(("stage", "bytes_each"), [(0, 20.0), (1, 6.0 + 12.0 / 8)])
+def test_nanotrons_benchmarks_print_the_peak_of_the_update(stage: int, bytes_each: float) -> None:
+    """Weights 2, fp32 gradients 4, states 12; without ZeRO-1 buckets of 16 bits as well."""
+    cells = {"model": "llama-3.2-1b", "seq_len": 4096, "gpu": "H100-80GB", "num_gpus": 8}
+    row = Row(row_id="a", framework="nanotron", zero_stage=stage, peak_memory_gib=1.0, **cells)
+    kinds = "torch max_memory_allocated (Mem Alloc (GB))", "Mem Res (GB)"
+    rows = [replace(row, precision="bf16", memory_definition=kind) for kind in kinds]
+    update, step = (predict_cases([case_of(one)])[0]["a"].peak for one in rows)
+    parameters = case_of(row).scenario.model.num_parameters
+    assert update == pytest.approx(bytes_each * parameters, rel=0.02)
+    assert step > 1.3 * update
