@@ -1032,3 +1032,28 @@ def test_trained_weights_that_torchao_keeps_in_8_bits(precision: str, size: floa
     assert found.scenario.software.fp8.trained_bytes == size
     assert found.scenario.workload.precision == "bf16"
     assert any("as those of 16 bits" in note for note in found.defaults) == (size == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "copies"),
+    [
+        ("own GPT", "torch.compile", 2.0 + 2.0 + 2.0),  # logits, zeros, gradient
+        ("nanochat", "torch.compile", 2.0),  # the gradient over the logits
+        ("nanochat", None, 2.0 + 8.0 + 2.0),
+        ("nanochat", "torch.compile, chunked loss", 2.0 + 2.0 + 2.0),
+    ],
+)
+def test_a_compiled_model_that_returns_its_loss_alone_holds_no_zeros(
+    framework: str, notes: str | None, copies: float
+) -> None:
+    loss = case(framework=framework, notes=notes).scenario.software.loss
+    bytes_a_logit = 2.0 * loss.logits_copies + 4.0 * loss.fp32_logits_copies
+    assert bytes_a_logit + 2.0 * loss.logits_gradient_copies == copies
+
+
+def test_compiled_autocast_adds_to_fp32_hidden_states() -> None:
+    """nanochat's are 16 bits: its embedding is."""
+    cells = {"notes": "torch.compile", "precision": "bf16 autocast, fp32 parameters"}
+    for framework, saved in (("own GPT", 4.0), ("nanochat", 2.0)):
+        found = case(framework=framework, **cells).scenario.software.activations
+        assert found.rms_norm_saved_fp32_bytes == saved
