@@ -20,7 +20,8 @@ def domains_spanned(cluster: Cluster, group_size: Count, stride: Count) -> Colum
 
         k / m, with m = max(1, floor(gcd(k s, D) / s)) members in a domain of D
 
-    as in ``cluster.group_link``: the group that has the fewest in one domain.
+    as in ``groups.group_link``: the group that has the fewest in one domain. Orders of ranks count
+    on equal domains alone.
 
     >>> from hardware_profiles.cluster.parse import parse_cluster
     >>> cluster = parse_cluster("2xDGX-A100-80GB")
@@ -31,6 +32,12 @@ def domains_spanned(cluster: Cluster, group_size: Count, stride: Count) -> Colum
     domain = cluster.tiers[0].domain_size
     if cluster.num_gpus <= domain:
         return np.ones(np.broadcast(size, step).shape)
+    if not (cluster.levels or is_regular(cluster)):
+
+        def of_group(size: int, step: int) -> tuple[float]:
+            return (size / float(exchange_links(cluster, size, step).members[1]),)
+
+        return of_distinct_groups(of_group, size, step)[0]
     members = np.maximum(1, np.gcd(size * step, domain) // step)
     domains: Column = np.multiply(1.0, size) / np.minimum(members, size)
     return domains

@@ -253,6 +253,11 @@ def test_a_permuted_order_moves_groups_to_other_links():
     assert float(group_link(cluster, 2, 1)[0]) == 300e9
     assert float(group_link(torn, 2, 1)[0]) == 25e9
     assert float(group_link(torn, 4, 2)[0]) == 300e9
+    sizes, strides = np.array([2, 4, 8]), np.array([1, 2, 1])
+    assert domains_spanned(cluster, sizes, strides).tolist() == [1.0, 2.0, 2.0]
+    assert domains_spanned(torn, sizes, strides).tolist() == [2.0, 1.0, 2.0]
+    exchanged = exchange_bandwidth(torn, sizes, strides).tolist()
+    assert exchanged == [25e9, 300e9, pytest.approx(25e9 * 7 / 4)]
 
 
 def test_a_file_may_say_the_order_of_ranks(tmp_path):
