@@ -256,7 +256,7 @@ def _stages_priced_apart(
 ) -> tuple[int, ...]:
     """Return the ZeRO stages of a target with software profiles of their own; () for one search."""
     table = capabilities(limits)
-    if request.software is not None or request.find is not None or request.pareto is not None:
+    if request.software is not None or request.pareto is not None:
         return ()
     if "zero_stage" in fixed:
         return (fixed["zero_stage"],)
@@ -298,10 +298,14 @@ def _best_of_stages(request: PlanRequest, limits: str, stages: tuple[int, ...]) 
     if not found:
         assert refused is not None
         raise refused
+    if request.find is not None:
+        best = min((cast("InverseAnswer", answer) for answer in found), key=_furthest)
+        asked = structs.replace(best.answer.request, fixed=fixed)
+        return replace(best, answer=replace(best.answer, request=asked))
     surveys = [answer for answer in found if not isinstance(answer, PlanAnswer)]
     if len(surveys) < len(found):
-        best = min((answer for answer in found if isinstance(answer, PlanAnswer)), key=_rank)
-        return replace(best, fixed=fixed)
+        alone = (answer for answer in found if isinstance(answer, PlanAnswer))
+        return replace(min(alone, key=_rank), fixed=fixed)
     every = zip(*(cast("SurveyAnswer", answer).cases for answer in surveys), strict=True)
     options = structs.replace(_survey_request(request, limits, fixed), fixed=fixed)
     return _answer(tuple(min(same, key=_rank) for same in every), options)
@@ -314,6 +318,18 @@ def _rank(answer: PlanAnswer | SurveyCase) -> tuple[float, ...]:
         return (2.0,)
     offloaded = any(words.endswith(OFFLOADED) for words in answer.assumptions)
     return not plans[0].fits, offloaded, plans[0].step.seconds
+
+
+def _furthest(answer: InverseAnswer) -> tuple[float, float]:
+    """Order answers of an inverse question: what is asked for, then the time of a token."""
+    first = answer.answer.ranked[0]
+    if answer.find == "cheapest-cluster":
+        amount = first.value("cost")
+    elif answer.find == "largest-model":
+        amount = -first.scenario.model.num_parameters
+    else:
+        amount = answer.value if answer.find == "fewest-gpus" else -answer.value
+    return amount, first.value("time")
 
 
 def _answer(cases: tuple[SurveyCase, ...], survey_request: SurveyRequest) -> SurveyAnswer:

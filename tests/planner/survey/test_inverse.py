@@ -164,3 +164,20 @@ def test_where_nothing_is_in_time_the_smallest_change_is_named() -> None:
     assert "smallest change on 2xA100-80GB: --days " in str(caught.value)
     days = float(change["change"].removeprefix("--days "))
     assert find("fewest-gpus", llama(), "2xA100-80GB", days=days, **options).best
+
+
+def test_the_largest_micro_batch_of_a_trainer_is_that_of_its_best_zero_stage() -> None:
+    """Its stages are priced apart."""
+    asked: dict[str, Any] = {"seq_len": 2048, "global_batch_size": 16, "to": "deepspeed"}
+    answer = planner.plan("llama-3.2-1b", "2xRTX-4090", find="largest-micro-batch", **asked)
+    assert isinstance(answer, InverseAnswer)
+    assert answer.next_attempt is not None
+    assert not answer.answer.fixed
+    for size, has_plan in ((answer.value, True), (answer.next_attempt.value, False)):
+        options = {**asked, "fix": {"micro_batch_size": size}, "require": "offload==none"}
+        try:
+            forward = planner.plan("llama-3.2-1b", "2xRTX-4090", **options)
+        except NoLegalPlanError:
+            assert not has_plan
+        else:
+            assert forward.assessments[0].fits == has_plan  # type: ignore[union-attr]
