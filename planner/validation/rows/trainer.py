@@ -34,6 +34,7 @@ SWITCHES: Final = names_in("""
     activation_inputs weight_gathers megatron_casts megatron_layers
 """)
 DDP: Final = "ddp"
+FUSED: Final = "adamw-fused"
 DEEPSPEED: Final = "deepspeed"  # in the names of its engines
 # terms of weights that something else casts, or that a compiled step does
 SHARDED_OR_COMPILED: Final = {DEEPSPEED, "zero 1", "zero 2", "zero 3", "fsdp1", "fsdp2", "compile"}
@@ -152,11 +153,24 @@ def _named_trainer(row: Row) -> SoftwareEntry:
         entry = replace(entry, profile=row.words("framework"), figures={})
     elif named is None or named.takes_engines:
         entry = _with_engine(entry, row)
+    else:
+        entry = _with_stated_update(entry, row)
     entry = _with_switches(entry, row)
     launches = look_up(table.launches, row)
     if launches is None or not launches.add:
         return entry
     return replace(entry, profile=f"{entry.profile}{PLUS}{launches.add}")
+
+
+def _with_stated_update(entry: SoftwareEntry, row: Row) -> SoftwareEntry:
+    """Return a described trainer with the kernels of the update that a row states.
+
+    But for fused ones, of which trainers have their own.
+    """
+    stated = look_up(words_table().updates, row)
+    if stated is None or stated.usual or stated.add == FUSED:
+        return entry
+    return _with_figures(entry, stated.add)
 
 
 def _with_switches(entry: SoftwareEntry, row: Row) -> SoftwareEntry:

@@ -536,6 +536,24 @@ def test_an_engine_counts_where_it_shards_as_the_row_says() -> None:
 
 
 @pytest.mark.parametrize(
+    ("framework", "optimizer", "expected"),
+    [
+        ("torchtitan", "AdamW", (True, False)),
+        ("torchtitan", "AdamW (foreach)", (False, False)),
+        ("torchtune", "AdamW foreach=False", (False, True)),
+        ("Megatron-Core", "adamw (foreach=False, not fused)", (False, True)),
+        ("torchao", "AdamW, foreach", (False, False)),
+        ("HF Trainer", "AdamW foreach=False, fused=True", (True, False)),
+    ],
+)
+def test_the_kernels_of_an_update_are_those_that_a_row_states(
+    framework: str, optimizer: str, expected: tuple[bool, bool]
+) -> None:
+    found = case(framework=framework, optimizer=optimizer).scenario.software.optimizer
+    assert (found.fused, found.loops) == expected
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "bf16 autocast, frozen weights in float32",
