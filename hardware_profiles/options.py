@@ -409,11 +409,13 @@ def _range(one: Declared) -> str:
 def optional(cls: type, name: str, doc: str) -> type:
     """Return a dataclass of the same fields of which each may be left out (None).
 
-    It has the declarations of ``cls``; a request uses it where every field has a default elsewhere.
+    It has the declarations of ``cls``; a request inherits from it where every field has a default
+    elsewhere.
     """
     hints = get_type_hints(cls, include_extras=True)
     annotations = {f.name: Union[hints[f.name], None] for f in fields(cls)}  # noqa: UP007
     from dataclasses import dataclass
 
     body = {"__annotations__": annotations, "__doc__": doc, **dict.fromkeys(annotations)}
-    return dataclass(frozen=True, kw_only=True)(type(name, (), body))
+    declares = dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+    return declares(type(name, (), body))

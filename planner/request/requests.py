@@ -153,7 +153,7 @@ class ServingOptions:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class FitRequest(
     ConfigOptions,
     ServingOptions,
@@ -173,7 +173,7 @@ class FitRequest(
     ] = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class PlanRequest(
     SurveyOptions,
     WholeRunOptions,
@@ -215,7 +215,7 @@ class PlanRequest(
     ] = field(default=None, kw_only=True)  # type: ignore[assignment]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class StatedRun(
     ConfigOptions, AdapterOptions, PlanOptions, LayerOptions, CommonOptions, MachineOptions
 ):
@@ -232,7 +232,7 @@ class StatedRun(
     ] = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class TechniquesRequest(AdapterOptions, LayerOptions, CommonOptions, MachineOptions, Subject):
     """Techniques of training compared for one model on one cluster."""
 
