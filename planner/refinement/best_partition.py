@@ -23,7 +23,7 @@ The result is exact for these prices unless one of the limits below ends the sea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 from cost_models.arrays import ascending
 from cost_models.legality.rules import legality_codes
 from cost_models.partition.plan_stages import default_layer_ranges
-from cost_models.partition.schedules import V_SHAPED
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.pricing.table import BalancedSteps, table_least_states, table_memory
 from cost_models.scenario import Scenario
@@ -207,7 +206,6 @@ class _Search:
     best: tuple[Plan, Ranges, tuple[int, ...] | None] | None = None
     proven: bool = True
     share: int = 1  # plans that share the nodes and simulations of one
-    contents: dict[Any, StageContents] = field(default_factory=dict)  # by pipeline
 
     def run(self, candidates: PlanTable) -> None:
         """Refine candidates in the order of their bounds."""
@@ -330,10 +328,7 @@ class _Search:
                 self._keep(one.plan, found.layer_ranges, found.recomputed, found.step)
 
     def _costs(self, plan: Plan, longest: Sequence[float], *, by_stage: bool) -> StageCosts:
-        pipeline = plan.pipeline_parallel, plan.virtual_stages, plan.pipeline_schedule in V_SHAPED
-        if pipeline not in self.contents:
-            self.contents[pipeline] = StageContents.of_plan(self.scenario.model, plan)
-        contents = self.contents[pipeline]
+        contents = StageContents.of_plan(self.scenario.model, plan)
         most = most_memory(self.require, np.inf)
         return StageCosts(self.scenario, plan, contents, self.limit, longest, by_stage, most)
 

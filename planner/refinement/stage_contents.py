@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -40,9 +40,9 @@ class StageContents(Struct, dict=True):
 
     @classmethod
     def of_plan(cls, model: ModelSpec, plan: Plan) -> StageContents:
-        """Return the contents for the pipeline of a plan."""
+        """Return the contents for the pipeline of a plan, which searches for one model share."""
         owner = tuple(ranks_of_stages(plan)) if plan.virtual_stages > 1 else ()
-        return cls(model, plan.pipeline_parallel, owner)
+        return _contents(model, plan.pipeline_parallel, owner)
 
     @cached_property
     def least(self) -> list[int]:
@@ -175,6 +175,11 @@ class StageContents(Struct, dict=True):
         latest = layers - max(0, last - 2) - size
         ends = self.model.bridge_layer is None and last - 2 <= latest + 1
         return sorted({0, min(1, last), max(0, last - 1), last}) if ends else range(self.stages)
+
+
+@lru_cache(maxsize=64)
+def _contents(model: ModelSpec, stages: int, owner: tuple[int, ...]) -> StageContents:
+    return StageContents(model, stages, owner)
 
 
 def spread(number: int, mine: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
