@@ -256,7 +256,7 @@ def _stages_priced_apart(
 ) -> tuple[int, ...]:
     """Return the ZeRO stages of a target with software profiles of their own; () for one search."""
     table = capabilities(limits)
-    if request.software is not None or request.pareto is not None:
+    if request.software is not None:
         return ()
     if "zero_stage" in fixed:
         return (fixed["zero_stage"],)
@@ -308,7 +308,16 @@ def _best_of_stages(request: PlanRequest, limits: str, stages: tuple[int, ...]) 
         return replace(min(alone, key=_rank), fixed=fixed)
     every = zip(*(cast("SurveyAnswer", answer).cases for answer in surveys), strict=True)
     options = structs.replace(_survey_request(request, limits, fixed), fixed=fixed)
-    return _answer(tuple(min(same, key=_rank) for same in every), options)
+    return _answer(tuple(_of_stages(same, options) for same in every), options)
+
+
+def _of_stages(cases: Sequence[SurveyCase], options: SurveyRequest) -> SurveyCase:
+    """Return the best of one case's ZeRO stages; for a front, with the plans of all like it."""
+    best = min(cases, key=_rank)
+    if options.pareto is None:
+        return best
+    alike = (case for case in cases if _rank(case)[:2] == _rank(best)[:2])
+    return structs.replace(best, found=tuple(one for case in alike for one in case.found))
 
 
 def _rank(answer: PlanAnswer | SurveyCase) -> tuple[float, ...]:

@@ -190,6 +190,9 @@ def test_a_survey_has_the_best_zero_stage_of_every_cluster() -> None:
         assert isinstance(alone, PlanAnswer)
         assert (case.found[0].plan, case.found[0].fits) == (alone.best, True)
         assert alone.best.zero_stage > 0
+    front = planner.plan("llama-3.2-1b", "2xL40S", pareto="time,memory", **asked)
+    assert isinstance(front, SurveyAnswer)
+    assert {plan.plan.zero_stage for plan in front.ranked} == {2, 3}
     assert answer.ranked[0].value("time") == min(
         case.found[0].value("time") for case in answer.cases
     )
