@@ -1057,3 +1057,14 @@ def test_compiled_autocast_adds_to_fp32_hidden_states() -> None:
     for framework, saved in (("own GPT", 4.0), ("nanochat", 2.0)):
         found = case(framework=framework, **cells).scenario.software.activations
         assert found.rms_norm_saved_fp32_bytes == saved
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "loops"),
+    [("AdamW (own, fp32)", True), ("own AdamW", True), ("Adam (own)", True), ("AdamW", False)],
+)
+def test_an_optimizer_of_the_authors_own_updates_tensor_by_tensor(
+    optimizer: str, loops: bool
+) -> None:
+    found = case(framework="own loop, eager", optimizer=optimizer).scenario.software.optimizer
+    assert found.loops == loops
