@@ -76,13 +76,15 @@ def with_named_ends(rows: Sequence[Row]) -> list[Row]:
     Whatever the script of their trainer does by itself, for a base model for instance.
     """
 
-    def said(row: Row) -> bool:
+    def names_ends(row: Row) -> bool:
         return "embedding" in terms_of(row, "peft") or "trained ends" in terms_of(row, "notes")
 
-    named = {(row.group, row.framework) for row in rows if row.peft is not None and said(row)}
+    named = {(row.group, row.framework) for row in rows if row.peft is not None and names_ends(row)}
     return [
         replace(row, peft=f"{row.peft}, no emb")
-        if (row.group, row.framework) in named and "lora" in terms_of(row, "peft") and not said(row)
+        if (row.group, row.framework) in named
+        and "lora" in terms_of(row, "peft")
+        and not names_ends(row)
         else row
         for row in rows
     ]
