@@ -156,6 +156,8 @@ def accumulation(row: Row) -> int | None:
     said = spaced(row.words("notes"))
     if samples := SAMPLES.search(said):
         return max(1, int(samples[1]) // (row.micro_batch_size or 1))
+    if "accuracy" in said:
+        said = re.sub(r"\bacc\b", "accuracy", said)
     found = ACCUMULATION.search(said)
     return None if found is None else max(1, int(found[1] or found[2]))
 
