@@ -361,23 +361,6 @@ def _shard_counts(weight: Weight, table: PlanTable) -> tuple[Count, Count]:
     return tensor, table.expert_parallel
 
 
-def with_masks(
-    traffic: dict[tuple[str, str], Traffic], view: RankView
-) -> dict[tuple[str, str], Traffic]:
-    """Return traffic in which a mask of c s^2 bytes goes along with every stage's activations.
-
-    Source: microsoft/DeepSpeedExamples, Megatron-LM-v1.1.5-3D_parallelism: megatron/model/
-    gpt2_model.py, GPT2ModelPipe (hidden states and mask), and deepspeed/runtime/pipe/engine.py of
-    2020, _exec_send_activations (in fp16: NCCL sends no bool).
-    """
-    sent, activations = traffic["pipeline", "send"], _activations_sent(view)
-    masks = (
-        activations * view.table.num_microbatches * view.compute_bytes * view.workload.seq_len**2
-    )
-    piped = np.where(view.table.pipeline_parallel > 1, masks, 0.0)
-    return {**traffic, ("pipeline", "send"): Traffic(sent.count, sent.size + piped)}
-
-
 def _activations_sent(view: RankView) -> Real:
     """Stages of a rank whose activations go to another rank."""
     return view.table.virtual_stages - 1.0 * view.rank.last - 1.0 * view.rank.has_adjacent_stages
@@ -389,10 +372,11 @@ def scattered_stage_messages(
     """Return traffic in which each tensor-parallel rank sends its part of a stage message.
 
     The receivers gather the parts. With sequence parallelism messages are split already. Gradients
-    are whole where ``pipeline.scatters_gradients`` is off.
+    are whole where ``pipeline.scatters_gradients`` is off; where ``pipeline.sends_masks`` is on, a
+    mask of c s^2 bytes goes along with the activations, whole from every rank.
 
-    Source: Narayanan et al. (arXiv:2104.04473), sec. 4.1; of gradients microsoft/DeepSpeed:
-    deepspeed/runtime/pipe/engine.py of 2020, is_grad_partitioned = False.
+    Source: Narayanan et al. (arXiv:2104.04473), sec. 4.1; microsoft/DeepSpeed of 2020:
+    deepspeed/runtime/pipe/engine.py, is_grad_partitioned = False, _exec_send_activations.
     """
     table = view.table
     tensor = np.where(table.sequence_parallel, 1.0, 1.0 * table.tensor_parallel)
@@ -402,7 +386,12 @@ def scattered_stage_messages(
     if not view.software.pipeline.scatters_gradients:
         messages = np.maximum(1.0, whole.count / microbatches)
         share = np.minimum(1.0, _activations_sent(view) / messages)
-    parts = Traffic(whole.count, whole.size * (share / tensor + 1.0 - share))
+    size = whole.size * (share / tensor + 1.0 - share)
+    if view.software.pipeline.sends_masks:
+        masks = _activations_sent(view) * microbatches * view.compute_bytes
+        piped = np.where(table.pipeline_parallel > 1, masks, 0.0)
+        size = size + piped * view.workload.seq_len**2
+    parts = Traffic(whole.count, size)
     gathers = whole.times(np.where(tensor > 1.0, 1.0, 0.0))
     found = {**traffic, ("pipeline", "send"): parts}
     key = ("tensor", "all_gather")

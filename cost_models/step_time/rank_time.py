@@ -44,7 +44,6 @@ from cost_models.communication.volumes import (
     pass_traffic,
     scattered_stage_messages,
     shared_gradient_traffic,
-    with_masks,
 )
 from cost_models.compute.attention import core_ratio
 from cost_models.compute.elementwise import optimizer_seconds
@@ -239,8 +238,6 @@ def step_traffic(view: RankView) -> tuple[dict[tuple[str, str], Traffic], dict[s
     traffic = pass_traffic(view, options=options)
     if software.pipeline.scatters_messages:
         traffic = scattered_stage_messages(traffic, view)
-    if software.pipeline.sends_masks:
-        traffic = with_masks(traffic, view)
     once = {
         "copies": max_experts_per_token(view.model) * software.communication.exchanges_once_a_node,
         "groups": expert_groups(view.model),

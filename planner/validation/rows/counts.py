@@ -143,7 +143,7 @@ WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?
 # nanotron: batch_accumulation_per_replica, "acc8"; InternEvo: micro_num; SimuMax: mbc
 ACCUMULATION: Final = re.compile(
     r"\b(?:(?:grad(?:ient)? ?acc|(?:grad(?:ient)? |batch )?accum(?:ulation|ulate)?"
-    r"|acc(?=[ =:]*\d{1,3}\b))"
+    r"|acc(?=\d|[=:] ?\d| \d{1,3} (?:mbs|micro)))"
     r"(?: steps?| per replica)?"
     r"|gas?|update freq|num micro ?batch(?:es)?|micro (?:batch )?num|mbc)"
     r"[ =:x×]*(\d+)\b(?![ .]?(?:bit|\d))"

@@ -11,7 +11,6 @@ import pytest
 from cost_models.communication.volumes import (
     rank_traffic,
     scattered_stage_messages,
-    with_masks,
 )
 from cost_models.compute.kernel_launch import operator_seconds
 from cost_models.compute.layer import LayerWork, layer_seconds, trained_elements
@@ -109,7 +108,7 @@ def test_deepspeeds_first_pipelines_send_masks_and_whole_gradients() -> None:
     rank = even_split_contents(scenario.model, 4, 1)[1]
     view = RankView(scenario, plans, rank)
     whole = rank_traffic(view)
-    sent = with_masks(scattered_stage_messages(whole, view), view)["pipeline", "send"]
+    sent = scattered_stage_messages(whole, view)["pipeline", "send"]
     message = 2.0 * 1024 * scenario.model.hidden_size
     assert sent.count == whole["pipeline", "send"].count == 2 * 4
     assert sent.size == pytest.approx(4 * (message / 5 + message + 2.0 * 1024**2))
