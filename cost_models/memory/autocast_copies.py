@@ -40,7 +40,8 @@ def absent_copies(
     table, rank = view.table, view.rank
     zeros = np.zeros(len(table))
     every, again, kept = params.total + zeros, zeros, zeros
-    lookup = np.where(view.model.tie_embeddings & np.asarray(rank.last), 0.0, params.embedding)
+    tied = np.logical_and(view.model.tie_embeddings, rank.last)
+    lookup = np.where(tied, 0.0, params.embedding)
     for count, recomputed, size in zip(
         rank.kind_counts, rank.recomputed, params.layers, strict=True
     ):

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+import planner
 from cost_models.legality.rules import legality_codes
 from cost_models.plan.plan import OFFLOADS, Plan
 from cost_models.pricing.estimate import price
@@ -27,7 +28,7 @@ from planner.assessment.too_small import least_bytes, least_host_bytes
 from planner.cli.app import app
 from planner.search.search import search
 from planner.search.space import enumerate_plans
-from tests.samples import make_scenario, sample_model
+from tests.samples import make_scenario, sample_model, with_memory
 
 TOO_LARGE = [
     ("llama-3-8b", "8xA100-80GB", {"seq_len": 32768, "micro_batch_size": 4, "recompute": "none"}),
@@ -334,3 +335,13 @@ def test_no_plan_needs_less_than_its_states_shared_out(
     assert (host >= least_host_bytes(scenario, offload)).all()  # one node
     assert (peak >= least_bytes(scenario, offload) / 8).all()
     assert (least_bytes(scenario, offload) > 0.0) == ("weights" not in offload)
+
+
+def test_a_pipeline_of_autocast_is_tried_where_nothing_fits() -> None:
+    """Copies that autocast does not make differ between the ranks of a table."""
+    scenario = make_scenario(sample_model("ernie-4.5-0.3b"), "1x4xRTX-4090", seq_len=512)
+    cluster = with_memory(scenario, 2 * 2.0**30).cluster
+    answer = planner.plan(
+        scenario.model, cluster, seq_len=512, global_batch_size=16, software="lightning"
+    )
+    assert answer.best.offload != "none", "in another ZeRO stage"
