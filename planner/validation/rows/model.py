@@ -28,6 +28,7 @@ from planner.validation.rows.reading import Reading, Unpriceable
 from planner.validation.rows.words import ArchitectureEntry, entry_of, kind_of, look_up, words_table
 
 SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of the routed ones
 GPT: Final = "gpt"
 MEGATRON: Final = "megatron"  # "megatron-22b" is a GPT
 WIDTH: Final = 256  # that a narrowed gated MLP is a multiple of
@@ -179,7 +180,7 @@ def _without_gates(spec: ModelSpec) -> ModelSpec:
 
 
 def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
-    """Return the config of the preset that a row names, with as many layers as the row gives.
+    """Return the config of the preset that a row names, with its layers and experts.
 
     None without such a preset, or where the row's hidden size is not the preset's.
     """
@@ -203,7 +204,7 @@ def _preset(reading: Reading, name: str) -> Mapping[str, Any] | None:
     if row.get("hidden_size") not in (None, spec.hidden_size):
         return None
     layers = row.get("num_layers")
-    config = _with_dense_layers(reading, found.config)
+    config = _with_kept_experts(reading, spec, _with_dense_layers(reading, found.config))
     if spec.bridge or layers in (None, spec.num_layers):  # two stacks: one number is not enough
         return config
     if layers > spec.num_layers:
@@ -221,6 +222,17 @@ def _with_dense_layers(reading: Reading, config: Mapping[str, Any]) -> Mapping[s
     usual = own if entry is None else entry.value
     dense = reading.value("num_dense_layers", usual, "of that trainer's scripts")
     return {**config, DENSE_LAYERS: dense}
+
+
+def _with_kept_experts(
+    reading: Reading, spec: ModelSpec, config: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return a config with the routed experts of a layer that a row keeps, if it has fewer."""
+    kept, whole = reading.row.num_experts, max(k.feed_forward.num_experts for k in spec.kinds)
+    if not kept or kept >= whole:
+        return config
+    reading.defaults.append(f"{reading.row.model} cut to {kept} of its {whole} experts")
+    return {**config, next(key for key in EXPERTS if key in config): kept}
 
 
 def _preset_of_size(reading: Reading, name: str) -> Preset | None:

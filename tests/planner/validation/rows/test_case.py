@@ -635,6 +635,25 @@ def test_a_preset_is_cut_to_the_layers_of_the_row(model: str, layers: int) -> No
     assert preset(model=model, num_layers=whole.num_layers).scenario.model == whole
 
 
+@pytest.mark.parametrize(
+    ("model", "kept"), [("mixtral-8x7b", 4), ("qwen3-30b-a3b", 16), ("deepseek-v2-lite", 16)]
+)
+def test_a_preset_is_cut_to_the_experts_of_the_row(model: str, kept: int) -> None:
+    """All experts are of one size, with their row of the router."""
+
+    def experts(case: Case) -> int:
+        return max(kind.feed_forward.num_experts for kind in case.scenario.model.kinds)
+
+    whole = preset(model=model)
+    fewer, more = (preset(model=model, num_experts=number) for number in (kept, kept + 2))
+    assert (experts(fewer), experts(more)) == (kept, kept + 2)
+    assert f"{model} cut to {kept} of its {experts(whole)} experts" in fewer.defaults
+    sizes = [case.scenario.model.num_parameters for case in (fewer, more, whole)]
+    assert sizes[2] - sizes[1] == (experts(whole) - kept - 2) * (sizes[1] - sizes[0]) / 2
+    with_shared = preset(model=model, num_experts=experts(whole) + 1)
+    assert with_shared.scenario.model == whole.scenario.model
+
+
 def test_a_row_that_contradicts_its_preset_is_not_priced_as_the_preset() -> None:
     with pytest.raises(Unpriceable, match="40 layers of llama-3-8b, which has 32"):
         preset(model="llama-3-8b", num_layers=40)
