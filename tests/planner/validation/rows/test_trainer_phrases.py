@@ -734,6 +734,11 @@ def test_loop_of_fsdp_qlora_holds_logits_and_clips_nothing() -> None:
 def test_gptq_is_unpacked_by_operators() -> None:
     assert "gptq-operators" in engines_of(framework="ms-swift", peft="lora, GPTQ int4")
     assert "gptq-operators" not in engines_of(framework="ms-swift", peft="lora, bnb 4bit")
+    webui = {
+        "framework": "text-generation-webui (HF Trainer, June 2023)",
+        "notes": "--monkey-patch",
+    }
+    assert "gptq-operators" not in engines_of(**webui, peft="lora, GPTQ 4-bit, q,v r=32")
 
 
 @pytest.mark.parametrize(

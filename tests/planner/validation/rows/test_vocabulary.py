@@ -301,6 +301,7 @@ MEMORY = {
         "nvidia-smi",
         "nvidia-smi memory.used",
         "NVML",
+        "memory used of the device, MiB",
         "device level",
         "GPU memory allocated, a tracker's system metric",
         "wandb: GPU memory allocated",
