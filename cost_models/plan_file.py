@@ -70,6 +70,7 @@ class _PlanDocument(_Version, frozen=True, forbid_unknown_fields=True, kw_only=T
     stage_recompute_layers: Any = None
     created_by: Line = "unknown"
     software: Line = "shardplan"
+    trainer: Line = ""
     prediction: dict[str, Any] = {}
 
 
@@ -84,7 +85,8 @@ class PlanFile:
     layer_ranges: tuple[tuple[int, int], ...]  # layers [first, last) of each stage, in stage order
     prediction: Mapping[str, Any] = field(default_factory=dict)
     created_by: str = "shardplan"
-    software: str = "shardplan"  # the trainer that was priced
+    software: str = "shardplan"  # the profile that priced it
+    trainer: str = ""  # whose plans alone were searched; empty: those of the profile
     # the first layers of each stage that are recomputed; None: as the plan says
     stage_recompute_layers: tuple[int, ...] | None = None
 
@@ -115,6 +117,7 @@ class PlanFile:
             **({} if order is None else {"rank_order": list(order)}),
             **({} if by_stage is None else {"stage_recompute_layers": list(by_stage)}),
             "software": self.software,
+            **({"trainer": self.trainer} if self.trainer else {}),
             "prediction": dict(self.prediction),
         }
 
@@ -228,6 +231,7 @@ def plan_file_from_dict(values: Mapping[str, Any], where: str) -> PlanFile:
         prediction=file.prediction,
         created_by=file.created_by,
         software=file.software,
+        trainer=file.trainer,
         stage_recompute_layers=by_stage,
     )
 

@@ -64,7 +64,7 @@ class RankedAnswer(DetailedAnswer):
     def plan_file(self, rank: int = 0) -> PlanFile:
         """Return the contents of a plan.json for the plan of that rank (0: the best)."""
         found = self.ranked[rank]
-        return plan_file(found.scenario, found.plan, made_by())
+        return plan_file(found.scenario, found.plan, made_by(), found.trainer)
 
     @abstractmethod
     def notebook_tables(self) -> Iterator[str]:

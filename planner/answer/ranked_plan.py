@@ -26,6 +26,7 @@ class RankedPlan(Struct, frozen=True, dict=True):
     job: RunRequest
     placed: PlacedPlan | None = None  # with its own order of ranks, as in the scenario
     staged: StagedPlan | None = None  # with stages of its own, as in the scenario
+    trainer: str = ""  # whose plans alone were searched
 
     @cached_property
     def assessment(self) -> Assessment:

@@ -163,6 +163,7 @@ def _survey_request(
         prices=parse_prices(request.price),
         top=_shown(rows) * (1 if rows is None else MOST_ALIKE),
         rows=rows,
+        trainer=limits or "",
     )
 
 

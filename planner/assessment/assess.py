@@ -174,7 +174,7 @@ def _assessment(
     )
 
 
-def plan_file(scenario: Scenario, plan: Plan, created_by: str) -> PlanFile:
+def plan_file(scenario: Scenario, plan: Plan, created_by: str, trainer: str = "") -> PlanFile:
     """Return the contents of a plan.json, with the scenario's pinned stages or even stages."""
     ranges = default_layer_ranges(scenario, plan)
     document = assess(scenario, plan, ranges).to_dict()
@@ -191,5 +191,6 @@ def plan_file(scenario: Scenario, plan: Plan, created_by: str) -> PlanFile:
         },
         created_by=created_by,
         software=scenario.software.name,
+        trainer=trainer,
         stage_recompute_layers=scenario.stage_recompute_layers,
     )

@@ -86,7 +86,7 @@ def explain(
         answers = []
         for one in others:
             begin("searching another plan")
-            answers.append(against(free, file.plan, assessment, one))
+            answers.append(against(free, file.plan, assessment, one, file.trainer))
     best_assessment = None if best is None else assess(free, best)
     if staged is not None:
         best_assessment = assess(staged.scenario(free), staged.plan)

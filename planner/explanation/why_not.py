@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
+from msgspec import Struct, structs
 
 from cost_models.legality.rules import RULES, legality_codes
 from cost_models.plan.plan import Plan
@@ -16,6 +17,7 @@ from planner.assessment.assess import Assessment, amounts, assess
 from planner.explanation.glossary import MEMORY_EXPLANATIONS, explain_time
 from planner.refinement.best_partition import StagedPlan, best_staged
 from planner.request.command import describe_plan
+from planner.request.limits import TrainerSearch, searches_like
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.stage_layers import without_list
 from planner.search.distinct import DISTINCT, TOP
@@ -116,22 +118,72 @@ def parse_other_plan(requested: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_not(
-    scenario: Scenario, plan: Plan, assessment: Assessment, requested: str | Mapping[str, Any]
+    scenario: Scenario,
+    plan: Plan,
+    assessment: Assessment,
+    requested: str | Mapping[str, Any],
+    trainer: str = "",
 ) -> WhyNot:
-    """Complete the requested fields to the best plan, and compare it with this one."""
+    """Complete the requested fields to the best plan, and compare it with this one.
+
+    ``trainer``: whose plans alone are searched, each ZeRO stage with the profile that prices it.
+    """
     text = (
         requested
         if isinstance(requested, str)
         else ",".join(f"{k}={v}" for k, v in requested.items())
     )
     fixed = parse_other_plan(requested)
-    result = search(scenario, fixed, top=TOP, distinct=DISTINCT, with_near=True)
+    found = [
+        _completed(one, fixed)
+        for one in searches_like(scenario, plan, trainer)
+        if fixed.get("zero_stage") in (None, one.pins.get("zero_stage", fixed.get("zero_stage")))
+    ]
+    best = min((one for one in found if one.result.plans), key=_Completed.order, default=None)
+    if best is not None:
+        return _against(best.scenario, text, (plan, assessment), best.result, best.staged)
+    legal = [one for one in found if one.result.smallest is not None]
+    if legal:
+        least = min(legal, key=lambda one: one.result.smallest_peak)
+        return _too_large(least.scenario, text, assessment, least.result)
+    own = next((one.scenario for one in found if len(found) == 1), scenario)
+    if trainer:
+        own = replace(own, software=structs.replace(own.software, capabilities=trainer))
+    return _illegal(own, text, fixed)
+
+
+class _Completed(Struct, frozen=True):
+    """The best plans of one search with the requested fields."""
+
+    scenario: Scenario
+    result: SearchResult
+    staged: StagedPlan | None
+
+    def order(self) -> tuple[bool, float]:
+        """Return the key by which searches are ranked: plans that fit, the fastest first."""
+        step = self.result.seconds[0] if self.staged is None else self.staged.step
+        return not self.result.fits, step
+
+
+def _completed(one: TrainerSearch, fixed: Mapping[str, Any]) -> _Completed:
+    result = search(
+        one.scenario,
+        {**one.pins, **fixed},
+        top=TOP,
+        require=one.require,
+        distinct=DISTINCT,
+        with_near=True,
+    )
+    staged = None
     if result.plans:
-        staged = best_staged(scenario, result.plans, result.near, recomputed=result.recomputed)
-        return _against(scenario, text, (plan, assessment), result, staged)
-    if result.smallest is not None:
-        return _too_large(scenario, text, assessment, result.smallest, result)
-    return _illegal(scenario, text, fixed)
+        staged = best_staged(
+            one.scenario,
+            result.plans,
+            result.near,
+            recomputed=result.recomputed,
+            require=one.require,
+        )
+    return _Completed(one.scenario, result, staged)
 
 
 def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
@@ -159,9 +211,11 @@ def _illegal(scenario: Scenario, text: str, fixed: Mapping[str, Any]) -> WhyNot:
 
 
 def _too_large(
-    scenario: Scenario, text: str, assessment: Assessment, smallest: Plan, result: SearchResult
+    scenario: Scenario, text: str, assessment: Assessment, result: SearchResult
 ) -> WhyNot:
     """Compare the memory of the smallest plan, on its limiting stage, with this plan's."""
+    smallest = result.smallest
+    assert smallest is not None
     other = assess(scenario, smallest)
     return WhyNot(
         text,

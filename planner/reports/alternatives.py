@@ -70,7 +70,7 @@ def alternatives(reported: ReportedPlan) -> Alternatives:
             for found in assess_plans(free, others)
         ),
         usual=tuple(
-            UsualSetup(name, why_not(free, plan, own, parts))
+            UsualSetup(name, why_not(free, plan, own, parts, reported.file.trainer))
             for name, parts in tracked(list(_usual(reported)), SETUP)
         ),
         candidates=best.counts.priced,

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cost_models.legality.capabilities import Capabilities, capabilities, capabilities_of
 from cost_models.plan.plan import Plan, PlanTable
 from cost_models.scenario import Scenario
 from hardware_profiles.errors import InputError
+from hardware_profiles.software.engine import PLUS
 from hardware_profiles.software.trainer import profile_names, software_profile
 from planner.request.constraints import Constraint
 
@@ -86,3 +87,28 @@ def searches_of(scenario: Scenario, name: str) -> list[TrainerSearch]:
         pins = {**pins_of(name), "zero_stage": stage}
         found.append(TrainerSearch(replace(scenario, software=software), pins, require))
     return found
+
+
+def searches_like(scenario: Scenario, plan: Plan, trainer: str) -> list[TrainerSearch]:
+    """Return the searches that found a plan; ``trainer``: of a plan.json.
+
+    The profile of the plan's ZeRO stage, with the engines of its update, is the scenario's. Where
+    the trainer does not name it, ``--software`` did, which prices every stage.
+    """
+    if not trainer:
+        return [TrainerSearch(scenario, {}, ())]
+    limits, name = capabilities(trainer), scenario.software.name
+    own = limits.software_for(plan.zero_stage, adapters=scenario.workload.adapter != "none")
+    if not limits.software_of_zero_stage or not f"{name}{PLUS}".startswith(f"{own}{PLUS}"):
+        require = (runnable(trainer, experts=scenario.model.has_experts),)
+        return [TrainerSearch(scenario, pins_of(trainer), require)]
+    engines = name.removeprefix(own)
+    return [
+        structs.replace(
+            one,
+            scenario=replace(
+                scenario, software=software_profile(one.scenario.software.name + engines)
+            ),
+        )
+        for one in searches_of(scenario, trainer)
+    ]

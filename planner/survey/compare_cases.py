@@ -61,6 +61,7 @@ class SurveyRequest(Struct, frozen=True):
     prices: Prices = field(default_factory=Prices)
     top: int = 10  # plans that are found
     rows: int | None = None  # plans that are shown, where --top gives them
+    trainer: str = ""  # whose plans alone are searched
 
 
 class SurveyCase(Struct, frozen=True):
@@ -328,7 +329,7 @@ def _found(
 ) -> RankedPlan:
     seconds, rate = assessment.time.step_seconds, accelerator_cost(scenario.cluster, request.prices)
     step = StepCost(seconds, scenario.workload.tokens_per_step, plan.world_size, rate)
-    one = RankedPlan(scenario, plan, step, request.job, placed, staged)
+    one = RankedPlan(scenario, plan, step, request.job, placed, staged, request.trainer)
     one.__dict__["assessment"] = assessment
     return one
 
