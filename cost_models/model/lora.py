@@ -116,14 +116,14 @@ def _shared(kinds: Sequence[LayerKind], workload: Workload) -> tuple[Weight, ...
     )
 
 
-def with_trained_ends(model: ModelSpec) -> ModelSpec:
-    """Return a model with adapters that trains copies of its embedding and output projection, too.
+def with_trained_ends(model: ModelSpec, *, copies: bool = True) -> ModelSpec:
+    """Return a model with adapters that trains its embedding and output projection, too.
 
-    The frozen originals are kept besides the copies, as ``modules_to_save`` of a LoraConfig has it
+    The frozen originals are kept besides ``copies``, as ``modules_to_save`` of a LoraConfig has it
     (huggingface/peft, utils/other.py, ModulesToSaveWrapper).
     """
     tables = [w for w in (*model.embedding, *model.head) if w.sharding == "vocab"]
-    kept = tuple(replace(w, name=f"original.{w.name}", role="lookup") for w in tables)
+    kept = tuple(replace(w, name=f"original.{w.name}", role="lookup") for w in tables if copies)
 
     def trained(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
         return tuple(replace(w, frozen=False) if w in tables else w for w in weights)

@@ -156,7 +156,7 @@ def _case(reading: Reading) -> Case:
     adapter = look_up(words_table().adapter, row)
     first = adapter.first_layer if adapter else 0
     trained = look_up(words_table().trained_ends, row)
-    ends = workload.adapter != "none" and trained is not None and trained.value
+    ends = trained.copies if workload.adapter != "none" and trained and trained.value else None
     every = software.frozen.quantises_every_matrix
     model = _adapted(base, model_key, workload, every, first, ends)
     alone = look_up(words_table().trained_layers, row) if workload.adapter == "none" else None
@@ -205,17 +205,20 @@ def _on_accelerator(reading: Reading, accelerator: Accelerator) -> Reading:
     return reading
 
 
-_MODELS: dict[tuple[str, str, int, str, str, bool, int, bool], ModelSpec] = {}
+_MODELS: dict[tuple[str, str, int, str, str, bool, int, bool | None], ModelSpec] = {}
 
 
 def _adapted(
-    base: ModelSpec, key: str, workload: Workload, every: bool, first_layer: int, ends: bool
+    base: ModelSpec, key: str, workload: Workload, every: bool, first_layer: int, ends: bool | None
 ) -> ModelSpec:
-    """Return the model with its adapters; cached, since equal keys are priced together."""
+    """Return the model with its adapters; cached, since equal keys are priced together.
+
+    ``ends``: trained embedding and head, copies (True) or the model's own (False).
+    """
     trained = (workload.adapter, workload.adapter_rank, workload.adapter_targets)
     full = (key, *trained, workload.adapter_method, every, first_layer, ends)
     if full not in _MODELS:
         model = adapted(base, workload, quantises_every_matrix=every)
-        model = with_trained_ends(model) if ends else model
+        model = model if ends is None else with_trained_ends(model, copies=ends)
         _MODELS[full] = without_adapters_before(model, first_layer) if first_layer else model
     return _MODELS[full]

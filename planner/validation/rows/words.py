@@ -63,6 +63,12 @@ class Flag(Conditions, frozen=True, kw_only=True):
     value: bool = field(name="is")
 
 
+class EndsEntry(Flag, frozen=True, kw_only=True):
+    """Whether embedding and head are trained; ``copies``: as copies beside the frozen ones."""
+
+    copies: bool = True
+
+
 class ExpertsEntry(Flag, frozen=True, kw_only=True):
     """Whether ranks share the experts of a mixture; ``ranks``: how many, whatever a node holds."""
 
@@ -312,7 +318,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     suite_models: tuple[Name, ...]
     suite_trainers: tuple[SuiteTrainer, ...]
     targets: tuple[Name, ...]
-    trained_ends: tuple[Flag, ...]
+    trained_ends: tuple[EndsEntry, ...]
     trained_layers: tuple[TrainedLayers, ...]
     trained_layers_count: tuple[Pattern, ...]
     tensor_traffic: tuple[EngineEntry, ...]

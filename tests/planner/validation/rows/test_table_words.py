@@ -167,6 +167,16 @@ def test_notes_say_whether_ends_are_trained(notes: str, trained: bool, tmp_path:
     assert (read.scenario.model.num_parameters > 8.5e9) == trained
 
 
+@pytest.mark.parametrize(
+    ("notes", "trained"), [("--lora_dim 128", True), ("--only_optimize_lora", False)]
+)
+def test_deepspeed_chat_trains_its_own_ends(notes: str, trained: bool, tmp_path: Path) -> None:
+    cells = {"framework": "DeepSpeed-Chat step 1", "model": "opt-1.3b", "peft": "lora r=128 all"}
+    model = case(tmp_path, **cells, notes=notes)[0].scenario.model
+    tables = [weight for weight in model.embedding if weight.sharding == "vocab"]
+    assert [weight.frozen for weight in tables] == [not trained]
+
+
 @pytest.mark.parametrize(("offload", "whole"), [("cpu", True), ("none", False)])
 def test_offloaded_weights_come_with_no_sync(offload: str, whole: bool, tmp_path: Path) -> None:
     cells = {"framework": "fsdp_qlora", "offload": offload, "zero_stage": "3"}
