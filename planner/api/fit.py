@@ -8,8 +8,6 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from cost_models.legality.capabilities import (
     capabilities,
     require_runnable_workload,
@@ -33,6 +31,7 @@ from planner.request.clusters import cluster_of
 from planner.request.command import describe_plan
 from planner.request.config_file import notes_of, with_config
 from planner.request.executor_process import is_module, refuse_inputs
+from planner.request.limits import with_limits
 from planner.request.model import model_of
 from planner.request.optimal_tokens import with_optimal_tokens
 from planner.request.options.arguments import takes
@@ -206,10 +205,9 @@ def _best_of_stages(
 
 def _limited(question: AssumedScenario, target: str) -> AssumedScenario:
     """Return the question with a trainer's limits in its software profile."""
-    scenario = question.scenario
-    software = structs.replace(scenario.software, capabilities=target)
-    require_runnable_workload(software, scenario.workload)
-    return AssumedScenario(replace(scenario, software=software), question.assumptions)
+    scenario = with_limits(question.scenario, target)
+    require_runnable_workload(scenario.software, scenario.workload)
+    return AssumedScenario(scenario, question.assumptions)
 
 
 def _amount(answer: FitAnswer | TracedFitAnswer) -> tuple[int, float]:

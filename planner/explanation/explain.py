@@ -24,6 +24,7 @@ from planner.explanation.sensitivity import batch_sizes, other_batches, sensitiv
 from planner.explanation.why_not import parse_other_plan
 from planner.explanation.why_not import why_not as against
 from planner.refinement.best_partition import best_staged
+from planner.request.limits import with_limits
 from planner.search.distinct import DISTINCT, TOP
 from planner.search.gc_pause import fewer_collections
 from planner.search.priced_candidates import PricedCandidates
@@ -54,7 +55,7 @@ def explain(
     scenario = scenario_of(file)
     require_legal(scenario, file.plan, plan if isinstance(plan, (str, Path)) else "")
     # numbers of recomputed layers belong to the stages of this plan, not to those of others
-    free = replace(scenario, stage_recompute_layers=None)
+    free = with_limits(replace(scenario, stage_recompute_layers=None), file.trainer)
     even = file.layer_ranges == split_layers(scenario.model.num_layers, file.plan.num_stages)
     assessment = assess(scenario, file.plan, None if even else file.layer_ranges)
     others = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from cost_models.legality.rules import RULES, legality_codes
 from cost_models.plan.plan import Plan
@@ -17,7 +17,7 @@ from planner.assessment.assess import Assessment, amounts, assess
 from planner.explanation.glossary import MEMORY_EXPLANATIONS, explain_time
 from planner.refinement.best_partition import StagedPlan, best_staged
 from planner.request.command import describe_plan
-from planner.request.limits import TrainerSearch, searches_like
+from planner.request.limits import TrainerSearch, searches_like, with_limits
 from planner.request.pins import check_fixed, parse_fixed
 from planner.request.stage_layers import without_list
 from planner.search.distinct import DISTINCT, TOP
@@ -147,9 +147,7 @@ def why_not(
         least = min(legal, key=lambda one: one.result.smallest_peak)
         return _too_large(least.scenario, text, assessment, least.result)
     own = next((one.scenario for one in found if len(found) == 1), scenario)
-    if trainer:
-        own = replace(own, software=structs.replace(own.software, capabilities=trainer))
-    return _illegal(own, text, fixed)
+    return _illegal(with_limits(own, trainer), text, fixed)
 
 
 class _Completed(Struct, frozen=True):

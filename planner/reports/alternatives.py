@@ -13,6 +13,7 @@ from planner.assessment.assess import Assessment, assess_plans
 from planner.explanation.glossary import signed_seconds
 from planner.explanation.why_not import TermDifference, WhyNot, time_terms, why_not
 from planner.reports.reported_plan import ReportedPlan
+from planner.request.limits import with_limits
 from planner.search.priced_candidates import PricedCandidates
 from planner.search.search import search
 from planner.text.plan_changes import changes
@@ -52,7 +53,8 @@ class Alternatives:
 
 def alternatives(reported: ReportedPlan) -> Alternatives:
     """Search again for the job of a plan, with even stages."""
-    free = replace(reported.scenario, stage_recompute_layers=None)
+    trainer = reported.file.trainer
+    free = with_limits(replace(reported.scenario, stage_recompute_layers=None), trainer)
     plan, own = reported.file.plan, reported.assessment
     priced = PricedCandidates.of(free)
     best = search(free, top=RUNNERS_UP + 1, distinct=RUNNERS_UP + 1, priced=priced)
@@ -70,7 +72,7 @@ def alternatives(reported: ReportedPlan) -> Alternatives:
             for found in assess_plans(free, others)
         ),
         usual=tuple(
-            UsualSetup(name, why_not(free, plan, own, parts, reported.file.trainer))
+            UsualSetup(name, why_not(free, plan, own, parts, trainer))
             for name, parts in tracked(list(_usual(reported)), SETUP)
         ),
         candidates=best.counts.priced,

@@ -51,6 +51,15 @@ def limits_of_trainer(scenario: Scenario, require: Sequence[Constraint]) -> Capa
     return next(named, None) or capabilities_of(scenario.software)
 
 
+def with_limits(scenario: Scenario, trainer: str) -> Scenario:
+    """Return a scenario whose software profile runs what a trainer does; empty: the same one."""
+    if not trainer:
+        return scenario
+    capabilities(trainer)  # the name exists
+    software = structs.replace(scenario.software, capabilities=trainer)
+    return replace(scenario, software=software)
+
+
 def require_possible(name: str, fixed: Mapping[str, Any]) -> None:
     """Raise where pins alone are beyond a target, whatever the other parts are."""
     plain = {key: value for key, value in fixed.items() if not isinstance(value, (tuple, list))}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cost_models.legality.capabilities import capabilities
 from cost_models.plan_file import read_plan_file, write_plan_file
 from hardware_profiles.errors import InputError
 from planner.answer.plan_answer import PlanAnswer
@@ -89,3 +90,11 @@ def test_only_the_name_of_a_trainer_with_limits_is_kept(tmp_path: Path) -> None:
     assert "trainer" not in planned().plan_file().to_dict()
     with pytest.raises(InputError, match="'acelerate' is unknown"):
         explain(replace(file, trainer="acelerate"), why_not="zero=0", sensitivity=False)
+
+
+def test_the_best_plan_is_one_that_the_trainer_runs() -> None:
+    """Without limits a number of recomputed layers is faster, which DeepSpeed does not take."""
+    found = explain(planned(software="deepspeed"), sensitivity=False)
+    assert found.best is not None
+    assert capabilities("deepspeed").problems_of_plan(found.best) == []
+    assert found.is_best
