@@ -139,6 +139,10 @@ def why_not(
         for one in searches_like(scenario, plan, trainer)
         if fixed.get("zero_stage") in (None, one.pins.get("zero_stage", fixed.get("zero_stage")))
     ]
+    has_it = all(getattr(plan, name) == value for name, value in fixed.items())
+    if has_it and assessment.fits and not any(one.result.fits for one in found):
+        # searched with offload allowed, or given
+        return WhyNot(text, "same", plan, assessment)
     best = min((one for one in found if one.result.plans), key=_Completed.order, default=None)
     if best is not None:
         return _against(best.scenario, text, (plan, assessment), best.result, best.staged)

@@ -15,6 +15,7 @@ from planner.answer.plan_answer import PlanAnswer
 from planner.api.plan import plan
 from planner.explanation.explain import explain
 from planner.explanation.why_not import WhyNot
+from tests.samples import make_scenario, with_memory
 
 
 def planned(fix: str | None = None, **options: Any) -> PlanAnswer:
@@ -98,3 +99,16 @@ def test_the_best_plan_is_one_that_the_trainer_runs() -> None:
     assert found.best is not None
     assert capabilities("deepspeed").problems_of_plan(found.best) == []
     assert found.is_best
+
+
+def test_a_plan_that_fits_is_better_than_tight_ones_with_its_parts() -> None:
+    """``plan`` allows offload where nothing fits without, and then finds these stages."""
+    cluster = with_memory(make_scenario("llama", "5xL40S"), 6 * 2**30).cluster
+    sizes = {"software": "megatron-core", "global_batch_size": 15, "seq_len": 1024}
+    answer = plan("qwen2.5-0.5b", cluster, **sizes)
+    assert isinstance(answer, PlanAnswer)
+    assert answer.ranked[0].staged is not None
+    (found,) = explain(answer, why_not="virtual_stages=1", sensitivity=False).why_not
+    assert (found.kind, found.plan) == ("same", answer.best)
+    (other,) = explain(answer, why_not="zero_stage=1", sensitivity=False).why_not
+    assert other.kind == "tight"
