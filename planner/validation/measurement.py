@@ -21,14 +21,16 @@ GIB: Final = 2.0**30
 MOST_OF_PEAK: Final = 1.13
 # "max_memory_reserved summed over devices", "total of 2 GPUs"
 SUMMED: Final = re.compile(
-    r"\b(?:sum(?:med)?|total|combined|aggregated?)\b[^,;.]*? (?:of|over|across) (?:all )?(?:the )?"
+    r"\b(?:sum(?:med)?|total|combined|aggregated?)\b(?:(?! (?:max|mean|average)|[,;.]).)*? "
+    r"(?:of|over|across) (?:all )?(?:the )?"
     r"(?:\d+ )?(?:gpu|card|device|accelerator)s\b"
 )
 # what a trainer logs beside the peak, such as allocated_after_model_wrap (AnswerDotAI/fsdp_qlora:
-# train.py), and memory of the host
+# train.py), but for a peak that is reset then; and memory of the host
 NO_PEAK: Final = re.compile(
-    r"(?<!reset )\bafter (?:the )?(?:model )?(?:wrap(?:ping)?|load(?:ing)?|creation|init\w*)\b"
-    r"|\bbefore (?:the )?(?:training|forward)\b|\b(?:cpu|host) (?:memory|ram)\b"
+    r"^(?!.*\breset\b).*\b(?:before (?:the )?(?:training|forward)"
+    r"|after (?:the )?(?:model )?(?:wrap(?:ping)?|load(?:ing)?|creation|init(?:iali[sz]\w*)?))\b"
+    r"|(?<!no )(?<!not )(?<!without )(?<!excluding )\b(?:cpu|host) (?:memory|ram)\b(?! not\b)"
 )
 ALLOCATED_THEN: Final = re.compile(
     r"^(?!.*\b(?:max|peak)).*\b(?:after|before) (?:the )?(?:forward|backward)\b"

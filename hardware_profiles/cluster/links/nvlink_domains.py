@@ -7,11 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from hardware_profiles.cluster.links.groups import Column, Count, mesh_bandwidth, of_distinct_groups
-from hardware_profiles.cluster.links.tree import (
-    exchange_links,
-    is_regular,
-    with_network_share,
-)
+from hardware_profiles.cluster.links.tree import exchange_links, is_regular, with_network_share
 from hardware_profiles.cluster.schema import Cluster
 
 
@@ -58,7 +54,7 @@ def exchange_bandwidth(
 
     The part of a rank's data for the n - m others leaves the domain over its own share w of the
     tier, as all ranks exchange at once. A ring leaves a domain once for all of its members there,
-    which is why ``cluster.group_link`` gives it m w.
+    which is why ``groups.group_link`` gives it m w.
 
     ``copies``: number of rows that are copies of one token for different experts; one of them goes
     to each domain, where it is forwarded (``domains_of_token``; ``groups``), so that the network

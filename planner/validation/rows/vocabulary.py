@@ -51,7 +51,7 @@ REPLACED: Final = (
     (r"\bmp_(?=(?:bf|fp)16)", ""),  # mp_bf16_autocast
     # "compile; AC", "w/ AC", but not "on AC power" or "selective AC"
     (
-        r"(^(?=ac\s*[,;+|])|[,;+|(]\s*|\bwith(?:out)? |\bno )ac(?=\s*(?:[,;+|)]|$))",
+        r"(^(?=ac\s*[,;+|])|[,;+|(]\s*|\b(?:with(?:out)?|no)\s+)ac(?=\s*(?:[,;+|)]|$))",
         r"\1activation checkpointing",
     ),
     (r"(offload\w*)\s*[,;+]\s*(?=activations? (?:checkpoint|recomput))", r"\1 and "),

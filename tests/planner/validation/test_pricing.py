@@ -77,6 +77,7 @@ def test_a_row_that_leaves_most_settings_open_is_not_said_to_fit() -> None:
         ("DDP", "max reserved, sum over all GPUs", 4.0),
         ("DDP", "max reserved, total of 4 GPUs", 4.0),
         ("DDP", "reserved, of a total memory of the card of 80 GB", 1.0),
+        ("DDP", "total reserved memory max over all GPUs", 1.0),
         ("MP=2, DDP=2", "max reserved, total of 4 GPUs", 2.0),
     ],
 )

@@ -342,7 +342,13 @@ def test_what_is_no_peak_of_a_device_is_not_compared(words: str) -> None:
 def test_peaks_since_a_moment_are_compared() -> None:
     from planner.validation.measurement import measured_memory
 
-    for words in ("max allocated, reset after loading", "reserved after backward"):
+    for words in (
+        "max allocated, reset after loading",
+        "max allocated, counters reset right before training",
+        "max allocated after initial steps",
+        "max allocated, host memory not counted",
+        "reserved after backward",
+    ):
         assert measured_memory(Row(peak_memory_gib=1.0, memory_definition=words)) is not None
 
 
