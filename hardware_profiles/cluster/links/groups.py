@@ -146,9 +146,9 @@ def point_to_point_link(
 
 
 def of_distinct_groups(
-    formula: Callable[..., Sequence[float]], *columns: Count
+    formula: Callable[..., Sequence[float]], results: int, *columns: Count
 ) -> tuple[Column, ...]:
-    """Return the columns of what a formula returns for the numbers of a row.
+    """Return the columns of the ``results`` that a formula has for the numbers of a row.
 
     It is evaluated once per distinct row.
     """
@@ -156,7 +156,7 @@ def of_distinct_groups(
     rows, which = np.unique(
         np.stack([column.ravel() for column in equal]), axis=1, return_inverse=True
     )
-    found = np.array([formula(*row) for row in rows.T.tolist()])
+    found = np.array([formula(*row) for row in rows.T.tolist()]).reshape(-1, results)
     return tuple(column[which.ravel()].reshape(equal[0].shape) for column in found.T)
 
 
@@ -173,7 +173,7 @@ def _on_tree(
     def of_group(*group: int) -> tuple[float, ...]:
         return link(cluster, *group)[:3]
 
-    return of_distinct_groups(of_group, group_size, stride, ranks)
+    return of_distinct_groups(of_group, 3, group_size, stride, ranks)
 
 
 def _leaves(span: NDArray[Any], world_size: NDArray[Any], domain_size: int) -> NDArray[np.bool_]:

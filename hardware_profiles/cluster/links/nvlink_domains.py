@@ -33,7 +33,7 @@ def domains_spanned(cluster: Cluster, group_size: Count, stride: Count) -> Colum
         def of_group(size: int, step: int) -> tuple[float]:
             return (size / float(exchange_links(cluster, size, step).members[1]),)
 
-        return of_distinct_groups(of_group, size, step)[0]
+        return of_distinct_groups(of_group, 1, size, step)[0]
     members = np.maximum(1, np.gcd(size * step, domain) // step)
     domains: Column = np.multiply(1.0, size) / np.minimum(members, size)
     return domains
@@ -104,7 +104,7 @@ def _on_tree(
             outer = outer * copies / domains_of_token(size / members[1:], copies, groups)
         return (float(np.min(outer, initial=inner)),)
 
-    return of_distinct_groups(of_group, group_size, stride)[0]
+    return of_distinct_groups(of_group, 1, group_size, stride)[0]
 
 
 def domains_of_token(domains: Column, experts: int, groups: tuple[int, int] = (1, 1)) -> Column:

@@ -234,6 +234,12 @@ def test_columns_of_groups_are_priced_one_by_one(racks):
         assert (bandwidth[row], latency[row]) == (float(alone[0]), float(alone[1]))
 
 
+def test_no_groups_have_no_links(racks):
+    none = np.zeros(0, dtype=int)
+    assert [column.size for column in group_link(racks, none, none)] == [0, 0]
+    assert exchange_bandwidth(racks, none, none).size == 0
+
+
 def test_two_racks_share_the_oversubscribed_uplink(racks):
     # pairs inside nodes; two rings of five over the slower uplink of 40 GB/s
     assert float(group_link(racks, 2, 1)[0]) == 400e9
