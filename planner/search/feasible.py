@@ -93,8 +93,7 @@ def verdicts_of(
 
     ``enough``: bytes above which a peak need not be exact (``table_memory``).
     """
-    of = device_and_host(scenario, table, enough, exact_if_all=exact_if_all)
-    peak, on_device, on_host = of
+    peak, on_device, on_host = device_and_host(scenario, table, enough, exact_if_all=exact_if_all)
     return peak, np.maximum(on_device, on_host)
 
 
