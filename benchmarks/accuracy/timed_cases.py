@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from planner.validation.measurement import faster_than_peak, measured_step, tests_time
 from planner.validation.pricing import why_impossible
 from planner.validation.rows.case import Case, case_of
+from planner.validation.rows.implied import with_named_ends
 from planner.validation.rows.reading import Unpriceable
 from planner.validation.rows.runs_file import Row
 
 
 def priced_cases(rows: Iterable[Row]) -> Iterator[Case]:
-    """Rows that can be priced, as cases."""
-    for row in rows:
+    """Rows of a table that can be priced, as cases."""
+    for row in with_named_ends(list(rows)):
         try:
             case = case_of(row)
         except Unpriceable:

@@ -134,10 +134,11 @@ def why_not(
         else ",".join(f"{k}={v}" for k, v in requested.items())
     )
     fixed = parse_other_plan(requested)
+    stage = fixed.get("zero_stage")
     found = [
         _completed(one, fixed)
         for one in searches_like(scenario, plan, trainer)
-        if fixed.get("zero_stage") in (None, one.pins.get("zero_stage", fixed.get("zero_stage")))
+        if stage in (None, one.pins.get("zero_stage", stage))
     ]
     has_it = all(getattr(plan, name) == value for name, value in fixed.items())
     if has_it and assessment.fits and not any(one.result.fits for one in found):
@@ -150,7 +151,7 @@ def why_not(
     if legal:
         least = min(legal, key=lambda one: one.result.smallest_peak)
         return _too_large(least.scenario, text, assessment, least.result)
-    own = next((one.scenario for one in found if len(found) == 1), scenario)
+    own = found[0].scenario if len(found) == 1 else scenario
     return _illegal(with_limits(own, trainer), text, fixed)
 
 

@@ -52,10 +52,12 @@ class Feasible(Struct):
 
     def max_peak_at(self, verdict: int) -> float:
         """Return the largest peak in bytes of any plan with another verdict."""
+        return most_memory(self.require, self._largest_bytes(verdict))
+
+    def _largest_bytes(self, verdict: int) -> float:
+        """Return the largest peak in bytes of any plan with a verdict, whatever is required."""
         most = self._most_bytes(verdict)
-        if verdict > 0:
-            most *= most_over_typical(self.scenario.software)
-        return most_memory(self.require, most)
+        return most * most_over_typical(self.scenario.software) if verdict > 0 else most
 
     def _most_bytes(self, verdict: int) -> float:
         spread = plan_verdict_spread(self.scenario)
@@ -66,8 +68,7 @@ class Feasible(Struct):
 
         Those of plans that are too large may be lower bounds.
         """
-        enough = Feasible(self.scenario, (), 1).max_peak_at(1)
-        peak, found = verdicts_of(self.scenario, table, enough, exact_if_all=False)
+        peak, found = verdicts_of(self.scenario, table, self._largest_bytes(1), exact_if_all=False)
         self.seen_tight = self.seen_tight or bool(np.any(found == 1))
         return (found == self.verdict) & (peak <= self.max_peak_at(self.verdict)), peak
 

@@ -13,7 +13,7 @@ from planner.validation.rows.case import Case
 from planner.validation.rows.counts import spaced
 from planner.validation.rows.plan import takes_layers_in_turn
 from planner.validation.rows.runs_file import Row
-from planner.validation.rows.words import look_up, words_table
+from planner.validation.rows.words import MemoryEntry, look_up, words_table
 
 GIB: Final = 2.0**30
 # The best matmul of a card over its data sheet: RTX 5090, whose clocks are above the sheet's
@@ -72,15 +72,18 @@ def denied_by(row: Row) -> str | None:
 def measured_memory(row: Row) -> MeasuredMemory | None:
     """Return the measured peak; None without one, or if its definition is unknown or no peak's."""
     gib, entry = row.get("peak_memory_gib"), look_up(words_table().memory, row)
-    if gib is None or not entry or row.get("outcome") == "oom" or _is_no_peak(row):
+    if gib is None or not entry or row.get("outcome") == "oom" or _is_no_peak(row, entry):
         return None
     rank = "all" if SUMMED.search(spaced(row.words("memory_definition"))) else entry.rank
     return MeasuredMemory(gib * GIB, entry.value, rank, entry.of_update, not entry.usual)
 
 
-def _is_no_peak(row: Row) -> bool:
-    """Whether the words of memory are of a moment beside the peak, or of the host."""
-    words, entry = spaced(row.words("memory_definition")), look_up(words_table().memory, row)
+def _is_no_peak(row: Row, entry: MemoryEntry | None) -> bool:
+    """Whether the words of memory are of a moment beside the peak, or of the host.
+
+    ``entry``: what the words were looked up as.
+    """
+    words = spaced(row.words("memory_definition"))
     allocated = entry is not None and entry.value == "allocated"
     return bool(NO_PEAK.search(words) or (allocated and ALLOCATED_THEN.search(words)))
 
@@ -122,7 +125,7 @@ def lacks_definition(row: Row, tested: Collection[str] = ("time", "memory")) -> 
     has_peak = "memory" in tested and row.get("peak_memory_gib") is not None
     if has_peak and row.get("memory_definition") is None:
         return "no memory_definition: the peak is not compared"
-    if has_peak and _is_no_peak(row):
+    if has_peak and _is_no_peak(row, look_up(words_table().memory, row)):
         return f"memory_definition {row.memory_definition!r}: no peak of an accelerator"
     if "time" not in tested or row.get("step_time_s") or row.get("tokens_per_second_per_gpu"):
         return None
