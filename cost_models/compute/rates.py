@@ -201,7 +201,7 @@ def rates(
     if long_run and not measured:
         best = sustained(accelerator, precision, best)
         eight = None if eight is None else sustained(accelerator, "bf16", eight)
-    launch, units = accelerator.kernel_launch, accelerator.compute_units
+    units = accelerator.compute_units
     cache, array = accelerator.l2_cache, accelerator.systolic_array
     share = 1.0 if measured else software.kernels.rate_share
     single = None if measured else best_matmul(accelerator, "fp32")
@@ -211,7 +211,7 @@ def rates(
     return Rates(
         matmul=share * best,
         memory=accelerator.memory_bandwidth.value * (1.0 if measured else share * MEMORY_SHARE),
-        operator=launch.value if launch is not None else software.host.operator_seconds,
+        operator=_operator_seconds(accelerator, software),
         host_is_device=measured,
         score=accelerator.score_seconds.value if accelerator.score_seconds is not None else 0.0,
         core=None if eight is None else share * eight,
@@ -278,6 +278,18 @@ def slowest_of(num_ranks: int) -> float:
     [0.0, 0.59, 1.43, 2.34]
     """
     return NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
+
+
+def _operator_seconds(accelerator: Accelerator, software: ForwardSoftware) -> float:
+    """Return the host's seconds to start an operator: of this machine, or of the trainer.
+
+    The catalogue's figure is one of the CPU beside an accelerator (Grace), for a plain torch
+    operator: a trainer that takes longer for each keeps its own.
+    """
+    launch, usual = accelerator.kernel_launch, software.host.operator_seconds
+    if launch is None:
+        return usual
+    return max(launch.value, usual) if launch.kind == "published" else launch.value
 
 
 def _flash_kernel(

@@ -58,7 +58,8 @@ class Accelerator:
     compute_units: Figure | None = None  # multiprocessors (NVIDIA), compute units (AMD)
     l2_cache: Figure | None = None  # bytes, where it saves time between kernels (GDDR memory)
     systolic_array: Figure | None = None  # rows, and columns, of a matrix unit that pads operands
-    kernel_launch: Figure | None = None  # host seconds per kernel or operator, where measured
+    # host seconds per kernel or operator; published: of a CPU that trainers were not compared on
+    kernel_launch: Figure | None = None
     # of a CPU process, measured
     score_seconds: Figure | None = None  # an attention score, forward, without its matmuls
     core_share: Figure | None = None  # of a core, at most one, while all processes work

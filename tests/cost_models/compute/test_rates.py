@@ -191,3 +191,16 @@ def test_more_ranks_wait_longer_for_the_slowest_of_them() -> None:
     assert alone.memory / eight.memory == pytest.approx(waits[2])
     assert eight.operator == alone.operator
     assert training_rates(chip, "bf16", SOFTWARE, 8) == rates(chip, "bf16", SOFTWARE)
+
+
+def test_a_slower_host_raises_the_time_of_an_operator_of_trainers_that_take_less() -> None:
+    grace = parse_cluster("1xGH200-96GB").accelerator
+    assert grace.kernel_launch is not None
+    elsewhere = replace(grace, kernel_launch=None)
+    for software, slowed in (("torch-trainer", True), ("nemo", False)):
+        profile = software_profile(software)
+        usual = rates(elsewhere, "bf16", profile).operator
+        assert usual == profile.host.operator_seconds
+        assert (rates(grace, "bf16", profile).operator > usual) is slowed
+    faster = replace(grace, kernel_launch=replace(grace.kernel_launch, kind="measured", value=3e-6))
+    assert rates(faster, "bf16", software_profile("nemo")).operator == 3e-6
