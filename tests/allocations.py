@@ -1,7 +1,5 @@
 """What a torch step allocates, counted by torch's own profiler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import accumulate
 

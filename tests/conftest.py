@@ -1,7 +1,5 @@
 """Settings that every test shares: hypothesis profiles, and the sample of a long list of rows."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Legal plans with their scenarios, drawn at random: what laws are tested on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, get_args
 

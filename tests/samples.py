@@ -1,7 +1,5 @@
 """Small models, settings and tables of plans that several tests use."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Pages name files, modules and headings that exist, and the rooms in their order."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The notebooks use public names alone, keep their outputs, and link to pages that exist."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import json

@@ -1,7 +1,5 @@
 """What a release says about itself: one version, and metadata that readers of it accept."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import tomllib

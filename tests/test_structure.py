@@ -1,7 +1,5 @@
 """Rules about the tree that a machine can check."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

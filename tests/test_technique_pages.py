@@ -1,7 +1,5 @@
 """docs/techniques/: sections of every page, its examples, and the trainers that it names."""
 
-from __future__ import annotations
-
 import doctest
 import re
 from pathlib import Path

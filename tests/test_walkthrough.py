@@ -1,7 +1,5 @@
 """docs/tutorials/walkthrough.md: every command runs as it stands, one after the other."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@
 module, class, function, parameter or field without a leading underscore.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

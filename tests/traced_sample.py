@@ -1,7 +1,5 @@
 """A trace of a module that is small enough to price by hand."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

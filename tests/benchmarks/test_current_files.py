@@ -1,7 +1,5 @@
 """Recorded files about compared runs are current: each run is priced once for all of them."""
 
-from __future__ import annotations
-
 import csv
 import io
 from typing import Any

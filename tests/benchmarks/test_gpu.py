@@ -1,7 +1,5 @@
 """Measurements of one GPU: all of it runs on a CPU with small sizes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """What the tests of the executor share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Processes below another one, on Linux."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from pathlib import Path

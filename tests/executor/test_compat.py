@@ -1,7 +1,5 @@
 """Private and renamed names of torch and transformers that the executor relies on."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """What the executor refuses, by name and before it imports torch."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

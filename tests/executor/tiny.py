@@ -1,7 +1,5 @@
 """Runs of tiny models, for tests."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Names from files stay names in everything that is written: no format lets them out."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import io

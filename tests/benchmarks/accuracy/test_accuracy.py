@@ -1,7 +1,5 @@
 """The pages of errors and the README's table say what ``validate`` finds."""
 
-from __future__ import annotations
-
 import re
 
 from benchmarks.accuracy.__main__ import (

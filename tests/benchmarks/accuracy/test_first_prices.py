@@ -1,7 +1,5 @@
 """First prices of unseen runs: the file, and the fit of a trainer without a profile."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Peaks of trainers that no profile describes."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

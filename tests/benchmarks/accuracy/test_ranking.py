@@ -1,7 +1,5 @@
 """Rank correlation and regret of plans."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

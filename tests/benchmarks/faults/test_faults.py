@@ -1,7 +1,5 @@
 """Random faults, as ``python -m benchmarks.faults`` tries them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Strangers' files: mutated ones, and those that were found to break a reader."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

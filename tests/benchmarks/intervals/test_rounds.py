@@ -1,7 +1,5 @@
 """Intervals judged round by round."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

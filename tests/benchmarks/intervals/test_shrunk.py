@@ -1,7 +1,5 @@
 """Intervals for sources that were not compared yet."""
 
-from __future__ import annotations
-
 import csv
 import io
 

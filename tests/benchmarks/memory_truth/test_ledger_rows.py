@@ -1,7 +1,5 @@
 """The rows of the ledger are those of a traced step, and what belongs to none is counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

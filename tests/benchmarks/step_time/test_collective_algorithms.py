@@ -1,7 +1,5 @@
 """Algorithms beside those that training takes: by hand, their laws, and the table of the docs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

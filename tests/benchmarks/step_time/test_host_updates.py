@@ -1,7 +1,5 @@
 """The clock of updates on the host, on tensors so small that its figures say little."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

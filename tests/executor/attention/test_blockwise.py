@@ -1,7 +1,5 @@
 """Blocks of attention, put together, against attention to all keys at once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

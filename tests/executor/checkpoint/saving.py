@@ -1,7 +1,5 @@
 """What the tests of checkpoints run in forked ranks: train, save, resume."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A checkpoint that is not whole is skipped with a reason; the one before it is taken."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

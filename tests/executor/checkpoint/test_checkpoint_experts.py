@@ -1,7 +1,5 @@
 """Experts that ranks share are saved, resumed under another plan, and exported; so is the bias."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Killed with SIGKILL at any moment, a run continues as if it had never stopped."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """What was saved under one plan continues under the same plan bit for bit, and under any other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

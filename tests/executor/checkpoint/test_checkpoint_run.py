@@ -1,7 +1,5 @@
 """The command line: save, resume, reshard, start from a folder and export without hand-holding."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

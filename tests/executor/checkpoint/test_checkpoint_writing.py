@@ -1,7 +1,5 @@
 """What is written, by whom and when; what cannot be written loses nothing."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

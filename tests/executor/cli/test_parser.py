@@ -1,7 +1,5 @@
 """The command line of the executor: words to options, and what is recorded of them."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

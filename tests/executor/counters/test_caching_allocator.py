@@ -1,7 +1,5 @@
 """The caching allocator: sequences worked by hand from torch's constants, and properties."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Exposed communication: who waits, for what, and how long."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Batches: the same on every layout and after every interruption, packed as asked for."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Masked samples: which tokens are hidden, and that they are the same for every rank."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

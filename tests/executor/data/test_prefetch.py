@@ -1,7 +1,5 @@
 """Batches come in order from a thread; what goes wrong there is raised here."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

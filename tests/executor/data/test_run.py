@@ -1,7 +1,5 @@
 """Runs on real data: what they say, and that no layout of ranks changes what is read."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

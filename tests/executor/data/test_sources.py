@@ -1,7 +1,5 @@
 """Rows of text, JSONL and Parquet; what is wrong is named by file and row."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Token files: what is written is read back; what is damaged is refused."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

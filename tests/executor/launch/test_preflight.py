@@ -1,7 +1,5 @@
 """What is checked before a process starts: the prediction belongs to the plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranks on accelerators in another order than their own: the same training, on other links."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

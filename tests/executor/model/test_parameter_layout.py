@@ -1,7 +1,5 @@
 """Slices of parameters: names and shapes of the real modules, equal starts in every layout."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Linear attention of Qwen3-Next in the executor; layouts of ranks are in the matrix."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """T5 under every kind of plan, against the module of transformers alone."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

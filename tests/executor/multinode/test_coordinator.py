@@ -1,7 +1,5 @@
 """Several machines: what they say about each other, and real runs over two network namespaces."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Modules and operators that are computed again one by one: values, memory, refusals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

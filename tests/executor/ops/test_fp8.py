@@ -1,7 +1,5 @@
 """Matmuls in 8 bits: what one rounds and keeps, and that every plan trains as one process does."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any

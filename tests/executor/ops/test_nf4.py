@@ -1,7 +1,5 @@
 """A frozen base in 4 bits: packed as the paper says, trained as by one process, never whole."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

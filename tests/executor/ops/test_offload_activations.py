@@ -1,7 +1,5 @@
 """Host memory: the update there gives the same bits, and what layers save comes back unchanged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recomputation of the first layers of every stage: parity, traffic, FLOP and memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """selective_ops: what is kept is not computed again, and what is computed again is the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Capped attention against scores written out, and what it keeps."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks that share the tokens of a sequence give the single process's loss and gradients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import cycle
 from typing import Any

@@ -1,7 +1,5 @@
 """Mixtures of experts: the single process's gradients, however tokens and experts are spread."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

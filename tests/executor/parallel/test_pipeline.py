@@ -1,7 +1,5 @@
 """The order of passes: torch's own schedules, and no order that waits for itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

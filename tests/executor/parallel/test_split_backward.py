@@ -1,7 +1,5 @@
 """Weight gradients that come later: the schedules that need them, under every ZeRO stage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What is kept of a run: lines that survive, files that do not grow, and what went wrong."""
 
-from __future__ import annotations
-
 import errno
 import json
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Blocks of modules of all kinds, and their recomputation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

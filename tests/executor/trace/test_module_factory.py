@@ -1,7 +1,5 @@
 """Importing a factory."""
 
-from __future__ import annotations
-
 import pytest
 
 from executor.trace.module_factory import load_factory, one_line

@@ -1,7 +1,5 @@
 """Arguments of a traced module: given shapes, a function, a guess."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

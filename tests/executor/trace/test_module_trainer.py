@@ -1,7 +1,5 @@
 """Any module over data ranks: gradients and weights of one process, for every ZeRO stage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

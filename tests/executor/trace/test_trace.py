@@ -1,7 +1,5 @@
 """Traces on fake tensors beside real steps, by the allocations of every rank."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

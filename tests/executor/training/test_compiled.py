@@ -1,7 +1,5 @@
 """Compiled layers give the values of eager ones; without a compiler they run eagerly."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

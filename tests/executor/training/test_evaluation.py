@@ -1,7 +1,5 @@
 """Evaluation: the loss of the single process on every layout, and training is not disturbed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

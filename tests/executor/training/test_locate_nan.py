@@ -1,7 +1,5 @@
 """Values that are not finite: the rank, the pass and the module are named; no weight is touched."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The loop: resumes exactly, stops everywhere at once, samples, evaluates, and tells it all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

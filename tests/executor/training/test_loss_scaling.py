@@ -1,7 +1,5 @@
 """fp16: the scale follows torch's rules, all ranks alike; overflowing steps change nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """On a GPU the executor trains as on a CPU; skipped where there is none."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

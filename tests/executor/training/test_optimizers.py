@@ -1,7 +1,5 @@
 """Optimizers of a plan against the whole module with the whole optimizer, and 16-bit weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

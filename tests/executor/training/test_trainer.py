@@ -1,7 +1,5 @@
 """Training: mixed precision, clipping, dropout, warm-up, and what a step refuses."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LoRA over a frozen base: trained as by one process, its traffic and work as predicted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

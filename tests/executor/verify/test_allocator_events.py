@@ -1,7 +1,5 @@
 """Requests of device memory of traced steps, and their replay."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.memory_truth.allocator import SETTINGS, ragged_lengths, row_of, transient_bytes

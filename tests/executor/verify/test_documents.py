@@ -1,7 +1,5 @@
 """A packed document is computed as if it were alone: attention, positions, labels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Predicted against traced memory of families whose layers keep other tensors than llama's."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.memory_truth import small_models

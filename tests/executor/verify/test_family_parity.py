@@ -3,8 +3,6 @@
 Every family under every kind of layout is in the matrix (``python -m executor.verify --matrix``).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Casts that modules make for the sake of 16 bits do not spoil float64."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """Frozen parts of a full model: trained as by one process, its traffic and work as predicted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

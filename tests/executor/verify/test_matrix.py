@@ -1,7 +1,5 @@
 """What is said to be supported is what the matrix of proofs covers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ The matrix covers every legal pair of option values on up to eight ranks; a gree
 small set of plans that does.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from functools import cache

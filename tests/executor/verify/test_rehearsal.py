@@ -1,7 +1,5 @@
 """Steps on fake tensors hold what real steps hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """HSDP: shards inside a group of data ranks, replicas of them across groups."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

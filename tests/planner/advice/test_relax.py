@@ -1,7 +1,5 @@
 """The smallest change makes a plan exist, and nothing nearer does."""
 
-from __future__ import annotations
-
 import pytest
 
 import planner

@@ -1,7 +1,5 @@
 """Savings are real: the whole search with the named options is at least as fast."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

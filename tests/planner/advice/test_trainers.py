@@ -1,7 +1,5 @@
 """The line of an answer with the best step of each common trainer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of answers: memory by moment and stage, all candidates, the timeline of a trace."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """fit() and plan() from Python."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

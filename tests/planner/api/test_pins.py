@@ -6,8 +6,6 @@ drawn from the fields of ``Plan``; models, clusters (trees of links, too), memor
 trainers at random.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

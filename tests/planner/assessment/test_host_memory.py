@@ -1,7 +1,5 @@
 """The host's memory and drives are part of the verdict."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

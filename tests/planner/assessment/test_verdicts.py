@@ -1,7 +1,5 @@
 """Verdicts of plans of every trainer, drawn at random."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

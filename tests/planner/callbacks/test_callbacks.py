@@ -1,7 +1,5 @@
 """Real toy runs with the callbacks: three lines, a row of RUNS.csv that ``learn`` reads."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

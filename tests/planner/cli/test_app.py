@@ -1,7 +1,5 @@
 """The command line: exit codes, one JSON document, one line for each error."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """Completion in bash, zsh and fish: commands, options, models, clusters and values."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 Never a traceback, never code 1 (our bug), one JSON document or nothing on stdout.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -1,7 +1,5 @@
 """Help of every command: groups, all values, examples, and 80 columns."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

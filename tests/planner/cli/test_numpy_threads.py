@@ -1,7 +1,5 @@
 """Numpy is imported with one thread, and what a command starts has as many as before."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Long answers tell the share that is done, from which the status line takes the time left."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

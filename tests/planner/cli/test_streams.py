@@ -1,7 +1,5 @@
 """The streams of a real process: closed pipes, ASCII terminals, a terminal of 60 columns."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

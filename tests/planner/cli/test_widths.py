@@ -1,7 +1,5 @@
 """What commands print: nothing wider than 80 or 60 columns, colour on a terminal only."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

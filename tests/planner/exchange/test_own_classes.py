@@ -4,8 +4,6 @@ CI installs them into an environment of its own and sets SHARDPLAN_EXPORT_TESTS:
 package is an error.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """A user's file with another plan: what is changed is read back, everything else stays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files that people run, from public repositories (sources inside), and what they state."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

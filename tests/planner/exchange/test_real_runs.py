@@ -4,8 +4,6 @@
 datasets, deepspeed, lightning and torchtitan; what is not installed is skipped.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Plans of searches: a trainer's file holds every one, with its layers, and is read back as it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import fields, replace

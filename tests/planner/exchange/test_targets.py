@@ -1,7 +1,5 @@
 """Files of other trainers: what is written is read back as the same plan, for every target."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import fields, replace

@@ -3,8 +3,6 @@
 Loaders are those of installed packages; a step without its package is skipped at the end.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

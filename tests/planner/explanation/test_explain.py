@@ -1,7 +1,5 @@
 """What ``explain`` says is what pricing says: reasons, thresholds, what binds."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

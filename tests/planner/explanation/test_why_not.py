@@ -1,7 +1,5 @@
 """``explain --why-not`` answers as ``plan --fix`` does for the trainer of the plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

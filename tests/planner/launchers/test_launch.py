@@ -1,7 +1,5 @@
 """Job files of every system, what is submitted, and a real job that loses a node."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """``learn``: what it recovers, the file it writes, and its errors."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

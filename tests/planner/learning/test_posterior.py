@@ -1,7 +1,5 @@
 """Posterior of switches and rates."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

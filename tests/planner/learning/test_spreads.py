@@ -1,7 +1,5 @@
 """Intervals after learning."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

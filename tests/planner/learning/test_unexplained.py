@@ -1,7 +1,5 @@
 """What mechanisms leave of step times, and which other runs it concerns."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``planner.check`` reads a live module and answers as ``fit`` does for the same run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

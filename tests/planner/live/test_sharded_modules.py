@@ -1,7 +1,5 @@
 """FSDP1 and FSDP2 on real ranks: stage, replicas and parameters are read from the modules."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

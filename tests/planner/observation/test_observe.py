@@ -5,8 +5,6 @@ Samples are synthetic, in the formats of the sources that the modules of
 """
 
 # ruff: noqa: E501
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

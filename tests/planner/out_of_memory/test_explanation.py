@@ -1,7 +1,5 @@
 """``shardplan oom``: figures, place and advice of torch's out-of-memory errors."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

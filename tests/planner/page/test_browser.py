@@ -4,8 +4,6 @@ Skipped without Playwright or a browser. AXE names a copy of axe.min.js (npm: ax
 accessibility is checked too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

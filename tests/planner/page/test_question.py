@@ -1,7 +1,5 @@
 """Questions of the page: what an address may hold, and what a plan is as fields."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

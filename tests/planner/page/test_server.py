@@ -1,7 +1,5 @@
 """The page's server without a network: figures, refusals, hostile input, files."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

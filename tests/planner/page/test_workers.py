@@ -1,7 +1,5 @@
 """Worker processes: the same answer once, activity, a question that nobody waits for."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

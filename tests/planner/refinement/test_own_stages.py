@@ -1,7 +1,5 @@
 """Stages that a search chooses: equal to trying all of them, and never worse than even ones."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Orders of ranks against every permutation of small graphs; what the answer of plan says."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

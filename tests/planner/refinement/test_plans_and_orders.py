@@ -1,7 +1,5 @@
 """The best plan in the best order of ranks, against every plan in every order of small trees."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Stages of trainers with one number of recomputed layers, and under limits on memory."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of a plan or a run: well-formed, complete, safe, and never written over another file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path

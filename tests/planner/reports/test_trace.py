@@ -1,7 +1,5 @@
 """The trace of a step agrees with the prediction of the plan."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from hardware_profiles.cluster.parse import parse_cluster

@@ -1,7 +1,5 @@
 """``here``: a measurement that is missing, old or off is taken before the answer."""
 
-from __future__ import annotations
-
 import datetime
 
 import pytest

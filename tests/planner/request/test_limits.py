@@ -1,7 +1,5 @@
 """What a target allows of pinned parts, whatever the other parts are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

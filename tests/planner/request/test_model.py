@@ -1,7 +1,5 @@
 """MODEL as a path, a preset, a hub id, a size; the hub is a small server on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What ``module:package.path:factory`` may name, and what the process that imports it may do."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

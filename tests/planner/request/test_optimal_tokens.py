@@ -1,7 +1,5 @@
 """--compute-optimal: 20 tokens for each parameter, and what contradicts it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Recomputed layers as one types them: read, priced, written, typed again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stages of a user's own: how they are read, priced, searched and written down."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

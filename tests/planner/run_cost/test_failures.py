@@ -1,7 +1,5 @@
 """A whole run by the clock: failures, checkpoints, CO2, and where they are said."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from functools import cache

@@ -1,7 +1,5 @@
 """A plan.json and the folder of a run of it, without running anything."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Planning again for what is left of a cluster."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """fit --inference: verdicts, reach and ways out that hold, defaults that are said, plain errors."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shlex

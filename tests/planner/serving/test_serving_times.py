@@ -1,7 +1,5 @@
 """fit --inference: the times it prints and their JSON."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """Several clusters, prices and whole jobs: the ranking is that of comparing everything by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Inverse questions: the answer is that of trying every candidate forward."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers of several clusters, fronts and inverse questions: short, with what was asked for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """compare_techniques(): lines of every technique, their order, and what they are derived of."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Assumptions in one line: what a reader must know first."""
 
-from __future__ import annotations
-
 from planner.text.assumed import assumed_line
 
 BATCH = "global_batch_size 2048 (default: of comparisons)"

@@ -1,7 +1,5 @@
 """Every public answer shows itself in a notebook: its verdict, well-formed, and escaped."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Stages of a module of unknown layers: against every cut, and against the module as a whole."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

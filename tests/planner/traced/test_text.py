@@ -1,7 +1,5 @@
 """``fit`` and ``plan`` of a module of unknown layers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exports load with transformers and compute what was trained; runs start from such folders."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``shardplan doctor`` answers on every machine, and names what to install."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re

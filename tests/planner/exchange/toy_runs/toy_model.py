@@ -1,7 +1,5 @@
 """A Llama of 1.6 M parameters, random tokens, and folders as exported scripts expect them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
