@@ -25,7 +25,7 @@ from hardware_profiles.command_line import declarations  # noqa: E402
 from hardware_profiles.command_line.command import Command  # noqa: E402
 from hardware_profiles.command_line.group import LazyGroup  # noqa: E402
 from planner.cli.app import COMMANDS, EXECUTOR, EXIT_CODES, app  # noqa: E402
-from planner.cli.planning.export import export_plan  # noqa: E402
+from planner.cli.planning.plan_files import export_plan  # noqa: E402
 from planner.cli.training.executor_commands import EXPORT_EXAMPLES, EXPORT_HELP  # noqa: E402
 
 PAGE: Final = DOCS / "reference" / "commands.md"

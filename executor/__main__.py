@@ -86,7 +86,7 @@ def _fail(message: str, error: BaseException, code: int, arguments: list[str]) -
 
 def _tokenize(options: TokenizeOptions) -> int:
     """Make a token file and describe it."""
-    from executor.data.tokenize import tokenize
+    from executor.data.build import tokenize
 
     with status_line("tokenizing"):
         header = tokenize(

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from executor.data.sources import CHUNK, BadRow, Piece, rows_of
+from executor.data.sources import CHUNK, TOKEN_SUFFIXES, BadRow, Piece, files_of, rows_of
 from executor.data.token_file import (
     VERSION,
     Header,
@@ -25,7 +25,7 @@ from executor.data.token_file import (
     open_token_file,
     smallest_dtype,
 )
-from executor.data.vocabulary import Tokens, Vocabulary
+from executor.data.vocabulary import Tokens, Vocabulary, open_vocabulary
 from hardware_profiles.cluster.measurement import cache_folder
 from hardware_profiles.errors import InputError
 from hardware_profiles.progress import is_shown, report, tracked
@@ -203,3 +203,30 @@ class _Progress:
         if time.monotonic() - self._told > QUIET_SECONDS and not is_shown():
             self._told = time.monotonic()
             say(f"tokenizing {file}: {tokens:,} tokens")
+
+
+def tokenize(
+    sources: Sequence[str],
+    output: Path,
+    *,
+    tokenizer: str | None = None,
+    text_field: str = "text",
+    skip_bad_rows: bool = False,
+    vocab_size: int | None = None,
+    force: bool = False,
+) -> Header:
+    """Write the documents of all sources to one token file; return its header."""
+    if output.suffix != ".bin":
+        raise InputError(f"{output}: must end in .bin, the suffix of token files")
+    if output.exists() and not force:
+        raise InputError(f"{output}: exists already (--force replaces it)")
+    if not output.parent.is_dir():
+        raise InputError(f"{output}: no such folder: {output.parent}")
+    files = [file for source in sources for file in files_of(source)]
+    for file in files:
+        if file.suffix in TOKEN_SUFFIXES:
+            raise InputError(f"{file}: is already tokenized (text, JSONL or Parquet expected)")
+    vocabulary = open_vocabulary(tokenizer)
+    allowed = vocabulary.size if vocab_size is None else vocab_size
+    tokenization = TokenizationOptions(vocabulary, allowed, text_field, skip_bad_rows)
+    return build(files, tokenization, output, force=force)

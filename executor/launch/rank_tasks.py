@@ -16,7 +16,7 @@ from cost_models.plan_file import PlanFile
 from executor.checkpoint.agreement import on_rank_0
 from executor.checkpoint.loading.initial_state import initial_state
 from executor.checkpoint.options import CheckpointOptions
-from executor.checkpoint.saving.hook import checkpoint_hook
+from executor.checkpoint.saving.manager import checkpoint_hook
 from executor.config.training_options import TrainingOptions
 from executor.data import Corpus
 from executor.parallel.mesh import connect, disconnect, local_device

@@ -6,7 +6,9 @@ memory does not grow with the number of steps.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,9 +19,9 @@ from typing import Any, Final
 
 from cost_models.pricing.observed import other_machine, with_predicted_names
 from executor.launch.preflight import PreparedRun
-from executor.records.earlier_session import earlier_measurement
 from executor.records.metrics import METRICS_FILE, MetricsFile
 from executor.records.report import (
+    RUN_FILE,
     SCHEMA_VERSION,
     ComparisonRow,
     compare,
@@ -29,7 +31,8 @@ from executor.records.report import (
 )
 from executor.records.tensorboard import TensorBoard
 from executor.records.utilisation import peak_flops, utilisation
-from hardware_profiles.errors import RunError, ShardplanError
+from hardware_profiles.errors import InputError, RunError, ShardplanError
+from hardware_profiles.fields import read_json
 
 MAX_RECORDS: Final = 200  # maximum number of step records in run.json; metrics.jsonl has all
 MAX_TIMELINES: Final = 64  # ranks in timeline.json
@@ -100,7 +103,7 @@ class Recorder:
         self.environment, self.first_step = values["environment"], values["first_step"]
         if first and self.folder is not None:
             identity = self.prepared.identity()
-            self.earlier, note = earlier_measurement(self.folder, identity, self.environment)
+            self.earlier, note = _earlier_measurement(self.folder, identity, self.environment)
             if note:
                 self({"kind": "note", "text": note})
         self.peak = peak_flops(self.prepared.file, self.environment["device"])
@@ -288,3 +291,30 @@ def _median(timed: deque[dict[str, Any]], name: str) -> float:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _earlier_measurement(
+    folder: Path, plan: Mapping[str, Any], environment: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Return what earlier sessions in a folder measured (empty: nothing), and a note about it.
+
+    Only of the same file of a plan in the same environment. The run.json of another one is renamed
+    after the time when its session started, so that it stays for ``calibrate`` and ``compare``.
+    """
+    path = folder / RUN_FILE
+    document: dict[str, Any] = {}
+    with contextlib.suppress(InputError):  # there is none, or not a whole one
+        document = read_json(path, "a run")
+    measured = document.get("measured") or {}
+    steps = measured.get("timed_steps")
+    if not steps:
+        return {}, ""
+    before = document.get("plan", {}).get("sha256"), document.get("environment")
+    if before == (plan.get("sha256"), environment):
+        return measured, f"the {steps} steps timed before count until more are timed"
+    other = folder / f"run-{re.sub(r'[^0-9]', '', str(document.get('started'))[:19])}.json"
+    try:
+        path.rename(other)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be renamed: {error.strerror}") from None
+    return {}, f"{other}: what was measured before, with another plan or in another environment"

@@ -34,9 +34,8 @@ from executor.parallel.mesh import gather_json, local_device
 from executor.training.step_measurement import memory_tracker
 from executor.training.traffic import counted_traffic, is_as_predicted
 from executor.training.trainer import StepTotals, Trainer
-from executor.verify.float64 import KeepFloat64
 from executor.verify.gather import gathered
-from executor.verify.reference import reference_model
+from executor.verify.reference import KeepFloat64, reference_model
 
 HIDDEN_SHARE: Final = 0.3  # of the tokens, where hidden ones are predicted
 TOLERANCE: Final = 1e-9  # relative

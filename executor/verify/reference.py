@@ -1,13 +1,15 @@
-"""The full Hugging Face module as a reference for the stages of a plan."""
+"""What ranks are compared with: the full Hugging Face module, computed in float64."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from cost_models.plan_file import PlanFile
 from executor.compat import causal_lm
@@ -16,6 +18,8 @@ from executor.model.parameter_layout import ParameterLayout, parameter_layouts, 
 from executor.model.stage import add_adapter
 from executor.ops.nf4 import pack
 from executor.parallel.tensor_parallel import UNSHARDED, TensorAxis
+
+_WITH_DTYPE: Final = (Tensor.to, Tensor.type, Tensor.softmax, torch.softmax, F.softmax)
 
 
 def reference_model(file: PlanFile, seed: int) -> nn.Module:
@@ -66,3 +70,33 @@ def _adapted_forward(linear: Any, x: Tensor) -> Tensor:
     return type(linear).forward(linear, x) + linear.lora_scale * F.linear(
         inner, linear.lora_B.weight
     )
+
+
+class KeepFloat64(TorchFunctionMode):  # type: ignore[misc]
+    """Skips casts of float64 tensors to float32, which some modules do internally.
+
+    It applies to one thread only: on a GPU it does not reach the backward pass and its
+    recomputation.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, with float64 instead of float32."""
+        kwargs = kwargs or {}
+        first = args[0] if args else kwargs.get("input")
+        if isinstance(first, Tensor) and first.dtype == torch.float64:
+            if func is Tensor.float:
+                return first
+            if func in _WITH_DTYPE:
+                args = tuple(_wide(value) for value in args)
+                kwargs = {key: _wide(value) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value

@@ -45,11 +45,11 @@ COMMANDS: Final = {
         "Make a token file of text, JSONL or Parquet, once for many runs.",
     ),
     "explain": (
-        "planner.cli.planning.explain:explain",
+        "planner.cli.planning.plan_files:explain",
         "Explain a plan: its limits, sensitivity of the choice, and comparisons with other plans.",
     ),
     "validate": (
-        "planner.cli.training.validate:validate",
+        "planner.cli.training.tables:validate",
         "How far is it off? Predictions compared with published runs, by row and by group.",
     ),
     "models": (
@@ -81,23 +81,23 @@ COMMANDS: Final = {
         "One line for every technique of the literature: memory, traffic, step, what runs it.",
     ),
     "report": (
-        "planner.cli.planning.reports:report",
+        "planner.cli.planning.plan_files:report",
         "Write a plan, or a run of it, as one page to read, print and send.",
     ),
     "trace": (
-        "planner.cli.planning.reports:trace",
+        "planner.cli.planning.plan_files:trace",
         "Write the simulated step, and the measured one of a run, as a trace for Perfetto.",
     ),
     "learn": (
-        "planner.cli.training.learn:learn",
+        "planner.cli.training.tables:learn",
         "Learn what your trainer does from one to five short runs; --software takes the result.",
     ),
     "observe": (
-        "planner.cli.training.observe:observe",
+        "planner.cli.training.logs:observe",
         "Read a log of another trainer: measured and predicted, a row for learn and validate.",
     ),
     "oom": (
-        "planner.cli.training.oom:oom",
+        "planner.cli.training.logs:oom",
         "Explain an out-of-memory error of torch: which tensor, where, what would help.",
     ),
     "calibrate": (
@@ -109,7 +109,7 @@ COMMANDS: Final = {
         "Show versions, GPUs, the cache, and what to install for which command.",
     ),
     "serve": (
-        "planner.cli.serve:serve",
+        "planner.page.serve:serve",
         "Open a page on this machine: estimates follow each change of model, cluster, plan.",
     ),
     "completion": (

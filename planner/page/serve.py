@@ -1,4 +1,4 @@
-"""Start the page on this machine."""
+"""``shardplan serve``: starts the page on this machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import logging
 import os
 import secrets
 import socket
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.options import Option
 from hardware_profiles.terminal import say
 
 HOST: Final = "127.0.0.1"
@@ -21,7 +24,13 @@ MOST_CONNECTIONS: Final = 512
 INSTALL: Final = 'pip install "shardplan[page]"'
 
 
-def serve(port: int | None = None) -> None:
+def serve(
+    port: Annotated[
+        int | None,
+        Meta(ge=1024, le=65535),
+        Option(metavar="NUMBER", help="port on this machine (default: 8765, or the next free one)"),
+    ] = None,
+) -> None:
     """Serve the page until it is interrupted; print its address with a new token."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:

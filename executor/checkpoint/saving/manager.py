@@ -8,7 +8,7 @@ checkpoint is due before the last one is finished, and at the end of the run.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +16,15 @@ from cost_models.memory.optimizer_states import OPTIMIZER_TRAITS
 from executor.activity import ACTIVITY, BACKGROUND_THREAD
 from executor.checkpoint.format.checkpoint_errors import CheckpointError
 from executor.checkpoint.format.folder import CheckpointFolder
+from executor.checkpoint.loading.initial_state import InitialState
+from executor.checkpoint.options import CheckpointOptions
 from executor.checkpoint.saving.assignment import assigned_shards
 from executor.checkpoint.saving.snapshot import Files, Snapshot
 from executor.checkpoint.saving.writer import CheckpointWriter
 from executor.dtypes import master_dtype
-from executor.training.trainer import Trainer
+from executor.run_folder import SUBFOLDER
+from executor.training.loop import STOPPED, TrainingHook
+from executor.training.trainer import StepResult, Trainer
 
 BEAT_SECONDS: Final = 1.0
 
@@ -143,3 +147,55 @@ def _expected_bytes(trainer: Trainer) -> float:
     tensors = 1.0 + OPTIMIZER_TRAITS[workload.optimizer].states
     each: int = master_dtype(workload).itemsize
     return float(trainer.file.model.num_parameters) * tensors * each
+
+
+class CheckpointHook(TrainingHook):
+    """Saves regularly and at the end; without regular saving, only when the run is stopped."""
+
+    def __init__(self, make: Callable[[], CheckpointManager], *, regular: bool) -> None:
+        self.make = make
+        self.manager = make() if regular else None
+
+    def after_step(self, result: StepResult) -> None:
+        """Save every ``every`` steps."""
+        if self.manager is not None:
+            self.manager.maybe_save()
+
+    def after_run(self, status: str) -> None:
+        """Save the last state, and wait until it is on the disk."""
+        if self.manager is None and status == STOPPED:
+            self.manager = self.make()
+        if self.manager is not None:
+            self.manager.save_now()
+
+    def settle(self, seconds: float) -> None:
+        """Give a checkpoint in progress some time, after a failure of the run."""
+        if self.manager is not None:
+            self.manager.settle(seconds)
+
+
+def checkpoint_hook(
+    trainer: Trainer,
+    run: Path,
+    saving: CheckpointOptions,
+    begun: InitialState,
+    about: Mapping[str, Any],
+) -> CheckpointHook:
+    """Return the hook for a run's folder; every rank calls this together."""
+
+    def make() -> CheckpointManager:
+        manager = CheckpointManager(
+            trainer,
+            run / SUBFOLDER,
+            every=saving.checkpoint_every,
+            keep=saving.keep,
+            keep_every=saving.keep_every,
+            about=about,
+        )
+        if begun.checkpoint is not None:
+            manager.resumed_from(begun.checkpoint.folder)
+        return manager
+
+    return CheckpointHook(
+        make, regular=saving.checkpoint_every is not None or begun.checkpoint is not None
+    )

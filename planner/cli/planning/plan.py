@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -10,7 +11,7 @@ from hardware_profiles.options import Option
 from hardware_profiles.terminal import say, show
 from planner.cli.numpy_threads import import_numpy
 from planner.cli.options import Force, Json, Verbose
-from planner.cli.outputs import print_answer
+from planner.cli.outputs import print_answer, refuse_existing
 from planner.request.options.search import SEARCH
 from planner.request.requests import PlanRequest
 
@@ -41,15 +42,12 @@ def plan(
     """Print the best plans, and write the best one to a file."""
     import_numpy()
     if improve:
-        from planner.cli.planning.improve import print_improved
-
-        print_improved(request, output, force=force, json=json)
+        _print_improved(request, output, force=force, json=json)
         return
     from cost_models.plan_file import write_plan_file
     from hardware_profiles.errors import NoLegalPlanError
     from planner.answer.answers import not_run
     from planner.api.plan import plan as ask
-    from planner.cli.outputs import refuse_existing
     from planner.request.clusters import split_clusters
     from planner.request.executor_process import (
         cluster_or_measure,
@@ -96,3 +94,26 @@ def plan(
     elif not json and planned is not None:
         following = "add -o plan.json to write the best plan; shardplan run trains it"
         show("\n".join(labelled("Next", following)))
+
+
+def _print_improved(request: PlanRequest, output: Path | None, *, force: bool, json: bool) -> None:
+    """Print both predictions and the diff of ``--improve``; write the changed file."""
+    from hardware_profiles.fields import write_text_atomically
+    from planner.api.improve import improve
+    from planner.request.executor_process import cluster_or_measure
+    from planner.text.answer import json_text
+
+    if output is not None:
+        refuse_existing(output, force=force)  # before any work is done
+    cluster = cluster_or_measure(str(request.cluster), say)
+    answer = improve(replace(request, cluster=cluster))
+    for note in answer.notes:
+        say(f"note: {note}")
+    show(json_text(answer.to_dict()) if json else str(answer))
+    if output is None:
+        return
+    if answer.patch is None:
+        say(f"{'':<11}nothing is better: {output} is not written")
+        return
+    write_text_atomically(output, answer.patch.after, force=force)
+    say(f"{'':<11}wrote {output}")

@@ -50,7 +50,7 @@ def _names_a_plan(words: Sequence[str]) -> bool:
 def _export_plan(words: Sequence[str]) -> int:
     """Write a plan as another trainer's file."""
     from hardware_profiles.command_line.declarations import command
-    from planner.cli.planning.export import export_plan
+    from planner.cli.planning.plan_files import export_plan
 
     made = command(export_plan, name="export", help=EXPORT_HELP, epilog="")
     made.examples = EXPORT_EXAMPLES

@@ -30,7 +30,7 @@ from executor.__main__ import main
 from executor.checkpoint.format.folder import CheckpointFolder, step_of
 from executor.checkpoint.loading.initial_state import InitialState
 from executor.checkpoint.options import CheckpointOptions, resume_after_restart
-from executor.checkpoint.saving.hook import checkpoint_hook
+from executor.checkpoint.saving.manager import checkpoint_hook
 from executor.data import MarkovCorpus
 from executor.processes.fork import run_forked
 from executor.training.loop import TrainingHook, TrainingLoop

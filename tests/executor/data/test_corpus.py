@@ -13,8 +13,8 @@ import torch
 
 from executor.data import SYNTHETIC, Corpus, DataOptions, open_corpus, require_same
 from executor.data.batch import IGNORED, Batch
+from executor.data.build import tokenize
 from executor.data.packing import TokenSequence
-from executor.data.tokenize import tokenize
 from hardware_profiles.errors import InputError
 
 TEXT = "The keeper lit the lamp at dusk. Für alle Fälle.\n" * 40

@@ -1,7 +1,8 @@
-"""``shardplan observe``: its options."""
+"""``shardplan observe`` and ``oom``: logs and tracebacks of other trainers."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,9 +10,12 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from cost_models.plan.workload import Precision
+from hardware_profiles.errors import InputError
+from hardware_profiles.fields import read_text
 from hardware_profiles.options import Option
 from planner.cli.options import Json
 from planner.cli.outputs import print_answer
+from planner.request.requests import StatedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,4 +83,23 @@ def observe(
     from planner.observation.answer import observe as ask
 
     print_answer(ask(log, **asdict(options)), json=json)
+    return 0
+
+
+def oom(
+    run: StatedRun,
+    file: Annotated[
+        Path | None,
+        Option("FILE", help="a traceback or a log; without: standard input"),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Explain an out-of-memory error of torch: which tensor, where in the step, what would help."""
+    from planner.out_of_memory.explanation import explain_out_of_memory
+    from planner.out_of_memory.run import priced_run
+
+    if file is None and sys.stdin.isatty():
+        raise InputError("give a FILE, or the traceback on standard input")
+    text = sys.stdin.read() if file is None else read_text(file, "a traceback")
+    print_answer(explain_out_of_memory(text, priced_run(run, text)), json=json)
     return 0

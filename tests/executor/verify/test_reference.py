@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from executor.verify.float64 import KeepFloat64
+from executor.verify.reference import KeepFloat64
 
 
 def test_float64_stays_and_others_are_cast():
