@@ -39,6 +39,8 @@ OF_BIGSCIENCE: Final = re.compile(r"\bbloom|\bbig ?science|\btr(?:1|8|11)[a-z]?\
 LATER: Final = frozenset({"bigscience", "since 2023", "since 2024"})
 # words beside which AMP is automatic mixed precision, or that name the trainer themselves
 OTHERS_WITH_AMP: Final = re.compile(r"py ?torch|\btorch|lightning|fabric|fsdp|\bddp|megatron")
+# FlagPerf's images of these are NVIDIA's containers (training/nvidia/docker_image/*/Dockerfile)
+OF_NVIDIA: Final = re.compile(r"(?:nvidia[ _-])?[ah](?:100|800)\b")
 # FlagPerf's cases that DeepSpeed alone trains (FlagOpen/FlagPerf: training/benchmarks)
 ITS_DEEPSPEED: Final = re.compile("llava|baichuan|chatglm3")
 # "llama1_13B-paddle TP2PP4SH1SP1"
@@ -137,6 +139,8 @@ def with_case_of_suite(row: Row) -> Row:
         row = replace(row, notes=f"{row.notes}; {sizes}", precision=row.precision or bits)
     words = row.model and AROUND_MODEL.sub("", row.model)
     row = replace(row, framework=_trainer_of_case(row), model=words or row.model)
+    if "flagperf" in terms_of(row, "framework") and OF_NVIDIA.match(row.words("gpu")):
+        row = replace(row, framework=f"{row.framework}, NGC")
     own = look_up(words_table().suite_trainers, row)
     if own is not None:
         stated = re.search(r"\d", row.peft or "")

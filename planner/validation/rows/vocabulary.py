@@ -64,7 +64,12 @@ REPLACED: Final = (
     (r"\bddp_size(?=[ =:]*\d)", "ddp"),
     (r"\bddp_(?=[a-z])", ""),  # ddp_bucket_cap_mb: a setting, which says nothing of the stage
     (r"\b(optim|quant|parallel|normal|initial|util)is(?=e|ing|ation)", r"\1iz"),  # British
-    (r"(\bngc\b\D{0,20})(\d\d)[.]\d\d\b", r"\g<1>20\2"),  # a container's year
+    # containers of NVIDIA and their year: "PyTorch 22.08", "NGC PyTorch 23.10-py3"
+    (
+        r"(\b(?:ngc\b\D{0,20}|container\b\D{0,3}|pytorch[\s:(]{1,2}))"
+        r"(1[7-9]|2\d)[.](?:0[1-9]|1[0-2])\b",
+        r"\1ngc 20\2",
+    ),
     (r"(?<=[a-z0-9])[.](?!x\b)(?=[a-z])", " "),  # torch.compile; a release keeps its dots
 )
 SPELLINGS: Final = MappingProxyType(

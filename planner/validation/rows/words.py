@@ -295,6 +295,7 @@ class WordsTable(Struct, frozen=True, forbid_unknown_fields=True):
     optimizer: tuple[OptimizerEntry, ...]
     precision: tuple[Name, ...]
     suite_precision: tuple[Name, ...]
+    tf32: tuple[Flag, ...]
     usual_precision: tuple[Name, ...]
     presets: dict[str, str]
     kinds: dict[str, str]  # kinds of models by the letters of a word for them

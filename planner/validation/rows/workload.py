@@ -55,6 +55,8 @@ def workload_of(
         usual = look_up(words_table().usual_precision, row)
         whose = "accelerator" if usual is None else "trainer"
         word = reading.value("precision", usual.value if usual else precision, f"of that {whose}")
+    if word == "fp32" and "not tf32" not in terms_of(row, "precision"):
+        word = "tf32" if look_up(words_table().tf32, row) else word
     if word == "tf32" and best_matmul(accelerator, word) is None:
         word = "fp32"  # without TF32, as before Ampere, the setting changes nothing
     optimizer = look_up(words_table().optimizer, row)

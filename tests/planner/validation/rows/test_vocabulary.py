@@ -613,7 +613,8 @@ def test_hugging_face_scripts_before_torch_2_train_in_fp32_unless_told_otherwise
         found = case(framework="HF Trainer (March 2021)", **{"precision": None, **cells})
         return found.scenario.workload.precision
 
-    assert precision() == "fp32"
+    assert precision() == "tf32"
+    assert precision(gpu="V100-SXM2-32GB") == "fp32"
     assert precision(precision="fp16") == "fp16"
     assert precision(precision="mixed") == "bf16"
     later = case(framework="HF Trainer (March 2024)", precision=None)
