@@ -1044,6 +1044,8 @@ def test_trained_weights_that_torchao_keeps_in_8_bits(precision: str, size: floa
     [
         ("own GPT", "torch.compile", 2.0 + 2.0 + 2.0),  # logits, zeros, gradient
         ("nanochat", "torch.compile", 2.0),  # the gradient over the logits
+        ("GPT of microsoft/dion, DDP", "torch.compile", 2.0),
+        ("parameter-golf train_gpt.py, DDP", "torch.compile", 2.0),
         ("nanochat", None, 2.0 + 8.0 + 2.0),
         ("nanochat", "torch.compile, chunked loss", 2.0 + 2.0 + 2.0),
     ],
