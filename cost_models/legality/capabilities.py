@@ -230,12 +230,12 @@ def _check(one: Capabilities, where: str) -> None:
             raise InputError(f"{where}: {name} is no part of a workload that a target limits")
 
 
-def capabilities(target: str) -> Capabilities:
-    """Return a target's table, or raise with the nearest name."""
+def capabilities(target: str, of: str = "target") -> Capabilities:
+    """Return a target's table, or raise with the nearest name; ``of``: where it stands."""
     known = sorted(targets())
     if target not in known:
         hint = did_you_mean(str(target), known)
-        text = f"target {str(target)[:60]!r} is unknown (must be one of {', '.join(known)})"
+        text = f"{of} {str(target)[:60]!r} is unknown (must be one of {', '.join(known)})"
         raise InputError(f"{text}. {hint}" if hint else text)
     return all_capabilities()[target]
 

@@ -53,9 +53,11 @@ def explain(
     """
     file = _with_one_number(_file(plan))
     scenario = scenario_of(file)
-    require_legal(scenario, file.plan, plan if isinstance(plan, (str, Path)) else "")
+    where = plan if isinstance(plan, (str, Path)) else ""
+    require_legal(scenario, file.plan, where)
     # numbers of recomputed layers belong to the stages of this plan, not to those of others
-    free = with_limits(replace(scenario, stage_recompute_layers=None), file.trainer)
+    even_scenario = replace(scenario, stage_recompute_layers=None)
+    free = with_limits(even_scenario, file.trainer, f"{where}: trainer".lstrip(": "))
     even = file.layer_ranges == split_layers(scenario.model.num_layers, file.plan.num_stages)
     assessment = assess(scenario, file.plan, None if even else file.layer_ranges)
     others = (why_not,) if isinstance(why_not, (str, Mapping)) else tuple(why_not)

@@ -54,7 +54,8 @@ class Alternatives:
 def alternatives(reported: ReportedPlan) -> Alternatives:
     """Search again for the job of a plan, with even stages."""
     trainer = reported.file.trainer
-    free = with_limits(replace(reported.scenario, stage_recompute_layers=None), trainer)
+    scenario = replace(reported.scenario, stage_recompute_layers=None)
+    free = with_limits(scenario, trainer, f"{reported.path}: trainer")
     plan, own = reported.file.plan, reported.assessment
     priced = PricedCandidates.of(free)
     best = search(free, top=RUNNERS_UP + 1, distinct=RUNNERS_UP + 1, priced=priced)

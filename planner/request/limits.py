@@ -51,11 +51,14 @@ def limits_of_trainer(scenario: Scenario, require: Sequence[Constraint]) -> Capa
     return next(named, None) or capabilities_of(scenario.software)
 
 
-def with_limits(scenario: Scenario, trainer: str) -> Scenario:
-    """Return a scenario whose software profile runs what a trainer does; empty: the same one."""
+def with_limits(scenario: Scenario, trainer: str, of: str = "target") -> Scenario:
+    """Return a scenario whose software profile runs what a trainer does; empty: the same one.
+
+    ``of``: where the trainer stands, for the error of an unknown one.
+    """
     if not trainer:
         return scenario
-    capabilities(trainer)  # the name exists
+    capabilities(trainer, of)  # the name exists
     software = structs.replace(scenario.software, capabilities=trainer)
     return replace(scenario, software=software)
 

@@ -22,6 +22,7 @@ BASELINE: Final = re.compile(
     r"\b(?:bf16|bfloat16) baseline\b|\b(?:no|without|not) (?:float8|fp8)\b"
 )
 FP8: Final = re.compile(r"fp8|float8")
+OF_PRECISION: Final = re.compile(r"^(?:torch_?)?(?:dtype|precision|mixed_precision) ?[=:] ?")
 ALONE: Final = 3  # words, in which a precision stands alone: "torchao 0.8 float8"
 PRECISIONS: Final = frozenset({"bf16", "fp16", "fp8", "fp4"})
 IN_FULL: Final = frozenset({"fp32", "tf32"})
@@ -41,7 +42,10 @@ COUNTS: Final = {
         "expert_parallel": r"ep|expert (?:model )?parallel(?:ism)?",
         "expert_tensor_parallel": r"etp|expert tensor parallel(?:ism)?",
         # LBS and MPE of FlagPerf's tables (FlagOpen/FlagPerf: training/benchmarks/*/README.md)
-        "micro_batch_size": r"[ml]bs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch",
+        "micro_batch_size": r"[ml]bs|micro ?(?:batch|bsz)|(?:local|per device(?: train)?) batch"
+        r"|batch size per (?:gpu|device|card)|micro batch size per gpu"
+        r"|b(?= ?= ?\d+ (?:per|a) (?:gpu|device|card)\b)"
+        r"|(?=\d+ (?:sequence|sample)s? (?:per|a|each) (?:gpu|device|card)\b)",
         "global_batch_size": r"gbs|(?:global|effective|total)(?: train(?:ing)?)? ?batch(?:size)?",
         "virtual_stages": r"vpp?|num (?:model )?chunks|interleaving"
         r"|virtual (?:pp|pipeline)(?: model)?(?: parallel)?"
@@ -49,8 +53,11 @@ COUNTS: Final = {
         r"|(?=\d+ (?:model|virtual|pipeline) (?:chunk|stage)s? (?:per|a|each)\b)",
         "dp_shard": r"dp shard|data parallel shard|fsdp shard|sharding parallel|(?<=sh\d )sp",
         "seq_len": r"(?:model )?max (?:seq(?:uence)? )?len(?:gth)?|seq(?:uence)?(?: ?len(?:gth)?)?"
-        r"|mpe|context (?:len(?:gth)?|window)|cutoff len(?:gth)?|block size(?=[ =:]*\d{4})"
-        r"|(?=\d{3,} (?:(?:tokens? )?(?:context|ctx)\b(?! parallel)|tokens? (?:seq|sample)))",
+        r"|mpe|(?:context|input) (?:len(?:gth)?|window)|cutoff len(?:gth)?"
+        r"|(?:ctx|sl)(?=[ =:]*\d{3})|sequences(?= of \d+ tokens)"
+        r"|(?:packed|padded|truncated|cut) to(?= \d+ tokens)|block size(?=[ =:]*\d{4})"
+        r"|(?=\d{3,} (?:(?:tokens? )?(?:context|ctx)\b(?! parallel)|tokens? (?:(?:per|a|each) )?"
+        r"(?:seq|sample)))",
         "zero_stage": r"sh(?=\d sp\d)",
         # variables of a script; not those of a part: "first stage num layers"
         "num_layers": r"n ?layers|(?<![a-z] )num (?:hidden )?layers",
@@ -60,6 +67,13 @@ COUNTS: Final = {
         "ffn_hidden_size": r"(?:ffn hidden|intermediate) size",
     }.items()
 }
+CONTEXT: Final = re.compile(r"\b(?:cp|context parallel|ulysses)")
+# "(TP, PP, DP) = (4, 2, 1)", "TP/PP = 2/2"
+RANKS: Final = r"(?:tp|pp|dp|cp|ep|[tpd])"
+TUPLE: Final = re.compile(
+    rf"[(\[]?\b({RANKS}(?:\s?[,/x×]\s?{RANKS})+)[)\]]?\s?[=:]?\s?[(\[]?"
+    r"(\d+(?:\s?[,/x×]\s?\d+)+)\b[)\]]?"
+)
 # tokens of a step: "gbs=4M tokens", "batch of 1048576 tokens" (huggingface/nanotron:
 # scripts/scaling_benchmarks.py, gbs)
 TOKENS: Final = re.compile(
@@ -68,13 +82,16 @@ TOKENS: Final = re.compile(
 )
 IN_TOKENS: Final = re.compile(r"\b(?:gbs|batch(?: size)?) (?:is |are )?(?:given )?in tokens\b")
 MOST_TOKENS: Final = 2.5e8  # of a step: four times those of the largest known (arXiv:2412.19437)
+COMMAS: Final = re.compile(r"(?:(?<=\b\d)|(?<=\b\d\d)),(?=\d{3}\b)")  # "4,096"
 THOUSANDS: Final = re.compile(r"\b(\d+)k\b")  # "seq 4k"
 # both ways to share a sequence: "sequence parallel size 8 (ulysses 2, ring 4)"
 WITHIN: Final = re.compile(r"\bulysses\b.*\bring\b|\bring\b.*\bulysses\b")
+NUMBERS: Final = {"single": 1, "one": 1, "two": 2, "four": 4, "eight": 8, "sixteen": 16}
 # "2x A100", "8 GPUs", "single A100 80G"; of one node, since cards and nodes multiply
 CARDS: Final = re.compile(
     r"\b(\d+) ?[x×*] ?(?=[a-z][a-z ]*\d)|\b(\d+) (?:gpu|card|accelerator)s?\b(?! (?:per|a|each)\b)"
-    r"|\b(single|one) (?=gpu|card|[a-z]+ ?\d)|\bnproc per node[ =:]*(\d+)"
+    rf"|\b({'|'.join(NUMBERS)}) (?=gpu|card|[a-z]+ ?\d)|\bnproc per node[ =:]*(\d+)"
+    r"|\b(?:num|number of|n) ?gpus[ =:]*(\d+)|(?<![a-z] )\bworld size[ =:]*(\d+)"
 )
 # a micro-batch, as Hugging Face's trainers count: "batch_size 4", "bsz 1"
 BATCH: Final = re.compile(
@@ -106,7 +123,7 @@ USUAL_PATCH, LARGE_PATCH, USUAL_IMAGE = 16, 14, 224
 SAMPLES: Final = re.compile(r"\bmini ?bs[ =:]*(\d+)\b")
 BETWEEN: Final = re.compile(r"[,;]|(?:^|\s)--(?=[a-z])|\s(?=[a-z_][\w-]*=)")
 NAME: Final = re.compile(r"^(?:--)?optim(?:izer)?(?:[_ ](?:name|type))?(?:\s*[=:]|\s)\s*")
-OPTIMIZER: Final = re.compile(r"optim|adam|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
+OPTIMIZER: Final = re.compile(r"optim|ada|galore|lomo|\b(?:sgd|lion|lamb|muon|apollo|sophia)")
 # options that name what is trained: --train_type hqq_dora (AnswerDotAI/fsdp_qlora: train.py),
 # tuner_type=lora (modelscope/ms-swift: swift/arguments/base_args), finetuning_type: lora
 TRAINED: Final = re.compile(r"\b(?:train|tuner|sft|peft|adapter|fine ?tuning) (?:type|method)\b")
@@ -123,6 +140,7 @@ OF_NODES: Final = (
     ),
     re.compile(r"\b(\d+) ?(?:[a-z]\w* )?(?:gpu|card)s? (?:per|a|each) node[ ,;x(]*(\d+) nodes?\b"),
     re.compile(r"\b(\d+) ?x ?(\d+) ?x? ?(?=[a-z][a-z ]*\d)"),
+    re.compile(r"\bnnodes[ =:]*(\d+)\b.*\bnproc per node[ =:]*(\d+)"),
 )
 TOTAL: Final = re.compile(
     r"\b(\d+) ?x? ?(?:gpu|card|accelerator|[a-z]+ ?\d+\w*)s? "
@@ -143,10 +161,10 @@ WEIGHT_RANKS: Final = re.compile(rf"\b(?:wp|weight(?:[ _-]parallel)?)(?:{SIZE})?
 # nanotron: batch_accumulation_per_replica, "acc8"; InternEvo: micro_num; SimuMax: mbc
 ACCUMULATION: Final = re.compile(
     r"\b(?:(?:grad(?:ient)? ?acc|(?:grad(?:ient)? |batch )?accum(?:ulation|ulate)?"
-    r"|acc(?=\d|[=:] ?\d| \d{1,3} (?:mbs|micro)))"
-    r"(?: steps?| per replica)?"
+    r"|acc(?=\d|[=:] ?\d| \d{1,3} (?:mbs|micro ?(?:batch|bsz))))"
+    r"(?: steps?| per replica| over)?"
     r"|gas?|update freq|num micro ?batch(?:es)?|micro (?:batch )?num|mbc)"
-    r"[ =:x×]*(\d+)\b(?![ .]?(?:bit|\d))"
+    r"[ =:x×]*(\d+)\b(?![ .]?(?:bit|\d|%))"
     r"|\b(\d+) (?:(?:gradient )?accumulation steps|micro ?batches)"
 )
 
@@ -169,7 +187,11 @@ def with_counts_in_words(reading: Reading) -> Reading:
     """
     row = reading.row
     text = spaced(f"{row.words('framework')}; {row.words('notes')}")
+    text = COMMAS.sub("", text)
     text = THOUSANDS.sub(lambda found: str(1024 * int(found[1])), text)
+    text = TUPLE.sub(_spelled_out, text)
+    if "train micro batch" in text:  # DeepSpeed's train_batch_size is that of all cards
+        text = text.replace("train batch", "global batch")
     found: dict[str, Any] = {}
     if (batch := _batch_of_tokens(row, text)) is not None:
         note = f"global_batch_size {batch}: the batch is given in tokens"
@@ -189,7 +211,8 @@ def with_counts_in_words(reading: Reading) -> Reading:
     if row.num_gpus is None and (cards := _cards_in(spaced(row.words("gpu")), text)):
         found["num_gpus"] = cards
     tensor = row.tensor_parallel or found.get("tensor_parallel")
-    if found.get("context_parallel", 0) in (1, tensor):  # "SP=1" and "TP8 + SP8" are Megatron's
+    # "SP=1" and "TP8 + SP8" are Megatron's
+    if found.get("context_parallel", 0) in (1, tensor) and not CONTEXT.search(text):
         del found["context_parallel"]
     if row.optimizer is None and (optimizer := _optimizer_in(row)):
         found["optimizer"] = optimizer
@@ -201,6 +224,19 @@ def with_counts_in_words(reading: Reading) -> Reading:
         return reading
     words = [f"{column} {value} (default: as the words say)" for column, value in found.items()]
     return reading.changed(*words, **found)
+
+
+def _spelled_out(found: re.Match[str]) -> str:
+    """Return ranks by name of a tuple of names and a tuple of numbers, if these are as many.
+
+    >>> _spelled_out(TUPLE.search("tp/pp=4/2"))
+    ' tp 4 pp 2 '
+    """
+    names, numbers = re.findall(RANKS, found[1]), re.findall(r"\d+", found[2])
+    if len(names) != len(numbers):
+        return found[0]
+    words = (f"{name[0]}p {number}" for name, number in zip(names, numbers, strict=True))
+    return f" {' '.join(words)} "
 
 
 def _batch_of_tokens(row: Row, text: str) -> int | None:
@@ -261,7 +297,7 @@ def _cards_in(gpu: str, text: str) -> int | None:
     if several := next(filter(None, (one.search(words) for one in OF_NODES)), None):
         return int(several[1]) * int(several[2])
     found = {next(filter(None, one)) for one in CARDS.findall(words)}
-    numbers = {1 if one in ("single", "one") else int(one) for one in found}
+    numbers = {NUMBERS.get(one) or int(one) for one in found}
     return numbers.pop() if len(numbers) == 1 and not SEVERAL_NODES.search(words) else None
 
 
@@ -322,7 +358,9 @@ def _precision_in(words: str) -> str | None:
 
     One of 16 bits or fewer; where there is none, fp32 or TF32, which other things have, too.
     """
-    parts = {part.strip() for part in re.split(r"[,;+()]|\bwith\b", words) if "=" not in part}
+    parts = {part.strip() for part in re.split(r"[,;+()]|\bwith\b|\s(?=--)", words)}
+    parts = {OF_PRECISION.sub("", part) for part in parts}
+    parts = {part for part in parts if "=" not in part}
     read = {part: vocabulary().read("precision", part) for part in parts}
     for kind in (PRECISIONS, IN_FULL):
         if found := [part for part in parts if read[part].terms.keys() & kind]:

@@ -38,7 +38,7 @@ UNHIDDEN: Final = re.compile(
 OF_BIGSCIENCE: Final = re.compile(r"\bbloom|\bbig ?science|\btr(?:1|8|11)[a-z]?\b")
 LATER: Final = frozenset({"bigscience", "since 2023", "since 2024"})
 # words beside which AMP is automatic mixed precision, or that name the trainer themselves
-OTHERS_WITH_AMP: Final = re.compile(r"py ?torch|\btorch|lightning|fabric|fsdp|\bddp|megatron")
+OTHERS_WITH_AMP: Final = re.compile(r"py ?torch|\btorch|lightning|fabric|fsdp|\bddp")
 # FlagPerf's images of these are NVIDIA's containers (training/nvidia/docker_image/*/Dockerfile)
 OF_NVIDIA: Final = re.compile(r"(?:nvidia[ _-])?[ah](?:100|800)\b")
 # FlagPerf's cases that DeepSpeed alone trains (FlagOpen/FlagPerf: training/benchmarks)
@@ -170,9 +170,12 @@ def _trainer_of_case(row: Row) -> str | None:
         f"{framework} {row.words('model')} {row.words('notes')}"
     ):
         found = "" if named & LATER else "bigscience"
-    elif re.match(r"amp\b", framework):
+    elif re.match(r"amp\b", framework) or (
+        re.search(r"\bamp\b", framework)
+        and ({"megatron", "deepspeed"} <= named or "megatron deepspeed" in named)
+    ):
         others = OTHERS_WITH_AMP.search(framework) or named & {"hugging face", "own code", "xla"}
-        found = "" if others else "Megatron-LM, DeepSpeed"
+        found = "" if others else "amp planner, Megatron-LM v1.1.5, DeepSpeed"
     elif "flagperf" in named and (
         {"megatron", "megatron core"} & named or not look_up(words_table().software, row)
     ):

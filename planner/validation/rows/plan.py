@@ -414,7 +414,12 @@ def _offload(reading: Reading, layers: int, stage: int, trainer: SoftwareEntry) 
     row, table = reading.row, words_table()
     entry = look_up(table.offload, row)
     said = terms_of(row, "framework").keys() | terms_of(row, "notes").keys()
-    if entry is None and row.offload is None and "offloads to host" in said:
+    if (
+        entry is None
+        and row.offload is None
+        and "offloads to host" in said
+        and "not offloads all" not in said
+    ):
         shards = profile_of_trainer(trainer)[0].sharding.largest_zero_stage > 1
         row = replace(row, offload="cpu") if shards or DEEPSPEED in trainer.profile else row
     if entry is None and not vocabulary().read("offload", row.words("offload")).rest:

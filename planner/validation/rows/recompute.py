@@ -17,14 +17,18 @@ from planner.validation.rows.words import look_up, words_table
 SHARE: Final = re.compile(
     r"every (?P<every>\d+)(?:nd|rd|th)?[ -]*(?:layer|block)"
     r"|(?P<part>\d+) ?(?:of|in|/) ?(?P<whole>\d+) ?(?:layer|block)"
-    r"|\b(?:ac[ _-])?freq(?:uency)?[ =:]*(?P<freq>\d+)"  # Modalities, torchtitan
+    # Modalities, torchtitan
+    r"|\b(?:(?:ac[ _-])?freq(?:uency)?|(?:selective_)?ac[ _-]option)[ =:]*(?P<freq>\d+)"
+    r"|(?P<of_layers>\d+) ?% of (?:the |all )?(?:layer|block)s"
     # InternEvo: activation_ckpt takes a share of the layers (configs/7B_sft.py, model.checkpoint)
     r"|^(?:[\w -]+[=:]|[\w -]*\b(?:ratio|fraction|ckpt|checkpoint))? *"
     r"(?P<share>[01]?\.\d+|[01]|(?P<percent>\d+) ?%)$"
 )
+ORDINALS: Final = {"third": "3rd", "fourth": "4th", "sixth": "6th", "eighth": "8th"}
+ORDINAL: Final = re.compile("|".join(ORDINALS))
 NOTED_SHARE: Final = re.compile(
     r"(?:checkpoint|recomput)[^,;]*\bevery (?P<every>\d+)(?:nd|rd|th)?[ -]*\w*(?:layer|block)"
-    r"|\bac[ _-]freq(?:uency)?[ =:]*(?P<freq>\d+)"
+    r"|(?<![a-z])ac[ _-](?:freq(?:uency)?|option)[ =:]*(?P<freq>\d+)"
     r"|(?:\bactivation[ _-](?:ckpt|checkpoint\w*)(?:[ _-](?:ratio|fraction|share))?[ =:]*"
     r"|\bcheckpoint ?[=:] ?)(?P<share>[01]?\.\d+|(?P<percent>\d+) ?%)"
 )
@@ -99,13 +103,15 @@ def _recomputed_layers(row: Row) -> int | None:
 
 def _share_of_layers(row: Row) -> float | None:
     """Return the share in "every 3rd layer", "2 of 5 layers" and the like; None without one."""
-    found = SHARE.search(row.words("recompute"))
-    if row.recompute is None:
-        found = NOTED_SHARE.search(row.words("notes"))
+    column, pattern = ("notes", NOTED_SHARE) if row.recompute is None else ("recompute", SHARE)
+    found = pattern.search(ORDINAL.sub(lambda one: ORDINALS[one[0]], row.words(column)))
     if found is None:
         return None
-    if found["share"]:
-        return float(found["percent"]) / 100.0 if found["percent"] else float(found["share"])
+    counts = found.groupdict()
+    if percent := counts["percent"] or counts.get("of_layers"):
+        return float(percent) / 100.0
+    if counts["share"]:
+        return float(counts["share"])
     counts = found.groupdict("1")
     part = int(counts.get("part", 1))
     whole = prod(int(counts.get(name, 1)) for name in ("whole", "every", "freq"))

@@ -62,7 +62,10 @@ UNITS: Final = re.compile(
 )
 POWERS: Final = {None: 1.0, "k": 1024.0, "m": 1024.0**2}
 EMPTY: Final = frozenset({"", "-", "–", "—", "n/a", "na"})
-FLAGS: Final = {"1.0": "1", "yes": "1", "0.0": "0", "no": "0"}  # besides true, false, 1 and 0
+FLAGS: Final = {  # besides true, false, 1 and 0
+    **dict.fromkeys(("1.0", "yes", "on", "enabled"), "1"),
+    **dict.fromkeys(("0.0", "no", "off", "disabled"), "0"),
+}
 # in a cell of zero_stage: words that notes may have as well
 SHARDED: Final = re.compile(
     r"(?:(?:deepspeed|ds|z(?:ero)?|stage)[ _-]*)*[0-3](?![0-9.])"
@@ -397,11 +400,13 @@ def _flash(text: str) -> str:
     ('1', '1', '1', '1', '0')
     """
     word = text.lower()
-    if re.search(r"\b(?:eager|math|naive|vanilla|unfused|none|(?:no|not|without) flash)", word):
+    if re.search(
+        r"\b(?:eager|math|naive|vanilla|unfused|none|w/o|(?:no|not|without) flash)|^without$", word
+    ):
         return "0"
     if re.search(
-        r"\bfa ?\d|flash|sdpa|xformers|mem\w*[ _-]eff|cudnn|flex|triton|splash|pallas|fused|\bte\b"
-        r"|transformer[ _-]engine",
+        r"\bfa[ _-]?\d|flash|sdpa|xformers|mem\w*[ _-]eff|cudnn|flex|triton|splash|pallas|fused"
+        r"|\bte\b|transformer[ _-]engine",
         word,
     ):
         return "1"

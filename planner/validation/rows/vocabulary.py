@@ -8,6 +8,7 @@ phrase are not understood.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,19 +30,32 @@ BITS: Final = frozenset({"nf4", "int2", "int4", "int8", "double quantisation"})
 FOUR_BITS: Final = ("nf4", "int4")  # of methods by default, where a row does not say two
 OF_BASE: Final = BITS | {"qlora", "gptq", "hqq", "kept in 16 bits"}
 ANYWHERE: Final = "anywhere"  # the section of phrases that every column may contain
-NEGATIONS: Final = frozenset({"no", "not", "without", "non", "disable", "disabled"})
+NEGATIONS: Final = frozenset({"no", "not", "without", "non", "never", "nor", "disable", "disabled"})
+USED: Final = frozenset({"use", "using", "any", "the", "a", "with"})  # after a negation
 OFF: Final = frozenset({"off", "false", "disabled", "unused"})
+NOTHING: Final = frozenset({"none", "null"})
 ON: Final = frozenset({"on", "true", "enabled"})
+LAST: Final = MappingProxyType({"no": True, "disable": True, "yes": False, "enable": False})
 LINKING: Final = frozenset({"is", "are", "was", "were", "turned", "switched", "left"})
-DONE: Final = frozenset({"used", "enabled", "needed"})  # after "not", and after what is not
+DONE: Final = frozenset(
+    {"used", "enabled", "needed", "available", "supported"}
+)  # after "not", and after what is not
 NOT_PLURAL: Final = frozenset({"transformers", "ops", "bias", "axis"})
-GAP, STAGE = r"[\s_=:-]*", r"(?=[0-3](?![a-z0-9]))"
+GAP, STAGE = r"[\s_=:\"'-]*", r"(?=[0-3](?![a-z0-9]))"
 REPLACED: Final = (
     (r"\bw/o(?:ut)?\b", "without"),
     (r"\bw/(?![a-z]/)", "with "),
     (r"c\+\+", "cpp"),
-    # "zero3_offload", "zero_optimization.stage: 3", "Z3", "DeepSpeed stage 3", "stage 3 offload"
-    (rf"(?<![a-z0-9])(?:zero{GAP}(?:optimization{GAP}[.]?)?(?:stage{GAP})?|z){STAGE}", "zero "),
+    ("[\N{CHECK MARK}\N{HEAVY CHECK MARK}\N{WHITE HEAVY CHECK MARK}]", " yes "),
+    ("[\N{BALLOT X}\N{HEAVY BALLOT X}\N{MULTIPLICATION X}\N{CROSS MARK}]", " no "),
+    (r"^\s*with\s*$", "yes"),  # a column "AC": with, without
+    # "--fp16 True", "bf16: true" switch it on; "bf16-true" is Lightning's name of 16-bit weights
+    (r"(?:--((?:bf|fp)16)\s+|\b((?:bf|fp)16)\s*[=:]\s*)true\b", r"\1\2 enabled"),
+    # "zero3_offload", "zero_optimization: {stage: 3}", "Z3", "DeepSpeed stage 3", "stage 3 offload"
+    (
+        rf"(?<![a-z0-9])(?:zero{GAP}(?:optimization{GAP}[.{{]?{GAP})?(?:stage{GAP})?|z){STAGE}",
+        "zero ",
+    ),
     (rf"\b(ds|deepspeed){GAP}(?:config{GAP})?stage{GAP}{STAGE}", r"\1 zero "),
     (rf"(?<![a-z0-9])stage{GAP}(?=[0-3][\s+,_-]*(?:with )?offload)", "zero "),
     (r"\b((?:q|ga|do)?lora|galore)(?=\d|adam)", r"\1 "),  # "LoRA8", "galore128", "GaLoreAdamW"
@@ -49,16 +63,18 @@ REPLACED: Final = (
     (r"\bsel[.]?(?=[\s,;)]|$)", "selective"),
     (r"(\d+)[\s_-]*bits?\b", r"\1bit"),
     (r"\bmp_(?=(?:bf|fp)16)", ""),  # mp_bf16_autocast
-    # "compile; AC", "w/ AC", but not "on AC power" or "selective AC"
+    # "compile; AC", "w/ AC", but not "on AC power", "AC, on wall power" or "selective AC"
     (
-        r"(^(?=ac\s*[,;+|])|[,;+|(]\s*|\b(?:with(?:out)?|no)\s+)ac(?=\s*(?:[,;+|)]|$))",
+        r"(^(?=ac\s*[,;+|])|[,;+|(]\s*|\b(?:with(?:out)?|no)\s+)ac(?=\s*(?:[,;+|)]|$))"
+        r"(?!.*\b(?:power|battery)\b)",
         r"\1activation checkpointing",
     ),
     (r"(offload\w*)\s*[,;+]\s*(?=activations? (?:checkpoint|recomput))", r"\1 and "),
-    (r"\b(bf|fp)_(?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
+    (r"\b(bf|fp)[_-](?=(?:4|8|16|32)(?:_|\b))", r"\1"),  # BF_16
     (r"\bfloat[\s_-]?(?=(?:16|32|64)\b)", "fp"),
     (r"^\s*(half|single|double)(?=\s*(?:[,;(/]|$))", r"\1 precision"),
     (r"\b2nd\b", "second"),
+    (r"\bevery (?:[3-9]|\d\d|third|fourth|sixth|eighth)(?:rd|th)?\b", "every nth"),
     (r"\b(?:[a-z0-9]+block|[a-z0-9]*decoderlayer)\b", "block"),  # GPT2Block
     (r"\bddp_size[ =:]*1\b", ""),  # of one replica
     (r"\bddp_size(?=[ =:]*\d)", "ddp"),
@@ -79,10 +95,18 @@ SPELLINGS: Final = MappingProxyType(
         "sept": "september",
         "parameter": "param",
         "comm": "communication",
+        "grad": "gradient",
+        "attn": "attention",
+        "ckpt": "checkpoint",
+        "float8": "fp8",
+        "bfloat16": "bf16",
+        "recomputation": "recompute",
+        "offloading": "offload",
+        "offloaded": "offload",
     }
 )
 TOKEN: Final = re.compile(
-    r"(?P<part>[,;|]\s*(?P<setting>(?=[a-z][\w-]*=))?)?(?P<equals>[=:]\s*)?"
+    r"(?P<part>[,;|]\s*)?(?P<bracket>\(\s*)?(?P<equals>[=:]\s*)?"
     r"(?P<word>[a-z0-9][a-z0-9.?]*)"
 )
 
@@ -90,15 +114,15 @@ TOKEN: Final = re.compile(
 class Token(NamedTuple):
     """A normalised word, whether it follows an equals sign or a colon, and its own spelling.
 
-    ``begins``: it begins a setting ("name=value") after a comma, which no phrase runs into.
-    ``parted``: a comma, a semicolon or a bar stands before it.
+    ``parted``: a comma, a semicolon or a bar stands before it, into which no phrase runs.
+    ``bracketed``: a bracket does.
     """
 
     word: str
     is_value: bool
     text: str
-    begins: bool = False
     parted: bool = False
+    bracketed: bool = False
 
 
 def tokens_of(text: str) -> tuple[Token, ...]:
@@ -117,15 +141,15 @@ def tokens_of(text: str) -> tuple[Token, ...]:
             _normalised(found["word"].rstrip(".")),
             found["equals"] is not None,
             found["word"].rstrip("."),
-            found["setting"] is not None,
             found["part"] is not None,
+            found["bracket"] is not None,
         )
         for found in TOKEN.finditer(text)
     )
 
 
 def _normalised(word: str) -> str:
-    """Return the singular of a word, and one spelling of months and parameters."""
+    """Return the singular of a word, in one spelling: "grad" is "gradient"."""
     plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     word = word[:-1] if plural and word not in NOT_PLURAL else word
     return SPELLINGS.get(word, word)
@@ -156,6 +180,13 @@ class CellVocabulary:
         self._phrases = {
             column: _by_words(document.phrases, column)
             for column in {*document.phrases, *READ_COLUMNS}
+        }
+        self._parted = {  # phrases with a comma, into which no other one runs
+            tuple(token.word for token in tokens)
+            for terms in document.phrases.values()
+            for phrases in terms.values()
+            for tokens in map(tokens_of, phrases)
+            if any(token.parted for token in tokens)
         }
         self._longest = max(len(words) for one in self._phrases.values() for words in one)
         self._without_effect = frozenset(
@@ -196,9 +227,12 @@ class CellVocabulary:
                 rest.append(tokens[at])
                 at += 1
                 continue
-            off, end = _switch(tokens, end)
+            (off, last), negated = _switch(tokens, end), start > at
+            if negated and off and tokens[last - 1].is_value:  # "disable_compile: false"
+                off = negated = False
+            end = last
             for name in names:
-                term, opposite = (name, f"not {name}")[:: -1 if off or start > at else 1]
+                term, opposite = (name, f"not {name}")[:: -1 if off or negated else 1]
                 if opposite not in terms:  # the first mention counts
                     terms.setdefault(term, at)
             at = end
@@ -211,12 +245,17 @@ class CellVocabulary:
         self, column: str, tokens: Sequence[Token], at: int
     ) -> tuple[int, int, frozenset[str]]:
         """Return start, end and terms of the longest phrase, which a negation may precede."""
-        negated = tokens[at].word in NEGATIONS
+        starts = [at]
+        if tokens[at].word in NEGATIONS:  # "do not use FSDP"
+            skipped = itertools.takewhile(lambda token: token.word in USED, tokens[at + 1 :])
+            starts += [at + 1 + number for number in range(1 + len(list(skipped)))]
         for size in range(min(len(tokens) - at, self._longest), 0, -1):
-            for start in (at, at + 1) if negated else (at,):
+            for start in starts:
                 words = tuple(token.word for token in tokens[start : start + size])
-                begins = any(token.begins for token in tokens[start + 1 : start + size])
-                if not begins and len(words) == size and words in self._phrases[column]:
+                parted = any(token.parted for token in tokens[start + 1 : start + size])
+                if parted and words not in self._parted:
+                    continue
+                if len(words) == size and words in self._phrases[column]:
                     return start, start + size, self._phrases[column][words]
         return at, at, frozenset()
 
@@ -262,13 +301,14 @@ def _switch(tokens: Sequence[Token], end: int) -> tuple[bool, int]:
         at += 1
     if at == len(tokens):
         return False, end
-    word, is_value, *_, parted = tokens[at]
+    word, is_value, _, parted, bracketed = tokens[at]
     last = at + 1 == len(tokens) or tokens[at + 1].parted
-    if word in ("no", "yes") and last and not parted:  # "CPU offload no, checkpointing yes"
-        return word == "no", at + 1
+    if word in LAST and last and not parted:  # "CPU offload no, checkpointing yes"
+        return LAST[word], at + 1
     if word == "not" and at + 1 < len(tokens) and tokens[at + 1].word in DONE:
         return True, at + 2
-    if word in OFF or (is_value and word in ("0", "0.0", "no", "none", "null")):
+    nothing = word in NOTHING and not bracketed
+    if word in OFF or nothing or (is_value and word in ("0", "0.0", "no")):
         return True, at + 1
     if word in ON or (is_value and word in ("1", "yes")):
         return False, at + 1

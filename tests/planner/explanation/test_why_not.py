@@ -87,8 +87,11 @@ def test_only_the_name_of_a_trainer_with_limits_is_kept(tmp_path: Path) -> None:
     assert read_plan_file(path) == file
     assert file.trainer == "accelerate"
     assert "trainer" not in planned().plan_file().to_dict()
-    with pytest.raises(InputError, match="'acelerate' is unknown"):
-        explain(replace(file, trainer="acelerate"), why_not="zero=0", sensitivity=False)
+    misspelt = replace(file, trainer="acelerate")
+    write_plan_file(path, misspelt, force=True)
+    for plan_json, where in ((misspelt, "trainer"), (path, f"{path}: trainer")):
+        with pytest.raises(InputError, match=f"^{where} 'acelerate' is unknown"):
+            explain(plan_json, why_not="zero=0", sensitivity=False)
 
 
 def test_the_best_plan_is_one_that_the_trainer_runs() -> None:

@@ -3,7 +3,8 @@
 A line of a table has the trainer, the notes and other cells of a row (``name=value | …``, empty
 ``name=``; usual ones elsewhere), and what is read: settings of the case (``plan.zero_stage=3``),
 ``understood`` (every word has a meaning), ``possible`` (the trainer can run the plan), ``says`` and
-``never says`` (words of a default), ``engine`` and ``no engine`` (of the software profile).
+``never says`` (words of a default), ``engine`` and ``no engine`` (of the software profile),
+``memory`` and ``counts`` (of what was measured).
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from planner.validation.measurement import measured_memory
 from planner.validation.pricing import why_impossible
 from planner.validation.rows.case import Case, case_of
 from planner.validation.rows.counts import not_understood
 from planner.validation.rows.runs_file import Row, read_runs
+from planner.validation.rows.words import look_up, words_table
 from tests.planner.validation.rows import (
     test_case,
     test_suites,
@@ -30,6 +33,13 @@ from tests.planner.validation.rows import (
 )
 
 BETWEEN = " | "
+STRANGERS = {  # what people write in READMEs, issues, logs, configurations and tables
+    "model": "llama-2-7b",
+    "gpu": "A100-SXM-80GB",
+    "num_gpus": 8,
+    "seq_len": 2048,
+    "precision": "bf16",
+}
 USUAL = {
     "case.csv": test_case.GPT,
     "vocabulary.csv": test_vocabulary.LLAMA,
@@ -37,6 +47,7 @@ USUAL = {
     "switches.csv": test_switches.LLAMA,
     "suites.csv": test_suites.CELLS,
     "table_words.csv": test_table_words.USUAL,
+    "strangers.csv": STRANGERS,
 }
 
 
@@ -73,6 +84,12 @@ def read(row: Row, found: Case, name: str, expected: str) -> object:
     if name in ("engine", "no engine"):
         engines = found.scenario.software.name.split("+")
         return expected if (expected in engines) == (name == "engine") else engines
+    if name == "memory":  # kind and rank of the measured peak
+        peak = measured_memory(row)
+        return "none" if peak is None else f"{peak.kind}:{peak.rank}"
+    if name == "counts":  # FLOP with or without recomputation
+        flops = look_up(words_table().flops, row)
+        return "none" if flops is None else flops.counts
     first, *rest = name.split(".")
     value = getattr(found if hasattr(found, first) else found.scenario, first)
     for part in rest:
