@@ -234,20 +234,15 @@ class Frame:
     def _key_parts(self, mask: int, parent: Projection) -> Iterator[tuple[Array, int]]:
         """Yield columns of codes (each with its number of values) that tell a mask's rows apart.
 
-        From the full table, all columns except groups enter as one: their projection has far fewer
-        rows.
+        Columns whose distinct rows are known enter as one.
         """
-        grouped = mask & self.group_bits
-        if parent is self.full and grouped and mask != grouped:
-            base = self.project(mask ^ grouped)
-            if base is not parent:
-                index = parent.index_into(base)
-                assert index is not None
-                yield index, base.size
-                mask = grouped
-        for position, (codes, count) in enumerate(zip(self.codes, self.counts, strict=True)):
-            if mask >> position & 1:
-                yield codes if parent is self.full else codes[parent.rows], count
+        if parent is self.full and (grouped := mask & self.group_bits) not in (0, mask):
+            self.project(mask ^ grouped)
+        known = [each for each in self.projections.values() if not each.mask & ~mask]
+        for projection in sorted(known, key=lambda each: -each.mask.bit_count()):
+            if not projection.mask & ~mask:
+                mask ^= projection.mask
+                yield projection.of_table_rows(parent.rows), projection.size
 
 
 def _combined(parts: Iterable[tuple[Array, int]], size: int) -> tuple[Array, int]:

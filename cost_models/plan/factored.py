@@ -48,6 +48,7 @@ def factored(table: PlanTable) -> tuple[PlanTable, Frame]:
 def find_projections(table: PlanTable, frame: Frame) -> None:
     """Find the levels of all columns but some, from which those of fewer ones are found."""
     every = (1 << len(frame.codes)) - 1
+    frame.project(every & ~mask_of(table, APART[-1]))
     for names in APART:
         frame.project(every & ~mask_of(table, names))
 
