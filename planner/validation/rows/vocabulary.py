@@ -203,6 +203,7 @@ class CellVocabulary:
             for column, phrases in self._phrases.items()
         }
         self._read = cache(self._read_text)
+        self.of_framework = cache(self._of_framework)
 
     def terms(self, column: str) -> frozenset[str]:
         """Return the terms that a column may contain; none of a column without a vocabulary."""
@@ -215,6 +216,17 @@ class CellVocabulary:
     def read(self, column: str, text: str) -> CellTerms:
         """Return the terms in a cell."""
         return self._read(column, text)
+
+    def _of_framework(self, text: str, notes: str) -> Mapping[str, int]:
+        """Return the terms of a framework, with those of releases that notes alone state."""
+        tokens, own = tokens_of(text), self.read("framework", text).terms
+        stated = {name for _, name, _ in self._by_release(tokens)}
+        noted = {
+            term: len(tokens) + at
+            for term, name, at in self._by_release(tokens_of(notes))
+            if name not in stated
+        }
+        return MappingProxyType({**noted, **own}) if noted else own
 
     def _read_text(self, column: str, text: str) -> CellTerms:
         tokens = tokens_of(text)
@@ -236,7 +248,7 @@ class CellVocabulary:
                 if opposite not in terms:  # the first mention counts
                     terms.setdefault(term, at)
             at = end
-        terms |= {name: at for name, at in self._by_release(tokens) if name not in terms}
+        terms |= {term: at for term, _, at in self._by_release(tokens) if term not in terms}
         return CellTerms(
             MappingProxyType(terms), tuple(token for token in rest if not self._is_filler(token))
         )
@@ -259,8 +271,8 @@ class CellVocabulary:
                     return start, start + size, self._phrases[column][words]
         return at, at, frozenset()
 
-    def _by_release(self, tokens: Sequence[Token]) -> Iterator[tuple[str, int]]:
-        """Terms of releases that are as new, or as old, as stated."""
+    def _by_release(self, tokens: Sequence[Token]) -> Iterator[tuple[str, tuple[str, ...], int]]:
+        """Terms of releases that are as new, or as old, as stated, and of which software."""
         words = tuple(token.word for token in tokens)
         for term, name, limit, has in self._releases:
             size = len(name)
@@ -269,7 +281,7 @@ class CellVocabulary:
                     continue
                 number = words[at + size].removeprefix("v")
                 if number[:1].isdigit() and _is_since(number, limit) == has:
-                    yield term, at
+                    yield term, name, at
 
     def _is_filler(self, token: Token) -> bool:
         """Whether a word is a number, a release, a commit or a word without effect."""
@@ -383,6 +395,8 @@ def terms_of(row: Row, column: str) -> Mapping[str, int]:
     """Return the terms of a cell, or of all cells ("anywhere"), each with its first position."""
     if column == "peft":
         return _adapter_terms(row)
+    if column == "framework":
+        return vocabulary().of_framework(row.words(column), row.words("notes"))
     if column != ANYWHERE:
         return vocabulary().read(column, row.words(column)).terms
     found: dict[str, int] = {}
